@@ -1,0 +1,24 @@
+//! tollkeeper: a rate-limit decision service for Envoy.
+//!
+//! The way of a request, one direction, no stage calls back:
+//!
+//! ```text
+//! grpc/decode -> request -> rule (match) -> counter (key, limit, hits) -> store (draw) -> decision (merge) -> grpc/encode
+//! ```
+//!
+//! What is true everywhere:
+//! - one `now` and one rule set per decision, taken at the edge and passed down
+//! - matching and algorithms are pure: no clock, no I/O, no log
+//! - over limit is a value, never an error; a store failure is an error of that draw, and `decide` turns it into a
+//!   verdict by the rule's policy
+//! - a rule set is valid by construction; a reload replaces all of it or nothing
+//! - everything has a bound: maps, queues, batches, waits, label values, key lengths
+//! - no request is answered later than its deadline allows
+//!
+//! The modules stand in reading order, and a module uses only modules above it (a test checks this).
+
+pub mod clock;
+pub mod request;
+pub mod limit;
+pub mod rule;
+pub mod decision;
