@@ -9,12 +9,12 @@
 //!
 //! No clock, no I/O, no log here, and nothing about where states are kept.
 
+pub(crate) mod drain;
 pub mod fixed_window;
 pub mod leaky_bucket;
 pub mod sliding_window_counter;
 pub mod sliding_window_log;
 pub mod token_bucket;
-
 
 use smallvec::SmallVec;
 
@@ -25,10 +25,60 @@ use crate::request::Hits;
 /// The largest count a counter holds: beyond it a double in a Lua script would not be exact.
 pub const MOST_COUNTED: u64 = 1 << 53;
 
+/// What is asked of a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The hits to take, to look for, or to give back.
+    pub hits: Hits,
+    /// The longest the answer may be held, in microseconds; the limit's own `max_wait` holds besides.
+    pub hold_us: u64,
+    /// Another limit of the same descriptor refused: hits are charged only where refused hits count.
+    pub refused_elsewhere: bool,
+}
+
+impl Ask {
+    /// A draw of `hits` by itself.
+    pub const fn new(hits: Hits, hold_us: u64) -> Self {
+        Self { hits, hold_us, refused_elsewhere: false }
+    }
+
+    /// How many hits must fit for the draw to pass: a look asks for one more, a refund for none.
+    const fn wanted(self) -> u64 {
+        match self.hits {
+            Hits::Look => 1,
+            Hits::Take(count) => count,
+            Hits::Refund(_) => 0,
+        }
+    }
+
+    /// What becomes of the hits once it is known whether they fit.
+    const fn effect(self, fits: bool, limit: &Limit) -> Effect {
+        match self.hits {
+            Hits::Take(count) if fits && !self.refused_elsewhere => Effect::Charge(count),
+            Hits::Take(count) if limit.count_rejected() => Effect::Debt(count),
+            Hits::Refund(count) => Effect::Refund(count),
+            Hits::Take(_) | Hits::Look => Effect::Nothing,
+        }
+    }
+}
+
+/// What a draw does to a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// Nothing: a look, or a refusal that does not count.
+    Nothing,
+    /// Hits that pass.
+    Charge(u64),
+    /// Hits that are refused and count all the same.
+    Debt(u64),
+    /// Hits given back.
+    Refund(u64),
+}
+
 /// What a draw found and what it promises. Times count from the draw's own now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Whether the hits pass.
+    /// Whether this limit lets the hits pass.
     pub admitted: bool,
     /// Hits counted before the draw, rounded up.
     pub before: u64,
@@ -40,7 +90,7 @@ pub struct Level {
     pub reset_us: u64,
     /// Until the same draw could pass, at the earliest, in microseconds. `None` if it passed, or never will.
     pub retry_after_us: Option<u64>,
-    /// How long the answer is to be held, in microseconds.
+    /// How long the answer is to be held, in microseconds; 0 if the hits do not pass.
     pub hold_us: u64,
 }
 
@@ -70,12 +120,78 @@ impl State {
             Algorithm::SlidingWindowCounter => Self::SlidingWindowCounter(Default::default()),
         }
     }
+
+    /// Draws from this state, which must be of the limit's algorithm; any other is taken as empty.
+    pub fn draw(&mut self, limit: &Limit, now: Time, ask: Ask) -> Level {
+        match (limit.algorithm(), &mut *self) {
+            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::draw(limit, state, now, ask),
+            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::draw(limit, state, now, ask),
+            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::draw(limit, state, now, ask),
+            (Algorithm::SlidingWindowLog, Self::SlidingWindowLog(state)) => {
+                sliding_window_log::draw(limit, state, now, ask)
+            }
+            (Algorithm::SlidingWindowCounter, Self::SlidingWindowCounter(state)) => {
+                sliding_window_counter::draw(limit, state, now, ask)
+            }
+            (algorithm, _) => {
+                *self = Self::empty(algorithm);
+                self.draw(limit, now, ask)
+            }
+        }
+    }
+
+    /// Whether [`State::draw`] would let the hits pass; changes nothing.
+    pub fn admits(&self, limit: &Limit, now: Time, ask: Ask) -> bool {
+        match (limit.algorithm(), self) {
+            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::admits(limit, state, now, ask),
+            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::admits(limit, state, now, ask),
+            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::admits(limit, state, now, ask),
+            (Algorithm::SlidingWindowLog, Self::SlidingWindowLog(state)) => {
+                sliding_window_log::admits(limit, state, now, ask)
+            }
+            (Algorithm::SlidingWindowCounter, Self::SlidingWindowCounter(state)) => {
+                sliding_window_counter::admits(limit, state, now, ask)
+            }
+            (algorithm, _) => Self::empty(algorithm).admits(limit, now, ask),
+        }
+    }
+}
+
+/// One of the limits that are decided together for a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct Term<'r> {
+    /// The limit.
+    pub limit: &'r Limit,
+    /// Whether its refusal refuses the descriptor; a trial's does not.
+    pub enforced: bool,
+}
+
+/// Draws from all limits of a descriptor at once: hits are charged to all of them, or, if an enforced one refuses, to
+/// none but those where refused hits count. `states` are those of `terms`, in the same order.
+pub fn draw_together(terms: &[Term<'_>], states: &mut [State], now: Time, ask: Ask) -> SmallVec<[Level; 1]> {
+    if let ([term], [state]) = (terms, &mut *states) {
+        return SmallVec::from([state.draw(term.limit, now, ask)]);
+    }
+    let admits: SmallVec<[bool; 4]> =
+        terms.iter().zip(states.iter()).map(|(term, state)| state.admits(term.limit, now, ask)).collect();
+    let refused = terms.iter().zip(&admits).any(|(term, admits)| term.enforced && !admits);
+    terms
+        .iter()
+        .zip(states)
+        .zip(admits)
+        .map(|((term, state), admits)| state.draw(term.limit, now, Ask { refused_elsewhere: refused && admits, ..ask }))
+        .collect()
 }
 
 /// The time an algorithm works at, and how far it lies ahead of the draw's own.
 ///
 /// `None` if the last charge lies more than a period ahead: the state is void.
-pub(crate) fn effective_now(now: Time, last: Time, period_us: u64) -> Option<(Time, u64)> {
+fn effective_now(now: Time, last: Time, period_us: u64) -> Option<(Time, u64)> {
     let ahead_us = last.since_us(now);
     (ahead_us <= period_us).then(|| (now.max(last), ahead_us))
+}
+
+/// A count for the caller's eyes.
+fn to_u32(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -20,5 +20,6 @@
 pub mod clock;
 pub mod request;
 pub mod limit;
+pub mod algorithm;
 pub mod rule;
 pub mod decision;

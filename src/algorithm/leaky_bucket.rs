@@ -1,0 +1,95 @@
+//! leaky_bucket: admitted requests leave one every period / `requests_per_unit`; those that wait are held.
+//!
+//! The state is the level of the bucket: the requests in it, the one that is leaving in part. A request leaves when
+//! what was in the bucket before it has drained, and is answered then. A full bucket refuses at once, and so does one
+//! in which the request would wait longer than its caller. n hits take n places and leave at the first of them.
+//!
+//! A refund takes places from the end of the queue only, and never those before a departure that was promised: the
+//! state therefore keeps how many of the places belong to the request admitted last.
+
+use super::drain::Drain;
+use super::{Ask, Effect, Level, to_u32};
+use crate::clock::Time;
+use crate::limit::Limit;
+
+/// What is in the bucket: `queued` whole places and `part`/period of one more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Whole places, at most `queue_size`.
+    pub queued: u32,
+    /// The rest, in parts of which a place has as many as the period has microseconds.
+    pub part: u64,
+    /// Places at the end that a refund may take: what is left of the request admitted last.
+    pub tail: u32,
+    /// When this was so.
+    pub last: Time,
+}
+
+/// Puts hits into the bucket.
+pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
+    let mut bucket = Drain::at(limit, (u64::from(state.queued), state.part), state.last, now);
+    let before = bucket.hits();
+    let early_us = early_us(limit, &bucket, ask);
+    let fits = early_us == Some(0);
+    let effect = ask.effect(fits, limit);
+    let hold_us = if matches!(effect, Effect::Charge(_)) { departure_us(&bucket) } else { 0 };
+    let mut tail = state.tail;
+    match effect {
+        Effect::Nothing | Effect::Debt(_) => {}
+        Effect::Charge(hits) => {
+            bucket.units += bucket.units_of(hits);
+            tail = to_u32(hits);
+        }
+        Effect::Refund(hits) => {
+            let taken = tail.min(to_u32(hits));
+            bucket.units = bucket.units.saturating_sub(bucket.units_of(u64::from(taken)));
+            tail -= taken;
+        }
+    }
+    if effect != Effect::Nothing {
+        let (queued, part) = bucket.parts();
+        *state = State { queued: to_u32(queued), part, tail, last: bucket.at };
+    }
+    Level {
+        admitted: fits,
+        before,
+        after: bucket.hits(),
+        remaining: to_u32(u64::from(limit.capacity()).saturating_sub(bucket.hits())),
+        reset_us: bucket.until_empty_us(),
+        retry_after_us: if fits { None } else { early_us },
+        hold_us,
+    }
+}
+
+/// Whether [`draw`] would pass.
+pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
+    let bucket = Drain::at(limit, (u64::from(state.queued), state.part), state.last, now);
+    early_us(limit, &bucket, ask) == Some(0)
+}
+
+/// How much too early a draw comes, in microseconds: until its hits have room and need not wait longer than they may.
+/// `None` if they will never have room.
+fn early_us(limit: &Limit, bucket: &Drain<'_>, ask: Ask) -> Option<u64> {
+    let wanted = ask.wanted();
+    if wanted == 0 {
+        return Some(0);
+    }
+    let room = u64::from(limit.capacity()).checked_sub(wanted)?;
+    if limit.requests_per_unit() == 0 {
+        return None;
+    }
+    let until_room_us = match bucket.until_us(bucket.units_of(room)) {
+        0 => 0,
+        wait_us => bucket.ahead_us.saturating_add(wait_us),
+    };
+    let bound_us = ask.hold_us.min(limit.max_wait_us());
+    Some(until_room_us.max(departure_us(bucket).saturating_sub(bound_us)))
+}
+
+/// When a request that comes now would leave, in microseconds from the draw's own now. The limit must not be 0.
+fn departure_us(bucket: &Drain<'_>) -> u64 {
+    match bucket.until_us(0) {
+        0 => 0,
+        wait_us => bucket.ahead_us.saturating_add(wait_us),
+    }
+}
