@@ -20,6 +20,10 @@
 pub mod clock;
 pub mod request;
 pub mod limit;
+pub mod settings;
 pub mod algorithm;
 pub mod rule;
+pub mod counter;
+pub mod store;
 pub mod decision;
+pub mod decide;

@@ -6,6 +6,10 @@
 //!
 //! `Node` and `Domain` are what a rule file says once it was checked; `RuleSet::new` compiles them and can not fail.
 
+pub mod matching;
+pub mod set;
+pub(crate) mod wildcard;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -113,6 +117,23 @@ pub struct Rule {
     pub refusal: Refusal,
     /// The whole path with the request's values goes into the metric's name.
     pub detailed_metric: bool,
+}
+
+impl Rule {
+    /// The name of one of its limits in `/rlconfig` and metrics: the first has the rule's own, a later one adds its name,
+    /// or its period and algorithm.
+    pub fn limit_path(&self, place: usize) -> String {
+        match &self.allowance {
+            Allowance::Limits(limits) if place > 0 && place < limits.len() => {
+                let RuleLimit { limit, name, .. } = &limits[place];
+                match name.is_empty() {
+                    true => format!("{}.{}_{}", self.path, limit.period(), limit.algorithm()),
+                    false => format!("{}.{name}", self.path),
+                }
+            }
+            _ => self.path.clone(),
+        }
+    }
 }
 
 /// What a rule allows.

@@ -1,0 +1,81 @@
+//! What a matched descriptor draws from: a path, and the limits that count along it.
+//!
+//! A counter is identified by its path (domain and entries, with a pattern in place of a shared value) and its limit's
+//! algorithm, period and epoch. Two paths never share a counter: wherever a path becomes a key, every part is told from
+//! the next. The number of hits a limit allows is no part of it, so a counter survives a change of that.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+use smallvec::SmallVec;
+
+use crate::algorithm::{Ask, Term};
+use crate::request::Entry;
+
+/// A draw on all counters of one descriptor, which are decided together.
+#[derive(Clone, Debug)]
+pub struct Draw<'a> {
+    /// Where they count.
+    pub path: Path<'a>,
+    /// At least one, no two of one tag.
+    pub counters: SmallVec<[Counter<'a>; 1]>,
+    /// What is drawn.
+    pub ask: Ask,
+}
+
+/// One counter of a path.
+#[derive(Clone, Copy, Debug)]
+pub struct Counter<'a> {
+    /// Its limit.
+    pub term: Term<'a>,
+    /// What tells it from others of the path: see [`crate::rule::set::counter_tag`].
+    pub tag: u128,
+}
+
+/// The identity of a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct Path<'a> {
+    /// The domain.
+    pub domain: &'a str,
+    /// The entries as they were sent.
+    pub entries: &'a [Entry<'a>],
+    /// Places of entries whose values share one counter, ascending, with the pattern that stands for the value.
+    pub shared: &'a [(usize, &'a [u8])],
+}
+
+/// Turns paths into 128-bit keys under a secret of this process: strangers choose the values, and must not be able
+/// to choose two that meet.
+#[derive(Clone, Copy, Debug)]
+pub struct PathHasher {
+    secret: (u64, u64),
+}
+
+impl Default for PathHasher {
+    fn default() -> Self {
+        let random = RandomState::new();
+        Self { secret: (random.hash_one(1_u8), random.hash_one(2_u8)) }
+    }
+}
+
+impl PathHasher {
+    /// The key of a path. Parts are preceded by their length, and shared values by a mark, so that no two paths are
+    /// hashed alike.
+    pub fn key(&self, path: &Path<'_>) -> u128 {
+        let mut hasher = SipHasher13::new_with_keys(self.secret.0, self.secret.1);
+        write_part(&mut hasher, 0, path.domain.as_bytes());
+        let mut shared = path.shared.iter().peekable();
+        for (place, entry) in path.entries.iter().enumerate() {
+            write_part(&mut hasher, 0, entry.key);
+            match shared.next_if(|(shared_place, _)| *shared_place == place) {
+                Some((_, pattern)) => write_part(&mut hasher, 1, pattern),
+                None => write_part(&mut hasher, 0, entry.value),
+            }
+        }
+        hasher.finish128().as_u128()
+    }
+}
+
+fn write_part(hasher: &mut SipHasher13, mark: u64, bytes: &[u8]) {
+    hasher.write_u64((bytes.len() as u64) << 1 | mark);
+    hasher.write(bytes);
+}

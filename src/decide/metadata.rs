@@ -1,0 +1,106 @@
+//! Dynamic metadata for Envoy: what was asked, what the rules attach to those that pass, and which rules refused.
+//!
+//! Everything is copied: what a request puts together never flows back into a rule.
+
+use serde_json::{Map, Value, json};
+
+use super::merge::Verdict;
+use super::selection::Selection;
+use crate::limit::Unit;
+use crate::request::{Descriptor, Entry, LimitOverride, Request};
+use crate::settings::Behaviour;
+
+/// The metadata of an answer; `None` if it is switched off.
+pub(super) fn of(
+    behaviour: &Behaviour,
+    request: &Request<'_>,
+    selections: &[Selection<'_>],
+    verdicts: &[Verdict<'_>],
+) -> Option<Map<String, Value>> {
+    if !behaviour.response_dynamic_metadata && !behaviour.metadata_verdicts {
+        return None;
+    }
+    let mut fields = Map::new();
+    if behaviour.response_dynamic_metadata {
+        fields.insert("domain".to_owned(), json!(request.domain));
+        let descriptors: Vec<_> = request.descriptors.iter().map(described).collect();
+        fields.insert("descriptors".to_owned(), Value::Array(descriptors));
+        if request.hits_addend != 0 {
+            fields.insert("hitsAddend".to_owned(), json!(request.hits_addend));
+        }
+        let attached = attached(selections, verdicts);
+        if !attached.is_empty() {
+            fields.insert("metadata".to_owned(), Value::Object(attached));
+        }
+    }
+    if behaviour.metadata_verdicts {
+        let refused: Vec<_> = selections.iter().zip(verdicts).filter_map(refusal).collect();
+        if !refused.is_empty() {
+            fields.insert("over_limit".to_owned(), Value::Array(refused));
+        }
+    }
+    Some(fields)
+}
+
+fn described(descriptor: &Descriptor<'_>) -> Value {
+    let text =
+        |entry: &Entry<'_>| format!("{}={}", String::from_utf8_lossy(entry.key), String::from_utf8_lossy(entry.value));
+    let mut fields = Map::new();
+    fields.insert("entries".to_owned(), descriptor.entries.iter().map(text).collect());
+    if let Some(limit_override) = &descriptor.limit_override {
+        fields.insert("limit".to_owned(), Value::String(override_text(limit_override)));
+    }
+    if let Some(hits_addend) = descriptor.hits_addend {
+        fields.insert("hitsAddend".to_owned(), json!(hits_addend));
+    }
+    Value::Object(fields)
+}
+
+/// The limit as protobuf's text format writes it; fields at their default are left out.
+fn override_text(sent: &LimitOverride) -> String {
+    let mut fields = Vec::new();
+    if sent.requests_per_unit != 0 {
+        fields.push(format!("requests_per_unit:{}", sent.requests_per_unit));
+    }
+    match Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit) {
+        Some(unit) => fields.push(format!("unit:{}", unit.name().to_uppercase())),
+        None if sent.unit != 0 => fields.push(format!("unit:{}", sent.unit)),
+        None => {}
+    }
+    if sent.unit_multiplier != 1 {
+        fields.push(format!("unit_multiplier:{{value:{}}}", sent.unit_multiplier));
+    }
+    fields.join(" ")
+}
+
+/// The metadata of the rules whose descriptors pass, merged in the order of the request; what came first stays.
+fn attached(selections: &[Selection<'_>], verdicts: &[Verdict<'_>]) -> Map<String, Value> {
+    let mut merged = Map::new();
+    for (selection, verdict) in selections.iter().zip(verdicts) {
+        let passed = !selection.limits.is_empty() && !verdict.status.over_limit;
+        let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
+        if let Some(metadata) = metadata {
+            merge_into(&mut merged, metadata);
+        }
+    }
+    merged
+}
+
+fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
+    for (key, value) in added {
+        match (merged.get_mut(key), value) {
+            (None, _) => {
+                merged.insert(key.clone(), value.clone());
+            }
+            (Some(Value::Object(merged)), Value::Object(added)) => merge_into(merged, added),
+            (Some(_), _) => {}
+        }
+    }
+}
+
+/// Which limit refused, for the access log.
+fn refusal((selection, verdict): (&Selection<'_>, &Verdict<'_>)) -> Option<Value> {
+    let status = verdict.status.over_limit.then_some(&verdict.status)?;
+    let rule = verdict.limit_path(selection).unwrap_or_else(|| "override".to_owned());
+    Some(json!({ "rule": rule, "name": status.current_limit.map_or("", |limit| limit.name) }))
+}

@@ -1,0 +1,177 @@
+//! Which limits decide each descriptor of a request.
+//!
+//! A limit that travels with the request goes before the rules, if its period means something; one that does not is
+//! passed over, and the configured rule decides. Rules may switch off named limits of the same request, whichever
+//! descriptor met them.
+
+use std::sync::Once;
+
+use smallvec::SmallVec;
+
+use crate::algorithm::{Ask, Term};
+use crate::counter::{Counter, Draw, Path};
+use crate::limit::{Algorithm, Limit, Period, StorePolicy, Terms, Unit};
+use crate::request::{Descriptor, LimitOverride, Request};
+use crate::rule::set::{CompiledRule, DomainRules, RuleSet, counter_tag};
+use crate::rule::{Allowance, Defaults, Refusal};
+use crate::settings::Behaviour;
+
+/// What decides one descriptor.
+#[derive(Debug, Default)]
+pub(super) struct Selection<'r> {
+    /// The rule that was met, if it was the rule that was used.
+    pub(super) rule: Option<&'r CompiledRule>,
+    /// The limits to draw from; none if nothing matched or all were replaced.
+    pub(super) limits: SmallVec<[Selected<'r>; 1]>,
+    /// The rule is unlimited.
+    pub(super) unlimited: bool,
+    /// Entries whose values share a counter.
+    shared: SmallVec<[(usize, &'r [u8]); 1]>,
+    /// What a refusal says.
+    pub(super) refusal: Option<&'r Refusal>,
+}
+
+/// One limit of a selection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Selected<'r> {
+    pub(super) limit: Limit,
+    /// Its place among the limits of its rule.
+    pub(super) place: usize,
+    pub(super) name: &'r str,
+    pub(super) shadow: bool,
+    pub(super) quota: bool,
+    tag: u128,
+}
+
+/// Selects the limits of every descriptor, in their order.
+pub(super) fn select<'r>(
+    behaviour: &Behaviour,
+    rules: &'r RuleSet,
+    request: &Request<'_>,
+) -> SmallVec<[Selection<'r>; 2]> {
+    let Some(domain) = rules.domain(request.domain) else {
+        return request.descriptors.iter().map(|_| Selection::default()).collect();
+    };
+    let mut selections: SmallVec<[Selection<'r>; 2]> =
+        request.descriptors.iter().map(|descriptor| Selection::of(behaviour, (rules, domain), descriptor)).collect();
+    drop_replaced(&mut selections);
+    selections
+}
+
+/// Switches off the limits that some rule of the request replaces.
+fn drop_replaced(selections: &mut [Selection<'_>]) {
+    let replaced: SmallVec<[&str; 4]> = selections
+        .iter()
+        .filter_map(|selection| selection.rule)
+        .flat_map(|compiled| compiled.rule.replaces.iter().map(String::as_str))
+        .collect();
+    if !replaced.is_empty() {
+        for selection in selections {
+            selection.limits.retain(|selected| selected.name.is_empty() || !replaced.contains(&selected.name));
+        }
+    }
+}
+
+impl<'r> Selection<'r> {
+    fn of(behaviour: &Behaviour, (rules, domain): (&'r RuleSet, &'r DomainRules), descriptor: &Descriptor<'_>) -> Self {
+        if let Some(limit_override) = &descriptor.limit_override {
+            match override_limit(behaviour, &domain.defaults, limit_override) {
+                Some(limit) => return Self::of_override(limit, &domain.defaults),
+                None => warn_ignored(limit_override),
+            }
+        }
+        match rules.find(domain, &descriptor.entries) {
+            None => Self::default(),
+            Some(found) => Self {
+                rule: Some(found.rule),
+                limits: limits_of(found.rule),
+                unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
+                shared: found.shared,
+                refusal: Some(&found.rule.rule.refusal),
+            },
+        }
+    }
+
+    fn of_override(limit: Limit, defaults: &'r Defaults) -> Self {
+        let tag = counter_tag(&limit, defaults.epoch);
+        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, tag };
+        Self { limits: SmallVec::from([selected]), refusal: Some(&defaults.refusal), ..Self::default() }
+    }
+
+    /// What is drawn for this selection, the one at `place`; `None` if it has no limit.
+    pub(super) fn draw<'a>(&'a self, (request, place): (&'a Request<'_>, usize), hold_us: u64) -> Option<Draw<'a>> {
+        if self.limits.is_empty() {
+            return None;
+        }
+        let descriptor = &request.descriptors[place];
+        let counter = |selected: &'a Selected<'_>| Counter {
+            term: Term { limit: &selected.limit, enforced: !selected.shadow },
+            tag: selected.tag,
+        };
+        Some(Draw {
+            path: Path { domain: request.domain, entries: &descriptor.entries, shared: &self.shared },
+            counters: self.limits.iter().map(counter).collect(),
+            ask: Ask::new(descriptor.hits, hold_us),
+        })
+    }
+
+    /// What is answered when the counters can not be asked: the least lenient policy of its enforced limits.
+    pub(super) fn store_policy(&self) -> StorePolicy {
+        let strictness = |policy: &StorePolicy| match policy {
+            StorePolicy::Allow => 0,
+            StorePolicy::Local => 1,
+            StorePolicy::Deny => 2,
+            StorePolicy::Error => 3,
+        };
+        let enforced = self.limits.iter().filter(|selected| !selected.shadow);
+        enforced.map(|selected| selected.limit.on_store_error()).max_by_key(strictness).unwrap_or(StorePolicy::Allow)
+    }
+}
+
+fn limits_of(compiled: &CompiledRule) -> SmallVec<[Selected<'_>; 1]> {
+    let select = |(place, limit): (usize, &crate::rule::set::CompiledLimit)| Selected {
+        limit: limit.limit,
+        place,
+        name: compiled.limit_name(place),
+        shadow: limit.shadow,
+        quota: limit.quota,
+        tag: limit.tag,
+    };
+    compiled.limits.iter().enumerate().map(select).collect()
+}
+
+/// The limit that came with a request, under the domain's defaults; `None` if its period means nothing.
+fn override_limit(behaviour: &Behaviour, defaults: &Defaults, sent: &LimitOverride) -> Option<Limit> {
+    let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
+    let period = Period::new(unit, sent.unit_multiplier)?;
+    let algorithm = match defaults.algorithm {
+        Algorithm::SlidingWindowLog if sent.requests_per_unit > behaviour.log_max => Algorithm::SlidingWindowCounter,
+        algorithm => algorithm,
+    };
+    let leaky = algorithm == Algorithm::LeakyBucket;
+    let held = leaky || algorithm == Algorithm::TokenBucket;
+    let terms = Terms {
+        queue_size: defaults.queue_size.filter(|_| leaky),
+        max_wait_us: defaults.max_wait_us.filter(|_| held),
+        count_rejected: defaults.count_rejected.filter(|_| !leaky),
+        consistency: defaults.consistency,
+        on_store_error: defaults.on_store_error,
+        calendar_months: behaviour.calendar_months,
+        log_max: behaviour.log_max,
+        ..Terms::new(algorithm, sent.requests_per_unit, period)
+    };
+    // What `eventual` can not be kept with is decided strictly, as `check` says of the domain's defaults.
+    Limit::new(&terms).or_else(|_| Limit::new(&Terms { consistency: None, ..terms })).ok()
+}
+
+/// Says once that such overrides come in and what becomes of them.
+fn warn_ignored(sent: &LimitOverride) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            unit = sent.unit,
+            unit_multiplier = sent.unit_multiplier,
+            "a request carried a limit whose period means nothing; such limits are ignored and the rules decide"
+        );
+    });
+}

@@ -1,0 +1,230 @@
+//! The compiled rules: a flat tree in which every step is a hash probe.
+//!
+//! Nodes stand in one vector. One table holds the edges of all of them, found by (parent, composite key); a node's
+//! wildcards are found by their literal prefix. The table hashes with SipHash under random keys: what is looked up
+//! comes from strangers. SipHash also treats what it is given as one stream, so that `key`, `_` and `value` need
+//! not be joined before a look-up.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use hashbrown::HashTable;
+use siphasher::sip::SipHasher13;
+use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
+use smallvec::SmallVec;
+
+use super::wildcard::Wildcards;
+use super::{Allowance, Defaults, Domain, Node, Origin, Rule};
+use crate::limit::Limit;
+
+/// All rules, immutable.
+#[derive(Debug)]
+pub struct RuleSet {
+    domains: HashMap<String, DomainRules>,
+    pub(super) nodes: Vec<CompiledNode>,
+    edges: HashTable<u32>,
+    hash_keys: (u64, u64),
+}
+
+/// The rules of one domain.
+#[derive(Debug)]
+pub struct DomainRules {
+    /// Its name.
+    pub name: String,
+    /// What applies to limits that come with a request.
+    pub defaults: Defaults,
+    pub(super) root: NodeId,
+}
+
+/// A place in [`RuleSet::nodes`].
+pub(super) type NodeId = u32;
+
+/// A node as matching sees it.
+#[derive(Debug)]
+pub(super) struct CompiledNode {
+    pub(super) parent: NodeId,
+    /// `key` or `key_value`; empty for the root of a domain.
+    pub(super) composite: Box<[u8]>,
+    /// How much of `composite` is the key.
+    pub(super) key_length: usize,
+    pub(super) rule: Option<Box<CompiledRule>>,
+    pub(super) wildcards: Option<Box<Wildcards>>,
+    pub(super) children: SmallVec<[NodeId; 2]>,
+    pub(super) share_threshold: bool,
+    pub(super) origin: Option<Origin>,
+}
+
+/// A rule with what can be worked out before a request comes.
+#[derive(Debug)]
+pub struct CompiledRule {
+    /// The rule.
+    pub rule: Rule,
+    /// Its limits as counters see them; empty if it is unlimited.
+    pub limits: SmallVec<[CompiledLimit; 1]>,
+}
+
+/// A limit of a rule as counters see it.
+#[derive(Clone, Copy, Debug)]
+pub struct CompiledLimit {
+    /// The limit.
+    pub limit: Limit,
+    /// The part of the counter's key that is the rule's: algorithm, period and epoch, hashed.
+    pub tag: u128,
+    /// A trial.
+    pub shadow: bool,
+    /// A quota.
+    pub quota: bool,
+}
+
+impl RuleSet {
+    /// Compiles domains whose names, and descriptors whose composite keys among siblings, are distinct.
+    pub fn new(domains: Vec<Domain>) -> Self {
+        let random = RandomState::new();
+        let mut set = Self {
+            domains: HashMap::with_capacity(domains.len()),
+            nodes: Vec::new(),
+            edges: HashTable::new(),
+            hash_keys: (random.hash_one(1_u8), random.hash_one(2_u8)),
+        };
+        for domain in domains {
+            let root = set.add_node(0, 0, Box::default());
+            set.add_children(root, domain.descriptors);
+            let rules = DomainRules { name: domain.name.clone(), defaults: domain.defaults, root };
+            set.domains.insert(domain.name, rules);
+        }
+        set.nodes.shrink_to_fit();
+        set
+    }
+
+    /// The rules of a domain.
+    pub fn domain(&self, name: &str) -> Option<&DomainRules> {
+        self.domains.get(name)
+    }
+
+    /// How many domains there are.
+    pub fn domain_count(&self) -> usize {
+        self.domains.len()
+    }
+
+    /// All rules, in no particular order.
+    pub fn rules(&self) -> impl Iterator<Item = &CompiledRule> {
+        self.nodes.iter().filter_map(|node| node.rule.as_deref())
+    }
+
+    /// The child of `parent` whose composite key is the parts joined.
+    pub(super) fn child(&self, parent: NodeId, composite: &[&[u8]]) -> Option<NodeId> {
+        self.edges.find(self.edge_hash(parent, composite), |child| self.is_child(*child, parent, composite)).copied()
+    }
+
+    fn is_child(&self, child: NodeId, parent: NodeId, composite: &[&[u8]]) -> bool {
+        let node = &self.nodes[child as usize];
+        let mut rest = &*node.composite;
+        node.parent == parent
+            && composite.iter().all(|part| match rest.strip_prefix(*part) {
+                Some(after) => {
+                    rest = after;
+                    true
+                }
+                None => false,
+            })
+            && rest.is_empty()
+    }
+
+    fn edge_hash(&self, parent: NodeId, composite: &[&[u8]]) -> u64 {
+        let mut hasher = SipHasher13::new_with_keys(self.hash_keys.0 ^ u64::from(parent), self.hash_keys.1);
+        composite.iter().for_each(|part| hasher.write(part));
+        hasher.finish()
+    }
+
+    fn add_node(&mut self, parent: NodeId, key_length: usize, composite: Box<[u8]>) -> NodeId {
+        let id = NodeId::try_from(self.nodes.len()).expect("rule files are bounded far below 2^32 descriptors");
+        self.nodes.push(CompiledNode {
+            parent,
+            composite,
+            key_length,
+            rule: None,
+            wildcards: None,
+            children: SmallVec::new(),
+            share_threshold: false,
+            origin: None,
+        });
+        id
+    }
+
+    /// Adds the subtrees of `parent`, without recursion: rule files nest as deep as they like.
+    fn add_children(&mut self, parent: NodeId, nodes: Vec<Node>) {
+        let mut waiting = vec![(parent, nodes)];
+        while let Some((parent, nodes)) = waiting.pop() {
+            let mut wildcards = Vec::new();
+            for node in nodes {
+                let composite = node.composite().into_bytes().into_boxed_slice();
+                let id = self.add_node(parent, node.key.len(), composite);
+                self.link(parent, id);
+                if self.nodes[id as usize].composite.contains(&b'*') {
+                    wildcards.push((id, self.nodes[id as usize].composite.clone()));
+                }
+                let compiled = &mut self.nodes[id as usize];
+                compiled.rule = node.rule.map(|rule| Box::new(CompiledRule::new(rule)));
+                compiled.share_threshold = node.share_threshold;
+                compiled.origin = Some(node.origin);
+                if !node.descriptors.is_empty() {
+                    waiting.push((id, node.descriptors));
+                }
+            }
+            if !wildcards.is_empty() {
+                self.nodes[parent as usize].wildcards = Some(Box::new(Wildcards::new(wildcards)));
+            }
+        }
+    }
+
+    fn link(&mut self, parent: NodeId, child: NodeId) {
+        self.nodes[parent as usize].children.push(child);
+        let hash = self.edge_hash(parent, &[&self.nodes[child as usize].composite]);
+        let (nodes, hash_keys) = (&self.nodes, self.hash_keys);
+        self.edges.insert_unique(hash, child, |child| {
+            let node = &nodes[*child as usize];
+            let mut hasher = SipHasher13::new_with_keys(hash_keys.0 ^ u64::from(node.parent), hash_keys.1);
+            hasher.write(&node.composite);
+            hasher.finish()
+        });
+    }
+}
+
+/// The part of a counter's key that comes from its limit: algorithm, period and epoch, hashed to 128 bits.
+///
+/// Not secret: counters mix it with a hash under random keys.
+pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
+    let mut hasher = SipHasher13_128::new();
+    hasher.write_u8(limit.algorithm() as u8);
+    hasher.write_u8(limit.period().unit() as u8);
+    hasher.write_u32(limit.period().multiplier());
+    hasher.write_u8(u8::from(limit.calendar_months()));
+    hasher.write_u64(epoch);
+    hasher.finish128().as_u128()
+}
+
+impl CompiledRule {
+    fn new(rule: Rule) -> Self {
+        let limits = match &rule.allowance {
+            Allowance::Unlimited { .. } => SmallVec::new(),
+            Allowance::Limits(limits) => limits
+                .iter()
+                .map(|of_rule| CompiledLimit {
+                    limit: of_rule.limit,
+                    tag: counter_tag(&of_rule.limit, of_rule.epoch),
+                    shadow: of_rule.shadow,
+                    quota: of_rule.quota,
+                })
+                .collect(),
+        };
+        Self { rule, limits }
+    }
+
+    /// The name of the limit at `index`; empty if it has none.
+    pub fn limit_name(&self, index: usize) -> &str {
+        match &self.rule.allowance {
+            Allowance::Unlimited { name, .. } => name,
+            Allowance::Limits(limits) => limits.get(index).map_or("", |limit| &limit.name),
+        }
+    }
+}

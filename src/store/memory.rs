@@ -1,0 +1,104 @@
+//! Counters in this process: exact, compact, bounded, expiring.
+//!
+//! A key is 128 bits of keyed hash, so what a stranger sends takes no room of its own. Keys fall into shards by their
+//! path, each behind a lock that is held for one draw; all limits of a descriptor are in one shard and are decided
+//! under one lock, and that is what makes concurrent draws exact. The shards grow by small chunks, never by doubling.
+//!
+//! When a shard is full, a new key takes the place of one of a few at random: an expired one, else the one with the
+//! least of its limit used, never one that is over. Whoever rotates values therefore can not flush a counter of
+//! their own that refuses them.
+
+mod entry;
+mod shard;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use self::shard::Shard;
+use crate::algorithm::Level;
+use crate::clock::Time;
+use crate::counter::{Draw, PathHasher};
+
+/// The counters of this process.
+#[derive(Debug)]
+pub struct Memory {
+    hasher: PathHasher,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+/// The counter could not be added: the store is full of counters that are over their limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the memory store is full of counters that are over their limits")]
+pub struct Full;
+
+/// What the store holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Counters.
+    pub counters: u64,
+    /// Bytes of memory for them, index and logs included.
+    pub bytes: u64,
+    /// Counters that gave way to others since the start.
+    pub evicted: u64,
+}
+
+/// Most shards; more would not lessen contention on any machine this runs on.
+const MOST_SHARDS: u64 = 256;
+/// A shard of less would be full after a few chunks.
+const LEAST_SHARD_BYTES: u64 = 256 * 1024;
+
+impl Memory {
+    /// An empty store that takes at most about `capacity_bytes`, at least 256 KiB.
+    pub fn new(capacity_bytes: u64) -> Self {
+        let shards = (capacity_bytes / LEAST_SHARD_BYTES).clamp(1, MOST_SHARDS);
+        let shard_bytes = (capacity_bytes / shards).max(LEAST_SHARD_BYTES);
+        Self {
+            hasher: PathHasher::default(),
+            shards: (0..shards).map(|_| Mutex::new(Shard::new(shard_bytes))).collect(),
+        }
+    }
+
+    /// Decides all limits of a descriptor at once; the levels stand in the order of the draw's counters. A look never
+    /// adds a counter.
+    pub fn draw(&self, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
+        let path = self.hasher.key(&draw.path);
+        self.shard(path).draw(path, draw, now)
+    }
+
+    /// Whether [`Memory::draw`] would pass all enforced limits; changes nothing.
+    pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
+        let path = self.hasher.key(&draw.path);
+        self.shard(path).admits(path, draw, now)
+    }
+
+    fn shard(&self, path: u128) -> MutexGuard<'_, Shard> {
+        let place = (path >> 64) % self.shards.len() as u128;
+        lock(&self.shards[usize::try_from(place).expect("it is less than a usize")])
+    }
+
+    /// Drops what has expired from a share of the shards: the `turn`th of `turns`. Each shard is locked by itself and
+    /// briefly.
+    pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
+        for shard in self.shards.iter().skip(turn % turns).step_by(turns) {
+            lock(shard).sweep(now);
+        }
+    }
+
+    /// What the store holds now, summed over shards one after the other.
+    pub fn usage(&self) -> Usage {
+        self.shards.iter().fold(Usage::default(), |sum, shard| {
+            let usage = lock(shard).usage();
+            Usage {
+                counters: sum.counters + usage.counters,
+                bytes: sum.bytes + usage.bytes,
+                evicted: sum.evicted + usage.evicted,
+            }
+        })
+    }
+}
+
+/// A shard is whole between any two statements that can panic, so a poisoned lock is taken all the same.
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,132 @@
+//! A counter as the table keeps it: 48 bytes, whatever its algorithm.
+//!
+//! A state is packed into three words; a log's records live beside the entries, and the entry knows where. Beside the
+//! state stands what expiry and eviction need to know without the limit.
+
+use crate::algorithm::{
+    Level, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+};
+use crate::clock::Time;
+use crate::limit::{Algorithm, Limit};
+
+/// One counter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// The path's key, mixed with the tag of the limit; two words, which need no more room than they have bytes.
+    key: [u64; 2],
+    /// The state, packed; the first is the time of the last charge in microseconds.
+    words: [u64; 3],
+    /// When the state is as good as empty, in seconds since the Unix epoch, rounded up.
+    expires_s: u32,
+    /// How long after the last charge it is over its limit, in seconds, rounded up; `u16::MAX`: until it expires.
+    over_s: u16,
+    /// How much of the limit is used, of [`ALL_USED`].
+    used: u8,
+    kind: Algorithm,
+}
+
+/// `used` of a counter with nothing left.
+const ALL_USED: u8 = u8::MAX;
+
+impl Entry {
+    /// A counter that nothing was drawn from.
+    pub(super) fn new(key: u128, algorithm: Algorithm) -> Self {
+        Self { key: split(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind: algorithm }
+    }
+
+    pub(super) fn has_key(&self, key: u128) -> bool {
+        self.key == split(key)
+    }
+
+    /// The key's low half, which the index hashes by.
+    pub(super) const fn hash(&self) -> u64 {
+        self.key[0]
+    }
+
+    pub(super) const fn is_expired(&self, now_s: u32) -> bool {
+        self.expires_s <= now_s
+    }
+
+    /// How much of the limit is used, of 255; `None` if it is over.
+    pub(super) fn used_share(&self, now_s: u32) -> Option<u8> {
+        let last_s = to_seconds(Time::from_micros(self.words[0]));
+        let over_until_s =
+            if self.over_s == u16::MAX { self.expires_s } else { last_s.saturating_add(u32::from(self.over_s)) };
+        (now_s >= over_until_s).then_some(self.used)
+    }
+
+    /// Where the counter's log is kept, if it has one.
+    pub(super) fn log(&self) -> Option<usize> {
+        (self.kind == Algorithm::SlidingWindowLog).then(|| usize::try_from(self.words[2]).unwrap_or(usize::MAX))
+    }
+
+    /// Points a log counter to its log.
+    pub(super) fn set_log(&mut self, place: usize) {
+        self.words[2] = place as u64;
+    }
+
+    /// Unpacks the state; a log's records are `log`.
+    pub(super) fn state(&self, log: sliding_window_log::State) -> State {
+        let [last, a, b] = self.words;
+        let last = Time::from_micros(last);
+        match self.kind {
+            Algorithm::TokenBucket => State::TokenBucket(token_bucket::State { used: a, part: b, last }),
+            Algorithm::LeakyBucket => {
+                let [queued, tail] = halves(a);
+                State::LeakyBucket(leaky_bucket::State { queued, tail, part: b, last })
+            }
+            Algorithm::FixedWindow => State::FixedWindow(fixed_window::State { count: a, last }),
+            Algorithm::SlidingWindowLog => State::SlidingWindowLog(log),
+            Algorithm::SlidingWindowCounter => {
+                State::SlidingWindowCounter(sliding_window_counter::State { current: a, previous: b, last })
+            }
+        }
+    }
+
+    /// Packs a state; the records of a log are given back, to be kept where the entry says.
+    pub(super) fn set_state(&mut self, state: State) -> Option<sliding_window_log::State> {
+        let place = self.words[2];
+        let (words, log) = match state {
+            State::TokenBucket(state) => ([state.last.as_micros(), state.used, state.part], None),
+            State::LeakyBucket(state) => {
+                ([state.last.as_micros(), u64::from(state.queued) << 32 | u64::from(state.tail), state.part], None)
+            }
+            State::FixedWindow(state) => ([state.last.as_micros(), state.count, 0], None),
+            State::SlidingWindowLog(state) => ([state.last.as_micros(), state.held, place], Some(state)),
+            State::SlidingWindowCounter(state) => ([state.last.as_micros(), state.current, state.previous], None),
+        };
+        self.words = words;
+        log
+    }
+
+    /// Notes what expiry and eviction need to know after a draw at `now`.
+    pub(super) fn note(&mut self, limit: &Limit, level: &Level, now: Time) {
+        self.expires_s = to_seconds(now.plus_us(level.reset_us));
+        let capacity = u64::from(limit.capacity()).max(1);
+        let left = u64::from(level.remaining).min(capacity);
+        self.used = u8::try_from((capacity - left) * u64::from(ALL_USED) / capacity).unwrap_or(ALL_USED);
+        let over_us = match level.retry_after_us {
+            _ if level.remaining > 0 => 0,
+            Some(retry_after_us) => retry_after_us,
+            None => level.reset_us,
+        };
+        let last = Time::from_micros(self.words[0]);
+        let over_s = now.plus_us(over_us).since_us(last).div_ceil(1_000_000);
+        self.over_s = if over_us == 0 { 0 } else { u16::try_from(over_s).unwrap_or(u16::MAX) };
+    }
+}
+
+/// Seconds since the Unix epoch, rounded up; the last second there is from the year 2106 on.
+pub(super) fn to_seconds(time: Time) -> u32 {
+    u32::try_from(time.as_micros().div_ceil(1_000_000)).unwrap_or(u32::MAX)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "each half is what is wanted")]
+const fn split(key: u128) -> [u64; 2] {
+    [key as u64, (key >> 64) as u64]
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "each half is what is wanted")]
+const fn halves(word: u64) -> [u32; 2] {
+    [(word >> 32) as u32, word as u32]
+}

@@ -1,0 +1,292 @@
+//! A part of the table, behind one lock.
+//!
+//! Entries stand densely in chunks; an index of 32-bit places finds them by key. Removing an entry moves the last one
+//! into its place, so there are no holes, a sweep is a walk and a random place is a random counter. The index may
+//! double, but at five bytes a slot; the entries, which are what is large, grow by a chunk at a time.
+
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+
+use super::entry::{Entry, to_seconds};
+use super::{Full, Usage};
+use crate::algorithm::{Level, State, Term, draw_together, sliding_window_log};
+use crate::clock::Time;
+use crate::counter::Draw;
+use crate::request::Hits;
+
+/// Entries in a chunk: 3 KiB.
+const CHUNK: usize = 64;
+/// How many counters are looked at when one has to give way.
+const SAMPLE: u64 = 8;
+
+/// A part of the table.
+#[derive(Debug)]
+pub(super) struct Shard {
+    index: HashTable<u32>,
+    chunks: Vec<Vec<Entry>>,
+    length: usize,
+    logs: Vec<sliding_window_log::State>,
+    free_logs: Vec<usize>,
+    log_bytes: usize,
+    capacity_bytes: u64,
+    evicted: u64,
+    random: u64,
+}
+
+/// A counter of a draw, and where it stands if it is there.
+struct Slot<'r> {
+    key: u128,
+    term: Term<'r>,
+    place: Option<usize>,
+}
+
+impl Shard {
+    /// An empty shard that takes at most about `capacity_bytes`.
+    pub(super) fn new(capacity_bytes: u64) -> Self {
+        Self {
+            index: HashTable::new(),
+            chunks: Vec::new(),
+            length: 0,
+            logs: Vec::new(),
+            free_logs: Vec::new(),
+            log_bytes: 0,
+            capacity_bytes,
+            evicted: 0,
+            random: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+
+    /// Decides all limits of a descriptor.
+    pub(super) fn draw(&mut self, path: u128, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
+        if let [counter] = &*draw.counters {
+            let mut slots = [self.slot(path ^ counter.tag, counter.term)];
+            self.make_room(&mut slots, draw.ask.hits, now)?;
+            let mut state = self.take_state(&slots[0]);
+            let level = state.draw(counter.term.limit, now, draw.ask);
+            self.put_state(&slots[0], state, &level, now);
+            return Ok(SmallVec::from([level]));
+        }
+        let mut slots: SmallVec<[Slot<'_>; 4]> =
+            draw.counters.iter().map(|counter| self.slot(path ^ counter.tag, counter.term)).collect();
+        self.make_room(&mut slots, draw.ask.hits, now)?;
+        let terms: SmallVec<[Term<'_>; 4]> = slots.iter().map(|slot| slot.term).collect();
+        let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
+        let levels = draw_together(&terms, &mut states, now, draw.ask);
+        for ((slot, state), level) in slots.iter().zip(states).zip(&levels) {
+            self.put_state(slot, state, level, now);
+        }
+        Ok(levels)
+    }
+
+    /// Whether all enforced limits of a descriptor would let the draw pass.
+    pub(super) fn admits(&mut self, path: u128, draw: &Draw<'_>, now: Time) -> bool {
+        draw.counters.iter().filter(|counter| counter.term.enforced).all(|counter| {
+            let slot = self.slot(path ^ counter.tag, counter.term);
+            let state = self.take_state(&slot);
+            let admits = state.admits(counter.term.limit, now, draw.ask);
+            if let Some(place) = slot.place {
+                self.keep_state(place, state);
+            }
+            admits
+        })
+    }
+
+    /// Drops what has expired, and gives back what the index no longer needs.
+    pub(super) fn sweep(&mut self, now: Time) {
+        let now_s = to_seconds(now);
+        let mut place = 0;
+        while place < self.length {
+            if self.entry(place).is_expired(now_s) {
+                self.remove(place);
+            } else {
+                place += 1;
+            }
+        }
+        if self.index.capacity() > 4 * self.length.max(CHUNK) {
+            let Self { index, chunks, length, .. } = self;
+            index.shrink_to(*length * 2, |place| at(chunks, *place as usize).hash());
+        }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        Usage { counters: self.length as u64, bytes: self.bytes(), evicted: self.evicted }
+    }
+
+    /// Entries by chunks, five bytes a slot of the index, and the records of logs.
+    fn bytes(&self) -> u64 {
+        let slots = (self.index.capacity() * 8).div_ceil(7);
+        let entries = self.chunks.len() * CHUNK * size_of::<Entry>();
+        let logs = self.log_bytes + self.logs.capacity() * size_of::<sliding_window_log::State>();
+        (entries + slots * 5 + logs) as u64
+    }
+
+    /// Finds a counter.
+    fn slot<'r>(&self, key: u128, term: Term<'r>) -> Slot<'r> {
+        Slot { key, term, place: self.place_of(key) }
+    }
+
+    /// Makes room for those counters of a draw that are not there yet and may have to be kept.
+    fn make_room(&mut self, slots: &mut [Slot<'_>], hits: Hits, now: Time) -> Result<(), Full> {
+        // What an entry and its share of the index come to; a log needs its records besides.
+        const ENTRY_BYTES: u64 = 60;
+        let missing = slots.iter().filter(|slot| slot.place.is_none()).count() as u64;
+        if missing == 0 || !matches!(hits, Hits::Take(_)) {
+            return Ok(());
+        }
+        while self.bytes() + missing * ENTRY_BYTES > self.capacity_bytes && !self.is_roomy(missing) {
+            self.evict(slots, to_seconds(now))?;
+            slots.iter_mut().for_each(|slot| slot.place = self.place_of(slot.key));
+        }
+        Ok(())
+    }
+
+    /// Whether so many more entries fit into the last chunk.
+    fn is_roomy(&self, more: u64) -> bool {
+        let free = (self.chunks.len() * CHUNK - self.length) as u64;
+        free >= more && self.bytes() <= self.capacity_bytes
+    }
+
+    /// Removes an expired counter or, of a few at random, the one with the least of its limit used. Neither one that is
+    /// over nor one of this draw gives way.
+    fn evict(&mut self, kept: &[Slot<'_>], now_s: u32) -> Result<(), Full> {
+        let mut least: Option<(u8, usize)> = None;
+        for _ in 0..SAMPLE.min(self.length as u64) {
+            let place = self.random_place();
+            let entry = self.entry(place);
+            if kept.iter().any(|slot| entry.has_key(slot.key)) {
+                continue;
+            }
+            if entry.is_expired(now_s) {
+                least = Some((0, place));
+                break;
+            }
+            if let Some(used) = entry.used_share(now_s)
+                && least.is_none_or(|(least_used, _)| used < least_used)
+            {
+                least = Some((used, place));
+            }
+        }
+        let (_, place) = least.ok_or(Full)?;
+        self.remove(place);
+        self.evicted += 1;
+        Ok(())
+    }
+
+    /// xorshift64: which counters are looked at need not be secret, only spread.
+    fn random_place(&mut self) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from(self.random % self.length as u64).expect("it is less than a usize")
+    }
+
+    fn entry(&self, place: usize) -> &Entry {
+        at(&self.chunks, place)
+    }
+
+    fn entry_mut(&mut self, place: usize) -> &mut Entry {
+        &mut self.chunks[place / CHUNK][place % CHUNK]
+    }
+
+    fn place_of(&self, key: u128) -> Option<usize> {
+        let probe = Entry::new(key, Default::default());
+        self.index.find(probe.hash(), |place| self.entry(*place as usize).has_key(key)).map(|place| *place as usize)
+    }
+
+    /// The state of a counter; a log's records are moved out until [`Shard::put_state`] brings them back.
+    fn take_state(&mut self, slot: &Slot<'_>) -> State {
+        let Some(place) = slot.place else { return State::empty(slot.term.limit.algorithm()) };
+        let entry = *self.entry(place);
+        let log = match entry.log() {
+            Some(log) => {
+                let log = std::mem::take(&mut self.logs[log]);
+                self.log_bytes -= bytes_of(&log);
+                log
+            }
+            None => Default::default(),
+        };
+        entry.state(log)
+    }
+
+    /// Keeps the state of a counter, adding the counter if it was not there and has something to keep.
+    fn put_state(&mut self, slot: &Slot<'_>, state: State, level: &Level, now: Time) {
+        let limit = slot.term.limit;
+        let place = match slot.place {
+            Some(place) => place,
+            None if state == State::empty(limit.algorithm()) => return,
+            None => self.insert(Entry::new(slot.key, limit.algorithm())),
+        };
+        self.keep_state(place, state);
+        self.entry_mut(place).note(limit, level, now);
+    }
+
+    fn keep_state(&mut self, place: usize, state: State) {
+        let log = self.entry_mut(place).set_state(state);
+        if let (Some(mut log), Some(kept_at)) = (log, self.entry(place).log()) {
+            if log.records.capacity() > 4 * log.records.len().max(4) {
+                log.records.shrink_to(2 * log.records.len());
+            }
+            self.log_bytes += bytes_of(&log);
+            self.logs[kept_at] = log;
+        }
+    }
+
+    fn insert(&mut self, mut entry: Entry) -> usize {
+        if entry.log().is_some() {
+            let log = self.free_logs.pop().unwrap_or_else(|| {
+                self.logs.push(Default::default());
+                self.logs.len() - 1
+            });
+            entry.set_log(log);
+        }
+        let place = self.length;
+        if place == self.chunks.len() * CHUNK {
+            self.chunks.push(Vec::with_capacity(CHUNK));
+        }
+        self.chunks[place / CHUNK].push(entry);
+        self.length += 1;
+        let Self { index, chunks, .. } = self;
+        let small_place = u32::try_from(place).expect("a shard's capacity is far below 2^32 entries");
+        index.insert_unique(entry.hash(), small_place, |place| at(chunks, *place as usize).hash());
+        place
+    }
+
+    /// Removes an entry and moves the last one into its place.
+    fn remove(&mut self, place: usize) {
+        let entry = *self.entry(place);
+        if let Some(log) = entry.log() {
+            self.log_bytes -= bytes_of(&self.logs[log]);
+            self.logs[log] = Default::default();
+            self.free_logs.push(log);
+        }
+        self.unlink(entry.hash(), place);
+        let last = self.length - 1;
+        if place != last {
+            let moved = *self.entry(last);
+            if let Ok(slot) = self.index.find_entry(moved.hash(), |other| *other as usize == last) {
+                let small_place = u32::try_from(place).expect("a shard's capacity is far below 2^32 entries");
+                *slot.into_mut() = small_place;
+            }
+            *self.entry_mut(place) = moved;
+        }
+        self.chunks[last / CHUNK].pop();
+        if last.is_multiple_of(CHUNK) {
+            self.chunks.pop();
+        }
+        self.length = last;
+    }
+
+    fn unlink(&mut self, hash: u64, place: usize) {
+        if let Ok(slot) = self.index.find_entry(hash, |other| *other as usize == place) {
+            slot.remove();
+        }
+    }
+}
+
+fn at(chunks: &[Vec<Entry>], place: usize) -> &Entry {
+    &chunks[place / CHUNK][place % CHUNK]
+}
+
+fn bytes_of(log: &sliding_window_log::State) -> usize {
+    log.records.capacity() * size_of::<sliding_window_log::Record>()
+}
