@@ -27,3 +27,4 @@ pub mod counter;
 pub mod store;
 pub mod decision;
 pub mod decide;
+pub mod pb;

@@ -1,0 +1,6 @@
+//! All black-box tests, as one binary: one link, one run.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "suite/proto.rs"]
+mod proto;
