@@ -28,3 +28,5 @@ pub mod store;
 pub mod decision;
 pub mod decide;
 pub mod pb;
+pub mod grpc;
+pub mod http;

@@ -4,3 +4,5 @@
 
 #[path = "suite/proto.rs"]
 mod proto;
+#[path = "suite/wire.rs"]
+mod wire;

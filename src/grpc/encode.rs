@@ -1,0 +1,88 @@
+//! From a decision to the message: every field is copied, none is computed.
+//!
+//! What the peer leaves unset stays unset: a multiplier of 1, the quotas, headers for the upstream. Envoy reads
+//! `HeaderValue.value` and whole seconds only, so nothing else is sent. Metadata is cut where it nests too deep for a
+//! protobuf parser: those stop at 100 levels, and Envoy would take the whole answer for an error.
+
+use prost_types::value::Kind;
+use prost_types::{Duration, ListValue, NullValue, Struct, Value};
+
+use crate::decision::{CurrentLimit, Decision, Header, Status};
+use crate::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use crate::pb::{HeaderValue, RateLimitResponse};
+
+/// The most maps and lists inside one another that dynamic metadata can have; what lies deeper is sent as null.
+///
+/// A map takes three levels of protobuf (struct, entry, value), and 3 x 32 is within a parser's 100.
+pub const DEEPEST_METADATA: u32 = 32;
+
+/// The answer that says `decision`.
+pub fn response(decision: &Decision<'_>) -> RateLimitResponse {
+    let body = decision.body.filter(|_| decision.over_limit);
+    RateLimitResponse {
+        overall_code: code(decision.over_limit).into(),
+        statuses: decision.statuses.iter().map(status).collect(),
+        response_headers_to_add: decision.headers.iter().map(header).collect(),
+        raw_body: body.map(|text| text.as_bytes().to_vec()).unwrap_or_default(),
+        dynamic_metadata: decision.metadata.as_ref().map(|fields| structure(fields, DEEPEST_METADATA - 1)),
+        request_headers_to_add: Vec::new(),
+        quota: None,
+    }
+}
+
+fn code(over_limit: bool) -> Code {
+    if over_limit { Code::OverLimit } else { Code::Ok }
+}
+
+fn status(status: &Status<'_>) -> DescriptorStatus {
+    DescriptorStatus {
+        code: code(status.over_limit).into(),
+        current_limit: status.current_limit.as_ref().map(current_limit),
+        limit_remaining: status.remaining,
+        duration_until_reset: status.until_reset_s.map(duration),
+        quota: None,
+    }
+}
+
+fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
+    let multiplier = limit.period.multiplier();
+    RateLimit {
+        name: limit.name.to_owned(),
+        requests_per_unit: limit.requests_per_unit,
+        unit: limit.period.unit().number(),
+        unit_multiplier: (multiplier != 1).then_some(multiplier),
+    }
+}
+
+/// Whole seconds, at most the 10 000 years that a duration may be.
+fn duration(seconds: u64) -> Duration {
+    const LONGEST_S: i64 = 315_576_000_000;
+    Duration { seconds: i64::try_from(seconds).map_or(LONGEST_S, |seconds| seconds.min(LONGEST_S)), nanos: 0 }
+}
+
+fn header(header: &Header<'_>) -> HeaderValue {
+    HeaderValue { key: header.name.to_owned(), value: header.value.clone().into_owned(), raw_value: Vec::new() }
+}
+
+/// A map as a struct, with at most `deeper` more levels of maps and lists in it.
+fn structure(fields: &serde_json::Map<String, serde_json::Value>, deeper: u32) -> Struct {
+    Struct { fields: fields.iter().map(|(name, field)| (name.clone(), value(field, deeper))).collect() }
+}
+
+fn value(json: &serde_json::Value, deeper: u32) -> Value {
+    use serde_json::Value as Json;
+    let null = Kind::NullValue(NullValue::NullValue.into());
+    let kind = match json {
+        Json::Null => null,
+        Json::Bool(truth) => Kind::BoolValue(*truth),
+        // Protobuf has no other number than a double; past 2^53 the last digits go.
+        Json::Number(number) => number.as_f64().map_or(null, Kind::NumberValue),
+        Json::String(text) => Kind::StringValue(text.clone()),
+        Json::Array(_) | Json::Object(_) if deeper == 0 => null,
+        Json::Array(items) => {
+            Kind::ListValue(ListValue { values: items.iter().map(|item| value(item, deeper - 1)).collect() })
+        }
+        Json::Object(fields) => Kind::StructValue(structure(fields, deeper - 1)),
+    };
+    Value { kind: Some(kind) }
+}

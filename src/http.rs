@@ -1,0 +1,3 @@
+//! What tollkeeper serves over HTTP/1.1.
+
+pub mod json;

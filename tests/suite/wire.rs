@@ -1,0 +1,448 @@
+//! What goes over the wire: protobuf and JSON in, a decision out, and nothing a stranger sends can break it.
+
+use std::borrow::Cow;
+
+use proptest::prelude::*;
+use prost::Message;
+use prost::bytes::Bytes;
+use prost_types::value::Kind;
+use serde_json::json;
+use tollkeeper::decision::{CurrentLimit, Decision, Header, Status};
+use tollkeeper::grpc::{decode, encode};
+use tollkeeper::http::json::{JsonError, request_from_json, response_to_json};
+use tollkeeper::limit::{Period, Unit};
+use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tollkeeper::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
+use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
+use tollkeeper::request::{self, Hits, LimitOverride, MOST_HITS};
+
+/// A request with one descriptor.
+fn ask(hits_addend: u32, descriptor: RateLimitDescriptor) -> RateLimitRequest {
+    RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], hits_addend }
+}
+
+fn entry(key: &str, value: impl Into<Bytes>) -> Entry {
+    Entry { key: Bytes::copy_from_slice(key.as_bytes()), value: value.into() }
+}
+
+/// A message over the wire and back.
+fn sent<M: Message + Default>(message: &M) -> M {
+    M::decode(message.encode_to_vec().as_slice()).unwrap()
+}
+
+#[test]
+fn hits_come_from_the_descriptor_else_from_the_request_and_are_one_at_least() {
+    let table = [
+        // of the request, of the descriptor, negative, what is drawn
+        (0, None, false, Hits::Take(1)),
+        (1, None, false, Hits::Take(1)),
+        (7, None, false, Hits::Take(7)),
+        (u32::MAX, None, false, Hits::Take(u64::from(u32::MAX))),
+        (0, Some(0), false, Hits::Look),
+        (7, Some(0), false, Hits::Look),
+        (7, Some(1), false, Hits::Take(1)),
+        (0, Some(9), false, Hits::Take(9)),
+        (0, Some(MOST_HITS), false, Hits::Take(MOST_HITS)),
+        (0, Some(MOST_HITS + 1), false, Hits::Take(MOST_HITS)),
+        (0, Some(u64::MAX), false, Hits::Take(MOST_HITS)),
+        (0, None, true, Hits::Refund(1)),
+        (7, None, true, Hits::Refund(7)),
+        (7, Some(0), true, Hits::Look),
+        (7, Some(3), true, Hits::Refund(3)),
+        (0, Some(u64::MAX), true, Hits::Refund(MOST_HITS)),
+    ];
+    for (of_request, of_descriptor, is_negative_hits, expected) in table {
+        let descriptor =
+            RateLimitDescriptor { hits_addend: of_descriptor, is_negative_hits, ..RateLimitDescriptor::default() };
+        let message = sent(&ask(of_request, descriptor));
+        let decoded = decode::request(&message);
+        assert_eq!(decoded.descriptors[0].hits, expected, "{message:?}");
+        assert_eq!(decoded.descriptors[0].hits_addend, of_descriptor, "{message:?}");
+        assert_eq!(decoded.hits_addend, of_request, "{message:?}");
+    }
+}
+
+#[test]
+fn an_override_arrives_as_sent() {
+    let table = [
+        // unit, multiplier, requests per unit, the multiplier seen
+        (RateLimitUnit::Minute as i32, None, 10, 1),
+        (RateLimitUnit::Unknown as i32, None, 0, 1),
+        (RateLimitUnit::Hour as i32, Some(0), u32::MAX, 0),
+        (RateLimitUnit::Year as i32, Some(u32::MAX), 1, u32::MAX),
+        (7, Some(2), 5, 2),
+        (i32::MAX, Some(1), 5, 1),
+        (-1, None, 5, 1),
+    ];
+    for (unit, unit_multiplier, requests_per_unit, seen) in table {
+        let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
+        let message = sent(&ask(0, RateLimitDescriptor { limit, ..RateLimitDescriptor::default() }));
+        let expected = LimitOverride { requests_per_unit, unit, unit_multiplier: seen };
+        assert_eq!(decode::request(&message).descriptors[0].limit_override, Some(expected), "{message:?}");
+    }
+    let plain = ask(0, RateLimitDescriptor::default());
+    assert_eq!(decode::request(&plain).descriptors[0].limit_override, None);
+}
+
+#[test]
+fn reads_the_bytes_that_envoy_sends() {
+    let service = b"\x0a\x14\x0a\x07service\x12\x09service_2";
+    let messages: [(&[u8], &[u8]); 3] = [
+        (b"\x12\x14\x0a\x08\x0a\x03foo\x12\x01f\x0a\x08\x0a\x03baz\x12\x01b", b""),
+        (b"\x12\x18", b"\x1a\x00"),
+        (b"\x12\x1a", b"\x1a\x02\x08\x01"),
+    ];
+    let [first, look, take] = messages.map(|(head, tail)| {
+        let entries: &[u8] = if tail.is_empty() { b"" } else { service };
+        RateLimitRequest::decode([b"\x0a\x02rl", head, entries, tail].concat().as_slice()).unwrap()
+    });
+
+    let first = decode::request(&first);
+    assert_eq!(first.domain, "rl");
+    let entries: Vec<_> = first.descriptors[0].entries.iter().map(|entry| (entry.key, entry.value)).collect();
+    assert_eq!(entries, [(b"foo".as_slice(), b"f".as_slice()), (b"baz", b"b")]);
+    assert_eq!(first.descriptors[0].hits, Hits::Take(1));
+
+    for (message, hits, addend) in [(look, Hits::Look, 0), (take, Hits::Take(1), 1)] {
+        let decoded = decode::request(&message);
+        assert_eq!(decoded.descriptors[0].entries[0], request::Entry { key: b"service", value: b"service_2" });
+        assert_eq!((decoded.descriptors[0].hits, decoded.descriptors[0].hits_addend), (hits, Some(addend)));
+    }
+}
+
+#[test]
+fn any_value_arrives_whole() {
+    let long = vec![b'x'; 20_000];
+    let values: [&[u8]; 5] = [b"", b"caf\xe9", b"\x00\xff\xfe\x00", b"a|b=c{d}", &long];
+    for value in values {
+        let entries = vec![entry("x-user", Bytes::copy_from_slice(value))];
+        let message = sent(&ask(0, RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }));
+        assert_eq!(decode::request(&message).descriptors[0].entries[0].value, value);
+    }
+}
+
+#[test]
+fn keeps_thousands_of_descriptors_in_order() {
+    let descriptors = (0..5_000)
+        .map(|number: u32| RateLimitDescriptor {
+            entries: vec![entry("number", number.to_string())],
+            ..RateLimitDescriptor::default()
+        })
+        .collect();
+    let message = sent(&RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: 0 });
+    let decoded = decode::request(&message);
+    assert_eq!(decoded.descriptors.len(), 5_000);
+    for (number, descriptor) in decoded.descriptors.iter().enumerate() {
+        assert_eq!(descriptor.entries[0].value, number.to_string().as_bytes());
+    }
+}
+
+#[test]
+fn nothing_sent_is_an_empty_request() {
+    let message = RateLimitRequest::decode(b"".as_slice()).unwrap();
+    assert_eq!(decode::request(&message), request::Request::default());
+    let message = RateLimitRequest::decode(b"\x12\x00".as_slice()).unwrap();
+    assert!(decode::request(&message).descriptors[0].entries.is_empty());
+}
+
+/// A decision in which every field is set, refused by the first of two descriptors.
+fn refusal() -> Decision<'static> {
+    let period = Period::new(Unit::Week, 2).unwrap();
+    let metadata = json!({ "text": "t", "number": 5, "none": null, "yes": true, "list": [1.5, {}] });
+    Decision {
+        over_limit: true,
+        statuses: [
+            Status {
+                over_limit: true,
+                current_limit: Some(CurrentLimit { name: "per-key", requests_per_unit: 10, period }),
+                remaining: 0,
+                until_reset_s: Some(34),
+            },
+            Status { remaining: u32::MAX, ..Status::default() },
+        ]
+        .into_iter()
+        .collect(),
+        headers: [
+            Header { name: "RateLimit-Limit", value: Cow::Borrowed("10") },
+            Header { name: "RateLimit-Remaining", value: Cow::Owned("0".into()) },
+        ]
+        .into_iter()
+        .collect(),
+        body: Some("slow down"),
+        metadata: metadata.as_object().cloned(),
+        hold_us: 0,
+    }
+}
+
+#[test]
+fn a_decision_is_answered_in_full() {
+    let response = sent(&encode::response(&refusal()));
+    assert_eq!(response.overall_code(), Code::OverLimit);
+    let [over, unlimited] = response.statuses.as_slice() else { panic!("{response:?}") };
+    assert_eq!(over.code(), Code::OverLimit);
+    let limit = over.current_limit.clone().unwrap();
+    assert_eq!((limit.name.as_str(), limit.requests_per_unit), ("per-key", 10));
+    assert_eq!((limit.unit(), limit.unit_multiplier), (rate_limit::Unit::Week, Some(2)));
+    assert_eq!(over.limit_remaining, 0);
+    assert_eq!(over.duration_until_reset, Some(prost_types::Duration { seconds: 34, nanos: 0 }));
+    assert_eq!((unlimited.code(), unlimited.limit_remaining), (Code::Ok, u32::MAX));
+    assert_eq!((&unlimited.current_limit, &unlimited.duration_until_reset), (&None, &None));
+    let headers: Vec<_> = response.response_headers_to_add.iter().map(|h| (h.key.as_str(), h.value.as_str())).collect();
+    assert_eq!(headers, [("RateLimit-Limit", "10"), ("RateLimit-Remaining", "0")]);
+    assert!(response.response_headers_to_add.iter().all(|header| header.raw_value.is_empty()));
+    assert_eq!(response.raw_body, b"slow down");
+    assert_eq!((response.request_headers_to_add.len(), response.quota), (0, None));
+}
+
+#[test]
+fn what_does_not_apply_is_left_unset() {
+    let mut decision = refusal();
+    decision.over_limit = false;
+    decision.metadata = None;
+    let period = Period::new(Unit::Minute, 1).unwrap();
+    decision.statuses[0].current_limit = Some(CurrentLimit { name: "", requests_per_unit: 1, period });
+    let response = encode::response(&decision);
+    assert_eq!(response.overall_code(), Code::Ok);
+    assert!(response.raw_body.is_empty(), "the body of a refusal in an answer that is ok");
+    assert_eq!(response.dynamic_metadata, None);
+    assert_eq!(response.statuses[0].current_limit.as_ref().unwrap().unit_multiplier, None);
+}
+
+#[test]
+fn every_unit_has_its_number_in_the_response() {
+    for unit in Unit::ALL {
+        let number = rate_limit::Unit::from_str_name(&unit.name().to_uppercase()).unwrap();
+        assert_eq!(unit.number(), number as i32, "{unit:?}");
+    }
+}
+
+#[test]
+fn a_duration_past_all_bounds_is_the_longest() {
+    for seconds in [315_576_000_000, u64::MAX] {
+        let mut decision = refusal();
+        decision.statuses[0].until_reset_s = Some(seconds);
+        let response = encode::response(&decision);
+        assert_eq!(response.statuses[0].duration_until_reset.unwrap().seconds, 315_576_000_000);
+        assert!(response_to_json(&response).is_ok());
+    }
+}
+
+#[test]
+fn metadata_of_any_depth_can_be_parsed_by_the_receiver() {
+    for in_list in [false, true] {
+        let mut value = json!("innermost");
+        for depth in 1..=100 {
+            value = if in_list && depth != 1 { json!([value]) } else { json!({ "a": value }) };
+            let decision = Decision { metadata: json!({ "a": value }).as_object().cloned(), ..refusal() };
+            let response = encode::response(&decision);
+            let metadata = sent(&response).dynamic_metadata.unwrap();
+            let kept = format!("{metadata:?}").contains("innermost");
+            assert_eq!(kept, depth < encode::DEEPEST_METADATA, "lists: {in_list}, depth {depth}");
+            assert!(response_to_json(&response).is_ok(), "lists: {in_list}, depth {depth}");
+        }
+    }
+}
+
+#[test]
+fn requests_are_read_from_json() {
+    let full = json!({
+        "domain": "shop",
+        "hitsAddend": 3,
+        "descriptors": [{
+            "entries": [{ "key": "user", "value": "caf\u{e9}" }, { "key": "path" }],
+            "limit": { "requestsPerUnit": 10, "unit": "HOUR", "unitMultiplier": 2 },
+            "hitsAddend": "18446744073709551615",
+            "isNegativeHits": true,
+        }],
+    });
+    let expected = RateLimitRequest {
+        domain: "shop".into(),
+        hits_addend: 3,
+        descriptors: vec![RateLimitDescriptor {
+            entries: vec![entry("user", "caf\u{e9}"), entry("path", "")],
+            limit: Some(RateLimitOverride { requests_per_unit: 10, unit: 3, unit_multiplier: Some(2) }),
+            hits_addend: Some(u64::MAX),
+            is_negative_hits: true,
+        }],
+    };
+    assert_eq!(request_from_json(full.to_string().as_bytes()).unwrap(), expected);
+    let original_names = full
+        .to_string()
+        .replace("hitsAddend", "hits_addend")
+        .replace("requestsPerUnit", "requests_per_unit")
+        .replace("unitMultiplier", "unit_multiplier")
+        .replace("isNegativeHits", "is_negative_hits");
+    assert_eq!(request_from_json(original_names.as_bytes()).unwrap(), expected);
+}
+
+#[test]
+fn json_tells_what_was_sent_from_what_was_not() {
+    let table = [
+        (r"{}", None, None),
+        (r#"{"hitsAddend": null}"#, None, None),
+        (r#"{"hitsAddend": 0}"#, Some(0), None),
+        (r#"{"hitsAddend": "0"}"#, Some(0), None),
+        (r#"{"hits_addend": 5.0}"#, Some(5), None),
+        (r#"{"limit": {}}"#, None, Some((0, None))),
+        (r#"{"limit": {"unit": 7}}"#, None, Some((7, None))),
+        (r#"{"limit": {"unit": 99, "unitMultiplier": 0}}"#, None, Some((99, Some(0)))),
+        (r#"{"limit": {"unit": "YEAR"}}"#, None, Some((6, None))),
+    ];
+    for (text, hits_addend, limit) in table {
+        let text = format!(r#"{{"descriptors": [{text}]}}"#);
+        let read = request_from_json(text.as_bytes()).unwrap();
+        let descriptor = &read.descriptors[0];
+        assert_eq!(descriptor.hits_addend, hits_addend, "{text}");
+        assert_eq!(descriptor.limit.as_ref().map(|limit| (limit.unit, limit.unit_multiplier)), limit, "{text}");
+    }
+}
+
+#[test]
+fn json_that_is_no_request_is_refused() {
+    let deep = [r#"{"descriptors":"#, &"[".repeat(1_000_000)].concat();
+    let table: [(&[u8], &str); 20] = [
+        (b"", "EOF while parsing"),
+        (b" \n", "EOF while parsing"),
+        (b"null", "invalid type"),
+        (b"[]", "invalid type"),
+        (b"{", "EOF while parsing"),
+        (b"{} {}", "trailing characters"),
+        (b"\xef\xbb\xbf{}", "expected value"),
+        (b"{\"domain\": \"caf\xe9\"}", "invalid unicode"),
+        (br#"{"domain": "\ud800"}"#, "unexpected end of hex escape"),
+        (br#"{"domain": 5}"#, "invalid type"),
+        (br#"{"domian": "shop"}"#, "unrecognized field name 'domian'"),
+        (br#"{"hitsAddend": -1}"#, "out of range"),
+        (br#"{"hitsAddend": 4294967296}"#, "out of range"),
+        (br#"{"hitsAddend": 1.5}"#, "expected integer"),
+        (br#"{"descriptors": {}}"#, "invalid type"),
+        (br#"{"descriptors": [null]}"#, "invalid type"),
+        (br#"{"descriptors": [{"entries": [{"key": "a", "val": "b"}]}]}"#, "unrecognized field name 'val'"),
+        (br#"{"descriptors": [{"limit": {"unit": "WEEK"}}]}"#, "unrecognized enum value 'WEEK'"),
+        (br#"{"descriptors": [{"limit": {"unit": "minute"}}]}"#, "unrecognized enum value 'minute'"),
+        (deep.as_bytes(), "at line 1 column"),
+    ];
+    for (text, expected) in table {
+        let shown = String::from_utf8_lossy(&text[..text.len().min(80)]).into_owned();
+        match request_from_json(text) {
+            Err(JsonError::NotARequest(error)) => assert!(error.to_string().contains(expected), "{shown}: {error}"),
+            other => panic!("{shown}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn responses_are_written_as_json() {
+    let expected = concat!(
+        r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":"#,
+        r#"{"requestsPerUnit":10,"unit":"WEEK","name":"per-key","unitMultiplier":2},"durationUntilReset":"34s"},"#,
+        r#"{"code":"OK","limitRemaining":4294967295}],"responseHeadersToAdd":[{"key":"RateLimit-Limit","value":"10"},"#,
+        r#"{"key":"RateLimit-Remaining","value":"0"}],"rawBody":"c2xvdyBkb3du","#,
+        r#""dynamicMetadata":{"list":[1.5,{}],"none":null,"number":5,"text":"t","yes":true}}"#,
+    );
+    assert_eq!(response_to_json(&encode::response(&refusal())).unwrap(), expected);
+    assert_eq!(response_to_json(&RateLimitResponse::default()).unwrap(), "{}");
+}
+
+#[test]
+fn a_response_without_a_form_in_json_is_an_error() {
+    let mut response = encode::response(&refusal());
+    let fields = &mut response.dynamic_metadata.as_mut().unwrap().fields;
+    fields.insert("number".into(), prost_types::Value { kind: Some(Kind::NumberValue(f64::NAN)) });
+    assert!(matches!(response_to_json(&response), Err(JsonError::Unprintable(_))));
+
+    let far = prost_types::Timestamp { seconds: i64::MAX, nanos: -1 };
+    let expiration_specifier = Some(quota::ExpirationSpecifier::ValidUntil(far));
+    let quota = Some(Quota { expiration_specifier, ..Quota::default() });
+    let response = RateLimitResponse { quota, ..RateLimitResponse::default() };
+    assert!(matches!(response_to_json(&response), Err(JsonError::Unprintable(_))));
+
+    let mut value = prost_types::Value::default();
+    for _ in 0..200 {
+        value = prost_types::Value { kind: Some(Kind::ListValue(prost_types::ListValue { values: vec![value] })) };
+    }
+    let dynamic_metadata = Some(prost_types::Struct { fields: [("a".to_owned(), value)].into() });
+    let response = RateLimitResponse { dynamic_metadata, ..RateLimitResponse::default() };
+    assert!(matches!(response_to_json(&response), Err(JsonError::Unconvertible(_))));
+}
+
+#[test]
+fn the_descriptors_name_the_service_and_take_text() {
+    let pool = prost_reflect::DescriptorPool::decode(tollkeeper::pb::descriptor_set()).unwrap();
+    let service = pool.get_service_by_name("envoy.service.ratelimit.v3.RateLimitService").unwrap();
+    assert_eq!(service.methods().map(|method| method.name().to_owned()).collect::<Vec<_>>(), ["ShouldRateLimit"]);
+    let entry = pool.get_message_by_name("envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry").unwrap();
+    assert!(entry.fields().all(|field| field.kind() == prost_reflect::Kind::String));
+}
+
+/// Any request at all, whatever its bytes.
+fn any_request() -> impl Strategy<Value = RateLimitRequest> {
+    let bytes = || prop::collection::vec(any::<u8>(), 0..30).prop_map(Bytes::from);
+    let entries = prop::collection::vec((bytes(), bytes()).prop_map(|(key, value)| Entry { key, value }), 0..5);
+    let limit =
+        (any::<u32>(), any::<i32>(), any::<Option<u32>>()).prop_map(|(requests_per_unit, unit, unit_multiplier)| {
+            RateLimitOverride { requests_per_unit, unit, unit_multiplier }
+        });
+    let descriptor = (entries, prop::option::of(limit), any::<Option<u64>>(), any::<bool>()).prop_map(
+        |(entries, limit, hits_addend, is_negative_hits)| RateLimitDescriptor {
+            entries,
+            limit,
+            hits_addend,
+            is_negative_hits,
+        },
+    );
+    (any::<String>(), prop::collection::vec(descriptor, 0..5), any::<u32>())
+        .prop_map(|(domain, descriptors, hits_addend)| RateLimitRequest { domain, descriptors, hits_addend })
+}
+
+proptest! {
+    #[test]
+    fn every_request_keeps_its_shape(message in any_request()) {
+        let decoded = decode::request(&message);
+        prop_assert_eq!(decoded.domain, &message.domain);
+        prop_assert_eq!(decoded.descriptors.len(), message.descriptors.len());
+        for (descriptor, sent) in decoded.descriptors.iter().zip(&message.descriptors) {
+            let entries: Vec<_> = descriptor.entries.iter().map(|entry| (entry.key, entry.value)).collect();
+            let expected: Vec<_> = sent.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect();
+            prop_assert_eq!(entries, expected);
+        }
+        prop_assert_eq!(&sent(&message), &message);
+    }
+
+    #[test]
+    fn no_bytes_break_the_decoder(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(message) = RateLimitRequest::decode(bytes.as_slice()) {
+            decode::request(&message);
+        }
+        if let Ok(message) = RateLimitResponse::decode(bytes.as_slice()) {
+            let _ = response_to_json(&message);
+        }
+        let _ = request_from_json(&bytes);
+    }
+
+    #[test]
+    fn no_damaged_message_breaks_the_decoder(
+        message in any_request(),
+        cut in any::<prop::sample::Index>(),
+        flip in any::<(prop::sample::Index, u8)>(),
+    ) {
+        let mut bytes = message.encode_to_vec();
+        bytes.push(0);
+        let at = flip.0.index(bytes.len());
+        bytes[at] ^= flip.1;
+        for damaged in [bytes.as_slice(), &bytes[..cut.index(bytes.len())]] {
+            if let Ok(message) = RateLimitRequest::decode(damaged) {
+                decode::request(&message);
+            }
+        }
+    }
+
+    #[test]
+    fn no_damaged_json_breaks_the_reader(cut in 0_usize..90, with in any::<u8>()) {
+        let text = br#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],"limit":{"unit":"DAY"}}]}"#;
+        let mut damaged = text.to_vec();
+        damaged[cut] = with;
+        let _ = request_from_json(&damaged);
+        prop_assert!(request_from_json(&text[..cut]).is_err());
+    }
+}
