@@ -4,9 +4,12 @@
 //! for each decision, at the edge, and the value is passed down: nothing below the edge asks for the time.
 //! `Clock::Manual` serves tests and simulation.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use jiff::Timestamp;
 
 /// A point in time, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,6 +39,14 @@ impl Time {
     /// Microseconds from `earlier` to here; 0 if `earlier` lies ahead.
     pub const fn since_us(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// Writes it as RFC 3339 in UTC, to the microsecond.
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let timestamp = i64::try_from(self.0).ok().and_then(|micros| Timestamp::from_microsecond(micros).ok());
+        timestamp.unwrap_or(Timestamp::MAX).fmt(f)
     }
 }
 

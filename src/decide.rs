@@ -4,6 +4,7 @@
 //! for a request as a whole, because a rule may replace others of the same request; then each descriptor draws from
 //! its counters; then the verdicts merge. A store failure becomes a verdict by the rule's policy here and only here.
 
+pub mod explain;
 mod merge;
 mod metadata;
 mod selection;

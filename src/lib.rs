@@ -27,6 +27,7 @@ pub mod counter;
 pub mod store;
 pub mod decision;
 pub mod decide;
+pub mod config;
 pub mod pb;
 pub mod grpc;
 pub mod http;

@@ -8,6 +8,7 @@
 
 pub mod matching;
 pub mod set;
+pub mod trace;
 pub(crate) mod wildcard;
 
 use std::fmt;

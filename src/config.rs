@@ -1,0 +1,3 @@
+//! From rule files to rules, and when to do that again.
+
+pub mod live;

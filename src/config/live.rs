@@ -1,0 +1,107 @@
+//! The rules in force, and what became of the last attempt to replace them.
+//!
+//! A reload replaces all rules or none. Whoever decides takes the rules once and keeps them until the decision is made, so
+//! no decision sees half a change. Reading them takes no lock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::{ArcSwapOption, Guard};
+use serde::Serialize;
+
+use crate::clock::Time;
+use crate::rule::set::RuleSet;
+
+/// The rules in force.
+#[derive(Debug, Default)]
+pub struct LiveRules {
+    current: ArcSwapOption<Loaded>,
+    attempt: Mutex<Attempt>,
+}
+
+/// A set of rules that was loaded.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The rules.
+    pub rules: RuleSet,
+    /// 1 for the first set that this process loaded, and so on.
+    pub version: u64,
+    /// When it was loaded.
+    pub loaded_at: Time,
+    /// The names of the files it came from.
+    pub sources: Vec<Arc<str>>,
+}
+
+/// The last attempt to load rules.
+#[derive(Clone, Debug, Default)]
+struct Attempt {
+    at: Option<Time>,
+    error: Option<String>,
+    refused: u64,
+}
+
+/// What `/rlconfig/status` says.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadStatus {
+    /// The version in force; 0 before any.
+    pub version: u64,
+    /// When it was loaded, RFC 3339 in UTC.
+    pub loaded_at: Option<String>,
+    /// The files it came from.
+    pub sources: Vec<Arc<str>>,
+    /// Domains in it.
+    pub domains: usize,
+    /// Rules in it.
+    pub rules: usize,
+    /// When loading was last tried.
+    pub last_attempt_at: Option<String>,
+    /// Why that was refused, if it was.
+    pub last_error: Option<String>,
+    /// How many attempts were refused since the start.
+    pub refused: u64,
+}
+
+impl LiveRules {
+    /// The rules in force, if any were loaded.
+    pub fn load(&self) -> Guard<Option<Arc<Loaded>>> {
+        self.current.load()
+    }
+
+    /// Puts a new set in force; its version.
+    pub fn replace(&self, rules: RuleSet, sources: Vec<Arc<str>>, now: Time) -> u64 {
+        let mut attempt = self.attempt();
+        let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
+        let old = self.current.swap(Some(Arc::new(Loaded { rules, version, loaded_at: now, sources })));
+        *attempt = Attempt { at: Some(now), error: None, refused: attempt.refused };
+        drop(attempt);
+        // The old set goes here, on the thread that reloads, unless a decision still holds it.
+        drop(old);
+        version
+    }
+
+    /// Notes that a new set was refused; the one in force stays.
+    pub fn refuse(&self, error: String, now: Time) {
+        let mut attempt = self.attempt();
+        *attempt = Attempt { at: Some(now), error: Some(error), refused: attempt.refused + 1 };
+    }
+
+    /// What is in force, and what became of the last attempt.
+    pub fn status(&self) -> LoadStatus {
+        let attempt = self.attempt().clone();
+        let loaded = self.current.load();
+        let loaded = loaded.as_ref();
+        LoadStatus {
+            version: loaded.map_or(0, |loaded| loaded.version),
+            loaded_at: loaded.map(|loaded| loaded.loaded_at.to_string()),
+            sources: loaded.map_or_else(Vec::new, |loaded| loaded.sources.clone()),
+            domains: loaded.map_or(0, |loaded| loaded.rules.domain_count()),
+            rules: loaded.map_or(0, |loaded| loaded.rules.rules().count()),
+            last_attempt_at: attempt.at.map(|at| at.to_string()),
+            last_error: attempt.error,
+            refused: attempt.refused,
+        }
+    }
+
+    fn attempt(&self) -> MutexGuard<'_, Attempt> {
+        self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,247 @@
+//! What a request would meet, told to a person: the steps of matching, and the counters without charging them.
+//!
+//! It selects as a decision does and asks the same store, with looks in place of draws, so it can not tell another
+//! story than the decision. The values are those of the request: whoever prints them escapes them.
+
+use serde::Serialize;
+
+use super::selection::{Selected, Selection, select};
+use super::{Decider, Edge};
+use crate::algorithm::Level;
+use crate::limit::{Algorithm, Consistency, Limit};
+use crate::request::{Descriptor, Entry, Hits, Request};
+use crate::rule::matching::Met;
+use crate::rule::set::{DomainRules, RuleSet};
+use crate::rule::trace::{End, Miss, Place, Step};
+
+/// What a request would meet.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// The domain asked for.
+    pub domain: String,
+    /// Whether there are rules for it.
+    pub known_domain: bool,
+    /// One for each descriptor, in its order.
+    pub descriptors: Vec<ExplainedDescriptor>,
+}
+
+/// What one descriptor would meet.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExplainedDescriptor {
+    /// `key=value,key=value`.
+    pub descriptor: String,
+    /// How each entry fared.
+    pub steps: Vec<ExplainedStep>,
+    /// How it ended, in a sentence.
+    pub outcome: String,
+    /// The rule that was met: its name and where it stands.
+    pub rule: Option<ExplainedRule>,
+    /// The limits that decide, with their counters.
+    pub limits: Vec<ExplainedLimit>,
+}
+
+/// How one entry fared.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExplainedStep {
+    /// `key=value`.
+    pub entry: String,
+    /// `exact`, `wildcard` or `default`, the node's key and value, and where it stands; nothing if nothing matched.
+    pub met: Option<[String; 3]>,
+    /// Near misses: the node's key and value, where it stands, and why it did not match.
+    pub misses: Vec<[String; 3]>,
+    /// Near misses beyond those.
+    pub more_misses: usize,
+}
+
+/// A rule.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExplainedRule {
+    /// Its name in `/rlconfig`.
+    pub path: String,
+    /// `file:line:column`.
+    pub origin: String,
+}
+
+/// A limit, and its counter.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExplainedLimit {
+    /// Its name, if it has one.
+    pub name: String,
+    /// The limit in words.
+    pub limit: String,
+    /// What is promised over several replicas.
+    pub guarantee: &'static str,
+    /// It refuses nothing.
+    pub shadow_mode: bool,
+    /// It refuses only together with all other quotas.
+    pub quota_mode: bool,
+    /// The counter; nothing if it could not be asked.
+    pub counter: Option<ExplainedCounter>,
+}
+
+/// What a look at a counter found.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExplainedCounter {
+    /// Whether one more hit would pass.
+    pub passes: bool,
+    /// Hits counted.
+    pub used: u64,
+    /// Hits that could still pass.
+    pub remaining: u32,
+    /// Until the limit is full again, in microseconds.
+    pub reset_us: u64,
+    /// Until one more hit could pass, in microseconds.
+    pub retry_after_us: Option<u64>,
+}
+
+impl Decider {
+    /// Explains what `request` would meet now, charging nothing. Without rules there is nothing to explain.
+    pub fn explain(&self, edge: Edge<'_>, request: &Request<'_>) -> Option<Explanation> {
+        let rules = edge.rules?;
+        let domain = rules.domain(request.domain);
+        let selections = select(&self.behaviour, rules, request);
+        let descriptors =
+            request.descriptors.iter().zip(&selections).enumerate().map(|(place, (descriptor, selection))| {
+                let levels = self.look(edge, (request, place), selection);
+                let limit = |(at, selected)| explained_limit(selected, levels.get(at));
+                let limits = selection.limits.iter().enumerate().map(limit).collect();
+                match domain {
+                    None => unknown_domain(descriptor),
+                    Some(domain) => explained(rules, domain, (descriptor, selection), limits),
+                }
+            });
+        Some(Explanation {
+            domain: request.domain.to_owned(),
+            known_domain: domain.is_some(),
+            descriptors: descriptors.collect(),
+        })
+    }
+
+    fn look(&self, edge: Edge<'_>, request: (&Request<'_>, usize), selection: &Selection<'_>) -> Vec<Level> {
+        let Some(mut draw) = selection.draw(request, edge.hold_us) else { return Vec::new() };
+        draw.ask.hits = Hits::Look;
+        self.store.draw(&draw, edge.now).map_or_else(|_| Vec::new(), |levels| levels.into_vec())
+    }
+}
+
+fn unknown_domain(descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
+    ExplainedDescriptor {
+        descriptor: descriptor_text(descriptor),
+        steps: Vec::new(),
+        outcome: "no rule file has this domain, so everything passes".to_owned(),
+        rule: None,
+        limits: Vec::new(),
+    }
+}
+
+fn explained(
+    rules: &RuleSet,
+    domain: &DomainRules,
+    (descriptor, selection): (&Descriptor<'_>, &Selection<'_>),
+    limits: Vec<ExplainedLimit>,
+) -> ExplainedDescriptor {
+    let trace = rules.trace(domain, &descriptor.entries);
+    let rule = match trace.end {
+        End::Rule(compiled) => Some(&compiled.rule),
+        _ => None,
+    };
+    let outcome = match (&trace.end, selection.rule, descriptor.limit_override.is_some()) {
+        (_, None, true) if !selection.limits.is_empty() => {
+            "the limit that came with the request decides; the rules are passed over".to_owned()
+        }
+        (End::Rule(_), _, _) if selection.unlimited => "this rule is unlimited: everything passes".to_owned(),
+        (End::Rule(_), _, _) if selection.limits.is_empty() => {
+            "another rule of this request replaces this one, so it passes".to_owned()
+        }
+        (End::Rule(_), _, _) => "this rule decides".to_owned(),
+        (End::NoEntries, _, _) => "it has no entries, so nothing limits it".to_owned(),
+        (End::NothingMet, _, _) => "this entry met nothing, so nothing limits it".to_owned(),
+        (End::NoLimit { children: 0 }, _, _) => {
+            "it ends at a node without a rate_limit, so everything passes".to_owned()
+        }
+        (End::NoLimit { children }, _, _) => {
+            format!("it ends at a node without a rate_limit, above {children} others: nothing limits it")
+        }
+        (End::TooLong { beyond }, _, _) => {
+            format!(
+                "it goes on for {beyond} more where the rules end, and a rule is for paths that end at it: nothing limits it"
+            )
+        }
+    };
+    ExplainedDescriptor {
+        descriptor: descriptor_text(descriptor),
+        steps: trace.steps.iter().zip(&descriptor.entries).map(explained_step).collect(),
+        outcome,
+        rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.origin.to_string() }),
+        limits,
+    }
+}
+
+fn explained_step((step, entry): (&Step<'_>, &Entry<'_>)) -> ExplainedStep {
+    let node = |place: &Place<'_>| String::from_utf8_lossy(place.composite).into_owned();
+    let how = |met| match met {
+        Met::Exact => "exact",
+        Met::Wildcard => "wildcard",
+        Met::Default => "default",
+    };
+    let why = |miss| match miss {
+        Miss::OtherValue => "its value is another",
+        Miss::PatternDiffers => "its wildcard does not match the value",
+        Miss::LaterWildcard => "it matches too, but an earlier wildcard goes first",
+        Miss::LessExact => "it matches too, but a value goes before a wildcard, and a wildcard before a bare key",
+        Miss::OtherKey => "its key is another",
+    };
+    ExplainedStep {
+        entry: entry_text(entry),
+        met: step.met.as_ref().map(|(met, place)| [how(*met).to_owned(), node(place), place.origin.to_string()]),
+        misses: step
+            .misses
+            .iter()
+            .map(|(place, miss)| [node(place), place.origin.to_string(), why(*miss).to_owned()])
+            .collect(),
+        more_misses: step.more_misses,
+    }
+}
+
+fn explained_limit(selected: &Selected<'_>, level: Option<&Level>) -> ExplainedLimit {
+    ExplainedLimit {
+        name: selected.name.to_owned(),
+        limit: limit_text(&selected.limit),
+        guarantee: match selected.limit.consistency() {
+            Consistency::Strict => "strict: every admitted hit is counted first",
+            Consistency::Eventual(_) => {
+                "eventual: counted in this process, so as exact as strict until replicas share a store"
+            }
+        },
+        shadow_mode: selected.shadow,
+        quota_mode: selected.quota,
+        counter: level.map(|level| ExplainedCounter {
+            passes: level.admitted,
+            used: level.after,
+            remaining: level.remaining,
+            reset_us: level.reset_us,
+            retry_after_us: level.retry_after_us,
+        }),
+    }
+}
+
+/// `10 per 5 minutes by token_bucket, bucket_size 20`.
+fn limit_text(limit: &Limit) -> String {
+    let (count, unit) = (limit.period().multiplier(), limit.period().unit().name());
+    let period = if count == 1 { unit.to_owned() } else { format!("{count} {unit}s") };
+    let capacity = match limit.algorithm() {
+        Algorithm::TokenBucket => format!(", bucket_size {}", limit.capacity()),
+        Algorithm::LeakyBucket => format!(", queue_size {}", limit.capacity()),
+        _ => String::new(),
+    };
+    let rejected = if limit.count_rejected() { ", refused hits count" } else { "" };
+    format!("{} per {period} by {}{capacity}{rejected}", limit.requests_per_unit(), limit.algorithm())
+}
+
+fn descriptor_text(descriptor: &Descriptor<'_>) -> String {
+    descriptor.entries.iter().map(entry_text).collect::<Vec<_>>().join(",")
+}
+
+fn entry_text(entry: &Entry<'_>) -> String {
+    format!("{}={}", String::from_utf8_lossy(entry.key), String::from_utf8_lossy(entry.value))
+}

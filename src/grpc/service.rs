@@ -1,0 +1,136 @@
+//! `ShouldRateLimit`: one question, one answer.
+//!
+//! The time and the rules are taken here, once for each request, and passed down. The decision itself never waits; an
+//! answer that a leaky bucket holds sleeps here, after the rules were let go, and costs a timer. This is the only
+//! place where errors become gRPC codes. What a caller sends besides the message (its deadline) is read here too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request, Response, Status};
+
+use super::{decode, encode};
+use crate::clock::Clock;
+use crate::config::live::LiveRules;
+use crate::decide::{DecideError, Decider, Edge};
+use crate::pb::rate_limit_service_server::RateLimitService;
+use crate::pb::{RateLimitRequest, RateLimitResponse};
+
+/// Answers requests, whichever way they came in.
+#[derive(Debug)]
+pub struct Service {
+    /// Where the time comes from.
+    pub clock: Clock,
+    /// The rules in force.
+    pub rules: Arc<LiveRules>,
+    /// What decides.
+    pub decider: Decider,
+}
+
+/// The most descriptors that one request may have: many times what any proxy sends, and little enough that a request
+/// costs its sender more than it costs us.
+pub const MOST_DESCRIPTORS: usize = 10_000;
+
+/// How long a caller is taken to wait if it does not say.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+/// The longest an answer is held, whatever a caller says.
+const LONGEST_HOLD: Duration = Duration::from_secs(3600);
+/// What a held answer needs to reach its caller before the deadline.
+const RETURN_MARGIN: Duration = Duration::from_millis(2);
+
+/// Why a request was not answered. Whose fault it is shows in [`AnswerError::code`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    /// The caller's fault.
+    #[error("rate limit descriptor list has {count} entries, more than {MOST_DESCRIPTORS}")]
+    TooManyDescriptors {
+        /// How many there are.
+        count: usize,
+    },
+    /// There is no decision.
+    #[error(transparent)]
+    Undecided(#[from] DecideError),
+}
+
+impl AnswerError {
+    /// The gRPC code of this error. Envoy treats all but OK alike: its `failure_mode_deny` decides.
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::TooManyDescriptors { .. }
+            | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors) => Code::InvalidArgument,
+            Self::Undecided(DecideError::NoRules | DecideError::Store) => Code::Unavailable,
+        }
+    }
+}
+
+impl Service {
+    /// Decides a request, and holds the answer for as long as the decision says. `deadline` is how long the caller
+    /// waits from now on.
+    pub async fn answer(
+        &self,
+        message: &RateLimitRequest,
+        deadline: Duration,
+    ) -> Result<RateLimitResponse, AnswerError> {
+        let (response, hold) = self.decide(message, deadline)?;
+        if !hold.is_zero() {
+            tokio::time::sleep(hold).await;
+        }
+        Ok(response)
+    }
+
+    /// Decides a request; the answer, and how long it is to be held.
+    pub fn decide(
+        &self,
+        message: &RateLimitRequest,
+        deadline: Duration,
+    ) -> Result<(RateLimitResponse, Duration), AnswerError> {
+        let count = message.descriptors.len();
+        if count > MOST_DESCRIPTORS {
+            return Err(AnswerError::TooManyDescriptors { count });
+        }
+        let loaded = self.rules.load();
+        let hold = deadline.saturating_sub(RETURN_MARGIN).min(LONGEST_HOLD);
+        let edge = Edge {
+            rules: loaded.as_deref().map(|loaded| &loaded.rules),
+            now: self.clock.now(),
+            hold_us: u64::try_from(hold.as_micros()).unwrap_or(u64::MAX),
+        };
+        let decision = self.decider.decide(edge, &decode::request(message))?;
+        Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
+    }
+}
+
+/// The service as tonic serves it.
+#[derive(Clone, Debug)]
+pub struct Rpc(pub Arc<Service>);
+
+#[tonic::async_trait]
+impl RateLimitService for Rpc {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let deadline = deadline(request.metadata()).unwrap_or(DEFAULT_DEADLINE);
+        match self.0.answer(request.get_ref(), deadline).await {
+            Ok(response) => Ok(Response::new(response)),
+            Err(error) => Err(Status::new(error.code(), error.to_string())),
+        }
+    }
+}
+
+/// What `grpc-timeout` says: up to eight digits and a unit. `None` if it is not there or says nothing.
+fn deadline(metadata: &MetadataMap) -> Option<Duration> {
+    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let count: u64 = (digits.len() <= 8).then(|| digits.parse().ok())??;
+    match unit {
+        "H" => Some(Duration::from_secs(count * 3600)),
+        "M" => Some(Duration::from_secs(count * 60)),
+        "S" => Some(Duration::from_secs(count)),
+        "m" => Some(Duration::from_millis(count)),
+        "u" => Some(Duration::from_micros(count)),
+        "n" => Some(Duration::from_nanos(count)),
+        _ => None,
+    }
+}

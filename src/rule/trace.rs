@@ -1,0 +1,144 @@
+//! Why a descriptor met the rule it met, and why its near misses did not match.
+//!
+//! A trace takes the very steps that matching takes, and looks at the siblings on the way. It is for people (`explain`),
+//! so it may be slow; what it lists is bounded.
+
+use super::Origin;
+use super::matching::Met;
+use super::set::{CompiledRule, DomainRules, NodeId, RuleSet};
+use super::wildcard::Pattern;
+use crate::request::Entry;
+
+/// The way of a descriptor through the tree.
+#[derive(Clone, Debug)]
+pub struct Trace<'r> {
+    /// One for each entry that was looked at.
+    pub steps: Vec<Step<'r>>,
+    /// How it ended.
+    pub end: End<'r>,
+}
+
+/// What one entry met.
+#[derive(Clone, Debug)]
+pub struct Step<'r> {
+    /// The node it met, and how.
+    pub met: Option<(Met, Place<'r>)>,
+    /// Siblings that could be taken for a match, with the reason why they are none; the first [`MOST_MISSES`].
+    pub misses: Vec<(Place<'r>, Miss)>,
+    /// Near misses beyond those.
+    pub more_misses: usize,
+}
+
+/// A node of the tree, as a person knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'r> {
+    /// `key` or `key_value`.
+    pub composite: &'r [u8],
+    /// Where it stands.
+    pub origin: &'r Origin,
+}
+
+/// Why a sibling did not match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// It has the key and another value.
+    OtherValue,
+    /// Its wildcard does not match the value.
+    PatternDiffers,
+    /// Its wildcard matches too, but stands later in the file.
+    LaterWildcard,
+    /// It matches too, but a value goes before a wildcard, and a wildcard before a bare key.
+    LessExact,
+    /// It has another key.
+    OtherKey,
+}
+
+/// How a trace ended.
+#[derive(Clone, Copy, Debug)]
+pub enum End<'r> {
+    /// At a rule.
+    Rule(&'r CompiledRule),
+    /// The descriptor has no entries.
+    NoEntries,
+    /// The last entry looked at met nothing.
+    NothingMet,
+    /// The path ended at a node without a `rate_limit`; it has so many children.
+    NoLimit {
+        /// Nodes below it.
+        children: usize,
+    },
+    /// The path goes on below a node without children; what that node limits is for paths that end there.
+    TooLong {
+        /// Entries beyond it.
+        beyond: usize,
+    },
+}
+
+/// Near misses that a step lists.
+pub const MOST_MISSES: usize = 16;
+
+impl RuleSet {
+    /// The way of `entries` through the rules of `domain`.
+    pub fn trace<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Trace<'r> {
+        let mut steps = Vec::new();
+        let mut node = domain.root;
+        for (place, entry) in entries.iter().enumerate() {
+            let met = self.step(node, entry);
+            steps.push(self.describe(node, entry, met));
+            let Some((next, _)) = met else { return Trace { steps, end: End::NothingMet } };
+            let met_node = &self.nodes[next as usize];
+            let beyond = entries.len() - place - 1;
+            if beyond == 0 {
+                let end = match met_node.rule.as_deref() {
+                    Some(rule) => End::Rule(rule),
+                    None => End::NoLimit { children: met_node.children.len() },
+                };
+                return Trace { steps, end };
+            }
+            if met_node.children.is_empty() {
+                return Trace { steps, end: End::TooLong { beyond } };
+            }
+            node = next;
+        }
+        Trace { steps, end: End::NoEntries }
+    }
+
+    fn describe(&self, parent: NodeId, entry: &Entry<'_>, met: Option<(NodeId, Met)>) -> Step<'_> {
+        let composite = [entry.key, b"_", entry.value].concat();
+        let mut misses: Vec<_> = self.nodes[parent as usize]
+            .children
+            .iter()
+            .filter(|child| met.is_none_or(|(met, _)| met != **child))
+            .filter_map(|child| Some((self.place(*child)?, self.miss(*child, entry.key, &composite, met))))
+            .filter(|(_, miss)| met.is_none() || *miss != Miss::OtherKey)
+            .collect();
+        // What has the key comes before what has not; file order otherwise.
+        misses.sort_by_key(|(_, miss)| *miss == Miss::OtherKey);
+        let more_misses = misses.len().saturating_sub(MOST_MISSES);
+        misses.truncate(MOST_MISSES);
+        Step { met: met.and_then(|(node, how)| Some((how, self.place(node)?))), misses, more_misses }
+    }
+
+    fn miss(&self, child: NodeId, key: &[u8], composite: &[u8], met: Option<(NodeId, Met)>) -> Miss {
+        let node = &self.nodes[child as usize];
+        let has_key = node.composite.get(..node.key_length) == Some(key);
+        if node.composite.contains(&b'*') {
+            return match (Pattern::new(&node.composite).matches(composite), met) {
+                (true, Some((_, Met::Exact))) => Miss::LessExact,
+                (true, _) => Miss::LaterWildcard,
+                (false, _) if has_key => Miss::PatternDiffers,
+                (false, _) => Miss::OtherKey,
+            };
+        }
+        match has_key {
+            true if node.composite.len() == node.key_length => Miss::LessExact,
+            true => Miss::OtherValue,
+            false => Miss::OtherKey,
+        }
+    }
+
+    fn place(&self, node: NodeId) -> Option<Place<'_>> {
+        let node = &self.nodes[node as usize];
+        node.origin.as_ref().map(|origin| Place { composite: &node.composite, origin })
+    }
+}
