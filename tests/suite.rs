@@ -6,3 +6,6 @@
 mod proto;
 #[path = "suite/wire.rs"]
 mod wire;
+//! The black-box suites, as one binary.
+#[path = "suite/logs.rs"]
+mod logs;

@@ -1,0 +1,175 @@
+//! The log as a collector sees it: its shape, its levels, and that nothing in a message can forge a line.
+
+#![expect(clippy::unwrap_used, reason = "what can not be unwrapped fails the test")]
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tollkeeper::clock::{Clock, Time};
+use tollkeeper::telemetry::logs::{FATAL, Format, LONGEST_VALUE_BYTES, Level, subscriber};
+use tollkeeper::telemetry::occasionally::Occasionally;
+use tracing::subscriber::with_default;
+
+/// Keeps what is written.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What `say` writes to the log at 2026-01-02T03:04:05.006007Z.
+fn log(level: Level, format: Format, say: impl FnOnce()) -> String {
+    let written = Written::default();
+    let writer = written.clone();
+    let clock = Clock::manual(Time::from_micros(1_767_323_045_006_007));
+    with_default(subscriber(level, format, clock, move || writer.clone()), say);
+    let bytes = written.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
+}
+
+fn json_log(say: impl FnOnce()) -> Value {
+    let text = log(Level::Trace, Format::Json, say);
+    assert_eq!(text.matches('\n').count(), 1, "one line: {text:?}");
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_json_line_has_the_keys_that_collectors_know() {
+    let line =
+        json_log(|| tracing::warn!(target: "tollkeeper", rules = 3, share = 0.5, ok = true, file = "a.yaml", "loaded"));
+    let expected = json!({
+        "@timestamp": "2026-01-02T03:04:05.006007000Z",
+        "level": "warning",
+        "@message": "loaded",
+        "rules": 3, "share": 0.5, "ok": true, "file": "a.yaml",
+    });
+    assert_eq!(line, expected);
+    let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
+    assert_eq!(keys[..3], ["@timestamp", "level", "@message"]);
+}
+
+#[test]
+fn a_field_can_not_take_the_place_of_a_key() {
+    let line = json_log(|| tracing::info!(target: "tollkeeper", level = "fatal", "@message" = "other", "said"));
+    assert_eq!((&line["level"], &line["@message"]), (&json!("info"), &json!("said")));
+    assert_eq!((&line["fields.level"], &line["fields.@message"]), (&json!("fatal"), &json!("other")));
+}
+
+#[test]
+fn a_text_line_has_time_level_and_message() {
+    let text = log(Level::Info, Format::Text, || {
+        tracing::error!(target: "tollkeeper", path = "a b", port = 8081, rule = %"x.y", empty = "", "no \"luck\"");
+    });
+    let expected = "time=\"2026-01-02T03:04:05.006007000Z\" level=error msg=\"no \\\"luck\\\"\" path=\"a b\" port=8081 rule=x.y empty=\"\"\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_stranger_can_not_forge_a_line_or_steer_a_terminal() {
+    let hostile = "x\nlevel=error msg=forged\r\u{1b}[2J\u{9b}31m\u{7f}\0\u{2028}\u{202e}\t\"";
+    for format in [Format::Text, Format::Json] {
+        let text = log(Level::Info, format, || {
+            tracing::warn!(target: "tollkeeper", value = hostile, shown = %hostile, debugged = ?hostile, "{hostile}");
+        });
+        assert_eq!(text.lines().count(), 1, "{text:?}");
+        let line = text.strip_suffix('\n').unwrap();
+        assert!(line.chars().all(|c| !c.is_control() && !"\u{2028}\u{202e}".contains(c)), "{line:?}");
+        if format == Format::Json {
+            let parsed: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(parsed["@message"], hostile);
+            assert_eq!(parsed["value"], hostile);
+        }
+    }
+}
+
+#[test]
+fn a_huge_value_is_cut_at_a_character() {
+    let huge = format!("a{}", "é".repeat(LONGEST_VALUE_BYTES));
+    let line = json_log(|| tracing::warn!(target: "tollkeeper", huge, "said"));
+    let written = line["huge"].as_str().unwrap();
+    assert!(written.ends_with("é... (16386 bytes more)"), "{}", &written[written.len() - 40..]);
+    assert!(written.len() < LONGEST_VALUE_BYTES + 40);
+}
+
+#[test]
+fn a_level_lets_through_itself_and_the_graver_ones() {
+    const ALL: [&str; 6] = ["fatal", "error", "warning", "info", "debug", "trace"];
+    for (name, written) in
+        [("panic", 0), ("FATAL", 1), ("error", 2), ("Warn", 3), ("WARNING", 3), ("info", 4), ("debug", 5), ("trace", 6)]
+    {
+        let text = log(Level::from_name(name).unwrap(), Format::Json, || {
+            tracing::error!(target: FATAL, "a");
+            tracing::error!(target: "tollkeeper::server", "b");
+            tracing::warn!(target: "tollkeeper::server", "c");
+            tracing::info!(target: "tollkeeper::server", "d");
+            tracing::debug!(target: "tollkeeper::server", "e");
+            tracing::trace!(target: "tollkeeper::server", "f");
+        });
+        let levels: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["level"].clone()).collect();
+        assert_eq!(levels, ALL[..written], "{name}");
+    }
+    assert_eq!(Level::from_name("loud"), None);
+    assert_eq!(Level::default(), Level::Warn);
+}
+
+#[test]
+fn libraries_are_quiet_below_warning() {
+    let say = || {
+        tracing::warn!(target: "h2", "a");
+        tracing::info!(target: "h2", "b");
+        tracing::debug!(target: "h2", "c");
+    };
+    for (level, lines) in [(Level::Error, 0), (Level::Warn, 1), (Level::Debug, 1), (Level::Trace, 3)] {
+        assert_eq!(log(level, Format::Text, say).lines().count(), lines, "{level:?}");
+    }
+}
+
+#[test]
+fn a_repeated_trouble_is_said_once_an_interval_with_a_count() {
+    let clock = Clock::manual(Time::from_secs(1000));
+    let trouble = Occasionally::every(Duration::from_secs(60));
+    let due_at = |second: u64| {
+        clock.set(Time::from_secs(second));
+        trouble.due(clock.now())
+    };
+    // (second, what the site may say)
+    let cases = [
+        (1000, Some(0)),
+        (1000, None),
+        (1059, None),
+        (1060, Some(2)),
+        (1061, None),
+        (5000, Some(1)),
+        // Set back an hour: not silent for an hour and a minute.
+        (1400, Some(0)),
+        (1401, None),
+        (1460, Some(1)),
+    ];
+    for (second, expected) in cases {
+        assert_eq!(due_at(second), expected, "at {second}");
+    }
+}
+
+#[test]
+fn of_many_threads_one_may_speak_and_all_others_are_counted() {
+    static TROUBLE: Occasionally = Occasionally::every(Duration::from_secs(60));
+    let spoke: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| (0..1000).filter(|_| TROUBLE.due(Time::from_secs(1000)).is_some()).count()))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(spoke, 1);
+    assert_eq!(TROUBLE.due(Time::from_secs(1060)), Some(7999));
+}
