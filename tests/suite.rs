@@ -9,3 +9,5 @@ mod wire;
 //! The black-box suites, as one binary.
 #[path = "suite/logs.rs"]
 mod logs;
+#[path = "suite/settings.rs"]
+mod settings;

@@ -1,0 +1,284 @@
+//! Every environment variable that this program knows: those of envoyproxy/ratelimit, and its own (`TOLLKEEPER_...`).
+//!
+//! One row each, in the order of the documentation: name, kind, default, what is done with it, and what it means. This
+//! is the only place that knows a default or a status; what a later release implements is changed here. Names that
+//! end in `*` stand for a family that some library reads.
+
+use std::time::Duration;
+
+use super::setting::Status::{Differs, Honoured, NoEffect, Refused};
+use super::setting::{Group, Kind, LONGEST, Refusal, Setting, Status, When};
+use crate::telemetry::logs::Level;
+
+/// The setting called `name`, or whose family it belongs to; a name of its own goes before a family.
+pub fn find(name: &str) -> Option<&'static Setting> {
+    let exact = TABLE.iter().find(|setting| setting.name == name);
+    exact.or_else(|| TABLE.iter().find(|setting| setting.covers(name)))
+}
+
+macro_rules! table {
+    ($($group:ident { $($name:literal $kind:expr, $default:literal, $status:expr, $doc:literal;)* })*) => {
+        &[$($(Setting {
+            name: $name, kind: $kind, default: $default, group: Group::$group, status: $status, doc: $doc,
+        },)*)*]
+    };
+}
+
+/// All settings, group by group.
+pub static TABLE: &[Setting] = table! {
+    Listeners {
+        "GRPC_HOST" Kind::Text, "0.0.0.0", Honoured, "address of the rate limit service; a wildcard takes IPv4 and IPv6";
+        "GRPC_PORT" PORT, "8081", Honoured, "port of the rate limit service and its health service; 0: any free one";
+        "GRPC_UDS" Kind::Path, "", Honoured, "unix socket of the rate limit service, in place of its address and port";
+        "HOST" Kind::Text, "0.0.0.0", Honoured, "address of /json, /healthcheck, /livez and /readyz";
+        "PORT" PORT, "8080", Honoured, "port of /json, /healthcheck, /livez and /readyz; 0: any free one";
+        "DEBUG_HOST" Kind::Text, "0.0.0.0", Honoured, "address of /rlconfig and what else shows the inside";
+        "DEBUG_PORT" PORT, "6070", Differs("there are no /debug/pprof pages"),
+            "port of /rlconfig and what else shows the inside; 0: any free one";
+    }
+    Grpc {
+        "GRPC_MAX_CONNECTION_AGE" AGE, "24h", Honoured, "a connection is asked to close after this time; 0: never";
+        "GRPC_MAX_CONNECTION_AGE_GRACE" AGE, "1h", Honoured, "its calls may take this much longer; 0: as long as they like";
+        "TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL" span(Duration::from_secs(1), DAY, true), "1m", Honoured,
+            "time between pings that find out whether a client is still there; 0: no pings";
+        "TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT" span(Duration::from_millis(100), HOUR, false), "20s", Honoured,
+            "a connection whose ping stays unanswered for this time is closed";
+        "TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS" Kind::Int { min: 1, max: 1 << 30 }, "4096", Honoured,
+            "calls that one connection may have open at once, held answers included";
+        "TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES" Kind::Bytes { min: 1 << 10, max: 1 << 30 }, "4MiB", Honoured,
+            "the largest request that is read";
+        "TOLLKEEPER_REFLECTION" Kind::Bool, "false", Honoured, "offer gRPC server reflection";
+    }
+    Rules {
+        "CONFIG_TYPE" exactly(&["FILE", "GRPC_XDS_SOTW"]), "FILE", Refused(NO_XDS), "where rules come from";
+        "RUNTIME_ROOT" Kind::Path, "/srv/runtime_data/current", Honoured, "directory in or below which the rule files are";
+        "RUNTIME_SUBDIRECTORY" Kind::Path, "", Honoured, "directory below RUNTIME_ROOT";
+        "RUNTIME_APPDIRECTORY" Kind::Path, "config", Honoured, "directory below RUNTIME_SUBDIRECTORY that holds the rule files";
+        "RUNTIME_IGNOREDOTFILES" Kind::Bool, "false", Honoured, "skip files and directories whose names begin with a dot";
+        "RUNTIME_WATCH_ROOT" Kind::Bool, "true", Differs("files edited in place are noticed too, whatever it says"),
+            "watch RUNTIME_ROOT for a swapped symbolic link, rather than the directory of the rule files";
+        "MERGE_DOMAIN_CONFIG" Kind::Bool, "false", Differs("files are merged in the order of their names"),
+            "files with the same domain are merged, rather than refused";
+        "FORCE_START_WITHOUT_INITIAL_CONFIG" Kind::Bool, "false", Honoured, "start without waiting for the first rules";
+        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" Kind::Bool, "false", Honoured, "be healthy only once a domain is loaded";
+        "TOLLKEEPER_POLL_INTERVAL" span(Duration::from_millis(100), DAY, true), "10s", Honoured,
+            "how often the contents of the rule files are compared, for file systems that send no events; 0: never";
+        "TOLLKEEPER_RELOAD_DEBOUNCE" span(Duration::ZERO, Duration::from_secs(10), true), "100ms", Honoured,
+            "rule files are read when nothing has changed for this time";
+        "TOLLKEEPER_LOG_MAX" Kind::Int { min: 1, max: 1_000_000 }, "10000", Honoured,
+            "the most requests_per_unit that a sliding_window_log may have";
+        "USE_CALENDAR_MONTH_RATE_LIMIT" Kind::Bool, "false", Honoured,
+            "fixed windows of months are calendar months in UTC, rather than 30 days";
+    }
+    Answers {
+        "SHADOW_MODE" Kind::Bool, "false", Honoured, "refuse nothing, whatever the rules say";
+        "QUOTA_MODE" Kind::Bool, "false", Honoured, "every limit is a quota: a request is refused when all of its quotas are used up";
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" Kind::Bool, "false", Honoured,
+            "a refused request is charged only to the limits that refuse it";
+        "LIMIT_RESPONSE_HEADERS_ENABLED" Kind::Bool, "false", Honoured, "send the three headers below with every answer";
+        "LIMIT_LIMIT_HEADER" Kind::Header, "RateLimit-Limit", Honoured, "header with the limit";
+        "LIMIT_REMAINING_HEADER" Kind::Header, "RateLimit-Remaining", Honoured, "header with what is left of it";
+        "LIMIT_RESET_HEADER" Kind::Header, "RateLimit-Reset", Honoured, "header with the seconds until it is reset";
+        "TOLLKEEPER_RETRY_AFTER_HEADER" Kind::Header, "Retry-After", Honoured,
+            "header of a refusal with the seconds until the same request could pass; empty: none";
+        "RESPONSE_DYNAMIC_METADATA" Kind::Bool, "false", Differs("metadata of a rule stays with its rule"),
+            "describe the request, and the metadata of the rules it met, in the dynamic metadata of the answer";
+        "TOLLKEEPER_METADATA_VERDICTS" Kind::Bool, "false", Honoured,
+            "name the rules that refused in the dynamic metadata of the answer";
+        "TOLLKEEPER_ON_STORE_ERROR" any_case(&["local", "allow", "deny", "error"]), "local", Honoured,
+            "what a rule that says nothing about it answers when its counter can not be asked";
+    }
+    Counters {
+        "BACKEND_TYPE" exactly(&["redis", "memcache"]), "", Refused(NO_BACKEND),
+            "where counters live; not set: in this process";
+        "TOLLKEEPER_MEMORY_BYTES" Kind::Bytes { min: 1 << 20, max: 1 << 40 }, "512MiB", Honoured,
+            "what the counters in this process may take; when it is used up, the least used ones go";
+        "LOCAL_CACHE_SIZE_IN_BYTES" AT_LEAST_0, "0", NoEffect { when: When::Filled, why: IN_PROCESS },
+            "size of a cache of limits known to be used up; 0: none";
+        "EXPIRATION_JITTER_MAX_SECONDS" ANY_INT, "300", NoEffect { when: When::Set, why: IN_PROCESS },
+            "random seconds by which a counter outlives its window";
+        "CACHE_KEY_PREFIX" Kind::Text, "", NoEffect { when: When::Filled, why: IN_PROCESS }, "what the keys of counters begin with";
+    }
+    Process {
+        "TOLLKEEPER_DRAIN_PERIOD" span(Duration::ZERO, HOUR, true), "5s", Honoured,
+            "how long a stop goes on serving after health says no, so that clients go elsewhere";
+        "TOLLKEEPER_SHUTDOWN_TIMEOUT" span(Duration::ZERO, HOUR, true), "25s", Honoured,
+            "the longest a stop takes from its signal, TOLLKEEPER_DRAIN_PERIOD included; then the process ends";
+        "TOLLKEEPER_WORKER_THREADS" Kind::Int { min: 0, max: 1024 }, "0", Honoured, "threads that serve; 0: one for each core";
+        "GOMAXPROCS" Kind::Text, "", NoEffect { when: When::Set, why: "it is for Go programs; see TOLLKEEPER_WORKER_THREADS" },
+            "threads of a Go program";
+        "GOMEMLIMIT" Kind::Text, "", NoEffect { when: When::Set, why: "it is for Go programs; see TOLLKEEPER_MEMORY_BYTES" },
+            "memory of a Go program";
+    }
+    Logs {
+        "LOG_LEVEL" any_case(&Level::NAMES), "WARN", Honoured, "what is logged: this and graver";
+        "LOG_FORMAT" any_case(&["text", "json", ""]), "text", Honoured, "how a line of the log looks";
+    }
+    Metrics {
+        "USE_STATSD" Kind::Bool, "true", NoEffect { when: When::True, why: NO_METRICS }, "send metrics to statsd";
+        "STATSD_HOST" Kind::Text, "localhost", NO_METRICS_YET, "host of statsd";
+        "STATSD_PORT" PORT, "8125", NO_METRICS_YET, "port of statsd";
+        "STATSD_PROTOCOL" Kind::Text, "tcp", NO_METRICS_YET, "tcp or udp";
+        "USE_DOG_STATSD" Kind::Bool, "false", NoEffect { when: When::True, why: NO_METRICS }, "send metrics to DogStatsD";
+        "USE_DOG_STATSD_MOGRIFIERS" Kind::List, "", NO_METRICS_YET, "names of the rewriting rules below";
+        "DOG_STATSD_MOGRIFIER_*" Kind::Text, "", NO_METRICS_YET, "pattern, name and tags of a rewriting rule";
+        "USE_PROMETHEUS" Kind::Bool, "false", NoEffect { when: When::True, why: NO_METRICS }, "serve metrics to Prometheus";
+        "PROMETHEUS_ADDR" Kind::Address, ":9090", NO_METRICS_YET, "address and port of the Prometheus listener";
+        "PROMETHEUS_PATH" Kind::Text, "/metrics", NO_METRICS_YET, "path of the metrics";
+        "PROMETHEUS_MAPPER_YAML" Kind::Path, "", NO_METRICS_YET, "file that maps statsd names to Prometheus names";
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" Kind::Bool, "false", NoEffect { when: When::True, why: NO_METRICS },
+            "response times in milliseconds, rather than seconds";
+        "EXTRA_TAGS" Kind::Map, "", NO_METRICS_YET, "tags on every metric";
+        "STATS_FLUSH_INTERVAL" ANY_SPAN, "10s", NO_METRICS_YET, "how often metrics are sent";
+        "DISABLE_STATS" Kind::Bool, "false", Honoured, "no metrics at all";
+        "NEAR_LIMIT_RATIO" Kind::Float { min: 0.0, max: 1.0 }, "0.8", NO_METRICS_YET, "share of a limit from which a hit counts as near it";
+        "GOSTATS_*" Kind::Text, "", NO_METRICS_YET, "settings of a Go statsd library";
+        "DD_*" Kind::Secret, "", NO_METRICS_YET, "settings of the Datadog client";
+    }
+    Tracing {
+        "TRACING_ENABLED" Kind::Bool, "false", NoEffect { when: When::True, why: NO_TRACING }, "send traces over OTLP";
+        "TRACING_SERVICE_NAME" Kind::Text, "RateLimit", NO_TRACING_YET, "name of the service in traces";
+        "TRACING_SERVICE_NAMESPACE" Kind::Text, "", NO_TRACING_YET, "namespace of the service in traces";
+        "TRACING_SERVICE_INSTANCE_ID" Kind::Text, "", NO_TRACING_YET, "instance in traces; empty: a random one";
+        "TRACING_EXPORTER_PROTOCOL" Kind::Text, "http", NO_TRACING_YET, "http or grpc";
+        "TRACING_SAMPLING_RATE" ANY_FLOAT, "1", NO_TRACING_YET, "share of the traces begun here that is kept";
+        "OTEL_EXPORTER_OTLP_*" Kind::Secret, "", NO_TRACING_YET, "where traces go, and with which headers and certificates";
+    }
+    Tls {
+        "GRPC_SERVER_USE_TLS" Kind::Bool, "false", Refused(NO_SERVER_TLS), "serve gRPC over TLS";
+        "GRPC_SERVER_TLS_CERT" Kind::Path, "", WITHOUT_TLS, "certificate of the gRPC listener";
+        "GRPC_SERVER_TLS_KEY" Kind::Path, "", WITHOUT_TLS, "private key of the gRPC listener";
+        "GRPC_SERVER_TLS_CA_CERT" Kind::Path, "",
+            NoEffect { when: When::Filled, why: "envoyproxy/ratelimit does not read it either" }, "set by Envoy Gateway";
+        "GRPC_CLIENT_TLS_CACERT" Kind::Path, "", Refused(NO_CLIENT_TLS), "authority that must have signed a client's certificate";
+        "GRPC_CLIENT_TLS_SAN" Kind::Text, "", Refused(NO_CLIENT_TLS), "DNS name that a client's certificate must hold";
+    }
+    Xds {
+        "CONFIG_GRPC_XDS_NODE_ID" Kind::Text, "default", WITHOUT_XDS, "node id";
+        "CONFIG_GRPC_XDS_NODE_METADATA" Kind::Text, "", WITHOUT_XDS, "node metadata: k=v,k=v";
+        "CONFIG_GRPC_XDS_SERVER_URL" Kind::Url, "localhost:18000", WITHOUT_XDS, "address of the xDS server";
+        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL" ANY_SPAN, "3s", WITHOUT_XDS, "time between attempts to connect";
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" Kind::Secret, "", WITHOUT_XDS, "headers of the stream: k:v,k:v";
+        "CONFIG_GRPC_XDS_SERVER_USE_TLS" Kind::Bool, "false", WITHOUT_XDS, "connect over TLS";
+        "CONFIG_GRPC_XDS_CLIENT_TLS_CERT" Kind::Path, "", WITHOUT_XDS, "certificate shown to the xDS server";
+        "CONFIG_GRPC_XDS_CLIENT_TLS_KEY" Kind::Path, "", WITHOUT_XDS, "its private key";
+        "CONFIG_GRPC_XDS_SERVER_TLS_CACERT" Kind::Path, "", WITHOUT_XDS, "authority that must have signed the server's certificate";
+        "CONFIG_GRPC_XDS_SERVER_TLS_SAN" Kind::Text, "", WITHOUT_XDS, "name that the server's certificate must hold";
+        "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" ANY_SPAN, "10s", WITHOUT_XDS, "first wait after a lost stream";
+        "XDS_CLIENT_BACKOFF_MAX_INTERVAL" ANY_SPAN, "60s", WITHOUT_XDS, "longest wait after a lost stream";
+        "XDS_CLIENT_BACKOFF_RANDOM_FACTOR" ANY_FLOAT, "0.5", WITHOUT_XDS, "how much the waits vary";
+        "XDS_CLIENT_BACKOFF_JITTER" Kind::Bool, "true", WITHOUT_XDS, "whether the waits vary";
+        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" ANY_INT, "0", WITHOUT_XDS, "the largest message that is read; 0: 4 MiB";
+    }
+    Redis {
+        "REDIS_SOCKET_TYPE" Kind::Text, "unix", Refused(NO_REDIS), "tcp or unix";
+        "REDIS_TYPE" any_case(&["SINGLE", "SENTINEL", "CLUSTER"]), "SINGLE", Refused(NO_REDIS), "how Redis is set up";
+        "REDIS_URL" Kind::Url, "/var/run/nutcracker/ratelimit.sock", Refused(NO_REDIS), "host:port, socket, redis:// or a list, by REDIS_TYPE";
+        "REDIS_POOL_SIZE" ANY_INT, "10", Refused(NO_REDIS), "connections to each node";
+        "REDIS_AUTH" Kind::Secret, "", Refused(NO_REDIS), "password, or user:password";
+        "REDIS_TLS" Kind::Bool, "false", Refused(NO_REDIS), "connect over TLS";
+        "REDIS_TLS_CLIENT_CERT" Kind::Path, "", Refused(NO_REDIS), "certificate shown to Redis";
+        "REDIS_TLS_CLIENT_KEY" Kind::Path, "", Refused(NO_REDIS), "its private key";
+        "REDIS_TLS_CACERT" Kind::Path, "", Refused(NO_REDIS), "authority that must have signed the certificate of Redis";
+        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" Kind::Bool, "false", Refused(NO_REDIS), "accept a certificate for another name";
+        "REDIS_PIPELINE_WINDOW" ANY_SPAN, "0", Refused(NO_REDIS), "how long commands are gathered";
+        "REDIS_PIPELINE_LIMIT" ANY_INT, "0", Refused(NO_REDIS), "how many commands are gathered";
+        "REDIS_CLUSTER_PIPELINE_PARALLELISM" ANY_INT, "1", Refused(NO_REDIS), "nodes asked at once";
+        "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" Kind::Bool, "false", Refused(NO_REDIS), "be unhealthy without a connection";
+        "REDIS_TIMEOUT" ANY_SPAN, "10s", Refused(NO_REDIS), "the longest that connecting takes";
+        "REDIS_POOL_ON_EMPTY_BEHAVIOR" Kind::Text, "WAIT", Refused(NO_REDIS), "WAIT, CREATE or ERROR";
+        "REDIS_SENTINEL_AUTH" Kind::Secret, "", Refused(NO_REDIS), "password, or user:password, for sentinels";
+        "REDIS_PERSECOND" Kind::Bool, "false", Refused(NO_REDIS), "limits per second are counted in another Redis";
+        "REDIS_PERSECOND_SOCKET_TYPE" Kind::Text, "unix", Refused(NO_REDIS), "as REDIS_SOCKET_TYPE, for limits per second";
+        "REDIS_PERSECOND_TYPE" any_case(&["SINGLE", "SENTINEL", "CLUSTER"]), "SINGLE", Refused(NO_REDIS), "as REDIS_TYPE, for limits per second";
+        "REDIS_PERSECOND_URL" Kind::Url, "/var/run/nutcracker/ratelimitpersecond.sock", Refused(NO_REDIS), "as REDIS_URL, for limits per second";
+        "REDIS_PERSECOND_POOL_SIZE" ANY_INT, "10", Refused(NO_REDIS), "as REDIS_POOL_SIZE, for limits per second";
+        "REDIS_PERSECOND_AUTH" Kind::Secret, "", Refused(NO_REDIS), "as REDIS_AUTH, for limits per second";
+        "REDIS_PERSECOND_TLS" Kind::Bool, "false", Refused(NO_REDIS), "as REDIS_TLS, for limits per second";
+        "REDIS_PERSECOND_SENTINEL_AUTH" Kind::Secret, "", Refused(NO_REDIS), "as REDIS_SENTINEL_AUTH, for limits per second";
+        "REDIS_PERSECOND_PIPELINE_WINDOW" ANY_SPAN, "0", Refused(NO_REDIS), "as REDIS_PIPELINE_WINDOW, for limits per second";
+        "REDIS_PERSECOND_PIPELINE_LIMIT" ANY_INT, "0", Refused(NO_REDIS), "as REDIS_PIPELINE_LIMIT, for limits per second";
+        "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM" ANY_INT, "1", Refused(NO_REDIS), "as REDIS_CLUSTER_PIPELINE_PARALLELISM, for limits per second";
+        "REDIS_PERSECOND_TIMEOUT" ANY_SPAN, "10s", Refused(NO_REDIS), "as REDIS_TIMEOUT, for limits per second";
+        "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR" Kind::Text, "WAIT", Refused(NO_REDIS), "as REDIS_POOL_ON_EMPTY_BEHAVIOR, for limits per second";
+        "REDIS_STARTUP_INITIAL_INTERVAL" ANY_SPAN, "1s", Refused(NO_REDIS), "first wait between attempts to connect at the start";
+        "REDIS_STARTUP_MAX_INTERVAL" ANY_SPAN, "30s", Refused(NO_REDIS), "longest wait between attempts to connect at the start";
+        "REDIS_STARTUP_MAX_ELAPSED_TIME" ANY_SPAN, "0", Refused(NO_REDIS), "when to give up at the start; 0: never";
+        "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR" Kind::Bool, "false", Refused(NO_REDIS), "connect anew when Redis turns read-only";
+        "REDIS_POOL_ON_EMPTY_WAIT_DURATION" Kind::Text, "", NO_LONGER_READ, "gone from envoyproxy/ratelimit";
+        "REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION" Kind::Text, "", NO_LONGER_READ, "gone from envoyproxy/ratelimit";
+    }
+    Memcache {
+        "MEMCACHE_HOST_PORT" Kind::List, "", WITHOUT_MEMCACHE, "servers: host:port,host:port";
+        "MEMCACHE_MAX_IDLE_CONNS" ANY_INT, "2", WITHOUT_MEMCACHE, "idle connections to each server";
+        "MEMCACHE_SRV" Kind::Text, "", WITHOUT_MEMCACHE, "DNS record that names the servers";
+        "MEMCACHE_SRV_REFRESH" ANY_SPAN, "0", WITHOUT_MEMCACHE, "how often that record is read; 0: once";
+        "MEMCACHE_TLS" Kind::Bool, "false", WITHOUT_MEMCACHE, "connect over TLS";
+        "MEMCACHE_TLS_CLIENT_CERT" Kind::Path, "", WITHOUT_MEMCACHE, "certificate shown to memcache";
+        "MEMCACHE_TLS_CLIENT_KEY" Kind::Path, "", WITHOUT_MEMCACHE, "its private key";
+        "MEMCACHE_TLS_CACERT" Kind::Path, "", WITHOUT_MEMCACHE, "authority that must have signed the certificate of memcache";
+        "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION" Kind::Bool, "false", WITHOUT_MEMCACHE, "accept a certificate for another name";
+    }
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+const PORT: Kind = Kind::Int { min: 0, max: 65_535 };
+const ANY_INT: Kind = Kind::Int { min: i64::MIN, max: i64::MAX };
+const ANY_FLOAT: Kind = Kind::Float { min: f64::MIN, max: f64::MAX };
+const AT_LEAST_0: Kind = Kind::Int { min: 0, max: i64::MAX };
+const AGE: Kind = span(Duration::from_millis(1), LONGEST, true);
+const ANY_SPAN: Kind = span(Duration::ZERO, LONGEST, true);
+
+const fn span(min: Duration, max: Duration, zero: bool) -> Kind {
+    Kind::Duration { min, max, zero }
+}
+
+const fn exactly(words: &'static [&'static str]) -> Kind {
+    Kind::OneOf { words, any_case: false }
+}
+
+const fn any_case(words: &'static [&'static str]) -> Kind {
+    Kind::OneOf { words, any_case: true }
+}
+
+const IN_PROCESS: &str = "counters live in this process, where there is nothing to do for it";
+const NO_METRICS: &str = "metrics are not in this release";
+const NO_TRACING: &str = "traces are not in this release";
+const NO_METRICS_YET: Status = NoEffect { when: When::Filled, why: NO_METRICS };
+const NO_TRACING_YET: Status = NoEffect { when: When::Filled, why: NO_TRACING };
+const WITHOUT_TLS: Status = NoEffect { when: When::Filled, why: "it is only read with GRPC_SERVER_USE_TLS=true" };
+const WITHOUT_XDS: Status = NoEffect { when: When::Filled, why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW" };
+const WITHOUT_MEMCACHE: Status = NoEffect { when: When::Filled, why: "it is only read with BACKEND_TYPE=memcache" };
+const NO_LONGER_READ: Status =
+    NoEffect { when: When::Set, why: "envoyproxy/ratelimit does not read it any more either" };
+
+const NO_XDS: &[Refusal] = &[Refusal {
+    when: When::Is("GRPC_XDS_SOTW"),
+    why: "rules over xDS are not in this release",
+    instead: "unset it and give the rules as files, by --config or RUNTIME_ROOT",
+}];
+const NO_REDIS: &[Refusal] = &[Refusal {
+    when: When::Set,
+    why: "counters in Redis are not in this release",
+    instead: "unset it to count in this process",
+}];
+const NO_BACKEND: &[Refusal] = &[
+    Refusal {
+        when: When::Is("memcache"),
+        why: "counters in memcache leak under load and are not supported",
+        instead: "unset it to count in this process",
+    },
+    NO_REDIS[0],
+];
+const NO_SERVER_TLS: &[Refusal] = &[Refusal {
+    when: When::True,
+    why: "TLS is not in this release",
+    instead: "unset it and let a sidecar or mesh encrypt",
+}];
+const NO_CLIENT_TLS: &[Refusal] = &[Refusal {
+    when: When::Filled,
+    why: "checking certificates of clients is not in this release",
+    instead: "unset it and let a sidecar or mesh check them",
+}];

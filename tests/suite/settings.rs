@@ -1,0 +1,758 @@
+//! Settings from an environment: every name of envoyproxy/ratelimit, its defaults and its syntax, and what is refused.
+
+#![expect(clippy::unwrap_used, reason = "what can not be unwrapped fails the test")]
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tollkeeper::limit::StorePolicy;
+use tollkeeper::settings::address::{Address, Host};
+use tollkeeper::settings::report::{Fate, Line, report};
+use tollkeeper::settings::setting::{Group, Kind};
+use tollkeeper::settings::value::{Secret, Value, shown};
+use tollkeeper::settings::{GrpcListener, HeaderNames, Notice, Settings, parse, reference, table};
+use tollkeeper::telemetry::logs;
+
+type Vars<'a> = &'a [(&'a str, &'a str)];
+
+fn os(vars: Vars<'_>) -> impl Iterator<Item = (OsString, OsString)> {
+    vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)))
+}
+
+fn read(vars: Vars<'_>) -> Settings {
+    Settings::from_env(os(vars)).unwrap().0
+}
+
+/// The lines that a start with `vars` fails with.
+fn problems(vars: Vars<'_>) -> Vec<String> {
+    Settings::from_env(os(vars)).unwrap_err().to_string().lines().map(str::to_owned).collect()
+}
+
+fn notices(vars: Vars<'_>) -> Vec<String> {
+    Settings::from_env(os(vars)).unwrap().1.iter().map(Notice::to_string).collect()
+}
+
+/// Every variable that envoyproxy/ratelimit reads, with its default there.
+const PEER: &[(&str, &str)] = &[
+    ("HOST", "0.0.0.0"),
+    ("PORT", "8080"),
+    ("DEBUG_HOST", "0.0.0.0"),
+    ("DEBUG_PORT", "6070"),
+    ("GRPC_UDS", ""),
+    ("GRPC_HOST", "0.0.0.0"),
+    ("GRPC_PORT", "8081"),
+    ("GRPC_MAX_CONNECTION_AGE", "24h"),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", "1h"),
+    ("GRPC_SERVER_USE_TLS", "false"),
+    ("GRPC_SERVER_TLS_CERT", ""),
+    ("GRPC_SERVER_TLS_KEY", ""),
+    ("GRPC_CLIENT_TLS_CACERT", ""),
+    ("GRPC_CLIENT_TLS_SAN", ""),
+    ("LOG_LEVEL", "WARN"),
+    ("LOG_FORMAT", "text"),
+    ("CONFIG_TYPE", "FILE"),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "false"),
+    ("CONFIG_GRPC_XDS_NODE_ID", "default"),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", ""),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000"),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s"),
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ""),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false"),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", ""),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", ""),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", ""),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", ""),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s"),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s"),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5"),
+    ("XDS_CLIENT_BACKOFF_JITTER", "true"),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "0"),
+    ("USE_DOG_STATSD", "false"),
+    ("USE_DOG_STATSD_MOGRIFIERS", ""),
+    ("USE_STATSD", "true"),
+    ("STATSD_HOST", "localhost"),
+    ("STATSD_PORT", "8125"),
+    ("EXTRA_TAGS", ""),
+    ("STATS_FLUSH_INTERVAL", "10s"),
+    ("DISABLE_STATS", "false"),
+    ("USE_PROMETHEUS", "false"),
+    ("PROMETHEUS_ADDR", ":9090"),
+    ("PROMETHEUS_PATH", "/metrics"),
+    ("PROMETHEUS_MAPPER_YAML", ""),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "false"),
+    ("RUNTIME_ROOT", "/srv/runtime_data/current"),
+    ("RUNTIME_SUBDIRECTORY", ""),
+    ("RUNTIME_APPDIRECTORY", "config"),
+    ("RUNTIME_IGNOREDOTFILES", "false"),
+    ("RUNTIME_WATCH_ROOT", "true"),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "300"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
+    ("NEAR_LIMIT_RATIO", "0.8"),
+    ("CACHE_KEY_PREFIX", ""),
+    // There it is redis; here, not set means this process.
+    ("BACKEND_TYPE", ""),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false"),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", "false"),
+    ("LIMIT_LIMIT_HEADER", "RateLimit-Limit"),
+    ("LIMIT_REMAINING_HEADER", "RateLimit-Remaining"),
+    ("LIMIT_RESET_HEADER", "RateLimit-Reset"),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false"),
+    ("REDIS_SOCKET_TYPE", "unix"),
+    ("REDIS_TYPE", "SINGLE"),
+    ("REDIS_URL", "/var/run/nutcracker/ratelimit.sock"),
+    ("REDIS_POOL_SIZE", "10"),
+    ("REDIS_AUTH", ""),
+    ("REDIS_TLS", "false"),
+    ("REDIS_TLS_CLIENT_CERT", ""),
+    ("REDIS_TLS_CLIENT_KEY", ""),
+    ("REDIS_TLS_CACERT", ""),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "false"),
+    ("REDIS_PIPELINE_WINDOW", "0"),
+    ("REDIS_PIPELINE_LIMIT", "0"),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "1"),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false"),
+    ("REDIS_TIMEOUT", "10s"),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "WAIT"),
+    ("REDIS_SENTINEL_AUTH", ""),
+    ("REDIS_PERSECOND", "false"),
+    ("REDIS_PERSECOND_SOCKET_TYPE", "unix"),
+    ("REDIS_PERSECOND_TYPE", "SINGLE"),
+    ("REDIS_PERSECOND_URL", "/var/run/nutcracker/ratelimitpersecond.sock"),
+    ("REDIS_PERSECOND_POOL_SIZE", "10"),
+    ("REDIS_PERSECOND_AUTH", ""),
+    ("REDIS_PERSECOND_TLS", "false"),
+    ("REDIS_PERSECOND_SENTINEL_AUTH", ""),
+    ("REDIS_PERSECOND_PIPELINE_WINDOW", "0"),
+    ("REDIS_PERSECOND_PIPELINE_LIMIT", "0"),
+    ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", "1"),
+    ("REDIS_PERSECOND_TIMEOUT", "10s"),
+    ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "WAIT"),
+    ("REDIS_STARTUP_INITIAL_INTERVAL", "1s"),
+    ("REDIS_STARTUP_MAX_INTERVAL", "30s"),
+    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "0"),
+    ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "false"),
+    ("REDIS_POOL_ON_EMPTY_WAIT_DURATION", ""),
+    ("REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION", ""),
+    ("MEMCACHE_HOST_PORT", ""),
+    ("MEMCACHE_MAX_IDLE_CONNS", "2"),
+    ("MEMCACHE_SRV", ""),
+    ("MEMCACHE_SRV_REFRESH", "0"),
+    ("MEMCACHE_TLS", "false"),
+    ("MEMCACHE_TLS_CLIENT_CERT", ""),
+    ("MEMCACHE_TLS_CLIENT_KEY", ""),
+    ("MEMCACHE_TLS_CACERT", ""),
+    ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "false"),
+    ("SHADOW_MODE", "false"),
+    ("QUOTA_MODE", "false"),
+    ("RESPONSE_DYNAMIC_METADATA", "false"),
+    ("MERGE_DOMAIN_CONFIG", "false"),
+    ("TRACING_ENABLED", "false"),
+    ("TRACING_SERVICE_NAME", "RateLimit"),
+    ("TRACING_SERVICE_NAMESPACE", ""),
+    ("TRACING_SERVICE_INSTANCE_ID", ""),
+    ("TRACING_EXPORTER_PROTOCOL", "http"),
+    ("TRACING_SAMPLING_RATE", "1"),
+    ("USE_CALENDAR_MONTH_RATE_LIMIT", "false"),
+    // Read by its libraries.
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+    ("OTEL_EXPORTER_OTLP_HEADERS", ""),
+    ("STATSD_PROTOCOL", "tcp"),
+    ("GOSTATS_BATCH_ENABLED", ""),
+    ("DOG_STATSD_MOGRIFIER_X_PATTERN", ""),
+    ("DD_AGENT_HOST", ""),
+    ("GOMAXPROCS", ""),
+    ("GOMEMLIMIT", ""),
+    // Set by Envoy Gateway.
+    ("GRPC_SERVER_TLS_CA_CERT", ""),
+];
+
+#[test]
+fn every_variable_of_the_peer_is_known_with_its_default() {
+    for (name, default) in PEER {
+        let setting = table::find(name).unwrap_or_else(|| panic!("{name} is not in the table"));
+        assert_eq!(setting.default, *default, "{name}");
+    }
+}
+
+#[test]
+fn the_table_has_each_name_once_and_defaults_of_their_kind() {
+    for (i, setting) in table::TABLE.iter().enumerate() {
+        let name = setting.name;
+        assert!(table::TABLE[..i].iter().all(|other| other.name != name), "{name} twice");
+        let is_own = name.starts_with("TOLLKEEPER_");
+        assert!(is_own || PEER.iter().any(|(known, _)| setting.covers(known)), "{name} is neither's");
+        assert!(
+            !setting.doc.is_empty() && setting.doc.len() < 120 && !setting.doc.contains('|'),
+            "{name}: {}",
+            setting.doc
+        );
+        assert!(Group::ALL.contains(&setting.group));
+        if !setting.default.is_empty() {
+            parse::value(setting.kind, setting.default).unwrap_or_else(|fault| panic!("{name}: {fault:?}"));
+        }
+    }
+}
+
+#[test]
+fn an_empty_environment_gives_the_defaults() {
+    let settings = read(&[]);
+    let wildcard = |port| Address { host: Host::Wildcard, port };
+    assert_eq!(settings.listeners.grpc, GrpcListener::Tcp(wildcard(8081)));
+    assert_eq!((&settings.listeners.http, &settings.listeners.debug), (&wildcard(8080), &wildcard(6070)));
+    let grpc = &settings.grpc;
+    assert_eq!(grpc.max_connection_age, Some(Duration::from_secs(86_400)));
+    assert_eq!(grpc.max_connection_age_grace, Some(Duration::from_secs(3600)));
+    assert_eq!(
+        (grpc.keepalive_interval, grpc.keepalive_timeout),
+        (Some(Duration::from_secs(60)), Duration::from_secs(20))
+    );
+    assert_eq!((grpc.max_concurrent_streams, grpc.max_message_bytes, grpc.reflection), (4096, 4 << 20, false));
+    let rules = &settings.rules;
+    assert_eq!(rules.root, Path::new("/srv/runtime_data/current"));
+    assert_eq!((rules.subdirectory.as_path(), rules.app_directory.as_path()), (Path::new(""), Path::new("config")));
+    assert_eq!((rules.ignore_dot_files, rules.watch_root, rules.merge_domains), (false, true, false));
+    assert_eq!((rules.force_start_without_initial_config, rules.healthy_with_at_least_one_config), (false, false));
+    assert_eq!(
+        (rules.poll_interval, rules.reload_debounce),
+        (Some(Duration::from_secs(10)), Duration::from_millis(100))
+    );
+    assert_eq!((rules.on_store_error, rules.log_max, rules.calendar_months), (StorePolicy::Local, 10_000, false));
+    let behaviour = &settings.behaviour;
+    assert!(!behaviour.shadow_mode && !behaviour.quota_mode && !behaviour.response_dynamic_metadata);
+    assert!(!behaviour.metadata_verdicts && !behaviour.stop_cache_key_increment_when_overlimit);
+    assert_eq!((&behaviour.limit_headers, behaviour.retry_after_header.as_deref()), (&None, Some("Retry-After")));
+    assert!((behaviour.near_limit_ratio - 0.8).abs() < f32::EPSILON);
+    assert_eq!(settings.memory.capacity_bytes, 512 << 20);
+    assert_eq!(
+        (settings.shutdown.drain_period, settings.shutdown.timeout),
+        (Duration::from_secs(5), Duration::from_secs(25))
+    );
+    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::Format::Text));
+    assert_eq!(settings.worker_threads, None);
+    assert_eq!(notices(&[]), [""; 0]);
+}
+
+#[test]
+fn each_variable_reaches_its_setting() {
+    let settings = read(&[
+        ("GRPC_UDS", "/run/x.sock"),
+        ("HOST", "::1"),
+        ("PORT", "0"),
+        ("DEBUG_HOST", "localhost"),
+        ("DEBUG_PORT", "0x1F90"),
+        ("GRPC_MAX_CONNECTION_AGE", "0"),
+        ("GRPC_MAX_CONNECTION_AGE_GRACE", "90s"),
+        ("TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL", "0s"),
+        ("TOLLKEEPER_REFLECTION", "T"),
+        ("RUNTIME_ROOT", "/data"),
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("RUNTIME_WATCH_ROOT", "0"),
+        ("TOLLKEEPER_POLL_INTERVAL", "0"),
+        ("TOLLKEEPER_ON_STORE_ERROR", "deny"),
+        ("TOLLKEEPER_LOG_MAX", "0xc8"),
+        ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+        ("LIMIT_LIMIT_HEADER", "x-lim"),
+        ("TOLLKEEPER_RETRY_AFTER_HEADER", ""),
+        ("TOLLKEEPER_MEMORY_BYTES", "2 GiB"),
+        ("TOLLKEEPER_WORKER_THREADS", "3"),
+        ("TOLLKEEPER_DRAIN_PERIOD", "0"),
+        ("LOG_LEVEL", "Warning"),
+        ("LOG_FORMAT", "JSON"),
+    ]);
+    assert_eq!(settings.listeners.grpc, GrpcListener::Unix(PathBuf::from("/run/x.sock")));
+    assert_eq!(settings.listeners.http, Address { host: Host::Ip(Ipv6Addr::LOCALHOST.into()), port: 0 });
+    assert_eq!(settings.listeners.debug, Address { host: Host::Name("localhost".into()), port: 8080 });
+    assert_eq!(settings.grpc.max_connection_age, None);
+    assert_eq!(settings.grpc.max_connection_age_grace, Some(Duration::from_secs(90)));
+    assert_eq!((settings.grpc.keepalive_interval, settings.grpc.reflection), (None, true));
+    assert_eq!(
+        (settings.rules.root.as_path(), settings.rules.subdirectory.as_path()),
+        (Path::new("/data"), Path::new("ratelimit"))
+    );
+    assert_eq!((settings.rules.watch_root, settings.rules.poll_interval), (false, None));
+    assert_eq!((settings.rules.on_store_error, settings.rules.log_max), (StorePolicy::Deny, 200));
+    let names =
+        HeaderNames { limit: "x-lim".into(), remaining: "RateLimit-Remaining".into(), reset: "RateLimit-Reset".into() };
+    assert_eq!((settings.behaviour.limit_headers, settings.behaviour.retry_after_header), (Some(names), None));
+    assert_eq!(settings.memory.capacity_bytes, 2 << 30);
+    assert_eq!(settings.worker_threads.map(std::num::NonZeroUsize::get), Some(3));
+    assert_eq!(settings.shutdown.drain_period, Duration::ZERO);
+    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::Format::Json));
+}
+
+const ANY: Kind = Kind::Duration { min: Duration::ZERO, max: Duration::MAX, zero: true };
+
+#[test]
+fn durations_are_written_as_in_go() {
+    let nanos = [
+        ("0", 0),
+        ("150us", 150_000),
+        ("150\u{b5}s", 150_000),
+        ("150\u{3bc}s", 150_000),
+        ("10s", 10_000_000_000),
+        ("+10s", 10_000_000_000),
+        ("1h30m", 5_400_000_000_000),
+        ("1.5s", 1_500_000_000),
+        (".5s", 500_000_000),
+        ("1.s", 1_000_000_000),
+        ("0.000000001s", 1),
+        ("1h2m3.004s", 3_723_004_000_000),
+        ("0s", 0),
+        ("-0", 0),
+    ];
+    for (text, expected) in nanos {
+        assert_eq!(parse::value(ANY, text), Ok(Value::Duration(Duration::from_nanos(expected))), "{text}");
+    }
+    for (text, what) in [
+        ("10", "a duration needs a unit"),
+        ("", "set but empty"),
+        ("-5s", "a duration can not be negative"),
+        ("1d", "not a duration"),
+        ("10 s", "not a duration"),
+        ("s", "not a duration"),
+        (".s", "not a duration"),
+        ("1h30", "not a duration"),
+        ("--5s", "not a duration"),
+        ("ten", "not a duration"),
+        ("9999999999h", "out of range"),
+        ("99999999999999999999999s", "out of range"),
+    ] {
+        assert_eq!(parse::value(ANY, text).unwrap_err().what, what, "{text}");
+    }
+}
+
+#[test]
+fn bools_and_numbers_are_written_as_in_go() {
+    for word in ["1", "t", "T", "TRUE", "true", "True"] {
+        assert_eq!(parse::value(Kind::Bool, word), Ok(Value::Bool(true)), "{word}");
+        assert!(read(&[("SHADOW_MODE", word)]).behaviour.shadow_mode);
+    }
+    for word in ["0", "f", "F", "FALSE", "false", "False"] {
+        assert_eq!(parse::value(Kind::Bool, word), Ok(Value::Bool(false)), "{word}");
+    }
+    for word in ["yes", "tRUE", " true", "2", "on"] {
+        assert_eq!(parse::value(Kind::Bool, word).unwrap_err().what, "not a bool", "{word}");
+    }
+    let int = Kind::Int { min: i64::MIN, max: i64::MAX };
+    for (text, number) in [
+        ("12", 12),
+        ("-12", -12),
+        ("+7", 7),
+        ("0x1F", 31),
+        ("-0b11", -3),
+        ("0o17", 15),
+        ("017", 15),
+        ("0", 0),
+        ("0x_1_F", 31),
+    ] {
+        assert_eq!(parse::value(int, text), Ok(Value::Int(number)), "{text}");
+    }
+    for text in ["1.0", "1e3", "08", "0x", "1_000", "--1", "-+1", "0x-1", "_1", "9223372036854775808", "1 ", "é", "0é"]
+    {
+        assert_eq!(parse::value(int, text).unwrap_err().what, "not a whole number", "{text}");
+    }
+    for text in ["NaN", "inf", "a"] {
+        assert_eq!(parse::value(Kind::Float { min: 0.0, max: 1.0 }, text).unwrap_err().what, "not a number", "{text}");
+    }
+}
+
+#[test]
+fn lists_maps_and_sizes_are_parsed() {
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(parse::value(Kind::List, "a,b"), Ok(Value::List(vec!["a".into(), "b".into()])));
+    assert_eq!(parse::value(Kind::List, ""), Ok(Value::List(vec![])));
+    assert_eq!(parse::value(Kind::Map, "k:v,l:"), Ok(Value::Map(vec![pair("k", "v"), pair("l", "")])));
+    assert_eq!(parse::value(Kind::Map, " "), Ok(Value::Map(vec![])));
+    for text in ["k", "k:v:w", "k:v,"] {
+        assert_eq!(parse::value(Kind::Map, text).unwrap_err().what, "not a map", "{text}");
+    }
+    let size = Kind::Bytes { min: 0, max: u64::MAX };
+    for (text, bytes) in [("0", 0), ("4096", 4096), ("4KiB", 4096), ("3MiB", 3 << 20), ("1 GiB", 1 << 30)] {
+        assert_eq!(parse::value(size, text), Ok(Value::Bytes(bytes)), "{text}");
+    }
+    for text in ["4K", "4kb", "1.5GiB", "-1", "+1", "MiB", "99999999999999GiB", "4096 "] {
+        assert_eq!(parse::value(size, text).unwrap_err().what, "not a size", "{text}");
+    }
+}
+
+#[test]
+fn a_bad_value_is_named_with_its_fix() {
+    for (name, value, line) in [
+        ("PORT", "abc", "PORT=abc: not a whole number; give a whole number, 0 to 65535"),
+        ("PORT", "65536", "PORT=65536: out of range; give a whole number, 0 to 65535"),
+        ("PORT", "", "PORT=: set but empty; unset it or give a whole number, 0 to 65535"),
+        ("SHADOW_MODE", "", "SHADOW_MODE=: set but empty; unset it or give true or false"),
+        ("SHADOW_MODE", "yes", "SHADOW_MODE=yes: not a bool; give true or false"),
+        ("GRPC_MAX_CONNECTION_AGE", "30", "GRPC_MAX_CONNECTION_AGE=30: a duration needs a unit; write 30s for seconds"),
+        (
+            "STATS_FLUSH_INTERVAL",
+            "x",
+            "STATS_FLUSH_INTERVAL=x: not a duration; give a duration such as 150us, 10s or 1h30m",
+        ),
+        (
+            "TOLLKEEPER_POLL_INTERVAL",
+            "1ms",
+            "TOLLKEEPER_POLL_INTERVAL=1ms: out of range; give a duration such as 1.5s, 0 or 100ms to 24h",
+        ),
+        (
+            "TOLLKEEPER_MEMORY_BYTES",
+            "512M",
+            "TOLLKEEPER_MEMORY_BYTES=512M: not a size; give bytes, or a size such as 64MiB, 1MiB to 1024GiB",
+        ),
+        ("NEAR_LIMIT_RATIO", "2", "NEAR_LIMIT_RATIO=2: out of range; give a number, 0 to 1"),
+        (
+            "LOG_LEVEL",
+            "loud",
+            "LOG_LEVEL=loud: not known; give panic, fatal, error, warn, warning, info, debug or trace",
+        ),
+        ("LOG_FORMAT", "xml", "LOG_FORMAT=xml: not known; give text or json"),
+        ("CONFIG_TYPE", "file", "CONFIG_TYPE=file: not known; give FILE or GRPC_XDS_SOTW"),
+        (
+            "TOLLKEEPER_ON_STORE_ERROR",
+            "maybe",
+            "TOLLKEEPER_ON_STORE_ERROR=maybe: not known; give local, allow, deny or error",
+        ),
+        ("HOST", "a b", "HOST=a b: not an address; give an IP address or a host name, without a port"),
+        (
+            "PROMETHEUS_ADDR",
+            "9090",
+            "PROMETHEUS_ADDR=9090: not an address; give host:port or :port, with a port of 0 to 65535",
+        ),
+        (
+            "TOLLKEEPER_RETRY_AFTER_HEADER",
+            "x: 1\r\ny",
+            "TOLLKEEPER_RETRY_AFTER_HEADER=x: 1\\r\\ny: not a header name; give letters, digits and hyphens, 256 at most",
+        ),
+        (
+            "TOLLKEEPER_DRAIN_PERIOD",
+            "30s",
+            "TOLLKEEPER_DRAIN_PERIOD=30s: longer than the TOLLKEEPER_SHUTDOWN_TIMEOUT of 25s, which includes it; give at most 25s, or a longer TOLLKEEPER_SHUTDOWN_TIMEOUT",
+        ),
+        (
+            "TOLLKEEPER_SHUTDOWN_TIMEOUT",
+            "1s",
+            "TOLLKEEPER_SHUTDOWN_TIMEOUT=1s: shorter than the TOLLKEEPER_DRAIN_PERIOD of 5s, which it includes; give more, or a TOLLKEEPER_DRAIN_PERIOD of at most 1s",
+        ),
+    ] {
+        assert_eq!(problems(&[(name, value)]), [line]);
+    }
+    assert_eq!(
+        problems(&[("LIMIT_RESPONSE_HEADERS_ENABLED", "1"), ("LIMIT_RESET_HEADER", "")]),
+        ["LIMIT_RESET_HEADER=: set but empty; unset it or give a header name"]
+    );
+    read(&[("LIMIT_RESET_HEADER", ""), ("LOG_FORMAT", ""), ("HOST", ""), ("RUNTIME_ROOT", ""), ("EXTRA_TAGS", "")]);
+}
+
+#[test]
+fn all_bad_settings_are_reported_at_once_in_the_order_of_the_documentation() {
+    let lines =
+        problems(&[("LOG_LEVEL", "x"), ("PORT", "x"), ("HOST", "?"), ("SHADOW_MODE", "x"), ("GRPC_PORT", "-1")]);
+    let names: Vec<&str> = lines.iter().map(|line| line.split('=').next().unwrap()).collect();
+    assert_eq!(names, ["GRPC_PORT", "HOST", "PORT", "SHADOW_MODE", "LOG_LEVEL"]);
+    // A contradiction with a value that is not valid is none.
+    let lines = problems(&[("TOLLKEEPER_DRAIN_PERIOD", "30s"), ("TOLLKEEPER_SHUTDOWN_TIMEOUT", "60")]);
+    assert_eq!(lines, ["TOLLKEEPER_SHUTDOWN_TIMEOUT=60: a duration needs a unit; write 60s for seconds"]);
+}
+
+#[test]
+fn a_value_that_is_not_utf8_is_an_error_naming_the_variable() {
+    let raw = |name: &[u8], value: &[u8]| (OsString::from_vec(name.to_vec()), OsString::from_vec(value.to_vec()));
+    let vars = [raw(b"RUNTIME_ROOT", b"/\xff"), raw(b"\xff", b"x"), raw(b"ELSE", b"\xff")];
+    let error = Settings::from_env(vars.iter().cloned()).unwrap_err();
+    assert_eq!(error.to_string(), "RUNTIME_ROOT=?: not UTF-8; give plain text");
+    let lines = report(vars.into_iter());
+    assert_eq!((lines.len(), lines[0].fate.stops_the_start()), (1, true));
+}
+
+#[test]
+fn what_would_change_a_verdict_and_is_missing_stops_the_start() {
+    const REDIS: &str = "counters in Redis are not in this release; unset it to count in this process";
+    for (name, value, shown, rest) in [
+        ("BACKEND_TYPE", "redis", "redis", REDIS),
+        ("BACKEND_TYPE", "", "", REDIS),
+        (
+            "BACKEND_TYPE",
+            "memcache",
+            "memcache",
+            "counters in memcache leak under load and are not supported; unset it to count in this process",
+        ),
+        ("REDIS_URL", "redis://user:p@ss@host:1/2?password=x", "redis://***@host:1/2?***", REDIS),
+        ("REDIS_URL", "host:6379", "host:6379", REDIS),
+        ("REDIS_AUTH", "hunter2", "***", REDIS),
+        ("REDIS_POOL_SIZE", "many", "many", REDIS),
+        (
+            "CONFIG_TYPE",
+            "GRPC_XDS_SOTW",
+            "GRPC_XDS_SOTW",
+            "rules over xDS are not in this release; unset it and give the rules as files, by --config or RUNTIME_ROOT",
+        ),
+        ("GRPC_SERVER_USE_TLS", "t", "t", "TLS is not in this release; unset it and let a sidecar or mesh encrypt"),
+        (
+            "GRPC_CLIENT_TLS_SAN",
+            "x",
+            "x",
+            "checking certificates of clients is not in this release; unset it and let a sidecar or mesh check them",
+        ),
+    ] {
+        assert_eq!(problems(&[(name, value)]), [format!("{name}={shown}: {rest}")]);
+    }
+    for name in
+        PEER.iter().map(|(name, _)| *name).filter(|name| name.starts_with("REDIS_") && !name.contains("EMPTY_WAIT"))
+    {
+        assert_eq!(problems(&[(name, "1")]).len(), 1, "{name}");
+    }
+    let harmless = [("CONFIG_TYPE", "FILE"), ("GRPC_SERVER_USE_TLS", "false"), ("GRPC_CLIENT_TLS_CACERT", "")];
+    assert_eq!(notices(&harmless), [""; 0]);
+}
+
+#[test]
+fn what_is_harmless_gets_one_line() {
+    let vars = [
+        ("USE_STATSD", "false"),
+        ("USE_PROMETHEUS", "true"),
+        ("DD_ENV", "prod"),
+        ("DD_SERVICE", "x"),
+        ("MEMCACHE_HOST_PORT", "a:1"),
+        ("SHADOWMODE", "true"),
+        ("TOLLKEEPER_GRPC_PORT", "1"),
+        ("TOLLKEEPER_NOVELTY", "1"),
+        ("UNRELATED", "1"),
+        ("HOSTNAME", "pod-1"),
+        // What Kubernetes sets for a service called tollkeeper.
+        ("TOLLKEEPER_PORT", "tcp://10.0.0.1:8081"),
+        ("TOLLKEEPER_SERVICE_HOST", "10.0.0.1"),
+        ("TOLLKEEPER_SERVICE_PORT_GRPC", "8081"),
+        ("TOLLKEEPER_PORT_8081_TCP_ADDR", "10.0.0.1"),
+        ("TOLLKEEPER_PORT_8081_TCP_PROTO", "tcp"),
+    ];
+    let expected = [
+        "USE_PROMETHEUS has no effect: metrics are not in this release",
+        "DD_* has no effect: metrics are not in this release",
+        "MEMCACHE_HOST_PORT has no effect: it is only read with BACKEND_TYPE=memcache",
+        "SHADOWMODE is not known and has no effect; did you mean SHADOW_MODE?",
+        "TOLLKEEPER_GRPC_PORT is not known and has no effect; did you mean GRPC_PORT?",
+        "TOLLKEEPER_NOVELTY is not known and has no effect",
+    ];
+    assert_eq!(notices(&vars), expected);
+}
+
+#[test]
+fn the_report_tells_the_fate_of_each_variable() {
+    let lines = report(os(&[
+        ("TOLLKEEPER_LOGMAX", "1"),
+        ("SHADOW_MODE", "true"),
+        ("MERGE_DOMAIN_CONFIG", "true"),
+        ("STATSD_PORT", "8125"),
+        ("REDIS_AUTH", "hunter2"),
+        ("PORT", "x"),
+        ("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1s"),
+        ("PATH", "/bin"),
+    ]));
+    let line = |name: &str, value: &str, fate| Line { name: name.into(), value: Some(value.into()), fate };
+    let invalid = |what: &str, fix: &str| Fate::Invalid { what: what.into(), fix: fix.into() };
+    let expected = [
+        line("PORT", "x", invalid("not a whole number", "give a whole number, 0 to 65535")),
+        line("MERGE_DOMAIN_CONFIG", "true", Fate::Differs { why: "files are merged in the order of their names" }),
+        line("SHADOW_MODE", "true", Fate::Honoured),
+        line(
+            "TOLLKEEPER_SHUTDOWN_TIMEOUT",
+            "1s",
+            invalid(
+                "shorter than the TOLLKEEPER_DRAIN_PERIOD of 5s, which it includes",
+                "give more, or a TOLLKEEPER_DRAIN_PERIOD of at most 1s",
+            ),
+        ),
+        line("STATSD_PORT", "8125", Fate::NoEffect { why: "metrics are not in this release" }),
+        line(
+            "REDIS_AUTH",
+            "***",
+            Fate::Refused {
+                why: "counters in Redis are not in this release",
+                instead: "unset it to count in this process",
+            },
+        ),
+        Line {
+            name: "TOLLKEEPER_LOGMAX".into(),
+            value: None,
+            fate: Fate::Unknown { nearest: Some("TOLLKEEPER_LOG_MAX") },
+        },
+    ];
+    assert_eq!(lines, expected);
+    let stopping: Vec<&str> =
+        lines.iter().filter(|line| line.fate.stops_the_start()).map(|line| line.name.as_str()).collect();
+    assert_eq!(stopping, ["PORT", "TOLLKEEPER_SHUTDOWN_TIMEOUT", "REDIS_AUTH"]);
+}
+
+/// What Envoy Gateway sets.
+const ENVOY_GATEWAY: Vars<'static> = &[
+    ("RUNTIME_ROOT", "/data"),
+    ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+    ("RUNTIME_IGNOREDOTFILES", "true"),
+    ("RUNTIME_WATCH_ROOT", "false"),
+    ("LOG_LEVEL", "info"),
+    ("USE_STATSD", "false"),
+    ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
+    ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+    ("GRPC_SERVER_USE_TLS", "true"),
+    ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
+    ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
+    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+    ("REDIS_SOCKET_TYPE", "tcp"),
+    ("REDIS_URL", "redis.redis-system.svc.cluster.local:6379"),
+    ("REDIS_TLS", "true"),
+    ("REDIS_TLS_CLIENT_CERT", "/redis-certs/tls.crt"),
+    ("REDIS_TLS_CLIENT_KEY", "/redis-certs/tls.key"),
+    ("USE_PROMETHEUS", "true"),
+    ("PROMETHEUS_ADDR", ":19001"),
+    ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
+    ("TRACING_ENABLED", "true"),
+    ("TRACING_SERVICE_NAME", "envoy-ratelimit"),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc"),
+    ("TRACING_SAMPLING_RATE", "0.5"),
+    ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://otel:4317"),
+];
+
+#[test]
+fn the_environment_of_envoy_gateway_is_understood_and_what_it_lacks_is_named() {
+    let lines = problems(ENVOY_GATEWAY);
+    let names: Vec<&str> = lines.iter().map(|line| line.split('=').next().unwrap()).collect();
+    let missing = [
+        "CONFIG_TYPE",
+        "GRPC_SERVER_USE_TLS",
+        "REDIS_SOCKET_TYPE",
+        "REDIS_URL",
+        "REDIS_TLS",
+        "REDIS_TLS_CLIENT_CERT",
+        "REDIS_TLS_CLIENT_KEY",
+    ];
+    assert_eq!(names, missing);
+    let lines = report(os(ENVOY_GATEWAY));
+    assert_eq!(lines.len(), ENVOY_GATEWAY.len());
+    assert!(lines.iter().all(|line| !matches!(line.fate, Fate::Invalid { .. } | Fate::Unknown { .. })));
+    // Without what is missing it starts.
+    let rest: Vec<(&str, &str)> = ENVOY_GATEWAY.iter().copied().filter(|(name, _)| !missing.contains(name)).collect();
+    let settings = read(&rest);
+    assert_eq!(settings.rules.root, Path::new("/data"));
+    assert!(settings.rules.ignore_dot_files && !settings.rules.watch_root);
+    assert_eq!(settings.logs.level, logs::Level::Info);
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let secret = Secret::new("hunter2");
+    assert_eq!((format!("{secret}"), format!("{secret:?}"), secret.reveal()), ("***".into(), "***".into(), "hunter2"));
+    for (name, value) in [
+        ("REDIS_AUTH", "user:hunter2"),
+        ("REDIS_SENTINEL_AUTH", "hunter2"),
+        ("REDIS_PERSECOND_AUTH", "hunter2"),
+        ("REDIS_URL", "redis://:hunter2@h:1"),
+        ("REDIS_URL", "redis://:x,redis://hunter2@h:1"),
+        ("REDIS_URL", "m,u:hunter2@h:1,h2"),
+        ("REDIS_URL", "redis://h?password=hunter2"),
+        ("REDIS_URL", "redis://h?a=b@c&password=hunter2"),
+        ("REDIS_URL", "redis://h?password=a@hunter2"),
+        ("REDIS_URL", "redis://u:a?hunter2@h:1"),
+        ("REDIS_URL", "hunter2://x@h"),
+        ("REDIS_URL", "a:hunter2://x@h"),
+        ("REDIS_PERSECOND_URL", "redis://a:hunter2@h:1"),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "authorization:hunter2"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2"),
+        ("DD_API_KEY", "hunter2"),
+    ] {
+        let setting = table::find(name).unwrap();
+        let parsed = parse::value(setting.kind, value);
+        let result = Settings::from_env(os(&[(name, value)]));
+        let text = format!("{parsed:?} {result:?} {:?} {}", report(os(&[(name, value)])), shown(setting.kind, value));
+        assert!(!text.contains("hunter2"), "{name}: {text}");
+    }
+    assert_eq!(
+        shown(Kind::Text, &format!("a\n\u{1b}{}", "b".repeat(200))),
+        format!("a\\n\\u{{1b}}{}...", "b".repeat(97))
+    );
+}
+
+#[test]
+fn addresses_are_understood_as_people_write_them() {
+    let wildcard = |port| Some(Address { host: Host::Wildcard, port });
+    let v6 = |port| Some(Address { host: Host::Ip(Ipv6Addr::LOCALHOST.into()), port });
+    for (text, expected) in [
+        (":9090", wildcard(9090)),
+        ("[::]:1", wildcard(1)),
+        (":::9090", wildcard(9090)),
+        ("0.0.0.0:80", wildcard(80)),
+        ("127.0.0.1:0", Some(Address { host: Host::Ip(Ipv4Addr::LOCALHOST.into()), port: 0 })),
+        ("[::1]:1", v6(1)),
+        ("localhost:80", Some(Address { host: Host::Name("localhost".into()), port: 80 })),
+        ("9090", None),
+        ("", None),
+        (":", None),
+        (":x", None),
+        (":+1", None),
+        (":65536", None),
+        ("::1:80", None),
+        ("[x]:1", None),
+        ("a b:1", None),
+        ("http://x:1", None),
+    ] {
+        assert_eq!(Address::parse(text), expected, "{text}");
+    }
+    for text in ["", "0.0.0.0", "::", "[::]"] {
+        assert_eq!(Host::parse(text), Some(Host::Wildcard), "{text}");
+    }
+    let texts: Vec<String> = [wildcard(1), v6(2)].into_iter().flatten().map(|address| address.to_string()).collect();
+    assert_eq!(texts, ["[::]:1", "[::1]:2"]);
+}
+
+#[test]
+fn a_wildcard_listens_on_ipv4_and_ipv6() {
+    let listener = Address { host: Host::Wildcard, port: 0 }.listen().unwrap();
+    let port = listener.local_addr().unwrap().port();
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    if listener.local_addr().unwrap().is_ipv6() {
+        // A machine may have IPv6 sockets and no loopback address for them.
+        let loopback = std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0));
+        assert_eq!(TcpStream::connect((Ipv6Addr::LOCALHOST, port)).is_ok(), loopback.is_ok());
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error() {
+    for host in [Host::Wildcard, Host::Ip(Ipv4Addr::LOCALHOST.into()), Host::Name("localhost".into())] {
+        let first = Address { host: host.clone(), port: 0 }.listen().unwrap();
+        let port = first.local_addr().unwrap().port();
+        let error = Address { host: Host::Ip(first.local_addr().unwrap().ip()), port }.listen().unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{host:?}");
+    }
+}
+
+#[test]
+fn help_names_every_setting_under_its_group() {
+    let help = reference::help();
+    for setting in table::TABLE {
+        assert!(help.contains(&format!("\n  {}={}", setting.name, setting.default)), "{}", setting.name);
+    }
+    for group in Group::ALL {
+        assert!(help.lines().any(|line| line == format!("{}:", group.title())), "{group:?}");
+    }
+    assert!(help.contains("where rules come from (FILE or GRPC_XDS_SOTW) [refused when GRPC_XDS_SOTW]"));
+}
+
+/// `BLESS=1` writes the page anew.
+#[test]
+fn the_settings_page_is_that_of_the_table() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, reference::markdown()).unwrap();
+    }
+    let page = std::fs::read_to_string(&path).unwrap();
+    assert!(page == reference::markdown(), "docs/settings.md is stale: run the suite with BLESS=1");
+}
