@@ -502,7 +502,7 @@ fn what_would_change_a_verdict_and_is_missing_stops_the_start() {
     for name in
         PEER.iter().map(|(name, _)| *name).filter(|name| name.starts_with("REDIS_") && !name.contains("EMPTY_WAIT"))
     {
-        assert_eq!(problems(&[(name, "1")]).len(), 1, "{name}");
+        assert!(problems(&[(name, "1")])[0].ends_with(REDIS), "{name}");
     }
     let harmless = [("CONFIG_TYPE", "FILE"), ("GRPC_SERVER_USE_TLS", "false"), ("GRPC_CLIENT_TLS_CACERT", "")];
     assert_eq!(notices(&harmless), [""; 0]);
