@@ -11,3 +11,7 @@ mod wire;
 mod logs;
 #[path = "suite/settings.rs"]
 mod settings;
+//! The black-box suites, one binary: each module tests tollkeeper through what its users see.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
+#[path = "suite/source.rs"]
+mod source;

@@ -1,0 +1,313 @@
+//! Where rule files come from: which files of a directory count, how they are called, and what is refused.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tollkeeper::config::source::{self, Layout, MAX_FILE_BYTES, MAX_FILES, Problem, Reading};
+
+/// A directory with these files; a path that ends in `/` is a directory, `link -> target` a symbolic link.
+pub(crate) fn tree(entries: &[&str]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in entries {
+        plant(dir.path(), entry);
+    }
+    dir
+}
+
+fn plant(dir: &Path, entry: &str) {
+    if let Some((link, target)) = entry.split_once(" -> ") {
+        let link = dir.join(link);
+        fs::create_dir_all(link.parent().unwrap()).unwrap();
+        symlink(target, link).unwrap();
+    } else if entry.ends_with('/') {
+        fs::create_dir_all(dir.join(entry)).unwrap();
+    } else {
+        let file = dir.join(entry);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, format!("domain: {entry}\n")).unwrap();
+    }
+}
+
+fn paths(paths: &[PathBuf]) -> Layout {
+    Layout::Paths(paths.to_vec())
+}
+
+/// `RUNTIME_ROOT` is `root`, the subdirectory `sub`, the app directory `config`.
+pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> Layout {
+    Layout::Runtime {
+        root: root.to_owned(),
+        subdirectory: "sub".to_owned(),
+        app_directory: "config".to_owned(),
+        ignore_dotfiles,
+        watch_root,
+    }
+}
+
+/// Reads with a deadline, so that blocking fails the test instead of hanging it.
+fn read(layout: Layout) -> Reading {
+    let (done, result) = mpsc::channel();
+    thread::spawn(move || done.send(source::read(&layout)));
+    result.recv_timeout(Duration::from_secs(60)).expect("reading must not block")
+}
+
+fn names(reading: &Reading) -> Vec<String> {
+    let sources = reading.as_ref().unwrap_or_else(|errors| panic!("{errors:?}"));
+    sources.files.iter().map(|file| file.name.to_string()).collect()
+}
+
+fn problems(reading: Reading) -> Vec<Problem> {
+    reading.expect_err("must be refused").into_iter().map(|error| error.problem).collect()
+}
+
+#[test]
+fn a_given_directory_yields_its_rule_files_by_name() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["b.yaml", "a.yml", "c.json"], &["a.yml", "b.yaml", "c.json"]),
+        (&["a.yaml", "README.md", "a.yaml~", "yaml"], &["a.yaml"]),
+        (&["z/y/x.yaml", "z.yaml"], &["z.yaml", "z/y/x.yaml"]),
+        (&["a.yaml", ".a.yaml", ".git/b.yaml"], &["a.yaml"]),
+        (&["..2026_01/a.yaml", "..data -> ..2026_01", "a.yaml -> ..data/a.yaml"], &["a.yaml"]),
+        (&["a.yaml", "more -> ../elsewhere-that-is-a-dotfile/.x"], &[]),
+        (&["shelf/x.yaml", "book -> shelf"], &["book/x.yaml", "shelf/x.yaml"]),
+        (&["dir.yaml/a.yaml"], &["dir.yaml/a.yaml"]),
+    ];
+    for (entries, expected) in cases {
+        let dir = tree(entries);
+        let reading = read(paths(&[dir.path().to_owned()]));
+        if expected.is_empty() {
+            assert_eq!(problems(reading), [Problem::Dangling], "{entries:?}");
+            continue;
+        }
+        let expected: Vec<_> = expected.iter().map(|it| dir.path().join(it).display().to_string()).collect();
+        assert_eq!(names(&reading), expected, "{entries:?}");
+    }
+}
+
+#[test]
+fn files_carry_their_bytes_whatever_they_are() {
+    let dir = tree(&["a.yaml"]);
+    fs::write(dir.path().join("a.yaml"), b"\xff\x00\r\n").unwrap();
+    let sources = read(paths(&[dir.path().join("a.yaml")])).unwrap();
+    assert_eq!(sources.files[0].bytes, b"\xff\x00\r\n");
+    assert_eq!(sources.files[0].path, dir.path().join("a.yaml"));
+}
+
+#[test]
+fn a_given_file_counts_whatever_its_name_and_only_once() {
+    let dir = tree(&["rules.conf", ".hidden", "d/a.yaml"]);
+    let at = |name: &str| dir.path().join(name);
+    let reading = read(paths(&[at("rules.conf"), at(".hidden"), at("d"), at("d/a.yaml"), at("rules.conf")]));
+    let expected: Vec<_> =
+        [".hidden", "d/a.yaml", "rules.conf"].iter().map(|it| at(it).display().to_string()).collect();
+    assert_eq!(names(&reading), expected);
+}
+
+#[test]
+fn a_runtime_directory_yields_what_the_peer_reads() {
+    // Entries; watch_root; ignore_dotfiles; the names.
+    let cases: &[(&[&str], bool, bool, &[&str])] = &[
+        (&["sub/config/b.yaml", "sub/config/a"], true, false, &["config.a", "config.b.yaml"]),
+        (&["sub/config/b.yaml", "sub/config/a"], false, false, &["a", "b.yaml"]),
+        (&["sub/config/deep/er/a.yaml"], true, false, &["config.deep.er.a.yaml"]),
+        (&["sub/config/deep/er/a.yaml"], false, false, &["deep.er.a.yaml"]),
+        (&["sub/config.a.yaml", "sub/configs/b.yaml", "sub/other/c.yaml"], true, false, &["config.a.yaml"]),
+        (&["sub/config/.a", "sub/config/.d/b", "sub/config/c"], true, false, &["config..a", "config..d.b", "config.c"]),
+        (&["sub/config/.a", "sub/config/.d/b", "sub/config/c"], true, true, &["config.c"]),
+        (&["sub/config/.a", "sub/config/.d/b", "sub/config/c"], false, true, &["c"]),
+        (
+            &["sub/config/..1/a.yaml", "sub/config/..data -> ..1", "sub/config/a.yaml -> ..data/a.yaml"],
+            false,
+            false,
+            &["a.yaml"],
+        ),
+        (&["sub/config/a", "sub/config/.#a -> nobody@nowhere.1"], false, false, &["a"]),
+        (&["elsewhere/a.yaml", "sub/config -> ../elsewhere"], false, false, &["a.yaml"]),
+        (&["elsewhere/a.yaml", "sub/config -> ../elsewhere"], true, false, &["config.a.yaml"]),
+    ];
+    for (entries, watch_root, ignore_dotfiles, expected) in cases {
+        let root = tree(entries);
+        let reading = read(runtime(root.path(), *watch_root, *ignore_dotfiles));
+        assert_eq!(names(&reading), *expected, "{entries:?} {watch_root} {ignore_dotfiles}");
+        assert!(reading.unwrap().warnings.is_empty(), "{entries:?}");
+    }
+}
+
+#[test]
+fn of_two_runtime_files_with_one_dotted_name_the_later_is_read() {
+    let root = tree(&["sub/config/a/b.yaml", "sub/config/a.b.yaml"]);
+    let sources = read(runtime(root.path(), false, false)).unwrap();
+    assert_eq!(sources.files.len(), 1);
+    assert_eq!(sources.files[0].path, root.path().join("sub/config/a.b.yaml"));
+    assert_eq!(sources.warnings[0].path, root.path().join("sub/config/a/b.yaml"));
+}
+
+#[test]
+fn missing_runtime_directories_are_refused_only_where_the_peer_stops() {
+    // Entries below the temporary directory; watch_root; whether it loads.
+    let cases: &[(&[&str], bool, bool)] = &[
+        (&["root/sub/config/"], false, true),
+        (&["root/sub/config/"], true, true),
+        (&["root/sub/"], false, false),
+        (&["root/sub/"], true, true),
+        (&["root/"], true, true),
+        (&[], true, true),
+        (&[], false, false),
+    ];
+    for (entries, watch_root, loads) in cases {
+        let dir = tree(entries);
+        let reading = read(runtime(&dir.path().join("root"), *watch_root, false));
+        match reading {
+            Ok(sources) => {
+                assert!(loads, "{entries:?} {watch_root}");
+                assert_eq!((sources.files.len(), sources.warnings.len()), (0, 1), "{entries:?} {watch_root}");
+            }
+            Err(errors) => {
+                assert!(!loads, "{entries:?} {watch_root}: {errors:?}");
+                assert_eq!(errors[0].problem, Problem::Missing);
+            }
+        }
+    }
+    let dir = tree(&[]);
+    let orphan = dir.path().join("not/there");
+    assert_eq!(problems(read(runtime(&orphan, true, false))), [Problem::Missing]);
+}
+
+#[test]
+fn unset_runtime_variables_mean_no_rules_and_a_warning() {
+    let unset = |root: &str, subdirectory: &str, app_directory: &str, watch_root| Layout::Runtime {
+        root: root.into(),
+        subdirectory: subdirectory.to_owned(),
+        app_directory: app_directory.to_owned(),
+        ignore_dotfiles: false,
+        watch_root,
+    };
+    let cases = [
+        (unset("", "sub", "config", true), "RUNTIME_ROOT"),
+        (unset("", "sub", "config", false), "RUNTIME_ROOT"),
+        (unset("/", "", "config", true), "RUNTIME_SUBDIRECTORY"),
+        (unset("/", "sub", "", false), "RUNTIME_APPDIRECTORY"),
+    ];
+    for (layout, variable) in cases {
+        let sources = read(layout).unwrap();
+        assert!(sources.files.is_empty());
+        assert_eq!(sources.warnings.len(), 1);
+        assert_eq!(sources.warnings[0].problem, Problem::Unset(variable));
+    }
+}
+
+#[test]
+fn what_can_not_be_read_is_refused_with_path_and_fix() {
+    let cases: &[(&[&str], &str, &str)] = &[
+        (&[], "gone.yaml", "gone.yaml: no such file or directory; check the spelling"),
+        (&["x.yaml -> nowhere"], "", "x.yaml: the symbolic link leads nowhere; remove the link"),
+        (&["x.yaml -> nowhere"], "x.yaml", "x.yaml: the symbolic link leads nowhere; remove the link"),
+        (&["a.yaml", "x -> x"], "", "x: symbolic links form a loop; remove the link"),
+        (&["a.yaml", "d/up -> .."], "", "d/up: symbolic links form a loop; remove the link"),
+        (&["d/README.md"], "d", "d: the directory has no rule files; add a .yaml"),
+        (&["d/"], "d", "d: the directory has no rule files; add a .yaml"),
+        (&["a.yaml"], "a.yaml/b.yaml", "a.yaml/b.yaml: can not be read: Not a directory"),
+    ];
+    for (entries, given, expected) in cases {
+        let dir = tree(entries);
+        let errors = read(paths(&[dir.path().join(given)])).expect_err("must be refused");
+        let message = errors[0].to_string();
+        assert!(message.contains(expected), "{message}");
+        assert_eq!(errors.len(), 1, "{errors:?}");
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    let dir = tree(&["a.yaml", "b.yaml -> nowhere", "d/"]);
+    let reading = read(paths(&[dir.path().to_owned(), dir.path().join("d"), dir.path().join("e")]));
+    assert_eq!(problems(reading), [Problem::Dangling, Problem::NoRuleFiles, Problem::Missing]);
+}
+
+#[test]
+fn fifos_sockets_and_devices_are_refused_without_blocking() {
+    for (how, word) in [("fifo", "a FIFO"), ("socket", "a socket"), ("device", "a device")] {
+        let dir = tree(&["sub/config/", "ok.yaml"]);
+        let file = dir.path().join("sub/config/x.yaml");
+        let _listener = match how {
+            "fifo" => {
+                assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+                None
+            }
+            "socket" => Some(UnixListener::bind(&file).unwrap()),
+            _ => {
+                symlink("/dev/zero", &file).unwrap();
+                None
+            }
+        };
+        let layouts = [
+            Layout::Paths(vec![file.clone()]),
+            paths(&[dir.path().to_owned()]),
+            runtime(dir.path(), true, false),
+            runtime(dir.path(), false, false),
+        ];
+        for layout in layouts {
+            assert_eq!(problems(read(layout)), [Problem::NotAFile(word)], "{how}");
+        }
+    }
+}
+
+#[test]
+fn files_are_refused_past_their_size_without_being_read() {
+    let dir = tree(&["a.yaml"]);
+    let file = dir.path().join("a.yaml");
+    let cases = [(MAX_FILE_BYTES, true), (MAX_FILE_BYTES + 1, false), (100 << 20, false), (1 << 40, false)];
+    for (size, loads) in cases {
+        File::create(&file).unwrap().set_len(size).unwrap();
+        match read(Layout::Paths(vec![file.clone()])) {
+            Ok(sources) => assert!(loads && sources.files[0].bytes.len() as u64 == size, "{size}"),
+            Err(errors) => assert!(!loads && errors[0].problem == Problem::FileTooLarge(size), "{size}"),
+        }
+    }
+}
+
+#[test]
+fn all_files_together_are_bounded() {
+    let dir = tree(&["a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml", "f.yaml"]);
+    for name in ["a.yaml", "b.yaml", "c.yaml", "d.yaml"] {
+        File::create(dir.path().join(name)).unwrap().set_len(MAX_FILE_BYTES).unwrap();
+    }
+    let errors = read(paths(&[dir.path().to_owned()])).expect_err("must be refused");
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0].problem, Problem::TotalTooLarge);
+    assert_eq!(errors[0].path, dir.path().join("e.yaml"));
+}
+
+#[test]
+fn too_many_files_are_one_error() {
+    let dir = tree(&[]);
+    for i in 0..MAX_FILES {
+        File::create(dir.path().join(format!("{i}.yaml"))).unwrap();
+    }
+    assert_eq!(names(&read(paths(&[dir.path().to_owned()]))).len(), MAX_FILES);
+    plant(dir.path(), "one.yaml");
+    plant(dir.path(), "two.yaml");
+    assert_eq!(problems(read(paths(&[dir.path().to_owned()]))), [Problem::TooManyFiles]);
+}
+
+#[test]
+fn nesting_is_bounded_with_and_without_links() {
+    let dir = tree(&[]);
+    plant(dir.path(), &format!("{}a.yaml", "d/".repeat(40)));
+    assert!(matches!(problems(read(paths(&[dir.path().to_owned()])))[..], [Problem::TooDeep(_)]));
+
+    // Each level reaches the next one twice: 2^30 paths to one file, and no loop.
+    let dir = tree(&["29/a.yaml"]);
+    for level in 0..29 {
+        plant(dir.path(), &format!("{level}/x -> ../{}", level + 1));
+        plant(dir.path(), &format!("{level}/y -> ../{}", level + 1));
+    }
+    let found = problems(read(paths(&[dir.path().join("0")])));
+    assert!(matches!(found[..], [Problem::TooManyFiles | Problem::TooManyEntries(_)]), "{found:?}");
+}
