@@ -6,3 +6,4 @@ pub mod live;
 //! `source` reads the bytes of every file of a layout; `watch` tells when they differ from what was read last. Neither
 //! knows what a rule file says.
 pub mod source;
+pub mod watch;

@@ -15,3 +15,5 @@ mod settings;
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 #[path = "suite/source.rs"]
 mod source;
+#[path = "suite/watch.rs"]
+mod watch;

@@ -1,0 +1,384 @@
+//! Noticing that rule files changed, in every way that files change.
+//!
+//! What needs real time waits for a condition with a generous deadline. With events the poll interval is an hour, so
+//! only an event can make a test pass; without, it is milliseconds.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use tempfile::TempDir;
+use tollkeeper::config::source::{self, Layout, Problem, Reading};
+use tollkeeper::config::watch::{Changes, Timing, Watcher};
+
+use crate::source::{runtime, tree};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn by_events() -> Timing {
+    Timing { debounce: Duration::from_millis(20), poll_interval: Duration::from_secs(3600), events: true }
+}
+
+fn by_polling() -> Timing {
+    Timing { debounce: Duration::from_millis(5), poll_interval: Duration::from_millis(10), events: false }
+}
+
+/// A watcher whose watches are placed.
+async fn started(layout: &Layout, timing: Timing) -> (Watcher, Changes) {
+    let (watcher, mut changes) = Watcher::start(layout.clone(), timing, &source::read(layout)).unwrap();
+    watcher.reload();
+    let _same = next(&mut changes).await;
+    (watcher, changes)
+}
+
+async fn next(changes: &mut Changes) -> Reading {
+    tokio::time::timeout(DEADLINE, changes.next()).await.expect("no change noticed").expect("the watcher ended")
+}
+
+/// Takes changes until one holds exactly `expected`; returns how many came.
+async fn until(changes: &mut Changes, expected: &[&str], what: &str) -> usize {
+    let mut last = None;
+    for count in 1.. {
+        match tokio::time::timeout(DEADLINE, changes.next()).await {
+            Ok(reading) => last = Some(texts(&reading.expect("the watcher ended"))),
+            Err(_) => panic!("{what}: expected {expected:?}, last handed over: {last:?}"),
+        }
+        if last.as_ref().is_some_and(|texts| texts == expected) {
+            return count;
+        }
+    }
+    unreachable!("the loop has no end")
+}
+
+fn texts(reading: &Reading) -> Vec<String> {
+    match reading {
+        Ok(sources) => sources.files.iter().map(|it| String::from_utf8_lossy(&it.bytes).into_owned()).collect(),
+        Err(errors) => errors.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// Waits until the watcher has compared the files `times` more.
+async fn looks(watcher: &Watcher, times: u64) {
+    let (goal, deadline) = (watcher.looks() + times, Instant::now() + DEADLINE);
+    while watcher.looks() < goal {
+        assert!(Instant::now() < deadline, "the watcher no longer looks");
+        tokio::task::yield_now().await;
+    }
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// Puts a link to `target` in the place of `link`, in one step.
+fn swap(link: &Path, target: &str) {
+    let new = link.with_extension("tmp");
+    symlink(target, &new).unwrap();
+    fs::rename(new, link).unwrap();
+}
+
+/// A way in which rule files change.
+struct Change {
+    name: &'static str,
+    /// What stands before.
+    entries: &'static [&'static str],
+    layout: fn(&Path) -> Layout,
+    change: fn(&Path),
+    /// The contents of all files afterwards, by name.
+    expected: &'static [&'static str],
+}
+
+fn rules(dir: &Path) -> Layout {
+    Layout::Paths(vec![dir.join("rules")])
+}
+
+fn one_file(dir: &Path) -> Layout {
+    Layout::Paths(vec![dir.join("rules/a.yaml")])
+}
+
+fn watch_root(dir: &Path) -> Layout {
+    runtime(&dir.join("current"), true, false)
+}
+
+fn app_directory(dir: &Path) -> Layout {
+    runtime(&dir.join("current"), false, true)
+}
+
+/// As kubelet does it: a new directory, a link that takes the old one's place, the old directory removed.
+fn kubelet(mount: &Path) {
+    write(&mount.join("..2026_02/a.yaml"), "new");
+    symlink("..2026_02", mount.join("..data_tmp")).unwrap();
+    fs::rename(mount.join("..data_tmp"), mount.join("..data")).unwrap();
+    fs::remove_dir_all(mount.join("..2026_01")).unwrap();
+}
+
+fn overwrite(dir: &Path) {
+    let mut file = OpenOptions::new().write(true).open(dir.join("rules/a.yaml")).unwrap();
+    file.write_all(b"DOMAIN").unwrap();
+}
+
+fn edit(dir: &Path) {
+    let file = dir.join("rules/a.yaml");
+    write(&dir.join("rules/4913"), "new");
+    fs::rename(&file, dir.join("rules/a.yaml~")).unwrap();
+    fs::rename(dir.join("rules/4913"), &file).unwrap();
+    fs::remove_file(dir.join("rules/a.yaml~")).unwrap();
+}
+
+fn replace(dir: &Path) {
+    write(&dir.join("a.new"), "new");
+    fs::rename(dir.join("a.new"), dir.join("rules/a.yaml")).unwrap();
+}
+
+fn recreate_directory(dir: &Path) {
+    fs::remove_dir_all(dir.join("rules")).unwrap();
+    write(&dir.join("rules/a.yaml"), "new");
+}
+
+fn rename_directory(dir: &Path) {
+    write(&dir.join("other/a.yaml"), "new");
+    fs::rename(dir.join("rules"), dir.join("old")).unwrap();
+    fs::rename(dir.join("other"), dir.join("rules")).unwrap();
+}
+
+fn rename_parent(dir: &Path) {
+    write(&dir.join("other/rules/a.yaml"), "new");
+    fs::rename(dir.join("app"), dir.join("old")).unwrap();
+    fs::rename(dir.join("other"), dir.join("app")).unwrap();
+}
+
+fn release(dir: &Path) {
+    write(&dir.join("releases/2/sub/config/a.yaml"), "new");
+    swap(&dir.join("current"), "releases/2");
+}
+
+const CONFIG_MAP: &[&str] = &["rules/..2026_01/a.yaml", "rules/..data -> ..2026_01", "rules/a.yaml -> ..data/a.yaml"];
+const RUNTIME_CONFIG_MAP: &[&str] = &[
+    "current/sub/config/..2026_01/a.yaml",
+    "current/sub/config/..data -> ..2026_01",
+    "current/sub/config/a.yaml -> ..data/a.yaml",
+];
+const RELEASES: &[&str] = &["releases/1/sub/config/a.yaml", "current -> releases/1"];
+const LINKED_TWICE: &[&str] = &["rules/a.yaml -> ../hop", "hop -> far/a", "far/a", "far/b"];
+const NEW: &[&str] = &["new"];
+
+macro_rules! change {
+    ($name:literal, $entries:expr, $layout:expr, $change:expr, $expected:expr) => {
+        Change { name: $name, entries: $entries, layout: $layout, change: $change, expected: $expected }
+    };
+}
+
+const CHANGES: &[Change] = &[
+    change!("written in place", &["rules/a.yaml"], rules, |d| write(&d.join("rules/a.yaml"), "new"), NEW),
+    change!("written in place, one file", &["rules/a.yaml"], one_file, |d| write(&d.join("rules/a.yaml"), "new"), NEW),
+    change!("overwritten, same size", &["rules/a.yaml"], rules, overwrite, &["DOMAIN: rules/a.yaml\n"]),
+    change!("emptied", &["rules/a.yaml"], rules, |d| write(&d.join("rules/a.yaml"), ""), &[""]),
+    change!("renamed over", &["rules/a.yaml"], rules, replace, NEW),
+    change!("renamed over, one file", &["rules/a.yaml"], one_file, replace, NEW),
+    change!("saved by an editor", &["rules/a.yaml"], rules, edit, NEW),
+    change!("saved by an editor, one file", &["rules/a.yaml"], one_file, edit, NEW),
+    change!("deleted and created", &["rules/a.yaml"], one_file, recreate_directory, NEW),
+    change!(
+        "one of two deleted",
+        &["rules/a.yaml", "rules/b.yaml"],
+        rules,
+        |d| fs::remove_file(d.join("rules/b.yaml")).unwrap(),
+        &["domain: rules/a.yaml\n"]
+    ),
+    change!(
+        "renamed to another name",
+        &["rules/a.yaml", "rules/b.yaml"],
+        rules,
+        |d| fs::rename(d.join("rules/a.yaml"), d.join("rules/c.yaml")).unwrap(),
+        &["domain: rules/b.yaml\n", "domain: rules/a.yaml\n"]
+    ),
+    change!(
+        "a new file",
+        &["rules/a.yaml"],
+        rules,
+        |d| write(&d.join("rules/b.yaml"), "new"),
+        &["domain: rules/a.yaml\n", "new"]
+    ),
+    change!(
+        "a new nested directory",
+        &["rules/a.yaml"],
+        rules,
+        |d| write(&d.join("rules/b/c/d.yaml"), "new"),
+        &["domain: rules/a.yaml\n", "new"]
+    ),
+    change!("in a nested directory", &["rules/b/c/d.yaml"], rules, |d| write(&d.join("rules/b/c/d.yaml"), "new"), NEW),
+    change!("appears later", &[], one_file, |d| write(&d.join("rules/a.yaml"), "new"), NEW),
+    change!("directory appears later", &[], rules, |d| write(&d.join("rules/a.yaml"), "new"), NEW),
+    change!("directory recreated", &["rules/a.yaml"], rules, recreate_directory, NEW),
+    change!("directory renamed", &["rules/a.yaml"], rules, rename_directory, NEW),
+    change!("parent renamed", &["app/rules/a.yaml"], |d| Layout::Paths(vec![d.join("app/rules")]), rename_parent, NEW),
+    change!("config map", CONFIG_MAP, rules, |d| kubelet(&d.join("rules")), NEW),
+    change!("config map, one file", CONFIG_MAP, one_file, |d| kubelet(&d.join("rules")), NEW),
+    change!("config map, runtime", RUNTIME_CONFIG_MAP, app_directory, |d| kubelet(&d.join("current/sub/config")), NEW),
+    change!("config map, watch root", RUNTIME_CONFIG_MAP, watch_root, |d| kubelet(&d.join("current/sub/config")), NEW),
+    change!("release swapped", RELEASES, watch_root, release, NEW),
+    change!("release swapped, app directory", RELEASES, app_directory, release, NEW),
+    change!(
+        "release edited in place",
+        RELEASES,
+        watch_root,
+        |d| write(&d.join("releases/1/sub/config/a.yaml"), "new"),
+        NEW
+    ),
+    change!("release appears", &["releases/"], watch_root, release, NEW),
+    change!("linked file written", LINKED_TWICE, rules, |d| write(&d.join("far/a"), "new"), NEW),
+    change!("link in between swapped", LINKED_TWICE, rules, |d| swap(&d.join("hop"), "far/b"), &["domain: far/b\n"]),
+    change!(
+        "linked directory written",
+        &["far/a.yaml", "rules/x -> ../far"],
+        rules,
+        |d| write(&d.join("far/a.yaml"), "new"),
+        NEW
+    ),
+];
+
+/// Makes each change, then another, in place, which only watches placed anew can see.
+async fn notices_all_changes(timing: fn() -> Timing) {
+    for Change { name, entries, layout, change, expected } in CHANGES {
+        let dir: TempDir = tree(entries);
+        let layout = layout(dir.path());
+        let (_watcher, mut changes) = started(&layout, timing()).await;
+        change(dir.path());
+        until(&mut changes, expected, name).await;
+
+        let mut files = source::read(&layout).unwrap().files;
+        write(&files[0].path, "again");
+        files[0].bytes = b"again".to_vec();
+        let expected = texts(&Ok(source::Sources { files, warnings: Vec::new() }));
+        let expected: Vec<_> = expected.iter().map(String::as_str).collect();
+        until(&mut changes, &expected, &format!("{name}, and then written")).await;
+    }
+}
+
+#[tokio::test]
+async fn every_kind_of_change_is_noticed_by_events() {
+    notices_all_changes(by_events).await;
+}
+
+#[tokio::test]
+async fn every_kind_of_change_is_noticed_by_polling() {
+    notices_all_changes(by_polling).await;
+}
+
+#[tokio::test]
+async fn a_burst_is_few_changes() {
+    let dir = tree(&["rules/a.yaml"]);
+    let (_watcher, mut changes) = started(&rules(dir.path()), by_events()).await;
+    for i in 0..1000 {
+        write(&dir.path().join("rules/a.yaml"), &i.to_string());
+    }
+    let count = until(&mut changes, &["999"], "burst").await;
+    assert!(count < 50, "{count} of 1000 were handed over");
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_the_newest_only() {
+    let dir = tree(&["rules/a.yaml"]);
+    let (watcher, mut changes) = started(&rules(dir.path()), by_polling()).await;
+    for i in 0..5 {
+        write(&dir.path().join("rules/a.yaml"), &i.to_string());
+        looks(&watcher, 4).await;
+    }
+    assert_eq!(until(&mut changes, &["4"], "newest").await, 1);
+}
+
+#[tokio::test]
+async fn what_is_touched_but_not_changed_is_not_handed_over() {
+    for mut timing in [by_events(), by_polling()] {
+        timing.poll_interval = Duration::from_millis(10);
+        let dir = tree(&["rules/a.yaml"]);
+        let file = dir.path().join("rules/a.yaml");
+        let (watcher, mut changes) = started(&rules(dir.path()), timing).await;
+        File::options().write(true).open(&file).unwrap().set_modified(SystemTime::now()).unwrap();
+        looks(&watcher, 5).await;
+        fs::copy(&file, dir.path().join("copy")).unwrap();
+        fs::rename(dir.path().join("copy"), &file).unwrap();
+        looks(&watcher, 5).await;
+        write(&file, "new");
+        assert_eq!(texts(&next(&mut changes).await), NEW);
+    }
+}
+
+#[tokio::test]
+async fn what_changed_before_the_start_is_handed_over() {
+    for timing in [by_events(), by_polling()] {
+        let dir = tree(&["rules/a.yaml"]);
+        let layout = rules(dir.path());
+        let seen = source::read(&layout);
+        write(&dir.path().join("rules/a.yaml"), "new");
+        let (_watcher, mut changes) = Watcher::start(layout, timing, &seen).unwrap();
+        assert_eq!(texts(&next(&mut changes).await), NEW);
+    }
+}
+
+#[tokio::test]
+async fn a_reload_hands_over_what_did_not_change() {
+    let dir = tree(&["rules/a.yaml"]);
+    let (watcher, mut changes) = started(&rules(dir.path()), by_events()).await;
+    for _ in 0..3 {
+        watcher.reload();
+        assert_eq!(texts(&next(&mut changes).await), ["domain: rules/a.yaml\n"]);
+    }
+}
+
+#[tokio::test]
+async fn an_error_is_handed_over_once_and_then_the_recovery() {
+    for mut timing in [by_events(), by_polling()] {
+        timing.poll_interval = Duration::from_millis(10);
+        let dir = tree(&["rules/a.yaml"]);
+        let file = dir.path().join("rules/a.yaml");
+        let (watcher, mut changes) = started(&rules(dir.path()), timing).await;
+
+        fs::remove_file(&file).unwrap();
+        assert_eq!(next(&mut changes).await.unwrap_err()[0].problem, Problem::NoRuleFiles);
+        looks(&watcher, 5).await;
+        symlink("nowhere", &file).unwrap();
+        assert_eq!(next(&mut changes).await.unwrap_err()[0].problem, Problem::Dangling);
+        looks(&watcher, 5).await;
+        write(&dir.path().join("rules/nowhere"), "domain: rules/a.yaml\n");
+        assert_eq!(texts(&next(&mut changes).await), ["domain: rules/a.yaml\n"]);
+    }
+}
+
+#[tokio::test]
+async fn contents_that_do_not_settle_are_not_handed_over() {
+    // Linux writes this file anew for every reader.
+    let layout = Layout::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
+    let (watcher, mut changes) = Watcher::start(layout.clone(), by_polling(), &source::read(&layout)).unwrap();
+    looks(&watcher, 20).await;
+    drop(watcher);
+    assert!(changes.next().await.is_none());
+}
+
+#[tokio::test]
+async fn reading_and_files_beside_a_watched_file_wake_nobody() {
+    let dir = tree(&["rules/a.yaml"]);
+    let (watcher, _changes) = started(&one_file(dir.path()), by_events()).await;
+    // Looks at its own pace, and so tells how long there was time to wake up.
+    let (pacer, _paces) = started(&rules(dir.path()), by_polling()).await;
+    let before = watcher.looks();
+    write(&dir.path().join("rules/other"), "x");
+    write(&dir.path().join("other"), "x");
+    fs::read(dir.path().join("rules/a.yaml")).unwrap();
+    looks(&pacer, 30).await;
+    assert_eq!(watcher.looks(), before);
+}
+
+#[tokio::test]
+async fn dropping_the_watcher_ends_the_changes() {
+    for timing in [by_events(), by_polling()] {
+        let dir = tree(&["rules/a.yaml"]);
+        let (watcher, mut changes) = started(&rules(dir.path()), timing).await;
+        drop(watcher);
+        let end = tokio::time::timeout(DEADLINE, changes.next()).await.expect("the thread goes on");
+        assert!(end.is_none());
+    }
+}
