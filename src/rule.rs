@@ -10,6 +10,7 @@ pub mod matching;
 pub mod set;
 pub mod trace;
 pub(crate) mod wildcard;
+pub mod render;
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub struct Domain {
 }
 
 /// What a domain says for limits that come with a request instead of a rule.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Defaults {
     /// How hits are counted.
     pub algorithm: Algorithm,
@@ -146,6 +147,10 @@ pub enum Allowance {
         name: String,
         /// As written; without effect, but `/rlconfig` prints it.
         requests_per_unit: u32,
+        /// `shadow_mode` as written, likewise.
+        shadow: bool,
+        /// `quota_mode` as written, likewise.
+        quota: bool,
     },
     /// What passes each of these, at least one.
     Limits(Vec<RuleLimit>),

@@ -17,3 +17,8 @@ mod settings;
 mod source;
 #[path = "suite/watch.rs"]
 mod watch;
+//! The black-box suites, one binary: a module each.
+#[path = "suite/config.rs"]
+mod config;
+#[path = "suite/vectors_config.rs"]
+mod vectors_config;

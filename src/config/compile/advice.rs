@@ -1,0 +1,81 @@
+//! Warnings about rules that load and probably do not do what was meant.
+//!
+//! Each is about something that is seen only in production otherwise. A plain good file gets none: whoever has to
+//! ignore a warning ignores them all.
+
+use std::collections::HashSet;
+
+use super::{Options, limit};
+use crate::config::document::fields::{Reader, Trail};
+use crate::config::document::{Descriptor, Limit as Written};
+use crate::config::yaml::Position;
+use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
+use crate::rule::Node;
+
+/// How long Envoy's rate limit filter waits for an answer unless it is configured otherwise, in microseconds.
+const ENVOY_TIMEOUT_US: u64 = 20_000;
+
+/// The most wildcards of one level that may have to be tried one by one.
+const MOST_WILDCARDS: usize = 1000;
+
+/// A descriptor that neither limits, nor leads on, nor exempts a value.
+pub(super) fn on_descriptor(reader: &mut Reader<'_>, written: &Descriptor, trail: &Trail<'_>) {
+    if !written.key.value.is_empty() && !limit::does_something(written) {
+        let message = "this descriptor does nothing";
+        reader.warning(written.at, trail, message, "give it a `rate_limit`, `descriptors`, or a `value` to exempt");
+    }
+}
+
+/// A queue or a loan that Envoy does not wait for, and a share that is too small to give.
+pub(super) fn on_limit(
+    reader: &mut Reader<'_>,
+    written: &Written,
+    limit: &Limit,
+    (options, trail): (&Options, &Trail<'_>),
+) {
+    let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
+    let waits = limit.algorithm() == Algorithm::LeakyBucket && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
+    if waits && each_us > ENVOY_TIMEOUT_US {
+        let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
+        let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
+        reader.warning(written.at, trail, message, hint);
+    }
+    if let Consistency::Eventual(overshoot) = limit.consistency()
+        && limit.requests_per_unit() > 0
+    {
+        let hits = match overshoot {
+            Overshoot::Hits(hits) => u64::from(hits),
+            Overshoot::MilliPercent(part) => u64::from(limit.requests_per_unit()) * u64::from(part) / 100_000,
+        };
+        let replicas = options.max_replicas;
+        if hits / (2 * u64::from(replicas.max(1))) == 0 {
+            let at = written.settings.eventual.map_or(written.at, |eventual| eventual.at);
+            let message = format!("an overshoot of {hits} hits is too small to share among {replicas} replicas");
+            reader.warning(
+                at,
+                trail,
+                message,
+                "the first hits on each key ask the store; raise `max_overshoot` or use strict",
+            );
+        }
+    }
+}
+
+/// Wildcards of one level that begin alike: each is tried until one matches.
+pub(super) fn on_wildcards(reader: &mut Reader<'_>, nodes: &[Node], trail: &Trail<'_>) {
+    let mut wildcards = 0;
+    let mut prefixes = HashSet::new();
+    for node in nodes.iter().filter(|node| node.value.contains('*') || node.key.contains('*')) {
+        wildcards += 1;
+        if wildcards > MOST_WILDCARDS || nodes.len() > MOST_WILDCARDS {
+            prefixes.insert((&node.key, node.value.split('*').next()));
+        }
+    }
+    let Some(first) = nodes.first() else { return };
+    if wildcards > prefixes.len() + MOST_WILDCARDS {
+        let alike = wildcards - prefixes.len();
+        let at = Position { line: first.origin.line, column: first.origin.column };
+        let message = format!("{alike} wildcards of this level begin like another one");
+        reader.warning(at, trail, message, "they are tried one after the other; begin each with text of its own");
+    }
+}

@@ -1,0 +1,194 @@
+//! Values that YAML has no type for, and how values look in messages.
+//!
+//! Durations are Go's (`150us`, `1h30m`), because every other setting of the service writes them so. Overshoots are a
+//! percentage or a count. Parsers here return what is wrong in words, without a place; the reader knows that.
+
+use std::fmt::Write as _;
+
+use crate::config::diagnostic::quotable;
+use crate::config::yaml::scalar::{Scalar, Value};
+use crate::config::yaml::{Content, Node};
+use crate::limit::{LONGEST_PERIOD_US, Overshoot};
+
+/// Why a value is refused, and what to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+fn refused<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Refused> {
+    Err(Refused { message: message.into(), hint: hint.into() })
+}
+
+/// A duration in Go's notation, in microseconds; what is finer is cut off. At most 366 days.
+pub fn duration_us(text: &str) -> Result<u64, Refused> {
+    if text == "0" {
+        return Ok(0);
+    }
+    let Some(nanos) = nanos(text) else {
+        return refused(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m");
+    };
+    match u64::try_from(nanos / 1000) {
+        Ok(micros) if micros <= LONGEST_PERIOD_US => Ok(micros),
+        _ => refused(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one"),
+    }
+}
+
+/// The sum of the parts of a Go duration without a sign, in nanoseconds.
+fn nanos(text: &str) -> Option<u128> {
+    const UNITS: [(&str, u128); 8] = [
+        ("ns", 1),
+        ("us", 1_000),
+        ("\u{b5}s", 1_000),
+        ("\u{3bc}s", 1_000),
+        ("ms", 1_000_000),
+        ("s", 1_000_000_000),
+        ("m", 60_000_000_000),
+        ("h", 3_600_000_000_000),
+    ];
+    let mut rest = text;
+    let mut sum = 0_u128;
+    while !rest.is_empty() || text.is_empty() {
+        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').filter(|end| *end > 0)?;
+        let (digits, tail) = rest.split_at(number);
+        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_end);
+        let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit)?;
+        sum = sum.checked_add(scaled(digits, *scale)?)?;
+        rest = tail;
+    }
+    Some(sum)
+}
+
+/// A decimal number times `scale`, rounded down.
+fn scaled(digits: &str, scale: u128) -> Option<u128> {
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    // Beyond these lengths a number is out of every range, or its rest below every precision.
+    if (whole.is_empty() && fraction.is_empty()) || whole.len() > 18 || fraction.contains('.') {
+        return None;
+    }
+    let fraction = fraction.get(..18).unwrap_or(fraction);
+    let value = |digits: &str| if digits.is_empty() { Some(0) } else { digits.parse::<u128>().ok() };
+    let parts = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    value(whole)?.checked_mul(scale)?.checked_add(value(fraction)? * scale / parts)
+}
+
+/// `max_overshoot`: a percentage to a thousandth, or a number of hits.
+pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, Refused> {
+    let text = scalar.text().trim();
+    let hint = "write a percentage such as 5% or 0.5%, or a number of hits";
+    let none = || refused("`max_overshoot` of 0", "use `consistency: strict`");
+    if let Some(percent) = text.strip_suffix('%').map(str::trim_end) {
+        let (milli, exact) = (scaled(percent, 1_000), scaled(percent, 1_000_000));
+        return match (milli, exact) {
+            (Some(0), Some(0)) => none(),
+            (Some(milli), Some(exact)) if milli * 1_000 != exact => {
+                refused(format!("`{}` is finer than 0.001%", quotable(text)), "round it")
+            }
+            (Some(milli @ 1..=100_000), _) => {
+                Ok(Overshoot::MilliPercent(u32::try_from(milli).expect("100 000 fits in 32 bits")))
+            }
+            (Some(_), _) => refused(format!("`{}` is more than 100%", quotable(text)), "raise the limit instead"),
+            (None, _) => refused(format!("`{}` is not a percentage", quotable(text)), hint),
+        };
+    }
+    match scalar.value() {
+        Value::Int(0) => none(),
+        Value::Int(hits) if u32::try_from(hits).is_ok() => {
+            Ok(Overshoot::Hits(u32::try_from(hits).expect("the guard says so")))
+        }
+        _ => refused(format!("`{}` is neither a percentage nor a number of hits", quotable(text)), hint),
+    }
+}
+
+/// What a type error says of a value: YAML's short tag, and its text unless it is a collection.
+pub fn described(node: &Node<'_>) -> String {
+    let scalar = match &node.content {
+        Content::List(_) => return "!!seq".into(),
+        Content::Map(_) => return "!!map".into(),
+        Content::Scalar(scalar) => scalar,
+    };
+    let tag = match scalar.value() {
+        Value::Null => "!!null",
+        Value::Bool(_) => "!!bool",
+        Value::Int(_) | Value::Large(_) => "!!int",
+        Value::Float(_) => "!!float",
+        Value::Text => "!!str",
+    };
+    // Cut where the peer's YAML reader cuts.
+    let text = scalar.text();
+    if text.len() > 10 {
+        let end = (0..=7).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        return format!("{tag} `{}...`", quotable(&text[..end]));
+    }
+    format!("{tag} `{}`", quotable(text))
+}
+
+/// A value as Go prints it, which is how the peer shows an element of a list; cut off after some 200 bytes.
+pub fn go_value(node: &Node<'_>) -> String {
+    let mut out = String::new();
+    write_go_value(node, &mut out);
+    quotable(&out)
+}
+
+fn write_go_value(node: &Node<'_>, out: &mut String) {
+    if out.len() > 200 {
+        return;
+    }
+    match &node.content {
+        Content::Scalar(scalar) => {
+            // Writing to a string does not fail.
+            let _ = match scalar.value() {
+                Value::Null => write!(out, "<nil>"),
+                Value::Bool(truth) => write!(out, "{truth}"),
+                Value::Int(number) => write!(out, "{number}"),
+                Value::Large(number) => write!(out, "{number}"),
+                Value::Float(number) => write!(out, "{number}"),
+                Value::Text => write!(out, "{}", scalar.text()),
+            };
+        }
+        Content::List(list) => {
+            out.push('[');
+            for (index, node) in list.iter().enumerate().take(100) {
+                out.push_str(if index == 0 { "" } else { " " });
+                write_go_value(node, out);
+            }
+            out.push(']');
+        }
+        Content::Map(map) => {
+            out.push_str("map[");
+            for (index, (key, value)) in map.iter().enumerate().take(100) {
+                out.push_str(if index == 0 { "" } else { " " });
+                write_go_value(key, out);
+                out.push(':');
+                write_go_value(value, out);
+            }
+            out.push(']');
+        }
+    }
+}
+
+/// A value as JSON. Infinities and NaN, which JSON lacks, become their names; keys become text.
+pub fn json(node: &Node<'_>) -> serde_json::Value {
+    match &node.content {
+        Content::Scalar(scalar) => match scalar.value() {
+            Value::Null => serde_json::Value::Null,
+            Value::Bool(truth) => truth.into(),
+            Value::Int(number) => number.into(),
+            Value::Large(number) => number.into(),
+            Value::Float(number) if number.is_finite() => number.into(),
+            Value::Float(number) if number.is_nan() => "NaN".into(),
+            Value::Float(number) => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
+            Value::Text => scalar.text().into(),
+        },
+        Content::List(list) => list.iter().map(json).collect(),
+        Content::Map(map) => map.iter().map(|(key, value)| (json_key(key), json(value))).collect(),
+    }
+}
+
+fn json_key(key: &Node<'_>) -> String {
+    key.scalar().map_or_else(|| go_value(key), |scalar| scalar.text().to_owned())
+}

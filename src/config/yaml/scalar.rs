@@ -1,0 +1,139 @@
+//! What a plain scalar means, by the rules of YAML 1.1 as gopkg.in/yaml.v2 reads them.
+//!
+//! `yes` and `on` are booleans, `0x10`, `010`, `0b1` and `1_000` are whole numbers, `~` and nothing at all are null.
+//! Dates and sexagesimal numbers are text. What was quoted, or tagged `!!str`, is text always.
+
+use std::borrow::Cow;
+
+/// A scalar: its text and how it was written.
+#[derive(Clone, Debug)]
+pub struct Scalar<'a> {
+    text: Cow<'a, str>,
+    form: Form,
+}
+
+/// How a scalar was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Plain, or tagged as what it looks like: its text decides.
+    Plain,
+    /// Quoted, a block, or tagged as text or something unknown.
+    Text,
+    /// Tagged `!!float`: a whole number is one of them too.
+    Float,
+}
+
+/// What a scalar means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// Nothing.
+    Null,
+    /// A boolean.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A whole number too large for 64 bits with a sign.
+    Large(u64),
+    /// Any other number.
+    Float(f64),
+    /// Anything else.
+    Text,
+}
+
+impl<'a> Scalar<'a> {
+    /// A scalar of `text`, `tag` being the word after `!!`, or empty for a tag of another schema.
+    pub fn new(text: Cow<'a, str>, plain: bool, tag: Option<Cow<'_, str>>) -> Self {
+        let form = match tag.as_deref() {
+            None if plain => Form::Plain,
+            None => Form::Text,
+            Some("float") => Form::Float,
+            Some("int" | "bool" | "null" | "timestamp") => Form::Plain,
+            Some(_) => Form::Text,
+        };
+        Self { text, form }
+    }
+
+    /// Its text, escapes resolved.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether its text decides what it means.
+    pub fn is_plain(&self) -> bool {
+        self.form == Form::Plain
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_null(&self) -> bool {
+        self.is_plain() && matches!(&*self.text, "" | "~" | "null" | "Null" | "NULL")
+    }
+
+    /// What it means.
+    pub fn value(&self) -> Value {
+        match (self.form, resolve(&self.text)) {
+            (Form::Text, _) => Value::Text,
+            (Form::Plain, value) => value,
+            // A double is exact enough for what a tag makes a fraction: it is refused wherever numbers count.
+            (Form::Float, Value::Int(number)) => Value::Float(number as f64),
+            (Form::Float, Value::Large(number)) => Value::Float(number as f64),
+            (Form::Float, value) => value,
+        }
+    }
+}
+
+fn resolve(text: &str) -> Value {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => return Value::Bool(true),
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return Value::Bool(false);
+        }
+        ".nan" | ".NaN" | ".NAN" => return Value::Float(f64::NAN),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => return Value::Float(f64::INFINITY),
+        "-.inf" | "-.Inf" | "-.INF" => return Value::Float(f64::NEG_INFINITY),
+        _ => {}
+    }
+    match text.as_bytes()[0] {
+        b'.' => fraction(text),
+        b'+' | b'-' | b'0'..=b'9' => {
+            let digits = text.replace('_', "");
+            whole(&digits).unwrap_or_else(|| fraction(&digits))
+        }
+        _ => Value::Text,
+    }
+}
+
+/// A whole number with Go's prefixes; a leading 0 means octal.
+fn whole(text: &str) -> Option<Value> {
+    let (negative, unsigned) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let lower = unsigned.get(..2).map(str::to_ascii_lowercase);
+    let (radix, digits) = match lower.as_deref() {
+        Some("0x") => (16, &unsigned[2..]),
+        Some("0o") => (8, &unsigned[2..]),
+        Some("0b") => (2, &unsigned[2..]),
+        Some(other) if other.starts_with('0') => (8, &unsigned[1..]),
+        _ => (10, unsigned),
+    };
+    // `from_str_radix` would take a second sign.
+    if !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return None;
+    }
+    let magnitude = u64::from_str_radix(digits, radix).ok()?;
+    if negative {
+        return 0_i64.checked_sub_unsigned(magnitude).map(Value::Int);
+    }
+    Some(i64::try_from(magnitude).map_or(Value::Large(magnitude), Value::Int))
+}
+
+/// A number with a point or an exponent, or else text.
+fn fraction(text: &str) -> Value {
+    let numeric = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'+' | b'-' | b'e' | b'E'));
+    match text.parse() {
+        Ok(number) if numeric => Value::Float(number),
+        _ => Value::Text,
+    }
+}

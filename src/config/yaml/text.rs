@@ -1,0 +1,85 @@
+//! The bytes of a rule file as text, or why they are none.
+//!
+//! UTF-8, with or without a byte order mark, and UTF-16 with one. YAML allows no control characters but tab and line
+//! breaks; a file that has them was damaged, or is no text at all. The size is bounded before anything is built.
+
+use std::borrow::Cow;
+
+use super::Position;
+
+/// The largest rule file, in bytes.
+pub const MOST_BYTES: usize = 64 * 1024 * 1024;
+
+/// Why bytes are no text, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The first character at fault.
+    pub at: Position,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: &'static str,
+}
+
+/// The text of a file.
+pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
+    let start = Position { line: 1, column: 1 };
+    if bytes.len() > MOST_BYTES {
+        let message = format!("a rule file of {} MB, and at most {} MB are read", bytes.len() >> 20, MOST_BYTES >> 20);
+        return Err(Unreadable { at: start, message, hint: "split it into several files" });
+    }
+    let text = match bytes {
+        [0xef, 0xbb, 0xbf, rest @ ..] => utf8(rest)?.into(),
+        [0xff, 0xfe, rest @ ..] => utf16(rest, u16::from_le_bytes)?.into(),
+        [0xfe, 0xff, rest @ ..] => utf16(rest, u16::from_be_bytes)?.into(),
+        _ => Cow::Borrowed(utf8(bytes)?),
+    };
+    match text.char_indices().find(|(_, character)| is_forbidden(*character)) {
+        None => Ok(text),
+        Some((index, character)) => Err(Unreadable {
+            at: position(&text[..index]),
+            message: format!("control characters are not allowed, and here is U+{:04X}", u32::from(character)),
+            hint: if character == '\0' { "this looks like a binary file" } else { "write it as an escape in quotes" },
+        }),
+    }
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, Unreadable> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
+        let (message, hint) = if bytes.contains(&0) {
+            ("this is not text", "this looks like a binary file")
+        } else {
+            ("invalid UTF-8", "save the file as UTF-8")
+        };
+        Unreadable { at: position(valid), message: message.into(), hint }
+    })
+}
+
+fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unreadable> {
+    let units = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]]));
+    let text: Result<String, _> = char::decode_utf16(units).collect();
+    let whole = bytes.len().is_multiple_of(2);
+    text.ok().filter(|_| whole).ok_or_else(|| Unreadable {
+        at: Position { line: 1, column: 1 },
+        message: "invalid UTF-16".into(),
+        hint: "save the file as UTF-8",
+    })
+}
+
+/// Whether YAML refuses it outside of an escape.
+fn is_forbidden(character: char) -> bool {
+    match character {
+        '\t' | '\n' | '\r' | '\u{85}' => false,
+        '\u{fffe}' | '\u{ffff}' => true,
+        _ => character.is_control(),
+    }
+}
+
+/// The place that follows `before`.
+fn position(before: &str) -> Position {
+    let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1;
+    let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    Position { line: small(line), column: small(column) }
+}

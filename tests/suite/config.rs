@@ -1,0 +1,517 @@
+//! What rule files mean, and what is said about those that mean nothing.
+//!
+//! Each bad file stands in `config/bad` with the text that it gets beside it. After a deliberate change of messages,
+//! `BLESS=1 cargo test --test suite config::` writes those texts anew, to be read before they are committed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tollkeeper::config::compile::{Compiled, Options, Source, compile};
+use tollkeeper::config::diagnostic::Diagnostics;
+use tollkeeper::config::keys::{KEYS, Place};
+use tollkeeper::config::schema::json_schema;
+use tollkeeper::config::yaml::Documents;
+use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot, Period, StorePolicy, Terms, Unit};
+use tollkeeper::rule::render::rlconfig_lines;
+use tollkeeper::rule::{Allowance, Domain, RuleLimit};
+
+fn source(name: &str, text: impl AsRef<[u8]>) -> Source {
+    Source { name: Arc::from(name), text: text.as_ref().to_vec(), documents: Documents::All }
+}
+
+fn load(text: impl AsRef<[u8]>) -> Result<Compiled, Diagnostics> {
+    compile(&[source("x.yaml", text)], &Options::default())
+}
+
+/// The domains of a file that loads without a word.
+fn good(text: &str) -> Vec<Domain> {
+    let compiled = load(text).unwrap_or_else(|found| panic!("{text}\n{found}"));
+    assert!(compiled.warnings.is_empty(), "{text}\n{}", compiled.warnings);
+    compiled.domains
+}
+
+/// A domain of one descriptor with this `rate_limit`.
+fn rule(rate_limit: &str) -> String {
+    format!("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {rate_limit}\n")
+}
+
+fn limits(domains: &[Domain]) -> &[RuleLimit] {
+    match &domains[0].descriptors[0].rule.as_ref().expect("a rule").allowance {
+        Allowance::Limits(limits) => limits,
+        Allowance::Unlimited { .. } => panic!("unlimited"),
+    }
+}
+
+/// The first limit of the first descriptor of a good file.
+fn limit(text: &str) -> Limit {
+    limits(&good(text))[0].limit
+}
+
+fn in_repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[test]
+fn each_bad_file_gets_the_text_beside_it() {
+    let mut seen = 0;
+    let mut wrong = Vec::new();
+    for file in std::fs::read_dir(in_repository("tests/suite/config/bad")).expect("the folder is there") {
+        let path = file.expect("readable").path();
+        if path.extension().is_none_or(|extension| extension != "yaml") {
+            continue;
+        }
+        seen += 1;
+        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
+        let text = std::fs::read(&path).expect("readable");
+        let said = match compile(&[source(&name, &text)], &Options::default()) {
+            Ok(_) => "loads".to_owned(),
+            Err(found) => format!("{found}\n"),
+        };
+        let beside = path.with_extension("txt");
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&beside, &said).expect("writable");
+        }
+        if said != std::fs::read_to_string(&beside).unwrap_or_default() {
+            wrong.push(said);
+        }
+    }
+    assert!(seen > 70, "only {seen} files");
+    assert!(wrong.is_empty(), "not as expected:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_example_and_the_reference_load_without_a_word() {
+    assert_eq!(good(&read("config/example.yaml"))[0].name, "shop");
+    assert_eq!(good(&read("config/reference.yaml"))[0].name, "reference");
+}
+
+#[test]
+fn the_reference_has_every_key_at_its_default() {
+    let text = read("config/reference.yaml");
+    for key in KEYS {
+        let assigned: Vec<&str> = text
+            .lines()
+            .flat_map(|line| line.split([',', '{']))
+            .map(|part| part.trim_start_matches([' ', '-']).trim_end_matches([' ', '}']))
+            .filter_map(|part| part.strip_prefix(key.name)?.strip_prefix(':'))
+            .map(str::trim)
+            .collect();
+        assert!(!assigned.is_empty(), "{} is not in the reference", key.name);
+        assert!(key.default.is_empty() || assigned.contains(&key.default), "{}: {assigned:?}", key.name);
+    }
+}
+
+#[test]
+fn the_reference_says_what_holds_without_saying_it() {
+    let domains = good(&read("config/reference.yaml"));
+    let mut compared = 0;
+    for node in &domains[0].descriptors {
+        let Allowance::Limits(limits) = &node.rule.as_ref().expect("each has one").allowance else { panic!("limits") };
+        for RuleLimit { limit, shadow, quota, epoch, .. } in limits {
+            let mut bare = Terms::new(limit.algorithm(), limit.requests_per_unit(), limit.period());
+            bare.sole = limits.len() == 1;
+            if node.key == "eventual" {
+                bare.consistency = Some(Consistency::Eventual(Overshoot::DEFAULT));
+            }
+            assert_eq!(Limit::new(&bare).as_ref(), Ok(limit), "{}", node.key);
+            assert_eq!((*shadow, *quota, *epoch), (false, false, 0));
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 8);
+}
+
+#[test]
+fn the_committed_schema_is_the_one_in_the_code() {
+    let schema = serde_json::to_string_pretty(&json_schema()).expect("it is JSON") + "\n";
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(in_repository("config/rules.schema.json"), &schema).expect("writable");
+    }
+    assert_eq!(schema, read("config/rules.schema.json"));
+    for place in Place::ALL.into_iter().skip(1) {
+        assert!(json_schema()["$defs"][place.name()]["properties"].is_object(), "{}", place.name());
+    }
+    for file in ["config/example.yaml", "config/reference.yaml"] {
+        assert!(read(file).starts_with("# yaml-language-server: $schema=rules.schema.json\n"), "{file}");
+    }
+}
+
+#[test]
+fn a_limit_means_what_it_says() {
+    let minute = Period::new(Unit::Minute, 1).expect("a minute");
+    let plain = |algorithm| Terms::new(algorithm, 100, minute);
+    let local = Some(StorePolicy::Local);
+    let table = [
+        ("", plain(Algorithm::FixedWindow)),
+        (
+            ", unit_multiplier: 5",
+            Terms { period: Period::new(Unit::Minute, 5).expect("5"), ..plain(Algorithm::FixedWindow) },
+        ),
+        (", algorithm: token_bucket, bucket_size: 7", Terms { bucket_size: Some(7), ..plain(Algorithm::TokenBucket) }),
+        (
+            ", algorithm: token_bucket, max_wait: 1.5ms",
+            Terms { max_wait_us: Some(1500), ..plain(Algorithm::TokenBucket) },
+        ),
+        (", algorithm: leaky_bucket, max_wait: 0", Terms { max_wait_us: Some(0), ..plain(Algorithm::LeakyBucket) }),
+        (", algorithm: leaky_bucket, max_wait: 1h2m3s4ms5us", {
+            Terms { max_wait_us: Some(3_723_004_005), ..plain(Algorithm::LeakyBucket) }
+        }),
+        (", algorithm: sliding_window_log, count_rejected: yes", {
+            Terms { count_rejected: Some(true), ..plain(Algorithm::SlidingWindowLog) }
+        }),
+        (
+            ", on_store_error: error",
+            Terms { on_store_error: Some(StorePolicy::Error), ..plain(Algorithm::FixedWindow) },
+        ),
+    ];
+    for (extra, terms) in table {
+        let text = rule(&format!("{{unit: minute, requests_per_unit: 100{extra}}}"));
+        let expected = Limit::new(&Terms { on_store_error: terms.on_store_error.or(local), ..terms });
+        assert_eq!(Ok(limit(&text)), expected, "{extra}");
+    }
+}
+
+#[test]
+fn an_overshoot_is_a_percentage_or_a_count() {
+    let table = [
+        ("", Overshoot::DEFAULT),
+        (", max_overshoot: 5%", Overshoot::MilliPercent(5_000)),
+        (", max_overshoot: 0.5%", Overshoot::MilliPercent(500)),
+        (", max_overshoot: '.125 %'", Overshoot::MilliPercent(125)),
+        (", max_overshoot: 100%", Overshoot::MilliPercent(100_000)),
+        (", max_overshoot: 400", Overshoot::Hits(400)),
+    ];
+    for (extra, overshoot) in table {
+        let text = rule(&format!("{{unit: minute, requests_per_unit: 100000, consistency: eventual{extra}}}"));
+        assert_eq!(limit(&text).consistency(), Consistency::Eventual(overshoot), "{extra}");
+    }
+}
+
+#[test]
+fn defaults_hold_where_they_fit_and_a_rule_has_the_last_word() {
+    let text = "
+domain: d
+defaults: {algorithm: leaky_bucket, queue_size: 1, max_wait: 2ms, on_store_error: deny, epoch: 3, over_limit_body: no}
+descriptors:
+  - {key: a, rate_limit: {unit: second, requests_per_unit: 100}}
+  - {key: b, rate_limit: {unit: second, requests_per_unit: 100, algorithm: fixed_window, on_store_error: allow, epoch: 4}}
+  - {key: c, over_limit_body: 'yes', rate_limit: {unit: second, requests_per_unit: 100, algorithm: token_bucket}}
+";
+    let domains = good(text);
+    let rules: Vec<_> = domains[0].descriptors.iter().map(|node| node.rule.as_ref().expect("a rule")).collect();
+    let limits: Vec<&RuleLimit> = rules
+        .iter()
+        .map(|rule| match &rule.allowance {
+            Allowance::Limits(limits) => &limits[0],
+            Allowance::Unlimited { .. } => panic!("unlimited"),
+        })
+        .collect();
+    let algorithms: Vec<_> = limits.iter().map(|one| one.limit.algorithm()).collect();
+    assert_eq!(algorithms, [Algorithm::LeakyBucket, Algorithm::FixedWindow, Algorithm::TokenBucket]);
+    assert_eq!(limits.iter().map(|one| one.limit.max_wait_us()).collect::<Vec<_>>(), [2000, 0, 2000]);
+    let policies: Vec<_> = limits.iter().map(|one| one.limit.on_store_error()).collect();
+    assert_eq!(policies, [StorePolicy::Deny, StorePolicy::Allow, StorePolicy::Deny]);
+    assert_eq!(limits.iter().map(|one| one.epoch).collect::<Vec<_>>(), [3, 4, 3]);
+    assert_eq!(
+        rules.iter().map(|rule| rule.refusal.body.as_deref()).collect::<Vec<_>>(),
+        [Some("no"), Some("no"), Some("yes")]
+    );
+    assert_eq!(domains[0].defaults.algorithm, Algorithm::LeakyBucket);
+    assert_eq!(domains[0].defaults.on_store_error, Some(StorePolicy::Deny));
+    assert_eq!(domains[0].defaults.epoch, 3);
+}
+
+#[test]
+fn default_consistency_passes_over_what_can_not_keep_it() {
+    let text = "
+domain: d
+defaults: {consistency: eventual, max_overshoot: 50%}
+descriptors:
+  - {key: a, rate_limit: {unit: second, requests_per_unit: 100}}
+  - {key: b, rate_limit: {unit: second, requests_per_unit: 100, algorithm: leaky_bucket}}
+  - {key: c, rate_limit: {unit: second, requests_per_unit: 100, count_rejected: true}}
+  - {key: d, rate_limit: {unit: second, requests_per_unit: 100, consistency: strict}}
+";
+    let eventual = Consistency::Eventual(Overshoot::MilliPercent(50_000));
+    let domains = good(text);
+    let kept: Vec<_> = domains[0]
+        .descriptors
+        .iter()
+        .map(|node| match &node.rule.as_ref().expect("a rule").allowance {
+            Allowance::Limits(limits) => limits[0].limit.consistency(),
+            Allowance::Unlimited { .. } => panic!("unlimited"),
+        })
+        .collect();
+    assert_eq!(kept, [eventual, Consistency::Strict, Consistency::Strict, Consistency::Strict]);
+}
+
+#[test]
+fn a_list_holds_several_limits_of_one_descriptor() {
+    let text = "
+domain: d
+descriptors:
+  - key: k
+    shadow_mode: true
+    rate_limit:
+      - {unit: second, requests_per_unit: 10, replaces: [{name: x}]}
+      - {unit: day, requests_per_unit: 1000, name: daily, quota_mode: true, replaces: [{name: x}, {name: y}]}
+      - {unit: hour, unit_multiplier: 3, requests_per_unit: 300, algorithm: token_bucket}
+";
+    let domains = good(text);
+    let limits = limits(&domains);
+    assert!(limits.iter().all(|one| one.shadow));
+    assert_eq!(limits.iter().map(|one| one.quota).collect::<Vec<_>>(), [false, true, false]);
+    assert!(!limits[0].limit.count_rejected(), "only a single fixed_window counts what it refuses");
+    assert_eq!(domains[0].descriptors[0].rule.as_ref().expect("a rule").replaces, ["x", "y"]);
+    assert_eq!(
+        rlconfig_lines(&domains),
+        [
+            "d.k: unit=SECOND requests_per_unit=10, shadow_mode: true, quota_mode: false",
+            "d.k.daily: unit=DAY requests_per_unit=1000, shadow_mode: true, quota_mode: true",
+            "d.k.3_hour_token_bucket: unit=HOUR requests_per_unit=300, shadow_mode: true, quota_mode: false, \
+             unit_multiplier: 3, algorithm: token_bucket",
+        ]
+    );
+}
+
+#[test]
+fn rules_know_where_they_were_written() {
+    let domains = good("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, requests_per_unit: 1}\n");
+    let node = &domains[0].descriptors[0];
+    assert_eq!(node.origin.to_string(), "x.yaml:3:5");
+    assert_eq!(node.rule.as_ref().expect("a rule").origin.to_string(), "x.yaml:4:5");
+}
+
+#[test]
+fn all_documents_of_a_file_are_read_or_a_warning_names_the_rest() {
+    let text = "domain: a\n---\ndomain: b\n---\n";
+    assert_eq!(good(text).iter().map(|domain| domain.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    // What follows the first document does no harm, even if it is no YAML.
+    for rest in ["domain: b\n", "a: [\n"] {
+        let first = Source { documents: Documents::FirstOnly, ..source("x.yaml", format!("domain: a\n---\n{rest}")) };
+        let compiled = compile(&[first], &Options::default()).expect("it loads");
+        assert_eq!(compiled.domains.len(), 1);
+        assert!(compiled.warnings.to_string().contains("only the first document of this file is read"), "{rest}");
+    }
+}
+
+#[test]
+fn domains_merge_only_when_told_to() {
+    let files = [
+        source("a.yaml", "domain: d\ndefaults: {epoch: 1}\ndescriptors:\n  - {key: a, rate_limit: {unit: day}}\n"),
+        source("b.yaml", "domain: d\ndescriptors:\n  - {key: b, rate_limit: {unit: day}}\n"),
+    ];
+    let refused = compile(&files, &Options::default()).expect_err("two files, one domain").to_string();
+    assert!(
+        refused.contains("b.yaml:1:1: duplicate domain 'd' in config file, it is in a.yaml:1:1 already"),
+        "{refused}"
+    );
+    let merge = Options { merge_domains: true, ..Options::default() };
+    let domains = compile(&files, &merge).expect("merged").domains;
+    assert_eq!(domains.len(), 1);
+    assert_eq!(domains[0].descriptors.iter().map(|node| node.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    let epochs = |node: usize| match &domains[0].descriptors[node].rule.as_ref().expect("a rule").allowance {
+        Allowance::Limits(limits) => limits[0].epoch,
+        Allowance::Unlimited { .. } => panic!("unlimited"),
+    };
+    assert_eq!((epochs(0), epochs(1), domains[0].defaults.epoch), (1, 0, 1), "defaults are those of a rule's own file");
+
+    let other = [files[0].clone(), source("b.yaml", "domain: d\ndefaults: {epoch: 2}\n")];
+    let refused = compile(&other, &merge).expect_err("which epoch would overrides have?").to_string();
+    assert!(refused.contains("b.yaml:2:1: domain 'd' has two different `defaults`"), "{refused}");
+    let twice = [files[0].clone(), files[0].clone()];
+    let refused = compile(&twice, &merge).expect_err("a twice").to_string();
+    assert!(refused.contains("duplicate descriptor composite key 'd.a', the first stands at a.yaml:4:"), "{refused}");
+}
+
+#[test]
+fn problems_of_all_files_come_at_once_in_order() {
+    let files = [source("z.yaml", rule("{unit: foo}")), source("a.yaml", ""), source("b.yaml", "domain: [")];
+    let found = compile(&files, &Options::default()).expect_err("all are bad");
+    let places: Vec<_> = found.errors().iter().map(|error| &*error.file).collect();
+    assert_eq!(places, ["z.yaml", "a.yaml", "b.yaml"]);
+}
+
+#[test]
+fn a_problem_is_shown_as_a_line_with_a_caret_and_as_json() {
+    let text = rule("{unit: hours, requests_per_unit: 3}");
+    let found = load(&text).expect_err("a bad unit");
+    let error = &found.errors()[0];
+    assert_eq!(
+        error.excerpt(&text),
+        "    4 |     rate_limit: {unit: hours, requests_per_unit: 3}\n      |                  ^\n"
+    );
+    assert_eq!(
+        serde_json::to_value(error).expect("it is JSON"),
+        serde_json::json!({
+            "severity": "error", "file": "x.yaml", "line": 4, "column": 18,
+            "path": "descriptors[0].rate_limit.unit", "message": "invalid rate limit unit 'hours'",
+            "hint": "did you mean `hour`?",
+        })
+    );
+}
+
+#[test]
+fn what_is_probably_not_meant_gets_a_warning() {
+    let lone = "domain: d\ndescriptors:\n  - key: k\n";
+    let table = [
+        (format!("{lone}    domain: z\n    rate_limit: {{unit: day}}\n"), "`domain` means nothing in a descriptor"),
+        (rule("{unit: day, shadow_mode: true}"), "`shadow_mode` means nothing in a rate_limit"),
+        (format!("domain: c\n{}", rule("{unit: day}")), "the key `domain` stands twice in this mapping"),
+        (lone.to_owned(), "this descriptor does nothing"),
+        (rule("{unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 5}"), "waits 100 ms or more"),
+        (rule("{unit: minute, requests_per_unit: 100, consistency: eventual}"), "an overshoot of 5 hits is too small"),
+        (rule("{unit: day, over_limit_content_type: a/b}"), "`over_limit_content_type` without `over_limit_body`"),
+        (rule("{unit: day, requests_per_unit: 9, <<: {requests_per_unit: 3}}"), "stands before a merge key"),
+    ];
+    for (text, expected) in table {
+        let compiled = load(&text).unwrap_or_else(|found| panic!("{text}\n{found}"));
+        assert!(compiled.warnings.to_string().contains(expected), "{text}\n{}", compiled.warnings);
+        assert_eq!(compiled.warnings.warnings().len(), 1, "{text}\n{}", compiled.warnings);
+    }
+}
+
+#[test]
+fn many_wildcards_that_begin_alike_get_a_warning() {
+    let wildcards = |pattern: fn(usize) -> String| {
+        let nodes: String = (0..1200).map(|n| format!("  - {{key: k, value: '{}'}}\n", pattern(n))).collect();
+        load(format!("domain: d\ndescriptors:\n{nodes}")).expect("it loads").warnings.to_string()
+    };
+    assert!(wildcards(|n| format!("*{n}")).contains("1199 wildcards of this level begin like another one"));
+    assert_eq!(wildcards(|n| format!("{n}*")), "");
+}
+
+#[test]
+fn merge_keys_give_what_is_not_written() {
+    let text = "
+domain: d
+descriptors:
+  - key: a
+    rate_limit: &base {unit: hour, requests_per_unit: 3}
+  - key: b
+    rate_limit: {<<: [{algorithm: token_bucket}, *base], requests_per_unit: 9}
+";
+    assert_eq!(
+        rlconfig_lines(&good(text))[1],
+        "d.b: unit=HOUR requests_per_unit=9, shadow_mode: false, quota_mode: false, algorithm: token_bucket"
+    );
+}
+
+#[test]
+fn scalars_mean_what_yaml_1_1_says() {
+    for (number, value) in
+        [("0x1F", 31), ("010", 8), ("0o10", 8), ("0b11", 3), ("1_000", 1000), ("+5", 5), ("!!int 7", 7)]
+    {
+        let limit = limit(&rule(&format!("{{unit: day, requests_per_unit: {number}}}")));
+        assert_eq!(limit.requests_per_unit(), value, "{number}");
+    }
+    for (word, shadow) in [("yes", true), ("On", true), ("y", true), ("NO", false), ("off", false), ("~", false)] {
+        let text = format!("domain: d\ndescriptors:\n  - {{key: k, shadow_mode: {word}, rate_limit: {{unit: day}}}}\n");
+        assert_eq!(limits(&good(&text))[0].shadow, shadow, "{word}");
+    }
+    for (text, value) in [("1.5", "1.5"), ("08", "08"), ("2026-01-02", "2026-01-02"), ("!!str ~", "~"), ("null", "")] {
+        let text = format!("domain: d\ndescriptors:\n  - {{key: k, value: {text}, rate_limit: {{unit: day}}}}\n");
+        assert_eq!(good(&text)[0].descriptors[0].value, value);
+    }
+}
+
+#[test]
+fn metadata_keeps_its_types() {
+    let text = "domain: d\ndescriptors:\n  - key: k\n    metadata: {a: 1, b: [2.5, x, ~, no], 3: {c: .inf, d: 2026-01-02}}\n    rate_limit: {unit: day}\n";
+    let domains = good(text);
+    let metadata = domains[0].descriptors[0].rule.as_ref().expect("a rule").metadata.clone().expect("metadata");
+    let expected = serde_json::json!({"a": 1, "b": [2.5, "x", null, false], "3": {"c": "Infinity", "d": "2026-01-02"}});
+    assert_eq!(serde_json::Value::Object(metadata), expected);
+}
+
+#[test]
+fn utf_16_with_a_mark_is_text() {
+    let text = rule("{unit: day, requests_per_unit: 1}");
+    let units = std::iter::once(0xfeff).chain(text.encode_utf16());
+    let little: Vec<u8> = units.clone().flat_map(u16::to_le_bytes).collect();
+    let big: Vec<u8> = units.flat_map(u16::to_be_bytes).collect();
+    assert_eq!(load(little).expect("it loads").domains.len(), 1);
+    assert_eq!(load(big).expect("it loads").domains.len(), 1);
+}
+
+#[test]
+fn what_is_no_text_is_refused_with_its_place() {
+    let table: [(&[u8], &str); 4] = [
+        (b"domain: a\nb: \xff\n", "x.yaml:2:4: error loading config file: yaml: invalid UTF-8"),
+        (b"\x7fELF\x02\x01\x00\x00\xff", "this looks like a binary file"),
+        (b"domain: a\x00", "this looks like a binary file"),
+        (b"\xff\xfe\x00", "invalid UTF-16"),
+    ];
+    for (bytes, expected) in table {
+        let found = load(bytes).expect_err("it is no text").to_string();
+        assert!(found.contains(expected), "{found}");
+    }
+    let large = load(vec![b' '; 65 << 20]).expect_err("it is too large").to_string();
+    assert!(large.contains("at most 64 MB are read"), "{large}");
+}
+
+#[test]
+fn the_deepest_rules_load() {
+    let text =
+        format!("domain: d\ndescriptors: {}[]{}\n", "[{key: k, value: v, descriptors: ".repeat(126), "}]".repeat(126));
+    let mut node = &good(&text)[0].descriptors[0];
+    let mut depth = 1;
+    while let Some(next) = node.descriptors.first() {
+        (node, depth) = (next, depth + 1);
+    }
+    assert_eq!(depth, 126);
+}
+
+#[test]
+fn a_file_full_of_mistakes_costs_a_thousand_messages_and_a_count() {
+    let text = format!("domain: d\ndescriptors:\n{}", "  - value: x\n".repeat(3000));
+    let found = load(text).expect_err("no keys");
+    assert_eq!((found.errors().len(), found.more().0), (1000, 2000));
+    assert!(found.to_string().ends_with("and 2000 more errors"));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = load(bytes);
+    }
+
+    #[test]
+    fn arbitrary_yaml_like_text_never_panics(text in "([ a-z0-9:,{}\\[\\]&*!#|>'\"%@~<\\-\\n\\t]|domain: |key: |rate_limit: |<<: |\\*a|&a ){0,200}") {
+        let _ = load(text);
+    }
+
+    #[test]
+    fn damaged_files_never_panic(
+        file in prop::sample::select(vec!["config/example.yaml", "config/reference.yaml"]),
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0_usize..30), 1..6),
+    ) {
+        let mut bytes = read(file).into_bytes();
+        for (at, byte, removed) in cuts {
+            let at = at.index(bytes.len());
+            let end = (at + removed).min(bytes.len());
+            bytes.splice(at..end, [byte]);
+        }
+        if let Err(found) = load(&bytes) {
+            let text = String::from_utf8_lossy(&bytes);
+            prop_assert!(found.errors().iter().all(|error| !error.message.is_empty() && error.line > 0));
+            found.errors().iter().for_each(|error| drop(error.excerpt(&text)));
+        }
+    }
+
+    #[test]
+    fn whatever_loads_has_unique_paths_and_no_empty_keys(values in prop::collection::vec("[ab_*.]{0,3}", 1..8)) {
+        let nodes: String = values.iter().map(|v| format!("  - {{key: k{v}, value: '{v}'}}\n")).collect();
+        if let Ok(compiled) = load(format!("domain: d\ndescriptors:\n{nodes}")) {
+            let mut composites: Vec<_> = compiled.domains[0].descriptors.iter().map(|node| node.composite()).collect();
+            composites.sort();
+            composites.dedup();
+            prop_assert_eq!(composites.len(), values.len());
+        }
+    }
+}
