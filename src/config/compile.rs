@@ -137,7 +137,7 @@ impl Compiler<'_> {
         let mut reader = Reader { file, found: &mut self.found };
         let trail = Trail::ROOT;
         let domain = document.domain.unwrap_or(Spot { value: String::new(), at: document.at });
-        if domain.value.is_empty() {
+        if domain.value.is_empty() && !document.unreadable {
             let message = "config file cannot have empty domain";
             reader.error(domain.at, &trail, message, "begin the file with `domain: NAME`");
         }
@@ -245,7 +245,7 @@ impl Level<'_, '_> {
     }
 
     fn node(&mut self, mut written: Descriptor, parent: &str, trail: &Trail<'_>) -> Node {
-        if written.key.value.is_empty() {
+        if written.key.value.is_empty() && !written.unreadable {
             self.reader.error(written.key.at, trail, "descriptor has empty key", "write `key: NAME`");
         }
         advice::on_descriptor(self.reader, &written, trail);

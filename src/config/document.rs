@@ -4,9 +4,9 @@
 //! misplaced keys, wrong types, numbers out of range. What is missing or wrong is reported and left out, so that the
 //! rest is still read. What keys mean to each other is for `compile`.
 
+pub mod value;
 pub mod fields;
 pub mod read;
-pub mod value;
 
 use crate::config::yaml::Position;
 use crate::limit::{Algorithm, Overshoot, StorePolicy};
@@ -31,6 +31,8 @@ pub struct Document {
     pub defaults: Option<Spot<Settings>>,
     /// `descriptors`.
     pub descriptors: Vec<Descriptor>,
+    /// Whether a key of it could not be read; a missing domain may be that one, and is not reported again.
+    pub unreadable: bool,
 }
 
 /// An element of `descriptors`.
@@ -62,6 +64,8 @@ pub struct Descriptor {
     pub refusal: Refusal,
     /// `descriptors`.
     pub descriptors: Vec<Descriptor>,
+    /// Whether a key of it could not be read; what is missing may be that one, and is not reported again.
+    pub unreadable: bool,
 }
 
 /// What `rate_limit` holds.

@@ -28,7 +28,19 @@ impl Place {
     /// All of them, outermost first.
     pub const ALL: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
 
-    /// What messages and the schema call it.
+    /// What messages call it, after "in".
+    pub(crate) const fn phrase(self) -> &'static str {
+        match self {
+            Root => "the document itself",
+            Defaults => "`defaults`",
+            Descriptor => "a descriptor",
+            RateLimit => "a `rate_limit`",
+            Limit => "a list of limits",
+            Replaces => "`replaces`",
+        }
+    }
+
+    /// What the schema calls it.
     pub const fn name(self) -> &'static str {
         match self {
             Root => "document",

@@ -112,7 +112,7 @@ fn hint_for(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
         Kind::MappingValueNotAllowed | Kind::InvalidIndentation | Kind::ExpectedBlockMappingKey => {
             "check the indentation of this line and the one before"
         }
-        Kind::UnclosedQuotedScalar => "close the quote",
+        Kind::UnclosedQuotedScalar | Kind::InvalidQuotedScalarIndent => "close the quote",
         _ => return None,
     })
 }
@@ -168,7 +168,7 @@ impl<'a, 'f> Builder<'a, 'f> {
         let at = position(span);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let scalar = Scalar::new(text, style == ScalarStyle::Plain, suffix(tag.as_deref()));
+                let scalar = Scalar::new(text, style == ScalarStyle::Plain, suffix(tag.as_deref()).as_deref());
                 self.nodes += 1;
                 self.place(Node { at, content: Content::Scalar(scalar) }, anchor, 1, 1)
             }

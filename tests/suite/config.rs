@@ -14,7 +14,7 @@ use tollkeeper::config::schema::json_schema;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot, Period, StorePolicy, Terms, Unit};
 use tollkeeper::rule::render::rlconfig_lines;
-use tollkeeper::rule::{Allowance, Domain, RuleLimit};
+use tollkeeper::rule::{Allowance, Domain, Node, RuleLimit};
 
 fn source(name: &str, text: impl AsRef<[u8]>) -> Source {
     Source { name: Arc::from(name), text: text.as_ref().to_vec(), documents: Documents::All }
@@ -26,7 +26,7 @@ fn load(text: impl AsRef<[u8]>) -> Result<Compiled, Diagnostics> {
 
 /// The domains of a file that loads without a word.
 fn good(text: &str) -> Vec<Domain> {
-    let compiled = load(text).unwrap_or_else(|found| panic!("{text}\n{found}"));
+    let compiled = load(text).map_err(|found| format!("{text}\n{found}")).expect("a good file");
     assert!(compiled.warnings.is_empty(), "{text}\n{}", compiled.warnings);
     compiled.domains
 }
@@ -36,11 +36,16 @@ fn rule(rate_limit: &str) -> String {
     format!("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {rate_limit}\n")
 }
 
-fn limits(domains: &[Domain]) -> &[RuleLimit] {
-    match &domains[0].descriptors[0].rule.as_ref().expect("a rule").allowance {
-        Allowance::Limits(limits) => limits,
-        Allowance::Unlimited { .. } => panic!("unlimited"),
+fn limits_of(node: &Node) -> &[RuleLimit] {
+    match node.rule.as_ref().map(|rule| &rule.allowance) {
+        Some(Allowance::Limits(limits)) => limits,
+        _ => &[],
     }
+}
+
+/// The limits of the first descriptor.
+fn limits(domains: &[Domain]) -> &[RuleLimit] {
+    limits_of(&domains[0].descriptors[0])
 }
 
 /// The first limit of the first descriptor of a good file.
@@ -53,7 +58,7 @@ fn in_repository(path: &str) -> PathBuf {
 }
 
 fn read(path: &str) -> String {
-    std::fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    std::fs::read_to_string(in_repository(path)).map_err(|error| format!("{path}: {error}")).expect("readable")
 }
 
 #[test]
@@ -361,7 +366,7 @@ fn what_is_probably_not_meant_gets_a_warning() {
     let lone = "domain: d\ndescriptors:\n  - key: k\n";
     let table = [
         (format!("{lone}    domain: z\n    rate_limit: {{unit: day}}\n"), "`domain` means nothing in a descriptor"),
-        (rule("{unit: day, shadow_mode: true}"), "`shadow_mode` means nothing in a rate_limit"),
+        (rule("{unit: day, shadow_mode: true}"), "`shadow_mode` means nothing in a `rate_limit`"),
         (format!("domain: c\n{}", rule("{unit: day}")), "the key `domain` stands twice in this mapping"),
         (lone.to_owned(), "this descriptor does nothing"),
         (rule("{unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 5}"), "waits 100 ms or more"),

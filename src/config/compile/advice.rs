@@ -5,9 +5,9 @@
 
 use std::collections::HashSet;
 
-use super::{Options, limit};
+use super::Options;
 use crate::config::document::fields::{Reader, Trail};
-use crate::config::document::{Descriptor, Limit as Written};
+use crate::config::document::{Descriptor, Limit as Written, RateLimit};
 use crate::config::yaml::Position;
 use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
 use crate::rule::Node;
@@ -20,10 +20,16 @@ const MOST_WILDCARDS: usize = 1000;
 
 /// A descriptor that neither limits, nor leads on, nor exempts a value.
 pub(super) fn on_descriptor(reader: &mut Reader<'_>, written: &Descriptor, trail: &Trail<'_>) {
-    if !written.key.value.is_empty() && !limit::does_something(written) {
+    if !written.key.value.is_empty() && !written.unreadable && !does_something(written) {
         let message = "this descriptor does nothing";
         reader.warning(written.at, trail, message, "give it a `rate_limit`, `descriptors`, or a `value` to exempt");
     }
+}
+
+/// Whether a descriptor says anything at all to a request that ends there or goes on.
+fn does_something(written: &Descriptor) -> bool {
+    let has_rule = !matches!(written.rate_limit, RateLimit::None);
+    has_rule || !written.descriptors.is_empty() || !written.value.is_empty() || written.key.value.contains('*')
 }
 
 /// A queue or a loan that Envoy does not wait for, and a share that is too small to give.

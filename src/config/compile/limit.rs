@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Options, advice};
 use crate::config::diagnostic::quotable;
 use crate::config::document::fields::{Reader, Trail};
-use crate::config::document::{self, Descriptor, Limit as Written, Settings, Spot};
+use crate::config::document::{Descriptor, Limit as Written, Settings, Spot};
 use crate::config::yaml::Position;
 use crate::limit::{Algorithm, Consistency, Limit, LimitError, Overshoot, Period, StorePolicy, Terms, Unit};
 use crate::rule::{Allowance, Defaults, Refusal, RuleLimit};
@@ -190,7 +190,9 @@ fn limit(
             }
         }
     };
-    advice::on_limit(reader, written, &limit, (scope.options, trail));
+    if !written.unreadable {
+        advice::on_limit(reader, written, &limit, (scope.options, trail));
+    }
     Some(limit)
 }
 
@@ -211,18 +213,10 @@ fn period(reader: &mut Reader<'_>, written: &Written, trail: &Trail<'_>) -> Opti
     if period.is_none() {
         let at = written.unit_multiplier.map_or(at, |multiplier| multiplier.at);
         let message = format!("a period of {multiplier} {}s", unit.name());
-        let most = LONGEST_SECONDS / unit.seconds();
-        reader.error(
-            at,
-            &trail.key("unit_multiplier"),
-            message,
-            format!("the longest is 366 days, {most} {}s", unit.name()),
-        );
+        reader.error(at, &trail.key("unit_multiplier"), message, "the longest is 366 days");
     }
     period
 }
-
-const LONGEST_SECONDS: u64 = crate::limit::LONGEST_PERIOD_US / 1_000_000;
 
 fn unit_hint(name: &str) -> String {
     let lower = name.trim().to_ascii_lowercase();
@@ -332,10 +326,4 @@ fn set_aside(terms: &mut Terms, error: LimitError) -> bool {
         "consistency" => terms.consistency.take().is_some(),
         _ => false,
     }
-}
-
-/// Whether a descriptor says anything at all to a request that ends there or goes on.
-pub(super) fn does_something(written: &Descriptor) -> bool {
-    let has_rule = !matches!(written.rate_limit, document::RateLimit::None);
-    has_rule || !written.descriptors.is_empty() || !written.value.is_empty() || written.key.value.contains('*')
 }

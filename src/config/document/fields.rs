@@ -139,15 +139,15 @@ impl Reader<'_> {
     /// A known key where it means nothing.
     fn misplaced(&mut self, (key, at): (&Key, Position), node: &Node<'_>, place: Place, trail: &Trail<'_>) {
         let trail = trail.key(key.name);
-        let message = format!("`{}` means nothing in a {}", key.name, place.name());
-        let belongs = key.places.iter().map(|place| place.name()).collect::<Vec<_>>().join(" or ");
+        let message = format!("`{}` means nothing in {}", key.name, place.phrase());
+        let belongs = key.places.iter().map(|place| place.phrase()).collect::<Vec<_>>().join(" or ");
         if place == Place::Limit && key.name == "unlimited" {
             self.error(at, &trail, "`unlimited` in a list of limits", "write `rate_limit: {unlimited: true}` alone");
         } else if key.peer {
-            self.warning(at, &trail, message, format!("it is ignored; it belongs in a {belongs}"));
+            self.warning(at, &trail, message, format!("it is ignored; it belongs in {belongs}"));
             self.ignored(node, &trail);
         } else {
-            self.error(at, &trail, message, format!("it belongs in a {belongs}"));
+            self.error(at, &trail, message, format!("it belongs in {belongs}"));
         }
     }
 

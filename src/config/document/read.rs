@@ -20,10 +20,17 @@ pub fn document(reader: &mut Reader<'_>, root: &Node<'_>) -> Option<Document> {
     if root.is_null() {
         return Some(document);
     }
-    for field in reader.fields(root, Place::Root, "map[interface {}]interface {}", &trail)? {
+    let errors = reader.found.error_count();
+    let fields = reader.fields(root, Place::Root, "map[interface {}]interface {}", &trail)?;
+    document.unreadable = reader.found.error_count() > errors;
+    for field in fields {
         let trail = trail.key(field.key.name);
         match field.key.name {
-            "domain" => document.domain = reader.text(&field, &trail),
+            "domain" => {
+                let errors = reader.found.error_count();
+                document.domain = reader.text(&field, &trail);
+                document.unreadable |= reader.found.error_count() > errors;
+            }
             "descriptors" => document.descriptors = reader.descriptors(&field, &trail),
             "defaults" if !field.node.is_null() => {
                 document.defaults = reader.defaults(&field, &trail).map(|value| Spot { value, at: field.at });
@@ -50,9 +57,12 @@ impl Reader<'_> {
     }
 
     fn descriptor(&mut self, node: &Node<'_>, index: usize, trail: &Trail<'_>) -> Descriptor {
+        let errors = self.found.error_count();
         let mut read = Descriptor { at: node.at, index, ..Descriptor::default() };
         read.key.at = node.at;
-        for field in self.fields(node, Place::Descriptor, "config.YamlDescriptor", trail).unwrap_or_default() {
+        let fields = self.fields(node, Place::Descriptor, "config.YamlDescriptor", trail).unwrap_or_default();
+        read.unreadable = self.found.error_count() > errors;
+        for field in fields {
             let trail = trail.key(field.key.name);
             match field.key.name {
                 "key" => read.key = self.text(&field, &trail).unwrap_or(Spot { value: String::new(), at: field.at }),
@@ -248,6 +258,11 @@ impl Reader<'_> {
         };
         match number {
             Some(value) if (least..=most).contains(&value) => Some(Spot { value, at: field.at }),
+            Some(value) if !field.key.peer => {
+                let message = format!("`{}` is {value}, out of range", field.key.name);
+                self.error(field.node.at, trail, message, format!("write a whole number from {least} to {most}"));
+                None
+            }
             _ => {
                 let into = if most == u64::from(u32::MAX) { "uint32" } else { "uint64" };
                 let hint = format!("write a whole number from {least} to {most}, without quotes");

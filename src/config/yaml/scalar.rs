@@ -42,8 +42,8 @@ pub enum Value {
 
 impl<'a> Scalar<'a> {
     /// A scalar of `text`, `tag` being the word after `!!`, or empty for a tag of another schema.
-    pub fn new(text: Cow<'a, str>, plain: bool, tag: Option<Cow<'_, str>>) -> Self {
-        let form = match tag.as_deref() {
+    pub fn new(text: Cow<'a, str>, plain: bool, tag: Option<&str>) -> Self {
+        let form = match tag {
             None if plain => Form::Plain,
             None => Form::Text,
             Some("float") => Form::Float,
