@@ -81,7 +81,8 @@ impl Decider {
         }
         let rules = edge.rules.ok_or(DecideError::NoRules)?;
         let selections = select(&self.behaviour, rules, request);
-        let spares = self.behaviour.stop_when_over_limit && self.refuses_any(edge, request, &selections);
+        let spares =
+            self.behaviour.stop_cache_key_increment_when_overlimit && self.refuses_any(edge, request, &selections);
         let outcomes: SmallVec<[Outcome; 2]> = selections
             .iter()
             .enumerate()

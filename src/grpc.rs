@@ -5,4 +5,5 @@
 
 pub mod decode;
 pub mod encode;
+pub mod health;
 pub mod service;

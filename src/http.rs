@@ -1,3 +1,4 @@
 //! What tollkeeper serves over HTTP/1.1.
 
 pub mod json;
+pub mod routes;

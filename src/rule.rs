@@ -7,10 +7,10 @@
 //! `Node` and `Domain` are what a rule file says once it was checked; `RuleSet::new` compiles them and can not fail.
 
 pub mod matching;
+pub mod render;
 pub mod set;
 pub mod trace;
 pub(crate) mod wildcard;
-pub mod render;
 
 use std::fmt;
 use std::sync::Arc;

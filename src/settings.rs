@@ -111,10 +111,6 @@ pub struct Rules {
     pub reload_debounce: Duration,
     /// The policy of rules that have none.
     pub on_store_error: StorePolicy,
-    /// The most requests per unit of a sliding_window_log, at least 1.
-    pub log_max: u32,
-    /// Whether fixed windows of months follow the calendar (UTC).
-    pub calendar_months: bool,
 }
 
 /// How answers look, and what overrides the rules.
@@ -136,6 +132,10 @@ pub struct Behaviour {
     pub stop_cache_key_increment_when_overlimit: bool,
     /// The share of a limit from which a hit counts as near it, 0 to 1.
     pub near_limit_ratio: f32,
+    /// The most requests per unit of a sliding_window_log, at least 1.
+    pub log_max: u32,
+    /// Whether fixed windows of months follow the calendar (UTC).
+    pub calendar_months: bool,
 }
 
 /// The names of the three headers, as written; each is a valid header name.

@@ -4,44 +4,24 @@
 //! envoyproxy/ratelimit writes its only one; what that program lacks is appended, and only where it is not the default,
 //! so that scripts which read these lines keep working.
 
+use super::set::RuleSet;
+use super::{Allowance, Rule, RuleLimit};
 use crate::limit::Algorithm;
-use crate::rule::{Allowance, Domain, Node, Rule, RuleLimit};
 
 /// The lines of `/rlconfig`, without line breaks at their ends.
-pub fn rlconfig_lines(domains: &[Domain]) -> Vec<String> {
-    let mut lines = Vec::new();
-    for domain in domains {
-        add(&domain.descriptors, &mut lines);
-    }
-    lines
+pub fn rlconfig_lines(rules: &RuleSet) -> Vec<String> {
+    rules.rules().flat_map(|compiled| lines(&compiled.rule)).collect()
 }
 
-fn add(nodes: &[Node], lines: &mut Vec<String>) {
-    for node in nodes {
-        match node.rule.as_ref().map(|rule| (rule, &rule.allowance)) {
-            Some((rule, Allowance::Unlimited { requests_per_unit, shadow, quota, .. })) => lines.push(format!(
-                "{}: unit=UNKNOWN requests_per_unit={requests_per_unit}, shadow_mode: {shadow}, quota_mode: {quota}",
-                rule.path
-            )),
-            Some((rule, Allowance::Limits(limits))) => {
-                lines.extend(limits.iter().enumerate().map(|(index, limit)| line(&limit_path(rule, index), limit)));
-            }
-            None => {}
-        }
-        add(&node.descriptors, lines);
-    }
-}
-
-/// The name of one limit of a rule in `/rlconfig` and metrics: the rule's path for the first, with `.<name>`, or else
-/// `.<period>_<algorithm>`, appended for later ones.
-pub fn limit_path(rule: &Rule, index: usize) -> String {
+fn lines(rule: &Rule) -> Vec<String> {
     match &rule.allowance {
-        Allowance::Limits(limits) if index > 0 => match limits.get(index) {
-            Some(RuleLimit { name, .. }) if !name.is_empty() => format!("{}.{name}", rule.path),
-            Some(RuleLimit { limit, .. }) => format!("{}.{}_{}", rule.path, limit.period(), limit.algorithm()),
-            None => rule.path.clone(),
-        },
-        _ => rule.path.clone(),
+        Allowance::Unlimited { requests_per_unit, shadow, quota, .. } => vec![format!(
+            "{}: unit=UNKNOWN requests_per_unit={requests_per_unit}, shadow_mode: {shadow}, quota_mode: {quota}",
+            rule.path
+        )],
+        Allowance::Limits(limits) => {
+            limits.iter().enumerate().map(|(place, limit)| line(&rule.limit_path(place), limit)).collect()
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::limit::Limit;
 #[derive(Debug)]
 pub struct RuleSet {
     domains: HashMap<String, DomainRules>,
+    roots: Vec<NodeId>,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -82,6 +83,7 @@ impl RuleSet {
         let random = RandomState::new();
         let mut set = Self {
             domains: HashMap::with_capacity(domains.len()),
+            roots: Vec::with_capacity(domains.len()),
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: (random.hash_one(1_u8), random.hash_one(2_u8)),
@@ -90,6 +92,7 @@ impl RuleSet {
             let root = set.add_node(0, 0, Box::default());
             set.add_children(root, domain.descriptors);
             let rules = DomainRules { name: domain.name.clone(), defaults: domain.defaults, root };
+            set.roots.push(root);
             set.domains.insert(domain.name, rules);
         }
         set.nodes.shrink_to_fit();
@@ -106,9 +109,15 @@ impl RuleSet {
         self.domains.len()
     }
 
-    /// All rules, in no particular order.
+    /// All rules in file order, a node's before those below it.
     pub fn rules(&self) -> impl Iterator<Item = &CompiledRule> {
-        self.nodes.iter().filter_map(|node| node.rule.as_deref())
+        let mut waiting: Vec<NodeId> = self.roots.iter().rev().copied().collect();
+        std::iter::from_fn(move || {
+            let node = &self.nodes[waiting.pop()? as usize];
+            waiting.extend(node.children.iter().rev());
+            Some(node)
+        })
+        .filter_map(|node| node.rule.as_deref())
     }
 
     /// The child of `parent` whose composite key is the parts joined.

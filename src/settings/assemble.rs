@@ -107,8 +107,6 @@ impl Values {
             poll_interval: self.time("TOLLKEEPER_POLL_INTERVAL"),
             reload_debounce: self.duration("TOLLKEEPER_RELOAD_DEBOUNCE"),
             on_store_error: StorePolicy::from_name(self.word("TOLLKEEPER_ON_STORE_ERROR")).unwrap_or_default(),
-            log_max: self.int("TOLLKEEPER_LOG_MAX"),
-            calendar_months: self.bool("USE_CALENDAR_MONTH_RATE_LIMIT"),
         }
     }
 
@@ -129,6 +127,8 @@ impl Values {
             retry_after_header: (!retry_after.is_empty()).then_some(retry_after),
             stop_cache_key_increment_when_overlimit: self.bool("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
             near_limit_ratio,
+            log_max: self.int("TOLLKEEPER_LOG_MAX"),
+            calendar_months: self.bool("USE_CALENDAR_MONTH_RATE_LIMIT"),
         }
     }
 

@@ -14,6 +14,7 @@ use tollkeeper::config::schema::json_schema;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot, Period, StorePolicy, Terms, Unit};
 use tollkeeper::rule::render::rlconfig_lines;
+use tollkeeper::rule::set::RuleSet;
 use tollkeeper::rule::{Allowance, Domain, Node, RuleLimit};
 
 fn source(name: &str, text: impl AsRef<[u8]>) -> Source {
@@ -274,7 +275,7 @@ descriptors:
     assert!(!limits[0].limit.count_rejected(), "only a single fixed_window counts what it refuses");
     assert_eq!(domains[0].descriptors[0].rule.as_ref().expect("a rule").replaces, ["x", "y"]);
     assert_eq!(
-        rlconfig_lines(&domains),
+        rlconfig_lines(&RuleSet::new(domains.clone())),
         [
             "d.k: unit=SECOND requests_per_unit=10, shadow_mode: true, quota_mode: false",
             "d.k.daily: unit=DAY requests_per_unit=1000, shadow_mode: true, quota_mode: true",
@@ -402,7 +403,7 @@ descriptors:
     rate_limit: {<<: [{algorithm: token_bucket}, *base], requests_per_unit: 9}
 ";
     assert_eq!(
-        rlconfig_lines(&good(text))[1],
+        rlconfig_lines(&RuleSet::new(good(text)))[1],
         "d.b: unit=HOUR requests_per_unit=9, shadow_mode: false, quota_mode: false, algorithm: token_bucket"
     );
 }

@@ -219,7 +219,10 @@ fn an_empty_environment_gives_the_defaults() {
         (rules.poll_interval, rules.reload_debounce),
         (Some(Duration::from_secs(10)), Duration::from_millis(100))
     );
-    assert_eq!((rules.on_store_error, rules.log_max, rules.calendar_months), (StorePolicy::Local, 10_000, false));
+    assert_eq!(
+        (rules.on_store_error, settings.behaviour.log_max, settings.behaviour.calendar_months),
+        (StorePolicy::Local, 10_000, false)
+    );
     let behaviour = &settings.behaviour;
     assert!(!behaviour.shadow_mode && !behaviour.quota_mode && !behaviour.response_dynamic_metadata);
     assert!(!behaviour.metadata_verdicts && !behaviour.stop_cache_key_increment_when_overlimit);
@@ -273,7 +276,7 @@ fn each_variable_reaches_its_setting() {
         (Path::new("/data"), Path::new("ratelimit"))
     );
     assert_eq!((settings.rules.watch_root, settings.rules.poll_interval), (false, None));
-    assert_eq!((settings.rules.on_store_error, settings.rules.log_max), (StorePolicy::Deny, 200));
+    assert_eq!((settings.rules.on_store_error, settings.behaviour.log_max), (StorePolicy::Deny, 200));
     let names =
         HeaderNames { limit: "x-lim".into(), remaining: "RateLimit-Remaining".into(), reset: "RateLimit-Reset".into() };
     assert_eq!((settings.behaviour.limit_headers, settings.behaviour.retry_after_header), (Some(names), None));

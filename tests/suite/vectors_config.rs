@@ -10,6 +10,7 @@ use tollkeeper::config::compile::{Compiled, Options, Source, compile};
 use tollkeeper::config::diagnostic::Diagnostics;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::rule::render::rlconfig_lines;
+use tollkeeper::rule::set::RuleSet;
 
 /// Files that are refused there and load here, and why.
 const LOADS_HERE: &[(&str, &str)] = &[
@@ -78,7 +79,7 @@ fn reads_rule_files_as_the_peer_does() {
             }
             (Ok(compiled), None) => {
                 // A name with a line break in it was recorded as two lines.
-                let text = rlconfig_lines(&compiled.domains).join("\n");
+                let text = rlconfig_lines(&RuleSet::new(compiled.domains.clone())).join("\n");
                 let mut ours: Vec<&str> = text.lines().collect();
                 ours.sort_unstable();
                 let theirs: Vec<&str> =
@@ -105,7 +106,7 @@ fn every_rule_set_that_the_peer_served_loads_with_the_same_lines() {
         match load(&line) {
             Err(found) => differences.push(format!("{}: {found}", line["name"])),
             Ok(compiled) => {
-                let mut ours = rlconfig_lines(&compiled.domains);
+                let mut ours = rlconfig_lines(&RuleSet::new(compiled.domains.clone()));
                 ours.sort_unstable();
                 let theirs: Vec<&str> =
                     line["rlconfig"].as_array().expect("lines").iter().filter_map(Value::as_str).collect();

@@ -1,0 +1,138 @@
+//! The pages of both HTTP listeners, and how each answers.
+//!
+//! What envoyproxy/ratelimit serves, it serves alike: `/json` and `/healthcheck` to everyone, `/rlconfig` on the debug
+//! listener. Nothing here writes. Bodies are bounded; what can not be read gets a status and no page of its own.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get};
+
+use super::json;
+use crate::decide::Edge;
+use crate::grpc::decode;
+use crate::grpc::service::{DEFAULT_DEADLINE, Service};
+use crate::health::Health;
+use crate::pb::rate_limit_response::Code;
+use crate::rule::render;
+
+/// What the pages show.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// Answers requests.
+    pub service: Arc<Service>,
+    /// Whether traffic is welcome.
+    pub health: Arc<Health>,
+    /// The largest body that is read, in bytes.
+    pub max_body_bytes: usize,
+}
+
+/// The pages for callers and probes.
+pub fn public(site: Site) -> Router {
+    Router::new()
+        .route("/json", any(decide_json))
+        .route("/healthcheck", any(health))
+        .route("/readyz", any(health))
+        .route("/livez", any(|| async { "OK" }))
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n") })
+        .layer(DefaultBodyLimit::max(site.max_body_bytes))
+        .with_state(site)
+}
+
+/// The pages for operators.
+pub fn debug(site: Site) -> Router {
+    Router::new()
+        .route("/rlconfig", get(rlconfig))
+        .route("/rlconfig/status", get(rlconfig_status))
+        .route("/explain", any(explain))
+        .fallback(index)
+        .layer(DefaultBodyLimit::max(site.max_body_bytes))
+        .with_state(site)
+}
+
+/// The pages of the debug listener, by name.
+const PAGES: [(&str, &str); 3] = [
+    ("/explain", "what a request (as for /json) would meet, and its counters, charging nothing"),
+    ("/rlconfig", "print out the currently loaded configuration for debugging"),
+    ("/rlconfig/status", "version, files and last error of the configuration, as json"),
+];
+
+async fn index() -> String {
+    PAGES.iter().fold(String::new(), |mut page, (path, help)| {
+        let _ = writeln!(page, "{path}: {help}");
+        page
+    })
+}
+
+async fn decide_json(State(site): State<Site>, body: Bytes) -> Response {
+    let Ok(request) = json::request_from_json(&body) else { return bad_request() };
+    let Ok(response) = site.service.answer(&request, DEFAULT_DEADLINE).await else { return bad_request() };
+    let status = match response.overall_code() {
+        Code::Ok => StatusCode::OK,
+        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+        Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    match json::response_to_json(&response) {
+        Ok(body) => json_page(status, body),
+        Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
+    }
+}
+
+async fn health(State(site): State<Site>) -> Response {
+    match site.health.is_healthy() {
+        true => text(StatusCode::OK, "OK"),
+        false => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn rlconfig(State(site): State<Site>) -> Response {
+    let loaded = site.service.rules.load();
+    let lines = loaded.as_ref().map(|loaded| render::rlconfig_lines(&loaded.rules)).unwrap_or_default();
+    text(StatusCode::OK, lines.into_iter().fold(String::new(), |page, line| page + &line + "\n"))
+}
+
+async fn rlconfig_status(State(site): State<Site>) -> Response {
+    match serde_json::to_string_pretty(&site.service.rules.status()) {
+        Ok(page) => json_page(StatusCode::OK, page),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn explain(State(site): State<Site>, body: Bytes) -> Response {
+    let request = match json::request_from_json(&body) {
+        Ok(request) => request,
+        Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+    };
+    let loaded = site.service.rules.load();
+    let edge = Edge {
+        rules: loaded.as_deref().map(|loaded| &loaded.rules),
+        now: site.service.clock.now(),
+        hold_us: u64::try_from(DEFAULT_DEADLINE.as_micros()).unwrap_or(u64::MAX),
+    };
+    let Some(explanation) = site.service.decider.explain(edge, &decode::request(&request)) else {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
+    };
+    match serde_json::to_string_pretty(&explanation) {
+        Ok(page) => json_page(StatusCode::OK, page),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+fn bad_request() -> Response {
+    let mut response = text(StatusCode::BAD_REQUEST, "Bad Request\n");
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+fn text(status: StatusCode, body: impl Into<Body>) -> Response {
+    (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
+}
+
+fn json_page(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

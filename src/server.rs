@@ -1,0 +1,199 @@
+//! The life of a process: load, listen, run, drain, end.
+//!
+//! It listens at once: a probe must find somebody home while rules are still missing. On a signal to stop it says that
+//! it is unhealthy and goes on serving for the drain period, so that whoever routes to it hears of it first; then
+//! connections are asked to close and what is in flight is finished, up to the shutdown timeout. A second signal
+//! ends it at once. Rules that change are put in force by a task of its own.
+
+mod listen;
+mod reload;
+mod signals;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use self::listen::Listeners;
+use self::reload::Reloader;
+use self::signals::{Signals, Wanted};
+use crate::clock::Clock;
+use crate::config::compile::Options;
+use crate::config::live::LiveRules;
+use crate::config::source::{self, Layout};
+use crate::config::watch::{Timing, Watcher};
+use crate::config::yaml::Documents;
+use crate::decide::Decider;
+use crate::grpc::health::GrpcHealth;
+use crate::grpc::service::Service;
+use crate::health::Health;
+use crate::http::routes::Site;
+use crate::settings::Settings;
+use crate::store::memory::Memory;
+
+/// Why a process could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// A listener could not be opened: the setting, what it says, and why.
+    #[error("{setting}: cannot listen on {address}: {error}")]
+    Listen {
+        /// The variable that says where.
+        setting: &'static str,
+        /// Where.
+        address: String,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The system refused something the process can not do without.
+    #[error("{what}: {error}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The service failed while it ran.
+    #[error("the {listener} listener failed: {error}")]
+    Serve {
+        /// Which.
+        listener: &'static str,
+        /// Why.
+        error: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Work was still in flight when the shutdown timeout ended, and was cut off.
+    #[error("TOLLKEEPER_SHUTDOWN_TIMEOUT: work was still in flight after {} s and was cut off", .0.as_secs_f64())]
+    CutOff(Duration),
+}
+
+/// Where the rules are.
+#[derive(Clone, Debug)]
+pub struct RuleFiles {
+    /// The files.
+    pub layout: Layout,
+    /// Which documents of a file count.
+    pub documents: Documents,
+}
+
+/// How often a share of the memory store is swept, and how many shares there are: all of it in 4 s.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(125);
+const SWEEP_SHARES: usize = 32;
+
+/// Runs until a signal ends it, or an error does.
+///
+/// # Errors
+/// A listener that can not be opened; work that had to be cut off at the end.
+pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError> {
+    let mut signals = Signals::listen().map_err(|error| ServerError::System { what: "signal handlers", error })?;
+    let listeners = Listeners::open(&settings)?;
+    let clock = Clock::System;
+    let rules = Arc::new(LiveRules::default());
+    let health = Arc::new(Health::new(Arc::clone(&rules), settings.rules.healthy_with_at_least_one_config));
+    let service = Arc::new(Service {
+        clock: clock.clone(),
+        rules: Arc::clone(&rules),
+        decider: Decider {
+            store: Memory::new(settings.memory.capacity_bytes as u64),
+            behaviour: settings.behaviour.clone(),
+        },
+    });
+    tracing::warn!(
+        capacity_bytes = settings.memory.capacity_bytes,
+        "counters are kept in this process's memory: every replica counts for itself"
+    );
+    let reloader = Reloader { rules, options: compile_options(&settings), documents: files.documents, clock };
+    let first = source::read(&files.layout);
+    reloader.load(&first);
+    let timing = Timing {
+        debounce: settings.rules.reload_debounce,
+        poll_interval: settings.rules.poll_interval.unwrap_or(Duration::MAX),
+        events: true,
+    };
+    let (watcher, changes) = Watcher::start(files.layout, timing, &first)
+        .map_err(|error| ServerError::System { what: "the watcher of rule files", error })?;
+
+    let (stop, stopping) = watch::channel(false);
+    let grpc_health = GrpcHealth::new(Arc::clone(&health)).await;
+    let site = Site {
+        service: Arc::clone(&service),
+        health: Arc::clone(&health),
+        max_body_bytes: settings.grpc.max_message_bytes,
+    };
+    let mut background = JoinSet::new();
+    background.spawn(reloader.follow(changes, grpc_health.clone()));
+    background.spawn(sweep(Arc::clone(&service)));
+    let mut serving = listeners.serve(&settings.grpc, site, &grpc_health, &stopping)?;
+    tracing::warn!("serving");
+
+    loop {
+        tokio::select! {
+            wanted = signals.wait() => match wanted {
+                Wanted::Stop => break,
+                Wanted::Reload => {
+                    tracing::warn!("SIGHUP: reading the rules again");
+                    watcher.reload();
+                }
+            },
+            // No listener ends by itself before it is told to.
+            Some(ended) = serving.join_next() => return flatten(ended),
+        }
+    }
+    let ending = drain(&settings, &health, grpc_health, (stop, serving));
+    let second = async { while signals.wait().await != Wanted::Stop {} };
+    tokio::select! {
+        ended = ending => ended,
+        () = second => {
+            tracing::warn!("a second signal: ending at once");
+            Ok(())
+        }
+    }
+}
+
+/// Tells everybody that the end is near, waits, then closes; all within the shutdown timeout.
+async fn drain(
+    settings: &Settings,
+    health: &Health,
+    grpc_health: GrpcHealth,
+    (stop, mut serving): (watch::Sender<bool>, JoinSet<Result<(), ServerError>>),
+) -> Result<(), ServerError> {
+    tracing::warn!(drain_period = ?settings.shutdown.drain_period, "stopping: unhealthy from now on");
+    health.drain();
+    grpc_health.sync().await;
+    let finish = async {
+        tokio::time::sleep(settings.shutdown.drain_period).await;
+        grpc_health.close().await;
+        stop.send_replace(true);
+        while let Some(ended) = serving.join_next().await {
+            flatten(ended)?;
+        }
+        tracing::warn!("stopped");
+        Ok(())
+    };
+    let timeout = settings.shutdown.timeout;
+    tokio::time::timeout(timeout, finish).await.unwrap_or(Err(ServerError::CutOff(timeout)))
+}
+
+fn flatten(ended: Result<Result<(), ServerError>, tokio::task::JoinError>) -> Result<(), ServerError> {
+    ended.unwrap_or_else(|error| Err(ServerError::Serve { listener: "stopped", error: error.into() }))
+}
+
+fn compile_options(settings: &Settings) -> Options {
+    Options {
+        merge_domains: settings.rules.merge_domains,
+        calendar_months: settings.behaviour.calendar_months,
+        log_max: settings.behaviour.log_max,
+        on_store_error: settings.rules.on_store_error,
+        ..Options::default()
+    }
+}
+
+/// Drops expired counters, a share of the store at a time.
+async fn sweep(service: Arc<Service>) {
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    for turn in (0..SWEEP_SHARES).cycle() {
+        ticks.tick().await;
+        service.decider.store.sweep(service.clock.now(), turn, SWEEP_SHARES);
+    }
+}

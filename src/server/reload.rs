@@ -1,0 +1,77 @@
+//! Puts rules in force: at the start, and whenever their files change.
+//!
+//! Rules are compiled on a thread of their own, so a large set delays no decision. A bad set is refused whole, with
+//! every problem in the log; the last good one keeps serving.
+
+use std::sync::Arc;
+
+use crate::clock::Clock;
+use crate::config::compile::{Options, Source, compile};
+use crate::config::live::LiveRules;
+use crate::config::source::Reading;
+use crate::config::watch::Changes;
+use crate::config::yaml::Documents;
+use crate::grpc::health::GrpcHealth;
+use crate::rule::set::RuleSet;
+
+/// Puts rules in force.
+#[derive(Clone, Debug)]
+pub(super) struct Reloader {
+    pub(super) rules: Arc<LiveRules>,
+    pub(super) options: Options,
+    pub(super) documents: Documents,
+    pub(super) clock: Clock,
+}
+
+/// Problems of one set that are written to the log one by one.
+const MOST_LOGGED: usize = 20;
+
+impl Reloader {
+    /// Loads whatever changes until the watcher ends.
+    pub(super) async fn follow(self, mut changes: Changes, health: GrpcHealth) {
+        while let Some(reading) = changes.next().await {
+            let reloader = self.clone();
+            if tokio::task::spawn_blocking(move || reloader.load(&reading)).await.is_err() {
+                tracing::error!("loading the rules panicked; the last good rules stay");
+            }
+            health.sync().await;
+        }
+    }
+
+    /// Puts what was read in force, or says why not.
+    pub(super) fn load(&self, reading: &Reading) {
+        let read = match reading {
+            Ok(read) => read,
+            Err(errors) => return self.refuse(&errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        };
+        read.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let sources: Vec<Source> = read
+            .files
+            .iter()
+            .map(|file| Source { name: Arc::clone(&file.name), text: file.bytes.clone(), documents: self.documents })
+            .collect();
+        let compiled = match compile(&sources, &self.options) {
+            Ok(compiled) => compiled,
+            Err(problems) => {
+                return self.refuse(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
+            }
+        };
+        for warning in compiled.warnings.warnings().iter().take(MOST_LOGGED) {
+            tracing::warn!("{warning}");
+        }
+        let names = sources.into_iter().map(|source| source.name).collect();
+        let version = self.rules.replace(RuleSet::new(compiled.domains), names, self.clock.now());
+        let status = self.rules.status();
+        tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
+    }
+
+    fn refuse(&self, problems: &[String]) {
+        for problem in problems.iter().take(MOST_LOGGED) {
+            tracing::error!("Error loading new configuration: {problem}");
+        }
+        if let Some(more) = problems.len().checked_sub(MOST_LOGGED).filter(|more| *more > 0) {
+            tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
+        }
+        self.rules.refuse(problems.join("\n"), self.clock.now());
+    }
+}
