@@ -6,6 +6,11 @@
 mod config;
 #[path = "suite/logs.rs"]
 mod logs;
+#[path = "suite/harness.rs"]
+mod harness;
+
+#[path = "suite/envoy.rs"]
+mod envoy;
 #[path = "suite/proto.rs"]
 mod proto;
 #[path = "suite/settings.rs"]

@@ -1,0 +1,400 @@
+//! What a client sees of tollkeeper behind a real Envoy.
+//!
+//! Each bootstrap of `envoy/` runs with the rules that stand beside it, so that what is shipped as an example is what
+//! is tested. Limits are used up within a period much longer than a test, by rules that have no window boundary to
+//! fall over; the queue is checked against the earliest times its answers may come, which no load can falsify.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::harness::envoy::{Envoy, validate};
+use super::harness::http::{self, Request, Response};
+use super::harness::tollkeeper::{self, Setup, Tollkeeper};
+use super::harness::{read, repository, wait_for};
+
+/// A tollkeeper with the rules of `envoy/NAME.rules.yaml`, and before it Envoy with `envoy/NAME.yaml`.
+struct Pair {
+    envoy: Envoy,
+    tollkeeper: Tollkeeper,
+}
+
+impl Pair {
+    fn start(name: &str) -> Self {
+        let rules = read(&repository(&format!("envoy/{name}.rules.yaml")));
+        Self::start_with(name, tollkeeper::with_rules(&rules))
+    }
+
+    fn start_with(name: &str, setup: Setup) -> Self {
+        let tollkeeper = setup.start();
+        let envoy = Envoy::start(name, tollkeeper.grpc_port());
+        Self { envoy, tollkeeper }
+    }
+
+    /// Waits until tollkeeper has answered `count` calls: a report comes after its response.
+    fn wait_for_calls(&self, count: u64) {
+        wait_for("the calls to be answered", || {
+            (self.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= count).then_some(())
+        });
+    }
+
+    /// Envoy fails open: without this look, a call that failed is a request that passed.
+    fn assert_no_call_failed(&self) {
+        let failed = self.envoy.stat("cluster.upstream.ratelimit.error");
+        assert_eq!(failed, 0, "calls failed; tollkeeper said:\n{}", self.tollkeeper.stderr());
+    }
+}
+
+/// The statuses of so many equal requests, one after the other.
+fn statuses(request: &Request, count: usize) -> Vec<u16> {
+    (0..count).map(|_| request.send().status).collect()
+}
+
+/// Sends `limit` requests that have to pass and one that has to be refused, which it returns.
+fn refusal_after(limit: usize, request: &Request) -> Response {
+    assert_eq!(statuses(request, limit), vec![200; limit]);
+    let refusal = request.send();
+    assert_eq!(refusal.status, 429, "{refusal:?}");
+    refusal
+}
+
+#[test]
+fn every_bootstrap_is_valid_as_it_is_shipped() {
+    let mut checked = Vec::new();
+    for entry in fs::read_dir(repository("envoy")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if name.ends_with(".yaml") && !name.ends_with(".rules.yaml") {
+            let output = validate(&path);
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+            checked.push(name);
+        }
+    }
+    checked.sort();
+    assert_eq!(checked, ["egress.yaml", "gateway.yaml", "layers.yaml", "queue.yaml", "tcp.yaml", "usage.yaml"]);
+}
+
+#[test]
+fn a_client_is_told_what_is_left_and_when_to_try_again() {
+    let pair = Pair::start("gateway");
+    let request = pair.envoy.get("/");
+    let limits = r#"5, 60;w=60;name="per-address", 5;w=60;name="anonymous""#;
+    for left in (0..5).rev() {
+        let answer = request.send();
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.header("x-ratelimit-limit").as_deref(), Some(limits));
+        assert_eq!(answer.number("x-ratelimit-remaining"), left);
+        assert!((1..=60).contains(&answer.number("x-ratelimit-reset")), "{answer:?}");
+        assert_eq!(answer.header("retry-after"), None);
+    }
+    let refusal = request.send();
+    assert_eq!(refusal.status, 429);
+    assert_eq!(refusal.header("x-envoy-ratelimited").as_deref(), Some("true"));
+    assert_eq!(refusal.header("x-ratelimit-limit").as_deref(), Some(limits));
+    assert_eq!(refusal.number("x-ratelimit-remaining"), 0);
+    // The hits came within a few seconds, and the oldest leaves a minute after it came.
+    assert!((1..=60).contains(&refusal.number("retry-after")), "{refusal:?}");
+    assert_eq!(refusal.header("x-ratelimit-reset"), refusal.header("retry-after"));
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn an_address_over_its_limit_is_refused_and_another_is_not() {
+    let pair = Pair::start("gateway");
+    let keyed = |key: String, last| pair.envoy.get("/").header("x-api-key", key).from(last);
+    for key in 0..4 {
+        assert_eq!(statuses(&keyed(format!("key-{key}"), 2), 15), vec![200; 15]);
+    }
+    assert_eq!(keyed("fresh".to_owned(), 2).send().status, 429);
+    assert_eq!(keyed("fresh".to_owned(), 3).send().status, 200);
+    // A header that claims another address changes nothing.
+    assert_eq!(keyed("fresh".to_owned(), 2).header("x-forwarded-for", "192.0.2.1").send().status, 429);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn requests_without_a_key_share_the_limit_of_anonymous() {
+    let pair = Pair::start("gateway");
+    let missing = pair.envoy.get("/");
+    let empty = pair.envoy.get("/").header("x-api-key", "").from(2);
+    let oversized = pair.envoy.get("/").header("x-api-key", "k".repeat(9000)).from(3);
+    assert_eq!(statuses(&missing, 3), [200, 200, 200]);
+    assert_eq!(empty.send().status, 200);
+    assert_eq!(oversized.send().status, 200);
+    for request in [&missing, &empty, &oversized] {
+        let refusal = request.send();
+        assert_eq!(refusal.status, 429);
+        assert_eq!(refusal.header("content-type").as_deref(), Some("application/json"));
+        assert_eq!(refusal.text(), r#"{"error":"send an x-api-key for more than 5 requests a minute"}"#);
+    }
+    assert_eq!(missing.clone().header("x-api-key", "alice").send().status, 200);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn a_key_that_is_not_utf8_is_limited_like_any_other() {
+    let pair = Pair::start("gateway");
+    let request = pair.envoy.get("/").header("x-api-key", b"caf\xe9");
+    assert_eq!(statuses(&request, 20), vec![200; 20]);
+    // The bucket of 20 gains a token in 6 s: of so many more at once, one is refused however slow the machine is.
+    assert!(statuses(&request, 10).contains(&429));
+    assert_eq!(pair.envoy.get("/").header("x-api-key", b"caf\xea").send().status, 200);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn all_spellings_and_queries_of_a_path_share_one_limit() {
+    let pair = Pair::start("gateway");
+    let spellings = ["/search", "/search?q=1", "/search?q=2", "/x/../search", "//search", "/%73earch", "/search/deep"];
+    let request = |path| pair.envoy.get(path).header("x-api-key", "alice");
+    for path in spellings {
+        assert_eq!(request(path).send().status, 200, "{path}");
+    }
+    assert_eq!(request("/search").send().status, 200);
+    for path in spellings {
+        assert_eq!(request(path).send().status, 429, "{path}");
+    }
+    assert_eq!(request("/").send().status, 200);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn a_route_with_the_filter_off_is_never_limited() {
+    let pair = Pair::start("gateway");
+    refusal_after(5, &pair.envoy.get("/"));
+    let health = pair.envoy.get("/health");
+    assert_eq!(statuses(&health, 10), vec![200; 10]);
+    assert_eq!(health.send().header("x-ratelimit-limit"), None);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn health_checks_of_envoy_pass() {
+    let pair = Pair::start("gateway");
+    wait_for("two health checks", || (pair.envoy.stat("cluster.tollkeeper.health_check.success") >= 2).then_some(()));
+    assert_eq!(pair.envoy.stat("cluster.tollkeeper.health_check.failure"), 0);
+    assert_eq!(pair.envoy.stat("cluster.tollkeeper.membership_healthy"), 1);
+}
+
+#[test]
+fn a_gateway_without_its_service_lets_requests_pass_and_counts_them() {
+    let mut pair = Pair::start("gateway");
+    let request = pair.envoy.get("/");
+    refusal_after(5, &request);
+    pair.tollkeeper.kill();
+    assert_eq!(request.send().status, 200);
+    assert_eq!(pair.envoy.stat("cluster.upstream.ratelimit.failure_mode_allowed"), 1);
+}
+
+#[test]
+fn headers_of_the_server_reach_the_client_once_each() {
+    let rules = read(&repository("envoy/gateway.rules.yaml"));
+    let setup = tollkeeper::with_rules(&rules).env("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
+    let pair = Pair::start_with("gateway", setup);
+    let request = pair.envoy.get("/");
+    let answer = request.send();
+    assert_eq!(answer.number("ratelimit-limit"), 5);
+    assert_eq!(answer.number("ratelimit-remaining"), 4);
+    assert!((1..=60).contains(&answer.number("ratelimit-reset")), "{answer:?}");
+    let refusal = refusal_after(4, &request);
+    assert_eq!(refusal.number("ratelimit-remaining"), 0);
+    assert_eq!(refusal.header("ratelimit-reset"), refusal.header("retry-after"));
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn what_a_rule_says_can_not_split_the_response() {
+    let rules = r#"
+        domain: gateway
+        descriptors:
+          - key: api_key
+            rate_limit:
+              unit: minute
+              requests_per_unit: 0
+              name: "a\r\nx-injected: by-name"
+              over_limit_body: "no\r\n\r\nHTTP/1.1 200 OK\r\n"
+    "#;
+    let pair = Pair::start_with("gateway", tollkeeper::with_rules(rules));
+    let refusal = pair.envoy.get("/").send();
+    assert_eq!(refusal.status, 429);
+    assert_eq!(refusal.all("x-injected"), [""; 0], "{refusal:?}");
+    assert_eq!(refusal.text(), "no\r\n\r\nHTTP/1.1 200 OK\r\n");
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn an_edited_limit_bites_while_both_run() {
+    let pair = Pair::start("gateway");
+    let request = pair.envoy.get("/").header("x-api-key", "alice");
+    assert_eq!(request.send().status, 200);
+    let rules = read(&pair.tollkeeper.rules()).replace("requests_per_unit: 60", "requests_per_unit: 1");
+    fs::write(pair.tollkeeper.rules(), rules).unwrap();
+    // The first answer under the new limit is a refusal: what was used before the edit still counts.
+    let answer = wait_for("an answer under the new limit", || {
+        let limits = |answer: &Response| answer.header("x-ratelimit-limit").unwrap_or_default();
+        Some(request.send()).filter(|answer| limits(answer).contains(r#", 1;w=60;name="per-address""#))
+    });
+    assert_eq!(answer.status, 429);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn the_local_layer_refuses_without_a_call_and_the_global_one_with_one() {
+    let pair = Pair::start("layers");
+    let user = pair.envoy.get("/").header("x-user", "ann");
+    let refusal = refusal_after(10, &user);
+    assert_eq!(refusal.header("x-limited-by").as_deref(), Some("global"));
+    assert!((1..=60).contains(&refusal.number("retry-after")), "{refusal:?}");
+
+    // The local bucket holds 30 and has given 11.
+    let refusal = refusal_after(19, &pair.envoy.get("/"));
+    assert_eq!(refusal.header("x-limited-by").as_deref(), Some("local"));
+    let refusal = user.send();
+    assert_eq!((refusal.status, refusal.header("x-limited-by").as_deref()), (429, Some("local")));
+    assert_eq!(pair.envoy.stat("cluster.tollkeeper.upstream_rq_total"), 11);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn all_callers_of_a_paid_api_share_one_counter() {
+    let pair = Pair::start("egress");
+    let from = |service: &str| pair.envoy.get("/v1/charges").header("x-service", service);
+    assert_eq!(statuses(&from("checkout"), 8), vec![200; 8]);
+    assert_eq!(statuses(&from("billing"), 4), vec![200; 4]);
+    for caller in [from("checkout"), from("billing"), from("reports"), pair.envoy.get("/v1/charges")] {
+        let refusal = caller.send();
+        assert_eq!(refusal.status, 429);
+        assert!((1..=60).contains(&refusal.number("retry-after")), "{refusal:?}");
+    }
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn one_service_can_not_use_up_the_share_of_others() {
+    let pair = Pair::start("egress");
+    let from = |service: &str| pair.envoy.get("/v1/charges").header("x-service", service);
+    refusal_after(8, &from("batch"));
+    assert_eq!(from("checkout").send().status, 200);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn a_call_that_can_not_be_counted_does_not_leave() {
+    let mut pair = Pair::start("egress");
+    let call = pair.envoy.get("/v1/charges");
+    assert_eq!(call.send().status, 200);
+    pair.tollkeeper.kill();
+    assert_eq!(call.send().status, 503);
+}
+
+#[test]
+fn usage_reported_after_a_response_refuses_the_next_request() {
+    let pair = Pair::start("usage");
+    let request = |path| pair.envoy.get(path).header("x-user", "ann");
+    let first = request("/small").send();
+    assert_eq!((first.status, first.number("x-ratelimit-remaining")), (200, 100));
+    pair.wait_for_calls(2);
+    let second = request("/large").send();
+    assert_eq!((second.status, second.number("x-ratelimit-remaining")), (200, 90));
+    pair.wait_for_calls(4);
+
+    // All 100 are used, and a unit comes back every 36 s. Being refused costs nothing.
+    let refusal = request("/small").send();
+    assert_eq!(refusal.status, 429);
+    let wait_s = refusal.number("retry-after");
+    assert!((1..=36).contains(&wait_s), "{refusal:?}");
+    pair.wait_for_calls(6);
+    assert!(request("/small").send().number("retry-after") <= wait_s);
+    assert_eq!(pair.envoy.get("/small").header("x-user", "bob").send().status, 200);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn a_report_over_the_limit_becomes_debt() {
+    let pair = Pair::start("usage");
+    let request = pair.envoy.get("/large").header("x-user", "ann");
+    for calls in [2, 4] {
+        assert_eq!(request.send().status, 200);
+        pair.wait_for_calls(calls);
+    }
+    // 180 of 100 are used: 81 units of 36 s each have to come back before one more fits.
+    let wait_s = request.send().number("retry-after");
+    assert!((2800..=81 * 36).contains(&wait_s), "{wait_s}");
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn a_response_of_unknown_cost_counts_one() {
+    let pair = Pair::start("usage");
+    let request = pair.envoy.get("/other").header("x-user", "ann");
+    assert_eq!(request.send().number("x-ratelimit-remaining"), 100);
+    pair.wait_for_calls(2);
+    assert_eq!(request.send().number("x-ratelimit-remaining"), 99);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn a_queue_spreads_a_burst_and_refuses_what_does_not_fit() {
+    let pair = Pair::start("queue");
+    let request = pair.envoy.get("/");
+    let began = Instant::now();
+    let burst: Vec<_> = (0..40)
+        .map(|_| {
+            let request = request.clone();
+            thread::spawn(move || (request.send(), began.elapsed()))
+        })
+        .collect();
+    let answers: Vec<_> = burst.into_iter().map(|one| one.join().unwrap()).collect();
+    let (passed, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(answer, _)| answer.status == 200);
+
+    // The k-th of them leaves at least k x 100 ms after the first came; 5 ms for clocks that are corrected meanwhile.
+    assert!(passed.len() >= 8, "{} passed", passed.len());
+    let mut passed: Vec<_> = passed.into_iter().map(|(_, after)| after).collect();
+    passed.sort();
+    for (after, place) in passed.iter().zip(0..) {
+        let earliest = Duration::from_millis(100) * place;
+        assert!(*after + Duration::from_millis(5) >= earliest, "place {place} left after {after:?}");
+    }
+    assert!(!refused.is_empty(), "all 40 passed");
+    for (refusal, _) in refused {
+        assert_eq!((refusal.status, refusal.number("retry-after")), (429, 1));
+    }
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn a_queue_refuses_none_that_fit() {
+    let pair = Pair::start("queue");
+    let request = pair.envoy.get("/");
+    let burst: Vec<_> = (0..8)
+        .map(|_| {
+            let request = request.clone();
+            thread::spawn(move || request.send().status)
+        })
+        .collect();
+    let statuses: Vec<_> = burst.into_iter().map(|one| one.join().unwrap()).collect();
+    assert_eq!(statuses, [200; 8]);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn connections_over_the_limit_are_closed_at_once() {
+    let pair = Pair::start("tcp");
+    let here = Ipv4Addr::LOCALHOST;
+    let open: Vec<_> = (0..5).map(|_| echo(pair.envoy.port(), here)).collect();
+    assert_eq!(open, [true; 5]);
+    assert!(!echo(pair.envoy.port(), here));
+    assert!(echo(pair.envoy.port(), Ipv4Addr::new(127, 0, 0, 2)));
+    assert_eq!(pair.envoy.stat("ratelimit.tcp.error"), 0);
+    assert_eq!(pair.envoy.stat("ratelimit.tcp.over_limit"), 1);
+}
+
+/// Whether a new connection from that address is proxied to the upstream, which echoes.
+fn echo(port: u16, from: Ipv4Addr) -> bool {
+    let mut stream = http::connect(port, from).expect("the listener accepts");
+    let mut answer = [0; 4];
+    // Both a close and a reset are an end without an answer.
+    stream.write_all(b"ping").and_then(|()| stream.read_exact(&mut answer)).is_ok() && answer == *b"ping"
+}

@@ -1,0 +1,123 @@
+//! An Envoy that runs a bootstrap of `envoy/` on ports of its own.
+//!
+//! The binary is named by TOLLKEEPER_TEST_ENVOY, which `tests/run.sh` sets. Envoy asks the kernel to be ended when
+//! the *thread* that started it ends, so each has a thread that starts it, waits and ends it.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::port::Port;
+use super::{http, read, repository, wait_for};
+
+/// A running Envoy; ended when dropped.
+#[derive(Debug)]
+pub(crate) struct Envoy {
+    listener: Port,
+    admin: Port,
+    _upstream: Port,
+    files: TempDir,
+    /// Dropping it tells the keeper to end Envoy.
+    stop: Option<Sender<()>>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+/// The Envoy to test with; panics if there is none, saying how to get one.
+fn binary() -> PathBuf {
+    let path = env::var_os("TOLLKEEPER_TEST_ENVOY");
+    path.expect("TOLLKEEPER_TEST_ENVOY names no Envoy: run tests/run.sh, or set it to what envoy/install.sh prints")
+        .into()
+}
+
+/// What `envoy --mode validate` makes of a bootstrap.
+pub(crate) fn validate(bootstrap: &Path) -> Output {
+    let mut command = Command::new(binary());
+    command.args(["--mode", "validate", "--use-dynamic-base-id", "--log-level", "warning", "-c"]).arg(bootstrap);
+    command.output().expect("the Envoy under TOLLKEEPER_TEST_ENVOY can be started")
+}
+
+impl Envoy {
+    /// Runs `envoy/NAME.yaml` against the tollkeeper at that port and waits until it is ready.
+    pub(crate) fn start(name: &str, tollkeeper: u16) -> Self {
+        let (listener, upstream, admin) = (Port::reserve(), Port::reserve(), Port::reserve());
+        let mut bootstrap = read(&repository(&format!("envoy/{name}.yaml")));
+        let ports = [(10_000, listener.number()), (10_001, upstream.number()), (9901, admin.number())];
+        for (shipped, own) in ports.into_iter().chain([(8081, tollkeeper)]) {
+            let (from, to) = (format!("port_value: {shipped} "), format!("port_value: {own} "));
+            assert!(bootstrap.contains(&from), "envoy/{name}.yaml uses no port {shipped}");
+            bootstrap = bootstrap.replace(&from, &to);
+        }
+        // The shipped timeouts are for production: on a machine busy with tests they run out, and Envoy fails open.
+        for timeout in ["0.02s", "0.1s", "0.25s"] {
+            bootstrap = bootstrap.replace(&format!(" timeout: {timeout}"), " timeout: 10s");
+        }
+
+        let files = tempfile::tempdir().expect("a temporary directory can be made");
+        let (config, log) = (files.path().join("envoy.yaml"), files.path().join("log"));
+        fs::write(&config, bootstrap).expect("the bootstrap can be written");
+        let log = File::create(log).expect("a file can be made");
+        let mut command = Command::new(binary());
+        command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning", "-c"]).arg(config);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let (stop, stopped) = mpsc::channel();
+        let keeper = thread::spawn(move || keep(command, &stopped));
+        let envoy = Self { listener, admin, _upstream: upstream, files, stop: Some(stop), keeper: Some(keeper) };
+        envoy.wait_until_ready();
+        envoy
+    }
+
+    /// Where clients connect, on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.listener.number()
+    }
+
+    /// A GET for `path` to the listener for clients.
+    pub(crate) fn get(&self, path: &str) -> http::Request {
+        http::get(self.port(), path)
+    }
+
+    /// The counter or gauge of that name; 0 for one that does not exist yet.
+    pub(crate) fn stat(&self, name: &str) -> u64 {
+        let stats = http::get(self.admin.number(), &format!("/stats?filter=^{name}$")).send().text();
+        let value = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        value.map_or(0, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number: {value}")))
+    }
+
+    fn wait_until_ready(&self) {
+        let ready = http::get(self.admin.number(), "/ready");
+        wait_for("Envoy to be ready", || {
+            let gone = self.keeper.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!gone, "Envoy ended:\n{}", read(&self.files.path().join("log")));
+            ready.try_send().ok().filter(|answer| answer.status == 200)
+        });
+    }
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(keeper) = self.keeper.take() {
+            // A keeper that panicked has said so, and a drop that panics as well would hide the test's own words.
+            let _ = keeper.join();
+        }
+    }
+}
+
+/// Runs Envoy until it ends by itself or `stopped` is hung up.
+fn keep(mut command: Command, stopped: &Receiver<()>) {
+    let mut child = command.spawn().expect("the Envoy under TOLLKEEPER_TEST_ENVOY can be started");
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_millis(50)) {
+        if child.try_wait().expect("the child can be asked").is_some() {
+            return;
+        }
+    }
+    // Both fail only if it is gone already.
+    let _ = child.kill();
+    let _ = child.wait();
+}

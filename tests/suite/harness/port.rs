@@ -1,0 +1,47 @@
+//! Loopback ports that nobody else takes between their choice and their use.
+//!
+//! Binding port 0 and letting it go again hands out ports that any outgoing connection may get next, and servers that
+//! set SO_REUSEPORT, as Envoy does, would not even notice a clash. So ports come from below the range of outgoing
+//! connections, and a lock on a file named after the port, in the directory for temporary files, reserves it among
+//! all suites that run on the machine. The kernel lets the lock go with the process.
+
+use std::env;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const FIRST: u32 = 20_000;
+const COUNT: u32 = 12_000;
+
+/// A free port of 127.0.0.1, reserved until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Port {
+    number: u16,
+    _reservation: File,
+}
+
+impl Port {
+    /// Reserves a port that nothing listens on.
+    pub(crate) fn reserve() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let locks = env::temp_dir().join("tollkeeper-test-ports");
+        fs::create_dir_all(&locks).expect("the directory for temporary files is writable");
+        // Each process begins elsewhere, so that two of them seldom try the same port.
+        let start = process::id().wrapping_mul(97);
+        for _ in 0..COUNT {
+            let offset = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+            let number = u16::try_from(FIRST + offset).expect("the range ends below 65536");
+            let lock = File::create(locks.join(number.to_string())).expect("a lock file can be made");
+            if lock.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", number)).is_ok() {
+                return Self { number, _reservation: lock };
+            }
+        }
+        panic!("no free port from {FIRST} on");
+    }
+
+    /// The port's number.
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+}

@@ -1,0 +1,127 @@
+//! A tollkeeper process with rules and settings of its own.
+//!
+//! It is started with an empty environment but for what the test sets: the machine's variables are settings here, and
+//! would change verdicts.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::port::Port;
+use super::{http, read, wait_for};
+
+/// What a tollkeeper is to be started with.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    rules: String,
+    env: Vec<(String, String)>,
+}
+
+/// A tollkeeper with these rules, in a file that the test may edit later.
+pub(crate) fn with_rules(rules: &str) -> Setup {
+    Setup { rules: rules.to_owned(), env: Vec::new() }
+}
+
+impl Setup {
+    /// Sets an environment variable.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts it and waits until it says that it is healthy.
+    pub(crate) fn start(self) -> Tollkeeper {
+        let files = tempfile::tempdir().expect("a temporary directory can be made");
+        let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
+        let rules = files.path().join("rules.yaml");
+        fs::write(&rules, &self.rules).expect("the rules can be written");
+        let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
+        command.arg("serve").arg("--config").arg(&rules);
+        command.env_clear().envs(inherited()).envs(ports.settings()).envs(self.env);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        let child = command.spawn().expect("the binary under test can be started");
+        let mut tollkeeper = Tollkeeper { child, ports, files };
+        tollkeeper.wait_until_healthy();
+        tollkeeper
+    }
+}
+
+/// What a child needs that is no setting: where programs are, and where coverage is to be written.
+fn inherited() -> impl Iterator<Item = (&'static str, String)> {
+    ["PATH", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"]
+        .into_iter()
+        .filter_map(|name| env::var(name).ok().map(|value| (name, value)))
+}
+
+#[derive(Debug)]
+struct Ports {
+    grpc: Port,
+    http: Port,
+    debug: Port,
+}
+
+impl Ports {
+    fn settings(&self) -> [(&'static str, String); 6] {
+        let host = || "127.0.0.1".to_owned();
+        [
+            ("GRPC_HOST", host()),
+            ("GRPC_PORT", self.grpc.number().to_string()),
+            ("HOST", host()),
+            ("PORT", self.http.number().to_string()),
+            ("DEBUG_HOST", host()),
+            ("DEBUG_PORT", self.debug.number().to_string()),
+        ]
+    }
+}
+
+/// A running tollkeeper; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Tollkeeper {
+    child: Child,
+    ports: Ports,
+    files: TempDir,
+}
+
+impl Tollkeeper {
+    /// Where it answers `ShouldRateLimit`, on 127.0.0.1.
+    pub(crate) fn grpc_port(&self) -> u16 {
+        self.ports.grpc.number()
+    }
+
+    /// The rule file that it reads and watches.
+    pub(crate) fn rules(&self) -> PathBuf {
+        self.files.path().join("rules.yaml")
+    }
+
+    /// Ends it at once and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn stderr(&self) -> String {
+        read(&self.files.path().join("stderr"))
+    }
+
+    fn wait_until_healthy(&mut self) {
+        let healthcheck = http::get(self.ports.http.number(), "/healthcheck");
+        wait_for("tollkeeper to be healthy", || {
+            if let Some(status) = self.child.try_wait().expect("the child can be asked") {
+                panic!("tollkeeper ended with {status}:\n{}", self.stderr());
+            }
+            healthcheck.try_send().ok().filter(|answer| answer.status == 200 && answer.text() == "OK")
+        });
+    }
+}
+
+impl Drop for Tollkeeper {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
