@@ -13,6 +13,8 @@ mod harness;
 mod envoy;
 #[path = "suite/proto.rs"]
 mod proto;
+#[path = "suite/reload.rs"]
+mod reload;
 #[path = "suite/settings.rs"]
 mod settings;
 #[path = "suite/source.rs"]

@@ -6,6 +6,10 @@
 
 #[path = "harness/envoy.rs"]
 pub(crate) mod envoy;
+#[path = "harness/frames.rs"]
+pub(crate) mod frames;
+#[path = "harness/grpc.rs"]
+pub(crate) mod grpc;
 #[path = "harness/http.rs"]
 pub(crate) mod http;
 #[path = "harness/port.rs"]

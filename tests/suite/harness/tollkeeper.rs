@@ -1,12 +1,14 @@
 //! A tollkeeper process with rules and settings of its own.
 //!
 //! It is started with an empty environment but for what the test sets: the machine's variables are settings here, and
-//! would change verdicts.
+//! would change verdicts. Signals are sent by pid, through the shell's own `kill`.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use tempfile::TempDir;
 
@@ -16,38 +18,93 @@ use super::{http, read, wait_for};
 /// What a tollkeeper is to be started with.
 #[derive(Debug)]
 pub(crate) struct Setup {
-    rules: String,
+    rules: Option<String>,
+    name: Option<String>,
+    arguments: Vec<OsString>,
     env: Vec<(String, String)>,
 }
 
 /// A tollkeeper with these rules, in a file that the test may edit later.
 pub(crate) fn with_rules(rules: &str) -> Setup {
-    Setup { rules: rules.to_owned(), env: Vec::new() }
+    Setup { rules: Some(rules.to_owned()), ..without_rules() }
+}
+
+/// A tollkeeper without rules of its own: `--config` and `RUNTIME_*` are the test's.
+pub(crate) fn without_rules() -> Setup {
+    Setup { rules: None, name: None, arguments: Vec::new(), env: Vec::new() }
 }
 
 impl Setup {
-    /// Sets an environment variable.
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
-        self.env.push((name.to_owned(), value.to_owned()));
+    /// Sets an environment variable, a port of the harness's choice too.
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
+        let value = value.as_ref().to_str().expect("paths and values of tests are UTF-8").to_owned();
+        self.env.push((name.to_owned(), value));
+        self
+    }
+
+    /// Adds an argument.
+    pub(crate) fn arg(mut self, argument: impl Into<OsString>) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// Calls it by another name, without the subcommand.
+    pub(crate) fn called(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
         self
     }
 
     /// Starts it and waits until it says that it is healthy.
     pub(crate) fn start(self) -> Tollkeeper {
-        let files = tempfile::tempdir().expect("a temporary directory can be made");
-        let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
-        let rules = files.path().join("rules.yaml");
-        fs::write(&rules, &self.rules).expect("the rules can be written");
-        let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
-        command.arg("serve").arg("--config").arg(&rules);
-        command.env_clear().envs(inherited()).envs(ports.settings()).envs(self.env);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-        let child = command.spawn().expect("the binary under test can be started");
-        let mut tollkeeper = Tollkeeper { child, ports, files };
+        let mut tollkeeper = self.launch();
         tollkeeper.wait_until_healthy();
         tollkeeper
     }
+
+    /// Starts it and waits until it answers, healthy or not.
+    pub(crate) fn listen(self) -> Tollkeeper {
+        let mut tollkeeper = self.launch();
+        tollkeeper.wait_for_answer("/livez", |answer| answer.status == 200);
+        tollkeeper
+    }
+
+    /// Runs it to its end, which must come by itself.
+    pub(crate) fn run(self) -> Ended {
+        let mut tollkeeper = self.launch();
+        let status = tollkeeper.wait();
+        Ended { code: status.code(), stderr: tollkeeper.stderr() }
+    }
+
+    /// Starts it and waits for nothing.
+    pub(crate) fn launch(self) -> Tollkeeper {
+        let files = tempfile::tempdir().expect("a temporary directory can be made");
+        let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
+        let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
+        match &self.name {
+            Some(name) => command.arg0(name),
+            None => command.arg("serve"),
+        };
+        if let Some(rules) = &self.rules {
+            let path = files.path().join("rules.yaml");
+            fs::write(&path, rules).expect("the rules can be written");
+            command.arg("--config").arg(&path);
+        }
+        command.args(self.arguments);
+        command.env_clear().envs(inherited()).envs(ports.settings()).envs(self.env);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        let child = command.spawn().expect("the binary under test can be started");
+        Tollkeeper { child, ports, files }
+    }
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The exit code; `None` if a signal ended it.
+    pub(crate) code: Option<i32>,
+    /// What it said.
+    pub(crate) stderr: String,
 }
 
 /// What a child needs that is no setting: where programs are, and where coverage is to be written.
@@ -92,9 +149,53 @@ impl Tollkeeper {
         self.ports.grpc.number()
     }
 
+    /// Where it answers `/json` and `/healthcheck`, on 127.0.0.1.
+    pub(crate) fn http_port(&self) -> u16 {
+        self.ports.http.number()
+    }
+
+    /// Where it shows its inside, on 127.0.0.1.
+    pub(crate) fn debug_port(&self) -> u16 {
+        self.ports.debug.number()
+    }
+
     /// The rule file that it reads and watches.
     pub(crate) fn rules(&self) -> PathBuf {
         self.files.path().join("rules.yaml")
+    }
+
+    /// What `/json` answers to that body.
+    pub(crate) fn json(&self, body: &str) -> http::Response {
+        http::post(self.http_port(), "/json", body).send()
+    }
+
+    /// What `/rlconfig/status` says.
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let answer = http::get(self.debug_port(), "/rlconfig/status").send();
+        serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+    }
+
+    /// The status of `/healthcheck`.
+    pub(crate) fn healthcheck(&self) -> u16 {
+        http::get(self.http_port(), "/healthcheck").send().status
+    }
+
+    /// Sends it a signal: TERM, INT or HUP.
+    pub(crate) fn signal(&self, name: &str) {
+        let kill = format!("kill -s {name} {}", self.child.id());
+        let status = Command::new("sh").args(["-c", &kill]).status().expect("there is a shell");
+        assert!(status.success(), "{kill}: {status}");
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let stderr = self.files.path().join("stderr");
+        wait_for(&format!("tollkeeper to end, which says in {}", stderr.display()), || self.ended())
+    }
+
+    /// How it ended, if it did.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("the child can be asked")
     }
 
     /// Ends it at once and waits until it is gone.
@@ -109,13 +210,25 @@ impl Tollkeeper {
         read(&self.files.path().join("stderr"))
     }
 
+    /// The most memory it ever had resident, in MiB.
+    pub(crate) fn peak_mib(&self) -> u64 {
+        let status = read(&PathBuf::from(format!("/proc/{}/status", self.child.id())));
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+        let kib: u64 = kib.and_then(|kib| kib.parse().ok()).expect("the kernel says how much memory a process has");
+        kib / 1024
+    }
+
     fn wait_until_healthy(&mut self) {
-        let healthcheck = http::get(self.ports.http.number(), "/healthcheck");
-        wait_for("tollkeeper to be healthy", || {
-            if let Some(status) = self.child.try_wait().expect("the child can be asked") {
+        self.wait_for_answer("/healthcheck", |answer| answer.status == 200 && answer.text() == "OK");
+    }
+
+    fn wait_for_answer(&mut self, path: &str, is_it: impl Fn(&http::Response) -> bool) {
+        let page = http::get(self.ports.http.number(), path);
+        wait_for(&format!("tollkeeper to answer {path}"), || {
+            if let Some(status) = self.ended() {
                 panic!("tollkeeper ended with {status}:\n{}", self.stderr());
             }
-            healthcheck.try_send().ok().filter(|answer| answer.status == 200 && answer.text() == "OK")
+            page.try_send().ok().filter(&is_it)
         });
     }
 }

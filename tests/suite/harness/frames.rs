@@ -1,0 +1,120 @@
+//! HTTP/2 frame by frame, for what no client library sends and for what none shows.
+//!
+//! Settings and pings are answered, as a peer must; all else is left to the test.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+
+use super::grpc::SHOULD_RATE_LIMIT;
+use super::http;
+
+/// Kinds of frames.
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+pub(crate) const GOAWAY: u8 = 7;
+
+const ACK: u8 = 1;
+/// Flags of the last frame of a message, and of the last frame of its headers.
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
+
+/// A frame as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    stream: TcpStream,
+}
+
+impl Frames {
+    /// Connects to a port of 127.0.0.1 and says hello.
+    pub(crate) fn connect(port: u16) -> Self {
+        let stream = http::connect(port, Ipv4Addr::LOCALHOST).expect("the listener accepts");
+        let mut frames = Self { stream };
+        frames.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").expect("the server reads");
+        frames.send(SETTINGS, 0, 0, b"").expect("the server reads");
+        frames
+    }
+
+    /// Sends a frame.
+    pub(crate) fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(payload.len()).expect("a frame is short").to_be_bytes();
+        let mut frame = length[1..].to_vec();
+        frame.extend([kind, flags]);
+        frame.extend(stream.to_be_bytes());
+        frame.extend(payload);
+        self.stream.write_all(&frame)
+    }
+
+    /// Opens a call of `ShouldRateLimit`, its message still to come.
+    pub(crate) fn call(&mut self, stream: u32, more_headers: &[(&str, &str)]) -> io::Result<()> {
+        let usual = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", SHOULD_RATE_LIMIT),
+            (":authority", "tollkeeper"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+        ];
+        let mut block = Vec::new();
+        for (name, value) in usual.iter().chain(more_headers) {
+            // A literal without indexing, neither string compressed.
+            block.push(0);
+            for text in [name, value] {
+                put_length(&mut block, text.len());
+                block.extend(text.as_bytes());
+            }
+        }
+        self.send(HEADERS, END_HEADERS, stream, &block)
+    }
+
+    /// Sends what a frame of a message is said to hold: its length, and these bytes.
+    pub(crate) fn message(&mut self, stream: u32, said: u32, bytes: &[u8], flags: u8) -> io::Result<()> {
+        let mut payload = vec![0];
+        payload.extend(said.to_be_bytes());
+        payload.extend(bytes);
+        self.send(DATA, flags, stream, &payload)
+    }
+
+    /// The next frame that is neither settings nor a ping; `None` once the server has closed.
+    pub(crate) fn next(&mut self) -> Option<Frame> {
+        loop {
+            let mut head = [0; 9];
+            self.stream.read_exact(&mut head).ok()?;
+            let [a, b, c, kind, flags, stream @ ..] = head;
+            let mut payload = vec![0; usize::try_from(u32::from_be_bytes([0, a, b, c])).expect("24 bits")];
+            self.stream.read_exact(&mut payload).ok()?;
+            match kind {
+                SETTINGS if flags & ACK == 0 => self.send(SETTINGS, ACK, 0, b"").ok()?,
+                PING if flags & ACK == 0 => self.send(PING, ACK, 0, &payload).ok()?,
+                SETTINGS | PING => {}
+                _ => return Some(Frame { kind, flags, stream: u32::from_be_bytes(stream), payload }),
+            }
+        }
+    }
+}
+
+/// An HPACK string's length: seven bits, and the rest in further bytes of seven.
+fn put_length(block: &mut Vec<u8>, length: usize) {
+    let byte = |number: usize| u8::try_from(number).expect("it is less than 256");
+    if length < 127 {
+        return block.push(byte(length));
+    }
+    block.push(127);
+    let mut rest = length - 127;
+    while rest >= 128 {
+        block.push(byte(rest % 128 + 128));
+        rest /= 128;
+    }
+    block.push(byte(rest));
+}

@@ -1,0 +1,163 @@
+//! A gRPC client that blocks, for the service itself, health, and bytes that are no message at all.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::{Buf as _, BufMut as _, Bytes};
+use tokio::runtime::{self, Runtime};
+use tollkeeper::pb::rate_limit_descriptor::Entry;
+use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
+use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, health_check_response};
+
+use super::PATIENCE;
+
+/// The service's only method.
+pub(crate) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// A request for one descriptor of these entries.
+pub(crate) fn question(domain: &str, entries: &[(&str, &str)]) -> RateLimitRequest {
+    RateLimitRequest { domain: domain.to_owned(), descriptors: vec![descriptor(entries)], hits_addend: 0 }
+}
+
+/// A descriptor of these entries.
+pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&str, &str)| Entry {
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        value: Bytes::copy_from_slice(value.as_bytes()),
+    };
+    RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
+}
+
+/// A connection. Nothing is awaited for longer than the harness's patience.
+#[derive(Debug)]
+pub(crate) struct Client {
+    runtime: Runtime,
+    channel: Channel,
+}
+
+impl Client {
+    /// Connects to a port of 127.0.0.1.
+    pub(crate) fn connect(port: u16) -> Self {
+        Self::to(format!("http://127.0.0.1:{port}"))
+    }
+
+    /// Connects to a unix socket.
+    pub(crate) fn connect_unix(path: &Path) -> Self {
+        Self::to(format!("unix:{}", path.display()))
+    }
+
+    fn to(target: String) -> Self {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
+        let endpoint = Endpoint::from_shared(target).expect("the target is valid").timeout(PATIENCE);
+        let channel = runtime.block_on(endpoint.connect()).expect("the server accepts");
+        Self { runtime, channel }
+    }
+
+    /// Asks the service.
+    pub(crate) fn ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        let mut client = RateLimitServiceClient::new(self.channel.clone());
+        Ok(self.runtime.block_on(client.should_rate_limit(question.clone()))?.into_inner())
+    }
+
+    /// Asks the service with a compressed message.
+    pub(crate) fn ask_compressed(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        let client = RateLimitServiceClient::new(self.channel.clone());
+        let mut client = client.send_compressed(CompressionEncoding::Gzip);
+        Ok(self.runtime.block_on(client.should_rate_limit(question.clone()))?.into_inner())
+    }
+
+    /// Asks the service so many times at once, each with this much time.
+    pub(crate) fn ask_together(
+        &self,
+        question: &RateLimitRequest,
+        count: usize,
+        timeout: Duration,
+    ) -> Vec<Result<RateLimitResponse, Status>> {
+        self.runtime.block_on(async {
+            let mut calls = tokio::task::JoinSet::new();
+            for _ in 0..count {
+                let mut client = RateLimitServiceClient::new(self.channel.clone());
+                let mut request = Request::new(question.clone());
+                request.set_timeout(timeout);
+                calls.spawn(async move { Ok(client.should_rate_limit(request).await?.into_inner()) });
+            }
+            calls.join_all().await
+        })
+    }
+
+    /// Sends `message` as it is to a method; the bytes of the answer.
+    pub(crate) fn send_raw(&self, method: &'static str, message: impl Into<Bytes>) -> Result<Bytes, Status> {
+        let mut client = tonic::client::Grpc::new(self.channel.clone());
+        let (method, message) = (PathAndQuery::from_static(method), Request::new(message.into()));
+        let call = async {
+            client.ready().await.map_err(|error| Status::unknown(error.to_string()))?;
+            client.unary(message, method, Raw).await
+        };
+        Ok(self.runtime.block_on(call)?.into_inner())
+    }
+
+    /// Whether the service of that name says that it is serving.
+    pub(crate) fn is_serving(&self, service: &str) -> Result<bool, Status> {
+        let mut client = HealthClient::new(self.channel.clone());
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let answer = self.runtime.block_on(client.check(request))?.into_inner();
+        Ok(answer.status() == health_check_response::ServingStatus::Serving)
+    }
+
+    /// Watches the health of the empty name. `heard` is told each status, whether it is serving, until the stream ends;
+    /// the result says whether it ended well.
+    pub(crate) fn watch(&self, mut heard: impl FnMut(bool)) -> Result<(), Status> {
+        let mut client = HealthClient::new(self.channel.clone());
+        self.runtime.block_on(async {
+            let mut stream = client.watch(HealthCheckRequest::default()).await?.into_inner();
+            while let Some(answer) = stream.message().await? {
+                heard(answer.status() == health_check_response::ServingStatus::Serving);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Bytes in, bytes out.
+#[derive(Clone, Copy, Debug)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}
