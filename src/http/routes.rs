@@ -39,7 +39,7 @@ pub fn public(site: Site) -> Router {
         .route("/healthcheck", any(health))
         .route("/readyz", any(health))
         .route("/livez", any(|| async { "OK" }))
-        .fallback(|| async { text(StatusCode::NOT_FOUND, "404 page not found\n") })
+        .fallback(|| async { failure(StatusCode::NOT_FOUND, "404 page not found\n") })
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
         .with_state(site)
 }
@@ -70,6 +70,7 @@ async fn index() -> String {
 }
 
 async fn decide_json(State(site): State<Site>, body: Bytes) -> Response {
+    let bad_request = || failure(StatusCode::BAD_REQUEST, "Bad Request\n");
     let Ok(request) = json::request_from_json(&body) else { return bad_request() };
     let Ok(response) = site.service.answer(&request, DEFAULT_DEADLINE).await else { return bad_request() };
     let status = match response.overall_code() {
@@ -79,7 +80,7 @@ async fn decide_json(State(site): State<Site>, body: Bytes) -> Response {
     };
     match json::response_to_json(&response) {
         Ok(body) => json_page(status, body),
-        Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
+        Err(_) => failure(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
     }
 }
 
@@ -123,8 +124,9 @@ async fn explain(State(site): State<Site>, body: Bytes) -> Response {
     }
 }
 
-fn bad_request() -> Response {
-    let mut response = text(StatusCode::BAD_REQUEST, "Bad Request\n");
+/// A page that says what went wrong, as Go's library for HTTP writes it.
+fn failure(status: StatusCode, body: &'static str) -> Response {
+    let mut response = text(status, body);
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }
