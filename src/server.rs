@@ -5,12 +5,14 @@
 //! connections are asked to close and what is in flight is finished, up to the shutdown timeout. A second signal
 //! ends it at once. Rules that change are put in force by a task of its own.
 
+mod connection;
 mod listen;
 mod reload;
 mod signals;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -30,7 +32,7 @@ use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::Health;
 use crate::http::routes::Site;
-use crate::settings::Settings;
+use crate::settings::{Settings, Shutdown};
 use crate::store::memory::Memory;
 
 /// Why a process could not run.
@@ -54,16 +56,11 @@ pub enum ServerError {
         /// Why not.
         error: io::Error,
     },
-    /// The service failed while it ran.
-    #[error("the {listener} listener failed: {error}")]
-    Serve {
-        /// Which.
-        listener: &'static str,
-        /// Why.
-        error: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// Work was still in flight when the shutdown timeout ended, and was cut off.
-    #[error("TOLLKEEPER_SHUTDOWN_TIMEOUT: work was still in flight after {} s and was cut off", .0.as_secs_f64())]
+    /// A listener stopped though nobody asked it to.
+    #[error("a listener failed: {0}")]
+    Serve(tokio::task::JoinError),
+    /// Answers were still held when the shutdown timeout ended, and were cut off.
+    #[error("TOLLKEEPER_SHUTDOWN_TIMEOUT: answers were still held after {} s and were cut off", .0.as_secs_f64())]
     CutOff(Duration),
 }
 
@@ -93,6 +90,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let service = Arc::new(Service {
         clock: clock.clone(),
         rules: Arc::clone(&rules),
+        held: AtomicUsize::new(0),
         decider: Decider {
             store: Memory::new(settings.memory.capacity_bytes as u64),
             behaviour: settings.behaviour.clone(),
@@ -123,8 +121,11 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let mut background = JoinSet::new();
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(sweep(Arc::clone(&service)));
-    let mut serving = listeners.serve(&settings.grpc, site, &grpc_health, &stopping)?;
-    tracing::warn!("serving");
+    let [grpc, http, inside] = listeners.addresses();
+    let mut serving = listeners
+        .serve(&settings.grpc, site, &grpc_health, &stopping)
+        .map_err(|error| ServerError::System { what: "the listeners", error })?;
+    tracing::warn!(grpc, http, debug = inside, "serving");
 
     loop {
         tokio::select! {
@@ -139,7 +140,9 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
             Some(ended) = serving.join_next() => return flatten(ended),
         }
     }
-    let ending = drain(&settings, &health, grpc_health, (stop, serving));
+    health.drain();
+    grpc_health.sync().await;
+    let ending = drain(&settings.shutdown, &service, grpc_health, (stop, serving));
     let second = async { while signals.wait().await != Wanted::Stop {} };
     tokio::select! {
         ended = ending => ended,
@@ -150,32 +153,57 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     }
 }
 
-/// Tells everybody that the end is near, waits, then closes; all within the shutdown timeout.
+/// How long clients get to read their last answers and to close.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Goes on serving for a while, then asks clients to close and finishes what is held; all within the shutdown timeout.
+///
+/// It does not wait for connections: a client that is frozen or dawdles would keep the process until the timeout.
 async fn drain(
-    settings: &Settings,
-    health: &Health,
+    settings: &Shutdown,
+    service: &Service,
     grpc_health: GrpcHealth,
-    (stop, mut serving): (watch::Sender<bool>, JoinSet<Result<(), ServerError>>),
+    (stop, mut serving): (watch::Sender<bool>, JoinSet<()>),
 ) -> Result<(), ServerError> {
-    tracing::warn!(drain_period = ?settings.shutdown.drain_period, "stopping: unhealthy from now on");
-    health.drain();
-    grpc_health.sync().await;
+    tracing::warn!(drain_period = ?settings.drain_period, "stopping: unhealthy from now on");
     let finish = async {
-        tokio::time::sleep(settings.shutdown.drain_period).await;
+        tokio::time::sleep(settings.drain_period).await;
         grpc_health.close().await;
         stop.send_replace(true);
-        while let Some(ended) = serving.join_next().await {
-            flatten(ended)?;
+        let answered = async {
+            loop {
+                tokio::time::sleep(LINGER).await;
+                if service.held() == 0 {
+                    break;
+                }
+                while service.held() > 0 {
+                    tokio::time::sleep(LINGER / 20).await;
+                }
+            }
+        };
+        let closed = async {
+            while let Some(ended) = serving.join_next().await {
+                flatten(ended)?;
+            }
+            Ok(())
+        };
+        tokio::select! {
+            ended = closed => ended,
+            () = answered => Ok(()),
         }
-        tracing::warn!("stopped");
-        Ok(())
     };
-    let timeout = settings.shutdown.timeout;
-    tokio::time::timeout(timeout, finish).await.unwrap_or(Err(ServerError::CutOff(timeout)))
+    let timeout = settings.timeout;
+    match tokio::time::timeout(timeout, finish).await {
+        Ok(ended) => ended?,
+        Err(_) if service.held() > 0 => return Err(ServerError::CutOff(timeout)),
+        Err(_) => {}
+    }
+    tracing::warn!("stopped");
+    Ok(())
 }
 
-fn flatten(ended: Result<Result<(), ServerError>, tokio::task::JoinError>) -> Result<(), ServerError> {
-    ended.unwrap_or_else(|error| Err(ServerError::Serve { listener: "stopped", error: error.into() }))
+fn flatten(ended: Result<(), tokio::task::JoinError>) -> Result<(), ServerError> {
+    ended.map_err(ServerError::Serve)
 }
 
 fn compile_options(settings: &Settings) -> Options {

@@ -5,6 +5,7 @@
 //! place where errors become gRPC codes. What a caller sends besides the message (its deadline) is read here too.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tonic::metadata::MetadataMap;
@@ -26,6 +27,8 @@ pub struct Service {
     pub rules: Arc<LiveRules>,
     /// What decides.
     pub decider: Decider,
+    /// Answers that are held now.
+    pub held: AtomicUsize,
 }
 
 /// The most descriptors that one request may have: many times what any proxy sends, and little enough that a request
@@ -74,9 +77,15 @@ impl Service {
     ) -> Result<RateLimitResponse, AnswerError> {
         let (response, hold) = self.decide(message, deadline)?;
         if !hold.is_zero() {
+            let _held = Held::new(&self.held);
             tokio::time::sleep(hold).await;
         }
         Ok(response)
+    }
+
+    /// How many answers are held now: decided, and not yet due.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
     }
 
     /// Decides a request; the answer, and how long it is to be held.
@@ -98,6 +107,22 @@ impl Service {
         };
         let decision = self.decider.decide(edge, &decode::request(message))?;
         Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
+    }
+}
+
+/// Counts an answer for as long as it is held, also if its caller gives up.
+struct Held<'a>(&'a AtomicUsize);
+
+impl<'a> Held<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

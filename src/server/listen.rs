@@ -1,23 +1,19 @@
 //! The listeners: opened all at once before anything is served, so that a port taken is one clear line.
 
-use std::future::Future;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
-use axum::Router;
+use axum::serve::{Listener, ListenerExt as _};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 use super::ServerError;
+use super::connection::Care;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Rpc;
 use crate::http::routes::{self, Site};
@@ -37,7 +33,7 @@ pub(super) struct Listeners {
 #[derive(Debug)]
 enum GrpcSocket {
     Tcp(TcpListener),
-    Unix(std::os::unix::net::UnixListener),
+    Unix(std::os::unix::net::UnixListener, PathBuf),
 }
 
 impl Listeners {
@@ -45,50 +41,62 @@ impl Listeners {
     pub(super) fn open(settings: &Settings) -> Result<Self, ServerError> {
         let grpc = match &settings.listeners.grpc {
             GrpcListener::Tcp(address) => GrpcSocket::Tcp(open("GRPC_PORT", address)?),
-            GrpcListener::Unix(path) => GrpcSocket::Unix(open_unix(path).map_err(|error| ServerError::Listen {
-                setting: "GRPC_UDS",
-                address: path.display().to_string(),
-                error,
-            })?),
+            GrpcListener::Unix(path) => match open_unix(path) {
+                Ok(listener) => GrpcSocket::Unix(listener, path.clone()),
+                Err(error) => {
+                    return Err(ServerError::Listen {
+                        setting: "GRPC_UDS",
+                        address: path.display().to_string(),
+                        error,
+                    });
+                }
+            },
         };
         let http = open("PORT", &settings.listeners.http)?;
         let debug = open("DEBUG_PORT", &settings.listeners.debug)?;
         Ok(Self { grpc, http, debug })
     }
 
-    /// Serves on all of them until `stopping` says so and what is in flight is finished.
+    /// Where they listen, for the log: the address, or the path of the socket.
+    pub(super) fn addresses(&self) -> [String; 3] {
+        let grpc = match &self.grpc {
+            GrpcSocket::Tcp(listener) => address(listener),
+            GrpcSocket::Unix(_, path) => path.display().to_string(),
+        };
+        [grpc, address(&self.http), address(&self.debug)]
+    }
+
+    /// Serves on all of them until `stopping` says so and all connections are closed.
     pub(super) fn serve(
         self,
         settings: &Grpc,
         site: Site,
         health: &GrpcHealth,
         stopping: &watch::Receiver<bool>,
-    ) -> Result<JoinSet<Result<(), ServerError>>, ServerError> {
+    ) -> io::Result<JoinSet<()>> {
         let mut serving = JoinSet::new();
-        let routes = grpc_routes(settings, &site, health);
-        let router = server(settings).add_routes(routes);
-        let stop = stopped(stopping.clone());
-        let failed = |listener: &'static str| move |error| ServerError::System { what: listener, error };
+        let (care, pages) = (Care::grpc(settings), grpc_routes(settings, &site, health).prepare().into_axum_router());
         match self.grpc {
-            GrpcSocket::Tcp(listener) => {
-                let listener = tokio::net::TcpListener::from_std(listener).map_err(failed("the gRPC listener"))?;
-                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-                serving.spawn(async move { ended("gRPC", router.serve_with_incoming_shutdown(incoming, stop).await) });
+            GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, pages, stopping.clone())),
+            GrpcSocket::Unix(listener, _) => {
+                serving.spawn(care.serve(UnixListener::from_std(listener)?, pages, stopping.clone()))
             }
-            GrpcSocket::Unix(listener) => {
-                let listener = UnixListener::from_std(listener).map_err(failed("the gRPC listener"))?;
-                let incoming = UnixListenerStream::new(listener);
-                serving.spawn(async move { ended("gRPC", router.serve_with_incoming_shutdown(incoming, stop).await) });
-            }
-        }
-        for (name, listener, pages) in
-            [("HTTP", self.http, routes::public(site.clone())), ("debug", self.debug, routes::debug(site))]
-        {
-            let listener = tokio::net::TcpListener::from_std(listener).map_err(failed("an HTTP listener"))?;
-            serving.spawn(serve_http(name, listener, pages, stopped(stopping.clone())));
+        };
+        for (listener, pages) in [(self.http, routes::public(site.clone())), (self.debug, routes::debug(site))] {
+            serving.spawn(Care::http().serve(tcp(listener)?, pages, stopping.clone()));
         }
         Ok(serving)
     }
+}
+
+/// A small answer must not wait for more to send.
+fn tcp(listener: TcpListener) -> io::Result<impl Listener> {
+    // A connection on which this fails is gone already.
+    Ok(tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| drop(stream.set_nodelay(true))))
+}
+
+fn address(listener: &TcpListener) -> String {
+    listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
 }
 
 fn open(setting: &'static str, address: &Address) -> Result<TcpListener, ServerError> {
@@ -100,32 +108,17 @@ fn open(setting: &'static str, address: &Address) -> Result<TcpListener, ServerE
 /// left alone.
 fn open_unix(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+    // Any other error may come from a listener that is alive: its queue is full, or it is somebody else's.
+    let is_left_over = || match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => false,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+    };
+    if is_socket && is_left_over() {
         std::fs::remove_file(path)?;
     }
     let listener = std::os::unix::net::UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
-}
-
-fn server(settings: &Grpc) -> Server {
-    let mut server = Server::builder()
-        .max_concurrent_streams(settings.max_concurrent_streams)
-        .http2_keepalive_interval(settings.keepalive_interval)
-        .http2_keepalive_timeout(Some(settings.keepalive_timeout));
-    if let Some(age) = settings.max_connection_age {
-        server = server.max_connection_age(spread(age));
-    }
-    if let Some(grace) = settings.max_connection_age_grace {
-        server = server.max_connection_age_grace(grace);
-    }
-    server
-}
-
-/// Up to a tenth more or less, so that replicas that started together do not close their connections together.
-fn spread(age: Duration) -> Duration {
-    let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0_u8) % 2001;
-    age.mul_f64(0.9 + f64::from(u32::try_from(random).unwrap_or(1000)) / 10_000.0)
 }
 
 fn grpc_routes(settings: &Grpc, site: &Site, health: &GrpcHealth) -> Routes {
@@ -149,25 +142,4 @@ fn grpc_routes(settings: &Grpc, site: &Site, health: &GrpcHealth) -> Routes {
             routes
         }
     }
-}
-
-async fn serve_http(
-    name: &'static str,
-    listener: tokio::net::TcpListener,
-    pages: Router,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), ServerError> {
-    ended(name, axum::serve(listener, pages).with_graceful_shutdown(stop).await)
-}
-
-fn ended<E: std::error::Error + Send + Sync + 'static>(
-    listener: &'static str,
-    result: Result<(), E>,
-) -> Result<(), ServerError> {
-    result.map_err(|error| ServerError::Serve { listener, error: error.into() })
-}
-
-async fn stopped(mut stopping: watch::Receiver<bool>) {
-    // If the sender is gone, so is the process's reason to go on.
-    let _ = stopping.wait_for(|stop| *stop).await;
 }
