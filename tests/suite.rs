@@ -11,6 +11,8 @@ mod harness;
 
 #[path = "suite/envoy.rs"]
 mod envoy;
+#[path = "suite/process.rs"]
+mod process;
 #[path = "suite/proto.rs"]
 mod proto;
 #[path = "suite/reload.rs"]

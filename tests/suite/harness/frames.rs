@@ -11,10 +11,10 @@ use super::http;
 /// Kinds of frames.
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
-pub(crate) const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 
 const ACK: u8 = 1;
 /// Flags of the last frame of a message, and of the last frame of its headers.
@@ -86,7 +86,7 @@ impl Frames {
         self.send(DATA, flags, stream, &payload)
     }
 
-    /// The next frame that is neither settings nor a ping; `None` once the server has closed.
+    /// The next frame that is about no setting, ping or window; `None` once the server has closed.
     pub(crate) fn next(&mut self) -> Option<Frame> {
         loop {
             let mut head = [0; 9];
@@ -97,7 +97,7 @@ impl Frames {
             match kind {
                 SETTINGS if flags & ACK == 0 => self.send(SETTINGS, ACK, 0, b"").ok()?,
                 PING if flags & ACK == 0 => self.send(PING, ACK, 0, &payload).ok()?,
-                SETTINGS | PING => {}
+                SETTINGS | PING | WINDOW_UPDATE => {}
                 _ => return Some(Frame { kind, flags, stream: u32::from_be_bytes(stream), payload }),
             }
         }

@@ -48,6 +48,13 @@ impl Request {
         self
     }
 
+    /// Uses another method.
+    pub(crate) fn method(mut self, method: &str) -> Self {
+        let rest = self.head.iter().position(|byte| *byte == b' ').expect("the method ends with a blank");
+        self.head.splice(..rest, method.bytes());
+        self
+    }
+
     /// Sends from 127.0.0.`last` instead of 127.0.0.1.
     pub(crate) fn from(mut self, last: u8) -> Self {
         self.source = Ipv4Addr::new(127, 0, 0, last);

@@ -1,0 +1,512 @@
+//! The life of a process as its operators see it: how it starts or why not, what its pages say, how it ends.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use prost::Message as _;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::harness::frames::{DATA, END_STREAM, Frames, GOAWAY, HEADERS};
+use super::harness::grpc::{self, Client};
+use super::harness::http::{self, Response};
+use super::harness::tollkeeper::{self, Setup};
+use super::harness::{PATIENCE, wait_for};
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- key: user
+  rate_limit: {unit: day, requests_per_unit: 2}
+- key: queue
+  rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_bucket, queue_size: 2}
+- key: slow_queue
+  rate_limit: {unit: hour, requests_per_unit: 60, algorithm: leaky_bucket, queue_size: 2}
+";
+
+fn server() -> Setup {
+    tollkeeper::with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+}
+
+/// The body of `/json` that draws `hits` for one entry.
+fn draw(key: &str, value: &str, hits: u64) -> String {
+    let entry = json!({ "key": key, "value": value });
+    json!({ "domain": "shop", "descriptors": [{ "entries": [entry], "hitsAddend": hits }] }).to_string()
+}
+
+/// Two calls, the second of which is held; what became of both is told when both are over.
+fn hold(port: u16, key: &'static str) -> mpsc::Receiver<Vec<Result<(), Code>>> {
+    let (told, outcome) = mpsc::channel();
+    thread::spawn(move || {
+        let calls =
+            Client::connect(port).ask_together(&grpc::question("shop", &[(key, "x")]), 2, Duration::from_secs(600));
+        told.send(calls.into_iter().map(|call| call.map(drop).map_err(|status| status.code())).collect())
+    });
+    outcome
+}
+
+#[test]
+fn health_is_asked_by_three_names() {
+    let server = server().start();
+    let client = Client::connect(server.grpc_port());
+    for name in ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"] {
+        assert!(client.is_serving(name).unwrap(), "{name:?}");
+    }
+    assert_eq!(client.is_serving("other").unwrap_err().code(), Code::NotFound);
+    for page in ["/healthcheck", "/readyz", "/livez"] {
+        for method in ["GET", "POST"] {
+            let answer = http::request(method, server.http_port(), page).send();
+            assert_eq!((answer.status, answer.text().as_str()), (200, "OK"), "{method} {page}");
+            assert_eq!(answer.header("content-type").as_deref(), Some("text/plain; charset=utf-8"));
+        }
+    }
+}
+
+#[test]
+fn a_stop_says_so_before_it_stops_answering() {
+    for signal in ["TERM", "INT"] {
+        let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "3s").start();
+        let mut connection = Frames::connect(server.grpc_port());
+        let watching = Client::connect(server.grpc_port());
+        let (heard, told) = mpsc::channel();
+        let watch = thread::spawn(move || watching.watch(|serving| heard.send(serving).unwrap()));
+        assert!(told.recv_timeout(PATIENCE).unwrap());
+
+        server.signal(signal);
+        assert!(!told.recv_timeout(PATIENCE).unwrap(), "the stream says that it is serving");
+        let answer = http::get(server.http_port(), "/healthcheck").send();
+        assert_eq!((answer.status, answer.text().as_str()), (500, ""));
+        assert_eq!(http::get(server.http_port(), "/livez").send().status, 200);
+        let client = Client::connect(server.grpc_port());
+        assert!(!client.is_serving("").unwrap());
+        client.ask(&grpc::question("shop", &[("user", "late")])).unwrap();
+        assert_eq!(server.json(&draw("user", "late", 1)).status, 200);
+        assert!(server.ended().is_none());
+
+        assert!(watch.join().unwrap().is_ok(), "the stream ended badly");
+        let kinds: Vec<_> = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).collect();
+        assert!(kinds.contains(&GOAWAY), "{kinds:?}");
+        assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
+    }
+}
+
+#[test]
+fn a_stop_finishes_what_is_held() {
+    let mut server = server().start();
+    let outcome = hold(server.grpc_port(), "queue");
+    wait_for("the queue to be full", || (server.json(&draw("queue", "x", 0)).status == 429).then_some(()));
+    server.signal("TERM");
+    assert_eq!(outcome.recv_timeout(PATIENCE).unwrap(), [Ok(()), Ok(())]);
+    assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
+}
+
+#[test]
+fn a_stop_takes_no_longer_than_its_timeout() {
+    let mut server = server().env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "300ms").start();
+    let outcome = hold(server.grpc_port(), "slow_queue");
+    wait_for("the queue to be full", || (server.json(&draw("slow_queue", "x", 0)).status == 429).then_some(()));
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(1));
+    assert!(outcome.recv_timeout(PATIENCE).unwrap().iter().any(Result::is_err));
+    assert!(server.stderr().contains("TOLLKEEPER_SHUTDOWN_TIMEOUT"), "{}", server.stderr());
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "1h").env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1h").start();
+    server.signal("TERM");
+    wait_for("the drain", || (server.healthcheck() == 500).then_some(()));
+    // Reading rules again is not ending.
+    server.signal("HUP");
+    assert_eq!(server.healthcheck(), 500);
+    server.signal("INT");
+    assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
+}
+
+#[test]
+fn clients_that_dawdle_do_not_delay_a_stop() {
+    let mut server = server().start();
+    let begun: Vec<_> = [server.grpc_port(), server.http_port(), server.debug_port()]
+        .into_iter()
+        .flat_map(|port| {
+            [(port, ""), (port, "PRI * HTTP/2"), (port, "GET /healthcheck HTT"), (port, "GET / HTTP/1.1\r\n\r\n")]
+        })
+        .map(|(port, text)| {
+            let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let mut idle = Frames::connect(server.grpc_port());
+    idle.call(1, &[]).unwrap();
+    idle.message(1, 10, b"", END_STREAM).unwrap();
+    assert!(idle.next().is_some());
+    assert_eq!(server.healthcheck(), 200);
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
+    drop(begun);
+}
+
+#[test]
+fn a_port_that_is_taken_is_one_line() {
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for setting in ["GRPC_PORT", "PORT", "DEBUG_PORT"] {
+        let ended = server().env(setting, &port).run();
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        assert!(ended.stderr.contains(&format!("{setting}: cannot listen on 127.0.0.1:{port}: ")), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn settings_that_can_not_be_honoured_stop_the_start() {
+    let table = [
+        ("PORT", "eighty"),
+        ("GRPC_PORT", "65536"),
+        ("DEBUG_PORT", ""),
+        ("HOST", "not an address"),
+        ("TOLLKEEPER_DRAIN_PERIOD", "5"),
+        ("TOLLKEEPER_DRAIN_PERIOD", "30s"),
+        ("RUNTIME_WATCH_ROOT", "maybe"),
+        ("LOG_LEVEL", "loud"),
+        ("LOG_FORMAT", "xml"),
+        ("BACKEND_TYPE", "memcache"),
+        ("BACKEND_TYPE", "redis"),
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_TYPE", "file"),
+        ("REDIS_URL", "redis:6379"),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_CLIENT_TLS_CACERT", "/certs/ca.crt"),
+        ("LIMIT_RESET_HEADER", "a b"),
+    ];
+    for (name, value) in table {
+        let headers = if name == "LIMIT_RESET_HEADER" { "true" } else { "false" };
+        let ended = server().env("LIMIT_RESPONSE_HEADERS_ENABLED", headers).env(name, value).run();
+        assert_eq!(ended.code, Some(2), "{name}={value}: {}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{name}={value}: {}", ended.stderr);
+        assert!(ended.stderr.contains(&format!("{name}={value}")), "{name}={value}: {}", ended.stderr);
+    }
+    let ended = server().env("PORT", "x").env("BACKEND_TYPE", "memcache").env("REDIS_AUTH", "hunter2").run();
+    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 3), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("hunter2"), "{}", ended.stderr);
+}
+
+#[test]
+fn arguments_that_are_not_known_are_misuse() {
+    for arguments in [["--nonsense", ""], ["serv", ""], ["--config", ""]] {
+        let setup =
+            arguments.iter().filter(|it| !it.is_empty()).fold(tollkeeper::without_rules(), |setup, it| setup.arg(*it));
+        assert_eq!(setup.run().code, Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn called_as_ratelimit_it_serves_and_warns_of_arguments() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("ratelimit/config")).unwrap();
+    fs::write(root.path().join("ratelimit/config/rules.yaml"), RULES).unwrap();
+    let setup = tollkeeper::without_rules().called("/bin/ratelimit").arg("-nonsense").arg("--config=x");
+    let server = setup.env("RUNTIME_ROOT", root.path()).env("RUNTIME_SUBDIRECTORY", "ratelimit").start();
+    assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
+    assert_eq!(server.status()["rules"], 3);
+    for argument in ["-nonsense: ", "--config=x: "] {
+        assert!(server.stderr().contains(argument), "{}", server.stderr());
+    }
+}
+
+#[test]
+fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("ratelimit/config")).unwrap();
+    fs::write(root.path().join("ratelimit/config/rules.yaml"), RULES).unwrap();
+    let harmless = [
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("RUNTIME_IGNOREDOTFILES", "true"),
+        ("RUNTIME_WATCH_ROOT", "false"),
+        ("LOG_LEVEL", "info"),
+        ("USE_STATSD", "false"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
+        ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+        ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
+        ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
+        ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_ADDR", ":19001"),
+        ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
+        ("TRACING_ENABLED", "true"),
+    ];
+    let refused = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("GRPC_SERVER_USE_TLS", "true"), ("REDIS_URL", "redis:6379")];
+    let setup = |more: &[(&str, &str)]| {
+        let named = harmless.iter().chain(more);
+        let setup = tollkeeper::without_rules().called("/bin/ratelimit").env("RUNTIME_ROOT", root.path());
+        named.fold(setup, |setup, (name, value)| setup.env(name, value))
+    };
+    let server = setup(&[]).start();
+    assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
+    for named in ["USE_PROMETHEUS", "TRACING_ENABLED", "CONFIG_GRPC_XDS_SERVER_URL"] {
+        assert!(server.stderr().contains(named), "{named} has no effect, and nothing says so: {}", server.stderr());
+    }
+    let ended = setup(&refused).run();
+    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 3), "{}", ended.stderr);
+}
+
+#[test]
+fn config_goes_before_runtime_and_says_so() {
+    let server = server().env("RUNTIME_ROOT", "/nowhere").start();
+    assert_eq!(server.status()["rules"], 3);
+    assert_eq!(server.stderr().matches("RUNTIME_*").count(), 1, "{}", server.stderr());
+}
+
+#[test]
+fn a_unix_socket_takes_the_place_of_the_port() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("grpc.sock");
+    // A file that nobody listens on any more is what a crash leaves.
+    drop(UnixListener::bind(&path).unwrap());
+    let first = server().env("GRPC_UDS", &path).start();
+    let client = Client::connect_unix(&path);
+    client.ask(&grpc::question("shop", &[("user", "ann")])).unwrap();
+    assert!(http::connect(first.grpc_port(), Ipv4Addr::LOCALHOST).is_err(), "the port is open as well");
+
+    let second = server().env("GRPC_UDS", &path).run();
+    assert_eq!((second.code, second.stderr.lines().count()), (Some(2), 1), "{}", second.stderr);
+    assert!(second.stderr.contains(&format!("GRPC_UDS: cannot listen on {}: ", path.display())), "{}", second.stderr);
+    client.ask(&grpc::question("shop", &[("user", "ann")])).unwrap();
+
+    let file = place.path().join("file");
+    fs::write(&file, "kept").unwrap();
+    for path in [&file, &place.path().join("no/such/directory"), &place.path().join("x".repeat(200))] {
+        let ended = server().env("GRPC_UDS", path).run();
+        assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 1), "{}", ended.stderr);
+    }
+    assert_eq!(fs::read_to_string(file).unwrap(), "kept");
+}
+
+#[test]
+fn reflection_is_offered_only_when_asked_for() {
+    const METHODS: [&str; 2] = [
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ];
+    // ServerReflectionRequest.list_services = "*"
+    let list_services = b"\x3a\x01*".as_slice();
+    for (setting, offered) in [("true", true), ("false", false)] {
+        let server = server().env("TOLLKEEPER_REFLECTION", setting).start();
+        let client = Client::connect(server.grpc_port());
+        for method in METHODS {
+            match client.send_raw(method, list_services) {
+                Ok(answer) => {
+                    let text = String::from_utf8_lossy(&answer).into_owned();
+                    assert!(offered && text.contains("envoy.service.ratelimit.v3.RateLimitService"), "{text}");
+                    assert!(text.contains("grpc.health.v1.Health"), "{text}");
+                }
+                Err(status) => assert!(!offered && status.code() == Code::Unimplemented, "{setting}: {status}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_method_that_does_not_exist_is_unimplemented() {
+    let server = server().start();
+    let client = Client::connect(server.grpc_port());
+    for method in [
+        "/envoy.service.ratelimit.v3.RateLimitService/Other",
+        "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
+        "/",
+    ] {
+        assert_eq!(client.send_raw(method, b"".as_slice()).unwrap_err().code(), Code::Unimplemented, "{method}");
+    }
+}
+
+#[test]
+fn compressed_requests_are_read() {
+    let server = server().start();
+    let answer =
+        Client::connect(server.grpc_port()).ask_compressed(&grpc::question("shop", &[("user", "ann")])).unwrap();
+    assert_eq!(answer.statuses[0].limit_remaining, 1);
+}
+
+#[test]
+fn a_connection_is_asked_to_close_when_it_is_old() {
+    let server = server().env("GRPC_MAX_CONNECTION_AGE", "100ms").start();
+    let mut connection = Frames::connect(server.grpc_port());
+    let kinds: Vec<_> = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).collect();
+    assert!(kinds.contains(&GOAWAY), "{kinds:?}");
+    assert!(server.json(&draw("user", "ann", 1)).status == 200);
+}
+
+#[test]
+fn an_old_connection_is_cut_off_after_its_grace() {
+    let server = server().env("GRPC_MAX_CONNECTION_AGE", "100ms").env("GRPC_MAX_CONNECTION_AGE_GRACE", "200ms").start();
+    let calls = hold(server.grpc_port(), "slow_queue").recv_timeout(PATIENCE).unwrap();
+    assert!(calls.iter().any(Result::is_err), "a call outlived its connection: {calls:?}");
+}
+
+#[test]
+fn a_connection_whose_client_is_gone_is_closed() {
+    let server = server()
+        .env("TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL", "1s")
+        .env("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "100ms")
+        .start();
+    // It says hello and never answers a ping.
+    let mut stream = http::connect(server.grpc_port(), Ipv4Addr::LOCALHOST).unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+    let mut said = Vec::new();
+    // A reset is a close too.
+    let _ = stream.read_to_end(&mut said);
+    assert!(!said.is_empty());
+}
+
+fn is_refusal_of_peer(answer: &Response) -> bool {
+    answer.status == 400
+        && answer.text() == "Bad Request\n"
+        && answer.header("content-type").as_deref() == Some("text/plain; charset=utf-8")
+        && answer.header("x-content-type-options").as_deref() == Some("nosniff")
+}
+
+#[test]
+fn json_answers_as_the_peer_does() {
+    let server = server().start();
+    let mut answers = Vec::new();
+    for method in ["POST", "GET", "PUT"] {
+        let body = draw("user", "ann", 1);
+        let request = http::post(server.http_port(), "/json", &body);
+        let request = if method == "POST" { request } else { request.method(method) };
+        let answer = request.send();
+        assert_eq!(answer.header("content-type").as_deref(), Some("application/json"), "{answer:?}");
+        let mut body: Value = serde_json::from_slice(&answer.body).unwrap();
+        let reset = body["statuses"][0].as_object_mut().unwrap().remove("durationUntilReset").unwrap();
+        assert!(reset.as_str().unwrap().ends_with('s'), "{reset}");
+        answers.push((answer.status, body));
+    }
+    let limit = json!({ "requestsPerUnit": 2, "unit": "DAY" });
+    let ok = |code, status| json!({ "overallCode": code, "statuses": [status] });
+    assert_eq!(answers[0], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit, "limitRemaining": 1 }))));
+    assert_eq!(answers[1], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit }))));
+    let (status, refusal) = &answers[2];
+    assert_eq!((*status, &refusal["overallCode"]), (429, &json!("OVER_LIMIT")));
+    assert_eq!(refusal["statuses"][0], json!({ "code": "OVER_LIMIT", "currentLimit": limit }));
+
+    let refused = [
+        "",
+        "{",
+        "[]",
+        "null",
+        "x",
+        r#"{"domain":"shop"}"#,
+        r#"{"domain":"","descriptors":[{}]}"#,
+        r#"{"descriptors":[{}]}"#,
+        r#"{"domain":"shop","descriptors":[]}"#,
+        r#"{"domain":"shop","descriptors":[{}],"other":1}"#,
+    ];
+    for body in refused {
+        let answer = server.json(body);
+        assert!(is_refusal_of_peer(&answer), "{body}: {answer:?}");
+    }
+    let nothing = server.json(r#"{"domain":"other","descriptors":[{}]}"#);
+    assert_eq!((nothing.status, nothing.text().as_str()), (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#));
+}
+
+#[test]
+fn json_without_rules_is_a_bad_request() {
+    let server = tollkeeper::without_rules().arg("--config").arg("/nowhere/rules.yaml").listen();
+    assert!(is_refusal_of_peer(&server.json(&draw("user", "ann", 1))));
+    assert_eq!(http::get(server.debug_port(), "/rlconfig").send().text(), "");
+}
+
+#[test]
+fn pages_that_do_not_exist_are_said_so() {
+    let server = server().start();
+    for path in ["/", "/jsonx", "/json/", "/rlconfig", "/metrics", "/%00"] {
+        let answer = http::get(server.http_port(), path).send();
+        assert_eq!((answer.status, answer.text().as_str()), (404, "404 page not found\n"), "{path}");
+        assert_eq!(answer.header("content-type").as_deref(), Some("text/plain; charset=utf-8"));
+        assert_eq!(answer.header("x-content-type-options").as_deref(), Some("nosniff"));
+    }
+}
+
+#[test]
+fn the_debug_listener_shows_what_there_is() {
+    let server = server().start();
+    for path in ["/", "/nothing"] {
+        let answer = http::get(server.debug_port(), path).send();
+        let pages: Vec<_> = answer.text().lines().map(|line| line.split(": ").next().unwrap().to_owned()).collect();
+        assert_eq!(answer.status, 200);
+        assert!(pages.is_sorted() && pages.contains(&"/rlconfig".to_owned()), "{pages:?}");
+        for page in pages {
+            assert!((200..500).contains(&http::get(server.debug_port(), &page).send().status), "{page}");
+        }
+    }
+    let answer = http::get(server.debug_port(), "/rlconfig").send();
+    assert!(answer.text().contains("shop.user: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n"));
+    let explained = http::post(server.debug_port(), "/explain", draw("user", "ann", 1)).send();
+    assert_eq!(explained.status, 200, "{explained:?}");
+    // Looking on charges nothing.
+    assert_eq!(server.json(&draw("user", "ann", 2)).status, 200);
+    assert_eq!(http::get(server.debug_port(), "/json").send().text().contains("overallCode"), false);
+}
+
+#[test]
+fn each_line_of_a_json_log_is_an_object() {
+    let mut server = server().env("LOG_FORMAT", "json").env("LOG_LEVEL", "debug").start();
+    fs::write(server.rules(), "domain: shop\nnonsense: \"\\e[31m\"\n").unwrap();
+    wait_for("the refusal", || server.stderr().contains("Error loading new configuration: ").then_some(()));
+    server.signal("TERM");
+    server.wait();
+    let log = server.stderr();
+    for line in log.lines() {
+        let event: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        for key in ["@timestamp", "level", "@message"] {
+            assert!(event[key].is_string(), "{line}");
+        }
+    }
+    assert!(log.lines().count() > 3, "{log}");
+}
+
+#[test]
+fn the_log_says_where_it_listens() {
+    let server = server().start();
+    for port in [server.grpc_port(), server.http_port(), server.debug_port()] {
+        assert!(server.stderr().contains(&format!("127.0.0.1:{port}")), "{}", server.stderr());
+    }
+}
+
+#[test]
+fn an_answer_is_held_no_longer_than_its_caller_waits() {
+    let server = server().start();
+    let client = Client::connect(server.grpc_port());
+    // The second would leave after a minute: it is refused at once instead.
+    let question = grpc::question("shop", &[("slow_queue", "y")]);
+    let calls = client.ask_together(&question, 2, Duration::from_secs(20));
+    let codes: Vec<_> = calls.into_iter().map(|call| call.unwrap().overall_code).collect();
+    assert_eq!(codes.iter().sum::<i32>(), 1 + 2, "{codes:?}");
+}
+
+#[test]
+fn a_caller_that_gives_up_harms_nobody() {
+    let server = server().start();
+    let mut connection = Frames::connect(server.grpc_port());
+    let message = grpc::question("shop", &[("slow_queue", "z")]).encode_to_vec();
+    for stream in [1, 3] {
+        connection.call(stream, &[]).unwrap();
+        connection.message(stream, u32::try_from(message.len()).unwrap(), &message, END_STREAM).unwrap();
+    }
+    // One of the two is answered, the other is held.
+    assert_eq!(connection.next().unwrap().kind, HEADERS);
+    assert_eq!(connection.next().unwrap().kind, DATA);
+    drop(connection);
+    assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
+}
