@@ -20,7 +20,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let set = protox::compile([ROOT], ["proto"])?;
     let text_set = entry_as_text(set.clone()).ok_or("proto/ has no RateLimitDescriptor.Entry")?;
     fs::write(Path::new(&env::var("OUT_DIR")?).join("descriptors.bin"), text_set.encode_to_vec())?;
-    tonic_prost_build::configure().bytes(format!(".{}", ENTRY.join("."))).include_file("pb.rs").compile_fds(set)?;
+    tonic_prost_build::configure()
+        .bytes(format!(".{}", ENTRY.join(".")))
+        .codec_path("crate::pb::codec::BoundedCodec")
+        .include_file("pb.rs")
+        .compile_fds(set)?;
     Ok(())
 }
 

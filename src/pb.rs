@@ -3,6 +3,8 @@
 //! `Entry.key` and `Entry.value` are `Bytes`: a slice of what arrived, UTF-8 or not. The well-known wrappers are
 //! `Option`s, so that a number that was not sent differs from a 0. Nothing here interprets a message; `grpc` does.
 
+pub mod codec;
+
 #[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/pb.rs"));

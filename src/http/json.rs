@@ -2,7 +2,8 @@
 //!
 //! The descriptors do the work: field names in camelCase or as in the proto files, numbers as numbers or strings, and
 //! an unknown name is an error. An entry's key and value are JSON strings. Of a key that stands twice the last one
-//! counts. Whoever calls bounds the size of the text; its depth is bounded here, by the parser's 128 levels.
+//! counts. Whoever calls bounds the size of the text; its objects and its depth are bounded here, by a count and
+//! by the parser's 128 levels.
 
 use std::io;
 use std::sync::LazyLock;
@@ -18,6 +19,9 @@ use crate::pb::{self, RateLimitRequest, RateLimitResponse};
 /// Why a message has no other form.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonError {
+    /// The text has more objects than [`MOST_OBJECTS`]: the sender's fault.
+    #[error("the request has {0} objects, more than {MOST_OBJECTS}")]
+    TooManyObjects(usize),
     /// The text is not JSON, or not that of a request: the sender's fault. Says where and what.
     #[error("{0}")]
     NotARequest(serde_json::Error),
@@ -29,11 +33,21 @@ pub enum JsonError {
     Unconvertible(#[from] prost::DecodeError),
 }
 
+/// The most objects in the text of a request: two bytes of it become hundreds in memory. Several for each of 10 000
+/// descriptors.
+pub const MOST_OBJECTS: usize = 100_000;
+
 /// The request that `text` says.
 ///
 /// # Errors
-/// [`JsonError::NotARequest`] if `text` is anything but one JSON object with a request's fields.
+/// [`JsonError::NotARequest`] if `text` is anything but one JSON object with a request's fields;
+/// [`JsonError::TooManyObjects`] before it is read.
 pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
+    // Braces within strings are counted too; no request has so many.
+    let objects = memchr::memchr_iter(b'{', text).count();
+    if objects > MOST_OBJECTS {
+        return Err(JsonError::TooManyObjects(objects));
+    }
     static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| descriptor("RateLimitRequest"));
     let mut json = Deserializer::from_slice(text);
     let message = DynamicMessage::deserialize(REQUEST.clone(), &mut json).map_err(JsonError::NotARequest)?;

@@ -5,11 +5,13 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 
@@ -41,6 +43,7 @@ pub fn public(site: Site) -> Router {
         .route("/livez", any(|| async { "OK" }))
         .fallback(|| async { failure(StatusCode::NOT_FOUND, "404 page not found\n") })
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
+        .layer(middleware::from_fn(in_time))
         .with_state(site)
 }
 
@@ -52,7 +55,16 @@ pub fn debug(site: Site) -> Router {
         .route("/explain", any(explain))
         .fallback(index)
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
+        .layer(middleware::from_fn(in_time))
         .with_state(site)
+}
+
+/// The longest that reading a request and answering it take: whoever sends a body drop by drop holds its memory.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * DEFAULT_DEADLINE.as_secs());
+
+async fn in_time(request: Request, next: Next) -> Response {
+    let answer = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await;
+    answer.unwrap_or_else(|_| failure(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n"))
 }
 
 /// The pages of the debug listener, by name.

@@ -1,0 +1,97 @@
+//! The codec of the service: protobuf, once a message is known to unfold to a bounded size.
+//!
+//! Two bytes of a message can become a hundred in memory: an empty descriptor is one. So the fields of a message
+//! are counted before it is decoded, down to those of a descriptor, where all repetition is. What is not protobuf at
+//! all is left to the decoder to refuse. Compression is undone before, within the bound for messages.
+
+use std::marker::PhantomData;
+
+use bytes::Buf as _;
+use prost::Message;
+use prost::encoding::decode_varint;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::{ProstCodec, ProstEncoder};
+
+/// The most fields of a message, those of its descriptors included: several for each of 10 000 descriptors.
+pub const MOST_FIELDS: usize = 100_000;
+
+/// Protobuf with at most [`MOST_FIELDS`] fields in what is received.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundedCodec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for BoundedCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for BoundedCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = BoundedDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<T, U>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        BoundedDecoder(PhantomData)
+    }
+}
+
+/// Decodes what has at most [`MOST_FIELDS`] fields.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundedDecoder<U>(PhantomData<U>);
+
+impl<U: Message + Default> Decoder for BoundedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        // The buffer is one piece, so this is all of the message.
+        let mut left = MOST_FIELDS;
+        count_fields(buffer.chunk(), true, &mut left);
+        if left == 0 {
+            return Err(Status::invalid_argument(format!("the message has {MOST_FIELDS} fields or more")));
+        }
+        let decoded = U::decode(buffer).map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Some(decoded))
+    }
+}
+
+/// Takes one from `left` for each field of `message`, and with `within` for those of its descriptors. Stops where the
+/// bytes make no sense.
+fn count_fields(mut message: &[u8], within: bool, left: &mut usize) {
+    while *left > 0 && !message.is_empty() {
+        *left -= 1;
+        let Ok(tag) = decode_varint(&mut message) else { return };
+        let length = match tag & 7 {
+            0 => match decode_varint(&mut message) {
+                Ok(_) => 0,
+                Err(_) => return,
+            },
+            1 => 8,
+            2 => match decode_varint(&mut message).map(usize::try_from) {
+                Ok(Ok(length)) => length,
+                _ => return,
+            },
+            5 => 4,
+            // Where a group begins or ends; its fields are counted as if they were outside.
+            _ => 0,
+        };
+        let Some((value, rest)) = message.split_at_checked(length) else { return };
+        if within && tag & 7 == 2 && tag >> 3 == DESCRIPTORS {
+            count_fields(value, false, left);
+        }
+        message = rest;
+    }
+}
+
+/// The number of the field that holds the descriptors of a request.
+const DESCRIPTORS: u64 = 2;
