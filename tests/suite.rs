@@ -11,6 +11,8 @@ mod harness;
 
 #[path = "suite/envoy.rs"]
 mod envoy;
+#[path = "suite/hostile.rs"]
+mod hostile;
 #[path = "suite/process.rs"]
 mod process;
 #[path = "suite/proto.rs"]

@@ -50,7 +50,8 @@ fn without_polling(setup: Setup) -> Setup {
 
 #[test]
 fn a_file_takes_effect_however_it_is_replaced() {
-    let replacements: [(&str, fn(&Path, &str)); 3] = [
+    type Replacement = (&'static str, fn(&Path, &str));
+    let replacements: [Replacement; 3] = [
         ("written in place", |path, text| fs::write(path, text).unwrap()),
         ("renamed over", |path, text| {
             let new = path.with_extension("new");

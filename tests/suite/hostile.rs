@@ -1,0 +1,425 @@
+//! What a stranger can send: a clear status, never a panic, bounded memory, and nobody else is kept waiting.
+//!
+//! Random bytes come from a fixed seed, so that what fails once fails again.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown};
+use std::thread;
+
+use ::tollkeeper::grpc::service::MOST_DESCRIPTORS;
+use ::tollkeeper::pb::rate_limit_descriptor::RateLimitOverride;
+use ::tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
+use bytes::Bytes;
+use prost::Message as _;
+use tonic::{Code, Status};
+
+use super::harness::frames::{DATA, END_STREAM, Frames};
+use super::harness::grpc::{self, Client, SHOULD_RATE_LIMIT};
+use super::harness::http;
+use super::harness::tollkeeper::{self, Tollkeeper};
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- key: user
+  rate_limit: {unit: day, requests_per_unit: 3}
+- key: open
+  rate_limit: {unit: day, requests_per_unit: 4000000000, algorithm: token_bucket}
+";
+
+/// The most memory that any of this may take, in MiB: what stands in these tests would take gigabytes unbounded.
+const MOST_MIB: u64 = 200;
+
+/// A server that must be unharmed in the end.
+struct Target {
+    server: Tollkeeper,
+    client: Client,
+}
+
+impl Target {
+    fn start() -> Self {
+        let server = tollkeeper::with_rules(RULES).env("RESPONSE_DYNAMIC_METADATA", "true").start();
+        Self { client: Client::connect(server.grpc_port()), server }
+    }
+
+    fn ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        self.client.ask(question)
+    }
+
+    /// Still answers on every listener, has not panicked, and has not grown.
+    fn assert_unharmed(mut self) {
+        let client = Client::connect(self.server.grpc_port());
+        let answer = client.ask(&grpc::question("shop", &[("open", "")])).unwrap();
+        assert!(answer.statuses[0].current_limit.is_some());
+        assert_eq!(self.server.healthcheck(), 200);
+        assert_eq!(self.server.status()["version"], 1);
+        assert!(self.server.ended().is_none());
+        let (log, peak) = (self.server.stderr(), self.server.peak_mib());
+        assert!(!log.contains("panicked"), "{log}");
+        assert!(log.lines().count() < 50, "strangers fill the log:\n{log}");
+        assert!(peak < MOST_MIB, "{peak} MiB");
+    }
+}
+
+/// Numbers that look random and are the same each time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound as u64).unwrap()
+    }
+
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.next().to_le_bytes()[0]).collect()
+    }
+}
+
+/// What stands in `value` of one entry with the key `user`.
+fn with_value(value: &[u8]) -> RateLimitRequest {
+    let mut question = grpc::question("shop", &[("user", "")]);
+    question.descriptors[0].entries[0].value = Bytes::copy_from_slice(value);
+    question
+}
+
+#[test]
+fn requests_that_ask_nothing_get_a_clear_status() {
+    let target = Target::start();
+    let empty = RateLimitRequest::default();
+    let domain_only = RateLimitRequest { domain: "shop".into(), ..empty.clone() };
+    let no_domain = RateLimitRequest { domain: String::new(), ..grpc::question("", &[("user", "ann")]) };
+    let table = [
+        (empty, "rate limit domain must not be empty"),
+        (no_domain, "rate limit domain must not be empty"),
+        (domain_only, "rate limit descriptor list must not be empty"),
+    ];
+    for (question, expected) in table {
+        let status = target.ask(&question).unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::InvalidArgument, expected));
+    }
+    for question in [grpc::question("shop", &[]), grpc::question("shop", &[("", "")]), grpc::question("no such", &[])] {
+        let answer = target.ask(&question).unwrap();
+        assert_eq!((answer.overall_code, answer.statuses.len()), (1, 1), "{question:?}");
+        assert_eq!(answer.statuses[0].current_limit, None);
+    }
+    target.assert_unharmed();
+}
+
+#[test]
+fn a_value_of_any_bytes_is_limited_like_any_other() {
+    let target = Target::start();
+    let long = "x".repeat(20 * 1024);
+    let longer = "x".repeat(3 << 20);
+    let values =
+        [b"".as_slice(), b"\0", b"a\0b", b"\xff\xfe", b"caf\xe9", b"a\r\nb", long.as_bytes(), longer.as_bytes()];
+    for value in values {
+        let question = with_value(value);
+        let codes: Vec<_> = (0..4).map(|_| target.ask(&question).unwrap().overall_code).collect();
+        assert_eq!(codes, [1, 1, 1, 2], "{} bytes", value.len());
+    }
+    target.assert_unharmed();
+}
+
+#[test]
+fn descriptors_are_answered_up_to_their_bound() {
+    let target = Target::start();
+    let many = |count| RateLimitRequest {
+        descriptors: vec![grpc::descriptor(&[("open", "x")]); count],
+        ..grpc::question("shop", &[])
+    };
+    assert_eq!(target.ask(&many(MOST_DESCRIPTORS)).unwrap().statuses.len(), MOST_DESCRIPTORS);
+    let status = target.ask(&many(MOST_DESCRIPTORS + 1)).unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    assert!(status.message().contains("10001"), "{status}");
+    target.assert_unharmed();
+}
+
+#[test]
+fn overrides_of_any_number_are_decided_or_ignored() {
+    let target = Target::start();
+    for requests_per_unit in [0, 1, u32::MAX] {
+        for unit in [i32::MIN, -1, 0, 1, 2, 6, 7, 8, 99, i32::MAX] {
+            for unit_multiplier in [None, Some(0), Some(1), Some(366), Some(u32::MAX)] {
+                for hits_addend in [None, Some(0), Some(1), Some(u64::MAX)] {
+                    for is_negative_hits in [false, true] {
+                        let mut question = grpc::question("shop", &[("open", "override")]);
+                        let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
+                        let asked = &mut question.descriptors[0];
+                        (asked.limit, asked.hits_addend, asked.is_negative_hits) =
+                            (limit, hits_addend, is_negative_hits);
+                        let answer = target.ask(&question).unwrap();
+                        assert!(answer.statuses[0].current_limit.is_some(), "{question:?}");
+                        if unit == 0 {
+                            assert_eq!(
+                                answer.statuses[0].current_limit.as_ref().unwrap().requests_per_unit,
+                                4_000_000_000
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+    target.assert_unharmed();
+}
+
+#[test]
+fn damaged_messages_are_refused_or_answered() {
+    let target = Target::start();
+    let mut question = grpc::question("shop", &[("user", "ann"), ("path", "/")]);
+    question.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 1, unit_multiplier: Some(2) });
+    let message = question.encode_to_vec();
+    let mut random = Random(0x2026);
+    let truncated = (0..message.len()).map(|length| message[..length].to_vec());
+    let flipped: Vec<_> = (0..300)
+        .map(|_| {
+            let mut message = message.clone();
+            let at = random.below(message.len());
+            message[at] ^= 1 << random.below(8);
+            message
+        })
+        .collect();
+    let mut noise: Vec<_> = (0..300)
+        .map(|_| {
+            let length = random.below(200);
+            random.bytes(length)
+        })
+        .collect();
+    // Groups within groups, a length past the end, a varint without one.
+    noise.extend([vec![0x0b; 100_000], vec![0x12, 0xff, 0xff, 0xff, 0xff, 0x0f], vec![0xff; 100_000]]);
+    for damaged in truncated.chain(flipped).chain(noise) {
+        match target.client.send_raw(SHOULD_RATE_LIMIT, damaged.clone()) {
+            Ok(_) => {}
+            Err(status) => assert!(
+                matches!(status.code(), Code::InvalidArgument | Code::Internal),
+                "{status} for {}",
+                damaged.escape_ascii()
+            ),
+        }
+    }
+    target.assert_unharmed();
+}
+
+#[test]
+fn frames_that_lie_end_their_call_only() {
+    let target = Target::start();
+    let good = grpc::question("shop", &[("open", "x")]).encode_to_vec();
+    let length = u32::try_from(good.len()).unwrap();
+    let mut connection = Frames::connect(target.server.grpc_port());
+    let lies: [(u32, &[u8], u8); 5] = [
+        (length + 1, &good, END_STREAM),
+        (length - 1, &good, END_STREAM),
+        (u32::MAX, &good, END_STREAM),
+        (0, &good, END_STREAM),
+        (4 << 20, b"", END_STREAM),
+    ];
+    for (stream, (said, bytes, flags)) in (1..).step_by(2).zip(lies) {
+        connection.call(stream, &[]).unwrap();
+        connection.message(stream, said, bytes, flags).unwrap();
+        let answer = connection.next().expect("the connection lives");
+        assert_eq!(answer.stream, stream);
+        read_to_end_of(&mut connection, stream, answer.flags);
+    }
+    for (stream, payload) in
+        [(101, b"\x01\0\0\0\x03abc".as_slice()), (103, b"\x07\0\0\0\x03abc"), (105, b"\0"), (107, b"")]
+    {
+        connection.call(stream, &[("grpc-encoding", "gzip")]).unwrap();
+        connection.send(DATA, END_STREAM, stream, payload).unwrap();
+        let answer = connection.next().expect("the connection lives");
+        assert_eq!(answer.stream, stream);
+        read_to_end_of(&mut connection, stream, answer.flags);
+    }
+    // What no call of gRPC looks like.
+    for (stream, name, value) in [
+        (201, "content-type", "text/html"),
+        (203, "grpc-timeout", "99999999999H"),
+        (205, "grpc-timeout", "-1S"),
+        (207, "grpc-encoding", "no such"),
+    ] {
+        connection.call(stream, &[(name, value)]).unwrap();
+        connection.message(stream, length, &good, END_STREAM).unwrap();
+        let answer = connection.next().expect("the connection lives");
+        assert_eq!(answer.stream, stream, "{name}: {value}");
+        read_to_end_of(&mut connection, stream, answer.flags);
+    }
+    target.assert_unharmed();
+}
+
+/// Reads on until the answer on `stream` has ended; `flags` are those of its first frame.
+fn read_to_end_of(connection: &mut Frames, stream: u32, mut flags: u8) {
+    while flags & END_STREAM == 0 {
+        let frame = connection.next().expect("the connection lives");
+        assert_eq!(frame.stream, stream);
+        flags = frame.flags;
+    }
+}
+
+#[test]
+fn small_messages_that_unfold_to_large_ones_take_no_room() {
+    let target = Target::start();
+    let descriptors = b"\x12\x00".repeat(2_000_000);
+    let entries = |count: usize| {
+        let entries = b"\x0a\x00".repeat(count);
+        let mut descriptor = vec![0x12];
+        prost::encoding::encode_varint(entries.len() as u64, &mut descriptor);
+        [b"\x0a\x04shop".as_slice(), &descriptor, &entries].concat()
+    };
+    let mixed = [b"\x0a\x04shop".as_slice(), &b"\x12\x02\x0a\x00".repeat(1_000_000)].concat();
+    let port = target.server.grpc_port();
+    let bombs = [Bytes::from(descriptors), entries(2_000_000).into(), mixed.into()];
+    thread::scope(|scope| {
+        for bomb in bombs.iter().cycle().take(6) {
+            scope.spawn(move || {
+                let status = Client::connect(port).send_raw(SHOULD_RATE_LIMIT, bomb.clone()).unwrap_err();
+                assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+            });
+        }
+    });
+    let status = target.client.send_raw(SHOULD_RATE_LIMIT, vec![0; (4 << 20) + 1]).unwrap_err();
+    assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted), "{status}");
+    // 64 MiB of blanks are 64 KiB compressed.
+    let status = target.client.ask_compressed(&with_value(&vec![b' '; 64 << 20])).unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+
+    let objects = format!(r#"{{"domain":"shop","descriptors":[{}{{}}]}}"#, "{},".repeat(1_390_000));
+    assert_eq!(target.server.json(&objects).status, 400);
+    let entries = format!(r#"{{"domain":"shop","descriptors":[{{"entries":[{}{{}}]}}]}}"#, "{},".repeat(1_390_000));
+    assert_eq!(target.server.json(&entries).status, 400);
+    assert_eq!(http::post(target.server.debug_port(), "/explain", &objects).send().status, 400);
+    target.assert_unharmed();
+}
+
+#[test]
+fn json_of_any_depth_or_size_is_a_bad_request() {
+    let target = Target::start();
+    let table = [
+        "[".repeat(1_000_000),
+        r#"{"descriptors":["#.repeat(200_000),
+        format!(r#"{{"domain":{}}}"#, "9".repeat(1_000_000)),
+        format!(r#"{{"domain":"{}""#, r"\u0000".repeat(100_000)),
+        r#"{"hitsAddend":1e999999999}"#.to_owned(),
+        "\u{feff}{}".to_owned(),
+    ];
+    for body in &table {
+        assert_eq!(target.server.json(body).status, 400, "{}", &body[..body.len().min(60)]);
+        assert_eq!(http::post(target.server.debug_port(), "/explain", body).send().status, 400);
+    }
+    let mut random = Random(7);
+    for _ in 0..100 {
+        let length = random.below(300);
+        let body = random.bytes(length);
+        assert_eq!(http::post(target.server.http_port(), "/json", body).send().status, 400);
+    }
+    // The body ends before the server has read it all, so the answer may get lost in a reset.
+    let large = http::post(target.server.http_port(), "/json", vec![b' '; 8 << 20]).try_send();
+    assert!(large.is_err() || matches!(large, Ok(answer) if (400..500).contains(&answer.status)));
+    target.assert_unharmed();
+}
+
+/// What comes back for `bytes`, whether or not the server read them all.
+fn answer_to(port: u16, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
+    let mut answer = Vec::new();
+    // The server may close before all is written, and may reset; both are answers.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+#[test]
+fn garbage_on_any_listener_is_refused() {
+    let target = Target::start();
+    let ports = [target.server.grpc_port(), target.server.http_port(), target.server.debug_port()];
+    let mut random = Random(0xbad);
+    let mut garbage: Vec<Vec<u8>> = (0..30)
+        .map(|_| {
+            let length = random.below(5000);
+            random.bytes(length)
+        })
+        .collect();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let after_preface: Vec<_> = garbage.iter().map(|noise| [preface, noise.as_slice()].concat()).collect();
+    garbage.extend(after_preface);
+    garbage.extend([
+        b"".to_vec(),
+        b"\0".to_vec(),
+        b"\r\n\r\n".to_vec(),
+        preface.to_vec(),
+        b"\x16\x03\x01\x02\0\x01\0".to_vec(),
+    ]);
+    for (turn, bytes) in garbage.iter().enumerate() {
+        answer_to(ports[turn % 3], bytes);
+        answer_to(ports[0], bytes);
+    }
+    target.assert_unharmed();
+}
+
+#[test]
+fn bad_http_gets_a_bad_status() {
+    let target = Target::start();
+    let header = |text: &str| format!("GET /healthcheck HTTP/1.1\r\nhost: x\r\n{text}\r\n\r\n").into_bytes();
+    let json = |text: &str| format!("POST /json HTTP/1.1\r\nhost: x\r\n{text}").into_bytes();
+    let table = [
+        b"GET\r\n\r\n".to_vec(),
+        b"GET / HTTP/9.9\r\n\r\n".to_vec(),
+        b"G\0T / HTTP/1.1\r\n\r\n".to_vec(),
+        header("x\0y: z"),
+        header("a b: c"),
+        header(&format!("x: {}", "y".repeat(1 << 20))),
+        header(&"x: y\r\n".repeat(10_000)),
+        json("content-length: -1\r\n\r\n{}"),
+        json("content-length: 99999999999999999999\r\n\r\n{}"),
+        json("content-length: 2\r\ncontent-length: 3\r\n\r\n{}"),
+        json("transfer-encoding: chunked\r\n\r\nzz\r\n"),
+        json("transfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n{}"),
+        format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "x".repeat(1 << 20)).into_bytes(),
+    ];
+    for bytes in &table {
+        // The debug listener has its index for paths that it does not know, and reads no body for it.
+        let for_debug = String::from_utf8_lossy(bytes).replace("/json", "/explain").into_bytes();
+        for (port, bytes) in [(target.server.http_port(), bytes), (target.server.debug_port(), &for_debug)] {
+            let answer = String::from_utf8_lossy(&answer_to(port, bytes)).into_owned();
+            let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(80)]).into_owned();
+            // Nothing at all is what a reset leaves of an answer.
+            let refused = ["HTTP/1.1 4", "HTTP/1.0 4", "HTTP/1.1 505"].iter().any(|start| answer.starts_with(start));
+            assert!(answer.is_empty() || refused, "{shown}: {answer}");
+        }
+    }
+    target.assert_unharmed();
+}
+
+#[test]
+fn clients_that_dawdle_keep_nobody_waiting() {
+    let target = Target::start();
+    let mut dawdlers = Vec::new();
+    for (port, text) in [
+        (target.server.http_port(), "POST /json HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n{"),
+        (target.server.http_port(), "GET /healthcheck HT"),
+        (target.server.debug_port(), "GET /"),
+        (target.server.grpc_port(), "PRI * HTTP/2.0\r\n"),
+    ] {
+        for _ in 0..50 {
+            let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
+            stream.write_all(text.as_bytes()).unwrap();
+            dawdlers.push(stream);
+        }
+    }
+    let mut halves = Frames::connect(target.server.grpc_port());
+    for stream in (1..1000).step_by(2) {
+        halves.call(stream, &[]).unwrap();
+        halves.message(stream, 1000, b"half", 0).unwrap();
+    }
+    for _ in 0..20 {
+        target.ask(&grpc::question("shop", &[("open", "x")])).unwrap();
+        assert_eq!(target.server.healthcheck(), 200);
+    }
+    drop(halves);
+    target.assert_unharmed();
+}
