@@ -1,6 +1,7 @@
 //! The command line: the only code that prints.
 //!
-//! One binary, several names: called as `ratelimit` it serves and only warns about arguments it does not know; called as
+//! One binary, several names: called as `ratelimit` it serves and only warns about arguments it does not know; called
+//! as
 //! `config_check_cmd` or `client_cmd` it takes what envoyproxy/ratelimit's tools of that name take. Exit codes: 0 ok,
 //! 1 failed (`check` found problems), 2 bad usage or settings.
 

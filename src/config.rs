@@ -1,7 +1,7 @@
 //! From rule files to rules, and when to do that again.
 //!
-//! `source` reads the bytes of every rule file, `watch` tells when they differ from what was read last, and `live` holds the
-//! rules in force.
+//! `source` reads the bytes of every rule file, `watch` tells when they differ from what was read last, and `live`
+//! holds the rules in force.
 
 pub mod diagnostic;
 pub mod keys;

@@ -7,3 +7,4 @@ pub mod decode;
 pub mod encode;
 pub mod health;
 pub mod service;
+pub mod routes;

@@ -3,7 +3,8 @@
 //! The way of a request, one direction, no stage calls back:
 //!
 //! ```text
-//! grpc/decode -> request -> rule (match) -> counter (key, limit, hits) -> store (draw) -> decision (merge) -> grpc/encode
+//! grpc/decode -> request -> rule (match) -> counter (key, limit, hits)
+//!             -> store (draw) -> decision (merge) -> grpc/encode
 //! ```
 //!
 //! What is true everywhere:

@@ -134,7 +134,8 @@ impl Period {
     /// `multiplier` units; `None` if that is 0 or longer than 366 days.
     pub const fn new(unit: Unit, multiplier: u32) -> Option<Self> {
         let period = Self { unit, multiplier };
-        // Neither factor is large enough for the product to pass 64 bits: 31 536 000 x 2^32 x 10^6 would, so compare seconds.
+        // Neither factor is large enough for the product to pass 64 bits: 31 536 000 x 2^32 x 10^6 would, so compare
+        // seconds.
         let seconds = unit.seconds() * multiplier as u64;
         if multiplier == 0 || seconds > LONGEST_PERIOD_US / 1_000_000 { None } else { Some(period) }
     }

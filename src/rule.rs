@@ -122,8 +122,8 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The name of one of its limits in `/rlconfig` and metrics: the first has the rule's own, a later one adds its name,
-    /// or its period and algorithm.
+    /// The name of one of its limits in `/rlconfig` and metrics: the first has the rule's own, a later one adds its
+    /// name, or its period and algorithm.
     pub fn limit_path(&self, place: usize) -> String {
         match &self.allowance {
             Allowance::Limits(limits) if place > 0 && place < limits.len() => {

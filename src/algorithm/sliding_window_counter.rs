@@ -1,7 +1,7 @@
 //! sliding_window_counter: this window's count plus the last one's, weighted by what is left of it.
 //!
-//! weight = floor(current + previous x (period - elapsed in this window) / period); a draw passes if the weight plus its
-//! hits is within the limit. It takes the last window's hits to have come evenly, so it can be off either way, at a
+//! weight = floor(current + previous x (period - elapsed in this window) / period); a draw passes if the weight plus
+//! its hits is within the limit. It takes the last window's hits to have come evenly, so it can be off either way, at a
 //! fixed cost of two counts. This is the one algorithm that rounds in favour of the caller.
 
 use super::{Ask, Effect, Level, effective_now, to_u32};

@@ -4,7 +4,8 @@
 //! `Diagnostic::excerpt` the offending line with a caret for people, `Serialize` an object for CI.
 //!
 //! `Diagnostics` is bounded: a file of a million mistakes costs a thousand and a count. Errors and warnings have
-//! bounds of their own, so that no flood of warnings hides an error. What was quoted from a file was made printable first.
+//! bounds of their own, so that no flood of warnings hides an error. What was quoted from a file was made printable
+//! first.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;

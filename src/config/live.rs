@@ -1,7 +1,7 @@
 //! The rules in force, and what became of the last attempt to replace them.
 //!
-//! A reload replaces all rules or none. Whoever decides takes the rules once and keeps them until the decision is made, so
-//! no decision sees half a change. Reading them takes no lock.
+//! A reload replaces all rules or none. Whoever decides takes the rules once and keeps them until the decision is made,
+//! so no decision sees half a change. Reading them takes no lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,8 +1,8 @@
 //! The JSON Schema of a rule file, so that editors complete and check it.
 //!
 //! Made from the table of keys, one definition for each kind of mapping. It is stricter than the reader where that
-//! helps who writes (a key that would be ignored is marked), and looser where a schema can not say it (what keys mean to
-//! each other): `tollkeeper check` has the last word.
+//! helps who writes (a key that would be ignored is marked), and looser where a schema can not say it (what keys mean
+//! to each other): `tollkeeper check` has the last word.
 
 use serde_json::{Map, Value, json};
 

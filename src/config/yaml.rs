@@ -6,7 +6,8 @@
 //!
 //! Aliases share what they name, so that a tree is never larger in memory than its text; what they stand for is
 //! counted and bounded, since whoever walks the tree pays for it. Depth is bounded too, aliases included, so that
-//! walking can recurse. In every mapping keys are unique: merge keys are resolved, and of duplicates the last one stands.
+//! walking can recurse. In every mapping keys are unique: merge keys are resolved, and of duplicates the last one
+//! stands.
 
 pub mod scalar;
 pub mod text;

@@ -1,7 +1,7 @@
 //! Why a descriptor met the rule it met, and why its near misses did not match.
 //!
-//! A trace takes the very steps that matching takes, and looks at the siblings on the way. It is for people (`explain`),
-//! so it may be slow; what it lists is bounded.
+//! A trace takes the very steps that matching takes, and looks at the siblings on the way. It is for people
+//! (`explain`), so it may be slow; what it lists is bounded.
 
 use super::Origin;
 use super::matching::Met;

@@ -1,8 +1,8 @@
 //! Connections: accepted, served, asked to close, cut off.
 //!
 //! All listeners share this loop. A connection is asked to close (GOAWAY, or `connection: close`) when it is old or
-//! the process stops, and is cut off when its grace is over; dropping the loop cuts off all. What a client may put off is
-//! bounded by time: the head of an HTTP/1 request, the answer to an HTTP/2 ping. TLS is not here.
+//! the process stops, and is cut off when its grace is over; dropping the loop cuts off all. What a client may put off
+//! is bounded by time: the head of an HTTP/1 request, the answer to an HTTP/2 ping. TLS is not here.
 
 use std::future;
 use std::pin::pin;

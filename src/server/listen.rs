@@ -9,16 +9,12 @@ use axum::serve::{Listener, ListenerExt as _};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tonic::codec::CompressionEncoding;
-use tonic::service::Routes;
 
 use super::ServerError;
 use super::connection::Care;
+use crate::grpc;
 use crate::grpc::health::GrpcHealth;
-use crate::grpc::service::Rpc;
 use crate::http::routes::{self, Site};
-use crate::pb;
-use crate::pb::rate_limit_service_server::RateLimitServiceServer;
 use crate::settings::address::Address;
 use crate::settings::{Grpc, GrpcListener, Settings};
 
@@ -75,7 +71,7 @@ impl Listeners {
         stopping: &watch::Receiver<bool>,
     ) -> io::Result<JoinSet<()>> {
         let mut serving = JoinSet::new();
-        let (care, pages) = (Care::grpc(settings), grpc_routes(settings, &site, health).prepare().into_axum_router());
+        let (care, pages) = (Care::grpc(settings), grpc::routes::routes(settings, &site.service, health));
         match self.grpc {
             GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, pages, stopping.clone())),
             GrpcSocket::Unix(listener, _) => {
@@ -119,27 +115,4 @@ fn open_unix(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     let listener = std::os::unix::net::UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
-}
-
-fn grpc_routes(settings: &Grpc, site: &Site, health: &GrpcHealth) -> Routes {
-    let service = RateLimitServiceServer::new(Rpc(std::sync::Arc::clone(&site.service)))
-        .accept_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(settings.max_message_bytes);
-    let routes = Routes::new(service).add_service(health.server());
-    if !settings.reflection {
-        return routes;
-    }
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(pb::descriptor_set())
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    // Some clients know only the older of the two names.
-    match (reflection().build_v1(), reflection().build_v1alpha()) {
-        (Ok(v1), Ok(v1alpha)) => routes.add_service(v1).add_service(v1alpha),
-        (Err(error), _) | (_, Err(error)) => {
-            tracing::error!(%error, "reflection is off: the descriptors can not be served");
-            routes
-        }
-    }
 }

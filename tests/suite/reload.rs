@@ -1,7 +1,8 @@
 //! Rules that change under a running server.
 //!
 //! Every way in which files are replaced must take effect, with polling switched off so that it is the event that does
-//! it; a bad set must change nothing; and no answer may mix two sets. What the watcher itself does is tested in `watch`.
+//! it; a bad set must change nothing; and no answer may mix two sets. What the watcher itself does is tested in
+//! `watch`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
