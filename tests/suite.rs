@@ -23,6 +23,8 @@ mod reload;
 mod settings;
 #[path = "suite/source.rs"]
 mod source;
+#[path = "suite/tidy.rs"]
+mod tidy;
 #[path = "suite/vectors_config.rs"]
 mod vectors_config;
 #[path = "suite/watch.rs"]
