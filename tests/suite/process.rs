@@ -480,7 +480,8 @@ fn each_line_of_a_json_log_is_an_object() {
 fn the_log_says_where_it_listens() {
     let server = server().start();
     for port in [server.grpc_port(), server.http_port(), server.debug_port()] {
-        assert!(server.stderr().contains(&format!("127.0.0.1:{port}")), "{}", server.stderr());
+        let address = format!("127.0.0.1:{port}");
+        wait_for("the line that says where", || server.stderr().contains(&address).then_some(()));
     }
 }
 
