@@ -8,6 +8,7 @@ pub mod explain;
 mod merge;
 mod metadata;
 mod selection;
+mod verdict;
 
 use smallvec::SmallVec;
 

@@ -4,8 +4,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::merge::Verdict;
 use super::selection::Selection;
+use super::verdict::Verdict;
 use crate::limit::Unit;
 use crate::request::{Descriptor, Entry, LimitOverride, Request};
 use crate::settings::Behaviour;

@@ -15,7 +15,7 @@ use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
 use super::wildcard::Wildcards;
-use super::{Allowance, Defaults, Domain, Node, Origin, Rule};
+use super::{Allowance, Defaults, Domain, Node, NodeId, Origin, Rule};
 use crate::limit::Limit;
 
 /// All rules, immutable.
@@ -37,9 +37,6 @@ pub struct DomainRules {
     pub defaults: Defaults,
     pub(super) root: NodeId,
 }
-
-/// A place in [`RuleSet::nodes`].
-pub(super) type NodeId = u32;
 
 /// A node as matching sees it.
 #[derive(Debug)]
