@@ -4,6 +4,9 @@
 //! every problem in the log; the last good one keeps serving.
 
 use std::sync::Arc;
+use std::thread;
+
+use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::config::compile::{Options, Source, compile};
@@ -31,8 +34,19 @@ impl Reloader {
     pub(super) async fn follow(self, mut changes: Changes, health: GrpcHealth) {
         while let Some(reading) = changes.next().await {
             let reloader = self.clone();
-            if tokio::task::spawn_blocking(move || reloader.load(&reading)).await.is_err() {
-                tracing::error!("loading the rules panicked; the last good rules stay");
+            let (done, loaded) = oneshot::channel();
+            let load = move || {
+                yield_to_decisions();
+                reloader.load(&reading);
+                let _ = done.send(());
+            };
+            let spawned = thread::Builder::new().name("rules".to_owned()).spawn(load);
+            match spawned {
+                Ok(_) if loaded.await.is_err() => {
+                    tracing::error!("loading the rules panicked; the last good rules stay");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "no thread to load the rules on; the last good rules stay"),
             }
             health.sync().await;
         }
@@ -73,5 +87,14 @@ impl Reloader {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         self.rules.refuse(problems.join("\n"), self.clock.now());
+    }
+}
+
+/// Lowers the priority of this thread: on a busy machine compiling a large set of rules must not keep a decision waiting
+/// for a core. Without the permission it goes on as it is.
+fn yield_to_decisions() {
+    const NICENESS: i32 = 10;
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!(%error, "the rules are loaded at full priority");
     }
 }
