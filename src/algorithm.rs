@@ -172,15 +172,11 @@ pub fn draw_together(terms: &[Term<'_>], states: &mut [State], now: Time, ask: A
     if let ([term], [state]) = (terms, &mut *states) {
         return SmallVec::from([state.draw(term.limit, now, ask)]);
     }
-    let admits: SmallVec<[bool; 4]> =
-        terms.iter().zip(states.iter()).map(|(term, state)| state.admits(term.limit, now, ask)).collect();
-    let refused = terms.iter().zip(&admits).any(|(term, admits)| term.enforced && !admits);
-    terms
-        .iter()
-        .zip(states)
-        .zip(admits)
-        .map(|((term, state), admits)| state.draw(term.limit, now, Ask { refused_elsewhere: refused && admits, ..ask }))
-        .collect()
+    let refused =
+        terms.iter().zip(states.iter()).any(|(term, state)| term.enforced && !state.admits(term.limit, now, ask));
+    // Where these hits do not fit either, it makes no difference that another limit refused them.
+    let ask = Ask { refused_elsewhere: ask.refused_elsewhere || refused, ..ask };
+    terms.iter().zip(states).map(|(term, state)| state.draw(term.limit, now, ask)).collect()
 }
 
 /// The time an algorithm works at, and how far it lies ahead of the draw's own.
