@@ -2,15 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
+#[path = "suite/algorithms.rs"]
+mod algorithms;
 #[path = "suite/config.rs"]
 mod config;
-#[path = "suite/logs.rs"]
-mod logs;
-#[path = "suite/harness.rs"]
-mod harness;
-
 #[path = "suite/envoy.rs"]
 mod envoy;
+#[path = "suite/harness.rs"]
+mod harness;
+#[path = "suite/logs.rs"]
+mod logs;
 #[path = "suite/proto.rs"]
 mod proto;
 #[path = "suite/settings.rs"]
