@@ -18,6 +18,8 @@ mod proto;
 mod settings;
 #[path = "suite/source.rs"]
 mod source;
+#[path = "suite/textbook.rs"]
+mod textbook;
 #[path = "suite/vectors_config.rs"]
 mod vectors_config;
 #[path = "suite/watch.rs"]
