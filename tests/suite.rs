@@ -8,6 +8,8 @@ mod algorithms;
 mod config;
 #[path = "suite/envoy.rs"]
 mod envoy;
+#[path = "suite/example.rs"]
+mod example;
 #[path = "suite/harness.rs"]
 mod harness;
 #[path = "suite/logs.rs"]
