@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::config::compile::{Options, Source, compile};
 use crate::config::live::LiveRules;
 use crate::config::source::Reading;
-use crate::config::watch::Changes;
+use crate::config::watch::{Changes, yield_to_decisions};
 use crate::config::yaml::Documents;
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
@@ -87,14 +87,5 @@ impl Reloader {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         self.rules.refuse(problems.join("\n"), self.clock.now());
-    }
-}
-
-/// Lowers the priority of this thread: on a busy machine compiling a large set of rules must not keep a decision waiting
-/// for a core. Without the permission it goes on as it is.
-fn yield_to_decisions() {
-    const NICENESS: i32 = 10;
-    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        tracing::debug!(%error, "the rules are loaded at full priority");
     }
 }

@@ -25,10 +25,6 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// The service's own: what is compared is the work, not the allocators.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// How long one measurement takes.
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
