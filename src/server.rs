@@ -102,7 +102,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
         capacity_bytes = settings.memory.capacity_bytes,
         "counters are kept in this process's memory: every replica counts for itself"
     );
-    let reloader = Reloader { rules, options: compile_options(&settings), documents: files.documents, clock };
+    let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock };
     let first = source::read(&files.layout);
     reloader.load(&first);
     let timing = Timing {
@@ -176,16 +176,6 @@ async fn drain(
 
 fn flatten(ended: Result<Result<(), ServerError>, tokio::task::JoinError>) -> Result<(), ServerError> {
     ended.unwrap_or_else(|error| Err(ServerError::Serve { listener: "stopped", error: error.into() }))
-}
-
-fn compile_options(settings: &Settings) -> Options {
-    Options {
-        merge_domains: settings.rules.merge_domains,
-        calendar_months: settings.behaviour.calendar_months,
-        log_max: settings.behaviour.log_max,
-        on_store_error: settings.rules.on_store_error,
-        ..Options::default()
-    }
 }
 
 /// Drops expired counters, a share of the store at a time.

@@ -289,9 +289,10 @@ fn fingerprint(reading: &Reading) -> u128 {
             }
             sources.warnings.hash(&mut hasher);
         }
-        Err(errors) => {
+        // What can be read of a refused set changes nothing.
+        Err(refused) => {
             hasher.write_u8(1);
-            errors.hash(&mut hasher);
+            refused.errors.hash(&mut hasher);
         }
     }
     hasher.finish128().as_u128()

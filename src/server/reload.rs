@@ -56,7 +56,7 @@ impl Reloader {
     pub(super) fn load(&self, reading: &Reading) {
         let read = match reading {
             Ok(read) => read,
-            Err(errors) => return self.refuse(&errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            Err(refused) => return self.refuse(&refused.errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
         };
         read.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let sources: Vec<Source> = read
