@@ -4,6 +4,8 @@
 
 #[path = "suite/algorithms.rs"]
 mod algorithms;
+#[path = "suite/cli.rs"]
+mod cli;
 #[path = "suite/config.rs"]
 mod config;
 #[path = "suite/envoy.rs"]

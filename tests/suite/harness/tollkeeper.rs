@@ -5,7 +5,8 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
@@ -18,17 +19,26 @@ use super::{http, read, wait_for};
 pub(crate) struct Setup {
     rules: String,
     env: Vec<(String, String)>,
+    name: Option<&'static str>,
+    arguments: Vec<&'static str>,
 }
 
 /// A tollkeeper with these rules, in a file that the test may edit later.
 pub(crate) fn with_rules(rules: &str) -> Setup {
-    Setup { rules: rules.to_owned(), env: Vec::new() }
+    Setup { rules: rules.to_owned(), env: Vec::new(), name: None, arguments: vec!["serve"] }
 }
 
 impl Setup {
     /// Sets an environment variable.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Calls the program by another name, with these arguments before `--config`.
+    pub(crate) fn called(mut self, name: &'static str, arguments: &[&'static str]) -> Self {
+        self.name = Some(name);
+        self.arguments = arguments.to_vec();
         self
     }
 
@@ -39,8 +49,8 @@ impl Setup {
         let rules = files.path().join("rules.yaml");
         fs::write(&rules, &self.rules).expect("the rules can be written");
         let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
-        command.arg("serve").arg("--config").arg(&rules);
+        let mut command = Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| called(files.path(), name)));
+        command.args(&self.arguments).arg("--config").arg(&rules);
         command.env_clear().envs(inherited()).envs(ports.settings()).envs(self.env);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let child = command.spawn().expect("the binary under test can be started");
@@ -50,8 +60,18 @@ impl Setup {
     }
 }
 
+/// The binary under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tollkeeper");
+
+/// The binary under test under another name: a link in `directory`.
+pub(crate) fn called(directory: &Path, name: &str) -> PathBuf {
+    let link = directory.join(name);
+    symlink(PROGRAM, &link).expect("a link can be made");
+    link
+}
+
 /// What a child needs that is no setting: where programs are, and where coverage is to be written.
-fn inherited() -> impl Iterator<Item = (&'static str, String)> {
+pub(crate) fn inherited() -> impl Iterator<Item = (&'static str, String)> {
     ["PATH", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"]
         .into_iter()
         .filter_map(|name| env::var(name).ok().map(|value| (name, value)))
@@ -90,6 +110,11 @@ impl Tollkeeper {
     /// Where it answers `ShouldRateLimit`, on 127.0.0.1.
     pub(crate) fn grpc_port(&self) -> u16 {
         self.ports.grpc.number()
+    }
+
+    /// Where it shows its inside, on 127.0.0.1.
+    pub(crate) fn debug_port(&self) -> u16 {
+        self.ports.debug.number()
     }
 
     /// The rule file that it reads and watches.
