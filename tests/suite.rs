@@ -24,6 +24,8 @@ mod settings;
 mod source;
 #[path = "suite/textbook.rs"]
 mod textbook;
+#[path = "suite/vectors.rs"]
+mod vectors;
 #[path = "suite/vectors_config.rs"]
 mod vectors_config;
 #[path = "suite/watch.rs"]

@@ -18,12 +18,22 @@ pub(crate) struct Request {
     source: Ipv4Addr,
     /// The request line and the headers so far, each with its line end.
     head: Vec<u8>,
+    body: Vec<u8>,
 }
 
 /// A GET for `path` (sent as given) to a port of 127.0.0.1.
 pub(crate) fn get(port: u16, path: &str) -> Request {
     let head = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n").into_bytes();
-    Request { port, source: Ipv4Addr::LOCALHOST, head }
+    Request { port, source: Ipv4Addr::LOCALHOST, head, body: Vec::new() }
+}
+
+/// A POST of `body` to `path` (sent as given) at a port of 127.0.0.1.
+pub(crate) fn post(port: u16, path: &str, body: impl Into<Vec<u8>>) -> Request {
+    let body = body.into();
+    let length = body.len();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\ncontent-length: {length}\r\n");
+    Request { port, source: Ipv4Addr::LOCALHOST, head: head.into_bytes(), body }
 }
 
 impl Request {
@@ -52,6 +62,7 @@ impl Request {
         let mut stream = connect(self.port, self.source)?;
         stream.write_all(&self.head)?;
         stream.write_all(b"\r\n")?;
+        stream.write_all(&self.body)?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer)?;
         Response::parse(&answer)

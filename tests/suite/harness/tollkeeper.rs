@@ -17,15 +17,29 @@ use super::{http, read, wait_for};
 /// What a tollkeeper is to be started with.
 #[derive(Debug)]
 pub(crate) struct Setup {
-    rules: String,
+    rules: Rules,
     env: Vec<(String, String)>,
     name: Option<&'static str>,
     arguments: Vec<&'static str>,
 }
 
+/// Its rules, and how it is told where they are.
+#[derive(Debug)]
+enum Rules {
+    /// One file, by `--config`.
+    File(String),
+    /// Files by name, in the directory that RUNTIME_ROOT and its companions name.
+    Runtime(Vec<(String, String)>),
+}
+
 /// A tollkeeper with these rules, in a file that the test may edit later.
 pub(crate) fn with_rules(rules: &str) -> Setup {
-    Setup { rules: rules.to_owned(), env: Vec::new(), name: None, arguments: vec!["serve"] }
+    Setup { rules: Rules::File(rules.to_owned()), env: Vec::new(), name: None, arguments: vec!["serve"] }
+}
+
+/// A tollkeeper with these files, found as envoyproxy/ratelimit finds them: by its own environment variables.
+pub(crate) fn with_runtime_files(files: Vec<(String, String)>) -> Setup {
+    Setup { rules: Rules::Runtime(files), env: Vec::new(), name: None, arguments: vec!["serve"] }
 }
 
 impl Setup {
@@ -46,12 +60,11 @@ impl Setup {
     pub(crate) fn start(self) -> Tollkeeper {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
-        let rules = files.path().join("rules.yaml");
-        fs::write(&rules, &self.rules).expect("the rules can be written");
         let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
         let mut command = Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| called(files.path(), name)));
-        command.args(&self.arguments).arg("--config").arg(&rules);
-        command.env_clear().envs(inherited()).envs(ports.settings()).envs(self.env);
+        command.args(&self.arguments).env_clear();
+        self.rules.give(files.path(), &mut command);
+        command.envs(inherited()).envs(ports.settings()).envs(self.env);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let child = command.spawn().expect("the binary under test can be started");
         let mut tollkeeper = Tollkeeper { child, ports, files };
@@ -68,6 +81,28 @@ pub(crate) fn called(directory: &Path, name: &str) -> PathBuf {
     let link = directory.join(name);
     symlink(PROGRAM, &link).expect("a link can be made");
     link
+}
+
+impl Rules {
+    /// Writes them below `directory` and tells the command where they are.
+    fn give(&self, directory: &Path, command: &mut Command) {
+        match self {
+            Self::File(text) => {
+                let path = directory.join("rules.yaml");
+                fs::write(&path, text).expect("the rules can be written");
+                command.arg("--config").arg(path);
+            }
+            Self::Runtime(files) => {
+                let below = directory.join("ratelimit/config");
+                fs::create_dir_all(&below).expect("a directory can be made");
+                for (name, text) in files {
+                    fs::write(below.join(name), text).expect("the rules can be written");
+                }
+                command.env("RUNTIME_ROOT", directory).env("RUNTIME_SUBDIRECTORY", "ratelimit");
+                command.env("RUNTIME_APPDIRECTORY", "config").env("RUNTIME_WATCH_ROOT", "false");
+            }
+        }
+    }
 }
 
 /// What a child needs that is no setting: where programs are, and where coverage is to be written.
@@ -112,12 +147,17 @@ impl Tollkeeper {
         self.ports.grpc.number()
     }
 
+    /// Where it serves `/json` and `/healthcheck`, on 127.0.0.1.
+    pub(crate) fn http_port(&self) -> u16 {
+        self.ports.http.number()
+    }
+
     /// Where it shows its inside, on 127.0.0.1.
     pub(crate) fn debug_port(&self) -> u16 {
         self.ports.debug.number()
     }
 
-    /// The rule file that it reads and watches.
+    /// The rule file that it reads and watches, if its rules are in one.
     pub(crate) fn rules(&self) -> PathBuf {
         self.files.path().join("rules.yaml")
     }
