@@ -7,7 +7,7 @@
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::entry::{Entry, to_seconds};
+use super::entry::{Entry, seconds_down};
 use super::{Full, Usage};
 use crate::algorithm::{Level, State, Term, draw_together, sliding_window_log};
 use crate::clock::Time;
@@ -93,7 +93,7 @@ impl Shard {
 
     /// Drops what has expired, and gives back what the index no longer needs.
     pub(super) fn sweep(&mut self, now: Time) {
-        let now_s = to_seconds(now);
+        let now_s = seconds_down(now);
         let mut place = 0;
         while place < self.length {
             if self.entry(place).is_expired(now_s) {
@@ -134,7 +134,7 @@ impl Shard {
             return Ok(());
         }
         while self.bytes() + missing * ENTRY_BYTES > self.capacity_bytes && !self.is_roomy(missing) {
-            self.evict(slots, to_seconds(now))?;
+            self.evict(slots, seconds_down(now))?;
             slots.iter_mut().for_each(|slot| slot.place = self.place_of(slot.key));
         }
         Ok(())
