@@ -16,6 +16,8 @@ mod example;
 mod harness;
 #[path = "suite/logs.rs"]
 mod logs;
+#[path = "suite/memory.rs"]
+mod memory;
 #[path = "suite/proto.rs"]
 mod proto;
 #[path = "suite/settings.rs"]

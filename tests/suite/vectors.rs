@@ -19,7 +19,7 @@ use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::pb::{self, HeaderValue, RateLimitResponse};
 use tollkeeper::rule::render::rlconfig_lines;
 
-use super::harness::desk::Desk;
+use super::harness::desk::{Desk, Question};
 use super::harness::tollkeeper::{Tollkeeper, with_runtime_files};
 use super::harness::{http, read, repository};
 
@@ -292,7 +292,7 @@ fn decides_every_recorded_request_alike_to_the_second() {
             |request| {
                 desk.pass_us(1_000);
                 let request = request_from_json(request).expect("it was recorded in this form");
-                desk.answer(&request).map(|(response, _)| response).map_err(|error| error.to_string())
+                desk.ask(&Question(request)).map(|answer| answer.response).map_err(|error| error.to_string())
             },
         ));
         let loaded = desk.service.rules.load();
