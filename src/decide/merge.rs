@@ -29,6 +29,8 @@ pub(super) fn merge<'r>(
         return Err(DecideError::Store);
     }
     let over_limit = refused && !behaviour.shadow_mode;
+    // A refusal is never held, and a trial must not be felt.
+    let is_held = !over_limit && !behaviour.shadow_mode;
     let mut headers = limit_headers(behaviour, &verdicts);
     let mut body = None;
     if over_limit {
@@ -47,7 +49,7 @@ pub(super) fn merge<'r>(
         headers,
         body,
         metadata: metadata::of(behaviour, request, selections, &verdicts),
-        hold_us: if over_limit { 0 } else { verdicts.iter().map(|verdict| verdict.hold_us).max().unwrap_or(0) },
+        hold_us: verdicts.iter().map(|verdict| verdict.hold_us).max().filter(|_| is_held).unwrap_or(0),
         statuses: verdicts.into_iter().map(|verdict| verdict.status).collect(),
     })
 }
