@@ -8,6 +8,8 @@ mod algorithms;
 mod cli;
 #[path = "suite/config.rs"]
 mod config;
+#[path = "suite/decide.rs"]
+mod decide;
 #[path = "suite/envoy.rs"]
 mod envoy;
 #[path = "suite/example.rs"]
