@@ -1,8 +1,11 @@
-//! From a decision to the message: every field is copied, none is computed.
+//! From a decision to the message: every field is copied, none is computed. Control characters are left out of what
+//! Envoy writes into headers.
 //!
 //! What the peer leaves unset stays unset: a multiplier of 1, the quotas, headers for the upstream. Envoy reads
 //! `HeaderValue.value` and whole seconds only, so nothing else is sent. Metadata is cut where it nests too deep for a
 //! protobuf parser: those stop at 100 levels, and Envoy would take the whole answer for an error.
+
+use std::borrow::Cow;
 
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, NullValue, Struct, Value};
@@ -47,7 +50,7 @@ fn status(status: &Status<'_>) -> DescriptorStatus {
 fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     let multiplier = limit.period.multiplier();
     RateLimit {
-        name: limit.name.to_owned(),
+        name: printable(limit.name).into_owned(),
         requests_per_unit: limit.requests_per_unit,
         unit: limit.period.unit().number(),
         unit_multiplier: (multiplier != 1).then_some(multiplier),
@@ -61,7 +64,17 @@ fn duration(seconds: u64) -> Duration {
 }
 
 fn header(header: &Header<'_>) -> HeaderValue {
-    HeaderValue { key: header.name.to_owned(), value: header.value.clone().into_owned(), raw_value: Vec::new() }
+    let (key, value) = (printable(header.name).into_owned(), printable(&header.value).into_owned());
+    HeaderValue { key, value, raw_value: Vec::new() }
+}
+
+/// `text` without control characters. Envoy writes names and values into headers as they come, and a line end among
+/// them would begin a header of the text's own.
+fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().filter(|character| !character.is_control()).collect()
 }
 
 /// A map as a struct, with at most `deeper` more levels of maps and lists in it.
