@@ -1,7 +1,7 @@
 //! Puts rules in force: at the start, and whenever their files change.
 //!
 //! Rules are compiled on a thread of their own, so a large set delays no decision. A bad set is refused whole, with
-//! every problem in the log; the last good one keeps serving.
+//! every problem in the log; the last good one keeps serving. So is an empty one, except where no rules are in force.
 
 use std::sync::Arc;
 use std::thread;
@@ -58,6 +58,10 @@ impl Reloader {
             Ok(read) => read,
             Err(refused) => return self.refuse(&refused.errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
         };
+        if read.files.is_empty() && self.has_rules() {
+            // Loading "no rules" would lift every limit: more likely a volume is gone than all rules are.
+            return self.refuse(&read.warnings.iter().map(ToString::to_string).collect::<Vec<_>>());
+        }
         read.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let sources: Vec<Source> = read
             .files
@@ -77,6 +81,10 @@ impl Reloader {
         let version = self.rules.replace(RuleSet::new(compiled.domains), names, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
+    }
+
+    fn has_rules(&self) -> bool {
+        self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0)
     }
 
     fn refuse(&self, problems: &[String]) {
