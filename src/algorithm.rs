@@ -80,13 +80,14 @@ enum Effect {
 pub struct Level {
     /// Whether this limit lets the hits pass.
     pub admitted: bool,
-    /// Hits counted before the draw, rounded up.
+    /// Hits counted before the draw, rounded as the algorithm rounds.
     pub before: u64,
-    /// Hits counted after it, rounded up; those refused are in it only if they count.
+    /// Hits counted after it; those refused are in it only if they count.
     pub after: u64,
-    /// Hits that could still pass now.
+    /// Hits that there is room for at once, by those counted; whether a caller would wait long enough for its turn in
+    /// a leaky_bucket, or for tokens that a token_bucket lends, is not in it. 0 under a limit of 0.
     pub remaining: u32,
-    /// Until the limit is full again (fixed_window: until the window ends), in microseconds.
+    /// Until the limit is full again (fixed_window: until the window ends), in microseconds; 0 if it is, or never will be.
     pub reset_us: u64,
     /// Until the same draw could pass, at the earliest, in microseconds. `None` if it passed, or never will.
     pub retry_after_us: Option<u64>,
@@ -172,15 +173,11 @@ pub fn draw_together(terms: &[Term<'_>], states: &mut [State], now: Time, ask: A
     if let ([term], [state]) = (terms, &mut *states) {
         return SmallVec::from([state.draw(term.limit, now, ask)]);
     }
-    let admits: SmallVec<[bool; 4]> =
-        terms.iter().zip(states.iter()).map(|(term, state)| state.admits(term.limit, now, ask)).collect();
-    let refused = terms.iter().zip(&admits).any(|(term, admits)| term.enforced && !admits);
-    terms
-        .iter()
-        .zip(states)
-        .zip(admits)
-        .map(|((term, state), admits)| state.draw(term.limit, now, Ask { refused_elsewhere: refused && admits, ..ask }))
-        .collect()
+    let refused =
+        terms.iter().zip(states.iter()).any(|(term, state)| term.enforced && !state.admits(term.limit, now, ask));
+    // Where these hits do not fit either, it makes no difference that another limit refused them.
+    let ask = Ask { refused_elsewhere: ask.refused_elsewhere || refused, ..ask };
+    terms.iter().zip(states).map(|(term, state)| state.draw(term.limit, now, ask)).collect()
 }
 
 /// The time an algorithm works at, and how far it lies ahead of the draw's own.

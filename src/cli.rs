@@ -5,19 +5,36 @@
 //! `config_check_cmd` or `client_cmd` it takes what envoyproxy/ratelimit's tools of that name take. Exit codes: 0 ok,
 //! 1 failed (`check` found problems), 2 bad usage or settings.
 
+mod print;
+mod target;
+mod question;
+mod rules;
+mod client;
 mod serve;
+mod environment;
+mod check;
+mod explain;
+mod call;
+mod schema;
+mod go_flags;
+mod config_check_cmd;
+mod client_cmd;
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-
-use crate::settings::reference;
+use clap::{Parser, Subcommand, ValueEnum};
 
 /// A rate limit decision service for Envoy.
 #[derive(Debug, Parser)]
-#[command(name = "tollkeeper", version, max_term_width = 120, after_help = AFTER_HELP)]
+#[command(
+    name = "tollkeeper",
+    version,
+    max_term_width = 120,
+    after_help = AFTER_HELP,
+    args_conflicts_with_subcommands = true
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -28,8 +45,20 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve decisions; also what happens without a subcommand
-    #[command(after_long_help = reference::help())]
+    #[command(after_long_help = serve::help())]
     Serve(serve::Args),
+    /// Find every problem of rule files, or of the environment
+    #[command(after_long_help = check::HELP)]
+    Check(check::Args),
+    /// Tell which rule a request meets, and why, charging nothing
+    #[command(after_long_help = explain::HELP)]
+    Explain(explain::Args),
+    /// Ask a running server, as Envoy would
+    #[command(after_long_help = call::HELP)]
+    Call(call::Args),
+    /// Print the JSON Schema of a rule file, for editors
+    #[command(after_long_help = schema::HELP)]
+    Schema,
 }
 
 const AFTER_HELP: &str = "\
@@ -37,7 +66,20 @@ Try it:
   tollkeeper serve --config config/example.yaml
   tollkeeper call --domain example --descriptor login=ann --count 6
 
-`tollkeeper serve --help` lists every environment variable.";
+`tollkeeper serve --help` lists every environment variable. Called as `ratelimit` it serves; called as `config_check_cmd` \
+or `client_cmd` it takes the flags of envoyproxy/ratelimit's tools of that name.
+
+Exit codes: 0 ok, 1 failed, 2 bad usage or settings.";
+
+/// How to write what was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +107,8 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
     let outcome = match name {
         Some("ratelimit") => serve::as_ratelimit(arguments),
+        Some("config_check_cmd") => config_check_cmd::run(arguments),
+        Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {
             Ok(cli) => run(cli),
             Err(error) => {
@@ -81,11 +125,9 @@ fn run(cli: Cli) -> Outcome {
     match cli.command {
         None => serve::run(&cli.serve),
         Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
+        Some(Command::Call(args)) => call::run(&args),
+        Some(Command::Schema) => schema::run(),
     }
-}
-
-/// Says on stderr what went wrong.
-#[expect(clippy::print_stderr, reason = "the command line talks to a person")]
-fn complain(what: impl std::fmt::Display) {
-    eprintln!("tollkeeper: {what}");
 }

@@ -8,6 +8,7 @@ pub mod explain;
 mod merge;
 mod metadata;
 mod selection;
+mod verdict;
 
 use smallvec::SmallVec;
 
@@ -105,7 +106,10 @@ impl Decider {
             draw.ask.hits = Hits::Look;
         }
         match self.store.draw(&draw, edge.now) {
-            Ok(levels) => Outcome::Drawn(levels),
+            Ok(levels) => {
+                selection.notice_reports(draw.ask.hits, &levels);
+                Outcome::Drawn(levels)
+            }
             Err(Full) => Outcome::Failed(selection.store_policy()),
         }
     }

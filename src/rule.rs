@@ -17,6 +17,9 @@ use std::sync::Arc;
 
 use crate::limit::{Algorithm, Consistency, Limit, StorePolicy};
 
+/// A node's place in the compiled tree.
+type NodeId = u32;
+
 /// Where in the rule files something was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {

@@ -12,7 +12,6 @@ mod signals;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -87,20 +86,14 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let clock = Clock::System;
     let rules = Arc::new(LiveRules::default());
     let health = Arc::new(Health::new(Arc::clone(&rules), settings.rules.healthy_with_at_least_one_config));
-    let service = Arc::new(Service {
-        clock: clock.clone(),
-        rules: Arc::clone(&rules),
-        held: AtomicUsize::new(0),
-        decider: Decider {
-            store: Memory::new(settings.memory.capacity_bytes as u64),
-            behaviour: settings.behaviour.clone(),
-        },
-    });
+    let decider =
+        Decider { store: Memory::new(settings.memory.capacity_bytes as u64), behaviour: settings.behaviour.clone() };
+    let service = Arc::new(Service::new(clock.clone(), Arc::clone(&rules), decider));
     tracing::warn!(
         capacity_bytes = settings.memory.capacity_bytes,
         "counters are kept in this process's memory: every replica counts for itself"
     );
-    let reloader = Reloader { rules, options: compile_options(&settings), documents: files.documents, clock };
+    let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock };
     let first = source::read(&files.layout);
     reloader.load(&first);
     let timing = Timing {
@@ -204,16 +197,6 @@ async fn drain(
 
 fn flatten(ended: Result<(), tokio::task::JoinError>) -> Result<(), ServerError> {
     ended.map_err(ServerError::Serve)
-}
-
-fn compile_options(settings: &Settings) -> Options {
-    Options {
-        merge_domains: settings.rules.merge_domains,
-        calendar_months: settings.behaviour.calendar_months,
-        log_max: settings.behaviour.log_max,
-        on_store_error: settings.rules.on_store_error,
-        ..Options::default()
-    }
 }
 
 /// Drops expired counters, a share of the store at a time.

@@ -2,17 +2,26 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
+#[path = "suite/algorithms.rs"]
+mod algorithms;
+#[path = "suite/cli.rs"]
+mod cli;
 #[path = "suite/config.rs"]
 mod config;
-#[path = "suite/logs.rs"]
-mod logs;
-#[path = "suite/harness.rs"]
-mod harness;
-
+#[path = "suite/decide.rs"]
+mod decide;
 #[path = "suite/envoy.rs"]
 mod envoy;
+#[path = "suite/example.rs"]
+mod example;
+#[path = "suite/harness.rs"]
+mod harness;
 #[path = "suite/hostile.rs"]
 mod hostile;
+#[path = "suite/logs.rs"]
+mod logs;
+#[path = "suite/memory.rs"]
+mod memory;
 #[path = "suite/process.rs"]
 mod process;
 #[path = "suite/proto.rs"]
@@ -23,8 +32,12 @@ mod reload;
 mod settings;
 #[path = "suite/source.rs"]
 mod source;
+#[path = "suite/textbook.rs"]
+mod textbook;
 #[path = "suite/tidy.rs"]
 mod tidy;
+#[path = "suite/vectors.rs"]
+mod vectors;
 #[path = "suite/vectors_config.rs"]
 mod vectors_config;
 #[path = "suite/watch.rs"]

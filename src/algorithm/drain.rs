@@ -4,7 +4,7 @@
 //! number, `requests_per_unit`, so that nothing is ever rounded while time passes; only what is told to a caller is.
 //! A state keeps it as quotient and remainder by the period, so that it fits a Lua number.
 
-use super::effective_now;
+use super::{Ask, effective_now, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -41,7 +41,15 @@ impl<'l> Drain<'l> {
     /// The level in hits, rounded up.
     pub(super) fn hits(&self) -> u64 {
         let (whole, part) = self.parts();
-        whole + u64::from(part > 0)
+        whole.saturating_add(u64::from(part > 0))
+    }
+
+    /// Hits that there is room for; a limit of 0 has room for none, whatever its bucket holds.
+    pub(super) fn remaining(&self) -> u32 {
+        match self.limit.requests_per_unit() {
+            0 => 0,
+            _ => to_u32(u64::from(self.limit.capacity()).saturating_sub(self.hits())),
+        }
     }
 
     /// `hits` in the units of the level.
@@ -49,17 +57,38 @@ impl<'l> Drain<'l> {
         u128::from(hits) * u128::from(self.limit.period_us())
     }
 
-    /// Microseconds until the level has drained to `units`, rounded up; 0 if it has. The limit must not be 0.
-    pub(super) fn until_us(&self, units: u128) -> u64 {
-        let wait = self.units.saturating_sub(units).div_ceil(u128::from(self.limit.requests_per_unit()));
-        u64::try_from(wait).unwrap_or(u64::MAX)
+    /// Microseconds from the draw's own now until the level has drained to `units`, rounded up; 0 if it has.
+    ///
+    /// More than 64 bits hold: 2^32 hits that drain at one a year do so long after time as [`Time`] has it ends.
+    /// The limit must not be 0.
+    pub(super) fn until_us(&self, units: u128) -> u128 {
+        match self.units.saturating_sub(units) {
+            0 => 0,
+            excess => u128::from(self.ahead_us) + excess.div_ceil(u128::from(self.limit.requests_per_unit())),
+        }
+    }
+
+    /// Microseconds from the draw's own now until its hits have room; 0 if they have, `None` if they never will.
+    pub(super) fn until_room_us(&self, ask: Ask) -> Option<u128> {
+        if ask.wanted() == 0 {
+            return Some(0);
+        }
+        let room = u64::from(self.limit.capacity()).checked_sub(ask.wanted())?;
+        (self.limit.requests_per_unit() > 0).then(|| self.until_us(self.units_of(room)))
     }
 
     /// Microseconds from the draw's own now until the level is empty; 0 if it is, or if it never drains.
     pub(super) fn until_empty_us(&self) -> u64 {
-        match (self.units, self.limit.requests_per_unit()) {
-            (0, _) | (_, 0) => 0,
-            _ => self.ahead_us.saturating_add(self.until_us(0)),
-        }
+        if self.limit.requests_per_unit() == 0 { 0 } else { to_us(self.until_us(0)) }
     }
+
+    /// The longest that the answer to a draw may be held, in microseconds.
+    pub(super) fn patience_us(&self, ask: Ask) -> u128 {
+        u128::from(ask.hold_us.min(self.limit.max_wait_us()))
+    }
+}
+
+/// A wait for the caller's eyes; the end of time if it is longer.
+pub(super) fn to_us(wait_us: u128) -> u64 {
+    u64::try_from(wait_us).unwrap_or(u64::MAX)
 }

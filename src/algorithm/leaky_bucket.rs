@@ -7,7 +7,7 @@
 //! A refund takes places from the end of the queue only, and never those before a departure that was promised: the
 //! state therefore keeps how many of the places belong to the request admitted last.
 
-use super::drain::Drain;
+use super::drain::{Drain, to_us};
 use super::{Ask, Effect, Level, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -29,10 +29,10 @@ pub struct State {
 pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     let mut bucket = Drain::at(limit, (u64::from(state.queued), state.part), state.last, now);
     let before = bucket.hits();
-    let early_us = early_us(limit, &bucket, ask);
+    let early_us = early_us(&bucket, ask);
     let fits = early_us == Some(0);
     let effect = ask.effect(fits, limit);
-    let hold_us = if matches!(effect, Effect::Charge(_)) { departure_us(&bucket) } else { 0 };
+    let hold_us = if matches!(effect, Effect::Charge(_)) { to_us(bucket.until_us(0)) } else { 0 };
     let mut tail = state.tail;
     match effect {
         Effect::Nothing | Effect::Debt(_) => {}
@@ -54,7 +54,7 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
         admitted: fits,
         before,
         after: bucket.hits(),
-        remaining: to_u32(u64::from(limit.capacity()).saturating_sub(bucket.hits())),
+        remaining: bucket.remaining(),
         reset_us: bucket.until_empty_us(),
         retry_after_us: if fits { None } else { early_us },
         hold_us,
@@ -63,33 +63,17 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
 
 /// Whether [`draw`] would pass.
 pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
-    let bucket = Drain::at(limit, (u64::from(state.queued), state.part), state.last, now);
-    early_us(limit, &bucket, ask) == Some(0)
+    early_us(&Drain::at(limit, (u64::from(state.queued), state.part), state.last, now), ask) == Some(0)
 }
 
 /// How much too early a draw comes, in microseconds: until its hits have room and need not wait longer than they may.
 /// `None` if they will never have room.
-fn early_us(limit: &Limit, bucket: &Drain<'_>, ask: Ask) -> Option<u64> {
-    let wanted = ask.wanted();
-    if wanted == 0 {
+fn early_us(bucket: &Drain<'_>, ask: Ask) -> Option<u64> {
+    let until_room_us = bucket.until_room_us(ask)?;
+    if ask.wanted() == 0 {
         return Some(0);
     }
-    let room = u64::from(limit.capacity()).checked_sub(wanted)?;
-    if limit.requests_per_unit() == 0 {
-        return None;
-    }
-    let until_room_us = match bucket.until_us(bucket.units_of(room)) {
-        0 => 0,
-        wait_us => bucket.ahead_us.saturating_add(wait_us),
-    };
-    let bound_us = ask.hold_us.min(limit.max_wait_us());
-    Some(until_room_us.max(departure_us(bucket).saturating_sub(bound_us)))
-}
-
-/// When a request that comes now would leave, in microseconds from the draw's own now. The limit must not be 0.
-fn departure_us(bucket: &Drain<'_>) -> u64 {
-    match bucket.until_us(0) {
-        0 => 0,
-        wait_us => bucket.ahead_us.saturating_add(wait_us),
-    }
+    // A request leaves when all that stood before it has left.
+    let departure_us = bucket.until_us(0);
+    Some(to_us(until_room_us.max(departure_us.saturating_sub(bucket.patience_us(ask)))))
 }

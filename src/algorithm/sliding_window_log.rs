@@ -118,6 +118,10 @@ fn nth_hit<'s>(mut records: impl Iterator<Item = &'s Record>, nth: u64) -> Optio
 
 impl State {
     fn enter(&mut self, at: Time, hits: u64) {
+        // A limit of 0 keeps none of the hits it refuses.
+        if hits == 0 {
+            return;
+        }
         self.held += hits;
         match self.records.back_mut() {
             Some(newest) if newest.at == at => newest.hits = to_u32(u64::from(newest.hits) + hits),

@@ -4,8 +4,8 @@
 //! A draw passes if the bucket holds as many tokens as it has hits. With `max_wait` a draw that lacks tokens takes
 //! them in advance and is held until they have come; the tokens out can then exceed the bucket.
 
-use super::drain::Drain;
-use super::{Ask, Effect, Level, to_u32};
+use super::drain::{Drain, to_us};
+use super::{Ask, Effect, Level};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -24,11 +24,7 @@ pub struct State {
 pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     let mut out = Drain::at(limit, (state.used, state.part), state.last, now);
     let before = out.hits();
-    let fits = lack(limit, &out, ask).is_some_and(|lack| lack.over_us == 0);
-    let hold_us = match lack(limit, &out, ask) {
-        Some(lack) if lack.wait_us > 0 => out.ahead_us + lack.wait_us,
-        _ => 0,
-    };
+    let fits = early_us(&out, ask) == Some(0);
     let effect = ask.effect(fits, limit);
     match effect {
         Effect::Nothing => {}
@@ -48,39 +44,24 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
         admitted: fits,
         before,
         after: out.hits(),
-        remaining: to_u32(u64::from(limit.capacity()).saturating_sub(out.hits())),
+        remaining: out.remaining(),
         reset_us: out.until_empty_us(),
-        retry_after_us: if fits { None } else { lack(limit, &out, ask).map(|lack| lack.over_us) },
-        hold_us: if matches!(effect, Effect::Charge(_)) { hold_us } else { 0 },
+        retry_after_us: if fits { None } else { early_us(&out, ask) },
+        hold_us: match effect {
+            // The tokens that were lacking have come when no more are out than the bucket holds.
+            Effect::Charge(_) => to_us(out.until_us(out.units_of(u64::from(limit.capacity())))),
+            _ => 0,
+        },
     }
 }
 
 /// Whether [`draw`] would pass.
 pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
-    let out = Drain::at(limit, (state.used, state.part), state.last, now);
-    lack(limit, &out, ask).is_some_and(|lack| lack.over_us == 0)
+    early_us(&Drain::at(limit, (state.used, state.part), state.last, now), ask) == Some(0)
 }
 
-/// How much too early a draw comes.
-struct Lack {
-    /// Until all its tokens are there, in microseconds.
-    wait_us: u64,
-    /// By how much that is longer than the answer may be held, in microseconds.
-    over_us: u64,
-}
-
-/// What the draw lacks; `None` if there will never be enough.
-fn lack(limit: &Limit, out: &Drain<'_>, ask: Ask) -> Option<Lack> {
-    let wanted = ask.wanted();
-    if wanted == 0 {
-        return Some(Lack { wait_us: 0, over_us: 0 });
-    }
-    let room = u64::from(limit.capacity()).checked_sub(wanted)?;
-    if limit.requests_per_unit() == 0 {
-        return None;
-    }
-    let wait_us = out.until_us(out.units_of(room));
-    let bound_us = ask.hold_us.min(limit.max_wait_us());
-    let over_us = if wait_us == 0 { 0 } else { (out.ahead_us.saturating_add(wait_us)).saturating_sub(bound_us) };
-    Some(Lack { wait_us, over_us })
+/// How much too early a draw comes, in microseconds: until it need not wait for its tokens longer than it may. `None`
+/// if there will never be enough.
+fn early_us(out: &Drain<'_>, ask: Ask) -> Option<u64> {
+    Some(to_us(out.until_room_us(ask)?.saturating_sub(out.patience_us(ask))))
 }

@@ -1,13 +1,15 @@
 //! `serve`: run the service.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::{Outcome, complain};
+use super::Outcome;
+use super::print::{complain, plain};
 use crate::config::source::Layout;
 use crate::config::yaml::Documents;
 use crate::server::{self, RuleFiles, ServerError};
-use crate::settings::Settings;
+use crate::settings::{Settings, reference};
 use crate::telemetry::logs;
 
 /// What `serve` takes.
@@ -16,6 +18,26 @@ pub(super) struct Args {
     /// A rule file, or a directory of them; repeatable. Goes before RUNTIME_ROOT and its companions
     #[arg(long = "config", value_name = "PATH")]
     config: Vec<PathBuf>,
+}
+
+const HELP: &str = "\
+Rules are read from --config, else from below RUNTIME_ROOT, and read again when they change or on SIGHUP; a set with \
+mistakes is refused whole, and the last good one stays. SIGTERM and SIGINT drain and then end it, a second one at once.
+
+Examples:
+  tollkeeper serve --config config/example.yaml
+  tollkeeper serve --config rules/ --config more.yaml
+  RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit tollkeeper
+
+Exit codes: 0 ended by a signal, 1 failed, 2 a setting is wrong or a port is taken.
+
+Everything else is set by variables of the environment; `tollkeeper check --env` says what becomes of each.
+
+";
+
+/// What stands below the flags in the long help: the environment too.
+pub(super) fn help() -> String {
+    HELP.to_owned() + &reference::help()
 }
 
 /// Serves until a signal ends it.
@@ -60,12 +82,21 @@ pub(super) fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Serves as envoyproxy/ratelimit's binary does: manifests may carry arguments that mean nothing here.
+/// Serves as envoyproxy/ratelimit's binary does: manifests may carry arguments that mean nothing here. What `serve` knows
+/// is taken, the rest only warned about.
 pub(super) fn as_ratelimit(arguments: &[OsString]) -> Outcome {
-    for argument in &arguments[1..] {
-        complain(format_args!("{}: argument without effect", argument.display()));
+    const CONFIG: &str = "--config";
+    let mut args = Args::default();
+    let mut rest = arguments.iter().skip(1);
+    while let Some(argument) = rest.next() {
+        let value = argument.as_bytes().strip_prefix(b"--config=").map(OsStr::from_bytes);
+        let value = value.or_else(|| if argument == CONFIG { rest.next().map(OsString::as_os_str) } else { None });
+        match value {
+            Some(path) => args.config.push(path.into()),
+            None => complain(format_args!("{}: argument without effect", plain(&argument.to_string_lossy()))),
+        }
     }
-    run(&Args::default())
+    run(&args)
 }
 
 /// Where the rules are: `--config`, else the RUNTIME_* variables.

@@ -19,6 +19,7 @@ use crate::config::document::{self, Descriptor, Document, RateLimit, Settings, S
 use crate::config::yaml::{self, Documents, Position, text};
 use crate::limit::{DEFAULT_LOG_MAX, StorePolicy};
 use crate::rule::{Allowance, Defaults, Domain, Node, Origin, Refusal, Rule};
+use crate::settings;
 use limit::Scope;
 
 /// A rule file as it was found.
@@ -55,6 +56,19 @@ impl Default for Options {
             log_max: DEFAULT_LOG_MAX,
             on_store_error: StorePolicy::default(),
             max_replicas: 16,
+        }
+    }
+}
+
+/// What the settings of a process say about it.
+impl From<&settings::Settings> for Options {
+    fn from(settings: &settings::Settings) -> Self {
+        Self {
+            merge_domains: settings.rules.merge_domains,
+            calendar_months: settings.behaviour.calendar_months,
+            log_max: settings.behaviour.log_max,
+            on_store_error: settings.rules.on_store_error,
+            ..Self::default()
         }
     }
 }

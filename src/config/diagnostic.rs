@@ -128,6 +128,11 @@ impl Diagnostics {
         self.more_errors.saturating_add(self.errors.len() as u64)
     }
 
+    /// How many warnings were found, those that were not kept included.
+    pub fn warning_count(&self) -> u64 {
+        self.more_warnings.saturating_add(self.warnings.len() as u64)
+    }
+
     /// Whether nothing was found.
     pub fn is_empty(&self) -> bool {
         self.errors.is_empty() && self.warnings.is_empty()
@@ -146,6 +151,13 @@ impl Diagnostics {
     /// How many errors and warnings were found beyond those kept.
     pub fn more(&self) -> (u64, u64) {
         (self.more_errors, self.more_warnings)
+    }
+
+    /// Adds all of `other` behind what is here.
+    pub fn append(&mut self, other: Self) {
+        self.more_errors = self.more_errors.saturating_add(other.more_errors);
+        self.more_warnings = self.more_warnings.saturating_add(other.more_warnings);
+        other.errors.into_iter().chain(other.warnings).for_each(|found| self.push(found));
     }
 
     /// Puts the findings in the order of their lines; those of one file stay together, files in order of appearance.

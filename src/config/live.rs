@@ -4,6 +4,8 @@
 //! so no decision sees half a change. Reading them takes no lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwapOption, Guard};
 use serde::Serialize;
@@ -73,8 +75,9 @@ impl LiveRules {
         let old = self.current.swap(Some(Arc::new(Loaded { rules, version, loaded_at: now, sources })));
         *attempt = Attempt { at: Some(now), error: None, refused: attempt.refused };
         drop(attempt);
-        // The old set goes here, on the thread that reloads, unless a decision still holds it.
-        drop(old);
+        if let Some(old) = old {
+            await_sole_owner(&old);
+        }
         version
     }
 
@@ -103,5 +106,15 @@ impl LiveRules {
 
     fn attempt(&self) -> MutexGuard<'_, Attempt> {
         self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits until nobody else holds an old set, so that it is taken apart here, on the thread that reloads: whoever lets go
+/// of it last pays for every rule in it, and that must not be a decision. A decision holds a set for microseconds.
+fn await_sole_owner(old: &Arc<Loaded>) {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let started = Instant::now();
+    while Arc::strong_count(old) > 1 && started.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(1));
     }
 }

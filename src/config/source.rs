@@ -3,7 +3,7 @@
 //! `read` returns the bytes of all files, sorted by name, or every reason why it can not. Whoever can write to the
 //! directory may put anything there, so nothing blocks and everything is bounded: only regular files are opened, and
 //! sizes, counts and depths have limits. A set is complete or refused; a file is never left out because it failed.
-//! What the bytes mean is not known here.
+//! What could be read of a refused set is for checking only. What the bytes mean is not known here.
 
 mod walk;
 
@@ -26,7 +26,7 @@ const MAX_ERRORS: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Files and directories as given. Of a directory, searched recursively, the `.yaml`, `.yml` and `.json` files
-    /// whose names do not start with a dot; finding none is an error.
+    /// whose names do not start with a dot or end in `.schema.json`; finding none is an error.
     Paths(Vec<PathBuf>),
     /// The directories of envoyproxy/ratelimit. Every regular file counts, whatever its extension.
     Runtime {
@@ -66,7 +66,16 @@ pub struct Sources {
 }
 
 /// What reading a layout gave: all of it, or everything that is in the way.
-pub type Reading = Result<Sources, Vec<SourceError>>;
+pub type Reading = Result<Sources, Refused>;
+
+/// A set of which something can not be read, so that none of it may take effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// What is in the way; at least one.
+    pub errors: Vec<SourceError>,
+    /// The rest, so that whoever checks rules can say what is wrong with it too.
+    pub readable: Sources,
+}
 
 /// A path that can not be read as rules, or is probably not meant so. Prints `path: what; fix`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -252,7 +261,8 @@ impl Survey {
                 Err(problem) => errors.push(SourceError { path, problem }),
             }
         }
-        if errors.is_empty() { Ok(Sources { files, warnings }) } else { Err(errors) }
+        let sources = Sources { files, warnings };
+        if errors.is_empty() { Ok(sources) } else { Err(Refused { errors, readable: sources }) }
     }
 
     /// Names the file that takes the sum past its bound, and keeps all from being read. Files that are each too

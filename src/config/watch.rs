@@ -80,7 +80,10 @@ impl Watcher {
             slot: Arc::clone(&slot),
             filled,
         };
-        thread::Builder::new().name("rule-files".to_owned()).spawn(move || sentry.run())?;
+        thread::Builder::new().name("rule-files".to_owned()).spawn(move || {
+            yield_to_decisions();
+            sentry.run();
+        })?;
         Ok((Self { bell, looks }, Changes { slot, filled: changes }))
     }
 
@@ -286,9 +289,10 @@ fn fingerprint(reading: &Reading) -> u128 {
             }
             sources.warnings.hash(&mut hasher);
         }
-        Err(errors) => {
+        // What can be read of a refused set changes nothing.
+        Err(refused) => {
             hasher.write_u8(1);
-            errors.hash(&mut hasher);
+            refused.errors.hash(&mut hasher);
         }
     }
     hasher.finish128().as_u128()
@@ -297,4 +301,13 @@ fn fingerprint(reading: &Reading) -> u128 {
 /// A panic elsewhere leaves these values whole: each is replaced in one step.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lowers the priority of this thread: on a busy machine reading and compiling a large set of rules must not keep a decision waiting
+/// for a core. Without the permission it goes on as it is.
+pub(crate) fn yield_to_decisions() {
+    const NICENESS: i32 = 10;
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!(%error, "rules are loaded at full priority");
+    }
 }

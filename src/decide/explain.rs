@@ -3,7 +3,9 @@
 //! It selects as a decision does and asks the same store, with looks in place of draws, so it can not tell another
 //! story than the decision. The values are those of the request: whoever prints them escapes them.
 
-use serde::Serialize;
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
 
 use super::selection::{Selected, Selection, select};
 use super::{Decider, Edge};
@@ -15,7 +17,7 @@ use crate::rule::set::{DomainRules, RuleSet};
 use crate::rule::trace::{End, Miss, Place, Step};
 
 /// What a request would meet.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Explanation {
     /// The domain asked for.
     pub domain: String,
@@ -26,7 +28,7 @@ pub struct Explanation {
 }
 
 /// What one descriptor would meet.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedDescriptor {
     /// `key=value,key=value`.
     pub descriptor: String,
@@ -41,7 +43,7 @@ pub struct ExplainedDescriptor {
 }
 
 /// How one entry fared.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedStep {
     /// `key=value`.
     pub entry: String,
@@ -54,7 +56,7 @@ pub struct ExplainedStep {
 }
 
 /// A rule.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedRule {
     /// Its name in `/rlconfig`.
     pub path: String,
@@ -63,14 +65,14 @@ pub struct ExplainedRule {
 }
 
 /// A limit, and its counter.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedLimit {
     /// Its name, if it has one.
     pub name: String,
     /// The limit in words.
     pub limit: String,
     /// What is promised over several replicas.
-    pub guarantee: &'static str,
+    pub guarantee: Cow<'static, str>,
     /// It refuses nothing.
     pub shadow_mode: bool,
     /// It refuses only together with all other quotas.
@@ -80,7 +82,7 @@ pub struct ExplainedLimit {
 }
 
 /// What a look at a counter found.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedCounter {
     /// Whether one more hit would pass.
     pub passes: bool,
@@ -207,12 +209,7 @@ fn explained_limit(selected: &Selected<'_>, level: Option<&Level>) -> ExplainedL
     ExplainedLimit {
         name: selected.name.to_owned(),
         limit: limit_text(&selected.limit),
-        guarantee: match selected.limit.consistency() {
-            Consistency::Strict => "strict: every admitted hit is counted first",
-            Consistency::Eventual(_) => {
-                "eventual: counted in this process, so as exact as strict until replicas share a store"
-            }
-        },
+        guarantee: guarantee(selected.limit.consistency()).into(),
         shadow_mode: selected.shadow,
         quota_mode: selected.quota,
         counter: level.map(|level| ExplainedCounter {
@@ -222,6 +219,15 @@ fn explained_limit(selected: &Selected<'_>, level: Option<&Level>) -> ExplainedL
             reset_us: level.reset_us,
             retry_after_us: level.retry_after_us,
         }),
+    }
+}
+
+const fn guarantee(consistency: Consistency) -> &'static str {
+    match consistency {
+        Consistency::Strict => "strict: every admitted hit is counted first",
+        Consistency::Eventual(_) => {
+            "eventual: counted in this process, so as exact as strict until replicas share a store"
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::merge::Verdict;
 use super::selection::Selection;
+use super::verdict::Verdict;
 use crate::limit::Unit;
 use crate::request::{Descriptor, Entry, LimitOverride, Request};
 use crate::settings::Behaviour;
@@ -56,13 +56,14 @@ fn described(descriptor: &Descriptor<'_>) -> Value {
     Value::Object(fields)
 }
 
-/// The limit as protobuf's text format writes it; fields at their default are left out.
+/// The limit as protobuf's text format writes it; fields at their default are left out. A unit without a name in Envoy's
+/// own enum is written as its number, WEEK too: that one is the rate limit service's.
 fn override_text(sent: &LimitOverride) -> String {
     let mut fields = Vec::new();
     if sent.requests_per_unit != 0 {
         fields.push(format!("requests_per_unit:{}", sent.requests_per_unit));
     }
-    match Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit) {
+    match Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit && *unit != Unit::Week) {
         Some(unit) => fields.push(format!("unit:{}", unit.name().to_uppercase())),
         None if sent.unit != 0 => fields.push(format!("unit:{}", sent.unit)),
         None => {}

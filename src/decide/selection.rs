@@ -8,10 +8,10 @@ use std::sync::Once;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Ask, Term};
+use crate::algorithm::{Ask, Level, Term};
 use crate::counter::{Counter, Draw, Path};
 use crate::limit::{Algorithm, Limit, Period, StorePolicy, Terms, Unit};
-use crate::request::{Descriptor, LimitOverride, Request};
+use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rule::{Allowance, Defaults, Refusal};
 use crate::settings::Behaviour;
@@ -113,6 +113,28 @@ impl<'r> Selection<'r> {
             counters: self.limits.iter().map(counter).collect(),
             ask: Ask::new(descriptor.hits, hold_us),
         })
+    }
+
+    /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost, unless
+    /// refused hits count.
+    pub(super) fn notice_reports(&self, hits: Hits, levels: &[Level]) {
+        let Some(compiled) = self.rule else { return };
+        match hits {
+            Hits::Look => compiled.looks.note(),
+            Hits::Take(_) => {
+                let lost = self.limits.iter().zip(levels);
+                let mut lost = lost.filter(|(selected, level)| !level.admitted && !selected.limit.count_rejected());
+                if lost.next().is_some() && compiled.looks.first_asked() {
+                    tracing::warn!(
+                        rule = %compiled.rule.path,
+                        origin = %compiled.rule.origin,
+                        "this rule is looked at first and then refused a report, which costs the reporter nothing: \
+                         it wants `count_rejected: true`"
+                    );
+                }
+            }
+            Hits::Refund(_) => {}
+        }
     }
 
     /// What is answered when the counters can not be asked: the least lenient policy of its enforced limits.

@@ -27,8 +27,7 @@ pub struct Service {
     pub rules: Arc<LiveRules>,
     /// What decides.
     pub decider: Decider,
-    /// Answers that are held now.
-    pub held: AtomicUsize,
+    held: AtomicUsize,
 }
 
 /// The most descriptors that one request may have: many times what any proxy sends, and little enough that a request
@@ -68,6 +67,11 @@ impl AnswerError {
 }
 
 impl Service {
+    /// A service that holds no answer yet.
+    pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
+        Self { clock, rules, decider, held: AtomicUsize::new(0) }
+    }
+
     /// Decides a request, and holds the answer for as long as the decision says. `deadline` is how long the caller
     /// waits from now on.
     pub async fn answer(

@@ -62,7 +62,19 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
 /// holds a number that is not finite or it has a time out of range, [`JsonError::Unconvertible`] if it nests too deep.
 pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonError> {
     static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| descriptor("RateLimitResponse"));
-    let message = DynamicMessage::decode(RESPONSE.clone(), response.encode_to_vec().as_slice())?;
+    line(&DynamicMessage::decode(RESPONSE.clone(), response.encode_to_vec().as_slice())?)
+}
+
+/// `request` as one line of JSON, so that [`request_from_json`] reads it back.
+///
+/// # Errors
+/// [`JsonError::Unconvertible`] if a key or a value is not UTF-8: JSON has no form for it.
+pub fn request_to_json(request: &RateLimitRequest) -> Result<String, JsonError> {
+    let message = descriptor("RateLimitRequest");
+    line(&DynamicMessage::decode(message, request.encode_to_vec().as_slice())?)
+}
+
+fn line(message: &DynamicMessage) -> Result<String, JsonError> {
     let mut line = Vec::new();
     message.serialize(&mut Serializer::with_formatter(&mut line, ShortNumbers)).map_err(JsonError::Unprintable)?;
     Ok(String::from_utf8(line).expect("the serializer writes UTF-8"))

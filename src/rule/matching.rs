@@ -6,7 +6,8 @@
 
 use smallvec::SmallVec;
 
-use super::set::{CompiledRule, DomainRules, NodeId, RuleSet};
+use super::NodeId;
+use super::set::{CompiledRule, DomainRules, RuleSet};
 use crate::request::Entry;
 
 /// A rule that a descriptor met.

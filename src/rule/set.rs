@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
@@ -14,7 +15,7 @@ use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
 use super::wildcard::Wildcards;
-use super::{Allowance, Defaults, Domain, Node, Origin, Rule};
+use super::{Allowance, Defaults, Domain, Node, NodeId, Origin, Rule};
 use crate::limit::Limit;
 
 /// All rules, immutable.
@@ -36,9 +37,6 @@ pub struct DomainRules {
     pub defaults: Defaults,
     pub(super) root: NodeId,
 }
-
-/// A place in [`RuleSet::nodes`].
-pub(super) type NodeId = u32;
 
 /// A node as matching sees it.
 #[derive(Debug)]
@@ -62,6 +60,30 @@ pub struct CompiledRule {
     pub rule: Rule,
     /// Its limits as counters see them; empty if it is unlimited.
     pub limits: SmallVec<[CompiledLimit; 1]>,
+    /// Whether it was only looked at before.
+    pub looks: Looks,
+}
+
+/// Whether a rule sees looks, and whether it was said what that asks of it.
+#[derive(Debug, Default)]
+pub struct Looks {
+    seen: AtomicBool,
+    said: AtomicBool,
+}
+
+impl Looks {
+    /// Notes a look.
+    pub fn note(&self) {
+        // Reading first keeps a busy rule's cache line shared.
+        if !self.seen.load(Ordering::Relaxed) {
+            self.seen.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there were looks and this is the first time that anybody asks.
+    pub fn first_asked(&self) -> bool {
+        self.seen.load(Ordering::Relaxed) && !self.said.swap(true, Ordering::Relaxed)
+    }
 }
 
 /// A limit of a rule as counters see it.
@@ -226,7 +248,7 @@ impl CompiledRule {
                 })
                 .collect(),
         };
-        Self { rule, limits }
+        Self { rule, limits, looks: Looks::default() }
     }
 
     /// The name of the limit at `index`; empty if it has none.

@@ -3,9 +3,10 @@
 //! A trace takes the very steps that matching takes, and looks at the siblings on the way. It is for people
 //! (`explain`), so it may be slow; what it lists is bounded.
 
+use super::NodeId;
 use super::Origin;
 use super::matching::Met;
-use super::set::{CompiledRule, DomainRules, NodeId, RuleSet};
+use super::set::{CompiledRule, DomainRules, RuleSet};
 use super::wildcard::Pattern;
 use crate::request::Entry;
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::set::NodeId;
+use super::NodeId;
 
 /// All wildcards below one node.
 #[derive(Debug)]

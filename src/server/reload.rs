@@ -4,12 +4,15 @@
 //! every problem in the log; the last good one keeps serving. So is an empty one, except where no rules are in force.
 
 use std::sync::Arc;
+use std::thread;
+
+use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::config::compile::{Options, Source, compile};
 use crate::config::live::LiveRules;
 use crate::config::source::Reading;
-use crate::config::watch::Changes;
+use crate::config::watch::{Changes, yield_to_decisions};
 use crate::config::yaml::Documents;
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
@@ -31,8 +34,19 @@ impl Reloader {
     pub(super) async fn follow(self, mut changes: Changes, health: GrpcHealth) {
         while let Some(reading) = changes.next().await {
             let reloader = self.clone();
-            if tokio::task::spawn_blocking(move || reloader.load(&reading)).await.is_err() {
-                tracing::error!("loading the rules panicked; the last good rules stay");
+            let (done, loaded) = oneshot::channel();
+            let load = move || {
+                yield_to_decisions();
+                reloader.load(&reading);
+                let _ = done.send(());
+            };
+            let spawned = thread::Builder::new().name("rules".to_owned()).spawn(load);
+            match spawned {
+                Ok(_) if loaded.await.is_err() => {
+                    tracing::error!("loading the rules panicked; the last good rules stay");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "no thread to load the rules on; the last good rules stay"),
             }
             health.sync().await;
         }
@@ -42,7 +56,7 @@ impl Reloader {
     pub(super) fn load(&self, reading: &Reading) {
         let read = match reading {
             Ok(read) => read,
-            Err(errors) => return self.refuse(&errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            Err(refused) => return self.refuse(&refused.errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
         };
         if read.files.is_empty() && self.has_rules() {
             // Loading "no rules" would lift every limit: more likely a volume is gone than all rules are.

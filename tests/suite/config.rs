@@ -92,7 +92,7 @@ fn each_bad_file_gets_the_text_beside_it() {
 
 #[test]
 fn the_example_and_the_reference_load_without_a_word() {
-    assert_eq!(good(&read("config/example.yaml"))[0].name, "shop");
+    assert_eq!(good(&read("config/example.yaml"))[0].name, "example");
     assert_eq!(good(&read("config/reference.yaml"))[0].name, "reference");
 }
 

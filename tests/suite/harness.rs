@@ -4,6 +4,8 @@
 //! when its value is dropped. Nothing sleeps for a fixed time: [`wait_for`] asks until a condition holds, and gives up
 //! at a deadline that only a broken server reaches. Nothing is skipped: a missing Envoy fails the test.
 
+#[path = "harness/desk.rs"]
+pub(crate) mod desk;
 #[path = "harness/envoy.rs"]
 pub(crate) mod envoy;
 #[path = "harness/frames.rs"]

@@ -291,7 +291,7 @@ fn small_messages_that_unfold_to_large_ones_take_no_room() {
     assert_eq!(target.server.json(&objects).status, 400);
     let entries = format!(r#"{{"domain":"shop","descriptors":[{{"entries":[{}{{}}]}}]}}"#, "{},".repeat(1_390_000));
     assert_eq!(target.server.json(&entries).status, 400);
-    assert_eq!(http::post(target.server.debug_port(), "/explain", &objects).send().status, 400);
+    assert_eq!(http::post(target.server.debug_port(), "/explain", objects.as_str()).send().status, 400);
     target.assert_unharmed();
 }
 
@@ -308,7 +308,7 @@ fn json_of_any_depth_or_size_is_a_bad_request() {
     ];
     for body in &table {
         assert_eq!(target.server.json(body).status, 400, "{}", &body[..body.len().min(60)]);
-        assert_eq!(http::post(target.server.debug_port(), "/explain", body).send().status, 400);
+        assert_eq!(http::post(target.server.debug_port(), "/explain", body.as_str()).send().status, 400);
     }
     let mut random = Random(7);
     for _ in 0..100 {

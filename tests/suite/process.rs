@@ -212,11 +212,11 @@ fn called_as_ratelimit_it_serves_and_warns_of_arguments() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("ratelimit/config")).unwrap();
     fs::write(root.path().join("ratelimit/config/rules.yaml"), RULES).unwrap();
-    let setup = tollkeeper::without_rules().called("/bin/ratelimit").arg("-nonsense").arg("--config=x");
+    let setup = tollkeeper::without_rules().called("ratelimit", &["-nonsense", "--other=x"]);
     let server = setup.env("RUNTIME_ROOT", root.path()).env("RUNTIME_SUBDIRECTORY", "ratelimit").start();
     assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
     assert_eq!(server.status()["rules"], 3);
-    for argument in ["-nonsense: ", "--config=x: "] {
+    for argument in ["-nonsense: ", "--other=x: "] {
         assert!(server.stderr().contains(argument), "{}", server.stderr());
     }
 }
@@ -250,7 +250,7 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
     let refused = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("GRPC_SERVER_USE_TLS", "true"), ("REDIS_URL", "redis:6379")];
     let setup = |more: &[(&str, &str)]| {
         let named = harmless.iter().chain(more);
-        let setup = tollkeeper::without_rules().called("/bin/ratelimit").env("RUNTIME_ROOT", root.path());
+        let setup = tollkeeper::without_rules().called("ratelimit", &[]).env("RUNTIME_ROOT", root.path());
         named.fold(setup, |setup, (name, value)| setup.env(name, value))
     };
     let server = setup(&[]).start();
@@ -383,7 +383,7 @@ fn json_answers_as_the_peer_does() {
     let mut answers = Vec::new();
     for method in ["POST", "GET", "PUT"] {
         let body = draw("user", "ann", 1);
-        let request = http::post(server.http_port(), "/json", &body);
+        let request = http::post(server.http_port(), "/json", body);
         let request = if method == "POST" { request } else { request.method(method) };
         let answer = request.send();
         assert_eq!(answer.header("content-type").as_deref(), Some("application/json"), "{answer:?}");

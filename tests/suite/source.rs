@@ -63,7 +63,7 @@ fn names(reading: &Reading) -> Vec<String> {
 }
 
 fn problems(reading: Reading) -> Vec<Problem> {
-    reading.expect_err("must be refused").into_iter().map(|error| error.problem).collect()
+    reading.expect_err("must be refused").errors.into_iter().map(|error| error.problem).collect()
 }
 
 #[test]
@@ -73,6 +73,7 @@ fn a_given_directory_yields_its_rule_files_by_name() {
         (&["a.yaml", "README.md", "a.yaml~", "yaml"], &["a.yaml"]),
         (&["z/y/x.yaml", "z.yaml"], &["z.yaml", "z/y/x.yaml"]),
         (&["a.yaml", ".a.yaml", ".git/b.yaml"], &["a.yaml"]),
+        (&["a.yaml", "rules.schema.json"], &["a.yaml"]),
         (&["..2026_01/a.yaml", "..data -> ..2026_01", "a.yaml -> ..data/a.yaml"], &["a.yaml"]),
         (&["a.yaml", "more -> ../elsewhere-that-is-a-dotfile/.x"], &[]),
         (&["shelf/x.yaml", "book -> shelf"], &["book/x.yaml", "shelf/x.yaml"]),
@@ -168,7 +169,7 @@ fn missing_runtime_directories_are_refused_only_where_the_peer_stops() {
                 assert!(loads, "{entries:?} {watch_root}");
                 assert_eq!((sources.files.len(), sources.warnings.len()), (0, 1), "{entries:?} {watch_root}");
             }
-            Err(errors) => {
+            Err(source::Refused { errors, .. }) => {
                 assert!(!loads, "{entries:?} {watch_root}: {errors:?}");
                 assert_eq!(errors[0].problem, Problem::Missing);
             }
@@ -216,7 +217,7 @@ fn what_can_not_be_read_is_refused_with_path_and_fix() {
     ];
     for (entries, given, expected) in cases {
         let dir = tree(entries);
-        let errors = read(paths(&[dir.path().join(given)])).expect_err("must be refused");
+        let errors = read(paths(&[dir.path().join(given)])).expect_err("must be refused").errors;
         let message = errors[0].to_string();
         assert!(message.contains(expected), "{message}");
         assert_eq!(errors.len(), 1, "{errors:?}");
@@ -228,6 +229,17 @@ fn all_problems_are_told_at_once() {
     let dir = tree(&["a.yaml", "b.yaml -> nowhere", "d/"]);
     let reading = read(paths(&[dir.path().to_owned(), dir.path().join("d"), dir.path().join("e")]));
     assert_eq!(problems(reading), [Problem::Dangling, Problem::NoRuleFiles, Problem::Missing]);
+}
+
+#[test]
+fn what_can_be_read_of_a_refused_set_is_kept_for_checking() {
+    let dir = tree(&["a.yaml", "b.yaml -> nowhere", "c.yaml"]);
+    let refused = read(paths(&[dir.path().to_owned()])).expect_err("must be refused");
+    assert_eq!(refused.errors.len(), 1);
+    assert_eq!(
+        names(&Ok(refused.readable)),
+        [dir.path().join("a.yaml"), dir.path().join("c.yaml")].map(|path| path.display().to_string())
+    );
 }
 
 #[test]
@@ -267,7 +279,9 @@ fn files_are_refused_past_their_size_without_being_read() {
         File::create(&file).unwrap().set_len(size).unwrap();
         match read(Layout::Paths(vec![file.clone()])) {
             Ok(sources) => assert!(loads && sources.files[0].bytes.len() as u64 == size, "{size}"),
-            Err(errors) => assert!(!loads && errors[0].problem == Problem::FileTooLarge(size), "{size}"),
+            Err(source::Refused { errors, .. }) => {
+                assert!(!loads && errors[0].problem == Problem::FileTooLarge(size), "{size}");
+            }
         }
     }
 }
@@ -278,7 +292,7 @@ fn all_files_together_are_bounded() {
     for name in ["a.yaml", "b.yaml", "c.yaml", "d.yaml"] {
         File::create(dir.path().join(name)).unwrap().set_len(MAX_FILE_BYTES).unwrap();
     }
-    let errors = read(paths(&[dir.path().to_owned()])).expect_err("must be refused");
+    let errors = read(paths(&[dir.path().to_owned()])).expect_err("must be refused").errors;
     assert_eq!(errors.len(), 1);
     assert_eq!(errors[0].problem, Problem::TotalTooLarge);
     assert_eq!(errors[0].path, dir.path().join("e.yaml"));

@@ -55,7 +55,7 @@ async fn until(changes: &mut Changes, expected: &[&str], what: &str) -> usize {
 fn texts(reading: &Reading) -> Vec<String> {
     match reading {
         Ok(sources) => sources.files.iter().map(|it| String::from_utf8_lossy(&it.bytes).into_owned()).collect(),
-        Err(errors) => errors.iter().map(ToString::to_string).collect(),
+        Err(refused) => refused.errors.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -338,10 +338,10 @@ async fn an_error_is_handed_over_once_and_then_the_recovery() {
         let (watcher, mut changes) = started(&rules(dir.path()), timing).await;
 
         fs::remove_file(&file).unwrap();
-        assert_eq!(next(&mut changes).await.unwrap_err()[0].problem, Problem::NoRuleFiles);
+        assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, Problem::NoRuleFiles);
         looks(&watcher, 5).await;
         symlink("nowhere", &file).unwrap();
-        assert_eq!(next(&mut changes).await.unwrap_err()[0].problem, Problem::Dangling);
+        assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, Problem::Dangling);
         looks(&watcher, 5).await;
         write(&dir.path().join("rules/nowhere"), "domain: rules/a.yaml\n");
         assert_eq!(texts(&next(&mut changes).await), ["domain: rules/a.yaml\n"]);

@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 32;
 
 /// Which names count.
 enum Names<'a> {
-    /// Rule extensions, no dotfiles; called by their paths.
+    /// Rule extensions, no dotfiles, no schema that an editor reads; called by their paths.
     Given,
     /// All, called by their dotted paths below `base`, which must start with `prefix`.
     Dotted { base: &'a Path, prefix: String, ignore_dotfiles: bool },
@@ -223,7 +223,8 @@ impl Names<'_> {
         match self {
             Self::Given => {
                 let rules = path.extension().is_some_and(|it| it == "yaml" || it == "yml" || it == "json");
-                rules.then(|| path.to_string_lossy().into())
+                let schema = path.as_os_str().as_bytes().ends_with(b".schema.json");
+                (rules && !schema).then(|| path.to_string_lossy().into())
             }
             Self::Dotted { base, prefix, .. } => {
                 let name = dotted(base, path);

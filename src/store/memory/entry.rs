@@ -43,15 +43,19 @@ impl Entry {
         self.key[0]
     }
 
+    /// Whether it is as good as empty at `now_s`, which is rounded down: never too early.
     pub(super) const fn is_expired(&self, now_s: u32) -> bool {
         self.expires_s <= now_s
     }
 
-    /// How much of the limit is used, of 255; `None` if it is over.
+    /// How much of the limit is used, of 255; `None` if it is over at `now_s`, which is rounded down.
     pub(super) fn used_share(&self, now_s: u32) -> Option<u8> {
-        let last_s = to_seconds(Time::from_micros(self.words[0]));
-        let over_until_s =
-            if self.over_s == u16::MAX { self.expires_s } else { last_s.saturating_add(u32::from(self.over_s)) };
+        let last_s = seconds_up(Time::from_micros(self.words[0]));
+        let over_until_s = match self.over_s {
+            0 => 0,
+            u16::MAX => self.expires_s,
+            over_s => last_s.saturating_add(u32::from(over_s)),
+        };
         (now_s >= over_until_s).then_some(self.used)
     }
 
@@ -101,7 +105,9 @@ impl Entry {
 
     /// Notes what expiry and eviction need to know after a draw at `now`.
     pub(super) fn note(&mut self, limit: &Limit, level: &Level, now: Time) {
-        self.expires_s = to_seconds(now.plus_us(level.reset_us));
+        let last = Time::from_micros(self.words[0]);
+        // Empty or not, it keeps its time until that is past: a counter's time never runs backwards.
+        self.expires_s = seconds_up(now.plus_us(level.reset_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);
         let left = u64::from(level.remaining).min(capacity);
         self.used = u8::try_from((capacity - left) * u64::from(ALL_USED) / capacity).unwrap_or(ALL_USED);
@@ -110,15 +116,19 @@ impl Entry {
             Some(retry_after_us) => retry_after_us,
             None => level.reset_us,
         };
-        let last = Time::from_micros(self.words[0]);
         let over_s = now.plus_us(over_us).since_us(last).div_ceil(1_000_000);
         self.over_s = if over_us == 0 { 0 } else { u16::try_from(over_s).unwrap_or(u16::MAX) };
     }
 }
 
-/// Seconds since the Unix epoch, rounded up; the last second there is from the year 2106 on.
-pub(super) fn to_seconds(time: Time) -> u32 {
+/// Seconds since the Unix epoch, rounded up, for what lies ahead; the last second there is from the year 2106 on.
+fn seconds_up(time: Time) -> u32 {
     u32::try_from(time.as_micros().div_ceil(1_000_000)).unwrap_or(u32::MAX)
+}
+
+/// Seconds since the Unix epoch, rounded down, for the time now: what lies ahead by a moment is not reached.
+pub(super) fn seconds_down(time: Time) -> u32 {
+    u32::try_from(time.as_micros() / 1_000_000).unwrap_or(u32::MAX)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "each half is what is wanted")]

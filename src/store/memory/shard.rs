@@ -7,15 +7,20 @@
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use super::entry::{Entry, to_seconds};
+use super::entry::{Entry, seconds_down};
 use super::{Full, Usage};
 use crate::algorithm::{Level, State, Term, draw_together, sliding_window_log};
 use crate::clock::Time;
 use crate::counter::Draw;
+use crate::limit::Algorithm;
 use crate::request::Hits;
 
 /// Entries in a chunk: 3 KiB.
 const CHUNK: usize = 64;
+const CHUNK_BYTES: usize = CHUNK * size_of::<Entry>();
+/// A log without its records, and the least that those take: a deque begins with four.
+const LOG_BYTES: usize = size_of::<sliding_window_log::State>();
+const LEAST_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::Record>();
 /// How many counters are looked at when one has to give way.
 const SAMPLE: u64 = 8;
 
@@ -63,7 +68,7 @@ impl Shard {
             self.make_room(&mut slots, draw.ask.hits, now)?;
             let mut state = self.take_state(&slots[0]);
             let level = state.draw(counter.term.limit, now, draw.ask);
-            self.put_state(&slots[0], state, &level, now);
+            self.put_state(&slots[0], state, (draw.ask.hits, &level), now);
             return Ok(SmallVec::from([level]));
         }
         let mut slots: SmallVec<[Slot<'_>; 4]> =
@@ -73,7 +78,7 @@ impl Shard {
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let levels = draw_together(&terms, &mut states, now, draw.ask);
         for ((slot, state), level) in slots.iter().zip(states).zip(&levels) {
-            self.put_state(slot, state, level, now);
+            self.put_state(slot, state, (draw.ask.hits, level), now);
         }
         Ok(levels)
     }
@@ -91,9 +96,9 @@ impl Shard {
         })
     }
 
-    /// Drops what has expired, and gives back what the index no longer needs.
+    /// Drops what has expired, and gives back what index and logs no longer need.
     pub(super) fn sweep(&mut self, now: Time) {
-        let now_s = to_seconds(now);
+        let now_s = seconds_down(now);
         let mut place = 0;
         while place < self.length {
             if self.entry(place).is_expired(now_s) {
@@ -106,18 +111,32 @@ impl Shard {
             let Self { index, chunks, length, .. } = self;
             index.shrink_to(*length * 2, |place| at(chunks, *place as usize).hash());
         }
+        if self.logs.len() > 4 * (self.logs.len() - self.free_logs.len()) {
+            self.compact_logs();
+        }
+    }
+
+    /// Moves the logs that are in use together.
+    fn compact_logs(&mut self) {
+        let mut logs = Vec::with_capacity(self.logs.len() - self.free_logs.len());
+        for place in 0..self.length {
+            if let Some(log) = self.entry(place).log() {
+                logs.push(std::mem::take(&mut self.logs[log]));
+                self.entry_mut(place).set_log(logs.len() - 1);
+            }
+        }
+        (self.logs, self.free_logs) = (logs, Vec::new());
     }
 
     pub(super) fn usage(&self) -> Usage {
         Usage { counters: self.length as u64, bytes: self.bytes(), evicted: self.evicted }
     }
 
-    /// Entries by chunks, five bytes a slot of the index, and the records of logs.
+    /// Entries by chunks, the index, and the records of logs.
     fn bytes(&self) -> u64 {
-        let slots = (self.index.capacity() * 8).div_ceil(7);
-        let entries = self.chunks.len() * CHUNK * size_of::<Entry>();
-        let logs = self.log_bytes + self.logs.capacity() * size_of::<sliding_window_log::State>();
-        (entries + slots * 5 + logs) as u64
+        let entries = self.chunks.len() * CHUNK_BYTES;
+        let logs = self.log_bytes + self.logs.capacity() * LOG_BYTES + self.free_logs.capacity() * size_of::<usize>();
+        (entries + self.index.allocation_size() + logs) as u64
     }
 
     /// Finds a counter.
@@ -125,25 +144,47 @@ impl Shard {
         Slot { key, term, place: self.place_of(key) }
     }
 
-    /// Makes room for those counters of a draw that are not there yet and may have to be kept.
+    /// Makes room for what a draw may add: counters that are not there yet, and records of logs.
+    ///
+    /// A log that is there may outgrow the shard by itself, once all others that can give way have: its limit bounds it,
+    /// and a rule with a long log would hold for nobody in a shard that is too small for it.
     fn make_room(&mut self, slots: &mut [Slot<'_>], hits: Hits, now: Time) -> Result<(), Full> {
-        // What an entry and its share of the index come to; a log needs its records besides.
-        const ENTRY_BYTES: u64 = 60;
-        let missing = slots.iter().filter(|slot| slot.place.is_none()).count() as u64;
-        if missing == 0 || !matches!(hits, Hits::Take(_)) {
+        // Neither a look nor a refund adds anything.
+        if !matches!(hits, Hits::Take(_)) {
             return Ok(());
         }
-        while self.bytes() + missing * ENTRY_BYTES > self.capacity_bytes && !self.is_roomy(missing) {
-            self.evict(slots, to_seconds(now))?;
+        loop {
+            let growth = self.growth(slots);
+            if growth == 0 || self.bytes() + growth <= self.capacity_bytes {
+                return Ok(());
+            }
+            if let Err(full) = self.evict(slots, seconds_down(now)) {
+                let is_there = slots.iter().all(|slot| slot.place.is_some());
+                return if is_there && growth > self.capacity_bytes / 4 { Ok(()) } else { Err(full) };
+            }
             slots.iter_mut().for_each(|slot| slot.place = self.place_of(slot.key));
         }
-        Ok(())
     }
 
-    /// Whether so many more entries fit into the last chunk.
-    fn is_roomy(&self, more: u64) -> bool {
-        let free = (self.chunks.len() * CHUNK - self.length) as u64;
-        free >= more && self.bytes() <= self.capacity_bytes
+    /// The most bytes that a draw from these counters may add.
+    fn growth(&self, slots: &[Slot<'_>]) -> u64 {
+        let missing = slots.iter().filter(|slot| slot.place.is_none()).count();
+        let free = self.chunks.len() * CHUNK - self.length;
+        let mut bytes = if missing > free { CHUNK_BYTES } else { 0 };
+        if self.index.len() + missing > self.index.capacity() {
+            // It doubles; the first one has four slots.
+            bytes += self.index.allocation_size().max(64);
+        }
+        let logs = slots.iter().filter(|slot| slot.term.limit.algorithm() == Algorithm::SlidingWindowLog);
+        for slot in logs {
+            bytes += match slot.place.and_then(|place| self.entry(place).log()) {
+                Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
+                Some(log) => bytes_of(&self.logs[log]).max(LEAST_RECORDS_BYTES),
+                None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => LEAST_RECORDS_BYTES,
+                None => LEAST_RECORDS_BYTES + self.logs.capacity().max(4) * LOG_BYTES,
+            };
+        }
+        bytes as u64
     }
 
     /// Removes an expired counter or, of a few at random, the one with the least of its limit used. Neither one that is
@@ -208,12 +249,13 @@ impl Shard {
         entry.state(log)
     }
 
-    /// Keeps the state of a counter, adding the counter if it was not there and has something to keep.
-    fn put_state(&mut self, slot: &Slot<'_>, state: State, level: &Level, now: Time) {
+    /// Keeps the state of a counter, adding the counter if it was not there and has something to keep: of a refund or a
+    /// look nothing is left to keep.
+    fn put_state(&mut self, slot: &Slot<'_>, state: State, (hits, level): (Hits, &Level), now: Time) {
         let limit = slot.term.limit;
         let place = match slot.place {
             Some(place) => place,
-            None if state == State::empty(limit.algorithm()) => return,
+            None if !matches!(hits, Hits::Take(_)) || state == State::empty(limit.algorithm()) => return,
             None => self.insert(Entry::new(slot.key, limit.algorithm())),
         };
         self.keep_state(place, state);

@@ -26,10 +26,11 @@ pub(crate) fn get(port: u16, path: &str) -> Request {
     request("GET", port, path)
 }
 
-/// A POST of `body`.
-pub(crate) fn post(port: u16, path: &str, body: impl AsRef<[u8]>) -> Request {
-    let body = body.as_ref().to_vec();
-    Request { body: body.clone(), ..request("POST", port, path).header("content-length", body.len().to_string()) }
+/// A POST of `body` to `path` (sent as given) at a port of 127.0.0.1.
+pub(crate) fn post(port: u16, path: &str, body: impl Into<Vec<u8>>) -> Request {
+    let body = body.into();
+    let length = body.len().to_string();
+    Request { body, ..request("POST", port, path).header("content-length", length) }
 }
 
 /// A request without a body.

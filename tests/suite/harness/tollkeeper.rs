@@ -6,7 +6,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -18,20 +18,36 @@ use super::{http, read, wait_for};
 /// What a tollkeeper is to be started with.
 #[derive(Debug)]
 pub(crate) struct Setup {
-    rules: Option<String>,
-    name: Option<String>,
-    arguments: Vec<OsString>,
+    rules: Rules,
     env: Vec<(String, String)>,
+    name: Option<&'static str>,
+    arguments: Vec<OsString>,
+}
+
+/// Its rules, and how it is told where they are.
+#[derive(Debug)]
+enum Rules {
+    /// None, or where the test says.
+    None,
+    /// One file, by `--config`.
+    File(String),
+    /// Files by name, in the directory that RUNTIME_ROOT and its companions name.
+    Runtime(Vec<(String, String)>),
 }
 
 /// A tollkeeper with these rules, in a file that the test may edit later.
 pub(crate) fn with_rules(rules: &str) -> Setup {
-    Setup { rules: Some(rules.to_owned()), ..without_rules() }
+    Setup { rules: Rules::File(rules.to_owned()), ..without_rules() }
+}
+
+/// A tollkeeper with these files, found as envoyproxy/ratelimit finds them: by its own environment variables.
+pub(crate) fn with_runtime_files(files: Vec<(String, String)>) -> Setup {
+    Setup { rules: Rules::Runtime(files), ..without_rules() }
 }
 
 /// A tollkeeper without rules of its own: `--config` and `RUNTIME_*` are the test's.
 pub(crate) fn without_rules() -> Setup {
-    Setup { rules: None, name: None, arguments: Vec::new(), env: Vec::new() }
+    Setup { rules: Rules::None, env: Vec::new(), name: None, arguments: vec!["serve".into()] }
 }
 
 impl Setup {
@@ -48,9 +64,10 @@ impl Setup {
         self
     }
 
-    /// Calls it by another name, without the subcommand.
-    pub(crate) fn called(mut self, name: &str) -> Self {
-        self.name = Some(name.to_owned());
+    /// Calls the program by another name, with these arguments in place of the subcommand.
+    pub(crate) fn called(mut self, name: &'static str, arguments: &[&'static str]) -> Self {
+        self.name = Some(name);
+        self.arguments = arguments.iter().map(OsString::from).collect();
         self
     }
 
@@ -80,18 +97,10 @@ impl Setup {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
         let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
-        match &self.name {
-            Some(name) => command.arg0(name),
-            None => command.arg("serve"),
-        };
-        if let Some(rules) = &self.rules {
-            let path = files.path().join("rules.yaml");
-            fs::write(&path, rules).expect("the rules can be written");
-            command.arg("--config").arg(&path);
-        }
-        command.args(self.arguments);
-        command.env_clear().envs(inherited()).envs(ports.settings()).envs(self.env);
+        let mut command = Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| called(files.path(), name)));
+        command.env_clear().args(&self.arguments);
+        self.rules.give(files.path(), &mut command);
+        command.envs(inherited()).envs(ports.settings()).envs(self.env);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let child = command.spawn().expect("the binary under test can be started");
         Tollkeeper { child, ports, files }
@@ -107,8 +116,41 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
+/// The binary under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tollkeeper");
+
+/// The binary under test under another name: a link in `directory`.
+pub(crate) fn called(directory: &Path, name: &str) -> PathBuf {
+    let link = directory.join(name);
+    symlink(PROGRAM, &link).expect("a link can be made");
+    link
+}
+
+impl Rules {
+    /// Writes them below `directory` and tells the command where they are.
+    fn give(&self, directory: &Path, command: &mut Command) {
+        match self {
+            Self::None => {}
+            Self::File(text) => {
+                let path = directory.join("rules.yaml");
+                fs::write(&path, text).expect("the rules can be written");
+                command.arg("--config").arg(path);
+            }
+            Self::Runtime(files) => {
+                let below = directory.join("ratelimit/config");
+                fs::create_dir_all(&below).expect("a directory can be made");
+                for (name, text) in files {
+                    fs::write(below.join(name), text).expect("the rules can be written");
+                }
+                command.env("RUNTIME_ROOT", directory).env("RUNTIME_SUBDIRECTORY", "ratelimit");
+                command.env("RUNTIME_APPDIRECTORY", "config").env("RUNTIME_WATCH_ROOT", "false");
+            }
+        }
+    }
+}
+
 /// What a child needs that is no setting: where programs are, and where coverage is to be written.
-fn inherited() -> impl Iterator<Item = (&'static str, String)> {
+pub(crate) fn inherited() -> impl Iterator<Item = (&'static str, String)> {
     ["PATH", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"]
         .into_iter()
         .filter_map(|name| env::var(name).ok().map(|value| (name, value)))
@@ -149,7 +191,7 @@ impl Tollkeeper {
         self.ports.grpc.number()
     }
 
-    /// Where it answers `/json` and `/healthcheck`, on 127.0.0.1.
+    /// Where it serves `/json` and `/healthcheck`, on 127.0.0.1.
     pub(crate) fn http_port(&self) -> u16 {
         self.ports.http.number()
     }
@@ -159,7 +201,7 @@ impl Tollkeeper {
         self.ports.debug.number()
     }
 
-    /// The rule file that it reads and watches.
+    /// The rule file that it reads and watches, if its rules are in one.
     pub(crate) fn rules(&self) -> PathBuf {
         self.files.path().join("rules.yaml")
     }

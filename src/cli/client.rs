@@ -1,0 +1,91 @@
+//! A client of the rate limit service, for the commands: one connection, one question at a time.
+//!
+//! Whatever goes wrong becomes one line that says who did not answer, why, and what to look at.
+
+use std::error::Error;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+use super::print::{plain, span};
+use super::target::Target;
+use crate::pb::rate_limit_service_client::RateLimitServiceClient;
+use crate::pb::{RateLimitRequest, RateLimitResponse};
+
+/// A connection to a server.
+pub(super) struct Client {
+    target: Target,
+    timeout: Duration,
+    rpc: RateLimitServiceClient<Channel>,
+}
+
+/// An answer, and how long it took.
+pub(super) struct Answer {
+    /// The answer.
+    pub(super) response: RateLimitResponse,
+    /// From the sending to the answer.
+    pub(super) took: Duration,
+}
+
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Client {
+    /// Connects. `timeout` is how long each answer may take, and the server is told so.
+    pub(super) async fn connect(target: &Target, timeout: Duration) -> Result<Self, String> {
+        let address = match target {
+            Target::Tcp(address) => format!("http://{address}"),
+            Target::Unix(path) => format!("unix:{path}"),
+        };
+        let endpoint = Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", cause(&error)))?;
+        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|error| {
+            format!("{target} can not be reached: {}; is the service running there?", cause(&error))
+        })?;
+        Ok(Self { target: target.clone(), timeout, rpc: RateLimitServiceClient::new(channel) })
+    }
+
+    /// Asks.
+    pub(super) async fn ask(&mut self, request: &RateLimitRequest) -> Result<Answer, String> {
+        let mut request = Request::new(request.clone());
+        request.set_timeout(self.timeout);
+        let sent = Instant::now();
+        match self.rpc.should_rate_limit(request).await {
+            Ok(response) => Ok(Answer { response: response.into_inner(), took: sent.elapsed() }),
+            Err(status) => Err(self.trouble(&status, sent.elapsed())),
+        }
+    }
+
+    fn trouble(&self, status: &Status, took: Duration) -> String {
+        let target = &self.target;
+        match status.code() {
+            Code::Cancelled | Code::DeadlineExceeded if took >= self.timeout => {
+                format!("{target} did not answer within {}; see --timeout", span(micros(self.timeout)))
+            }
+            // Only a status that was made here has a cause.
+            _ if status.source().is_some() => format!("{target} did not answer: {}", cause(status)),
+            code => format!("{target} answered {code:?}: {}", plain(status.message())),
+        }
+    }
+}
+
+/// Waits for a client on a small runtime of its own.
+pub(super) fn block_on<T>(asking: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| format!("the runtime can not be started: {error}"))?.block_on(asking)
+}
+
+/// A time in whole microseconds.
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The last of the errors that lie behind one another: it names the reason.
+fn cause(error: &dyn Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    plain(&last.to_string())
+}

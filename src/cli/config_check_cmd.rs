@@ -1,0 +1,98 @@
+//! `config_check_cmd`: the rule checker of envoyproxy/ratelimit, its flags and its lines on standard output.
+//!
+//! It looks at the files directly in a directory, whatever their extension, in the order of their names, and reads the
+//! first document of each. Unlike there, all problems are told, and versions of a Kubernetes ConfigMap (`..data`) are no
+//! error. Warnings go to standard error.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Outcome;
+use super::go_flags::{self, Flag};
+use super::print::{complain, ended, plain, print};
+use super::rules::{self, Rules};
+use crate::config::compile::{Options, Source};
+use crate::config::diagnostic::Diagnostics;
+use crate::config::source::{self, Layout, MAX_FILES, MAX_TOTAL_BYTES};
+use crate::config::yaml::Documents;
+
+const FLAGS: [Flag; 2] = [
+    Flag { name: "config_dir", is_switch: false, help: "path to directory containing rate limit configs" },
+    Flag {
+        name: "merge_domain_configs",
+        is_switch: true,
+        help: "whether to merge configurations, referencing the same domain",
+    },
+];
+
+/// Checks a directory.
+pub(super) fn run(arguments: &[OsString]) -> Outcome {
+    let given = match go_flags::read(&FLAGS, arguments) {
+        Ok(given) => given,
+        Err(outcome) => return outcome,
+    };
+    let directory = given.last("config_dir").unwrap_or_default();
+    let mut page = format!("checking rate limit configs...\nloading config directory: {}\n", plain(directory));
+    let outcome = match check(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
+        Ok(()) => Outcome::Done,
+        Err(problem) => {
+            page += &problem;
+            Outcome::Failed
+        }
+    };
+    ended(print(page), outcome)
+}
+
+/// Writes a line to `page` for each step; the error has the lines that end it.
+fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
+    let options = Options { merge_domains, ..Options::from(&rules::settings()) };
+    let failed =
+        |error: io::Error| format!("error opening directory {}: {error}\n", plain(&directory.to_string_lossy()));
+    let (mut sources, mut bytes): (Vec<Source>, u64) = (Vec::new(), 0);
+    for path in entries(directory).map_err(failed)? {
+        *page += &format!("opening config file: {}\n", plain(&path.to_string_lossy()));
+        let source = source_at(&path)?;
+        bytes += source.text.len() as u64;
+        if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
+            return Err(format!("error opening config file: more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes\n"));
+        }
+        sources.push(source);
+    }
+    let rules = Rules::compile(sources, &options, Diagnostics::default());
+    rules.found.warnings().iter().for_each(|warning| complain(plain(&warning.to_string())));
+    match rules.found.errors() {
+        [] => *page += "all rate limit configs ok\n",
+        errors => {
+            let line = |error| format!("error loading rate limit configs: {}\n", plain(&format!("{error}")));
+            return Err(errors.iter().map(line).collect());
+        }
+    }
+    Ok(())
+}
+
+/// What stands in a directory, sorted, but for the versions of a ConfigMap.
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let is_version = entry.file_name().as_encoded_bytes().starts_with(b"..") && entry.path().is_dir();
+        if !is_version {
+            entries.push(entry.path());
+        }
+    }
+    entries.sort();
+    Ok(entries)
+}
+
+/// Reads a file as any rule file is read, whatever its name is; a directory is refused.
+fn source_at(path: &Path) -> Result<Source, String> {
+    let failed = |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", plain(&what.to_string()));
+    if path.is_dir() {
+        return Err(failed(&format_args!("{}: is a directory", path.display())));
+    }
+    let read = source::read(&Layout::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
+    let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
+    Ok(Source { name: file.name, text: file.bytes, documents: Documents::FirstOnly })
+}

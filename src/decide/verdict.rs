@@ -1,0 +1,117 @@
+//! The verdict on one descriptor: what its limits found, as one status.
+//!
+//! A descriptor with several limits shows one of them. A store that failed becomes a status by the rule's policy.
+
+use std::cmp::{Ordering, Reverse};
+
+use super::Outcome;
+use super::selection::{Selected, Selection};
+use crate::algorithm::Level;
+use crate::decision::{CurrentLimit, Status};
+use crate::limit::{Algorithm, StorePolicy};
+
+/// What is known of one descriptor once it was decided.
+#[derive(Debug)]
+pub(super) struct Verdict<'r> {
+    pub(super) status: Status<'r>,
+    /// The place of the limit that the status is of, among those selected.
+    pub(super) shown: Option<usize>,
+    /// The limit that the status is of is a quota.
+    pub(super) quota: bool,
+    /// How long the answer is to be held for it, in microseconds.
+    pub(super) hold_us: u64,
+    /// The store failed, and the rule says so.
+    pub(super) failed: bool,
+}
+
+impl<'r> Verdict<'r> {
+    /// The verdict on one descriptor.
+    pub(super) fn of(selection: &Selection<'r>, outcome: &Outcome) -> Self {
+        let free = |remaining| Verdict {
+            status: Status { remaining, ..Status::default() },
+            shown: None,
+            quota: false,
+            hold_us: 0,
+            failed: false,
+        };
+        match outcome {
+            Outcome::Free => free(if selection.unlimited { u32::MAX } else { 0 }),
+            Outcome::Drawn(levels) => drawn(selection, levels),
+            Outcome::Failed(StorePolicy::Local | StorePolicy::Allow) => free(0),
+            Outcome::Failed(StorePolicy::Error) => Verdict { failed: true, ..free(0) },
+            Outcome::Failed(StorePolicy::Deny) => {
+                let shown = selection.limits.iter().position(|selected| !selected.shadow).unwrap_or(0);
+                let selected = &selection.limits[shown];
+                let status = Status {
+                    over_limit: true,
+                    current_limit: Some(current_limit(selected)),
+                    remaining: 0,
+                    until_reset_s: Some(1),
+                };
+                Verdict { status, shown: Some(shown), quota: selected.quota, hold_us: 0, failed: false }
+            }
+        }
+    }
+
+    /// The name of the limit that the status is of, as `/rlconfig` and metrics know it.
+    pub(super) fn limit_path(&self, selection: &Selection<'_>) -> Option<String> {
+        let selected = selection.limits.get(self.shown?)?;
+        selection.rule.map(|compiled| compiled.rule.limit_path(selected.place))
+    }
+}
+
+/// The verdict of limits that were decided together.
+fn drawn<'r>(selection: &Selection<'r>, levels: &[Level]) -> Verdict<'r> {
+    let shown = shown(&selection.limits, levels);
+    let (selected, level) = (&selection.limits[shown], &levels[shown]);
+    let until_us = match level.retry_after_us {
+        Some(retry_after_us) if !level.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
+            retry_after_us
+        }
+        _ => level.reset_us,
+    };
+    let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!level.admitted));
+    let held = selection.limits.iter().zip(levels).filter(|(selected, _)| !selected.shadow);
+    Verdict {
+        status: Status {
+            over_limit: !level.admitted && !selected.shadow,
+            current_limit: Some(current_limit(selected)),
+            remaining: if level.admitted { level.remaining } else { 0 },
+            until_reset_s: Some(until_reset_s),
+        },
+        shown: Some(shown),
+        quota: selected.quota,
+        hold_us: held.map(|(_, level)| level.hold_us).max().unwrap_or(0),
+        failed: false,
+    }
+}
+
+fn current_limit<'r>(selected: &Selected<'r>) -> CurrentLimit<'r> {
+    CurrentLimit {
+        name: selected.name,
+        requests_per_unit: selected.limit.requests_per_unit(),
+        period: selected.limit.period(),
+    }
+}
+
+/// Which of a descriptor's limits its status is of: a refused one before others, one that is no quota before quotas,
+/// the longest wait; else the one with the least share left; the first on a tie. Trials speak only among themselves.
+fn shown(limits: &[Selected<'_>], levels: &[Level]) -> usize {
+    let any_enforced = limits.iter().any(|selected| !selected.shadow);
+    let eligible = (0..limits.len()).filter(|place| !(any_enforced && limits[*place].shadow));
+    let refused = eligible.clone().filter(|place| !levels[*place].admitted);
+    // No promise at all is the longest wait. `min_by_key` gives the first on a tie.
+    let longest =
+        |place: &usize| (limits[*place].quota, Reverse(levels[*place].retry_after_us.map_or(u64::MAX, |wait| wait)));
+    refused.min_by_key(longest).unwrap_or_else(|| {
+        let least = eligible.min_by(|a, b| share_left(limits, levels, *a, *b));
+        least.unwrap_or(0)
+    })
+}
+
+/// Compares what is left of two limits, as shares of what can pass at once.
+fn share_left(limits: &[Selected<'_>], levels: &[Level], a: usize, b: usize) -> Ordering {
+    let share =
+        |of: usize, other: usize| u64::from(levels[of].remaining) * u64::from(limits[other].limit.capacity().max(1));
+    share(a, b).cmp(&share(b, a))
+}

@@ -1,0 +1,142 @@
+//! Never more than the limit, said about whole histories: what was admitted when, and nothing about states.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use tollkeeper::algorithm::{Ask, State};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit};
+use tollkeeper::request::Hits;
+
+use super::model::window;
+use super::scenario::{Backwards, CALM, Scenario, Shape, config, scenario_of};
+
+/// Hits that passed.
+#[derive(Clone, Copy, Debug)]
+struct Passed {
+    /// When they were asked for.
+    asked: i128,
+    /// When they were let go.
+    left: i128,
+    hits: i128,
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn sliding_window_log_holds_in_any_window(scenario in scenario_of(Algorithm::SlidingWindowLog, CALM)) {
+        let (limit, period) = (scenario.limits[0], period(&scenario.limits[0]));
+        let passed = live(&scenario, |passed, now, hits| {
+            let held: i128 = passed.iter().filter(|one| one.asked > now - period).map(|one| one.hits).sum();
+            // Without `count_rejected` nothing else stands in the way.
+            prop_assert!(limit.count_rejected() || held + hits > most(&limit), "refused though it fits");
+            Ok(())
+        })?;
+        for one in &passed {
+            let inside = passed.iter().filter(|other| one.asked - period < other.asked && other.asked <= one.asked);
+            prop_assert!(inside.map(|other| other.hits).sum::<i128>() <= most(&limit));
+        }
+    }
+
+    #[test]
+    fn fixed_window_holds_in_each_window(scenario in scenario_of(Algorithm::FixedWindow, CALM)) {
+        let limit = scenario.limits[0];
+        let of_window = |passed: &[Passed], at| {
+            let (start, end) = window(&limit, at);
+            passed.iter().filter(|one| start <= one.asked && one.asked < end).map(|one| one.hits).sum::<i128>()
+        };
+        let passed = live(&scenario, |passed, now, hits| {
+            prop_assert!(limit.count_rejected() || of_window(passed, now) + hits > most(&limit), "refused though it fits");
+            Ok(())
+        })?;
+        for one in &passed {
+            prop_assert!(of_window(&passed, one.asked) <= most(&limit));
+        }
+    }
+
+    /// In any span of time t between two departures, at most `bucket_size` + t x limit / period leave.
+    #[test]
+    fn token_bucket_holds_in_any_span(scenario in scenario_of(Algorithm::TokenBucket, CALM)) {
+        let limit = scenario.limits[0];
+        let passed = live(&scenario, |_, _, _| Ok(()))?;
+        for (index, first) in passed.iter().enumerate() {
+            let mut sum = 0;
+            for last in &passed[index..] {
+                sum += last.hits;
+                // A departure is rounded up to a microsecond, so that a span may seem one shorter than it is.
+                let span = last.left - first.left + 1;
+                let beyond = sum - i128::from(limit.capacity());
+                prop_assert!(beyond * period(&limit) <= span * most(&limit), "{} hits within {} us", sum, span);
+            }
+        }
+    }
+
+    #[test]
+    fn leaky_bucket_lets_go_in_order_and_at_its_rate(
+        scenario in scenario_of(Algorithm::LeakyBucket, Shape { backwards: Backwards::WithinAPeriod, ..CALM }),
+    ) {
+        let limit = scenario.limits[0];
+        let passed = live(&scenario, |_, _, _| Ok(()))?;
+        for pair in passed.windows(2) {
+            let apart = pair[1].left - pair[0].left;
+            // Rounded up, both: so the distance may be one short, but is never less than the rounded-down time.
+            prop_assert!(apart >= pair[0].hits * period(&limit) / most(&limit), "{:?}", pair);
+        }
+        // Rounding does not add up: over the whole history the rate is exact.
+        if let (Some(first), Some(last)) = (passed.first(), passed.last()) {
+            let between: i128 = passed[..passed.len() - 1].iter().map(|one| one.hits).sum();
+            prop_assert!(last.left - first.left >= between * period(&limit) / most(&limit));
+        }
+    }
+
+    #[test]
+    fn leaky_bucket_keeps_departures_that_were_promised_through_refunds(
+        scenario in scenario_of(Algorithm::LeakyBucket, Shape { refunds: true, ..CALM }),
+    ) {
+        for pair in live(&scenario, |_, _, _| Ok(()))?.windows(2) {
+            prop_assert!(pair[0].left <= pair[1].left, "{:?}", pair);
+        }
+    }
+
+    #[test]
+    fn leaky_bucket_never_holds_more_than_its_queue(scenario in scenario_of(Algorithm::LeakyBucket, CALM)) {
+        let limit = scenario.limits[0];
+        for one in live(&scenario, |_, _, _| Ok(()))? {
+            // What stands before a request is at most the queue without it.
+            let before = i128::from(limit.capacity()) - one.hits;
+            prop_assert!((one.left - one.asked - 1) * most(&limit) < before * period(&limit) || one.left == one.asked);
+        }
+    }
+}
+
+/// Lives a history; tells what passed, and asks `refused` about every draw that did not.
+fn live(
+    scenario: &Scenario,
+    refused: impl Fn(&[Passed], i128, i128) -> TestCaseResult,
+) -> Result<Vec<Passed>, TestCaseError> {
+    let mut state = State::empty(scenario.limits[0].algorithm());
+    let mut passed = Vec::new();
+    scenario.live(|limit: &Limit, now: Time, ask: Ask| {
+        let level = state.draw(limit, now, ask);
+        prop_assert!(level.hold_us <= ask.hold_us.min(limit.max_wait_us()), "held longer than anybody waits");
+        let asked = i128::from(now.as_micros());
+        if let Hits::Take(hits) = ask.hits {
+            if level.admitted {
+                passed.push(Passed { asked, left: asked + i128::from(level.hold_us), hits: i128::from(hits) });
+            } else {
+                refused(&passed, asked, i128::from(hits))?;
+            }
+        }
+        Ok(level)
+    })?;
+    Ok(passed)
+}
+
+/// Hits in a period.
+fn most(limit: &Limit) -> i128 {
+    i128::from(limit.requests_per_unit())
+}
+
+fn period(limit: &Limit) -> i128 {
+    i128::from(limit.period_us())
+}

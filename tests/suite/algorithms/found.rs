@@ -1,0 +1,70 @@
+//! What the properties found once, as single cases that say what was wrong.
+
+use tollkeeper::algorithm::{Ask, State};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::Hits;
+
+const NOW: Time = Time::from_secs(1_750_000_000);
+
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Terms {
+    Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
+}
+
+fn limit(terms: Terms) -> Limit {
+    Limit::new(&terms).expect("keys that the algorithm knows")
+}
+
+fn take(hits: u64, hold_us: u64) -> Ask {
+    Ask::new(Hits::Take(hits), hold_us)
+}
+
+#[test]
+fn a_limit_of_zero_has_nothing_remaining_whatever_its_bucket_holds() {
+    for terms in [
+        Terms { bucket_size: Some(5), ..terms(Algorithm::TokenBucket, 0, Unit::Minute) },
+        Terms { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 0, Unit::Minute) },
+    ] {
+        for hits in [Hits::Look, Hits::Take(1), Hits::Refund(1)] {
+            let level = State::empty(terms.algorithm).draw(&limit(terms), NOW, Ask::new(hits, 0));
+            assert_eq!(level.remaining, 0, "{} {hits:?}", terms.algorithm);
+        }
+    }
+}
+
+#[test]
+fn a_log_of_limit_zero_keeps_no_records_of_what_it_refuses() {
+    let limit = limit(Terms { count_rejected: Some(true), ..terms(Algorithm::SlidingWindowLog, 0, Unit::Day) });
+    let mut state = State::empty(Algorithm::SlidingWindowLog);
+    for later_us in 0..1_000 {
+        let level = state.draw(&limit, NOW.plus_us(later_us), take(1, 0));
+        assert_eq!((level.admitted, level.reset_us), (false, 0));
+    }
+    let State::SlidingWindowLog(log) = state else { unreachable!("it stays of its algorithm") };
+    assert_eq!((log.records.len(), log.held), (0, 0));
+}
+
+/// All of 2^32 - 1 hits are used and come back at one a year: after 2^57 seconds, which are more microseconds than
+/// 64 bits hold.
+#[test]
+fn a_wait_beyond_the_end_of_time_is_refused_and_overflows_nothing() {
+    for terms in [
+        Terms {
+            bucket_size: Some(u32::MAX),
+            max_wait_us: Some(u64::MAX),
+            ..terms(Algorithm::TokenBucket, 1, Unit::Year)
+        },
+        Terms { queue_size: Some(u32::MAX), ..terms(Algorithm::LeakyBucket, 1, Unit::Year) },
+    ] {
+        let limit = limit(terms);
+        let mut state = State::empty(terms.algorithm);
+        assert!(state.draw(&limit, NOW, take(u64::from(u32::MAX), u64::MAX)).admitted);
+        // A clock that stepped back adds to the wait.
+        for now in [NOW, Time::from_micros(NOW.as_micros() - 1)] {
+            let level = state.draw(&limit, now, take(u64::from(u32::MAX), u64::MAX));
+            assert!(!level.admitted, "{}", terms.algorithm);
+            assert_eq!((level.reset_us, level.hold_us), (u64::MAX, 0));
+            assert!(level.retry_after_us.is_some(), "it is a wait all the same");
+        }
+    }
+}

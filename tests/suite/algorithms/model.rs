@@ -1,0 +1,297 @@
+//! The five algorithms once more, slow and plain: the words of the documentation, in exact fractions.
+//!
+//! Nothing is solved here. Whether a draw passes at a point in time is written down; when the limit is full again, when
+//! a refused draw could pass, and how long an answer is held are then *searched*: the first microsecond at which it
+//! is so. What is used of a bucket is a fraction of hits, a log is a list with one time for each hit, and windows are
+//! a map from their start to their count.
+
+use std::collections::BTreeMap;
+
+use tollkeeper::algorithm::{Ask, Level, MOST_COUNTED};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit, Unit};
+use tollkeeper::request::Hits;
+
+use super::ratio::Ratio;
+
+/// What a counter remembers.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    /// Buckets: what is used, as at `last`.
+    used: Ratio,
+    /// leaky_bucket: what was in the bucket before the request admitted last, as at `last`.
+    promised: Ratio,
+    /// Windows: the hits of each, by its start.
+    windows: BTreeMap<i128, i128>,
+    /// The log: one time for each hit, oldest first.
+    log: Vec<i128>,
+    /// When hits were last counted.
+    last: i128,
+}
+
+static BLANK: Model =
+    Model { used: Ratio::ZERO, promised: Ratio::ZERO, windows: BTreeMap::new(), log: Vec::new(), last: 0 };
+
+impl Model {
+    pub(crate) fn new() -> Self {
+        BLANK.clone()
+    }
+
+    pub(crate) fn draw(&mut self, limit: &Limit, now: Time, ask: Ask) -> Level {
+        let now = i128::from(now.as_micros());
+        let before = self.shown(limit, now);
+        let admitted = self.passes(limit, now, ask);
+        let mut hold = 0;
+        let mut after = before;
+        match ask.hits {
+            Hits::Take(hits) if admitted && !ask.refused_elsewhere => {
+                hold = self.hold(limit, now, hits);
+                after = self.count(limit, now, |model, at| model.charge(limit, at, i128::from(hits)));
+            }
+            Hits::Take(hits) if limit.count_rejected() => {
+                after = self.count(limit, now, |model, at| model.owe(limit, at, i128::from(hits)));
+            }
+            Hits::Refund(hits) => {
+                after = self.count(limit, now, |model, at| model.refund(limit, at, i128::from(hits)));
+            }
+            Hits::Take(_) | Hits::Look => {}
+        }
+        let left = if limit.requests_per_unit() == 0 { 0 } else { i128::from(limit.capacity()) - after };
+        Level {
+            admitted,
+            before: to_u64(before),
+            after: to_u64(after),
+            remaining: u32::try_from(left.max(0)).expect("at most the capacity"),
+            reset_us: to_u64(self.reset(limit, now)),
+            retry_after_us: (!admitted && can_ever_pass(limit, ask))
+                .then(|| to_u64(first(|wait| self.passes(limit, now + wait, ask)))),
+            hold_us: to_u64(hold),
+        }
+    }
+
+    /// What is remembered at `now`, and the time that it is taken to be: never before the last charge, unless that lies
+    /// more than a period ahead, which makes all of it void.
+    fn live(&self, limit: &Limit, now: i128) -> (&Self, i128) {
+        if self.last - now > period(limit) { (&BLANK, now) } else { (self, now.max(self.last)) }
+    }
+
+    /// Whether the draw passes at `now`, held for as long as it may be.
+    fn passes(&self, limit: &Limit, now: i128, ask: Ask) -> bool {
+        let capacity = i128::from(limit.capacity());
+        let hits = match ask.hits {
+            Hits::Refund(_) => return true,
+            Hits::Look if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => {
+                return self.shown(limit, now) <= capacity;
+            }
+            Hits::Look => 1,
+            Hits::Take(hits) => i128::from(hits),
+        };
+        if hits > capacity || limit.requests_per_unit() == 0 {
+            return false;
+        }
+        let (live, at) = self.live(limit, now);
+        let room = Ratio::whole(capacity - hits);
+        let latest = at.max(now + i128::from(ask.hold_us.min(limit.max_wait_us())));
+        match limit.algorithm() {
+            Algorithm::TokenBucket => live.used_at(limit, latest) <= room,
+            Algorithm::LeakyBucket => live.used_at(limit, at) <= room && live.used_at(limit, latest) == Ratio::ZERO,
+            _ => self.shown(limit, now) + hits <= capacity,
+        }
+    }
+
+    /// How long a draw that passes is held: until its tokens have come, or until those before it have left.
+    fn hold(&self, limit: &Limit, now: i128, hits: u64) -> i128 {
+        let (live, at) = self.live(limit, now);
+        let room = match limit.algorithm() {
+            Algorithm::TokenBucket => Ratio::whole(i128::from(limit.capacity()) - i128::from(hits)),
+            Algorithm::LeakyBucket => Ratio::ZERO,
+            _ => return 0,
+        };
+        if live.used_at(limit, at) <= room {
+            return 0;
+        }
+        first(|wait| now + wait >= at && live.used_at(limit, now + wait) <= room)
+    }
+
+    /// How long until nothing is counted; fixed_window: until the window ends.
+    fn reset(&self, limit: &Limit, now: i128) -> i128 {
+        match limit.algorithm() {
+            Algorithm::FixedWindow => window(limit, self.live(limit, now).1).1 - now,
+            // Such a bucket never drains.
+            Algorithm::TokenBucket | Algorithm::LeakyBucket if limit.requests_per_unit() == 0 => 0,
+            _ => first(|wait| self.shown(limit, now + wait) == 0),
+        }
+    }
+
+    /// The hits that count at `now`, in whole ones.
+    fn shown(&self, limit: &Limit, now: i128) -> i128 {
+        let (live, at) = self.live(limit, now);
+        match limit.algorithm() {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => live.used_at(limit, at).ceil(),
+            Algorithm::FixedWindow => live.in_window(window(limit, at).0),
+            Algorithm::SlidingWindowLog => {
+                let out = live.log.partition_point(|&hit| hit <= at - period(limit));
+                i128::try_from(live.log.len() - out).expect("a small number")
+            }
+            Algorithm::SlidingWindowCounter => {
+                let (start, end) = window(limit, at);
+                let previous = live.in_window(start - period(limit));
+                let share = Ratio::new(previous * (end - at), period(limit));
+                Ratio::whole(live.in_window(start)).plus(share).floor()
+            }
+        }
+    }
+
+    fn used_at(&self, limit: &Limit, at: i128) -> Ratio {
+        drained(self.used, limit, at - self.last)
+    }
+
+    fn in_window(&self, start: i128) -> i128 {
+        self.windows.get(&start).copied().unwrap_or(0)
+    }
+
+    /// Brings what is remembered to the time of a draw, changes it, and tells what counts then.
+    fn count(&mut self, limit: &Limit, now: i128, change: impl FnOnce(&mut Self, i128)) -> i128 {
+        let (live, at) = self.live(limit, now);
+        let mut next = live.clone();
+        next.used = live.used_at(limit, at);
+        next.promised = drained(live.promised, limit, at - live.last);
+        next.log.retain(|&hit| hit > at - period(limit));
+        next.last = at;
+        change(&mut next, at);
+        *self = next;
+        self.shown(limit, at)
+    }
+
+    fn charge(&mut self, limit: &Limit, at: i128, hits: i128) {
+        match limit.algorithm() {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+                self.promised = self.used;
+                self.used = self.used.plus(Ratio::whole(hits));
+            }
+            Algorithm::FixedWindow => {
+                let count = self.windows.entry(window(limit, at).0).or_default();
+                *count = (*count + hits).min(i128::from(MOST_COUNTED));
+            }
+            Algorithm::SlidingWindowLog => self.log.extend((0..hits).map(|_| at)),
+            Algorithm::SlidingWindowCounter => *self.windows.entry(window(limit, at).0).or_default() += hits,
+        }
+    }
+
+    /// Counts hits that were refused.
+    fn owe(&mut self, limit: &Limit, at: i128, hits: i128) {
+        let most = i128::from(limit.capacity()) + i128::from(limit.requests_per_unit());
+        match limit.algorithm() {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+                self.used = self.used.max(Ratio::whole(most).min(self.used.plus(Ratio::whole(hits))));
+            }
+            Algorithm::FixedWindow => self.charge(limit, at, hits),
+            Algorithm::SlidingWindowLog => {
+                let keep = self.log.len().max(usize::try_from(limit.requests_per_unit()).expect("fits"));
+                self.charge(limit, at, hits.min(i128::try_from(keep).expect("fits")));
+                self.log.drain(..self.log.len().saturating_sub(keep));
+            }
+            Algorithm::SlidingWindowCounter => {
+                let count = self.windows.entry(window(limit, at).0).or_default();
+                *count = (*count).max(most.min(*count + hits));
+            }
+        }
+    }
+
+    fn refund(&mut self, limit: &Limit, at: i128, hits: i128) {
+        match limit.algorithm() {
+            Algorithm::TokenBucket => self.used = Ratio::ZERO.max(self.used.minus(Ratio::whole(hits))),
+            Algorithm::LeakyBucket => self.used = self.promised.max(self.used.minus(Ratio::whole(hits))),
+            Algorithm::SlidingWindowLog => {
+                let kept = i128::try_from(self.log.len()).expect("fits") - hits;
+                self.log.truncate(usize::try_from(kept.max(0)).expect("fits"));
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
+                let start = window(limit, at).0;
+                let current = self.in_window(start);
+                self.windows.insert(start, (current - hits).max(0));
+                if limit.algorithm() == Algorithm::SlidingWindowCounter {
+                    let previous = start - period(limit);
+                    let rest = (hits - current).max(0);
+                    self.windows.insert(previous, (self.in_window(previous) - rest).max(0));
+                }
+            }
+        }
+    }
+}
+
+/// Whether there is a time at which the draw would pass: not for more hits than can pass at once, or a limit of 0.
+pub(crate) fn can_ever_pass(limit: &Limit, ask: Ask) -> bool {
+    match ask.hits {
+        Hits::Refund(_) => true,
+        Hits::Look if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => true,
+        Hits::Look => limit.requests_per_unit() > 0,
+        Hits::Take(hits) => limit.requests_per_unit() > 0 && hits <= u64::from(limit.capacity()),
+    }
+}
+
+/// The window around `at`, worked out apart from the code under test: its first point, and the first after it.
+pub(crate) fn window(limit: &Limit, at: i128) -> (i128, i128) {
+    if !limit.calendar_months() {
+        let start = at.div_euclid(period(limit)) * period(limit);
+        return (start, start + period(limit));
+    }
+    assert_eq!(limit.period().unit(), Unit::Month);
+    let months = i128::from(limit.period().multiplier());
+    // Month by month from January 1970; months are numbered from the year 0.
+    let (mut month, mut start) = (1970 * 12, 0);
+    while start + month_us(month) <= at {
+        start += month_us(month);
+        month += 1;
+    }
+    while month % months != 0 {
+        month -= 1;
+        start -= month_us(month);
+    }
+    let end = start + (month..month + months).map(month_us).sum::<i128>();
+    // What began before the epoch begins with it, as time does.
+    (start.max(0), end)
+}
+
+/// The length of a month that is counted from January of the year 0.
+fn month_us(month: i128) -> i128 {
+    let year = month / 12;
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month % 12 {
+        1 if leap => 29,
+        1 => 28,
+        3 | 5 | 8 | 10 => 30,
+        _ => 31,
+    };
+    days * 86_400_000_000
+}
+
+fn drained(used: Ratio, limit: &Limit, elapsed: i128) -> Ratio {
+    let gone = Ratio::new(elapsed * i128::from(limit.requests_per_unit()), period(limit));
+    Ratio::ZERO.max(used.minus(gone))
+}
+
+fn period(limit: &Limit) -> i128 {
+    i128::from(limit.period_us())
+}
+
+/// The first microsecond from 0 at which something is so that stays so.
+fn first(holds: impl Fn(i128) -> bool) -> i128 {
+    if holds(0) {
+        return 0;
+    }
+    let (mut not_yet, mut by) = (0, 1);
+    while !holds(by) {
+        (not_yet, by) = (by, by * 2);
+        assert!(by < 1 << 92, "never");
+    }
+    while by - not_yet > 1 {
+        let middle = not_yet + (by - not_yet) / 2;
+        if holds(middle) { by = middle } else { not_yet = middle }
+    }
+    by
+}
+
+fn to_u64(number: i128) -> u64 {
+    u64::try_from(number.max(0)).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,249 @@
+//! What an answer says of the future comes true to the microsecond; what must leave no trace leaves none.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use tollkeeper::algorithm::{
+    Ask, Level, MOST_COUNTED, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
+    token_bucket,
+};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::{Hits, MOST_HITS};
+
+use super::model::{can_ever_pass, window};
+use super::scenario::{WILD, config, limit, scenario};
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn refuses_until_retry_after_and_passes_exactly_then(scenario in scenario(WILD), probes: [u64; 4]) {
+        let mut state = State::empty(scenario.limits[0].algorithm());
+        scenario.live(|limit, now, ask| {
+            let level = state.draw(limit, now, ask);
+            prop_assert_eq!(level.retry_after_us.is_some(), !level.admitted && can_ever_pass(limit, ask));
+            if let Some(retry_us) = level.retry_after_us {
+                prop_assert!(retry_us > 0);
+                for wait_us in before(retry_us, probes) {
+                    prop_assert!(!state.admits(limit, now.plus_us(wait_us), ask), "passes after {} us", wait_us);
+                }
+                if comes(now, retry_us) {
+                    prop_assert!(state.admits(limit, now.plus_us(retry_us), ask), "does not pass");
+                }
+            }
+            Ok(level)
+        })?;
+    }
+
+    #[test]
+    fn is_full_again_at_reset_and_not_before(scenario in scenario(WILD), probes: [u64; 4]) {
+        let mut state = State::empty(scenario.limits[0].algorithm());
+        scenario.live(|limit, now, ask| {
+            let level = state.draw(limit, now, ask);
+            if limit.requests_per_unit() == 0 {
+                return Ok(level);
+            }
+            let full = |wait_us| {
+                let look = state.clone().draw(limit, now.plus_us(wait_us), Ask::new(Hits::Look, u64::MAX));
+                look.remaining == limit.capacity()
+            };
+            let last = last_of(&state);
+            if last.since_us(now) > limit.period_us() {
+                // Void, and no draw has replaced it yet: it will be found again when the clock comes near it.
+                return Ok(level);
+            }
+            if limit.algorithm() == Algorithm::FixedWindow {
+                let end = window(limit, i128::from(now.max(last).as_micros())).1;
+                prop_assert_eq!(i128::from(level.reset_us), end - i128::from(now.as_micros()));
+            } else {
+                for wait_us in before(level.reset_us, probes) {
+                    prop_assert!(!full(wait_us), "full after {} us", wait_us);
+                }
+            }
+            if comes(now, level.reset_us) {
+                prop_assert!(full(level.reset_us), "not full");
+            }
+            Ok(level)
+        })?;
+    }
+
+    #[test]
+    fn looks_and_refusals_leave_no_trace_and_refunds_always_pass(scenario in scenario(WILD)) {
+        let mut state = State::empty(scenario.limits[0].algorithm());
+        scenario.live(|limit, now, ask| {
+            let before = state.clone();
+            let level = state.draw(limit, now, ask);
+            match ask.hits {
+                Hits::Look => {
+                    prop_assert_eq!(&state, &before);
+                    prop_assert_eq!((level.before, level.hold_us), (level.after, 0));
+                }
+                Hits::Refund(hits) => {
+                    prop_assert!(level.admitted && level.hold_us == 0 && level.after <= level.before);
+                    prop_assert!(level.before - level.after <= hits, "more came back than was given back");
+                }
+                Hits::Take(_) if level.admitted => {}
+                Hits::Take(_) => {
+                    prop_assert_eq!(level.hold_us, 0);
+                    if limit.count_rejected() {
+                        prop_assert!(level.after >= level.before, "a debt lowered the count");
+                    } else {
+                        prop_assert_eq!(&state, &before);
+                    }
+                }
+            }
+            Ok(level)
+        })?;
+    }
+
+    #[test]
+    fn admits_says_what_draw_does(scenario in scenario(WILD)) {
+        let mut state = State::empty(scenario.limits[0].algorithm());
+        scenario.live(|limit, now, ask| {
+            for refused_elsewhere in [true, false] {
+                let ask = Ask { refused_elsewhere, ..ask };
+                prop_assert_eq!(state.admits(limit, now, ask), state.clone().draw(limit, now, ask).admitted);
+            }
+            Ok(state.draw(limit, now, ask))
+        })?;
+    }
+
+    /// A debt costs one period at most: no draw waits longer for it than a period beyond what it would wait for had
+    /// everything that can pass at once just passed.
+    #[test]
+    fn a_debt_costs_one_period_at_most(scenario in scenario(WILD)) {
+        let mut state = State::empty(scenario.limits[0].algorithm());
+        scenario.live(|limit, now, ask| {
+            let level = state.draw(limit, now, ask);
+            if limit.count_rejected() && limit.requests_per_unit() > 0 {
+                let all = Hits::Take(u64::from(limit.capacity()));
+                let mut spent = State::empty(limit.algorithm());
+                spent.draw(limit, now, Ask::new(all, 0));
+                let owed = Ask::new(Hits::Take(MOST_HITS), 0);
+                let mut owing = spent.clone();
+                owing.draw(limit, now, owed);
+                owing.draw(limit, now, owed);
+                for hits in [Hits::Take(1), all] {
+                    let wait = |state: &State| {
+                        // Asked under a limit that counts no refusals, so that the question costs nothing.
+                        let found = state.clone().draw(&forgiving(limit), now, Ask::new(hits, 0));
+                        found.retry_after_us.expect("refused, and not for ever")
+                    };
+                    prop_assert!(wait(&owing) <= wait(&spent).saturating_add(limit.period_us()));
+                }
+            }
+            Ok(level)
+        })?;
+    }
+
+    #[test]
+    fn no_state_and_no_time_makes_it_panic(
+        (limit, state) in limit_and_state(),
+        times in proptest::collection::vec(any_time(), 1..6),
+        hits: i64,
+        hold_us: u64,
+        refused_elsewhere: bool,
+    ) {
+        let mut state = state;
+        for now in times {
+            for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Look, Hits::Take(1), Hits::Take(MOST_HITS)] {
+                for hold_us in [0, hold_us, u64::MAX] {
+                    let level = state.draw(&limit, now, Ask { hits, hold_us, refused_elsewhere });
+                    check_sane(&limit, &level, hold_us)?;
+                }
+            }
+        }
+    }
+}
+
+/// When hits were last counted.
+fn last_of(state: &State) -> Time {
+    match state {
+        State::TokenBucket(state) => state.last,
+        State::LeakyBucket(state) => state.last,
+        State::FixedWindow(state) => state.last,
+        State::SlidingWindowLog(state) => state.last,
+        State::SlidingWindowCounter(state) => state.last,
+    }
+}
+
+fn check_sane(limit: &Limit, level: &Level, hold_us: u64) -> TestCaseResult {
+    prop_assert!(level.remaining <= limit.capacity());
+    prop_assert!(level.hold_us <= hold_us.min(limit.max_wait_us()));
+    prop_assert!(level.admitted || level.hold_us == 0);
+    prop_assert!(!level.admitted || level.retry_after_us.is_none());
+    Ok(())
+}
+
+/// Whether that time comes before time as microseconds in 64 bits ends.
+fn comes(now: Time, wait_us: u64) -> bool {
+    wait_us < u64::MAX && now.as_micros().checked_add(wait_us).is_some()
+}
+
+/// Points from 0 to just before `end`: the ends, the half, and some at random.
+fn before(end: u64, probes: [u64; 4]) -> impl Iterator<Item = u64> {
+    let fixed = [0, end / 2, end.saturating_sub(1)];
+    fixed.into_iter().chain(probes.map(|probe| probe % end.max(1))).filter(move |&point| point < end)
+}
+
+/// The same limit, but refused hits do not count.
+fn forgiving(limit: &Limit) -> Limit {
+    let token = limit.algorithm() == Algorithm::TokenBucket;
+    Limit::new(&Terms {
+        bucket_size: token.then_some(limit.capacity()),
+        count_rejected: Some(false),
+        calendar_months: limit.calendar_months(),
+        ..Terms::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
+    })
+    .expect("as valid as the limit it is made from")
+}
+
+/// Times up to half of what can be told.
+fn any_time() -> impl Strategy<Value = Time> {
+    let most = u64::MAX / 2;
+    prop_oneof![0..3_u64, Just(most), most - 3..=most, 0..=most, 0..4_000_000_000_000_u64].prop_map(Time::from_micros)
+}
+
+/// A limit, and a state that no history need have led to: all that its fields are said to hold.
+fn limit_and_state() -> impl Strategy<Value = (Limit, State)> {
+    let period = prop_oneof![
+        Just(Period::new(Unit::Second, 1).expect("not too long")),
+        Just(Period::new(Unit::Month, 1).expect("not too long")),
+        Just(Period::new(Unit::Day, 366).expect("not too long")),
+    ];
+    (proptest::sample::select(&Algorithm::ALL[..]), period, any::<bool>()).prop_flat_map(
+        |(algorithm, period, calendar)| (limit(algorithm, period, calendar), state(algorithm, period.micros())),
+    )
+}
+
+fn state(algorithm: Algorithm, period_us: u64) -> BoxedStrategy<State> {
+    let count = prop_oneof![0..10_u64, Just(MOST_COUNTED), 0..=MOST_COUNTED, Just(u64::from(u32::MAX))].boxed();
+    let part = 0..period_us;
+    match algorithm {
+        Algorithm::TokenBucket => (count, part, any_time())
+            .prop_map(|(used, part, last)| State::TokenBucket(token_bucket::State { used, part, last }))
+            .boxed(),
+        Algorithm::LeakyBucket => (any::<u32>(), part, any::<u32>(), any_time())
+            .prop_map(|(queued, part, tail, last)| State::LeakyBucket(leaky_bucket::State { queued, part, tail, last }))
+            .boxed(),
+        Algorithm::FixedWindow => (count, any_time())
+            .prop_map(|(count, last)| State::FixedWindow(fixed_window::State { count, last }))
+            .boxed(),
+        Algorithm::SlidingWindowLog => (proptest::collection::btree_map(any_time(), 1..=u32::MAX, 0..5), 0..=period_us)
+            .prop_map(|(hits, later)| {
+                let records: VecDeque<_> =
+                    hits.into_iter().map(|(at, hits)| sliding_window_log::Record { at, hits }).collect();
+                let held = records.iter().map(|record| u64::from(record.hits)).sum();
+                let last = records.back().map_or(Time::default(), |newest| newest.at.plus_us(later));
+                State::SlidingWindowLog(sliding_window_log::State { records, held, last })
+            })
+            .boxed(),
+        Algorithm::SlidingWindowCounter => (count.clone(), count, any_time())
+            .prop_map(|(current, previous, last)| {
+                State::SlidingWindowCounter(sliding_window_counter::State { current, previous, last })
+            })
+            .boxed(),
+    }
+}

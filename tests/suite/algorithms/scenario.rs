@@ -1,0 +1,314 @@
+//! Random histories of a counter: limits that take turns on it, times, hits and holds.
+//!
+//! Most of what can go wrong goes wrong at an edge, so times and hits are mostly chosen *relative*: to the period, to
+//! the time of one hit, to a window's end, to what the last answer promised, to what can pass at once.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
+use tollkeeper::algorithm::{Ask, Level, fixed_window};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, DEFAULT_LOG_MAX, Limit, Period, Terms, Unit};
+use tollkeeper::request::{Hits, MOST_HITS};
+
+/// How the properties run: `PROPTEST_CASES` says how often, and what failed once is kept beside the source.
+pub(crate) fn config() -> ProptestConfig {
+    let kept = FileFailurePersistence::WithSource("proptest-regressions");
+    ProptestConfig { failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
+}
+
+/// What may happen in a history.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Several limits take turns, as overrides and reloads have it.
+    pub(crate) many_limits: bool,
+    /// The clock may step back.
+    pub(crate) backwards: Backwards,
+    /// Hits may be given back.
+    pub(crate) refunds: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backwards {
+    Never,
+    WithinAPeriod,
+    AnyFar,
+}
+
+/// Whatever can happen.
+pub(crate) const WILD: Shape = Shape { many_limits: true, backwards: Backwards::AnyFar, refunds: true };
+
+/// One limit, and time that goes forwards.
+pub(crate) const CALM: Shape = Shape { many_limits: false, backwards: Backwards::Never, refunds: false };
+
+/// A history of one counter.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    /// All of one algorithm and period.
+    pub(crate) limits: Vec<Limit>,
+    start: Time,
+    /// The furthest that the clock goes back, in periods; further is a jump that makes a state void.
+    most_periods_back: u64,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    limit: Index,
+    jump: Jump,
+    amount: Amount,
+    patience: Patience,
+}
+
+/// How the clock moves before a draw.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Jump {
+    Stay,
+    Micros(u64),
+    /// Thousandths of a period.
+    Share(u64),
+    /// So many times what one hit takes to drain, and some microseconds.
+    HitTimes(u64, i64),
+    /// A period, and some microseconds.
+    Period(i64),
+    /// To the end of the window, and some microseconds.
+    Boundary(i64),
+    /// To the last answer's retry_after, and some microseconds.
+    Retry(i64),
+    /// To the last answer's reset, and some microseconds.
+    Reset(i64),
+    /// Thousandths of a period back.
+    Back(u64),
+}
+
+/// How many hits, in terms of what can pass at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Amount {
+    Look,
+    Few(u64),
+    /// Quarters of what can pass at once, at least 1.
+    Quarters(u64),
+    OneTooMany,
+    Most,
+    Back(u64),
+    BackQuarters(u64),
+    BackMost,
+}
+
+/// How long the caller waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    Micros(u64),
+    /// So many times what one hit takes to drain, and some microseconds.
+    HitTimes(u64, i64),
+    Endless,
+}
+
+pub(crate) fn scenario(shape: Shape) -> impl Strategy<Value = Scenario> {
+    proptest::sample::select(&Algorithm::ALL[..]).prop_flat_map(move |algorithm| scenario_of(algorithm, shape))
+}
+
+pub(crate) fn scenario_of(algorithm: Algorithm, shape: Shape) -> impl Strategy<Value = Scenario> {
+    let most_limits = if shape.many_limits { 3 } else { 1 };
+    let most_periods_back = match shape.backwards {
+        Backwards::Never => 0,
+        Backwards::WithinAPeriod => 1,
+        Backwards::AnyFar => u64::from(u32::MAX),
+    };
+    let limits = (period(), any::<bool>()).prop_flat_map(move |(period, calendar)| {
+        proptest::collection::vec(limit(algorithm, period, calendar), 1..=most_limits)
+    });
+    (limits, start(), proptest::collection::vec(step(shape), 1..40)).prop_map(move |(limits, start, steps)| {
+        // Beyond the year 9999 there are no calendar months.
+        let start = if limits[0].calendar_months() { start.min(Time::from_secs(7_000_000_000)) } else { start };
+        Scenario { limits, start, most_periods_back, steps }
+    })
+}
+
+fn period() -> impl Strategy<Value = Period> {
+    let of =
+        |unit, most: u32| (1..=most).prop_map(move |multiplier| Period::new(unit, multiplier).expect("not too long"));
+    prop_oneof![
+        4 => of(Unit::Second, 90),
+        2 => of(Unit::Minute, 5),
+        1 => of(Unit::Hour, 3),
+        1 => of(Unit::Day, 366),
+        1 => of(Unit::Week, 2),
+        2 => of(Unit::Month, 12),
+        1 => of(Unit::Year, 1),
+    ]
+}
+
+fn count() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        1 => Just(0),
+        2 => Just(1),
+        8 => 2..=20_u32,
+        2 => 21..=5_000_u32,
+        1 => Just(1_000_000),
+        1 => any::<u32>(),
+        1 => Just(u32::MAX),
+    ]
+}
+
+pub(crate) fn limit(algorithm: Algorithm, period: Period, calendar_months: bool) -> impl Strategy<Value = Limit> {
+    let size = proptest::option::of(count().prop_map(|size| size.max(1)));
+    let wait = prop_oneof![0..10_u64, 0..100_000_000_u64, Just(u64::MAX)];
+    let options = (size, proptest::option::of(wait), any::<Option<bool>>(), any::<bool>());
+    (count(), options).prop_map(move |(requests_per_unit, (size, max_wait_us, count_rejected, sole))| {
+        let token = algorithm == Algorithm::TokenBucket;
+        let leaky = algorithm == Algorithm::LeakyBucket;
+        let log = algorithm == Algorithm::SlidingWindowLog;
+        Limit::new(&Terms {
+            bucket_size: size.filter(|_| token),
+            queue_size: size.filter(|_| leaky),
+            max_wait_us: max_wait_us.filter(|_| token || leaky),
+            count_rejected: count_rejected.filter(|_| !leaky),
+            sole,
+            calendar_months,
+            ..Terms::new(
+                algorithm,
+                if log { requests_per_unit.min(DEFAULT_LOG_MAX) } else { requests_per_unit },
+                period,
+            )
+        })
+        .expect("keys that the algorithm knows, in their ranges")
+    })
+}
+
+fn start() -> impl Strategy<Value = Time> {
+    prop_oneof![
+        1 => (0..3_u64).prop_map(Time::from_micros),
+        4 => (1_700_000_000_000_000..1_800_000_000_000_000_u64).prop_map(Time::from_micros),
+        1 => Just(Time::from_micros(u64::MAX / 2)),
+    ]
+}
+
+fn step(shape: Shape) -> impl Strategy<Value = Step> {
+    (any::<Index>(), jump(shape.backwards), amount(shape.refunds), patience())
+        .prop_map(|(limit, jump, amount, patience)| Step { limit, jump, amount, patience })
+}
+
+fn jump(backwards: Backwards) -> BoxedStrategy<Jump> {
+    let off = -1..=1_i64;
+    let forwards = prop_oneof![
+        4 => Just(Jump::Stay),
+        2 => (1..4_u64).prop_map(Jump::Micros),
+        2 => (0..1_000_u64).prop_map(Jump::Share),
+        1 => (1_000..3_500_u64).prop_map(Jump::Share),
+        3 => (1..4_u64, off.clone()).prop_map(|(times, off)| Jump::HitTimes(times, off)),
+        1 => off.clone().prop_map(Jump::Period),
+        2 => off.clone().prop_map(Jump::Boundary),
+        3 => off.clone().prop_map(Jump::Retry),
+        1 => off.prop_map(Jump::Reset),
+    ];
+    match backwards {
+        Backwards::Never => forwards.boxed(),
+        Backwards::WithinAPeriod | Backwards::AnyFar => {
+            prop_oneof![9 => forwards, 1 => (0..3_000_u64).prop_map(Jump::Back)].boxed()
+        }
+    }
+}
+
+fn amount(refunds: bool) -> BoxedStrategy<Amount> {
+    let forwards = prop_oneof![
+        1 => Just(Amount::Look),
+        6 => (1..5_u64).prop_map(Amount::Few),
+        4 => (1..=4_u64).prop_map(Amount::Quarters),
+        1 => Just(Amount::OneTooMany),
+        1 => Just(Amount::Most),
+    ];
+    if !refunds {
+        return forwards.boxed();
+    }
+    prop_oneof![
+        10 => forwards,
+        2 => (1..5_u64).prop_map(Amount::Back),
+        1 => (1..=4_u64).prop_map(Amount::BackQuarters),
+        1 => Just(Amount::BackMost),
+    ]
+    .boxed()
+}
+
+fn patience() -> impl Strategy<Value = Patience> {
+    prop_oneof![
+        2 => Just(Patience::Micros(0)),
+        1 => (0..30_000_000_u64).prop_map(Patience::Micros),
+        3 => (0..6_u64, -1..=1_i64).prop_map(|(times, off)| Patience::HitTimes(times, off)),
+        1 => Just(Patience::Endless),
+    ]
+}
+
+impl Scenario {
+    /// Lives the history: `draw` answers each question, and what it answers leads on.
+    pub(crate) fn live(
+        &self,
+        mut draw: impl FnMut(&Limit, Time, Ask) -> Result<Level, TestCaseError>,
+    ) -> TestCaseResult {
+        let mut now = self.start;
+        let mut latest = now;
+        let mut last = Level::default();
+        for step in &self.steps {
+            let limit = step.limit.get(&self.limits);
+            now = step.jump.from(now, limit, &last);
+            let back = limit.period_us().saturating_mul(self.most_periods_back);
+            now = now.max(Time::from_micros(latest.as_micros().saturating_sub(back)));
+            latest = latest.max(now);
+            last = draw(limit, now, Ask::new(step.amount.of(limit), step.patience.of(limit)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Jump {
+    fn from(self, now: Time, limit: &Limit, last: &Level) -> Time {
+        let (by, off) = match self {
+            Self::Stay => (0, 0),
+            Self::Micros(micros) => (micros, 0),
+            Self::Share(thousandths) => (limit.period_us() / 1000 * thousandths, 0),
+            Self::HitTimes(times, off) => (hit_us(limit) * times, off),
+            Self::Period(off) => (limit.period_us(), off),
+            Self::Boundary(off) => (fixed_window::window(limit, now).1.since_us(now), off),
+            Self::Retry(off) => (last.retry_after_us.unwrap_or(0), off),
+            Self::Reset(off) => (last.reset_us, off),
+            Self::Back(thousandths) => {
+                let back = limit.period_us() / 1000 * thousandths;
+                return Time::from_micros(now.as_micros().saturating_sub(back));
+            }
+        };
+        // Some promises lie further ahead than any clock goes; and an offset may not turn the clock back.
+        let by = if by > 10 * limit.period_us() { limit.period_us() } else { by };
+        now.plus_us(by.saturating_add_signed(off))
+    }
+}
+
+impl Amount {
+    fn of(self, limit: &Limit) -> Hits {
+        let capacity = u64::from(limit.capacity());
+        match self {
+            Self::Look => Hits::Look,
+            Self::Few(hits) => Hits::Take(hits),
+            Self::Quarters(quarters) => Hits::Take((capacity * quarters / 4).max(1)),
+            Self::OneTooMany => Hits::Take(capacity + 1),
+            Self::Most => Hits::Take(MOST_HITS),
+            Self::Back(hits) => Hits::Refund(hits),
+            Self::BackQuarters(quarters) => Hits::Refund((capacity * quarters / 4).max(1)),
+            Self::BackMost => Hits::Refund(MOST_HITS),
+        }
+    }
+}
+
+impl Patience {
+    fn of(self, limit: &Limit) -> u64 {
+        match self {
+            Self::Micros(micros) => micros,
+            Self::HitTimes(times, off) => (hit_us(limit) * times).saturating_add_signed(off),
+            Self::Endless => u64::MAX,
+        }
+    }
+}
+
+/// What one hit takes to drain, in microseconds, rounded up.
+fn hit_us(limit: &Limit) -> u64 {
+    limit.period_us().div_ceil(u64::from(limit.requests_per_unit().max(1)))
+}

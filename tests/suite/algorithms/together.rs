@@ -1,0 +1,95 @@
+//! Several limits on one descriptor: a hit is charged to all of them or, when one refuses, to none but those that count
+//! refused hits. Trials refuse nothing.
+
+use proptest::prelude::*;
+use tollkeeper::algorithm::{Ask, State, Term, draw_together};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit, Period, Unit};
+use tollkeeper::request::{Hits, MOST_HITS};
+
+use super::model::Model;
+use super::scenario::{config, limit};
+
+/// A draw: microseconds since the last, hits, and the longest hold.
+type Draw = (u64, Hits, u64);
+
+fn draws() -> impl Strategy<Value = Vec<Draw>> {
+    let hits = prop_oneof![
+        1 => Just(Hits::Look),
+        8 => (1..6_u64).prop_map(Hits::Take),
+        1 => Just(Hits::Take(MOST_HITS)),
+        1 => (1..6_u64).prop_map(Hits::Refund),
+    ];
+    let later = prop_oneof![3 => Just(0), 2 => 0..1_000_000_u64, 1 => 0..100_000_000_u64];
+    let hold = prop_oneof![Just(0), 0..30_000_000_u64];
+    proptest::collection::vec((later, hits, hold), 1..30)
+}
+
+/// Some limit, and whether it is enforced.
+fn term() -> impl Strategy<Value = (Limit, bool)> {
+    let period = proptest::sample::select(vec![(Unit::Second, 1), (Unit::Second, 10), (Unit::Minute, 1)]);
+    (proptest::sample::select(&Algorithm::ALL[..]), period).prop_flat_map(|(algorithm, (unit, multiplier))| {
+        let period = Period::new(unit, multiplier).expect("not too long");
+        (limit(algorithm, period, false), prop_oneof![3 => Just(true), 1 => Just(false)])
+    })
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn charges_all_or_none(pairs in proptest::collection::vec(term(), 0..5), draws in draws()) {
+        let terms: Vec<_> = pairs.iter().map(|(limit, enforced)| Term { limit, enforced: *enforced }).collect();
+        let mut states: Vec<_> = terms.iter().map(|term| State::empty(term.limit.algorithm())).collect();
+        let mut models: Vec<_> = terms.iter().map(|_| Model::new()).collect();
+        let mut now = Time::from_secs(1_750_000_000);
+        for (later_us, hits, hold_us) in draws {
+            now = now.plus_us(later_us);
+            let ask = Ask::new(hits, hold_us);
+            let before = states.clone();
+            let levels = draw_together(&terms, &mut states, now, ask);
+            prop_assert_eq!(levels.len(), terms.len());
+            let refused = terms.iter().zip(&levels).any(|(term, level)| term.enforced && !level.admitted);
+            for (index, term) in terms.iter().enumerate() {
+                let expected = models[index].draw(term.limit, now, Ask { refused_elsewhere: refused, ..ask });
+                prop_assert_eq!(levels[index], expected, "{:?} under {:?}", ask, term);
+                if refused && !term.limit.count_rejected() {
+                    prop_assert_eq!(&states[index], &before[index]);
+                    prop_assert_eq!(levels[index].hold_us, 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_limit_together_is_that_limit_alone((limit, enforced) in term(), draws in draws()) {
+        let (mut alone, mut together) = (State::empty(limit.algorithm()), [State::empty(limit.algorithm())]);
+        let mut now = Time::from_secs(1_750_000_000);
+        for (later_us, hits, hold_us) in draws {
+            now = now.plus_us(later_us);
+            let ask = Ask::new(hits, hold_us);
+            let levels = draw_together(&[Term { limit: &limit, enforced }], &mut together, now, ask);
+            prop_assert_eq!(levels[0], alone.draw(&limit, now, ask));
+            prop_assert_eq!(&together[0], &alone);
+        }
+    }
+}
+
+/// A state of another algorithm, as a rule that changed its own would leave it, counts for nothing.
+#[test]
+fn takes_the_state_of_another_algorithm_as_empty() {
+    let period = Period::new(Unit::Minute, 1).expect("not too long");
+    let ask = Ask::new(Hits::Take(3), 0);
+    for from in Algorithm::ALL {
+        for to in Algorithm::ALL.into_iter().filter(|&to| to != from) {
+            let mut terms = tollkeeper::limit::Terms::new(to, 3, period);
+            terms.queue_size = (to == Algorithm::LeakyBucket).then_some(3);
+            let limit = Limit::new(&terms).expect("a plain limit");
+            let now = Time::from_secs(1_750_000_000);
+            let mut state = State::empty(from);
+            assert!(state.admits(&limit, now, ask), "{from} as {to}");
+            assert_eq!(state.draw(&limit, now, ask), State::empty(to).draw(&limit, now, ask), "{from} as {to}");
+            assert!(!state.admits(&limit, now, ask), "{from} as {to}: not kept");
+        }
+    }
+}

@@ -1,0 +1,1020 @@
+//! What is decided, from a message and the text of rule files to the answer, in this process at known times.
+//!
+//! Each test is a table of questions with the answer in words (see `Answer::text`): verdict, each descriptor's limit, what
+//! is left of it and the seconds until it is reset, headers. Rules, settings, matching, drawing and merging all take part.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tollkeeper::clock::Time;
+use tollkeeper::grpc::service::Rpc;
+use tollkeeper::pb::RateLimitDescriptor;
+use tollkeeper::pb::rate_limit_service_server::RateLimitService;
+use tonic::Code;
+
+use super::harness::desk::{Answer, Desk, Question};
+
+/// Noon on Wednesday the 8th of July 2026: full minutes and hours begin, the day and the week are half a day from
+/// their end.
+const NOON: Time = Time::from_secs(1_783_512_000);
+const MS: u64 = 1_000;
+const SECOND: u64 = 1_000 * MS;
+
+/// Who decides by the rules of a domain `shop`, given from `descriptors` or `defaults` on, at noon.
+fn desk(env: &[(&str, &str)], rules: &str) -> Desk {
+    let desk = Desk::new(env.iter().copied(), NOON);
+    load(&desk, rules);
+    desk
+}
+
+fn load(desk: &Desk, rules: &str) {
+    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+}
+
+/// A question about descriptors of `shop`: `key=value,key=value; key=value`.
+fn about(descriptors: &str) -> Question {
+    descriptors.split("; ").fold(Question::new("shop"), |question, descriptor| {
+        let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
+        question.of(&entries)
+    })
+}
+
+fn answer(desk: &Desk, question: &Question) -> Answer {
+    desk.ask(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
+}
+
+/// Asks one after the other, at the same time.
+fn check(desk: &Desk, table: &[(Question, &str)]) {
+    for (step, (question, expected)) in table.iter().enumerate() {
+        assert_eq!(answer(desk, question).text(), *expected, "step {step}: {question:?}");
+    }
+}
+
+#[test]
+fn hits_are_taken_given_back_or_looked_for() {
+    let desk = desk(
+        &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")],
+        "descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 10}}",
+    );
+    let k = || about("k");
+    check(
+        &desk,
+        &[
+            (k(), "OK [OK 10/HOUR left 9 in 3600 s]"),
+            (k().request_hits(3), "OK [OK 10/HOUR left 6 in 3600 s]"),
+            (k().hits(2).request_hits(5), "OK [OK 10/HOUR left 4 in 3600 s]"),
+            (k().hits(0), "OK [OK 10/HOUR left 4 in 3600 s]"),
+            (k().hits(0).request_hits(5), "OK [OK 10/HOUR left 4 in 3600 s]"),
+            (k().refund(3), "OK [OK 10/HOUR left 7 in 3600 s]"),
+            (k().refund(100), "OK [OK 10/HOUR left 10 in 3600 s]"),
+            (k().hits(11), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            // What was refused counts, as in the program replaced, and a look is refused only past the limit.
+            (k().hits(0), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            (k().refund(1), "OK [OK 10/HOUR left 0 in 3600 s]"),
+            (k().hits(0), "OK [OK 10/HOUR left 0 in 3600 s]"),
+            (k(), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            (k().hits(u64::MAX), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            // Both are clamped to as many, so the eleven from before remain.
+            (k().refund(u64::MAX), "OK [OK 10/HOUR left 0 in 3600 s]"),
+            (
+                about("k=2; k=2; k=2").request_hits(4),
+                "OVER [OK 10/HOUR left 6 in 3600 s, OK 10/HOUR left 2 in 3600 s, \
+                                            OVER 10/HOUR left 0 in 3600 s]",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_limit_that_comes_along_goes_before_the_rule_if_its_period_means_something() {
+    let desk = desk(
+        &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")],
+        "descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 5, name: own}}",
+    );
+    let own = "OK [OK own: 5/HOUR left 4 in 3600 s]";
+    let table = [
+        // unit, multiplier, the answer
+        (1, None, "OK [OK 3/SECOND left 2 in 1 s]"),
+        (2, None, "OK [OK 3/MINUTE left 2 in 60 s]"),
+        (3, None, "OK [OK 3/HOUR left 2 in 3600 s]"),
+        (4, None, "OK [OK 3/DAY left 2 in 43200 s]"),
+        (5, None, "OK [OK 3/MONTH left 2 in 2376000 s]"),
+        (6, None, "OK [OK 3/YEAR left 2 in 14040000 s]"),
+        (7, None, "OK [OK 3/WEEK left 2 in 43200 s]"),
+        (2, Some(1), "OK [OK 3/MINUTE left 2 in 60 s]"),
+        (2, Some(5), "OK [OK 3/5 MINUTE left 2 in 300 s]"),
+        (7, Some(2), "OK [OK 3/2 WEEK left 2 in 648000 s]"),
+        (4, Some(366), "OK [OK 3/366 DAY left 2 in 18964800 s]"),
+        (1, Some(31_622_400), "OK [OK 3/31622400 SECOND left 2 in 18964800 s]"),
+        (0, None, own),
+        (8, None, own),
+        (-1, None, own),
+        (i32::MAX, None, own),
+        (i32::MIN, Some(1), own),
+        (2, Some(0), own),
+        (7, Some(0), own),
+        (4, Some(367), own),
+        (1, Some(31_622_401), own),
+        (1, Some(u32::MAX), own),
+        (6, Some(2), own),
+        (6, Some(u32::MAX), own),
+    ];
+    for (place, (unit, multiplier, expected)) in table.into_iter().enumerate() {
+        let question = about(&format!("k={place}")).limit(3, unit, multiplier);
+        assert_eq!(answer(&desk, &question).text(), expected, "{unit} times {multiplier:?}");
+    }
+    check(
+        &desk,
+        &[
+            // Nothing but the limit decides: no rule is needed, and its names are not asked.
+            (about("x=1,y=2").limit(1, 3, None), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (about("x=1,y=2").limit(1, 3, None), "OVER [OVER 1/HOUR left 0 in 3600 s]"),
+            (about("x=1,y=2").limit(1, 0, None), "OK [OK]"),
+            (about("x").limit(0, 3, None), "OVER [OVER 0/HOUR left 0 in 3600 s]"),
+            (about("x").limit(u32::MAX, 3, None), "OK [OK 4294967295/HOUR left 4294967293 in 3600 s]"),
+            // But a domain is.
+            (Question::new("elsewhere").of(&[("k", "")]).limit(0, 3, None), "OK [OK]"),
+        ],
+    );
+}
+
+#[test]
+fn a_limit_that_comes_along_is_counted_as_the_domain_says() {
+    let table = [
+        // defaults, then the answers to draws of 1, 1 and 3 at 4 a minute
+        ("{}", ["OK 4/MINUTE left 3 in 60 s", "OK 4/MINUTE left 2 in 60 s", "OVER 4/MINUTE left 0 in 60 s"]),
+        (
+            "{algorithm: token_bucket}",
+            ["OK 4/MINUTE left 3 in 15 s", "OK 4/MINUTE left 2 in 30 s", "OVER 4/MINUTE left 0 in 15 s"],
+        ),
+        (
+            "{algorithm: leaky_bucket}",
+            ["OK 4/MINUTE left 0 in 15 s", "OVER 4/MINUTE left 0 in 15 s", "OVER 4/MINUTE left 0 in 15 s"],
+        ),
+        (
+            "{algorithm: leaky_bucket, queue_size: 3}",
+            ["OK 4/MINUTE left 2 in 15 s", "OK 4/MINUTE left 1 in 30 s", "OVER 4/MINUTE left 0 in 30 s"],
+        ),
+        (
+            "{algorithm: leaky_bucket, queue_size: 3, max_wait: 14s}",
+            ["OK 4/MINUTE left 2 in 15 s", "OVER 4/MINUTE left 0 in 1 s", "OVER 4/MINUTE left 0 in 15 s"],
+        ),
+        (
+            "{algorithm: sliding_window_log}",
+            ["OK 4/MINUTE left 3 in 60 s", "OK 4/MINUTE left 2 in 60 s", "OVER 4/MINUTE left 0 in 60 s"],
+        ),
+        (
+            // The last window counts in full at its very end, and a microsecond later one hit no longer does.
+            "{algorithm: sliding_window_counter}",
+            ["OK 4/MINUTE left 3 in 61 s", "OK 4/MINUTE left 2 in 91 s", "OVER 4/MINUTE left 0 in 61 s"],
+        ),
+    ];
+    for (defaults, expected) in table {
+        let desk = desk(&[], &format!("defaults: {defaults}"));
+        let statuses = [1, 1, 3].map(|hits| {
+            let text = answer(&desk, &about("k").hits(hits).limit(4, 2, None)).text();
+            text[text.find('[').unwrap() + 1..text.find(']').unwrap()].to_owned()
+        });
+        assert_eq!(statuses, expected, "{defaults}");
+    }
+}
+
+#[test]
+fn a_log_that_would_be_too_long_falls_to_a_counter() {
+    let desk = desk(&[("TOLLKEEPER_LOG_MAX", "100")], "defaults: {algorithm: sliding_window_log}");
+    check(
+        &desk,
+        &[
+            (about("a").limit(100, 2, None), "OK [OK 100/MINUTE left 99 in 60 s]"),
+            // The reset tells them apart: a counter's is the end of the next window.
+            (about("a").limit(101, 2, None), "OK [OK 101/MINUTE left 100 in 61 s]"),
+        ],
+    );
+}
+
+#[test]
+fn what_is_unlimited_is_not_counted() {
+    let desk = desk(
+        &[],
+        "descriptors:
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}",
+    );
+    check(
+        &desk,
+        &[
+            (about("free"), "OK [OK unlimited]"),
+            (about("free").hits(u64::MAX), "OK [OK unlimited]"),
+            (about("free").hits(0), "OK [OK unlimited]"),
+            (about("free; none"), "OVER [OK unlimited, OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            (about("free; other"), "OK [OK unlimited, OK]"),
+            // Nothing was drawn: a look at nothing passes.
+            (about("none").hits(0), "OVER [OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            (about("none=2").hits(0), "OK [OK 0/HOUR left 0 in 3600 s]"),
+        ],
+    );
+    assert_eq!(desk.service.decider.store.usage().counters, 1);
+}
+
+#[test]
+fn a_trial_is_counted_and_refuses_nothing() {
+    let rules = "descriptors:
+  - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: real, rate_limit: {unit: hour, requests_per_unit: 2}}";
+    check(
+        &desk(&[], rules),
+        &[
+            (about("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (about("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (about("trial; real"), "OK [OK 1/HOUR left 0 in 3600 s, OK 2/HOUR left 1 in 3600 s]"),
+            (about("real"), "OK [OK 2/HOUR left 0 in 3600 s]"),
+            (about("trial; real"), "OVER [OK 1/HOUR left 0 in 3600 s, OVER 2/HOUR left 0 in 3600 s] Retry-After: 3600"),
+        ],
+    );
+    // A trial of the whole process changes the verdict alone.
+    check(
+        &desk(&[("SHADOW_MODE", "true")], rules),
+        &[
+            (about("real"), "OK [OK 2/HOUR left 1 in 3600 s]"),
+            (about("real").hits(2), "OK [OVER 2/HOUR left 0 in 3600 s]"),
+            (about("x").limit(0, 3, None), "OK [OVER 0/HOUR left 0 in 3600 s]"),
+        ],
+    );
+}
+
+#[test]
+fn quotas_refuse_only_all_together() {
+    let rules = "descriptors:
+  - {key: real, value: 'no', rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: real, rate_limit: {unit: hour, requests_per_unit: 999}}
+  - {key: quota, value: 'no', quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: quota, value: 'no2', quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: quota, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 999}}
+  - {key: trial, shadow_mode: true, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: free, rate_limit: {unlimited: true}}";
+    let (plain, all) = (desk(&[], rules), desk(&[("QUOTA_MODE", "true")], rules));
+    let table = [
+        // what is asked, whether it is refused, and whether it is where all are quotas
+        ("real", false, false),
+        ("real=no", true, true),
+        ("real; real=no", true, false),
+        ("real=no; real=no", true, true),
+        ("quota", false, false),
+        ("quota=no", true, true),
+        ("quota=no; quota", false, false),
+        ("quota=no; quota=no2", true, true),
+        ("quota=no; real", true, false),
+        ("quota; real=no", true, false),
+        ("quota=no; trial", false, false),
+        // What is unlimited is no quota; what nothing limits is one where all are.
+        ("quota=no; free", true, true),
+        ("quota=no; other", true, false),
+        ("real=no; free", true, true),
+        ("real=no; other", true, false),
+        ("other", false, false),
+        ("free", false, false),
+    ];
+    for (question, refused, refused_if_all) in table {
+        assert_eq!(answer(&plain, &about(question)).over_limit(), refused, "{question}");
+        assert_eq!(answer(&all, &about(question)).over_limit(), refused_if_all, "{question}, all quotas");
+    }
+}
+
+#[test]
+fn a_rule_switches_off_named_limits_of_the_same_request() {
+    let desk = desk(
+        &[],
+        "descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 9, name: a, replaces: [{name: b}]}}
+  - {key: b, rate_limit: {unit: hour, requests_per_unit: 9, name: b, replaces: [{name: c}]}}
+  - {key: c, rate_limit: {unit: hour, requests_per_unit: 9, name: c}}
+  - {key: free, rate_limit: {unlimited: true, replaces: [{name: c}]}}
+  - key: list
+    rate_limit:
+      - {unit: minute, requests_per_unit: 3, name: c}
+      - {unit: hour, requests_per_unit: 9}
+  - key: twice
+    rate_limit:
+      - {unit: minute, requests_per_unit: 9, replaces: [{name: a}]}
+      - {unit: hour, requests_per_unit: 9, replaces: [{name: b}]}",
+    );
+    check(
+        &desk,
+        &[
+            (about("b"), "OK [OK b: 9/HOUR left 8 in 3600 s]"),
+            (about("a; b"), "OK [OK a: 9/HOUR left 8 in 3600 s, OK]"),
+            (about("b; a"), "OK [OK, OK a: 9/HOUR left 7 in 3600 s]"),
+            // One that is switched off switches off others all the same.
+            (about("c; b; a"), "OK [OK, OK, OK a: 9/HOUR left 6 in 3600 s]"),
+            (about("c; b"), "OK [OK, OK b: 9/HOUR left 7 in 3600 s]"),
+            (about("c; c"), "OK [OK c: 9/HOUR left 8 in 3600 s, OK c: 9/HOUR left 7 in 3600 s]"),
+            (about("free; c"), "OK [OK unlimited, OK]"),
+            (about("list"), "OK [OK c: 3/MINUTE left 2 in 60 s]"),
+            (about("list; free"), "OK [OK 9/HOUR left 7 in 3600 s, OK unlimited]"),
+            (about("list"), "OK [OK c: 3/MINUTE left 1 in 60 s]"),
+            (about("twice; a; b; c").hits(0), "OK [OK 9/MINUTE left 8 in 60 s, OK, OK, OK]"),
+        ],
+    );
+}
+
+#[test]
+fn a_value_goes_before_a_wildcard_and_that_before_the_bare_key() {
+    let desk = desk(
+        &[],
+        "descriptors:
+  - {key: path, rate_limit: {unit: hour, requests_per_unit: 1000}}
+  - {key: path, value: '/api/*', share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 100}}
+  - {key: path, value: '/api/v*', rate_limit: {unit: hour, requests_per_unit: 200}}
+  - {key: path, value: '/*/img', rate_limit: {unit: hour, requests_per_unit: 300}}
+  - {key: path, value: '/api/v1', rate_limit: {unit: hour, requests_per_unit: 10}}
+  - {key: path, value: '/deep', descriptors: [{key: user, value: u1, rate_limit: {unit: hour, requests_per_unit: 7}}]}",
+    );
+    check(
+        &desk,
+        &[
+            (about("path=/api/v1"), "OK [OK 10/HOUR left 9 in 3600 s]"),
+            (about("path=/other"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
+            (about("path=/another"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
+            // The first wildcard in the file, not the longest; its values share a counter.
+            (about("path=/api/v2"), "OK [OK 100/HOUR left 99 in 3600 s]"),
+            (about("path=/api/img"), "OK [OK 100/HOUR left 98 in 3600 s]"),
+            (about("path=/api/"), "OK [OK 100/HOUR left 97 in 3600 s]"),
+            // Without share_threshold each value has its own.
+            (about("path=/a/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
+            (about("path=/b/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
+            // A value that reads like the pattern is a value: it meets the rule, and not the counter of all others.
+            (about("path=/api/*"), "OK [OK 100/HOUR left 99 in 3600 s]"),
+            (about("path=/api/v3"), "OK [OK 100/HOUR left 96 in 3600 s]"),
+            // Down one branch and never back.
+            (about("path=/deep,user=u1"), "OK [OK 7/HOUR left 6 in 3600 s]"),
+            (about("path=/deep,user=u2"), "OK [OK]"),
+            (about("path=/deep"), "OK [OK]"),
+            (about("path=/api/v1,user=u1"), "OK [OK]"),
+        ],
+    );
+}
+
+#[test]
+fn bytes_that_are_no_text_are_a_value_like_any_other() {
+    let desk = desk(
+        &[],
+        "descriptors:
+  - {key: agent, rate_limit: {unit: hour, requests_per_unit: 1}}",
+    );
+    let with = |value: &'static [u8]| {
+        let mut question = about("agent");
+        question.0.descriptors[0].entries[0].value = value.into();
+        question
+    };
+    for value in [&b"\xff"[..], b"\xfe", b"\xff\x00", b"\x00", b"\xef\xbf\xbd"] {
+        assert!(!answer(&desk, &with(value)).over_limit(), "{value:?} has a counter of its own");
+        assert!(answer(&desk, &with(value)).over_limit(), "{value:?} is counted");
+    }
+}
+
+const LIST: &str = "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: second, requests_per_unit: 2}
+      - {unit: minute, requests_per_unit: 3, name: slow}
+      - {unit: day, requests_per_unit: 100}";
+
+#[test]
+fn of_several_limits_the_status_is_of_the_longest_refusal_else_of_the_least_share_left() {
+    let desk = desk(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], LIST);
+    let k = || about("k");
+    check(
+        &desk,
+        &[
+            (k().hits(0), "OK [OK 2/SECOND left 2 in 1 s]"),
+            (k(), "OK [OK 2/SECOND left 1 in 1 s]"),
+            (k(), "OK [OK 2/SECOND left 0 in 1 s]"),
+            (k(), "OVER [OVER 2/SECOND left 0 in 1 s]"),
+            // Two refuse: the longer wait.
+            (k().hits(2), "OVER [OVER slow: 3/MINUTE left 0 in 60 s]"),
+            // One that can never pass waits longest.
+            (k().hits(3), "OVER [OVER 2/SECOND left 0 in 1 s]"),
+        ],
+    );
+    desk.pass_us(SECOND);
+    check(
+        &desk,
+        &[
+            // What was refused was charged to none of them.
+            (k(), "OK [OK slow: 3/MINUTE left 0 in 59 s]"),
+            (k(), "OVER [OVER slow: 3/MINUTE left 0 in 59 s]"),
+            (k().hits(0), "OVER [OVER slow: 3/MINUTE left 0 in 59 s]"),
+        ],
+    );
+    desk.pass_us(59 * SECOND);
+    check(&desk, &[(k().hits(0), "OK [OK 100/DAY left 97 in 43140 s]")]);
+}
+
+#[test]
+fn a_flood_that_one_limit_refuses_costs_the_others_nothing() {
+    let desk = desk(
+        &[],
+        "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: second, requests_per_unit: 10}
+      - {unit: day, requests_per_unit: 1000}",
+    );
+    for _ in 0..10 {
+        let passed = (0..100).filter(|_| !answer(&desk, &about("k")).over_limit()).count();
+        assert_eq!(passed, 10);
+        desk.pass_us(SECOND);
+    }
+    // 900 are left of a day: the same share as of a second, so a draw shows which.
+    assert_eq!(answer(&desk, &about("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
+}
+
+#[test]
+fn a_trial_beside_an_enforced_limit_is_charged_and_says_nothing() {
+    let desk = desk(
+        &[],
+        "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: minute, requests_per_unit: 1, shadow_mode: true, name: trial}
+      - {unit: hour, requests_per_unit: 3}
+  - key: trials
+    shadow_mode: true
+    rate_limit:
+      - {unit: minute, requests_per_unit: 1, name: one}
+      - {unit: hour, requests_per_unit: 2, name: two}",
+    );
+    check(
+        &desk,
+        &[
+            (about("k"), "OK [OK 3/HOUR left 2 in 3600 s]"),
+            (about("k"), "OK [OK 3/HOUR left 1 in 3600 s]"),
+            (about("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
+            (about("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            // Among trials they speak, and refuse nothing.
+            (about("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
+            (about("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
+            (about("trials"), "OK [OK two: 2/HOUR left 0 in 3600 s]"),
+        ],
+    );
+}
+
+#[test]
+fn refusals_spare_the_other_descriptors_if_told_to() {
+    let rules = "descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}";
+    let both = || about("a; b; other");
+    let over = |left: u32| {
+        format!("OVER [OVER 1/HOUR left 0 in 3600 s, OK 9/HOUR left {left} in 3600 s, OK] Retry-After: 3600")
+    };
+    let charged = desk(&[], rules);
+    let spared = desk(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
+    for desk in [&charged, &spared] {
+        check(desk, &[(both(), "OK [OK 1/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s, OK]")]);
+    }
+    check(&charged, &[(both(), &over(7)), (both(), &over(6))]);
+    check(
+        &spared,
+        &[
+            (both(), &over(8)),
+            (both(), &over(8)),
+            // The one that refuses is charged: two refusals make up for two refunds, and the third of them shows.
+            (about("a").refund(2), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (about("a").refund(1), "OK [OK 1/HOUR left 1 in 3600 s]"),
+            // Refunds are never spared, and a trial spares as an enforced rule does, as in the program replaced.
+            (about("trial; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 7 in 3600 s]"),
+        ],
+    );
+}
+
+fn at(time: &str) -> Time {
+    let timestamp: Timestamp = time.parse().unwrap();
+    Time::from_micros(u64::try_from(timestamp.as_microsecond()).unwrap())
+}
+
+#[test]
+fn months_follow_the_calendar_if_told_to() {
+    let rules = "descriptors:
+  - {key: month, rate_limit: {unit: month, requests_per_unit: 1}}
+  - {key: quarter, rate_limit: {unit: month, unit_multiplier: 3, requests_per_unit: 1}}
+  - {key: bucket, rate_limit: {unit: month, requests_per_unit: 1, algorithm: token_bucket}}
+  - {key: day, rate_limit: {unit: day, requests_per_unit: 1}}";
+    let desk = desk(&[("USE_CALENDAR_MONTH_RATE_LIMIT", "true")], rules);
+    let day = 86_400;
+    let table = [
+        // the time; seconds to the end of the month and of the quarter
+        ("2026-01-01T00:00:00Z", 31 * day, 90 * day),
+        ("2026-01-31T23:59:59Z", 1, 59 * day + 1),
+        ("2026-01-31T23:59:59.999999Z", 1, 59 * day + 1),
+        ("2026-02-01T00:00:00Z", 28 * day, 59 * day),
+        ("2026-02-28T23:59:00Z", 60, 31 * day + 60),
+        ("2026-03-01T00:00:00Z", 31 * day, 31 * day),
+        ("2026-04-30T12:00:00Z", day / 2, 61 * day + day / 2),
+        ("2026-12-31T23:59:59Z", 1, 1),
+        ("2027-01-01T00:00:00Z", 31 * day, 90 * day),
+        ("2028-02-29T00:00:00Z", day, 32 * day),
+        ("2028-02-01T00:00:00Z", 29 * day, 60 * day),
+        ("2100-02-28T00:00:00Z", day, 32 * day),
+    ];
+    for (time, month, quarter) in table {
+        desk.service.clock.set(at(time));
+        check(
+            &desk,
+            &[(
+                about(&format!("month={time}; quarter={time}; x={time}")).limit(2, 5, None),
+                &format!(
+                    "OK [OK 1/MONTH left 0 in {month} s, OK 1/3 MONTH left 0 in {quarter} s, OK 2/MONTH left 1 in {month} s]"
+                ),
+            )],
+        );
+    }
+    // A counter ends with its month and not before.
+    for (time, refused) in [
+        ("2026-01-31T23:59:59.999998Z", false),
+        ("2026-01-31T23:59:59.999999Z", true),
+        ("2026-02-01T00:00:00Z", false),
+        ("2026-02-28T23:59:59.999999Z", true),
+        ("2026-03-01T00:00:00Z", false),
+    ] {
+        desk.service.clock.set(at(time));
+        assert_eq!(answer(&desk, &about("month=end")).over_limit(), refused, "{time}");
+    }
+    desk.service.clock.set(NOON);
+    check(
+        &desk,
+        &[(about("bucket"), "OK [OK 1/MONTH left 0 in 2592000 s]"), (about("day"), "OK [OK 1/DAY left 0 in 43200 s]")],
+    );
+}
+
+#[test]
+fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
+    let rules = "descriptors:
+  - {key: five, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: five2, rate_limit: {unit: hour, requests_per_unit: 5}}
+  - {key: nine, rate_limit: {unit: hour, requests_per_unit: 9}}
+  - {key: none, rate_limit: {unit: minute, requests_per_unit: 0}}
+  - {key: none2, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: quota, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: most, rate_limit: {unit: hour, requests_per_unit: 4294967295}}";
+    let table = [
+        // the question, the three headers, the header of a refusal
+        ("five", Some((5, 4, 60)), None),
+        ("nine; five", Some((5, 4, 60)), None),
+        ("five; five2", Some((5, 4, 60)), None),
+        ("five2; five", Some((5, 4, 3600)), None),
+        ("five; free; other", Some((5, 4, 60)), None),
+        ("free; other", None, None),
+        ("none; five", Some((0, 0, 60)), Some(60)),
+        ("none; none2", Some((0, 0, 3600)), Some(3600)),
+        ("none2; none", Some((0, 0, 60)), Some(3600)),
+        ("trial; five", Some((0, 0, 43_200)), None),
+        ("five; none; trial", Some((0, 0, 60)), Some(60)),
+        // A quota that is over is like any other with nothing left.
+        ("quota; none", Some((0, 0, 60)), Some(43_200)),
+        ("none; quota", Some((0, 0, 60)), Some(43_200)),
+        ("quota; five", Some((0, 0, 43_200)), Some(43_200)),
+        ("most", Some((u32::MAX, u32::MAX - 1, 3600)), None),
+    ];
+    for (question, limit, retry_after) in table {
+        let mut expected = String::new();
+        if let Some((limit, remaining, reset)) = limit {
+            expected += &format!(" RateLimit-Limit: {limit} RateLimit-Remaining: {remaining} RateLimit-Reset: {reset}");
+        }
+        if let Some(seconds) = retry_after {
+            expected += &format!(" Retry-After: {seconds}");
+        }
+        let text = answer(&desk(&[("LIMIT_RESPONSE_HEADERS_ENABLED", "true")], rules), &about(question)).text();
+        assert_eq!(text[text.find(']').unwrap() + 1..], expected, "{question}");
+    }
+    let names = [
+        ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+        ("LIMIT_LIMIT_HEADER", "x-limit"),
+        ("LIMIT_REMAINING_HEADER", "x-left"),
+        ("LIMIT_RESET_HEADER", "x-reset"),
+        ("TOLLKEEPER_RETRY_AFTER_HEADER", "x-again"),
+    ];
+    check(
+        &desk(&names, rules),
+        &[(about("none"), "OVER [OVER 0/MINUTE left 0 in 60 s] x-limit: 0 x-left: 0 x-reset: 60 x-again: 60")],
+    );
+    // A trial of the whole process tells what is left, and nobody to come back.
+    let shadow = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("SHADOW_MODE", "true")];
+    check(
+        &desk(&shadow, rules),
+        &[(
+            about("none"),
+            "OK [OVER 0/MINUTE left 0 in 60 s] RateLimit-Limit: 0 RateLimit-Remaining: 0 RateLimit-Reset: 60",
+        )],
+    );
+}
+
+#[test]
+fn a_refusal_tells_when_the_same_request_could_pass() {
+    let desk = desk(
+        &[],
+        "descriptors:
+  - {key: log, rate_limit: {unit: minute, requests_per_unit: 2, algorithm: sliding_window_log}}
+  - {key: token, rate_limit: {unit: minute, requests_per_unit: 2, algorithm: token_bucket}}
+  - {key: fixed, rate_limit: {unit: minute, requests_per_unit: 2}}",
+    );
+    for key in ["log", "token", "fixed"] {
+        answer(&desk, &about(key));
+    }
+    desk.pass_us(10 * SECOND + 1);
+    check(
+        &desk,
+        &[
+            (about("log"), "OK [OK 2/MINUTE left 0 in 60 s]"),
+            (about("log"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
+            (about("log").hits(2), "OVER [OVER 2/MINUTE left 0 in 60 s] Retry-After: 60"),
+            // Never, so the time to its reset stands for it.
+            (about("log").hits(3), "OVER [OVER 2/MINUTE left 0 in 60 s] Retry-After: 60"),
+            (about("token"), "OK [OK 2/MINUTE left 0 in 50 s]"),
+            (about("token"), "OVER [OVER 2/MINUTE left 0 in 20 s] Retry-After: 20"),
+            (about("token").hits(3), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
+            (about("fixed"), "OK [OK 2/MINUTE left 0 in 50 s]"),
+            (about("fixed"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
+            (
+                about("token; log; fixed").hits(0),
+                "OVER [OVER 2/MINUTE left 0 in 20 s, OVER 2/MINUTE left 0 in 50 s, \
+                                              OVER 2/MINUTE left 0 in 50 s] Retry-After: 50",
+            ),
+        ],
+    );
+    // To the microsecond.
+    desk.pass_us(50 * SECOND - 2);
+    assert!(answer(&desk, &about("log")).over_limit());
+    desk.pass_us(1);
+    assert!(!answer(&desk, &about("log")).over_limit());
+}
+
+#[test]
+fn a_refusal_carries_the_body_of_its_rule() {
+    let rules = "defaults: {over_limit_body: domain, over_limit_content_type: text/x}
+descriptors:
+  - {key: plain, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: own, over_limit_body: own, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - key: json
+    over_limit_body: '{}'
+    over_limit_content_type: application/json
+    rate_limit: {unit: hour, requests_per_unit: 1}
+  - {key: trial, shadow_mode: true, over_limit_body: trial, rate_limit: {unit: hour, requests_per_unit: 0}}";
+    let plain = desk(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], rules);
+    let said = |desk: &Desk, question: &Question| {
+        let answer = answer(desk, question).response;
+        let headers: Vec<String> =
+            answer.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect();
+        (String::from_utf8(answer.raw_body).unwrap(), headers.join(" "))
+    };
+    let table = [
+        (about("plain"), "domain", "content-type: text/x"),
+        (about("own"), "own", "content-type: text/x"),
+        (about("json"), "", ""),
+        (about("json"), "{}", "content-type: application/json"),
+        (about("trial"), "", ""),
+        (about("trial; json"), "{}", "content-type: application/json"),
+        (about("own; json"), "own", "content-type: text/x"),
+        (about("x").limit(0, 3, None), "domain", "content-type: text/x"),
+        (about("other"), "", ""),
+    ];
+    for (question, body, headers) in table {
+        assert_eq!(said(&plain, &question), (body.to_owned(), headers.to_owned()), "{question:?}");
+    }
+    let shadow = desk(&[("SHADOW_MODE", "true")], rules);
+    assert_eq!(said(&shadow, &about("own")), (String::new(), String::new()));
+}
+
+/// A protobuf struct as JSON, whole numbers as such.
+fn metadata(answer: &Answer) -> Value {
+    let line = tollkeeper::http::json::response_to_json(&answer.response).unwrap();
+    let response: Value = serde_json::from_str(&line).unwrap();
+    response["dynamicMetadata"].clone()
+}
+
+#[test]
+fn metadata_says_which_limits_refused() {
+    let desk = desk(
+        &[("TOLLKEEPER_METADATA_VERDICTS", "true")],
+        "descriptors:
+  - {key: none, rate_limit: {unit: hour, requests_per_unit: 0, name: ban}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: ok, rate_limit: {unit: hour, requests_per_unit: 100}}
+  - key: tree
+    value: 'a*'
+    descriptors:
+      - key: list
+        rate_limit:
+          - {unit: hour, requests_per_unit: 100}
+          - {unit: day, requests_per_unit: 0}
+          - {unit: week, requests_per_unit: 0, name: weekly}",
+    );
+    let ban = json!({"rule": "shop.none", "name": "ban"});
+    let table = [
+        (about("ok; trial; other"), json!({})),
+        (about("ok; none"), json!({"over_limit": [ban]})),
+        (about("none; none=x"), json!({"over_limit": [ban, ban]})),
+        (about("tree=abc,list"), json!({"over_limit": [{"rule": "shop.tree_a*.list.day_fixed_window", "name": ""}]})),
+        (about("x").limit(0, 3, None), json!({"over_limit": [{"rule": "override", "name": ""}]})),
+    ];
+    for (question, expected) in table {
+        assert_eq!(metadata(&answer(&desk, &question)), expected, "{question:?}");
+    }
+}
+
+#[test]
+fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_them() {
+    let desk = desk(&[("RESPONSE_DYNAMIC_METADATA", "true")], "descriptors:
+  - {key: a, metadata: {own: a, deep: {x: 1, only: a}, list: [1]}, rate_limit: {unit: hour, requests_per_unit: 99}}
+  - {key: b, metadata: {own: b, deep: {x: 2, other: b}, list: [2], b: 1}, rate_limit: {unit: hour, requests_per_unit: 99}}
+  - {key: clash, metadata: {deep: text}, rate_limit: {unit: hour, requests_per_unit: 99}}
+  - {key: none, metadata: {none: 1}, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: trial, shadow_mode: true, metadata: {trial: 1}, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: free, metadata: {free: 1}, rate_limit: {unlimited: true}}
+  - key: detailed
+    detailed_metric: true
+    metadata: {kept: true}
+    rate_limit: {unit: hour, requests_per_unit: 99}");
+    let (a, b) = (
+        json!({"own": "a", "deep": {"x": 1, "only": "a"}, "list": [1]}),
+        json!({"own": "b", "deep": {"x": 2, "other": "b"}, "list": [2], "b": 1}),
+    );
+    let merged = json!({"own": "a", "deep": {"x": 1, "only": "a", "other": "b"}, "list": [1], "b": 1});
+    let table = [
+        ("a", Some(a.clone())),
+        ("a; b", Some(merged)),
+        // Each alone as before.
+        ("b", Some(b.clone())),
+        ("a", Some(a.clone())),
+        ("b; a", Some(json!({"own": "b", "deep": {"x": 2, "other": "b", "only": "a"}, "list": [2], "b": 1}))),
+        ("a; clash", Some(a)),
+        ("clash; b", Some(json!({"own": "b", "deep": "text", "list": [2], "b": 1}))),
+        ("clash", Some(json!({"deep": "text"}))),
+        // Of those that pass: a trial does, what is unlimited or matches nothing has no say.
+        ("none; b", Some(b)),
+        ("trial", Some(json!({"trial": 1}))),
+        ("free; other; none", None),
+        ("detailed=x", Some(json!({"kept": true}))),
+    ];
+    for (question, expected) in table {
+        let metadata = metadata(&answer(&desk, &about(question)));
+        assert_eq!(metadata.get("metadata").cloned(), expected, "{question}");
+    }
+
+    let mut question = about("a=1,b=2; other").hits(0).limit(10, 3, None).of(&[("c", "\u{fc}")]).request_hits(3);
+    question.0.descriptors[0].entries[1].value = b"\xff".as_slice().into();
+    assert_eq!(
+        metadata(&answer(&desk, &question)),
+        json!({
+            "domain": "shop",
+            "descriptors": [
+                {"entries": ["a=1", "b=\u{fffd}"]},
+                {"entries": ["other="], "hitsAddend": 0, "limit": "requests_per_unit:10 unit:HOUR"},
+                {"entries": ["c=\u{fc}"]},
+            ],
+            "hitsAddend": 3,
+        })
+    );
+}
+
+#[test]
+fn what_can_not_be_decided_is_an_error_with_its_text() {
+    let (domain, list, none) = (
+        "rate limit domain must not be empty",
+        "rate limit descriptor list must not be empty",
+        "no rate limit configuration loaded",
+    );
+    let mut many = about("k");
+    many.0.descriptors = vec![RateLimitDescriptor::default(); 10_001];
+    let too_many = "rate limit descriptor list has 10001 entries, more than 10000";
+    let (empty, loaded) = (Desk::new([("SHADOW_MODE", "true")], NOON), desk(&[], "descriptors: []"));
+    let table = [
+        (&empty, Question::new(""), Code::InvalidArgument, domain),
+        (&empty, Question::new("").of(&[("k", "")]), Code::InvalidArgument, domain),
+        (&empty, Question::new("shop"), Code::InvalidArgument, list),
+        (&empty, about("k"), Code::Unavailable, none),
+        (&loaded, Question::new(""), Code::InvalidArgument, domain),
+        (&loaded, Question::new("elsewhere"), Code::InvalidArgument, list),
+        (&loaded, many.clone(), Code::InvalidArgument, too_many),
+    ];
+    for (desk, question, code, text) in table {
+        let error = desk.ask(&question).unwrap_err();
+        assert_eq!((error.code(), error.to_string().as_str()), (code, text));
+    }
+    many.0.descriptors.pop();
+    assert_eq!(answer(&loaded, &many).response.statuses.len(), 10_000);
+    check(
+        &loaded,
+        &[(Question::new("shop").of(&[]), "OK [OK]"), (Question::new("elsewhere").of(&[("k", "v")]), "OK [OK]")],
+    );
+}
+
+const QUEUES: &str = "descriptors:
+  - {key: q, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4}}
+  - {key: slow, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_bucket, queue_size: 4}}
+  - {key: brief, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4, max_wait: 150ms}}
+  - {key: ahead, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, bucket_size: 1, max_wait: 150ms}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_bucket, queue_size: 4}}
+  - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}";
+
+/// Milliseconds that the answers to these are held, `None` for a refusal; with a caller that waits 10 s.
+fn holds(desk: &Desk, questions: &[Question]) -> Vec<Option<u128>> {
+    let hold = |question: &Question| {
+        let answer = desk.ask_within(question, Duration::from_secs(10)).unwrap();
+        assert!(!answer.over_limit() || answer.hold.is_zero(), "a refusal is never held");
+        (!answer.over_limit()).then_some(answer.hold.as_millis())
+    };
+    questions.iter().map(hold).collect()
+}
+
+#[test]
+fn an_answer_is_held_until_its_turn() {
+    let desk = desk(&[], QUEUES);
+    let q = || about("q");
+    assert_eq!(holds(&desk, &[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
+    desk.pass_us(50 * MS);
+    assert_eq!(holds(&desk, &[q()]), [None]);
+    desk.pass_us(50 * MS);
+    assert_eq!(holds(&desk, &[q(), q()]), [Some(300), None]);
+    // Several hits take several places and leave with the first.
+    assert_eq!(holds(&desk, &[about("q=2").hits(3), about("q=2"), about("q=2")]), [Some(0), Some(300), None]);
+    // The rule's own bound; and a bucket that gives tokens in advance.
+    assert_eq!(holds(&desk, &vec![about("brief"); 4]), [Some(0), Some(100), None, None]);
+    assert_eq!(holds(&desk, &vec![about("ahead"); 3]), [Some(0), Some(100), None]);
+}
+
+#[test]
+fn an_answer_is_held_once_for_the_longest_of_its_descriptors() {
+    let desk = desk(&[], QUEUES);
+    let both = || about("q; slow");
+    assert_eq!(holds(&desk, &[both(), both(), both()]), [Some(0), Some(500), Some(1000)]);
+}
+
+#[test]
+fn nothing_is_held_that_need_not_wait() {
+    let desk = desk(&[], QUEUES);
+    assert_eq!(holds(&desk, &vec![about("q"); 2]), [Some(0), Some(100)]);
+    // Looks and refunds; the refund takes the place of the last one back.
+    assert_eq!(holds(&desk, &[about("q").hits(0), about("q").refund(1), about("q")]), [Some(0), Some(0), Some(100)]);
+    // A request that is refused as a whole is not held for what would have passed.
+    assert_eq!(holds(&desk, &[about("q; none")]), [None]);
+    // Trials wait for nobody, and all are trials in a trial of the process.
+    assert_eq!(holds(&desk, &vec![about("trial"); 6]), [Some(0); 6]);
+    let shadow = self::desk(&[("SHADOW_MODE", "true")], QUEUES);
+    assert_eq!(holds(&shadow, &vec![about("q; none"); 6]), [Some(0); 6]);
+}
+
+#[test]
+fn nothing_is_held_for_longer_than_its_caller_waits() {
+    let table = [
+        // milliseconds the caller waits, whether the one that leaves after 500 ms passes
+        (0, false),
+        (1, false),
+        (2, false),
+        (501, false),
+        (502, true),
+        (503, true),
+        (3_600_000, true),
+    ];
+    for (waits_ms, passes) in table {
+        let desk = desk(&[], QUEUES);
+        assert_eq!(holds(&desk, &[about("slow")]), [Some(0)]);
+        let second = desk.ask_within(&about("slow"), Duration::from_millis(waits_ms)).unwrap();
+        assert_eq!(!second.over_limit(), passes, "{waits_ms} ms");
+        assert_eq!(second.hold, Duration::from_millis(if passes { 500 } else { 0 }), "{waits_ms} ms");
+        // One that was refused took no place.
+        let next = if passes { 1000 } else { 500 };
+        assert_eq!(holds(&desk, &[about("slow")]), [Some(next)], "{waits_ms} ms");
+    }
+}
+
+#[test]
+fn the_deadline_of_a_call_bounds_how_long_its_answer_is_held() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _context = runtime.enter();
+    let table = [
+        // grpc-timeout, whether an answer that has to wait 10 s is waited for
+        (None, true),
+        (Some("10001m"), false),
+        (Some("10002m"), true),
+        (Some("10S"), false),
+        (Some("11S"), true),
+        (Some("1M"), true),
+        (Some("1H"), true),
+        (Some("10001999u"), false),
+        (Some("10002000u"), true),
+        (Some("99999999n"), false),
+        (Some("0S"), false),
+        // What says nothing is as if it were not there.
+        (Some("100000000S"), true),
+        (Some("5"), true),
+        (Some("S"), true),
+        (Some(""), true),
+        (Some("-5S"), true),
+        (Some("5s"), true),
+    ];
+    for (timeout, waits) in table {
+        let desk = desk(
+            &[],
+            "descriptors:
+  - {key: q, rate_limit: {unit: minute, requests_per_unit: 6, algorithm: leaky_bucket, queue_size: 2}}",
+        );
+        answer(&desk, &about("q"));
+        let mut call = tonic::Request::new(about("q").0);
+        if let Some(timeout) = timeout {
+            call.metadata_mut().insert("grpc-timeout", timeout.parse().unwrap());
+        }
+        let rpc = Rpc(Arc::new(desk.service));
+        let polled = pin!(rpc.should_rate_limit(call)).as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        match polled {
+            Poll::Pending => assert!(waits, "{timeout:?} is held"),
+            Poll::Ready(answered) => {
+                assert!(!waits, "{timeout:?} is answered at once");
+                assert!(Answer { response: answered.unwrap().into_inner(), hold: Duration::ZERO }.over_limit());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reload_keeps_the_counters_of_a_path_algorithm_period_and_epoch() {
+    let desk = Desk::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
+    let rule = |rate_limit: &str| load(&desk, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
+    let table = [
+        // the rule, the answer to one hit
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 8 in 3600 s]"),
+        // Lowered and raised, in force at once.
+        ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 5}", "OK [OK 5/HOUR left 1 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 0}", "OVER [OVER 0/HOUR left 0 in 3600 s]"),
+        // What is no part of the key.
+        ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 4 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 3 in 3600 s]"),
+        ("{unlimited: true}", "OK [OK unlimited]"),
+        (
+            "[{unit: hour, requests_per_unit: 10}, {unit: year, requests_per_unit: 999}]",
+            "OK [OK 10/HOUR left 2 in 3600 s]",
+        ),
+        // What is.
+        ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
+        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 10}", "OK [OK 10/60 MINUTE left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 9 in 360 s]"),
+        // Nobody's counter was touched by any of these.
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 1 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 8 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 8 in 720 s]"),
+    ];
+    for (rate_limit, expected) in table {
+        rule(rate_limit);
+        assert_eq!(answer(&desk, &about("k")).text(), expected, "{rate_limit}");
+    }
+    // A rule that was away comes back to its counter; one elsewhere in the tree has another.
+    load(&desk, "descriptors: []");
+    check(&desk, &[(about("k"), "OK [OK]")]);
+    load(&desk, "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]");
+    check(&desk, &[(about("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
+    rule("{unit: hour, requests_per_unit: 10}");
+    check(&desk, &[(about("k"), "OK [OK 10/HOUR left 0 in 3600 s]")]);
+}
+
+#[test]
+fn a_changed_limit_takes_effect_at_once_on_what_was_used() {
+    let table = [
+        // the algorithm; what is left of 4 when 6 of 10 were used before; and of 20
+        ("fixed_window", (true, 0), (false, 13)),
+        ("token_bucket", (true, 0), (false, 13)),
+        ("sliding_window_log", (true, 0), (false, 13)),
+        ("sliding_window_counter", (true, 0), (false, 13)),
+    ];
+    for (algorithm, lowered, raised) in table {
+        let desk = Desk::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
+        let rule = |limit: u32| {
+            load(
+                &desk,
+                &format!(
+                    "descriptors:
+  - {{key: k, rate_limit: {{unit: hour, requests_per_unit: {limit}, algorithm: {algorithm}, count_rejected: false}}}}"
+                ),
+            );
+        };
+        rule(10);
+        assert_eq!(answer(&desk, &about("k").hits(6)).statuses(), [(false, 4)], "{algorithm}");
+        rule(4);
+        assert_eq!(answer(&desk, &about("k")).statuses(), [lowered], "{algorithm}");
+        rule(20);
+        assert_eq!(answer(&desk, &about("k")).statuses(), [raised], "{algorithm}");
+    }
+}

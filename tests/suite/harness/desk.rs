@@ -1,0 +1,193 @@
+//! The decision path in this process: settings, rules and a clock that stands until a test moves it.
+//!
+//! It is put together as the server does it, from an environment and the text of rule files, and asked with messages as
+//! they come over the wire. Nothing here waits: how long an answer would be held comes with it.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollkeeper::clock::{Clock, Time};
+use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::live::LiveRules;
+use tollkeeper::config::yaml::Documents;
+use tollkeeper::decide::Decider;
+use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE, Service};
+use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tollkeeper::pb::rate_limit_response::{Code, DescriptorStatus};
+use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
+use tollkeeper::rule::set::RuleSet;
+use tollkeeper::settings::Settings;
+use tollkeeper::store::memory::Memory;
+
+/// Somebody who answers.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    /// What answers.
+    pub(crate) service: Service,
+    options: Options,
+}
+
+impl Desk {
+    /// Settings from these variables; no rules yet, at `start`.
+    pub(crate) fn new<N: AsRef<str>>(env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
+        let variables = env.into_iter().map(|(name, value)| (OsString::from(name.as_ref()), value.as_ref().into()));
+        let (settings, _) = Settings::from_env(variables).expect("the settings are valid");
+        let options = Options {
+            merge_domains: settings.rules.merge_domains,
+            calendar_months: settings.behaviour.calendar_months,
+            log_max: settings.behaviour.log_max,
+            on_store_error: settings.rules.on_store_error,
+            ..Options::default()
+        };
+        let store = Memory::new(settings.memory.capacity_bytes as u64);
+        let decider = Decider { store, behaviour: settings.behaviour };
+        let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
+        Self { service, options }
+    }
+
+    /// Puts the rules of these files, by name and text, in force in place of others.
+    pub(crate) fn load<N: AsRef<str>>(&self, files: impl IntoIterator<Item = (N, N)>) {
+        let sources: Vec<Source> = files
+            .into_iter()
+            .map(|(name, text)| Source {
+                name: Arc::from(name.as_ref()),
+                text: text.as_ref().as_bytes().to_vec(),
+                documents: Documents::FirstOnly,
+            })
+            .collect();
+        let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
+        let names = sources.into_iter().map(|source| source.name).collect();
+        self.service.rules.replace(RuleSet::new(compiled.domains), names, self.now());
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> Time {
+        self.service.clock.now()
+    }
+
+    /// Lets so many microseconds pass.
+    pub(crate) fn pass_us(&self, micros: u64) {
+        self.service.clock.set(self.now().plus_us(micros));
+    }
+
+    /// The answer, for a caller that waits as long as one that does not say.
+    pub(crate) fn ask(&self, question: &Question) -> Result<Answer, AnswerError> {
+        self.ask_within(question, DEFAULT_DEADLINE)
+    }
+
+    /// The answer for a caller that waits so long.
+    pub(crate) fn ask_within(&self, question: &Question, deadline: Duration) -> Result<Answer, AnswerError> {
+        self.service.decide(&question.0, deadline).map(|(response, hold)| Answer { response, hold })
+    }
+}
+
+/// What is asked; each word about a descriptor is about the last one.
+#[derive(Clone, Debug)]
+pub(crate) struct Question(pub(crate) RateLimitRequest);
+
+impl Question {
+    /// Nothing about this domain yet.
+    pub(crate) fn new(domain: &str) -> Self {
+        Self(RateLimitRequest { domain: domain.to_owned(), ..RateLimitRequest::default() })
+    }
+
+    /// A descriptor of these keys and values.
+    pub(crate) fn of(mut self, entries: &[(&str, &str)]) -> Self {
+        let entry = |(key, value): &(&str, &str)| Entry {
+            key: key.as_bytes().to_vec().into(),
+            value: value.as_bytes().to_vec().into(),
+        };
+        let entries = entries.iter().map(entry).collect();
+        self.0.descriptors.push(RateLimitDescriptor { entries, ..RateLimitDescriptor::default() });
+        self
+    }
+
+    /// It takes so many hits.
+    pub(crate) fn hits(mut self, hits: u64) -> Self {
+        self.last().hits_addend = Some(hits);
+        self
+    }
+
+    /// It gives so many hits back.
+    pub(crate) fn refund(mut self, hits: u64) -> Self {
+        self.last().is_negative_hits = true;
+        self.hits(hits)
+    }
+
+    /// It brings a limit of its own: requests per unit, the number of the unit, and how many of those.
+    pub(crate) fn limit(mut self, requests_per_unit: u32, unit: i32, unit_multiplier: Option<u32>) -> Self {
+        self.last().limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
+        self
+    }
+
+    /// Descriptors that do not say take so many hits.
+    pub(crate) fn request_hits(mut self, hits: u32) -> Self {
+        self.0.hits_addend = hits;
+        self
+    }
+
+    fn last(&mut self) -> &mut RateLimitDescriptor {
+        self.0.descriptors.last_mut().expect("there is a descriptor")
+    }
+}
+
+/// What was answered, and how long it would have been held.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    /// As it goes over the wire.
+    pub(crate) response: RateLimitResponse,
+    /// From the question on.
+    pub(crate) hold: Duration,
+}
+
+impl Answer {
+    /// Whether the request is refused.
+    pub(crate) fn over_limit(&self) -> bool {
+        self.response.overall_code() == Code::OverLimit
+    }
+
+    /// Of each descriptor: whether it is over, and what is left.
+    pub(crate) fn statuses(&self) -> Vec<(bool, u32)> {
+        let seen = |status: &DescriptorStatus| (status.code() == Code::OverLimit, status.limit_remaining);
+        self.response.statuses.iter().map(seen).collect()
+    }
+
+    /// On one line: the verdict, that of each descriptor with its limit, what is left and the seconds to its reset, then
+    /// the headers.
+    ///
+    /// `OVER [OK 5/MINUTE left 3 in 12 s, OVER n: 7/2 DAY left 0 in 1 s, OK, OK unlimited] Retry-After: 1`
+    pub(crate) fn text(&self) -> String {
+        let statuses: Vec<String> = self.response.statuses.iter().map(status_text).collect();
+        let mut text = format!("{} [{}]", code_text(self.response.overall_code()), statuses.join(", "));
+        for header in &self.response.response_headers_to_add {
+            let _ = write!(text, " {}: {}", header.key, header.value);
+        }
+        text
+    }
+}
+
+fn code_text(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::OverLimit => "OVER",
+        Code::Unknown => "UNKNOWN",
+    }
+}
+
+fn status_text(status: &DescriptorStatus) -> String {
+    let code = code_text(status.code());
+    let Some(limit) = &status.current_limit else {
+        return match status.limit_remaining {
+            0 => code.to_owned(),
+            u32::MAX => format!("{code} unlimited"),
+            left => format!("{code} left {left}"),
+        };
+    };
+    let name = if limit.name.is_empty() { String::new() } else { format!("{}: ", limit.name) };
+    let multiplier = limit.unit_multiplier.map_or_else(String::new, |multiplier| format!("{multiplier} "));
+    let seconds = status.duration_until_reset.map_or(-1, |duration| duration.seconds);
+    let (limit, unit) = (limit.requests_per_unit, limit.unit().as_str_name());
+    format!("{code} {name}{limit}/{multiplier}{unit} left {} in {seconds} s", status.limit_remaining)
+}

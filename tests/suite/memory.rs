@@ -1,0 +1,442 @@
+//! The counters of this process: exact under concurrency, compact, bounded, and forgotten when nobody would notice.
+//!
+//! What the algorithms decide is tested elsewhere; here every store must decide as they do whoever else draws, whatever
+//! was swept meanwhile, and however much a stranger sends.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+
+use proptest::prelude::*;
+use smallvec::SmallVec;
+use tollkeeper::algorithm::{Ask, Level, State, Term, draw_together};
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Counter, Draw, Path};
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::memory::{Full, Memory};
+
+use super::harness::desk::{Desk, Question};
+
+/// A Wednesday in July, well inside windows of every length.
+const NOW: Time = Time::from_secs(1_783_513_296);
+const SECOND_US: u64 = 1_000_000;
+const HOUR_US: u64 = 3_600 * SECOND_US;
+/// The smallest store there is: one shard.
+const SMALLEST: u64 = 256 * 1024;
+
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Terms {
+    Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+}
+
+/// A limit that so many hits at once use up, a leaky bucket's being held.
+fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
+    let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(requests_per_unit);
+    Limit::new(&Terms { queue_size, sole: false, ..terms(algorithm, requests_per_unit, unit) }).unwrap()
+}
+
+/// Draws from all `limits` of one value.
+fn draw(store: &Memory, value: &[u8], limits: &[Limit], hits: Hits, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
+    with_draw(value, limits, hits, |draw| store.draw(draw, now))
+}
+
+fn with_draw<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&Draw<'_>) -> T) -> T {
+    let entries = [Entry { key: b"user", value }];
+    let counter = |limit| Counter { term: Term { limit, enforced: true }, tag: counter_tag(limit, 0) };
+    then(&Draw {
+        path: Path { domain: "shop", entries: &entries, shared: &[] },
+        counters: limits.iter().map(counter).collect(),
+        ask: Ask::new(hits, u64::MAX),
+    })
+}
+
+/// Draws one hit from one limit of a key with a number.
+fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<Level, Full> {
+    draw(store, &key.to_be_bytes(), std::slice::from_ref(limit), Hits::Take(1), now).map(|levels| levels[0])
+}
+
+/// Runs `act` on so many threads at once, with their number.
+fn at_once(threads: u64, act: impl Fn(u64) + Sync) {
+    let start = Barrier::new(usize::try_from(threads).unwrap());
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            let (start, act) = (&start, &act);
+            scope.spawn(move || {
+                start.wait();
+                act(thread);
+            });
+        }
+    });
+}
+
+#[test]
+fn of_200_draws_at_once_exactly_the_limit_of_50_pass() {
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 50, Unit::Hour);
+        let store = Memory::new(1 << 20);
+        for round in 0..20 {
+            let departures = Mutex::new(Vec::new());
+            at_once(8, |thread| {
+                for turn in 0..25 {
+                    // Each thread has read the clock at another time, and they overtake one another.
+                    let now = NOW.plus_us(turn * 8 + thread);
+                    let level = hit(&store, round, &limit, now).unwrap();
+                    if level.admitted {
+                        departures.lock().unwrap().push(now.plus_us(level.hold_us));
+                    }
+                }
+            });
+            let mut departures = departures.into_inner().unwrap();
+            assert_eq!(departures.len(), 50, "{algorithm}, round {round}");
+            if algorithm == Algorithm::LeakyBucket {
+                departures.sort_unstable();
+                let gaps: BTreeSet<u64> = departures.windows(2).map(|pair| pair[1].since_us(pair[0])).collect();
+                assert_eq!(gaps, BTreeSet::from([HOUR_US / 50]), "one leaves every 72 s");
+            }
+        }
+    }
+}
+
+#[test]
+fn limits_of_one_descriptor_are_charged_together_whoever_else_draws() {
+    for (place, first) in Algorithm::ALL.into_iter().enumerate() {
+        for second in Algorithm::ALL.into_iter().skip(place + 1) {
+            let limits = [limit(first, 60, Unit::Day), limit(second, 40, Unit::Hour)];
+            let store = Memory::new(1 << 20);
+            let charged = AtomicU64::new(0);
+            at_once(8, |thread| {
+                for turn in 0..20 {
+                    let hits = 1 + (thread + turn) % 3;
+                    let levels = draw(&store, b"u", &limits, Hits::Take(hits), NOW).unwrap();
+                    if levels.iter().all(|level| level.admitted) {
+                        assert_eq!(levels[0].after, levels[1].after, "{first} and {second}");
+                        charged.fetch_add(hits, Ordering::Relaxed);
+                    }
+                }
+            });
+            let levels = draw(&store, b"u", &limits, Hits::Look, NOW).unwrap();
+            let charged = charged.into_inner();
+            assert_eq!(levels.iter().map(|level| level.before).collect::<Vec<_>>(), [charged; 2], "{first}, {second}");
+            assert_eq!(charged, 40, "a draw of 1 always found the last place");
+        }
+    }
+}
+
+#[test]
+fn a_store_fed_with_ever_new_values_stays_within_its_capacity_and_serves() {
+    const CAPACITY: u64 = 1 << 20;
+    // With something left, so that a counter may give way.
+    let limits = Algorithm::ALL.map(|algorithm| limit(algorithm, 2, Unit::Day));
+    let store = Memory::new(CAPACITY);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let feed = |thread: u64| {
+            for key in 0..75_000 {
+                let level = hit(&store, key * 2 + thread, &limits[usize::try_from(key % 5).unwrap()], NOW);
+                assert!(level.is_ok_and(|level| level.admitted && level.before == 0), "key {key}");
+            }
+        };
+        let feeders = [scope.spawn(move || feed(0)), scope.spawn(move || feed(1))];
+        let watcher = scope.spawn(|| {
+            let mut most = 0;
+            while !done.load(Ordering::Relaxed) {
+                store.sweep(NOW, 0, 1);
+                most = most.max(store.usage().bytes);
+                thread::yield_now();
+            }
+            most
+        });
+        feeders.into_iter().for_each(|feeder| feeder.join().unwrap());
+        done.store(true, Ordering::Relaxed);
+        let most = watcher.join().unwrap().max(store.usage().bytes);
+        assert!(most <= CAPACITY, "{most} bytes");
+    });
+    let usage = store.usage();
+    assert_eq!(usage.counters + usage.evicted, 150_000);
+    assert!(usage.counters > 10_000, "{usage:?}");
+}
+
+#[test]
+fn a_counter_that_is_over_its_limit_never_gives_way() {
+    let used_up = limit(Algorithm::FixedWindow, 1, Unit::Day);
+    let ample = limit(Algorithm::FixedWindow, 10, Unit::Day);
+    let store = Memory::new(SMALLEST);
+    for key in 0..400 {
+        assert!(hit(&store, key, &used_up, NOW).unwrap().admitted);
+    }
+    for key in 1_000..40_000 {
+        assert!(hit(&store, key, &ample, NOW).unwrap().admitted);
+    }
+    assert!(store.usage().evicted > 30_000, "{:?}", store.usage());
+    for key in 0..400 {
+        assert!(!hit(&store, key, &used_up, NOW).unwrap().admitted, "{key} was forgotten");
+    }
+}
+
+#[test]
+fn who_rotates_values_can_not_flush_the_counter_that_refuses_them() {
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 3, Unit::Hour);
+        let store = Memory::new(SMALLEST);
+        let own = || draw(&store, b"own", &[limit], Hits::Take(1), NOW).unwrap()[0].admitted;
+        assert_eq!([own(), own(), own(), own()], [true, true, true, false]);
+        for key in 0..10_000 {
+            hit(&store, key, &limit, NOW).unwrap();
+        }
+        assert!(store.usage().evicted > 4_000, "{algorithm}: {:?}", store.usage());
+        assert!(!own(), "{algorithm}: flushed");
+    }
+}
+
+/// A store of one shard with nothing but counters that are over, one hit each.
+fn full_of_refusals(limit: &Limit) -> (Memory, u64) {
+    let store = Memory::new(SMALLEST);
+    let count = (0..20_000).find(|key| hit(&store, *key, limit, NOW).is_err()).unwrap();
+    (store, count)
+}
+
+#[test]
+fn a_store_full_of_refusals_keeps_them_all_and_takes_no_new_key() {
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 1, Unit::Day);
+        let (store, count) = full_of_refusals(&limit);
+        assert!(count > 1_000, "{algorithm}: full at {count}");
+        for key in count..count + 100 {
+            assert_eq!(hit(&store, key, &limit, NOW), Err(Full), "{algorithm}");
+            // What need not be kept is answered.
+            let look = draw(&store, &key.to_be_bytes(), &[limit], Hits::Look, NOW).unwrap()[0];
+            assert!(look.admitted, "{algorithm}");
+            assert!(draw(&store, &key.to_be_bytes(), &[limit], Hits::Refund(1), NOW).is_ok(), "{algorithm}");
+        }
+        for key in 0..count {
+            assert!(!hit(&store, key, &limit, NOW).unwrap().admitted, "{algorithm}: {key} was forgotten");
+        }
+        assert_eq!(store.usage().evicted, 0);
+        // A day later they have expired, and new ones take their places without a sweep.
+        let later = NOW.plus_us(24 * HOUR_US);
+        for key in count..count + 100 {
+            assert!(hit(&store, key, &limit, later).unwrap().admitted, "{algorithm}");
+        }
+    }
+}
+
+#[test]
+fn logs_that_grow_stay_within_the_capacity_and_a_long_one_holds_all_the_same() {
+    // 200 logs of up to 1000 records would take 3 MB.
+    let log = limit(Algorithm::SlidingWindowLog, 1_000, Unit::Day);
+    let store = Memory::new(SMALLEST);
+    for turn in 0..100_000 {
+        let _ = hit(&store, turn % 200, &log, NOW.plus_us(turn));
+        let bytes = store.usage().bytes;
+        assert!(bytes <= SMALLEST, "{bytes} bytes after {turn}");
+    }
+    assert!(store.usage().evicted > 0);
+
+    // One that no shard has room for pushes out what may go, and then goes on.
+    let long = limit(Algorithm::SlidingWindowLog, 10_000, Unit::Day);
+    let draw = |turn: u64| hit(&store, 1_000, &long, NOW.plus_us(200_000 + turn)).unwrap().admitted;
+    assert_eq!((0..20_000).filter(|turn| draw(*turn)).count(), 10_000);
+    assert!(store.usage().bytes < 3 * SMALLEST, "{:?}", store.usage());
+}
+
+#[test]
+fn refunds_and_looks_take_no_room() {
+    let store = Memory::new(SMALLEST);
+    for algorithm in Algorithm::ALL {
+        let limit = [limit(algorithm, 5, Unit::Day)];
+        for key in 0_u32..100 {
+            for hits in [Hits::Refund(3), Hits::Look] {
+                let levels = draw(&store, &key.to_be_bytes(), &limit, hits, NOW).unwrap();
+                assert!(levels[0].admitted && levels[0].remaining == 5, "{algorithm}: {levels:?}");
+            }
+        }
+    }
+    assert_eq!(store.usage().counters, 0);
+}
+
+#[test]
+fn a_key_that_finds_no_room_is_answered_by_policy() {
+    let mut desk = Desk::new([("TOLLKEEPER_ON_STORE_ERROR", "allow")], NOW);
+    desk.load([(
+        "rules.yaml",
+        "domain: shop
+descriptors:
+  - {key: fill, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: unsaid, rate_limit: {unit: day, requests_per_unit: 7, name: n}}
+  - {key: local, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: local}}
+  - {key: allow, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: allow}}
+  - {key: deny, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
+  - {key: error, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
+  - key: both
+    rate_limit:
+      - {unit: day, requests_per_unit: 7, on_store_error: allow}
+      - {unit: hour, requests_per_unit: 7, on_store_error: deny}
+",
+    )]);
+    desk.service.decider.store = Memory::new(SMALLEST);
+    let ask = |keys: &[&str]| {
+        let question = keys.iter().fold(Question::new("shop"), |question, key| question.of(&[(key, "x")]));
+        desk.ask(&question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+    };
+    let fill = |value: u32| desk.ask(&Question::new("shop").of(&[("fill", &value.to_string())])).unwrap().text();
+    // A fill that finds no room is allowed without a limit.
+    (0..20_000).find(|value| fill(*value) == "OK [OK]").unwrap();
+
+    let error = "The service is currently unavailable: \
+                 the counter could not be asked, and the rule says `on_store_error: error`";
+    let table: [(&[&str], &str); 10] = [
+        (&["unsaid"], "OK [OK]"),
+        (&["local"], "OK [OK]"),
+        (&["allow"], "OK [OK]"),
+        (&["deny"], "OVER [OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
+        (&["error"], error),
+        (&["trial"], "OK [OK]"),
+        (&["both"], "OVER [OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
+        (&["allow", "error"], error),
+        (&["error", "deny"], "OVER [OK, OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
+        (&["allow", "deny", "local"], "OVER [OK, OVER 7/DAY left 0 in 1 s, OK] Retry-After: 1"),
+    ];
+    for (keys, expected) in table {
+        assert_eq!(ask(keys), expected, "{keys:?}");
+    }
+    // A counter that is there refuses in earnest, and that goes before an error.
+    let refusal = desk.ask(&Question::new("shop").of(&[("fill", "0")]).of(&[("error", "x")])).unwrap();
+    assert!(refusal.over_limit(), "{}", refusal.text());
+    // A look needs no room.
+    let look = desk.ask(&Question::new("shop").of(&[("error", "x")]).hits(0)).unwrap();
+    assert_eq!(look.statuses(), [(false, 7)]);
+}
+
+#[test]
+fn a_sweep_drops_what_has_expired_and_nothing_before() {
+    // Half way into a second, where rounding would show.
+    let now = NOW.plus_us(SECOND_US / 2);
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 1, Unit::Second);
+        let store = Memory::new(8 << 20);
+        let expires = hit(&store, 0, &limit, now).unwrap().reset_us;
+        for key in 1..3_000 {
+            hit(&store, key, &limit, now).unwrap();
+        }
+        let full = store.usage();
+        let sweep_all = |now| (0..7).for_each(|turn| store.sweep(now, turn, 7));
+        for early in [now, now.plus_us(expires / 2), now.plus_us(expires - 1)] {
+            sweep_all(early);
+            assert_eq!(
+                store.usage().counters,
+                3_000,
+                "{algorithm}: dropped {} us early",
+                expires - early.since_us(now)
+            );
+        }
+        sweep_all(now.plus_us(expires + SECOND_US));
+        let swept = store.usage();
+        assert_eq!((swept.counters, swept.evicted), (0, 0), "{algorithm}");
+        assert!(swept.bytes < full.bytes / 4, "{algorithm}: {full:?}, then {swept:?}");
+    }
+}
+
+#[test]
+fn a_million_token_buckets_would_take_at_most_64_bytes_each() {
+    // A shard does not know how many others there are, and keys fall into them evenly: a fifth of a million in a fifth
+    // of the most shards there can be is the same for each. The share is watched while they grow, as it is largest
+    // just after an index has doubled.
+    let limit = limit(Algorithm::TokenBucket, 5, Unit::Hour);
+    let store = Memory::new(51 * SMALLEST);
+    for key in 0..200_000 {
+        hit(&store, key, &limit, NOW).unwrap();
+        if key >= 50_000 && key % 1_000 == 0 {
+            let usage = store.usage();
+            assert!(usage.bytes <= 64 * usage.counters, "{usage:?}");
+        }
+    }
+    let usage = store.usage();
+    assert_eq!((usage.counters, usage.evicted), (200_000, 0));
+    assert!(usage.bytes <= 64 * usage.counters, "{usage:?}");
+}
+
+/// The limits that a descriptor of the model test may have: alone and together, some that count what they refuse. Those of
+/// one algorithm and period share counters; buckets among them drain at one rate, as an expiry holds for one.
+fn palette() -> Vec<Vec<Limit>> {
+    let counting = |algorithm| Terms { count_rejected: Some(true), sole: false, ..terms(algorithm, 4, Unit::Second) };
+    let mut sets: Vec<Vec<Limit>> = Algorithm::ALL.map(|algorithm| vec![limit(algorithm, 4, Unit::Second)]).into();
+    sets.extend(
+        [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter]
+            .map(|algorithm| vec![Limit::new(&counting(algorithm)).unwrap()]),
+    );
+    sets.push(vec![
+        limit(Algorithm::SlidingWindowLog, 3, Unit::Second),
+        limit(Algorithm::TokenBucket, 9, Unit::Minute),
+    ]);
+    sets.push(vec![limit(Algorithm::LeakyBucket, 4, Unit::Second), limit(Algorithm::FixedWindow, 9, Unit::Minute)]);
+    sets.push(Algorithm::ALL.map(|algorithm| limit(algorithm, 4, Unit::Second)).into());
+    sets
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Time passes.
+    Pass { micros: u64 },
+    /// Everything is swept.
+    Sweep,
+    /// A draw by somebody whose clock is so much ahead.
+    Draw { key: u8, set: usize, hits: Hits, ahead_us: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let hits = prop_oneof![
+        1 => Just(Hits::Look),
+        6 => (1_u64..4).prop_map(Hits::Take),
+        1 => (1_u64..4).prop_map(Hits::Refund),
+    ];
+    let ahead_us = prop_oneof![3 => Just(0), 1 => 0..SECOND_US / 4];
+    prop_oneof![
+        2 => prop_oneof![0..SECOND_US / 10, 0..2 * SECOND_US, 0..90 * SECOND_US].prop_map(|micros| Step::Pass { micros }),
+        1 => Just(Step::Sweep),
+        9 => (0_u8..4, 0..palette().len(), hits, ahead_us).prop_map(|(key, set, hits, ahead_us)| {
+            // A refund to a counter that is not there leaves nothing, not even the time it saw.
+            let ahead_us = if matches!(hits, Hits::Refund(_)) { 0 } else { ahead_us };
+            Step::Draw { key, set, hits, ahead_us }
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// A map of states that forgets nothing and knows neither shards, entries nor expiry.
+    #[test]
+    fn decides_as_a_map_that_keeps_every_state_would(steps in prop::collection::vec(step(), 1..120)) {
+        let palette = palette();
+        let store = Memory::new(1 << 20);
+        let mut states: HashMap<(u8, u128), State> = HashMap::new();
+        let mut now = NOW;
+        for step in steps {
+            match step {
+                Step::Pass { micros } => now = now.plus_us(micros),
+                Step::Sweep => store.sweep(now, 0, 1),
+                Step::Draw { key, set, hits, ahead_us } => {
+                    let limits = &palette[set];
+                    let at = now.plus_us(ahead_us);
+                    let terms: Vec<Term<'_>> = limits.iter().map(|limit| Term { limit, enforced: true }).collect();
+                    let tags: Vec<u128> = limits.iter().map(|limit| counter_tag(limit, 0)).collect();
+                    let state = |(limit, tag): (&Limit, &u128)| {
+                        states.get(&(key, *tag)).cloned().unwrap_or_else(|| State::empty(limit.algorithm()))
+                    };
+                    let mut drawn: Vec<State> = limits.iter().zip(&tags).map(state).collect();
+                    let ask = Ask::new(hits, u64::MAX);
+                    let expected = draw_together(&terms, &mut drawn, at, ask);
+                    let admits = with_draw(&[key], limits, hits, |draw| store.admits(draw, at));
+                    prop_assert_eq!(admits, expected.iter().all(|level| level.admitted));
+                    prop_assert_eq!(draw(&store, &[key], limits, hits, at), Ok(expected));
+                    states.extend(tags.into_iter().map(|tag| (key, tag)).zip(drawn));
+                }
+            }
+        }
+        prop_assert!(store.usage().counters <= states.len() as u64);
+        prop_assert_eq!(store.usage().evicted, 0);
+    }
+}

@@ -1,0 +1,478 @@
+//! The worked cases of the textbooks, as tables: requests at given times, and what each is answered.
+//!
+//! A case knows nothing of where its counters live. `run_case` asks a driver, one call for each request, so that the
+//! same tables run on bare states here and on every store. Times count from [`ORIGIN`], where a second, a minute, an
+//! hour and a day begin; a driver that has a clock of its own sets it to the time it is given.
+//!
+//! What a client is told over HTTP (a path without limit, a body, a counter for each address) is a key here: a key without
+//! limits is unlimited, and each key has counters of its own.
+
+use std::collections::HashMap;
+
+use tollkeeper::algorithm::{Ask, Level, State, Term, draw_together};
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Counter, Draw, Path};
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::memory::Memory;
+
+/// 2026-01-01 00:00:00 UTC.
+const ORIGIN: Time = Time::from_secs(1_767_225_600);
+
+const MS: u64 = 1_000;
+const SECOND: u64 = 1_000 * MS;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
+
+/// As long as any caller here waits, in microseconds.
+const PATIENCE: u64 = 30 * SECOND;
+
+/// Asks a counter: its key, its limits, the time, and what is drawn. One level for each limit, in their order.
+pub(crate) type Driver<'d> = dyn FnMut(&str, &[Term<'_>], Time, Ask) -> Vec<Level> + 'd;
+
+/// A worked case.
+pub(crate) struct Case {
+    /// As in the list of cases, and what it varies.
+    pub(crate) id: String,
+    /// The key and the limits of the next row.
+    key: &'static str,
+    limits: Vec<Limit>,
+    rows: Vec<Row>,
+}
+
+/// One request.
+struct Row {
+    at_us: u64,
+    key: &'static str,
+    limits: Vec<Limit>,
+    hits: Hits,
+    /// What each limit answers.
+    answers: Vec<Answer>,
+}
+
+/// What is checked of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    admitted: bool,
+    remaining: u32,
+    retry_after_us: Option<u64>,
+    hold_us: u64,
+}
+
+/// Runs a case; the driver's counters of all its keys must be empty.
+pub(crate) fn run_case(case: &Case, draw: &mut Driver<'_>) {
+    for (index, row) in case.rows.iter().enumerate() {
+        let terms: Vec<_> = row.limits.iter().map(|limit| Term { limit, enforced: true }).collect();
+        // A key without limits is never drawn from.
+        if terms.is_empty() {
+            continue;
+        }
+        let levels = draw(row.key, &terms, ORIGIN.plus_us(row.at_us), Ask::new(row.hits, PATIENCE));
+        let answers: Vec<_> = levels
+            .iter()
+            .map(|level| Answer {
+                admitted: level.admitted,
+                remaining: level.remaining,
+                retry_after_us: level.retry_after_us,
+                hold_us: level.hold_us,
+            })
+            .collect();
+        assert_eq!(
+            answers,
+            row.answers,
+            "{}: request {} for {}, at {} us: {:?}",
+            case.id,
+            index + 1,
+            row.key,
+            row.at_us,
+            row.hits
+        );
+    }
+}
+
+#[test]
+fn every_case_on_bare_states() {
+    for case in cases() {
+        let mut states: HashMap<String, Vec<State>> = HashMap::new();
+        run_case(&case, &mut |key, terms, now, ask| {
+            let states = states
+                .entry(key.to_owned())
+                .or_insert_with(|| terms.iter().map(|term| State::empty(term.limit.algorithm())).collect());
+            draw_together(terms, states, now, ask).into_vec()
+        });
+    }
+}
+
+#[test]
+fn every_case_on_the_memory_store() {
+    for case in cases() {
+        let store = Memory::new(1 << 20);
+        run_case(&case, &mut |key, terms, now, ask| {
+            let entries = [Entry { key: b"key", value: key.as_bytes() }];
+            let counters = terms.iter().map(|&term| Counter { term, tag: counter_tag(term.limit, 0) }).collect();
+            let path = Path { domain: "textbook", entries: &entries, shared: &[] };
+            store.draw(&Draw { path, counters, ask }, now).expect("there is room").into_vec()
+        });
+    }
+}
+
+/// All cases.
+pub(crate) fn cases() -> Vec<Case> {
+    let all = [
+        token_bucket_cases(),
+        leaky_bucket_cases(),
+        fixed_window_cases(),
+        sliding_window_log_cases(),
+        sliding_window_counter_cases(),
+        cases_of_any_algorithm(),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+fn token_bucket_cases() -> Vec<Case> {
+    let in_ms = |ms| Some(ms * MS);
+    let tb1 = token(4, 2, Unit::Second);
+    let tb2 = token(3, 1, Unit::Second);
+    let tb3 = token(2, 6, Unit::Minute);
+    let tb4 = token(1, 10, Unit::Second);
+    let tb5 = token(50, 1, Unit::Day);
+    let tb6 = token(2, 1, Unit::Day);
+    let tb7 = token(100, 10, Unit::Second);
+    let tb8 = token(10, 1, Unit::Day);
+    vec![
+        Case::new("TB1", tb1)
+            .draws(0, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))])
+            .draws(500 * MS, [ok(0)])
+            // Nine and a half seconds would bring 19 tokens; the bucket holds four.
+            .draws(10 * SECOND, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))]),
+        Case::new("TB2", tb2).draws(0, [ok(2), ok(1), ok(0), no(in_ms(1_000))]),
+        Case::new("TB3, for each address", tb3)
+            .from("a")
+            .draws(0, [ok(1), ok(0)])
+            .from("b")
+            .draws(0, [ok(1), ok(0)])
+            .from("a")
+            .draws(0, [no(in_ms(10_000))])
+            .from("b")
+            .draws(0, [no(in_ms(10_000))]),
+        Case::new("TB4", tb4)
+            .draws(0, [ok(0), no(in_ms(100))])
+            .draws(100 * MS - 1, [no(Some(1))])
+            .draws(100 * MS, [ok(0)]),
+        Case::new("TB5", tb5).draws(0, ok_down_from(50)).draws(0, [no(Some(DAY))]),
+        Case::new("TB6, for each API key", tb6)
+            .from("key1")
+            .draws(0, [ok(1), ok(0)])
+            .from("key2")
+            .draws(0, [ok(1), ok(0)])
+            .from("key1")
+            .draws(0, [no(Some(DAY))])
+            .from("key2")
+            .draws(0, [no(Some(DAY))])
+            .from("anonymous")
+            .draws(0, [ok(1)]),
+        Case::new("TB7", tb7).draws(0, ok_down_from(100)).draws(0, [no(in_ms(100))]),
+        // Five tokens of one a day.
+        Case::new("TB8", tb8).takes(0, 5, [ok(5), ok(0), no(Some(5 * DAY))]),
+        Case::new("TB9", tb6).from("/health").free(0, 10).from("/").draws(0, [ok(1), ok(0), no(Some(DAY))]),
+        debt_case(),
+    ]
+}
+
+/// DB1: what is reported afterwards is owed, up to one period.
+fn debt_case() -> Case {
+    let limit = limit(Terms { count_rejected: Some(true), ..terms(Algorithm::TokenBucket, 1_000, Unit::Hour) });
+    // 501 tokens of 3.6 s, from 1500 used to 999.
+    let owed = 30 * MINUTE + 3_600 * MS;
+    Case::new("DB1", limit)
+        .look(0, ok(1_000))
+        .takes(0, 1_500, [no(None)])
+        .look(0, no(Some(owed)))
+        .look(owed - 1, no(Some(1)))
+        .look(owed, ok(1))
+        .takes(owed, 10_000, [no(None)])
+        // 1001 tokens, from 2000 used to 999.
+        .look(owed, no(Some(HOUR + 3_600 * MS)))
+}
+
+fn leaky_bucket_cases() -> Vec<Case> {
+    let lb1 = leaky(3, 10, Unit::Second);
+    let lb2 = leaky(2, 1, Unit::Second);
+    let lb3 = leaky(2, 10, Unit::Second);
+    let lb4 = leaky(10, 5, Unit::Second);
+    let lb5 = leaky(1, 10, Unit::Second);
+    let lb7 = leaky(1, 100, Unit::Second);
+    let lb8 = leaky(5, 100, Unit::Second);
+    let lb9 = leaky(10, 2, Unit::Second);
+    vec![
+        Case::new("LB1", lb1).draws(0, [ok(2), held(1, 100 * MS), held(0, 200 * MS)]),
+        Case::new("LB2", lb2).draws(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
+        Case::new("LB3, for each address", lb3)
+            .from("a")
+            .draws(0, [ok(1), held(0, 100 * MS), no(Some(100 * MS))])
+            .from("b")
+            .draws(0, [ok(1), held(0, 100 * MS)]),
+        // They leave at 10, 210 and 410 ms; those that leave in part still have a place.
+        Case::new("LB4", lb4)
+            .draws(10 * MS, [ok(9)])
+            .draws(20 * MS, [held(8, 190 * MS)])
+            .draws(30 * MS, [held(7, 380 * MS)]),
+        Case::new("LB5, for each key", lb5).from("a").draws(0, [ok(0), no(Some(100 * MS))]).from("b").draws(0, [ok(0)]),
+        Case::new("LB6", lb2)
+            .from("/health")
+            .free(0, 10)
+            .from("/")
+            .draws(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
+        Case::new("LB7", lb7).draws(0, [ok(0), no(Some(10 * MS))]),
+        Case::new("LB8, one bucket for all methods", lb8).draws(
+            0,
+            [ok(4), held(3, 10 * MS), held(2, 20 * MS), held(1, 30 * MS), held(0, 40 * MS), no(Some(10 * MS))],
+        ),
+        Case::new("LB9", lb9)
+            .draws(0, [ok(9), held(8, 500 * MS), held(7, SECOND), held(6, 1_500 * MS), held(5, 2 * SECOND)]),
+    ]
+}
+
+fn fixed_window_cases() -> Vec<Case> {
+    let five = window(Algorithm::FixedWindow, 5, Unit::Minute);
+    let day = window(Algorithm::FixedWindow, 5, Unit::Day);
+    let two = window(Algorithm::FixedWindow, 2, Unit::Second);
+    let mut cases = vec![
+        // All but the last within the 2:00:30 to 2:01:30 of the text.
+        Case::new("FW1", five)
+            .draws(2 * HOUR + 30 * SECOND, ok_down_from(5))
+            .draws(2 * HOUR + MINUTE, ok_down_from(5))
+            .draws(2 * HOUR + MINUTE + 29 * SECOND, [no(Some(31 * SECOND))]),
+        Case::new("FW4", two).draws(0, [ok(1), ok(0), no(Some(SECOND))]),
+        Case::new("FW5, a day", day).draws(0, ok_down_from(5)).draws(0, [no(Some(DAY))]),
+        Case::new("FW5, a minute", five).draws(0, ok_down_from(5)).draws(0, [no(Some(MINUTE))]),
+    ];
+    cases.extend(boundary_cases());
+    cases
+}
+
+/// FW1x, FW2 and FW3: what passes around a boundary, by each of the windows.
+fn boundary_cases() -> Vec<Case> {
+    let log = Algorithm::SlidingWindowLog;
+    let counter = Algorithm::SlidingWindowCounter;
+    let (first, second) = (2 * HOUR + 55 * SECOND, 2 * HOUR + 65 * SECOND);
+    let mut cases = vec![
+        Case::new("FW1x, fixed_window", window(Algorithm::FixedWindow, 5, Unit::Minute))
+            .draws(first, ok_down_from(5))
+            .draws(second, ok_down_from(5)),
+        Case::new("FW1x, sliding_window_log", window(log, 5, Unit::Minute))
+            .draws(first, ok_down_from(5))
+            .draws(second, [no(Some(50 * SECOND)); 5]),
+        // floor(5 x 55/60) = 4 lets one by; then floor(1 + 5 x left) is 5 until less than 4/5 of the window are left,
+        // 12 s into it.
+        Case::new("FW1x, sliding_window_counter", window(counter, 5, Unit::Minute))
+            .draws(first, ok_down_from(5))
+            .draws(second, [ok(0)])
+            .draws(second, [no(Some(7 * SECOND + 1)); 4]),
+    ];
+    let far = [
+        ("FW2", Unit::Hour, HOUR + 59 * MINUTE, 2 * HOUR, HOUR),
+        ("FW3", Unit::Minute, 59 * SECOND, 60 * SECOND, MINUTE),
+    ];
+    for (id, unit, first, second, period) in far {
+        let fixed = window(Algorithm::FixedWindow, 100, unit);
+        cases.push(
+            Case::new(&format!("{id}, fixed_window"), fixed)
+                .draws(first, ok_down_from(100))
+                .draws(second, ok_down_from(100)),
+        );
+        cases.push(
+            Case::new(&format!("{id}, sliding_window_log"), window(log, 100, unit))
+                .draws(first, ok_down_from(100))
+                .draws(second, vec![no(Some(first + period - second)); 100]),
+        );
+        // At the window's first microsecond all 100 still count; a microsecond later 99 do.
+        cases.push(
+            Case::new(&format!("{id}, sliding_window_counter"), window(counter, 100, unit))
+                .draws(first, ok_down_from(100))
+                .draws(second, vec![no(Some(1)); 100]),
+        );
+    }
+    cases
+}
+
+fn sliding_window_log_cases() -> Vec<Case> {
+    let log = Algorithm::SlidingWindowLog;
+    let at = |minutes: u64, seconds: u64| HOUR + minutes * MINUTE + seconds * SECOND;
+    let sl1 = window(log, 2, Unit::Minute);
+    let counted = limit(Terms { count_rejected: Some(true), ..terms(log, 2, Unit::Minute) });
+    let sl2 = window(log, 1, Unit::Minute);
+    let sl3 = window(log, 5, Unit::Minute);
+    vec![
+        Case::new("SL1", sl1)
+            .draws(at(0, 1), [ok(1)])
+            .draws(at(0, 30), [ok(0)])
+            .draws(at(0, 50), [no(Some(11 * SECOND))])
+            .draws(at(1, 40), [ok(1)])
+            .draws(at(1, 45), [ok(0)]),
+        // The refused hit of 1:00:50 takes the place of that of 1:00:01, and is out at 1:01:50.
+        Case::new("SL1, count_rejected", counted)
+            .draws(at(0, 1), [ok(1)])
+            .draws(at(0, 30), [ok(0)])
+            .draws(at(0, 50), [no(Some(40 * SECOND))])
+            .draws(at(1, 40), [ok(0)])
+            // Which that of 1:01:45 does in its turn with that of 1:00:50.
+            .draws(at(1, 45), [no(Some(55 * SECOND))]),
+        Case::new("SL2", sl2).draws(0, [ok(0)]).draws(MINUTE - 1, [no(Some(1))]).draws(MINUTE, [ok(0)]),
+        (0..5)
+            .fold(Case::new("SL3", sl3), |case, ms| {
+                case.draws(ms * MS, [ok(4 - u32::try_from(ms).expect("at most 4"))])
+            })
+            .draws(5 * MS, [no(Some(MINUTE - 5 * MS))])
+            .draws(MINUTE - MS, [no(Some(MS))])
+            .draws(MINUTE, [ok(0)]),
+        Case::new("SL4", sl3).draws(0, ok_down_from(5)).draws(999, [no(Some(MINUTE - 999)); 2]),
+    ]
+}
+
+fn sliding_window_counter_cases() -> Vec<Case> {
+    let counter = Algorithm::SlidingWindowCounter;
+    let sc1 = window(counter, 7, Unit::Minute);
+    let before = window(counter, 200, Unit::Minute);
+    let into = |tenths: u64| HOUR + tenths * 6 * SECOND;
+    let lowered = |to: u32| {
+        Case::new(&format!("SC2, lowered to {to}"), before)
+            .takes(HOUR - SECOND, 150, [ok(50)])
+            .takes(HOUR, 50, [ok(0)])
+            .look(into(5), ok(75))
+    };
+    vec![
+        Case::new("SC1", sc1)
+            .draws(HOUR - 30 * SECOND, [ok(6), ok(5), ok(4), ok(3), ok(2)])
+            // floor(5 x 0.8) = 4, so that three fit.
+            .draws(into(2), [ok(2), ok(1), ok(0)])
+            // floor(3 + 5 x 0.7) = 6 and floor(4 + 3.5) = 7, until less than 0.6 of the window are left.
+            .draws(into(3), [ok(0), no(Some(6 * SECOND + 1))]),
+        // 125 still count; a microsecond later 124 do.
+        lowered(125).under(&[window(counter, 125, Unit::Minute)]).draws(into(5), [no(Some(1))]),
+        lowered(126).under(&[window(counter, 126, Unit::Minute)]).draws(into(5), [ok(0), no(Some(1))]),
+    ]
+}
+
+fn cases_of_any_algorithm() -> Vec<Case> {
+    let mut cases = vec![two_limits_case()];
+    for algorithm in Algorithm::ALL {
+        let limit = match algorithm {
+            Algorithm::LeakyBucket => leaky(10, 10, Unit::Second),
+            _ => window(algorithm, 10, Unit::Second),
+        };
+        let [tenth, eleventh] = match algorithm {
+            Algorithm::TokenBucket => [ok(0), no(Some(100 * MS))],
+            Algorithm::LeakyBucket => [held(0, 900 * MS), no(Some(100 * MS))],
+            Algorithm::FixedWindow | Algorithm::SlidingWindowLog => [ok(0), no(Some(SECOND))],
+            // floor(10 x left) is 9 a microsecond after the next window began.
+            Algorithm::SlidingWindowCounter => [ok(0), no(Some(SECOND + 1))],
+        };
+        let case = Case::new(&format!("RC1, {algorithm}"), limit);
+        cases.push(case.takes(0, 9, [ok(1)]).draws(0, [tenth, eleventh]));
+    }
+    cases
+}
+
+/// ML1: what the second's limit refuses is not charged to the day's.
+fn two_limits_case() -> Case {
+    let of = |unit, most| limit(Terms { sole: false, ..terms(Algorithm::FixedWindow, most, unit) });
+    let limits = [of(Unit::Second, 10), of(Unit::Day, 1_000)];
+    let mut case = Case::new("ML1", limits[0]).under(&limits);
+    for second in 0..10 {
+        let day_left = 1_000 - 10 * second;
+        for request in 0..100 {
+            let answers = match 9_u32.checked_sub(request) {
+                Some(left) => [ok(left), ok(day_left - request - 1)],
+                None => [no(Some(SECOND)), ok(day_left - 10)],
+            };
+            case = case.row(u64::from(second) * SECOND, Hits::Take(1), &answers);
+        }
+    }
+    case
+}
+
+impl Case {
+    fn new(id: &str, limit: Limit) -> Self {
+        Self { id: id.to_owned(), key: "all", limits: vec![limit], rows: Vec::new() }
+    }
+
+    /// What follows is asked for another key.
+    fn from(self, key: &'static str) -> Self {
+        Self { key, ..self }
+    }
+
+    /// What follows is asked under other limits.
+    fn under(self, limits: &[Limit]) -> Self {
+        Self { limits: limits.to_vec(), ..self }
+    }
+
+    /// One request of one hit for each answer.
+    fn draws(self, at_us: u64, answers: impl IntoIterator<Item = Answer>) -> Self {
+        self.takes(at_us, 1, answers)
+    }
+
+    /// One request of so many hits for each answer.
+    fn takes(self, at_us: u64, hits: u64, answers: impl IntoIterator<Item = Answer>) -> Self {
+        answers.into_iter().fold(self, |case, answer| case.row(at_us, Hits::Take(hits), &[answer]))
+    }
+
+    /// A free look.
+    fn look(self, at_us: u64, answer: Answer) -> Self {
+        self.row(at_us, Hits::Look, &[answer])
+    }
+
+    /// So many requests of which no limit says anything.
+    fn free(self, at_us: u64, times: usize) -> Self {
+        (0..times).fold(self, |case, _| case.row(at_us, Hits::Take(1), &[]))
+    }
+
+    fn row(mut self, at_us: u64, hits: Hits, answers: &[Answer]) -> Self {
+        // As many limits as answers: all or, where the key is free, none.
+        let limits = self.limits[..answers.len()].to_vec();
+        self.rows.push(Row { at_us, key: self.key, limits, hits, answers: answers.to_vec() });
+        self
+    }
+}
+
+/// Admitted at once, with so many left.
+const fn ok(remaining: u32) -> Answer {
+    held(remaining, 0)
+}
+
+/// Admitted, to be answered later.
+const fn held(remaining: u32, hold_us: u64) -> Answer {
+    Answer { admitted: true, remaining, retry_after_us: None, hold_us }
+}
+
+/// Refused, with nothing left.
+const fn no(retry_after_us: Option<u64>) -> Answer {
+    Answer { admitted: false, remaining: 0, retry_after_us, hold_us: 0 }
+}
+
+/// As many admitted as there can be.
+fn ok_down_from(limit: u32) -> Vec<Answer> {
+    (0..limit).rev().map(ok).collect()
+}
+
+fn token(bucket_size: u32, requests_per_unit: u32, unit: Unit) -> Limit {
+    limit(Terms { bucket_size: Some(bucket_size), ..terms(Algorithm::TokenBucket, requests_per_unit, unit) })
+}
+
+fn leaky(queue_size: u32, requests_per_unit: u32, unit: Unit) -> Limit {
+    limit(Terms { queue_size: Some(queue_size), ..terms(Algorithm::LeakyBucket, requests_per_unit, unit) })
+}
+
+fn window(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
+    limit(terms(algorithm, requests_per_unit, unit))
+}
+
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Terms {
+    Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
+}
+
+fn limit(terms: Terms) -> Limit {
+    Limit::new(&terms).expect("keys that the algorithm knows")
+}

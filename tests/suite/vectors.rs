@@ -1,0 +1,374 @@
+//! What the program being replaced answered, asked again.
+//!
+//! Each line of the recordings is a domain with its rules and a sequence of requests. It is replayed three times: in this
+//! process under a clock that stands, where every second of every answer is known; against the binary over gRPC; and
+//! against another one over `/json`, both started with the environment that the recorded program had. Whatever
+//! differs stands in [`DIFFERENCES`] with its reason, and what stands there has to differ.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
+use serde_json::Value;
+use tollkeeper::clock::Time;
+use tollkeeper::http::json::{request_from_json, response_to_json};
+use tollkeeper::pb::rate_limit_response::{Code, DescriptorStatus};
+use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use tollkeeper::pb::{self, HeaderValue, RateLimitResponse};
+use tollkeeper::rule::render::rlconfig_lines;
+
+use super::harness::desk::{Desk, Question};
+use super::harness::tollkeeper::{Tollkeeper, with_runtime_files};
+use super::harness::{http, read, repository};
+
+/// Answers that differ from those recorded: the line, the steps from 0, and why.
+const DIFFERENCES: &[(&str, &[usize], &str)] = &[
+    ("d2x0", &[6, 7, 19], STAR),
+    ("d2x11", &[4, 7, 11], STAR),
+    ("d3x0", &[1], STAR),
+    ("d3x1", &[8], STAR),
+    ("d3x4", &[6, 11, 15], STAR),
+    ("d3x8", &[4, 6], STAR),
+    ("d4x11", &[14, 21], STAR),
+    ("d6x4", &[8, 10], STAR),
+    ("d6x6", &[10], STAR),
+    ("d7x1", &[3], STAR),
+    ("d7x7", &[1], STAR),
+    ("d9x4", &[10, 11, 14], STAR),
+    ("d9x6", &[8], STAR),
+    ("d9x8", &[16], STAR),
+    ("d10x0", &[3, 4, 10, 12, 15], STAR),
+    ("d10x9", &[9, 13], STAR),
+    ("d10x10", &[14], STAR),
+];
+
+/// There the keys of counters are texts, and a client that sends the pattern of a shared wildcard as its value (`10.*.1`)
+/// draws from the counter that all values of the pattern share. Here no two paths share a counter, and no value can
+/// steer which is charged.
+const STAR: &str = "a value that is the text of a pattern has a counter of its own";
+
+/// Lines that were recorded under one environment, and so from one process.
+struct Group {
+    env: BTreeMap<String, String>,
+    lines: Vec<Line>,
+}
+
+/// A domain with its rules and requests.
+struct Line {
+    name: String,
+    files: Vec<(String, String)>,
+    /// Of `/rlconfig`, sorted.
+    rlconfig: Vec<String>,
+    steps: Vec<Step>,
+}
+
+struct Step {
+    /// As JSON, which is how it was recorded.
+    request: Vec<u8>,
+    answer: Answer,
+}
+
+/// A response, or the text of an error.
+type Answer = Result<RateLimitResponse, String>;
+
+/// Stands in a response for the seconds to the end of a window.
+const END_OF_WINDOW: &str = "END_OF_WINDOW";
+/// [`END_OF_WINDOW`] where a duration has to be: no answer is negative.
+const END_OF_WINDOW_S: i64 = -1;
+
+fn recorded() -> Vec<Group> {
+    let text = read(&repository("tests/vectors/peer.jsonl"));
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).expect("each line is an object");
+        if line.get("steps").is_none() {
+            continue;
+        }
+        let env: BTreeMap<String, String> = pairs(&line["env"]).collect();
+        let group = groups.entry(format!("{env:?}")).or_insert_with(|| Group { env, lines: Vec::new() });
+        group.lines.push(Line {
+            name: line["name"].as_str().expect("a name").to_owned(),
+            files: pairs(&line["files"]).collect(),
+            rlconfig: items(&line["rlconfig"]).map(|line| line.as_str().expect("a line").to_owned()).collect(),
+            steps: items(&line["steps"]).map(step).collect(),
+        });
+    }
+    groups.into_values().collect()
+}
+
+fn pairs(object: &Value) -> impl Iterator<Item = (String, String)> {
+    let fields = object.as_object().expect("an object").iter();
+    fields.map(|(name, text)| (name.clone(), text.as_str().expect("a text").to_owned()))
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().expect("a list").iter()
+}
+
+fn step(step: &Value) -> Step {
+    let response = &step["response"];
+    let answer = match response["error"].as_str() {
+        Some(error) => Err(error.to_owned()),
+        // In a header it stays as it is: that is text.
+        None => {
+            let duration = format!("\"duration_until_reset\":\"{END_OF_WINDOW}\"");
+            let sentinel = format!("\"duration_until_reset\":\"{END_OF_WINDOW_S}s\"");
+            Ok(response_from_json(&response.to_string().replace(&duration, &sentinel)))
+        }
+    };
+    Step { request: step["request"].to_string().into_bytes(), answer }
+}
+
+/// The response that a text in proto3 JSON says.
+fn response_from_json(text: &str) -> RateLimitResponse {
+    static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| {
+        let pool = DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote it");
+        pool.get_message_by_name("envoy.service.ratelimit.v3.RateLimitResponse").expect("it is in there")
+    });
+    let mut json = serde_json::Deserializer::from_str(text);
+    let message = DynamicMessage::deserialize(RESPONSE.clone(), &mut json);
+    message.unwrap_or_else(|error| panic!("{error}: {text}")).transcode_to().expect("it is of this type")
+}
+
+/// When the windows of an answer end.
+#[derive(Clone, Copy)]
+enum Now {
+    /// This was the time: the seconds to the end of a window are known.
+    Known(Time),
+    /// Between 1 and the length of the window.
+    Unknown,
+}
+
+/// The answer in the form of the recordings: [`END_OF_WINDOW`] in place of seconds that are right, without the header
+/// that tells when to come back, and with the spaces of dynamic metadata's protobuf text as there.
+fn normal(mut response: RateLimitResponse, env: &BTreeMap<String, String>, now: Now) -> RateLimitResponse {
+    if response.overall_code() == Code::OverLimit {
+        let refused = response.statuses.iter().filter(|status| status.code() == Code::OverLimit);
+        let longest = refused.map(seconds).max().expect("somebody refused");
+        let expected = HeaderValue { key: "Retry-After".into(), value: longest.to_string(), raw_value: Vec::new() };
+        if response.response_headers_to_add.last() == Some(&expected) {
+            response.response_headers_to_add.pop();
+        }
+    }
+    let reset = env.get("LIMIT_RESET_HEADER").map_or("RateLimit-Reset", String::as_str);
+    for header in response.response_headers_to_add.iter_mut().filter(|header| header.key == reset) {
+        if response.statuses.iter().any(|status| seconds(status).to_string() == header.value && is_right(status, now)) {
+            header.value = END_OF_WINDOW.to_owned();
+        }
+    }
+    for status in &mut response.statuses {
+        if is_right(status, now) {
+            status.duration_until_reset.as_mut().expect("it is right").seconds = END_OF_WINDOW_S;
+        }
+    }
+    normalize_overrides(&mut response);
+    response
+}
+
+/// Go's text format puts one space or two between fields, as it pleases.
+fn normalize_overrides(response: &mut RateLimitResponse) {
+    use prost_types::value::Kind;
+    let fields = response.dynamic_metadata.as_mut().map(|metadata| &mut metadata.fields);
+    let descriptors = fields.and_then(|fields| fields.get_mut("descriptors")).and_then(|list| list.kind.as_mut());
+    let Some(Kind::ListValue(descriptors)) = descriptors else { return };
+    for descriptor in &mut descriptors.values {
+        let Some(Kind::StructValue(descriptor)) = &mut descriptor.kind else { continue };
+        if let Some(Kind::StringValue(limit)) = descriptor.fields.get_mut("limit").and_then(|text| text.kind.as_mut()) {
+            *limit = limit.split_whitespace().collect::<Vec<_>>().join(" ");
+        }
+    }
+}
+
+fn seconds(status: &DescriptorStatus) -> i64 {
+    status.duration_until_reset.map_or(0, |duration| duration.seconds)
+}
+
+/// Whether its seconds are those to the end of its limit's window.
+fn is_right(status: &DescriptorStatus, now: Now) -> bool {
+    let Some(limit) = &status.current_limit else { return false };
+    let length_s = match limit.unit {
+        1 => 1,
+        2 => 60,
+        3 => 3600,
+        4 => 86_400,
+        5 => 30 * 86_400,
+        6 => 365 * 86_400,
+        7 => 7 * 86_400,
+        other => panic!("{other} is no unit of a limit"),
+    };
+    match now {
+        Now::Unknown => (1..=length_s).contains(&seconds(status)),
+        Now::Known(now) => {
+            let now_s = i64::try_from(now.as_micros() / 1_000_000).expect("it is not that late");
+            seconds(status) == length_s - now_s % length_s
+        }
+    }
+}
+
+fn text(answer: &Answer) -> String {
+    match answer {
+        Ok(response) => response_to_json(response).expect("it has a form in json"),
+        Err(error) => format!("error: {error}"),
+    }
+}
+
+/// What differs in one answer.
+struct Difference {
+    name: String,
+    step: usize,
+    what: String,
+}
+
+impl Group {
+    /// Replays all lines, in their order, by asking `ask`.
+    fn replay(&self, now: impl Fn() -> Now, mut ask: impl FnMut(&[u8]) -> Answer) -> Vec<Difference> {
+        let mut differences = Vec::new();
+        for line in &self.lines {
+            for (place, step) in line.steps.iter().enumerate() {
+                let ours = ask(&step.request).map(|response| normal(response, &self.env, now()));
+                let mut theirs = step.answer.clone();
+                theirs.iter_mut().for_each(normalize_overrides);
+                if ours != theirs {
+                    let request = String::from_utf8_lossy(&step.request);
+                    let what = format!("{request}\n  ours:   {}\n  theirs: {}", text(&ours), text(&theirs));
+                    differences.push(Difference { name: line.name.clone(), step: place, what });
+                }
+            }
+        }
+        differences
+    }
+
+    fn files(&self) -> Vec<(String, String)> {
+        self.lines.iter().flat_map(|line| line.files.clone()).collect()
+    }
+
+    fn start(&self) -> Tollkeeper {
+        let setup = with_runtime_files(self.files());
+        self.env.iter().fold(setup, |setup, (name, value)| setup.env(name, value)).start()
+    }
+
+    fn rlconfig(&self) -> Vec<&str> {
+        let mut lines: Vec<&str> = self.lines.iter().flat_map(|line| &line.rlconfig).map(String::as_str).collect();
+        lines.sort_unstable();
+        lines
+    }
+}
+
+/// Fails if anything differs that is not listed, or the other way round.
+fn assert_as_listed(mut differences: Vec<Difference>) {
+    let mut wrong = Vec::new();
+    let listed =
+        DIFFERENCES.iter().flat_map(|(name, steps, reason)| steps.iter().map(move |step| (name, step, reason)));
+    for (name, step, reason) in listed {
+        let before = differences.len();
+        differences.retain(|difference| (difference.name.as_str(), difference.step) != (*name, *step));
+        if differences.len() == before {
+            wrong.push(format!("{name}, step {step}: is the same by now; listed because {reason}"));
+        }
+    }
+    wrong.extend(differences.into_iter().map(|Difference { name, step, what }| format!("{name}, step {step}: {what}")));
+    assert!(wrong.is_empty(), "{} answers differ\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn the_recordings_are_all_there() {
+    let groups = recorded();
+    let lines: Vec<&Line> = groups.iter().flat_map(|group| &group.lines).collect();
+    let steps: usize = lines.iter().map(|line| line.steps.len()).sum();
+    assert_eq!((groups.len(), lines.len(), steps), (9, 132, 2021));
+}
+
+#[test]
+fn decides_every_recorded_request_alike_to_the_second() {
+    let mut differences = Vec::new();
+    for group in recorded() {
+        // A Wednesday in July, well inside windows of every length.
+        let desk = Desk::new(group.env.clone(), Time::from_secs(1_783_513_296));
+        desk.load(group.files());
+        differences.extend(group.replay(
+            || Now::Known(desk.now()),
+            |request| {
+                desk.pass_us(1_000);
+                let request = request_from_json(request).expect("it was recorded in this form");
+                desk.ask(&Question(request)).map(|answer| answer.response).map_err(|error| error.to_string())
+            },
+        ));
+        let loaded = desk.service.rules.load();
+        let mut lines = rlconfig_lines(&loaded.as_ref().expect("rules are loaded").rules);
+        lines.sort_unstable();
+        assert_eq!(lines, group.rlconfig());
+    }
+    assert_as_listed(differences);
+}
+
+/// Replays every group against a process of its own, a few at a time.
+///
+/// All recorded limits are of an hour or longer, and windows of all those lengths begin with an hour of the clock. A
+/// replay through which the hour turned says nothing, as counts may have begun anew between any two of its requests, so it is
+/// made again with a fresh process whatever came of it. It takes seconds, so that happens once in a row.
+fn replay_processes(ask: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync) -> Vec<Difference> {
+    let hour = || SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs() / 3600;
+    let replay = |group: &Group| loop {
+        let began_in = hour();
+        let tollkeeper = group.start();
+        let page = http::get(tollkeeper.debug_port(), "/rlconfig").send().text();
+        let mut lines: Vec<&str> = page.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, group.rlconfig());
+        let differences = ask(&tollkeeper, group);
+        if hour() == began_in {
+            return differences;
+        }
+    };
+    let groups = recorded();
+    thread::scope(|scope| {
+        let replays: Vec<_> = groups.iter().map(|group| scope.spawn(|| replay(group))).collect();
+        replays.into_iter().flat_map(|replay| replay.join().expect("no replay panics")).collect()
+    })
+}
+
+#[test]
+fn answers_every_recorded_request_alike_over_grpc() {
+    assert_as_listed(replay_processes(|tollkeeper, group| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let address = format!("http://127.0.0.1:{}", tollkeeper.grpc_port());
+        let mut client = runtime.block_on(RateLimitServiceClient::connect(address)).expect("it listens");
+        group.replay(
+            || Now::Unknown,
+            |request| {
+                let request = request_from_json(request).expect("it was recorded in this form");
+                let answer = runtime.block_on(client.should_rate_limit(request));
+                answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
+            },
+        )
+    }));
+}
+
+#[test]
+fn answers_every_recorded_request_alike_over_json() {
+    assert_as_listed(replay_processes(|tollkeeper, group| {
+        // Without the text of the error: there are two that a request can have, and the page tells neither.
+        let mut errors = group.lines.iter().flat_map(|line| &line.steps).filter_map(|step| step.answer.as_ref().err());
+        group.replay(
+            || Now::Unknown,
+            |request| {
+                let page = http::post(tollkeeper.http_port(), "/json", request).send();
+                let content_type = page.header("content-type").unwrap_or_default();
+                match (page.status, content_type.as_str()) {
+                    (400, "text/plain; charset=utf-8") if page.text() == "Bad Request\n" => {
+                        Err(errors.next().cloned().unwrap_or_default())
+                    }
+                    (200 | 429, "application/json") => {
+                        let response = response_from_json(&page.text());
+                        let expected = if response.overall_code() == Code::Ok { 200 } else { 429 };
+                        assert_eq!(page.status, expected, "{page:?}");
+                        Ok(response)
+                    }
+                    _ => panic!("{page:?}"),
+                }
+            },
+        )
+    }));
+}
