@@ -9,6 +9,7 @@
 //! their own that refuses them.
 
 mod entry;
+mod index;
 mod shard;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

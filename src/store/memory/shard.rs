@@ -1,13 +1,13 @@
 //! A part of the table, behind one lock.
 //!
 //! Entries stand densely in chunks; an index of 32-bit places finds them by key. Removing an entry moves the last one
-//! into its place, so there are no holes, a sweep is a walk and a random place is a random counter. The index may
-//! double, but at five bytes a slot; the entries, which are what is large, grow by a chunk at a time.
+//! into its place, so there are no holes, a sweep is a walk and a random place is a random counter. Nothing doubles:
+//! entries grow by a chunk at a time, the index by a quarter.
 
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::entry::{Entry, seconds_down};
+use super::index::{Index, MOST_ENTRIES};
 use super::{Full, Usage};
 use crate::algorithm::{Level, State, Term, draw_together, sliding_window_log};
 use crate::clock::Time;
@@ -27,7 +27,7 @@ const SAMPLE: u64 = 8;
 /// A part of the table.
 #[derive(Debug)]
 pub(super) struct Shard {
-    index: HashTable<u32>,
+    index: Index,
     chunks: Vec<Vec<Entry>>,
     length: usize,
     logs: Vec<sliding_window_log::State>,
@@ -49,7 +49,7 @@ impl Shard {
     /// An empty shard that takes at most about `capacity_bytes`.
     pub(super) fn new(capacity_bytes: u64) -> Self {
         Self {
-            index: HashTable::new(),
+            index: Index::default(),
             chunks: Vec::new(),
             length: 0,
             logs: Vec::new(),
@@ -107,9 +107,8 @@ impl Shard {
                 place += 1;
             }
         }
-        if self.index.capacity() > 4 * self.length.max(CHUNK) {
-            let Self { index, chunks, length, .. } = self;
-            index.shrink_to(*length * 2, |place| at(chunks, *place as usize).hash());
+        if self.index.is_sparse() {
+            self.rebuild_index();
         }
         if self.logs.len() > 4 * (self.logs.len() - self.free_logs.len()) {
             self.compact_logs();
@@ -136,7 +135,7 @@ impl Shard {
     fn bytes(&self) -> u64 {
         let entries = self.chunks.len() * CHUNK_BYTES;
         let logs = self.log_bytes + self.logs.capacity() * LOG_BYTES + self.free_logs.capacity() * size_of::<usize>();
-        (entries + self.index.allocation_size() + logs) as u64
+        (entries + self.index.bytes() + logs) as u64
     }
 
     /// Finds a counter.
@@ -155,7 +154,8 @@ impl Shard {
         }
         loop {
             let growth = self.growth(slots);
-            if growth == 0 || self.bytes() + growth <= self.capacity_bytes {
+            let countable = self.length + slots.len() <= MOST_ENTRIES;
+            if countable && (growth == 0 || self.bytes() + growth <= self.capacity_bytes) {
                 return Ok(());
             }
             if let Err(full) = self.evict(slots, seconds_down(now)) {
@@ -171,9 +171,8 @@ impl Shard {
         let missing = slots.iter().filter(|slot| slot.place.is_none()).count();
         let free = self.chunks.len() * CHUNK - self.length;
         let mut bytes = if missing > free { CHUNK_BYTES } else { 0 };
-        if self.index.len() + missing > self.index.capacity() {
-            // It doubles; the first one has four slots.
-            bytes += self.index.allocation_size().max(64);
+        if self.index.is_full(missing) {
+            bytes += self.index.growth_bytes(missing);
         }
         let logs = slots.iter().filter(|slot| slot.term.limit.algorithm() == Algorithm::SlidingWindowLog);
         for slot in logs {
@@ -231,7 +230,7 @@ impl Shard {
 
     fn place_of(&self, key: u128) -> Option<usize> {
         let probe = Entry::new(key, Default::default());
-        self.index.find(probe.hash(), |place| self.entry(*place as usize).has_key(key)).map(|place| *place as usize)
+        self.index.find(probe.hash(), |place| self.entry(place).has_key(key))
     }
 
     /// The state of a counter; a log's records are moved out until [`Shard::put_state`] brings them back.
@@ -287,10 +286,17 @@ impl Shard {
         }
         self.chunks[place / CHUNK].push(entry);
         self.length += 1;
-        let Self { index, chunks, .. } = self;
-        let small_place = u32::try_from(place).expect("a shard's capacity is far below 2^32 entries");
-        index.insert_unique(entry.hash(), small_place, |place| at(chunks, *place as usize).hash());
+        if self.index.is_full(1) {
+            self.rebuild_index();
+        } else {
+            self.index.insert(entry.hash(), place);
+        }
         place
+    }
+
+    fn rebuild_index(&mut self) {
+        let Self { index, chunks, length, .. } = self;
+        index.rebuild((0..*length).map(|place| at(chunks, place).hash()));
     }
 
     /// Removes an entry and moves the last one into its place.
@@ -301,14 +307,12 @@ impl Shard {
             self.logs[log] = Default::default();
             self.free_logs.push(log);
         }
-        self.unlink(entry.hash(), place);
+        let Self { index, chunks, .. } = self;
+        index.remove(entry.hash(), place, |other| at(chunks, other).hash());
         let last = self.length - 1;
         if place != last {
             let moved = *self.entry(last);
-            if let Ok(slot) = self.index.find_entry(moved.hash(), |other| *other as usize == last) {
-                let small_place = u32::try_from(place).expect("a shard's capacity is far below 2^32 entries");
-                *slot.into_mut() = small_place;
-            }
+            self.index.relocate(moved.hash(), last, place);
             *self.entry_mut(place) = moved;
         }
         self.chunks[last / CHUNK].pop();
@@ -316,12 +320,6 @@ impl Shard {
             self.chunks.pop();
         }
         self.length = last;
-    }
-
-    fn unlink(&mut self, hash: u64, place: usize) {
-        if let Ok(slot) = self.index.find_entry(hash, |other| *other as usize == place) {
-            slot.remove();
-        }
     }
 }
 
