@@ -43,7 +43,7 @@ impl Desk {
         let entries =
             entries.iter().map(|(key, value)| Entry { key: key.as_bytes(), value: value.as_bytes() }).collect();
         let descriptor = Descriptor { entries, hits: Hits::Take(1), hits_addend: None, limit_override: None };
-        let request = Request { domain: "shop", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 };
+        let request = Request { domain: "example", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 };
         let edge = Edge { rules: Some(&self.rules), now: ORIGIN.plus_us(at_us), hold_us: 0 };
         let passes = |_: &u64| !self.decider.decide(edge, &request).expect("a good request").over_limit;
         u64::try_from((0..times).filter(passes).count()).expect("a small number")
