@@ -87,7 +87,8 @@ pub struct Level {
     /// Hits that there is room for at once, by those counted; whether a caller would wait long enough for its turn in
     /// a leaky_bucket, or for tokens that a token_bucket lends, is not in it. 0 under a limit of 0.
     pub remaining: u32,
-    /// Until the limit is full again (fixed_window: until the window ends), in microseconds; 0 if it is, or never will be.
+    /// Until the limit is full again (fixed_window: until the window ends), in microseconds; 0 if it is, or never will
+    /// be.
     pub reset_us: u64,
     /// Until the same draw could pass, at the earliest, in microseconds. `None` if it passed, or never will.
     pub retry_after_us: Option<u64>,

@@ -33,7 +33,8 @@ pub(super) struct Args {
     /// Ask so many times, one after the other
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_CALLS))]
     count: u32,
-    /// How long an answer may take; the server is told, and holds no answer of a leaky bucket beyond it. Envoy waits 20ms
+    /// How long an answer may take; the server is told, and holds no answer of a leaky bucket beyond it. Envoy waits
+    /// 20ms
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = timeout)]
     timeout: Duration,
     /// Write each answer as a line of JSON, like the body of /json

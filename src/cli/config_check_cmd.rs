@@ -1,8 +1,8 @@
 //! `config_check_cmd`: the rule checker of envoyproxy/ratelimit, its flags and its lines on standard output.
 //!
 //! It looks at the files directly in a directory, whatever their extension, in the order of their names, and reads the
-//! first document of each. Unlike there, all problems are told, and versions of a Kubernetes ConfigMap (`..data`) are no
-//! error. Warnings go to standard error.
+//! first document of each. Unlike there, all problems are told, and versions of a Kubernetes ConfigMap (`..data`) are
+//! no error. Warnings go to standard error.
 
 use std::ffi::OsString;
 use std::fs;

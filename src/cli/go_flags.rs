@@ -1,7 +1,7 @@
 //! Command lines as Go's flag package takes them, for the tools that come from there.
 //!
-//! `-name value`, `-name=value`, with one dash or two; a switch takes a value only behind `=`. Flags end at `--` or at the
-//! first argument that is none; what follows was ignored there and is named here.
+//! `-name value`, `-name=value`, with one dash or two; a switch takes a value only behind `=`. Flags end at `--` or at
+//! the first argument that is none; what follows was ignored there and is named here.
 
 use std::ffi::OsString;
 
@@ -40,8 +40,8 @@ impl Given {
     }
 }
 
-/// Reads `arguments`, the program's name first. `Err` is how the program ends at once: well after `-help`, misused after
-/// a mistake, which was told.
+/// Reads `arguments`, the program's name first. `Err` is how the program ends at once: well after `-help`, misused
+/// after a mistake, which was told.
 pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<Given, Outcome> {
     let mut given = Given::default();
     let mut rest = arguments.iter().skip(1).map(|argument| argument.to_string_lossy());

@@ -1,7 +1,7 @@
 //! How the commands talk: to standard output what was asked for, to standard error what went wrong.
 //!
-//! A reader that went away, as `head` does, is no error and no panic. What came from a stranger (a value, a file's name, a
-//! server's message) is made plain first, so that it can move no cursor and pass for nothing that it is not.
+//! A reader that went away, as `head` does, is no error and no panic. What came from a stranger (a value, a file's
+//! name, a server's message) is made plain first, so that it can move no cursor and pass for nothing that it is not.
 //! There are no colours: what is printed looks the same in a terminal, a pipe and a log.
 
 use std::fmt::Display;

@@ -82,8 +82,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Serves as envoyproxy/ratelimit's binary does: manifests may carry arguments that mean nothing here. What `serve` knows
-/// is taken, the rest only warned about.
+/// Serves as envoyproxy/ratelimit's binary does: manifests may carry arguments that mean nothing here. What `serve`
+/// knows is taken, the rest only warned about.
 pub(super) fn as_ratelimit(arguments: &[OsString]) -> Outcome {
     const CONFIG: &str = "--config";
     let mut args = Args::default();

@@ -109,8 +109,8 @@ impl LiveRules {
     }
 }
 
-/// Waits until nobody else holds an old set, so that it is taken apart here, on the thread that reloads: whoever lets go
-/// of it last pays for every rule in it, and that must not be a decision. A decision holds a set for microseconds.
+/// Waits until nobody else holds an old set, so that it is taken apart here, on the thread that reloads: whoever lets
+/// go of it last pays for every rule in it, and that must not be a decision. A decision holds a set for microseconds.
 fn await_sole_owner(old: &Arc<Loaded>) {
     const PATIENCE: Duration = Duration::from_secs(1);
     let started = Instant::now();

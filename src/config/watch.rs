@@ -303,8 +303,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lowers the priority of this thread: on a busy machine reading and compiling a large set of rules must not keep a decision waiting
-/// for a core. Without the permission it goes on as it is.
+/// Lowers the priority of this thread: on a busy machine reading and compiling a large set of rules must not keep a
+/// decision waiting for a core. Without the permission it goes on as it is.
 pub(crate) fn yield_to_decisions() {
     const NICENESS: i32 = 10;
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {

@@ -56,8 +56,8 @@ fn described(descriptor: &Descriptor<'_>) -> Value {
     Value::Object(fields)
 }
 
-/// The limit as protobuf's text format writes it; fields at their default are left out. A unit without a name in Envoy's
-/// own enum is written as its number, WEEK too: that one is the rate limit service's.
+/// The limit as protobuf's text format writes it; fields at their default are left out. A unit without a name in
+/// Envoy's own enum is written as its number, WEEK too: that one is the rate limit service's.
 fn override_text(sent: &LimitOverride) -> String {
     let mut fields = Vec::new();
     if sent.requests_per_unit != 0 {

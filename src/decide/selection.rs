@@ -115,8 +115,8 @@ impl<'r> Selection<'r> {
         })
     }
 
-    /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost, unless
-    /// refused hits count.
+    /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost,
+    /// unless refused hits count.
     pub(super) fn notice_reports(&self, hits: Hits, levels: &[Level]) {
         let Some(compiled) = self.rule else { return };
         match hits {

@@ -1,8 +1,8 @@
 //! What a decision costs the whole service, beside an empty tonic handler in the same run.
 //!
 //! The handler decodes the same request and answers the same response, so it is the floor of anything built on tonic.
-//! Both are processes of their own; the cost is their CPU time, user and system, over the calls they answered. Load is a
-//! closed loop from this process. Rounds alternate between the two, and ratios are taken round by round, so that a
+//! Both are processes of their own; the cost is their CPU time, user and system, over the calls they answered. Load is
+//! a closed loop from this process. Rounds alternate between the two, and ratios are taken round by round, so that a
 //! machine that drifts drifts for both. Nothing is asserted: the figures are for people.
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload.

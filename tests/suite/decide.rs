@@ -1,7 +1,8 @@
 //! What is decided, from a message and the text of rule files to the answer, in this process at known times.
 //!
-//! Each test is a table of questions with the answer in words (see `Answer::text`): verdict, each descriptor's limit, what
-//! is left of it and the seconds until it is reset, headers. Rules, settings, matching, drawing and merging all take part.
+//! Each test is a table of questions with the answer in words (see `Answer::text`): verdict, each descriptor's limit,
+//! what is left of it and the seconds until it is reset, headers. Rules, settings, matching, drawing and merging all
+//! take part.
 
 use std::future::Future;
 use std::pin::pin;

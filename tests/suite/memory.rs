@@ -358,8 +358,8 @@ fn a_million_token_buckets_would_take_at_most_64_bytes_each() {
     assert!(usage.bytes <= 64 * usage.counters, "{usage:?}");
 }
 
-/// The limits that a descriptor of the model test may have: alone and together, some that count what they refuse. Those of
-/// one algorithm and period share counters; buckets among them drain at one rate, as an expiry holds for one.
+/// The limits that a descriptor of the model test may have: alone and together, some that count what they refuse. Those
+/// of one algorithm and period share counters; buckets among them drain at one rate, as an expiry holds for one.
 fn palette() -> Vec<Vec<Limit>> {
     let counting = |algorithm| Terms { count_rejected: Some(true), sole: false, ..terms(algorithm, 4, Unit::Second) };
     let mut sets: Vec<Vec<Limit>> = Algorithm::ALL.map(|algorithm| vec![limit(algorithm, 4, Unit::Second)]).into();

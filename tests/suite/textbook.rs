@@ -4,8 +4,8 @@
 //! same tables run on bare states here and on every store. Times count from [`ORIGIN`], where a second, a minute, an
 //! hour and a day begin; a driver that has a clock of its own sets it to the time it is given.
 //!
-//! What a client is told over HTTP (a path without limit, a body, a counter for each address) is a key here: a key without
-//! limits is unlimited, and each key has counters of its own.
+//! What a client is told over HTTP (a path without limit, a body, a counter for each address) is a key here: a key
+//! without limits is unlimited, and each key has counters of its own.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
 //! What the program being replaced answered, asked again.
 //!
-//! Each line of the recordings is a domain with its rules and a sequence of requests. It is replayed three times: in this
-//! process under a clock that stands, where every second of every answer is known; against the binary over gRPC; and
-//! against another one over `/json`, both started with the environment that the recorded program had. Whatever
+//! Each line of the recordings is a domain with its rules and a sequence of requests. It is replayed three times: in
+//! this process under a clock that stands, where every second of every answer is known; against the binary over gRPC;
+//! and against another one over `/json`, both started with the environment that the recorded program had. Whatever
 //! differs stands in [`DIFFERENCES`] with its reason, and what stands there has to differ.
 
 use std::collections::BTreeMap;
@@ -44,9 +44,9 @@ const DIFFERENCES: &[(&str, &[usize], &str)] = &[
     ("d10x10", &[14], STAR),
 ];
 
-/// There the keys of counters are texts, and a client that sends the pattern of a shared wildcard as its value (`10.*.1`)
-/// draws from the counter that all values of the pattern share. Here no two paths share a counter, and no value can
-/// steer which is charged.
+/// There the keys of counters are texts, and a client that sends the pattern of a shared wildcard as its value
+/// (`10.*.1`) draws from the counter that all values of the pattern share. Here no two paths share a counter, and no
+/// value can steer which is charged.
 const STAR: &str = "a value that is the text of a pattern has a counter of its own";
 
 /// Lines that were recorded under one environment, and so from one process.
@@ -306,8 +306,8 @@ fn decides_every_recorded_request_alike_to_the_second() {
 /// Replays every group against a process of its own, a few at a time.
 ///
 /// All recorded limits are of an hour or longer, and windows of all those lengths begin with an hour of the clock. A
-/// replay through which the hour turned says nothing, as counts may have begun anew between any two of its requests, so it is
-/// made again with a fresh process whatever came of it. It takes seconds, so that happens once in a row.
+/// replay through which the hour turned says nothing, as counts may have begun anew between any two of its requests, so
+/// it is made again with a fresh process whatever came of it. It takes seconds, so that happens once in a row.
 fn replay_processes(ask: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync) -> Vec<Difference> {
     let hour = || SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs() / 3600;
     let replay = |group: &Group| loop {

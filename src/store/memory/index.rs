@@ -1,8 +1,8 @@
 //! Finds entries by key: 32 bits a slot, about 5.3 bytes an entry, and it grows by a quarter instead of doubling.
 //!
 //! Open addressing with linear probing. A slot holds the place of an entry and eight bits of its hash, so that a probe
-//! reads the entry only where those agree. Library tables were measured: they double, so that at the wrong size an entry
-//! costs twice as much, and a byte more a slot. A rebuild reads the hashes from the entries, one after the other.
+//! reads the entry only where those agree. Library tables were measured: they double, so that at the wrong size an
+//! entry costs twice as much, and a byte more a slot. A rebuild reads the hashes from the entries, one after the other.
 
 /// A slot without an entry.
 const EMPTY: u32 = u32::MAX;

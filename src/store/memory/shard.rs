@@ -145,8 +145,8 @@ impl Shard {
 
     /// Makes room for what a draw may add: counters that are not there yet, and records of logs.
     ///
-    /// A log that is there may outgrow the shard by itself, once all others that can give way have: its limit bounds it,
-    /// and a rule with a long log would hold for nobody in a shard that is too small for it.
+    /// A log that is there may outgrow the shard by itself, once all others that can give way have: its limit bounds
+    /// it, and a rule with a long log would hold for nobody in a shard that is too small for it.
     fn make_room(&mut self, slots: &mut [Slot<'_>], hits: Hits, now: Time) -> Result<(), Full> {
         // Neither a look nor a refund adds anything.
         if !matches!(hits, Hits::Take(_)) {

@@ -154,8 +154,8 @@ impl Answer {
         self.response.statuses.iter().map(seen).collect()
     }
 
-    /// On one line: the verdict, that of each descriptor with its limit, what is left and the seconds to its reset, then
-    /// the headers.
+    /// On one line: the verdict, that of each descriptor with its limit, what is left and the seconds to its reset,
+    /// then the headers.
     ///
     /// `OVER [OK 5/MINUTE left 3 in 12 s, OVER n: 7/2 DAY left 0 in 1 s, OK, OK unlimited] Retry-After: 1`
     pub(crate) fn text(&self) -> String {
