@@ -135,11 +135,12 @@ struct Anchored<'a> {
 }
 
 /// A collection that is not closed yet.
-struct Open<'a> {
+struct Open {
     at: Position,
     mapping: bool,
     anchor: usize,
-    items: Vec<Node<'a>>,
+    /// Where its items begin among those that wait.
+    first: usize,
     /// Nodes counted before it.
     before: usize,
     /// The height of its highest child.
@@ -150,7 +151,9 @@ struct Builder<'a, 'f> {
     file: &'f Arc<str>,
     found: &'f mut Diagnostics,
     documents: Vec<Node<'a>>,
-    open: Vec<Open<'a>>,
+    open: Vec<Open>,
+    /// Finished nodes of the collections that are open, the innermost last.
+    waiting: Vec<Node<'a>>,
     anchors: HashMap<usize, Anchored<'a>>,
     /// Nodes so far, those that aliases stand for included.
     nodes: usize,
@@ -160,8 +163,8 @@ struct Builder<'a, 'f> {
 
 impl<'a, 'f> Builder<'a, 'f> {
     fn new(file: &'f Arc<str>, found: &'f mut Diagnostics) -> Self {
-        let (documents, open, anchors) = (Vec::new(), Vec::new(), HashMap::new());
-        Self { file, found, documents, open, anchors, nodes: 0, aliased: 0 }
+        let (documents, open, waiting, anchors) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+        Self { file, found, documents, open, waiting, anchors, nodes: 0, aliased: 0 }
     }
 
     /// Takes an event in; `None` if the text is refused and reading ends.
@@ -187,17 +190,16 @@ impl<'a, 'f> Builder<'a, 'f> {
 
     fn begin(&mut self, at: Position, mapping: bool, anchor: usize) -> Option<()> {
         self.nodes += 1;
-        self.open.push(Open { at, mapping, anchor, items: Vec::new(), before: self.nodes - 1, height: 0 });
+        let first = self.waiting.len();
+        self.open.push(Open { at, mapping, anchor, first, before: self.nodes - 1, height: 0 });
         self.check_depth(at, 0)
     }
 
     fn end(&mut self) -> Option<()> {
         let open = self.open.pop().expect("the parser ends only what it began");
-        let content = if open.mapping {
-            Content::Map(Rc::new(self.mapping(open.items)?))
-        } else {
-            Content::List(Rc::new(open.items))
-        };
+        let items = self.waiting.split_off(open.first);
+        let content =
+            if open.mapping { Content::Map(Rc::new(self.mapping(items)?)) } else { Content::List(Rc::new(items)) };
         let nodes = self.nodes - open.before;
         self.place(Node { at: open.at, content }, open.anchor, nodes, open.height + 1)
     }
@@ -238,7 +240,7 @@ impl<'a, 'f> Builder<'a, 'f> {
         match self.open.last_mut() {
             Some(parent) => {
                 parent.height = parent.height.max(height);
-                parent.items.push(node);
+                self.waiting.push(node);
             }
             None => self.documents.push(node),
         }

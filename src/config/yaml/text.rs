@@ -34,6 +34,9 @@ pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
         [0xfe, 0xff, rest @ ..] => utf16(rest, u16::from_be_bytes)?.into(),
         _ => Cow::Borrowed(utf8(bytes)?),
     };
+    if is_plain(text.as_bytes()) {
+        return Ok(text);
+    }
     match text.char_indices().find(|(_, character)| is_forbidden(*character)) {
         None => Ok(text),
         Some((index, character)) => Err(Unreadable {
@@ -65,6 +68,13 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unreadable> {
         message: "invalid UTF-16".into(),
         hint: "save the file as UTF-8",
     })
+}
+
+/// Whether it is printable ASCII and line breaks throughout, as large rule files are: a run at a time, so that it is
+/// looked at many bytes at once.
+fn is_plain(bytes: &[u8]) -> bool {
+    let plain = |byte: u8| (0x20..0x7f).contains(&byte) | matches!(byte, b'\t' | b'\n' | b'\r');
+    bytes.chunks(256).all(|run| run.iter().fold(true, |all, byte| all & plain(*byte)))
 }
 
 /// Whether YAML refuses it outside of an escape.
