@@ -101,8 +101,6 @@ pub struct Rules {
     pub watch_root: bool,
     /// Whether files with the same domain are merged.
     pub merge_domains: bool,
-    /// Whether listeners open before the first rules are there.
-    pub force_start_without_initial_config: bool,
     /// Whether health needs a loaded domain.
     pub healthy_with_at_least_one_config: bool,
     /// How often the contents of files are compared; `None`: never.

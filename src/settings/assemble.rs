@@ -102,7 +102,6 @@ impl Values {
             ignore_dot_files: self.bool("RUNTIME_IGNOREDOTFILES"),
             watch_root: self.bool("RUNTIME_WATCH_ROOT"),
             merge_domains: self.bool("MERGE_DOMAIN_CONFIG"),
-            force_start_without_initial_config: self.bool("FORCE_START_WITHOUT_INITIAL_CONFIG"),
             healthy_with_at_least_one_config: self.bool("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"),
             poll_interval: self.time("TOLLKEEPER_POLL_INTERVAL"),
             reload_debounce: self.duration("TOLLKEEPER_RELOAD_DEBOUNCE"),

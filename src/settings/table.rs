@@ -59,7 +59,9 @@ pub static TABLE: &[Setting] = table! {
             "watch RUNTIME_ROOT for a swapped symbolic link, rather than the directory of the rule files";
         "MERGE_DOMAIN_CONFIG" Kind::Bool, "false", Differs("files are merged in the order of their names"),
             "files with the same domain are merged, rather than refused";
-        "FORCE_START_WITHOUT_INITIAL_CONFIG" Kind::Bool, "false", Honoured, "start without waiting for the first rules";
+        "FORCE_START_WITHOUT_INITIAL_CONFIG" Kind::Bool, "false",
+            NoEffect { when: When::True, why: "rules come from files, which are read once before the first answer" },
+            "start without waiting for the first rules";
         "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" Kind::Bool, "false", Honoured, "be healthy only once a domain is loaded";
         "TOLLKEEPER_POLL_INTERVAL" span(Duration::from_millis(100), DAY, true), "10s", Honoured,
             "how often the contents of the rule files are compared, for file systems that send no events; 0: never";

@@ -214,7 +214,7 @@ fn an_empty_environment_gives_the_defaults() {
     assert_eq!(rules.root, Path::new("/srv/runtime_data/current"));
     assert_eq!((rules.subdirectory.as_path(), rules.app_directory.as_path()), (Path::new(""), Path::new("config")));
     assert_eq!((rules.ignore_dot_files, rules.watch_root, rules.merge_domains), (false, true, false));
-    assert_eq!((rules.force_start_without_initial_config, rules.healthy_with_at_least_one_config), (false, false));
+    assert!(!rules.healthy_with_at_least_one_config);
     assert_eq!(
         (rules.poll_interval, rules.reload_debounce),
         (Some(Duration::from_secs(10)), Duration::from_millis(100))
