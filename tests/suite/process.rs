@@ -511,3 +511,23 @@ fn a_caller_that_gives_up_harms_nobody() {
     drop(connection);
     assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
 }
+
+#[test]
+fn a_rule_that_is_looked_at_and_then_refuses_a_report_says_so_once() {
+    let rules = "\
+domain: shop
+descriptors:
+- key: free
+  rate_limit: {unit: day, requests_per_unit: 2, algorithm: token_bucket}
+- key: owed
+  rate_limit: {unit: day, requests_per_unit: 2, algorithm: token_bucket, count_rejected: true}
+";
+    let server = tollkeeper::with_rules(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
+    for key in ["owed", "free", "free"] {
+        assert_eq!(server.json(&draw(key, "x", 0)).status, 200, "a look");
+        assert_eq!(server.json(&draw(key, "x", 3)).status, 429, "a report over the limit");
+    }
+    let warned = || server.stderr().lines().filter(|line| line.contains("count_rejected: true")).count();
+    assert_eq!(warned(), 1, "{}", server.stderr());
+    assert!(server.stderr().contains("shop.free"), "{}", server.stderr());
+}
