@@ -102,11 +102,16 @@ impl From<Outcome> for ExitCode {
     }
 }
 
+/// Whether somebody asks what this program is, whatever it is called.
+fn is_question(argument: &OsString) -> bool {
+    ["--help", "-h", "--version", "-V"].iter().any(|question| argument == question)
+}
+
 /// Runs the command that `arguments` ask for, the program's name first.
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
     let outcome = match name {
-        Some("ratelimit") => serve::as_ratelimit(arguments),
+        Some("ratelimit") if !arguments.iter().any(is_question) => serve::as_ratelimit(arguments),
         Some("config_check_cmd") => config_check_cmd::run(arguments),
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {

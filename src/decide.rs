@@ -10,6 +10,8 @@ mod metadata;
 mod selection;
 mod verdict;
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use self::merge::merge;
@@ -22,6 +24,7 @@ use crate::request::{Hits, Request};
 use crate::rule::set::RuleSet;
 use crate::settings::Behaviour;
 use crate::store::memory::{Full, Memory};
+use crate::telemetry::occasionally::Occasionally;
 
 /// Decides requests: the counters, and what the process was told about deciding.
 #[derive(Debug)]
@@ -107,10 +110,24 @@ impl Decider {
         }
         match self.store.draw(&draw, edge.now) {
             Ok(levels) => {
-                selection.notice_reports(draw.ask.hits, &levels);
+                selection.notice_reports(request.descriptors[place].hits, &levels);
                 Outcome::Drawn(levels)
             }
-            Err(Full) => Outcome::Failed(selection.store_policy()),
+            Err(error) => {
+                self.complain(&error, edge.now);
+                match selection.store_policy() {
+                    StorePolicy::Local => Outcome::Drawn(self.store.draw_spilled(&draw, edge.now)),
+                    policy => Outcome::Failed(policy),
+                }
+            }
+        }
+    }
+
+    /// Says now and then that the store fails; which verdicts follow is the rules' affair.
+    fn complain(&self, error: &Full, now: Time) {
+        static COMPLAINTS: Occasionally = Occasionally::every(Duration::from_secs(10));
+        if let Some(suppressed) = COMPLAINTS.due(now) {
+            tracing::error!(suppressed, "{error}; `on_store_error` decides. TOLLKEEPER_MEMORY_BYTES makes more room");
         }
     }
 

@@ -1,7 +1,7 @@
 //! The rate limit service over gRPC: from protobuf to a request, and from a decision to protobuf.
 //!
-//! Only this module and `pb` know protobuf's shape of a question and an answer; in between there are the pipeline's
-//! own types.
+//! Between `decode` and `encode` there are the pipeline's own types: what decides does not know protobuf. What asks and
+//! answers by other ways, `/json` and `call`, speaks the same messages.
 
 pub mod decode;
 pub mod encode;

@@ -28,6 +28,12 @@ impl Health {
         !self.draining.load(Ordering::Relaxed) && (!self.needs_domain || has_domain())
     }
 
+    /// Whether it can answer what it is asked: healthy, and with rules. A roll-out of rules that can not be loaded
+    /// stops here, instead of letting everything through.
+    pub fn is_ready(&self) -> bool {
+        self.is_healthy() && self.rules.load().is_some()
+    }
+
     /// From now on the process is unhealthy: it is about to stop.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);

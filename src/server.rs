@@ -1,6 +1,7 @@
 //! The life of a process: load, listen, run, drain, end.
 //!
-//! It listens at once: a probe must find somebody home while rules are still missing. On a signal to stop it says that
+//! It opens its listeners first, so that a port taken is found out before anything else, reads the rules, and then
+//! answers, with or without rules: a probe must find somebody home. On a signal to stop it says that
 //! it is unhealthy and goes on serving for the drain period, so that whoever routes to it hears of it first; then
 //! connections are asked to close and what is in flight is finished, up to the shutdown timeout. A second signal
 //! ends it at once. Rules that change are put in force by a task of its own.
@@ -96,6 +97,9 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock };
     let first = source::read(&files.layout);
     reloader.load(&first);
+    if service.rules.load().is_none() {
+        tracing::error!("no rules are loaded: every request gets an error until the rule files are right");
+    }
     let timing = Timing {
         debounce: settings.rules.reload_debounce,
         poll_interval: settings.rules.poll_interval.unwrap_or(Duration::MAX),

@@ -128,8 +128,6 @@ pub struct Behaviour {
     pub retry_after_header: Option<String>,
     /// A refused request is charged only to the limits that refuse it.
     pub stop_cache_key_increment_when_overlimit: bool,
-    /// The share of a limit from which a hit counts as near it, 0 to 1.
-    pub near_limit_ratio: f32,
     /// The most requests per unit of a sliding_window_log, at least 1.
     pub log_max: u32,
     /// Whether fixed windows of months follow the calendar (UTC).

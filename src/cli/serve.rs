@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         Ok(()) => Outcome::Done,
         Err(error) => {
             let misused = matches!(error, ServerError::Listen { .. });
-            complain(error);
+            tracing::error!(target: logs::FATAL, "{error}");
             if misused { Outcome::Misused } else { Outcome::Failed }
         }
     }

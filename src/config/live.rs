@@ -97,7 +97,7 @@ impl LiveRules {
             loaded_at: loaded.map(|loaded| loaded.loaded_at.to_string()),
             sources: loaded.map_or_else(Vec::new, |loaded| loaded.sources.clone()),
             domains: loaded.map_or(0, |loaded| loaded.rules.domain_count()),
-            rules: loaded.map_or(0, |loaded| loaded.rules.rules().count()),
+            rules: loaded.map_or(0, |loaded| loaded.rules.rule_count()),
             last_attempt_at: attempt.at.map(|at| at.to_string()),
             last_error: attempt.error,
             refused: attempt.refused,

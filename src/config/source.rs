@@ -118,7 +118,7 @@ pub enum Problem {
     #[error("the directory has no rule files")]
     NoRuleFiles,
     /// The `RUNTIME_*` variables name no directory; the variable that is empty.
-    #[error("{0} is empty, so there are no rules")]
+    #[error("{0} is empty, so there are no rules and every request passes")]
     Unset(&'static str),
     /// The file's size in bytes, past [`MAX_FILE_BYTES`].
     #[error("has {0} bytes, more than the {MAX_FILE_BYTES} that a rule file may have")]

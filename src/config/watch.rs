@@ -28,7 +28,8 @@ pub struct Timing {
     /// How long the files must have been quiet, and the time between the two readings that must agree. A burst
     /// postpones the first reading by five of these at most. At most 10 s, default 100 ms.
     pub debounce: Duration,
-    /// How often contents are compared without any event: 1 ms to a day, default 10 s.
+    /// How often contents are compared without any event: at least 1 ms, default 10 s; what is longer than 366 days is
+    /// never.
     pub poll_interval: Duration,
     /// Whether to ask the system for events; without, only polling notices changes. Default true.
     pub events: bool,
@@ -44,8 +45,9 @@ impl Timing {
     fn bounded(self) -> Self {
         let day = Duration::from_secs(24 * 60 * 60);
         Self {
-            debounce: self.debounce.min(Duration::from_secs(10)),
-            poll_interval: self.poll_interval.clamp(Duration::from_millis(1), day),
+            // Two readings at the same moment would agree about a file that is half written.
+            debounce: self.debounce.clamp(Duration::from_millis(1), Duration::from_secs(10)),
+            poll_interval: self.poll_interval.clamp(Duration::from_millis(1), 366 * day),
             ..self
         }
     }

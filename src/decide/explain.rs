@@ -144,7 +144,7 @@ fn explained(
 ) -> ExplainedDescriptor {
     let trace = rules.trace(domain, &descriptor.entries);
     let rule = match trace.end {
-        End::Rule(compiled) => Some(&compiled.rule),
+        End::Rule(compiled) if selection.rule.is_some() => Some(&compiled.rule),
         _ => None,
     };
     let outcome = match (&trace.end, selection.rule, descriptor.limit_override.is_some()) {

@@ -25,7 +25,7 @@ pub(super) fn merge<'r>(
     let verdicts: SmallVec<[Verdict<'r>; 2]> =
         selections.iter().zip(outcomes).map(|(selection, outcome)| Verdict::of(selection, outcome)).collect();
     let refused = is_refused(behaviour, selections, &verdicts);
-    if !refused && verdicts.iter().any(|verdict| verdict.failed) {
+    if !refused && !behaviour.shadow_mode && verdicts.iter().any(|verdict| verdict.failed) {
         return Err(DecideError::Store);
     }
     let over_limit = refused && !behaviour.shadow_mode;
@@ -93,10 +93,13 @@ fn limit_headers<'r>(behaviour: &'r Behaviour, verdicts: &[Verdict<'r>]) -> Smal
     ])
 }
 
-/// When to come back, in seconds: what the longest of the refusals says.
+/// When to come back, in seconds: what the longest of the refusals says. Nothing if one of them is for good.
 fn retry_after_header<'r>(behaviour: &'r Behaviour, verdicts: &[Verdict<'r>]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
-    let refused = verdicts.iter().filter(|verdict| verdict.status.over_limit);
-    let seconds = refused.filter_map(|verdict| verdict.status.until_reset_s).max()?;
+    let mut refused = verdicts.iter().filter(|verdict| verdict.status.over_limit);
+    if refused.clone().any(|verdict| verdict.for_good) {
+        return None;
+    }
+    let seconds = refused.try_fold(0, |longest, verdict| verdict.status.until_reset_s.map(|s| s.max(longest)))?;
     Some(Header { name, value: Cow::Owned(seconds.to_string()) })
 }

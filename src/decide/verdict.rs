@@ -20,6 +20,8 @@ pub(super) struct Verdict<'r> {
     pub(super) quota: bool,
     /// How long the answer is to be held for it, in microseconds.
     pub(super) hold_us: u64,
+    /// The same hits can never pass.
+    pub(super) for_good: bool,
     /// The store failed, and the rule says so.
     pub(super) failed: bool,
 }
@@ -32,11 +34,13 @@ impl<'r> Verdict<'r> {
             shown: None,
             quota: false,
             hold_us: 0,
+            for_good: false,
             failed: false,
         };
         match outcome {
             Outcome::Free => free(if selection.unlimited { u32::MAX } else { 0 }),
             Outcome::Drawn(levels) => drawn(selection, levels),
+            // What `local` counts was drawn; what is left to answer of it is as free as `allow`.
             Outcome::Failed(StorePolicy::Local | StorePolicy::Allow) => free(0),
             Outcome::Failed(StorePolicy::Error) => Verdict { failed: true, ..free(0) },
             Outcome::Failed(StorePolicy::Deny) => {
@@ -48,7 +52,7 @@ impl<'r> Verdict<'r> {
                     remaining: 0,
                     until_reset_s: Some(1),
                 };
-                Verdict { status, shown: Some(shown), quota: selected.quota, hold_us: 0, failed: false }
+                Verdict { status, shown: Some(shown), quota: selected.quota, ..free(0) }
             }
         }
     }
@@ -82,6 +86,7 @@ fn drawn<'r>(selection: &Selection<'r>, levels: &[Level]) -> Verdict<'r> {
         shown: Some(shown),
         quota: selected.quota,
         hold_us: held.map(|(_, level)| level.hold_us).max().unwrap_or(0),
+        for_good: !level.admitted && level.retry_after_us.is_none(),
         failed: false,
     }
 }

@@ -14,12 +14,14 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use tokio::sync::Semaphore;
 
 use super::json;
 use crate::decide::Edge;
 use crate::grpc::decode;
 use crate::grpc::service::{DEFAULT_DEADLINE, Service};
 use crate::health::Health;
+use crate::pb::RateLimitRequest;
 use crate::pb::rate_limit_response::Code;
 use crate::rule::render;
 
@@ -39,7 +41,7 @@ pub fn public(site: Site) -> Router {
     Router::new()
         .route("/json", any(decide_json))
         .route("/healthcheck", any(health))
-        .route("/readyz", any(health))
+        .route("/readyz", any(ready))
         .route("/livez", any(|| async { "OK" }))
         .fallback(|| async { failure(StatusCode::NOT_FOUND, "404 page not found\n") })
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
@@ -97,7 +99,15 @@ async fn decide_json(State(site): State<Site>, body: Bytes) -> Response {
 }
 
 async fn health(State(site): State<Site>) -> Response {
-    match site.health.is_healthy() {
+    probed(site.health.is_healthy())
+}
+
+async fn ready(State(site): State<Site>) -> Response {
+    probed(site.health.is_ready())
+}
+
+fn probed(well: bool) -> Response {
+    match well {
         true => text(StatusCode::OK, "OK"),
         false => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -121,13 +131,29 @@ async fn explain(State(site): State<Site>, body: Bytes) -> Response {
         Ok(request) => request,
         Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
     };
+    let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+    if request.descriptors.len() > MOST_EXPLAINED || entries > MOST_EXPLAINED {
+        let most = format!("at most {MOST_EXPLAINED} descriptors and as many entries in all are explained at once\n");
+        return text(StatusCode::BAD_REQUEST, most);
+    }
+    // Near misses are looked for among all rules of a level: work for a thread of its own, one question at a time.
+    static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
+    let Ok(_turn) = ONE_AT_A_TIME.acquire().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
+    let page = tokio::task::spawn_blocking(move || explain_now(&site, &request)).await;
+    page.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+}
+
+/// Descriptors, and entries of all of them, that one question to `/explain` may have.
+const MOST_EXPLAINED: usize = 100;
+
+fn explain_now(site: &Site, request: &RateLimitRequest) -> Response {
     let loaded = site.service.rules.load();
     let edge = Edge {
         rules: loaded.as_deref().map(|loaded| &loaded.rules),
         now: site.service.clock.now(),
         hold_us: u64::try_from(DEFAULT_DEADLINE.as_micros()).unwrap_or(u64::MAX),
     };
-    let Some(explanation) = site.service.decider.explain(edge, &decode::request(&request)) else {
+    let Some(explanation) = site.service.decider.explain(edge, &decode::request(request)) else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
     match serde_json::to_string_pretty(&explanation) {

@@ -54,9 +54,12 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // The buffer is one piece, so this is all of the message.
+        // A field takes a byte at least, so a message of fewer bytes need not be counted. The buffer is one piece: its
+        // chunk is all of the message.
         let mut left = MOST_FIELDS;
-        count_fields(buffer.chunk(), true, &mut left);
+        if buffer.remaining() >= MOST_FIELDS {
+            count_fields(buffer.chunk(), true, &mut left);
+        }
         if left == 0 {
             return Err(Status::invalid_argument(format!("the message has {MOST_FIELDS} fields or more")));
         }

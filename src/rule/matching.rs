@@ -59,8 +59,9 @@ impl RuleSet {
             return Some((exact, Met::Exact));
         }
         if let Some(wildcards) = &self.nodes[node as usize].wildcards {
-            let composite: SmallVec<[u8; 128]> =
-                [entry.key, b"_", entry.value].into_iter().flatten().copied().collect();
+            let mut composite = SmallVec::<[u8; 128]>::from_slice(entry.key);
+            composite.push(b'_');
+            composite.extend_from_slice(entry.value);
             if let Some(wildcard) = wildcards.first_match(&composite) {
                 return Some((wildcard, Met::Wildcard));
             }

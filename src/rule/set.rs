@@ -23,6 +23,7 @@ use crate::limit::Limit;
 pub struct RuleSet {
     domains: HashMap<String, DomainRules>,
     roots: Vec<NodeId>,
+    rule_count: usize,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -106,6 +107,7 @@ impl RuleSet {
         let mut set = Self {
             domains: HashMap::with_capacity(domains.len()),
             roots: Vec::with_capacity(domains.len()),
+            rule_count: 0,
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: (random.hash_one(1_u8), random.hash_one(2_u8)),
@@ -118,12 +120,18 @@ impl RuleSet {
             set.domains.insert(domain.name, rules);
         }
         set.nodes.shrink_to_fit();
+        set.rule_count = set.nodes.iter().filter(|node| node.rule.is_some()).count();
         set
     }
 
     /// The rules of a domain.
     pub fn domain(&self, name: &str) -> Option<&DomainRules> {
         self.domains.get(name)
+    }
+
+    /// How many rules there are.
+    pub const fn rule_count(&self) -> usize {
+        self.rule_count
     }
 
     /// How many domains there are.
@@ -227,8 +235,7 @@ impl RuleSet {
 pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
     let mut hasher = SipHasher13_128::new();
     hasher.write_u8(limit.algorithm() as u8);
-    hasher.write_u8(limit.period().unit() as u8);
-    hasher.write_u32(limit.period().multiplier());
+    hasher.write_u64(limit.period_us());
     hasher.write_u8(u8::from(limit.calendar_months()));
     hasher.write_u64(epoch);
     hasher.finish128().as_u128()

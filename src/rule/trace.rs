@@ -106,17 +106,23 @@ impl RuleSet {
 
     fn describe(&self, parent: NodeId, entry: &Entry<'_>, met: Option<(NodeId, Met)>) -> Step<'_> {
         let composite = [entry.key, b"_", entry.value].concat();
-        let mut misses: Vec<_> = self.nodes[parent as usize]
-            .children
-            .iter()
-            .filter(|child| met.is_none_or(|(met, _)| met != **child))
-            .filter_map(|child| Some((self.place(*child)?, self.miss(*child, entry.key, &composite, met))))
-            .filter(|(_, miss)| met.is_none() || *miss != Miss::OtherKey)
-            .collect();
-        // What has the key comes before what has not; file order otherwise.
-        misses.sort_by_key(|(_, miss)| *miss == Miss::OtherKey);
-        let more_misses = misses.len().saturating_sub(MOST_MISSES);
-        misses.truncate(MOST_MISSES);
+        let siblings =
+            self.nodes[parent as usize].children.iter().filter(|child| met.is_none_or(|(met, _)| met != **child));
+        // What has the key comes before what has not; file order otherwise. No more is kept than is listed.
+        let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
+        for child in siblings {
+            let miss = self.miss(*child, entry.key, &composite, met);
+            let kept = if miss == Miss::OtherKey { &mut far } else { &mut near };
+            if met.is_some() && miss == Miss::OtherKey {
+                continue;
+            }
+            count += 1;
+            if kept.len() < MOST_MISSES {
+                kept.extend(self.place(*child).map(|place| (place, miss)));
+            }
+        }
+        let misses: Vec<_> = near.into_iter().chain(far).take(MOST_MISSES).collect();
+        let more_misses = count - misses.len();
         Step { met: met.and_then(|(node, how)| Some((how, self.place(node)?))), misses, more_misses }
     }
 

@@ -36,7 +36,7 @@ impl Listeners {
     /// Opens all of them.
     pub(super) fn open(settings: &Settings) -> Result<Self, ServerError> {
         let grpc = match &settings.listeners.grpc {
-            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open("GRPC_PORT", address)?),
+            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(["GRPC_HOST", "GRPC_PORT"], address)?),
             GrpcListener::Unix(path) => match open_unix(path) {
                 Ok(listener) => GrpcSocket::Unix(listener, path.clone()),
                 Err(error) => {
@@ -48,8 +48,8 @@ impl Listeners {
                 }
             },
         };
-        let http = open("PORT", &settings.listeners.http)?;
-        let debug = open("DEBUG_PORT", &settings.listeners.debug)?;
+        let http = open(["HOST", "PORT"], &settings.listeners.http)?;
+        let debug = open(["DEBUG_HOST", "DEBUG_PORT"], &settings.listeners.debug)?;
         Ok(Self { grpc, http, debug })
     }
 
@@ -95,9 +95,17 @@ fn address(listener: &TcpListener) -> String {
     listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
 }
 
-fn open(setting: &'static str, address: &Address) -> Result<TcpListener, ServerError> {
+fn open([host, port]: [&'static str; 2], address: &Address) -> Result<TcpListener, ServerError> {
     let listener = address.listen();
-    listener.map_err(|error| ServerError::Listen { setting, address: address.to_string(), error })
+    // A port that is taken or not allowed is the port's fault, an address that is unknown or elsewhere the host's.
+    listener.map_err(|error| ServerError::Listen {
+        setting: match error.kind() {
+            io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => port,
+            _ => host,
+        },
+        address: address.to_string(),
+        error,
+    })
 }
 
 /// A socket file that nobody listens on any more is in the way after a crash, and is removed; one that somebody does is

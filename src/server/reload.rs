@@ -42,11 +42,9 @@ impl Reloader {
             };
             let spawned = thread::Builder::new().name("rules".to_owned()).spawn(load);
             match spawned {
-                Ok(_) if loaded.await.is_err() => {
-                    tracing::error!("loading the rules panicked; the last good rules stay");
-                }
+                Ok(_) if loaded.await.is_err() => self.refuse(&["loading the rules panicked".to_owned()]),
                 Ok(_) => {}
-                Err(error) => tracing::error!(%error, "no thread to load the rules on; the last good rules stay"),
+                Err(error) => self.refuse(&[format!("there is no thread to load the rules on: {error}")]),
             }
             health.sync().await;
         }

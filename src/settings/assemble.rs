@@ -111,8 +111,6 @@ impl Values {
 
     fn behaviour(&mut self) -> Behaviour {
         let retry_after = self.text("TOLLKEEPER_RETRY_AFTER_HEADER");
-        #[expect(clippy::cast_possible_truncation, reason = "the ratio is an f32, as in envoyproxy/ratelimit")]
-        let near_limit_ratio = self.float("NEAR_LIMIT_RATIO") as f32;
         Behaviour {
             shadow_mode: self.bool("SHADOW_MODE"),
             quota_mode: self.bool("QUOTA_MODE"),
@@ -125,7 +123,6 @@ impl Values {
             }),
             retry_after_header: (!retry_after.is_empty()).then_some(retry_after),
             stop_cache_key_increment_when_overlimit: self.bool("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
-            near_limit_ratio,
             log_max: self.int("TOLLKEEPER_LOG_MAX"),
             calendar_months: self.bool("USE_CALENDAR_MONTH_RATE_LIMIT"),
         }
@@ -196,11 +193,6 @@ impl Values {
     fn int<T: TryFrom<i64>>(&self, name: &'static str) -> T {
         let Value::Int(value) = self.value(name) else { unreachable!("{name} is no int") };
         T::try_from(value).unwrap_or_else(|_| unreachable!("the bounds of {name} are too wide"))
-    }
-
-    fn float(&self, name: &'static str) -> f64 {
-        let Value::Float(value) = self.value(name) else { unreachable!("{name} is no float") };
-        value
     }
 
     fn duration(&self, name: &'static str) -> Duration {

@@ -65,7 +65,7 @@ pub static TABLE: &[Setting] = table! {
         "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" Kind::Bool, "false", Honoured, "be healthy only once a domain is loaded";
         "TOLLKEEPER_POLL_INTERVAL" span(Duration::from_millis(100), DAY, true), "10s", Honoured,
             "how often the contents of the rule files are compared, for file systems that send no events; 0: never";
-        "TOLLKEEPER_RELOAD_DEBOUNCE" span(Duration::ZERO, Duration::from_secs(10), true), "100ms", Honoured,
+        "TOLLKEEPER_RELOAD_DEBOUNCE" span(Duration::from_millis(1), Duration::from_secs(10), false), "100ms", Honoured,
             "rule files are read when nothing has changed for this time";
         "TOLLKEEPER_LOG_MAX" Kind::Int { min: 1, max: 1_000_000 }, "10000", Honoured,
             "the most requests_per_unit that a sliding_window_log may have";
@@ -113,7 +113,8 @@ pub static TABLE: &[Setting] = table! {
             "memory of a Go program";
     }
     Logs {
-        "LOG_LEVEL" any_case(&Level::NAMES), "WARN", Honoured, "what is logged: this and graver";
+        "LOG_LEVEL" any_case(&Level::NAMES), "WARN", Honoured,
+            "what is logged: this and graver; start, stop and reloads are warnings, so that they show";
         "LOG_FORMAT" any_case(&["text", "json", ""]), "text", Honoured, "how a line of the log looks";
     }
     Metrics {
@@ -264,7 +265,7 @@ const NO_XDS: &[Refusal] = &[Refusal {
 const NO_REDIS: &[Refusal] = &[Refusal {
     when: When::Set,
     why: "counters in Redis are not in this release",
-    instead: "unset it to count in this process",
+    instead: "unset it to count in this process, each replica for itself",
 }];
 const NO_BACKEND: &[Refusal] = &[
     Refusal {

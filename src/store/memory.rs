@@ -26,6 +26,8 @@ use crate::counter::{Draw, PathHasher};
 pub struct Memory {
     hasher: PathHasher,
     shards: Box<[Mutex<Shard>]>,
+    /// For those that find no room in their shard and are to be limited all the same.
+    spill: Mutex<Shard>,
 }
 
 /// The counter could not be added: the store is full of counters that are over their limits.
@@ -44,19 +46,23 @@ pub struct Usage {
     pub evicted: u64,
 }
 
-/// Most shards; more would not lessen contention on any machine this runs on.
-const MOST_SHARDS: u64 = 256;
 /// A shard of less would be full after a few chunks.
 const LEAST_SHARD_BYTES: u64 = 256 * 1024;
+/// A shard of more would be locked for long while it is swept or its index is rebuilt.
+const MOST_SHARD_BYTES: u64 = 2 * 1024 * 1024;
+/// As many shards as memory allows, up to this, lessen contention; beyond it only size asks for more.
+const ENOUGH_SHARDS: u64 = 256;
 
 impl Memory {
     /// An empty store that takes at most about `capacity_bytes`, at least 256 KiB.
     pub fn new(capacity_bytes: u64) -> Self {
-        let shards = (capacity_bytes / LEAST_SHARD_BYTES).clamp(1, MOST_SHARDS);
+        let shards =
+            (capacity_bytes / LEAST_SHARD_BYTES).clamp(1, ENOUGH_SHARDS).max(capacity_bytes / MOST_SHARD_BYTES);
         let shard_bytes = (capacity_bytes / shards).max(LEAST_SHARD_BYTES);
         Self {
             hasher: PathHasher::default(),
             shards: (0..shards).map(|_| Mutex::new(Shard::new(shard_bytes))).collect(),
+            spill: Mutex::new(Shard::that_always_has_room(LEAST_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
 
@@ -65,6 +71,13 @@ impl Memory {
     pub fn draw(&self, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
         let path = self.hasher.key(&draw.path);
         self.shard(path).draw(path, draw, now)
+    }
+
+    /// Decides a draw for which there was no room, in a small table of its own in which any counter gives way: whoever
+    /// fills the store is still limited, if not exactly, and so is everybody else.
+    pub fn draw_spilled(&self, draw: &Draw<'_>, now: Time) -> SmallVec<[Level; 1]> {
+        let path = self.hasher.key(&draw.path);
+        lock(&self.spill).draw(path, draw, now).expect("it always has room")
     }
 
     /// Whether [`Memory::draw`] would pass all enforced limits; changes nothing.
@@ -84,11 +97,14 @@ impl Memory {
         for shard in self.shards.iter().skip(turn % turns).step_by(turns) {
             lock(shard).sweep(now);
         }
+        if turn.is_multiple_of(turns) {
+            lock(&self.spill).sweep(now);
+        }
     }
 
     /// What the store holds now, summed over shards one after the other.
     pub fn usage(&self) -> Usage {
-        self.shards.iter().fold(Usage::default(), |sum, shard| {
+        self.shards.iter().chain([&self.spill]).fold(Usage::default(), |sum, shard| {
             let usage = lock(shard).usage();
             Usage {
                 counters: sum.counters + usage.counters,

@@ -294,13 +294,14 @@ fn untimed(page: &str) -> String {
 #[test]
 fn call_shows_answers_as_a_table() {
     let rules = "domain: shop\ndescriptors:\n  - {key: a, rate_limit: {unit: year, requests_per_unit: 3, algorithm: token_bucket}}\n  \
-                 - {key: b, rate_limit: {unit: year, requests_per_unit: 0, name: never}}\n";
+                 - {key: b, rate_limit: {unit: year, requests_per_unit: 0, name: never}}\n  \
+                 - {key: c, rate_limit: {unit: year, requests_per_unit: 1}}\n";
     let server = with_rules(rules).start();
-    let one = call(&server, &["--descriptor", r"a=x\,y", "--descriptor", "c=d"]);
+    let one = call(&server, &["--descriptor", r"a=x\,y", "--descriptor", "d=d"]);
     let expected = "\
 DESCRIPTOR  CODE  LIMIT       REMAINING  RESET
 a=x\\,y      OK    3 per year  2          121 d 16 h
-c=d         OK    none
+d=d         OK    none
 OK
 ";
     assert_eq!((one.code, untimed(&one.stdout).as_str(), one.stderr.as_str()), (0, expected, ""));
@@ -308,6 +309,10 @@ OK
     let refused = call(&server, &["--descriptor", "b=c"]);
     assert_eq!(refused.code, 0);
     assert!(refused.stdout.contains("b=c         OVER_LIMIT  0 per year (never)  0"), "{}", refused.stdout);
+    // What can never pass is not to be tried again.
+    assert!(!refused.stdout.contains("Retry-After"), "{}", refused.stdout);
+    call(&server, &["--descriptor", "c=c"]);
+    let refused = call(&server, &["--descriptor", "c=c"]);
     assert!(refused.stdout.contains("\nheader Retry-After: "), "{}", refused.stdout);
 
     let several = call(&server, &["--descriptor", "a=z", "--count", "5"]);

@@ -214,7 +214,7 @@ fn what_is_unlimited_is_not_counted() {
             (about("free"), "OK [OK unlimited]"),
             (about("free").hits(u64::MAX), "OK [OK unlimited]"),
             (about("free").hits(0), "OK [OK unlimited]"),
-            (about("free; none"), "OVER [OK unlimited, OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            (about("free; none"), "OVER [OK unlimited, OVER 0/HOUR left 0 in 3600 s]"),
             (about("free; other"), "OK [OK unlimited, OK]"),
             // Nothing was drawn: a look at nothing passes.
             (about("none").hits(0), "OVER [OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
@@ -562,6 +562,8 @@ fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
   - {key: five, rate_limit: {unit: minute, requests_per_unit: 5}}
   - {key: five2, rate_limit: {unit: hour, requests_per_unit: 5}}
   - {key: nine, rate_limit: {unit: hour, requests_per_unit: 9}}
+  - {key: one, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: one2, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: none, rate_limit: {unit: minute, requests_per_unit: 0}}
   - {key: none2, rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: trial, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
@@ -571,20 +573,24 @@ fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
     let table = [
         // the question, the three headers, the header of a refusal
         ("five", Some((5, 4, 60)), None),
+        // The longest of the refusals, unless one is for good.
+        ("one; one", Some((1, 0, 60)), Some(60)),
+        ("one2; one; one; one2", Some((1, 0, 3600)), Some(3600)),
+        ("one; one; none", Some((0, 0, 60)), None),
         ("nine; five", Some((5, 4, 60)), None),
         ("five; five2", Some((5, 4, 60)), None),
         ("five2; five", Some((5, 4, 3600)), None),
         ("five; free; other", Some((5, 4, 60)), None),
         ("free; other", None, None),
-        ("none; five", Some((0, 0, 60)), Some(60)),
-        ("none; none2", Some((0, 0, 3600)), Some(3600)),
-        ("none2; none", Some((0, 0, 60)), Some(3600)),
+        ("none; five", Some((0, 0, 60)), None),
+        ("none; none2", Some((0, 0, 3600)), None),
+        ("none2; none", Some((0, 0, 60)), None),
         ("trial; five", Some((0, 0, 43_200)), None),
-        ("five; none; trial", Some((0, 0, 60)), Some(60)),
+        ("five; none; trial", Some((0, 0, 60)), None),
         // A quota that is over is like any other with nothing left.
-        ("quota; none", Some((0, 0, 60)), Some(43_200)),
-        ("none; quota", Some((0, 0, 60)), Some(43_200)),
-        ("quota; five", Some((0, 0, 43_200)), Some(43_200)),
+        ("quota; none", Some((0, 0, 60)), None),
+        ("none; quota", Some((0, 0, 60)), None),
+        ("quota; five", Some((0, 0, 43_200)), None),
         ("most", Some((u32::MAX, u32::MAX - 1, 3600)), None),
     ];
     for (question, limit, retry_after) in table {
@@ -607,7 +613,10 @@ fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
     ];
     check(
         &desk(&names, rules),
-        &[(about("none"), "OVER [OVER 0/MINUTE left 0 in 60 s] x-limit: 0 x-left: 0 x-reset: 60 x-again: 60")],
+        &[
+            (about("one"), "OK [OK 1/MINUTE left 0 in 60 s] x-limit: 1 x-left: 0 x-reset: 60"),
+            (about("one"), "OVER [OVER 1/MINUTE left 0 in 60 s] x-limit: 1 x-left: 0 x-reset: 60 x-again: 60"),
+        ],
     );
     // A trial of the whole process tells what is left, and nobody to come back.
     let shadow = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("SHADOW_MODE", "true")];
@@ -639,11 +648,11 @@ fn a_refusal_tells_when_the_same_request_could_pass() {
             (about("log"), "OK [OK 2/MINUTE left 0 in 60 s]"),
             (about("log"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
             (about("log").hits(2), "OVER [OVER 2/MINUTE left 0 in 60 s] Retry-After: 60"),
-            // Never, so the time to its reset stands for it.
-            (about("log").hits(3), "OVER [OVER 2/MINUTE left 0 in 60 s] Retry-After: 60"),
+            // Never, so nothing is promised; the time to its reset is told.
+            (about("log").hits(3), "OVER [OVER 2/MINUTE left 0 in 60 s]"),
             (about("token"), "OK [OK 2/MINUTE left 0 in 50 s]"),
             (about("token"), "OVER [OVER 2/MINUTE left 0 in 20 s] Retry-After: 20"),
-            (about("token").hits(3), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
+            (about("token").hits(3), "OVER [OVER 2/MINUTE left 0 in 50 s]"),
             (about("fixed"), "OK [OK 2/MINUTE left 0 in 50 s]"),
             (about("fixed"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
             (
@@ -963,18 +972,20 @@ fn a_reload_keeps_the_counters_of_a_path_algorithm_period_and_epoch() {
         ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 4 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 3 in 3600 s]"),
         ("{unlimited: true}", "OK [OK unlimited]"),
+        // Another word for the same period.
+        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 20}", "OK [OK 20/60 MINUTE left 12 in 3600 s]"),
         (
             "[{unit: hour, requests_per_unit: 10}, {unit: year, requests_per_unit: 999}]",
-            "OK [OK 10/HOUR left 2 in 3600 s]",
+            "OK [OK 10/HOUR left 1 in 3600 s]",
         ),
         // What is.
         ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
-        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 10}", "OK [OK 10/60 MINUTE left 9 in 3600 s]"),
+        ("{unit: hour, unit_multiplier: 2, requests_per_unit: 10}", "OK [OK 10/2 HOUR left 9 in 7200 s]"),
         ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 9 in 360 s]"),
         // Nobody's counter was touched by any of these.
-        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 1 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 0 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 8 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 8 in 720 s]"),
     ];
@@ -988,7 +999,7 @@ fn a_reload_keeps_the_counters_of_a_path_algorithm_period_and_epoch() {
     load(&desk, "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]");
     check(&desk, &[(about("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
     rule("{unit: hour, requests_per_unit: 10}");
-    check(&desk, &[(about("k"), "OK [OK 10/HOUR left 0 in 3600 s]")]);
+    check(&desk, &[(about("k"), "OVER [OVER 10/HOUR left 0 in 3600 s]")]);
 }
 
 #[test]

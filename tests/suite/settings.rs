@@ -227,7 +227,6 @@ fn an_empty_environment_gives_the_defaults() {
     assert!(!behaviour.shadow_mode && !behaviour.quota_mode && !behaviour.response_dynamic_metadata);
     assert!(!behaviour.metadata_verdicts && !behaviour.stop_cache_key_increment_when_overlimit);
     assert_eq!((&behaviour.limit_headers, behaviour.retry_after_header.as_deref()), (&None, Some("Retry-After")));
-    assert!((behaviour.near_limit_ratio - 0.8).abs() < f32::EPSILON);
     assert_eq!(settings.memory.capacity_bytes, 512 << 20);
     assert_eq!(
         (settings.shutdown.drain_period, settings.shutdown.timeout),
@@ -472,7 +471,8 @@ fn a_value_that_is_not_utf8_is_an_error_naming_the_variable() {
 
 #[test]
 fn what_would_change_a_verdict_and_is_missing_stops_the_start() {
-    const REDIS: &str = "counters in Redis are not in this release; unset it to count in this process";
+    const REDIS: &str =
+        "counters in Redis are not in this release; unset it to count in this process, each replica for itself";
     for (name, value, shown, rest) in [
         ("BACKEND_TYPE", "redis", "redis", REDIS),
         ("BACKEND_TYPE", "", "", REDIS),
@@ -574,7 +574,7 @@ fn the_report_tells_the_fate_of_each_variable() {
             "***",
             Fate::Refused {
                 why: "counters in Redis are not in this release",
-                instead: "unset it to count in this process",
+                instead: "unset it to count in this process, each replica for itself",
             },
         ),
         Line {

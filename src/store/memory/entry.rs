@@ -106,8 +106,14 @@ impl Entry {
     /// Notes what expiry and eviction need to know after a draw at `now`.
     pub(super) fn note(&mut self, limit: &Limit, level: &Level, now: Time) {
         let last = Time::from_micros(self.words[0]);
+        // A level that drains is empty sooner the higher the limit: kept for a period more, it still has its use when a
+        // reload lowers the limit. The other algorithms forget at times that the limit does not move.
+        let beyond_us = match self.kind {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket if level.reset_us > 0 => limit.period_us(),
+            _ => 0,
+        };
         // Empty or not, it keeps its time until that is past: a counter's time never runs backwards.
-        self.expires_s = seconds_up(now.plus_us(level.reset_us).max(last));
+        self.expires_s = seconds_up(now.plus_us(level.reset_us).plus_us(beyond_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);
         let left = u64::from(level.remaining).min(capacity);
         self.used = u8::try_from((capacity - left) * u64::from(ALL_USED) / capacity).unwrap_or(ALL_USED);

@@ -36,6 +36,8 @@ pub(super) struct Shard {
     capacity_bytes: u64,
     evicted: u64,
     random: u64,
+    /// Counters that are over their limits give way too.
+    always_has_room: bool,
 }
 
 /// A counter of a draw, and where it stands if it is there.
@@ -58,7 +60,13 @@ impl Shard {
             capacity_bytes,
             evicted: 0,
             random: 0x9e37_79b9_7f4a_7c15,
+            always_has_room: false,
         }
+    }
+
+    /// A shard in which any counter gives way to another, one that is over its limit too.
+    pub(super) fn that_always_has_room(capacity_bytes: u64) -> Self {
+        Self { always_has_room: true, ..Self::new(capacity_bytes) }
     }
 
     /// Decides all limits of a descriptor.
@@ -160,7 +168,8 @@ impl Shard {
             }
             if let Err(full) = self.evict(slots, seconds_down(now)) {
                 let is_there = slots.iter().all(|slot| slot.place.is_some());
-                return if is_there && growth > self.capacity_bytes / 4 { Ok(()) } else { Err(full) };
+                let outgrows = is_there && growth > self.capacity_bytes / 4;
+                return if self.always_has_room || outgrows { Ok(()) } else { Err(full) };
             }
             slots.iter_mut().for_each(|slot| slot.place = self.place_of(slot.key));
         }
@@ -200,7 +209,8 @@ impl Shard {
                 least = Some((0, place));
                 break;
             }
-            if let Some(used) = entry.used_share(now_s)
+            // One that is over its limit stays, unless nothing may.
+            if let Some(used) = entry.used_share(now_s).or(self.always_has_room.then_some(u8::MAX))
                 && least.is_none_or(|(least_used, _)| used < least_used)
             {
                 least = Some((used, place));
