@@ -446,3 +446,41 @@ proptest! {
         prop_assert_eq!(store.usage().evicted, 0);
     }
 }
+
+#[test]
+fn a_bucket_outlives_the_time_at_which_a_higher_limit_would_have_emptied_it() {
+    for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket] {
+        let limit = |count| {
+            let mut terms = Terms::new(algorithm, count, Period::new(Unit::Minute, 1).unwrap());
+            (terms.bucket_size, terms.queue_size) = match algorithm {
+                Algorithm::TokenBucket => (Some(100), None),
+                _ => (None, Some(100)),
+            };
+            Limit::new(&terms).unwrap()
+        };
+        let store = Memory::new(SMALLEST);
+        assert!(draw(&store, b"x", &[limit(6_000)], Hits::Take(100), NOW).unwrap()[0].admitted);
+        // At 6000 a minute the bucket is empty again after a second; at 60 a minute it takes a hundred.
+        let later = NOW.plus_us(10 * SECOND_US);
+        (0..32).for_each(|turn| store.sweep(later, turn, 32));
+        let level = draw(&store, b"x", &[limit(60)], Hits::Look, later).unwrap()[0];
+        assert_eq!((level.after, level.remaining), (90, 10), "{algorithm}");
+    }
+}
+
+#[test]
+fn who_finds_no_room_is_limited_all_the_same() {
+    let one = limit(Algorithm::FixedWindow, 1, Unit::Day);
+    let (store, count) = full_of_refusals(&one);
+    let three = [limit(Algorithm::FixedWindow, 3, Unit::Day)];
+    let spilled = |key: u64| {
+        with_draw(&key.to_be_bytes(), &three, Hits::Take(1), |draw| store.draw_spilled(draw, NOW))[0].admitted
+    };
+    assert_eq!([(); 5].map(|()| spilled(count + 7)), [true, true, true, false, false]);
+    // However many come, it takes no more room than it has.
+    let before = store.usage().bytes;
+    for key in 0..50_000 {
+        let _ = spilled(1_000_000 + key);
+    }
+    assert!(store.usage().bytes < before + (1 << 19), "{} bytes after {before}", store.usage().bytes);
+}

@@ -531,3 +531,56 @@ descriptors:
     assert_eq!(warned(), 1, "{}", server.stderr());
     assert!(server.stderr().contains("shop.free"), "{}", server.stderr());
 }
+
+#[test]
+fn a_spared_descriptor_is_not_taken_for_a_look() {
+    let rules = "\
+domain: shop
+descriptors:
+- key: a
+  rate_limit: {unit: day, requests_per_unit: 2, algorithm: token_bucket}
+- key: b
+  rate_limit: {unit: day, requests_per_unit: 2, algorithm: token_bucket}
+";
+    let server = tollkeeper::with_rules(rules)
+        .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+        .env("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")
+        .start();
+    let both = json!({ "domain": "shop", "descriptors": [
+        { "entries": [{ "key": "a", "value": "x" }], "hitsAddend": 3 },
+        { "entries": [{ "key": "b", "value": "x" }] },
+    ] });
+    assert_eq!(server.json(&both.to_string()).status, 429, "a refuses, and b is spared");
+    assert_eq!(server.json(&draw("b", "x", 3)).status, 429);
+    assert!(!server.stderr().contains("count_rejected"), "{}", server.stderr());
+}
+
+#[test]
+fn rules_that_can_not_be_loaded_keep_a_process_from_being_ready() {
+    let server = tollkeeper::with_rules("domain: shop\ndescriptors: [{key: ''}]\n").listen();
+    let status = |path: &str| http::get(server.http_port(), path).send().status;
+    assert_eq!([status("/healthcheck"), status("/livez"), status("/readyz")], [200, 200, 500]);
+    assert!(server.stderr().contains("no rules are loaded"), "{}", server.stderr());
+    fs::write(server.rules(), RULES).unwrap();
+    wait_for("the rules to be loaded", || (status("/readyz") == 200).then_some(()));
+}
+
+#[test]
+fn an_explanation_has_a_bound() {
+    let server = server().start();
+    let ask = |descriptors: usize, entries: usize| {
+        let entry = json!({ "key": "user", "value": "x" });
+        let descriptor = json!({ "entries": vec![entry; entries] });
+        let body = json!({ "domain": "shop", "descriptors": vec![descriptor; descriptors] });
+        http::post(server.debug_port(), "/explain", body.to_string()).send().status
+    };
+    assert_eq!([ask(100, 1), ask(1, 100), ask(101, 1), ask(1, 101), ask(10, 11)], [200, 200, 400, 400, 400]);
+}
+
+#[test]
+fn asked_for_help_under_another_name_it_helps() {
+    for question in ["--help", "--version"] {
+        let ended = tollkeeper::without_rules().called("ratelimit", &[question]).run();
+        assert_eq!(ended.code, Some(0), "{question}: {}", ended.stderr);
+    }
+}
