@@ -72,13 +72,14 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
     Ok(())
 }
 
-/// What stands in a directory, sorted, but for the versions of a ConfigMap.
+/// What stands in a directory, sorted, but for the versions of a ConfigMap and the schema that editors check rules by.
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let is_version = entry.file_name().as_encoded_bytes().starts_with(b"..") && entry.path().is_dir();
-        if !is_version {
+        let is_schema = entry.file_name().as_encoded_bytes().ends_with(b".schema.json");
+        if !is_version && !is_schema {
             entries.push(entry.path());
         }
     }

@@ -325,3 +325,13 @@ fn nesting_is_bounded_with_and_without_links() {
     let found = problems(read(paths(&[dir.path().join("0")])));
     assert!(matches!(found[..], [Problem::TooManyFiles | Problem::TooManyEntries(_)]), "{found:?}");
 }
+
+#[test]
+fn the_schema_beside_the_rules_is_none_of_them() {
+    let dir = tree(&["sub/config/a.yaml", "sub/config/rules.schema.json"]);
+    for watch_root in [true, false] {
+        let found = names(&read(runtime(dir.path(), watch_root, false)));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].ends_with("a.yaml"), "{found:?}");
+    }
+}

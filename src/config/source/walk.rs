@@ -220,11 +220,14 @@ impl Names<'_> {
 
     /// How the file at `path` is called, or nothing if it does not count.
     fn name(&self, path: &Path) -> Option<Arc<str>> {
+        // The schema that editors check rules by stands beside them, and is none.
+        if path.as_os_str().as_bytes().ends_with(b".schema.json") {
+            return None;
+        }
         match self {
             Self::Given => {
                 let rules = path.extension().is_some_and(|it| it == "yaml" || it == "yml" || it == "json");
-                let schema = path.as_os_str().as_bytes().ends_with(b".schema.json");
-                (rules && !schema).then(|| path.to_string_lossy().into())
+                rules.then(|| path.to_string_lossy().into())
             }
             Self::Dotted { base, prefix, .. } => {
                 let name = dotted(base, path);
