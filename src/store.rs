@@ -1,3 +1,4 @@
-//! Where counters live. A store owns the atomicity of a draw; the arithmetic is [`crate::algorithm`]'s.
+//! Where counters live.
 
 pub mod memory;
+pub mod redis;

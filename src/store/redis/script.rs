@@ -1,0 +1,1 @@
+//! The scripts that draw from counters in Redis.
