@@ -30,6 +30,8 @@ pub struct Counter<'a> {
     pub term: Term<'a>,
     /// What tells it from others of the path: see [`crate::rule::set::counter_tag`].
     pub tag: u128,
+    /// Raised by whoever wants to begin anew; part of the tag.
+    pub epoch: u64,
 }
 
 /// The identity of a descriptor.

@@ -1,4 +1,5 @@
 //! Where counters live.
 
+pub mod guard;
 pub mod memory;
 pub mod redis;

@@ -41,6 +41,7 @@ pub(super) struct Selected<'r> {
     pub(super) shadow: bool,
     pub(super) quota: bool,
     tag: u128,
+    epoch: u64,
 }
 
 /// Selects the limits of every descriptor, in their order.
@@ -94,7 +95,7 @@ impl<'r> Selection<'r> {
 
     fn of_override(limit: Limit, defaults: &'r Defaults) -> Self {
         let tag = counter_tag(&limit, defaults.epoch);
-        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, tag };
+        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, tag, epoch: defaults.epoch };
         Self { limits: SmallVec::from([selected]), refusal: Some(&defaults.refusal), ..Self::default() }
     }
 
@@ -107,6 +108,7 @@ impl<'r> Selection<'r> {
         let counter = |selected: &'a Selected<'_>| Counter {
             term: Term { limit: &selected.limit, enforced: !selected.shadow },
             tag: selected.tag,
+            epoch: selected.epoch,
         };
         Some(Draw {
             path: Path { domain: request.domain, entries: &descriptor.entries, shared: &self.shared },
@@ -158,6 +160,7 @@ fn limits_of(compiled: &CompiledRule) -> SmallVec<[Selected<'_>; 1]> {
         shadow: limit.shadow,
         quota: limit.quota,
         tag: limit.tag,
+        epoch: limit.epoch,
     };
     compiled.limits.iter().enumerate().map(select).collect()
 }

@@ -94,6 +94,8 @@ pub struct CompiledLimit {
     pub limit: Limit,
     /// The part of the counter's key that is the rule's: algorithm, period and epoch, hashed.
     pub tag: u128,
+    /// The rule's epoch, or its domain's.
+    pub epoch: u64,
     /// A trial.
     pub shadow: bool,
     /// A quota.
@@ -250,6 +252,7 @@ impl CompiledRule {
                 .map(|of_rule| CompiledLimit {
                     limit: of_rule.limit,
                     tag: counter_tag(&of_rule.limit, of_rule.epoch),
+                    epoch: of_rule.epoch,
                     shadow: of_rule.shadow,
                     quota: of_rule.quota,
                 })

@@ -4,6 +4,7 @@
 //! returns what the counters had used; the pure algorithms then say here what each draw finds, so that Redis and memory
 //! can not answer differently. Draws on a key whose call is in flight wait for each other and go together.
 
+pub mod key;
 pub mod script;
 
 use std::time::Instant;

@@ -111,7 +111,8 @@ fn every_case_on_the_memory_store() {
         let store = Memory::new(1 << 20);
         run_case(&case, &mut |key, terms, now, ask| {
             let entries = [Entry { key: b"key", value: key.as_bytes() }];
-            let counters = terms.iter().map(|&term| Counter { term, tag: counter_tag(term.limit, 0) }).collect();
+            let counters =
+                terms.iter().map(|&term| Counter { term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
             let path = Path { domain: "textbook", entries: &entries, shared: &[] };
             store.draw(&Draw { path, counters, ask }, now).expect("there is room").into_vec()
         });

@@ -1,0 +1,108 @@
+//! The text of a counter's key.
+//!
+//! `<prefix>tk1:{<domain>|<key>=<value>|...}:<algorithm>:<period>[:<epoch>]`. The path stands in braces, so that all
+//! limits of a descriptor are in one slot of a cluster. What has a meaning in this form, `\ | = { }`, is escaped as `\`
+//! and two hexadecimal digits; the pattern of a shared value follows `\*`. So no two paths meet, and no value can
+//! choose its slot. A path of more than 200 bytes keeps its head and ends in `\#` and its BLAKE3-128.
+
+use std::fmt::Write;
+
+use bytes::{Bytes, BytesMut};
+use smallvec::SmallVec;
+
+use crate::counter::{Counter, Path};
+use crate::limit::Limit;
+
+/// The longest path in a key, in bytes; the prefix and what follows the path come besides.
+pub const MOST_PATH_BYTES: usize = 200;
+
+/// What takes the place of the rest of a longer path: `\#` and 32 digits.
+const DIGEST_BYTES: usize = 34;
+
+/// The keys of a descriptor's counters, in their order. `prefix` is `CACHE_KEY_PREFIX`.
+pub fn keys(prefix: &str, path: &Path<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
+    let mut head = BytesMut::with_capacity(prefix.len() + 128);
+    escape(&mut head, prefix.as_bytes());
+    head.extend_from_slice(b"tk1:{");
+    let start = head.len();
+    write_path(&mut head, path);
+    shorten(&mut head, start);
+    head.extend_from_slice(b"}");
+    let Some((last, others)) = counters.split_last() else { return SmallVec::new() };
+    let mut keys: SmallVec<[Bytes; 1]> = others.iter().map(|counter| suffixed(head.clone(), counter)).collect();
+    keys.push(suffixed(head, last));
+    keys
+}
+
+fn write_path(key: &mut BytesMut, path: &Path<'_>) {
+    escape(key, path.domain.as_bytes());
+    let mut shared = path.shared.iter().peekable();
+    for (place, entry) in path.entries.iter().enumerate() {
+        key.extend_from_slice(b"|");
+        escape(key, entry.key);
+        key.extend_from_slice(b"=");
+        match shared.next_if(|(shared_place, _)| *shared_place == place) {
+            Some((_, pattern)) => {
+                key.extend_from_slice(br"\*");
+                escape(key, pattern);
+            }
+            None => escape(key, entry.value),
+        }
+    }
+}
+
+fn escape(key: &mut BytesMut, mut text: &[u8]) {
+    const SPECIAL: &[u8] = br"\|={}";
+    while let Some(place) = text.iter().position(|byte| SPECIAL.contains(byte)) {
+        key.extend_from_slice(&text[..place]);
+        write!(key, "\\{:02x}", text[place]).expect("a buffer grows");
+        text = &text[place + 1..];
+    }
+    key.extend_from_slice(text);
+}
+
+fn shorten(key: &mut BytesMut, start: usize) {
+    if key.len() - start > MOST_PATH_BYTES {
+        let digest = blake3::hash(&key[start..]);
+        key.truncate(start + MOST_PATH_BYTES - DIGEST_BYTES);
+        key.extend_from_slice(br"\#");
+        for byte in &digest.as_bytes()[..16] {
+            write!(key, "{byte:02x}").expect("a buffer grows");
+        }
+    }
+}
+
+/// What tells the counters of a path apart: two periods of one length are one.
+fn suffixed(mut key: BytesMut, counter: &Counter<'_>) -> Bytes {
+    let limit = counter.term.limit;
+    key.extend_from_slice(b":");
+    key.extend_from_slice(limit.algorithm().name().as_bytes());
+    write_period(&mut key, limit);
+    if counter.epoch != 0 {
+        write!(key, ":{}", counter.epoch).expect("a buffer grows");
+    }
+    key.freeze()
+}
+
+fn write_period(key: &mut BytesMut, limit: &Limit) {
+    let written = if limit.calendar_months() {
+        write!(key, ":{}mo", limit.period().multiplier())
+    } else {
+        write!(key, ":{}s", limit.period_us() / 1_000_000)
+    };
+    written.expect("a buffer grows");
+}
+
+/// The slot of a key in a cluster: CRC-16 of what stands between its first braces, if that is not empty, else of all
+/// of it, modulo 16 384.
+pub fn slot(key: &[u8]) -> u16 {
+    fred::util::redis_keyslot(hash_tag(key))
+}
+
+fn hash_tag(key: &[u8]) -> &[u8] {
+    let Some(open) = memchr::memchr(b'{', key) else { return key };
+    match memchr::memchr(b'}', &key[open + 1..]) {
+        None | Some(0) => key,
+        Some(length) => &key[open + 1..open + 1 + length],
+    }
+}
