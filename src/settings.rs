@@ -9,6 +9,7 @@ pub mod address;
 mod assemble;
 mod environment;
 pub mod parse;
+pub mod redis;
 pub mod reference;
 pub mod report;
 pub mod setting;

@@ -1,10 +1,16 @@
-//! What keeps a failing server from costing anybody time: a breaker for each primary.
+//! What keeps a failing server from costing anybody time: a deadline for each draw, a breaker for each primary.
 //!
-//! It opens after so many failures in a row and closes with the first success. While it is open no draw is sent and
+//! A breaker opens after so many failures in a row and closes with the first success. While it is open no draw is sent and
 //! nobody waits; whoever owns the server probes it until a probe succeeds. It counts and nothing else: which failures
 //! count, and what is answered meanwhile, is decided elsewhere.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use tokio::task::yield_now;
+use tokio::time::sleep_until;
 
 /// How many failures in a row open a breaker.
 pub const MOST_FAILURES: u32 = 5;
@@ -41,4 +47,28 @@ impl Breaker {
     pub fn open(&self) -> bool {
         self.failures.swap(MOST_FAILURES, Ordering::Relaxed) < MOST_FAILURES
     }
+}
+
+/// How often others are let go first before an answer is given up.
+const YIELDS: usize = 3;
+
+/// Waits for `work` until `until`; `None` if it has not come to its end by then.
+///
+/// On expiry what has been received already is read before it is given up: a process that was not let run for a while
+/// finds the clock and the answer at once.
+pub async fn patiently<F: Future>(work: F, until: Instant) -> Option<F::Output> {
+    let mut work = pin!(work);
+    tokio::select! {
+        biased;
+        outcome = &mut work => return Some(outcome),
+        () = sleep_until(until.into()) => {}
+    }
+    for _ in 0..YIELDS {
+        tokio::select! {
+            biased;
+            outcome = &mut work => return Some(outcome),
+            () = yield_now() => {}
+        }
+    }
+    None
 }

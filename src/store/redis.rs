@@ -2,25 +2,78 @@
 //!
 //! One call decides all limits of a descriptor, in one script that runs on the node that owns its keys. The script
 //! returns what the counters had used; the pure algorithms then say here what each draw finds, so that Redis and memory
-//! can not answer differently. Draws on a key whose call is in flight wait for each other and go together.
+//! can not answer differently. All calls of a request go out at once. Draws on a counter whose call is in flight wait
+//! for each other and go together. Whatever Redis does, an answer or an error comes in time.
 
+mod call;
+mod combine;
+mod connect;
+mod count;
+mod explore;
+pub mod failure;
 pub mod key;
+mod node;
+mod probe;
+mod route;
 pub mod script;
+mod tls;
 
-use std::time::Instant;
+use std::collections::HashMap;
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
 
+use self::call::{Manner, Place};
+use self::combine::{Batch, Combiner, Drawings, Turn};
+use self::connect::Entrance;
+use self::count::Window;
+use self::failure::RedisError;
+use self::node::Ground;
+use self::probe::Probe;
+use self::route::Route;
+use self::script::{Counted, Drawing, MOST_DRAWS};
 use crate::algorithm::Level;
 use crate::clock::Time;
-use crate::counter::Draw;
+use crate::counter::{Draw, PathHasher};
+use crate::limit::Unit;
+use crate::settings::redis::{self as settings, Deployment, KeyFormat, Topology};
+use crate::store::guard::patiently;
 
 /// The levels of a descriptor's limits, in their order.
 pub type Levels = SmallVec<[Level; 1]>;
 
+/// What came of a draw.
+type Answer = Result<Levels, RedisError>;
+
 /// Counters in Redis.
 #[derive(Debug)]
-pub struct Redis {}
+pub struct Redis {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    main: Arc<Route>,
+    per_second: Option<Arc<Route>>,
+    hasher: PathHasher,
+    combiner: Combiner,
+    prefix: String,
+    format: KeyFormat,
+    jitter_s: u64,
+    timeout: Duration,
+    /// Whether counters follow this process's clock instead of the server's: in tests.
+    gives_time: bool,
+    calls: AtomicU64,
+}
 
 /// What becomes of what is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,24 +84,340 @@ pub enum Purpose {
     Trial,
 }
 
-/// Why a draw was not decided by Redis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum RedisError {
-    /// No answer came in time; the draw may have been charged.
-    #[error("no answer in time")]
-    Timeout,
+/// A counter, and the draws of one request on it.
+struct Group {
+    id: u128,
+    drawings: Drawings,
+    /// The places of the draws in the request.
+    places: SmallVec<[usize; 1]>,
+}
+
+/// Draws that were sent or wait to be.
+enum Pending {
+    /// So many, by a call that this request leads.
+    Led(usize, Lead),
+    Waits(SmallVec<[oneshot::Receiver<Answer>; 1]>),
 }
 
 impl Redis {
+    /// Begins to connect, and returns at once. To be called within a tokio runtime.
+    pub fn start(settings: &settings::Redis) -> Self {
+        Self { shared: Arc::new(Shared::start(settings, false)) }
+    }
+
+    /// As [`Redis::start`], but time is what draws say: for tests with a manual clock.
+    pub fn start_with_given_time(settings: &settings::Redis) -> Self {
+        Self { shared: Arc::new(Shared::start(settings, true)) }
+    }
+
     /// Makes all draws of a request at once; one result for each, in their order, not later than `until`.
     ///
     /// `now` is this process's time; the counters' own time is that of Redis.
     pub async fn draw_all(
         &self,
         draws: &[Draw<'_>],
-        _purpose: Purpose,
-        (_now, _until): (Time, Instant),
-    ) -> SmallVec<[Result<Levels, RedisError>; 2]> {
-        draws.iter().map(|_| Err(RedisError::Timeout)).collect()
+        purpose: Purpose,
+        (now, until): (Time, Instant),
+    ) -> SmallVec<[Answer; 2]> {
+        if let [draw] = draws {
+            let drawings = SmallVec::from_iter([drawing(draw, purpose)]);
+            let group = Group { id: self.shared.id(draw, now), drawings, places: SmallVec::from([0]) };
+            let mut answers = self.shared.bring(group, draws, (now, until), purpose).answers(until).await;
+            return answers.pop().into_iter().collect();
+        }
+        // All are brought before the first is awaited: so they travel together, and at once.
+        let mut places: SmallVec<[usize; 2]> = SmallVec::new();
+        let mut pending: SmallVec<[Pending; 2]> = SmallVec::new();
+        for group in self.shared.group(draws, purpose, now) {
+            places.extend_from_slice(&group.places);
+            pending.push(self.shared.bring(group, draws, (now, until), purpose));
+        }
+        let answered = join_all(pending.into_iter().map(|pending| pending.answers(until))).await;
+        let mut answers: SmallVec<[Answer; 2]> = draws.iter().map(|_| Err(RedisError::Broken)).collect();
+        for (place, answer) in places.into_iter().zip(answered.into_iter().flatten()) {
+            answers[place] = answer;
+        }
+        answers
+    }
+
+    /// How many calls were made: fewer than draws where they were combined.
+    pub fn calls(&self) -> u64 {
+        self.shared.calls.load(Ordering::Relaxed)
+    }
+
+    /// Whether every server takes draws now.
+    pub fn serves(&self) -> bool {
+        self.shared.routes().all(|route| route.serves())
+    }
+
+    /// Whether any server takes draws now.
+    pub fn serves_some(&self) -> bool {
+        self.shared.routes().any(|route| route.serves_some())
+    }
+
+    /// What somebody has to mend, if anything.
+    pub fn misconfigured(&self) -> Option<Arc<String>> {
+        self.shared.routes().find_map(|route| route.misconfigured())
+    }
+}
+
+impl Shared {
+    fn start(settings: &settings::Redis, gives_time: bool) -> Self {
+        let start = |deployment| Arc::new(start_route(settings, deployment));
+        Self {
+            main: start(&settings.main),
+            per_second: settings.per_second.as_ref().map(start),
+            hasher: PathHasher::default(),
+            combiner: Combiner::default(),
+            prefix: settings.key_prefix.clone(),
+            format: settings.key_format,
+            jitter_s: settings.expiration_jitter.as_secs(),
+            timeout: settings.timeout,
+            gives_time,
+            calls: AtomicU64::new(0),
+        }
+    }
+
+    fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
+        [&self.main].into_iter().chain(&self.per_second)
+    }
+
+    /// Sorts the draws of a request by counter, each in its order of arrival.
+    fn group(&self, draws: &[Draw<'_>], purpose: Purpose, now: Time) -> SmallVec<[Group; 2]> {
+        let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
+        let mut known = HashMap::new();
+        for (place, draw) in draws.iter().enumerate() {
+            let id = self.id(draw, now);
+            let drawing = drawing(draw, purpose);
+            // Requests are short as a rule; what is long is looked up, not searched.
+            let found = if draws.len() <= 16 {
+                groups.iter().rposition(|group| group.id == id)
+            } else {
+                known.get(&id).copied()
+            };
+            match found.filter(|&found| groups[found].drawings.len() < MOST_DRAWS) {
+                Some(found) => {
+                    groups[found].drawings.push(drawing);
+                    groups[found].places.push(place);
+                }
+                None => {
+                    if draws.len() > 16 {
+                        known.insert(id, groups.len());
+                    }
+                    let drawings = SmallVec::from_iter([drawing]);
+                    groups.push(Group { id, drawings, places: SmallVec::from([place]) });
+                }
+            }
+        }
+        groups
+    }
+
+    /// What tells a descriptor's counters from all others: their path and their tags; in the format of
+    /// envoyproxy/ratelimit the window too.
+    fn id(&self, draw: &Draw<'_>, now: Time) -> u128 {
+        let path = self.hasher.key(&draw.path);
+        let tags = draw.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
+        match self.format {
+            KeyFormat::Tollkeeper => path ^ tags,
+            KeyFormat::Ratelimit => {
+                let start_s = Window::of("", draw, now, 0, false).map_or(0, |window| window.start_s);
+                path ^ tags ^ u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+            }
+        }
+    }
+
+    /// Sends the draws of one group, or has them wait for the call that is in flight.
+    fn bring(
+        self: &Arc<Self>,
+        group: Group,
+        draws: &[Draw<'_>],
+        (now, until): (Time, Instant),
+        purpose: Purpose,
+    ) -> Pending {
+        let draw = &draws[group.places[0]];
+        match self.combiner.enter(group.id, group.drawings) {
+            Turn::Wait(receivers) => Pending::Waits(receivers),
+            Turn::Lead(drawings) => {
+                let place = self.place(draw, now, purpose);
+                let busy = Busy { shared: Arc::clone(self), id: group.id, armed: true };
+                let deadline = self.deadline(until);
+                Pending::Led(drawings.len(), Lead { call: Some(Box::pin(lead(busy, place, drawings, deadline))) })
+            }
+        }
+    }
+
+    /// When a call that is sent now is given up. A caller with less time than that goes without it: how little time
+    /// callers have says nothing about the server.
+    fn deadline(&self, until: Instant) -> Instant {
+        const SAME: Duration = Duration::from_millis(1);
+        let deadline = Instant::now() + self.timeout;
+        if until + SAME >= deadline { until } else { deadline }
+    }
+
+    fn place(&self, draw: &Draw<'_>, now: Time, purpose: Purpose) -> Place {
+        let window = match self.format {
+            KeyFormat::Tollkeeper => None,
+            KeyFormat::Ratelimit => {
+                let jitter_s = if self.jitter_s == 0 { 0 } else { random_below(self.jitter_s) };
+                Window::of(&self.prefix, draw, now, jitter_s, purpose == Purpose::Trial)
+            }
+        };
+        let manner = window.map_or_else(
+            || {
+                let algorithms = draw.counters.iter().map(|counter| counter.term.limit.algorithm());
+                Manner::Script(script::script_for(algorithms), key::keys(&self.prefix, &draw.path, &draw.counters))
+            },
+            Manner::Count,
+        );
+        Place { manner, route: Arc::clone(self.route(draw)), given_now: self.gives_time.then_some(now) }
+    }
+
+    /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
+    fn route(&self, draw: &Draw<'_>) -> &Arc<Route> {
+        match &self.per_second {
+            Some(route) if draw.counters.iter().all(|counter| is_per_second(counter.term.limit)) => route,
+            _ => &self.main,
+        }
+    }
+
+    async fn call(&self, place: &Place, drawings: &Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let replayed = place.call(drawings, deadline).await?;
+        Ok(replayed.levels)
+    }
+}
+
+fn is_per_second(limit: &crate::limit::Limit) -> bool {
+    limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
+}
+
+fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
+    let entrance = Entrance {
+        setting: deployment.setting,
+        credentials: deployment.credentials.clone(),
+        tls: deployment.tls.clone(),
+        database: (deployment.database != 0).then_some(deployment.database),
+        dial_timeout: deployment.dial_timeout,
+    };
+    let manner = match settings.key_format {
+        KeyFormat::Tollkeeper => probe::Manner::Script,
+        KeyFormat::Ratelimit => probe::Manner::Count,
+    };
+    let clustered = matches!(deployment.topology, Topology::Cluster(_));
+    let ground = Ground {
+        probe: Probe::new(manner, clustered, &settings.key_prefix, &entrance),
+        entrance: Arc::new(entrance),
+        connections: deployment.connections.get(),
+        patience: settings.timeout,
+        trouble: Notify::new(),
+    };
+    Route::start(deployment.topology.clone(), Arc::new(ground))
+}
+
+fn drawing(draw: &Draw<'_>, purpose: Purpose) -> Drawing {
+    let counted = draw.counters.iter().map(|counter| Counted {
+        limit: *counter.term.limit,
+        enforced: counter.term.enforced,
+        tag: counter.tag,
+    });
+    Drawing { counters: counted.collect(), ask: draw.ask, trial: purpose == Purpose::Trial }
+}
+
+/// A number below `most` that is random enough to spread expiries.
+fn random_below(most: u64) -> u64 {
+    RandomState::new().hash_one(0_u8) % most
+}
+
+/// A counter whose call is in flight. However that ends, whoever waits for it must not wait for ever.
+struct Busy {
+    shared: Arc<Shared>,
+    id: u128,
+    armed: bool,
+}
+
+impl Busy {
+    /// What waits; once nothing does, the counter is idle and no longer this one's affair.
+    fn next(&mut self) -> Option<Batch> {
+        let next = self.shared.combiner.next(self.id);
+        self.armed = next.is_some();
+        next
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // A call that was torn down: all who wait hear that it broke.
+        while self.armed && self.next().is_some() {}
+    }
+}
+
+/// Makes a leader's call; what has come to wait meanwhile is another call then.
+async fn lead(mut busy: Busy, place: Place, drawings: Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
+    let outcome = busy.shared.call(&place, &drawings, deadline).await;
+    if let Some(batch) = busy.next() {
+        tokio::spawn(follow(busy, place, batch));
+    }
+    outcome
+}
+
+/// Makes calls for what waits until nothing does.
+async fn follow(mut busy: Busy, place: Place, mut batch: Batch) {
+    loop {
+        let deadline = Instant::now() + busy.shared.timeout;
+        let outcome = busy.shared.call(&place, &batch.drawings, deadline).await;
+        batch.answer(outcome);
+        match busy.next() {
+            Some(next) => batch = next,
+            None => break,
+        }
+    }
+}
+
+type Call = Pin<Box<dyn Future<Output = Result<Vec<Levels>, RedisError>> + Send>>;
+
+/// A call that a request leads. Given up, it goes on by itself: it belongs to the connection.
+struct Lead {
+    call: Option<Call>,
+}
+
+impl Future for Lead {
+    type Output = Result<Vec<Levels>, RedisError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let call = self.call.as_mut().expect("nobody asks again for what was answered");
+        let outcome = ready!(call.as_mut().poll(context));
+        self.call = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        if let (Some(call), Ok(runtime)) = (self.call.take(), Handle::try_current()) {
+            runtime.spawn(call);
+        }
+    }
+}
+
+impl Pending {
+    /// The answers, in the order of the draws; those that have not come by `until` are errors.
+    async fn answers(self, until: Instant) -> SmallVec<[Answer; 1]> {
+        match self {
+            Self::Led(count, lead) => match patiently(lead, until).await.unwrap_or(Err(RedisError::Timeout)) {
+                Ok(levels) => levels.into_iter().map(Ok).collect(),
+                Err(error) => (0..count).map(|_| Err(error)).collect(),
+            },
+            Self::Waits(receivers) => {
+                let mut answers = SmallVec::with_capacity(receivers.len());
+                for receiver in receivers {
+                    answers.push(match patiently(receiver, until).await {
+                        Some(Ok(answer)) => answer,
+                        Some(Err(_torn)) => Err(RedisError::Broken),
+                        None => Err(RedisError::Timeout),
+                    });
+                }
+                answers
+            }
+        }
     }
 }

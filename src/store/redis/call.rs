@@ -1,0 +1,115 @@
+//! One call: draws on the counters of a descriptor, decided by the server that has them.
+//!
+//! A call is repeated only when the reply proves that it did not run: the script is asked for, or another node has the
+//! slot. Anything else is the end of it. It belongs to the connection, not to whoever waits: a caller that gives up
+//! leaves it to finish, and what it decides stays charged.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use fred::types::Value;
+use smallvec::SmallVec;
+
+use super::combine::Drawings;
+use super::count::{self, Window};
+use super::failure::{RedisError, Refused};
+use super::key;
+use super::node::Node;
+use super::route::Route;
+use super::script::{self, Replayed, Script};
+use crate::clock::Time;
+use crate::store::guard::patiently;
+
+/// How often a call is sent elsewhere.
+const MOST_REDIRECTIONS: usize = 5;
+
+/// Where counters are, and how they are drawn from.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) manner: Manner,
+    pub(super) route: Arc<Route>,
+    /// The time to use instead of the server's.
+    pub(super) given_now: Option<Time>,
+}
+
+/// How counters are drawn from.
+#[derive(Clone, Debug)]
+pub(super) enum Manner {
+    /// By a script, on these keys.
+    Script(&'static Script, SmallVec<[Bytes; 1]>),
+    /// By INCRBY and EXPIRE.
+    Count(Window),
+}
+
+impl Place {
+    fn slot(&self) -> u16 {
+        match &self.manner {
+            Manner::Script(_, keys) => key::slot(&keys[0]),
+            Manner::Count(window) => key::slot(&window.key),
+        }
+    }
+
+    /// Makes the call; not later than `deadline`, give or take what others in this process need.
+    pub(super) async fn call(&self, drawings: &Drawings, deadline: Instant) -> Result<Replayed, RedisError> {
+        let mut asked = None;
+        let outcome = patiently(self.deliver(drawings, &mut asked), deadline).await;
+        outcome.unwrap_or_else(|| {
+            if let Some(node) = asked {
+                node.timed_out();
+            }
+            Err(RedisError::Timeout)
+        })
+    }
+
+    /// Sends the call, and where the replies say that it did not run, sends it again as they say.
+    async fn deliver(&self, drawings: &Drawings, asked: &mut Option<Arc<Node>>) -> Result<Replayed, RedisError> {
+        let mut node = self.route.owner(|| self.slot())?;
+        let mut asking = false;
+        for _ in 0..=MOST_REDIRECTIONS {
+            *asked = Some(Arc::clone(&node));
+            let refused = match self.attempt(drawings, &node, asking).await {
+                Ok(replayed) => return Ok(replayed),
+                Err(refused) => refused,
+            };
+            let (address, moved) = match refused {
+                Refused::Failed(error) => return Err(error),
+                Refused::NoScript => return Err(RedisError::BadReply),
+                Refused::Moved(address) => (address, true),
+                Refused::Ask(address) => (address, false),
+            };
+            let next = self.route.node_at(&address, &node).ok_or(RedisError::Misconfigured)?;
+            if moved {
+                self.route.moved(self.slot(), &next);
+            }
+            (node, asking) = (next, !moved);
+        }
+        Err(RedisError::SlotDown)
+    }
+
+    async fn attempt(&self, drawings: &Drawings, node: &Node, asking: bool) -> Result<Replayed, Refused> {
+        match &self.manner {
+            Manner::Count(window) => count::draw(window, drawings, node, asking).await,
+            Manner::Script(script, keys) => {
+                let arguments = script::arguments(drawings, self.given_now);
+                let by_hash = Bytes::from_static(script.sha1.as_bytes());
+                let call = |name, first| node.call(name, script_words(first, keys, &arguments), asking);
+                let reply = match call("EVALSHA", by_hash).await {
+                    Err(Refused::NoScript) => call("EVAL", Bytes::from_static(script.text.as_bytes())).await?,
+                    outcome => outcome?,
+                };
+                let bytes = reply.as_bytes().ok_or(Refused::Failed(RedisError::BadReply))?;
+                script::replay(drawings, bytes).map_err(|_| Refused::Failed(RedisError::BadReply))
+            }
+        }
+    }
+}
+
+fn script_words(first: Bytes, keys: &[Bytes], arguments: &Bytes) -> Vec<Value> {
+    let mut words = Vec::with_capacity(keys.len() + 3);
+    words.push(Value::Bytes(first));
+    words.push(Value::Integer(i64::try_from(keys.len()).unwrap_or(i64::MAX)));
+    words.extend(keys.iter().cloned().map(Value::Bytes));
+    words.push(Value::Bytes(arguments.clone()));
+    words
+}

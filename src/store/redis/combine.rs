@@ -1,0 +1,165 @@
+//! Draws on one counter that come while a call for it is in flight wait, and go together as the next.
+//!
+//! A counter that nobody draws from costs nothing: it is known here only while its call is in flight. Whoever finds it
+//! idle leads and sends at once; the others leave what they draw and a place for the answer. When the call is over, what
+//! waits is taken as one batch, in order of arrival, without those who have given up meanwhile. The draws of one request
+//! on one counter stay together. No lock is held while anything is awaited.
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::failure::RedisError;
+use super::script::{Drawing, MOST_DRAWS};
+use super::{Answer, Levels};
+
+/// The most draws that wait for one counter; more fail at once.
+const MOST_WAITING: usize = 32 * MOST_DRAWS;
+/// Enough that threads seldom meet.
+const SHARDS: usize = 64;
+
+/// Draws that are to be decided together, one after the other.
+pub(super) type Drawings = SmallVec<[Drawing; 1]>;
+
+/// The counters whose calls are in flight, by the hash of their keys.
+#[derive(Debug)]
+pub(super) struct Combiner {
+    shards: Box<[Mutex<Shard>]>,
+}
+
+type Shard = HashMap<u128, VecDeque<Waiting>, BuildHasherDefault<Hashed>>;
+
+/// A draw that waits for its turn.
+#[derive(Debug)]
+struct Waiting {
+    drawing: Drawing,
+    answer: oneshot::Sender<Answer>,
+    /// It belongs to the same request as the one before it.
+    joined: bool,
+}
+
+/// What to do about draws that were brought.
+#[derive(Debug)]
+pub(super) enum Turn {
+    /// Send them now, and then look for what waits.
+    Lead(Drawings),
+    /// Wait for the answers, in their order.
+    Wait(SmallVec<[oneshot::Receiver<Answer>; 1]>),
+}
+
+/// Draws that waited, and where to answer them.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) drawings: Drawings,
+    answers: Vec<oneshot::Sender<Answer>>,
+}
+
+impl Default for Combiner {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+}
+
+impl Combiner {
+    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`].
+    pub(super) fn enter(&self, id: u128, drawings: Drawings) -> Turn {
+        let mut shard = self.shard(id);
+        let Some(waiting) = shard.get_mut(&id) else {
+            shard.insert(id, VecDeque::new());
+            return Turn::Lead(drawings);
+        };
+        let crowded = waiting.len() >= MOST_WAITING;
+        let mut joined = false;
+        let wait = |drawing| {
+            let (answer, receiver) = oneshot::channel();
+            if crowded {
+                // Nobody is there to take it: whoever sent it may be gone, which is not our affair.
+                let _gone = answer.send(Err(RedisError::Overloaded));
+            } else {
+                waiting.push_back(Waiting { drawing, answer, joined });
+                joined = true;
+            }
+            receiver
+        };
+        Turn::Wait(drawings.into_iter().map(wait).collect())
+    }
+
+    /// Takes what waits for a counter whose call is over; `None`, and the counter is idle, if nothing does.
+    pub(super) fn next(&self, id: u128) -> Option<Batch> {
+        let mut shard = self.shard(id);
+        let waiting = shard.get_mut(&id)?;
+        let mut batch = Batch::default();
+        while let Some(first) = waiting.front() {
+            if first.answer.is_closed() {
+                waiting.pop_front();
+                // Its followers follow nobody now.
+                continue;
+            }
+            let together = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
+            if !batch.drawings.is_empty() && batch.drawings.len() + together > MOST_DRAWS {
+                break;
+            }
+            for Waiting { drawing, answer, .. } in waiting.drain(..together) {
+                batch.drawings.push(drawing);
+                batch.answers.push(answer);
+            }
+        }
+        if batch.drawings.is_empty() {
+            shard.remove(&id);
+            return None;
+        }
+        Some(batch)
+    }
+
+    fn shard(&self, id: u128) -> MutexGuard<'_, Shard> {
+        let place = usize::from((id >> 64) as u8) % SHARDS;
+        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Batch {
+    /// Answers everybody who still waits.
+    pub(super) fn answer(self, outcome: Result<Vec<Levels>, RedisError>) {
+        match outcome {
+            Ok(levels) => {
+                for (answer, levels) in self.answers.into_iter().zip(levels) {
+                    let _gone = answer.send(Ok(levels));
+                }
+            }
+            Err(error) => {
+                for answer in self.answers {
+                    let _gone = answer.send(Err(error));
+                }
+            }
+        }
+    }
+}
+
+/// Keys are hashes under a secret already.
+#[derive(Debug, Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 ^= u64::from_le_bytes(word);
+        }
+    }
+
+    fn write_u128(&mut self, key: u128) {
+        #[expect(clippy::cast_possible_truncation, reason = "either half of a hash is one")]
+        {
+            self.0 = key as u64;
+        }
+    }
+}

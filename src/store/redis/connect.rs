@@ -1,0 +1,212 @@
+//! One connection to one server: dialled with today's credentials and certificates, and proved fit before it is used.
+//!
+//! The client is used for what it does well, speaking the protocol over one connection. It is told never to reconnect,
+//! never to repeat a command and never to wait: its life is that of the connection, and whoever owns it dials
+//! the next one. Files with credentials and certificates are read at each dial, so that rotating them needs no restart.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::ClientLike;
+use fred::types::config::{Config, ConnectionConfig, PerformanceConfig, Server, ServerConfig, TcpConfig, TlsConfig};
+use fred::types::{ConnectHandle, RespVersion};
+
+use super::failure::{RedisError, Refused};
+use super::tls;
+use crate::settings::redis::{Credentials, Endpoint, Tls};
+
+/// How to enter the servers of a deployment.
+#[derive(Clone, Debug)]
+pub(super) struct Entrance {
+    /// The variable that names the servers.
+    pub(super) setting: &'static str,
+    /// Who enters.
+    pub(super) credentials: Credentials,
+    /// How the line is protected.
+    pub(super) tls: Option<Tls>,
+    /// The database to select, where that is not 0.
+    pub(super) database: Option<u8>,
+    /// The longest that a dial takes, the handshake included.
+    pub(super) dial_timeout: Duration,
+}
+
+/// A connection; dropping it closes it and fails what is in flight.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) client: Client,
+    task: Option<ConnectHandle>,
+}
+
+impl Connection {
+    /// The client, and the task whose end is that of the connection. Aborting it closes the connection.
+    pub(super) fn into_parts(mut self) -> (Client, ConnectHandle) {
+        (self.client.clone(), self.task.take().expect("it is taken here only"))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub(super) struct DialError {
+    pub(super) kind: RedisError,
+    pub(super) text: String,
+}
+
+impl DialError {
+    pub(super) fn misconfigured(text: String) -> Self {
+        Self { kind: RedisError::Misconfigured, text }
+    }
+
+    /// What the client says, with what to look at.
+    pub(super) fn from_client(error: &Error, entrance: &Entrance) -> Self {
+        let text = error.details();
+        let certificate = text.contains("certificate") || *error.kind() == ErrorKind::Tls;
+        if certificate {
+            let what = format!("the TLS handshake failed: {text}; look at REDIS_TLS_CACERT and the certificates");
+            return Self::misconfigured(what);
+        }
+        let kind = match Refused::from_error(error) {
+            Refused::Failed(RedisError::BadReply) => RedisError::Broken,
+            Refused::Failed(kind) => kind,
+            Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
+        };
+        let advice = match kind {
+            RedisError::Unauthenticated => format!("; look at {}", auth_setting(entrance)),
+            RedisError::Timeout | RedisError::Broken if entrance.tls.is_none() => {
+                "; does the server want TLS (REDIS_TLS=true)?".to_owned()
+            }
+            _ => String::new(),
+        };
+        let advice = if text.contains("refused") || text.contains("resolve") || text.contains("lookup") {
+            String::new()
+        } else {
+            advice
+        };
+        Self { kind, text: format!("{text}{advice}") }
+    }
+}
+
+/// The settings that hold the credentials of a deployment.
+pub(super) fn auth_setting(entrance: &Entrance) -> &'static str {
+    match (entrance.setting, &entrance.credentials) {
+        ("REDIS_PERSECOND_URL", Credentials::File(_)) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
+        ("REDIS_PERSECOND_URL", _) => "REDIS_PERSECOND_AUTH",
+        (_, Credentials::File(_)) => "TOLLKEEPER_REDIS_AUTH_FILE",
+        _ => "REDIS_AUTH",
+    }
+}
+
+/// Opens a connection: RESP3 where the server has it, else RESP2 without HELLO.
+pub(super) async fn dial(endpoint: &Endpoint, entrance: &Entrance) -> Result<Connection, DialError> {
+    let (user, password) = read_credentials(&entrance.credentials)?;
+    let tls = entrance.tls.as_ref().map(tls::connector).transpose().map_err(DialError::misconfigured)?;
+    let config = |version: RespVersion| Config {
+        username: user.clone(),
+        password: password.clone(),
+        server: server(endpoint),
+        version,
+        database: entrance.database,
+        tls: tls.clone().map(|connector| TlsConfig::from(connector)),
+        ..Config::default()
+    };
+    match open(config(RespVersion::RESP3), entrance).await {
+        Err(error) if lacks_hello(&error) => open(config(RespVersion::RESP2), entrance).await,
+        outcome => outcome,
+    }
+    .map_err(|error| DialError::from_client(&error, entrance))
+}
+
+fn lacks_hello(error: &Error) -> bool {
+    let text = error.details();
+    text.contains("unknown command") || text.contains("NOPROTO") || text.contains("HELLO")
+}
+
+async fn open(config: Config, entrance: &Entrance) -> Result<Connection, Error> {
+    let connection = ConnectionConfig {
+        connection_timeout: entrance.dial_timeout,
+        internal_command_timeout: entrance.dial_timeout,
+        max_command_attempts: 1,
+        max_redirections: 1,
+        disable_cluster_health_check: true,
+        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
+        max_command_buffer_len: super::node::MOST_CALLS,
+        ..ConnectionConfig::default()
+    };
+    let client = Client::new(config, Some(PerformanceConfig::default()), Some(connection), None);
+    match tokio::time::timeout(entrance.dial_timeout, client.init()).await {
+        Ok(outcome) => outcome.map(|task| Connection { client, task: Some(task) }),
+        Err(_) => Err(Error::new(ErrorKind::Timeout, "no answer to the first command")),
+    }
+}
+
+fn server(endpoint: &Endpoint) -> ServerConfig {
+    match endpoint {
+        Endpoint::Tcp { host, port } => ServerConfig::Centralized { server: Server::new(host.as_str(), *port) },
+        Endpoint::Unix(path) => ServerConfig::Unix { path: path.clone() },
+    }
+}
+
+/// Who enters now. A file holds `password` or `user:password`; space at its end is no part of it.
+fn read_credentials(credentials: &Credentials) -> Result<(Option<String>, Option<String>), DialError> {
+    match credentials {
+        Credentials::None => Ok((None, None)),
+        Credentials::Inline { user, password } => Ok((user.clone(), Some(password.reveal().to_owned()))),
+        Credentials::File(path) => {
+            let text = read_secret(path)?;
+            Ok(match text.split_once(':') {
+                Some((user, password)) if !user.is_empty() => (Some(user.to_owned()), Some(password.to_owned())),
+                Some((_, password)) => (None, Some(password.to_owned())),
+                None => (None, Some(text)),
+            })
+        }
+    }
+}
+
+fn read_secret(path: &Path) -> Result<String, DialError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| DialError::misconfigured(format!("cannot read {}: {error}", path.display())))?;
+    Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
+}
+
+impl Entrance {
+    /// The files that a dial reads.
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let credentials = match &self.credentials {
+            Credentials::File(path) => Some(path),
+            Credentials::None | Credentials::Inline { .. } => None,
+        };
+        let ca = self.tls.as_ref().and_then(|tls| tls.ca.as_ref());
+        let client = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
+        credentials.into_iter().chain(ca).chain(client.into_iter().flat_map(|(certificate, key)| [certificate, key]))
+    }
+
+    /// Whether a dial reads any file.
+    pub(super) fn reads_files(&self) -> bool {
+        self.files().next().is_some()
+    }
+
+    /// What those files say now, to be compared: a change asks for a new connection.
+    pub(super) fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        for path in self.files() {
+            let contents = std::fs::read(path).unwrap_or_default();
+            hasher.update(&(contents.len() as u64).to_le_bytes());
+            hasher.update(&contents);
+        }
+        *hasher.finalize().as_bytes()
+    }
+}
+
+/// An entrance that several connections share.
+pub(super) type Shared = Arc<Entrance>;

@@ -1,0 +1,243 @@
+//! Keeps the map of a deployment true: asks the sentinels for their master, or nodes for their cluster's slots.
+//!
+//! It asks at intervals, and at once when a node is in trouble, ten times a second at most. Sentinels are asked all at
+//! once and the most named master is believed: one that was cut off may not know of a failover yet. Of a cluster any
+//! node that serves will do; what it does not know yet, redirections tell.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use fred::types::Value;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::connect::{self, Connection, DialError, Entrance};
+use super::failure::{RedisError, Refused};
+use super::node::send;
+use super::route::{Chart, SLOTS};
+use crate::settings::redis::{Endpoint, Topology};
+
+/// How often sentinels are asked when all is well.
+const SENTINELS_ASKED: Duration = Duration::from_secs(1);
+/// How often a cluster is asked when all is well.
+const CLUSTER_ASKED: Duration = Duration::from_secs(5);
+/// The least time between two questions.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The longest that one answer is waited for.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// A trouble that lasts is said again after this time.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+
+/// Begins to keep `chart` true; a single server needs no explorer.
+pub(super) fn start(chart: &Arc<Chart>) -> Option<AbortHandle> {
+    let weak = Arc::downgrade(chart);
+    let explorer = |witnesses: &[Endpoint], entrance: Entrance, interval| {
+        let witnesses = witnesses.iter().map(|endpoint| Witness::new(endpoint.clone(), &entrance)).collect();
+        tokio::spawn(explore(weak, witnesses, interval)).abort_handle()
+    };
+    let entrance = (*chart.ground.entrance).clone();
+    match &chart.topology {
+        Topology::Single(_) => None,
+        Topology::Sentinel { sentinels, credentials, .. } => {
+            let entrance = Entrance { credentials: credentials.clone(), database: None, ..entrance };
+            Some(explorer(sentinels, entrance, SENTINELS_ASKED))
+        }
+        Topology::Cluster(seeds) => Some(explorer(seeds, entrance, CLUSTER_ASKED)),
+    }
+}
+
+async fn explore(chart: Weak<Chart>, mut witnesses: Vec<Witness>, interval: Duration) {
+    let mut said: Option<(String, Instant)> = None;
+    loop {
+        let Some(chart) = chart.upgrade() else { return };
+        let outcome = match &chart.topology {
+            Topology::Sentinel { master, .. } => ask_sentinels(&mut witnesses, master).await.map(|endpoint| {
+                chart.master_is(&endpoint);
+            }),
+            _ => ask_cluster(&chart, &mut witnesses).await.map(|ranges| chart.slots_are(&ranges)),
+        };
+        match outcome {
+            Ok(()) => {
+                chart.misconfigured.store(None);
+                said = None;
+            }
+            Err(error) => {
+                let misconfigured = error.kind.is_misconfiguration();
+                chart.misconfigured.store(misconfigured.then(|| Arc::new(error.text.clone())));
+                if said.as_ref().is_none_or(|(text, when)| *text != error.text || when.elapsed() >= SAY_AGAIN) {
+                    tracing::error!(setting = chart.ground.entrance.setting, "cannot count in redis: {error}");
+                    said = Some((error.text, Instant::now()));
+                }
+                sleep(PAUSE).await;
+            }
+        }
+        let _ = timeout(if said.is_some() { PAUSE } else { interval }, chart.ground.trouble.notified()).await;
+        sleep(PAUSE).await;
+    }
+}
+
+/// Somebody to ask, over a connection of its own that is opened when it is needed.
+#[derive(Debug)]
+struct Witness {
+    endpoint: Endpoint,
+    entrance: Arc<Entrance>,
+    connection: Option<Connection>,
+}
+
+impl Witness {
+    fn new(endpoint: Endpoint, entrance: &Entrance) -> Self {
+        let entrance = Entrance { dial_timeout: entrance.dial_timeout.min(PATIENCE), ..entrance.clone() };
+        Self { endpoint, entrance: Arc::new(entrance), connection: None }
+    }
+
+    async fn ask(&mut self, command: &'static str, words: &[&str]) -> Result<Value, DialError> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => connect::dial(&self.endpoint, &self.entrance).await?,
+        };
+        let words = words.iter().map(|word| Value::from(*word)).collect();
+        match timeout(PATIENCE, send(&connection.client, command, words, false)).await {
+            Ok(Ok(answer)) => {
+                self.connection = Some(connection);
+                Ok(answer)
+            }
+            Ok(Err(refused)) => Err(self.error(&refused)),
+            Err(_) => Err(DialError { kind: RedisError::Timeout, text: format!("{}: no answer", self.endpoint) }),
+        }
+    }
+
+    fn error(&self, refused: &Refused) -> DialError {
+        let kind = match refused {
+            Refused::Failed(kind) => *kind,
+            Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
+        };
+        DialError { kind, text: format!("{}: {kind}", self.endpoint) }
+    }
+}
+
+/// The master that most sentinels name.
+async fn ask_sentinels(witnesses: &mut Vec<Witness>, master: &str) -> Result<Endpoint, DialError> {
+    let mut asked = JoinSet::new();
+    for mut witness in witnesses.drain(..) {
+        let master = master.to_owned();
+        asked.spawn(async move {
+            let answer = witness.ask("SENTINEL", &["GET-MASTER-ADDR-BY-NAME", &master]).await;
+            (witness, answer)
+        });
+    }
+    let mut votes: Vec<(Endpoint, usize)> = Vec::new();
+    let mut trouble = DialError { kind: RedisError::Unreachable, text: "no sentinel answers".to_owned() };
+    for (witness, answer) in asked.join_all().await {
+        match answer.and_then(|answer| named_master(&answer, &witness, master)) {
+            Ok(endpoint) => match votes.iter_mut().find(|(voted, _)| *voted == endpoint) {
+                Some((_, count)) => *count += 1,
+                None => votes.push((endpoint, 1)),
+            },
+            Err(error) => trouble = sentinel_trouble(error),
+        }
+        witnesses.push(witness);
+    }
+    votes.into_iter().max_by_key(|(_, count)| *count).map(|(endpoint, _)| endpoint).ok_or(trouble)
+}
+
+fn sentinel_trouble(error: DialError) -> DialError {
+    match error.kind {
+        RedisError::Misconfigured => {
+            DialError::misconfigured(format!("{error}; is it a sentinel, as REDIS_TYPE=sentinel says?"))
+        }
+        RedisError::Unauthenticated => {
+            DialError { text: format!("{error}; look at the sentinels' REDIS_SENTINEL_AUTH"), ..error }
+        }
+        _ => error,
+    }
+}
+
+fn named_master(answer: &Value, witness: &Witness, master: &str) -> Result<Endpoint, DialError> {
+    match answer {
+        Value::Null => Err(DialError::misconfigured(format!(
+            "the sentinel {} knows no master `{master}`; the first word of the URL is its name",
+            witness.endpoint
+        ))),
+        Value::Array(parts) => match &**parts {
+            [host, port] => endpoint(host, port, &witness.endpoint),
+            _ => None,
+        }
+        .ok_or_else(|| nonsense(witness)),
+        _ => Err(nonsense(witness)),
+    }
+}
+
+fn nonsense(witness: &Witness) -> DialError {
+    DialError { kind: RedisError::BadReply, text: format!("{}: a reply that makes no sense", witness.endpoint) }
+}
+
+/// The slots as the first node sees them that serves, or the first seed that answers.
+async fn ask_cluster(chart: &Chart, seeds: &mut Vec<Witness>) -> Result<Vec<(u16, u16, Endpoint)>, DialError> {
+    // Nodes that have not been asked yet become witnesses too: seeds may be long gone.
+    for node in chart.current() {
+        if !seeds.iter().any(|witness| witness.endpoint == *node.endpoint()) {
+            seeds.push(Witness::new(node.endpoint().clone(), &chart.ground.entrance));
+        }
+    }
+    let serving: Vec<Endpoint> =
+        chart.current().iter().filter(|node| node.serves()).map(|node| node.endpoint().clone()).collect();
+    seeds.sort_by_key(|witness| !serving.contains(&witness.endpoint));
+    let mut trouble = DialError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
+    for place in 0..seeds.len() {
+        match seeds[place].ask("CLUSTER", &["SLOTS"]).await {
+            Ok(answer) => match ranges(&answer, &seeds[place].endpoint) {
+                Some(ranges) if !ranges.is_empty() => {
+                    forget_gone(seeds, &chart.topology, &ranges);
+                    return Ok(ranges);
+                }
+                Some(_) => trouble = DialError { kind: RedisError::SlotDown, text: "no node owns a slot".to_owned() },
+                None => trouble = nonsense(&seeds[place]),
+            },
+            Err(error) => trouble = cluster_trouble(error),
+        }
+    }
+    Err(trouble)
+}
+
+/// Keeps as witnesses the seeds and the owners of slots.
+fn forget_gone(witnesses: &mut Vec<Witness>, topology: &Topology, ranges: &[(u16, u16, Endpoint)]) {
+    let Topology::Cluster(seeds) = topology else { return };
+    witnesses.retain(|witness| {
+        seeds.contains(&witness.endpoint) || ranges.iter().any(|(_, _, owner)| *owner == witness.endpoint)
+    });
+}
+
+fn cluster_trouble(error: DialError) -> DialError {
+    match error.kind {
+        RedisError::Misconfigured => {
+            DialError::misconfigured(format!("{error}; is it a node of a cluster, as REDIS_TYPE=cluster says?"))
+        }
+        _ => error,
+    }
+}
+
+/// What CLUSTER SLOTS says: `[first, last, [host, port, ...], replicas...]` for each range. `None` if it is nonsense.
+fn ranges(answer: &Value, asked: &Endpoint) -> Option<Vec<(u16, u16, Endpoint)>> {
+    let Value::Array(ranges) = answer else { return None };
+    ranges.iter().map(|range| one_range(range, asked)).collect()
+}
+
+fn one_range(range: &Value, asked: &Endpoint) -> Option<(u16, u16, Endpoint)> {
+    let Value::Array(parts) = range else { return None };
+    let [first, last, Value::Array(master), ..] = &**parts else { return None };
+    let [host, port, ..] = &**master else { return None };
+    let slot = |value: &Value| u16::try_from(value.as_i64()?).ok().filter(|slot| *slot < SLOTS);
+    let (first, last) = (slot(first)?, slot(last)?);
+    (first <= last).then_some((first, last, endpoint(host, port, asked)?))
+}
+
+/// A host and a port as servers announce them; without a host, the one that was asked.
+fn endpoint(host: &Value, port: &Value, asked: &Endpoint) -> Option<Endpoint> {
+    let port = u16::try_from(port.as_i64()?).ok().filter(|port| *port != 0)?;
+    let host = match (host.as_str().as_deref(), asked) {
+        (None | Some(""), Endpoint::Tcp { host, .. }) => host.clone(),
+        (Some(host), _) if !host.is_empty() && host != "?" => host.to_owned(),
+        _ => return None,
+    };
+    Some(Endpoint::Tcp { host, port })
+}

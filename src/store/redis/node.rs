@@ -1,0 +1,412 @@
+//! One server that takes writes: its connections, kept up, and its breaker.
+//!
+//! Each connection has a keeper that dials until there is one, proves it by a write as the rules write, and dials anew
+//! when it ends. Once the breaker opens, a prober tries the server ten times a second, over the connections it has and
+//! over new ones: after a partition an old connection waits for the system's retransmission, which may take longer than
+//! the partition did. Nobody who draws waits for any of this.
+//!
+//! A call is sent once. What is sent elsewhere or asks for its script is the caller's affair.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use fred::clients::Client;
+use fred::interfaces::ClientLike;
+use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+use super::connect::{self, Connection, DialError};
+use super::failure::{RedisError, Refused};
+use super::probe::Probe;
+use crate::settings::redis::Endpoint;
+use crate::store::guard::Breaker;
+
+/// The most calls that may wait on one connection: a frozen server must not take our memory.
+pub(super) const MOST_CALLS: usize = 16_384;
+
+/// Between two dials of a server that can not be reached, and two probes of one that fails.
+const RETRY: Duration = Duration::from_millis(100);
+/// How long a breaker is open before new connections are tried besides the old ones.
+const SUSPICION: Duration = Duration::from_millis(200);
+/// A trouble that lasts is said again after this time.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// How often the files of credentials and certificates are compared.
+const FILES_CHECKED: Duration = Duration::from_secs(1);
+
+/// What all nodes of a deployment share.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) entrance: connect::Shared,
+    /// Connections to each node.
+    pub(super) connections: usize,
+    /// The longest that a draw, and so a probe, waits.
+    pub(super) patience: Duration,
+    /// How a server is proved fit.
+    pub(super) probe: Probe,
+    /// Rung when a node is in trouble: somebody else may have taken its place.
+    pub(super) trouble: Notify,
+}
+
+/// A server; dropping it closes its connections once what is in flight is done.
+#[derive(Debug)]
+pub(super) struct Node {
+    state: Arc<State>,
+    tasks: Vec<AbortHandle>,
+}
+
+#[derive(Debug)]
+struct State {
+    endpoint: Endpoint,
+    ground: Arc<Ground>,
+    breaker: Breaker,
+    lines: Box<[ArcSwapOption<Line>]>,
+    turn: AtomicUsize,
+    /// The first dial has come to an end, one way or the other.
+    tried: AtomicBool,
+    /// Rung when a connection is there.
+    connected: Notify,
+    /// Rung when the breaker opens.
+    opened: Notify,
+    /// Rung when connections are to be replaced by new ones.
+    renew: Notify,
+    /// A slot that this node owns, for the probe's key.
+    slot: AtomicU16,
+    misconfigured: ArcSwapOption<String>,
+}
+
+/// A connection in use.
+#[derive(Debug)]
+struct Line {
+    client: Client,
+    task: AbortHandle,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Node {
+    /// Begins to connect to `endpoint`.
+    pub(super) fn start(endpoint: Endpoint, ground: Arc<Ground>) -> Arc<Self> {
+        let lines = (0..ground.connections).map(|_| ArcSwapOption::empty()).collect();
+        let state = Arc::new(State {
+            endpoint,
+            ground,
+            breaker: Breaker::default(),
+            lines,
+            turn: AtomicUsize::new(0),
+            tried: AtomicBool::new(false),
+            connected: Notify::new(),
+            opened: Notify::new(),
+            renew: Notify::new(),
+            slot: AtomicU16::new(0),
+            misconfigured: ArcSwapOption::empty(),
+        });
+        let keepers = (0..state.lines.len()).map(|place| tokio::spawn(keep(Arc::clone(&state), place)).abort_handle());
+        let mut tasks: Vec<AbortHandle> = keepers.collect();
+        tasks.push(tokio::spawn(probe(Arc::clone(&state))).abort_handle());
+        tasks.push(tokio::spawn(watch_files(Arc::clone(&state))).abort_handle());
+        Arc::new(Self { state, tasks })
+    }
+
+    /// Where it is.
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.state.endpoint
+    }
+
+    /// A slot of a cluster that this node owns.
+    pub(super) fn owns(&self, slot: u16) {
+        self.state.slot.store(slot, Ordering::Relaxed);
+    }
+
+    /// Whether draws are sent to it now.
+    pub(super) fn serves(&self) -> bool {
+        !self.state.breaker.is_open() && self.state.line().is_some()
+    }
+
+    /// What somebody has to mend, if anything.
+    pub(super) fn misconfigured(&self) -> Option<Arc<String>> {
+        self.state.misconfigured.load_full()
+    }
+
+    /// Sends one command and waits for its reply; `asking` sends ASKING before it.
+    pub(super) async fn call(&self, command: &'static str, args: Vec<Value>, asking: bool) -> Result<Value, Refused> {
+        let line = self.line().await?;
+        let outcome = send(&line.client, command, args, asking).await;
+        self.note(&outcome);
+        outcome
+    }
+
+    /// Sends two commands, the one behind the other, and waits for both replies.
+    pub(super) async fn call_two(
+        &self,
+        (first, first_args): (&'static str, Vec<Value>),
+        (second, second_args): (&'static str, Vec<Value>),
+        asking: bool,
+    ) -> (Result<Value, Refused>, Result<Value, Refused>) {
+        let line = match self.line().await {
+            Ok(line) => line,
+            Err(refused) => return (Err(refused.clone()), Err(refused)),
+        };
+        let outcomes = tokio::join!(
+            biased;
+            send(&line.client, first, first_args, asking),
+            send(&line.client, second, second_args, asking)
+        );
+        self.note(&outcomes.0);
+        outcomes
+    }
+
+    /// A connection, if draws are sent to this server.
+    async fn line(&self) -> Result<Arc<Line>, Refused> {
+        let unreachable = Refused::Failed(RedisError::Unreachable);
+        if self.state.breaker.is_open() {
+            return Err(unreachable);
+        }
+        match self.state.line() {
+            Some(line) => Ok(line),
+            None => self.state.first_line().await.ok_or(unreachable),
+        }
+    }
+
+    fn note(&self, outcome: &Result<Value, Refused>) {
+        match outcome {
+            Ok(_) | Err(Refused::NoScript | Refused::Moved(_) | Refused::Ask(_)) => self.state.succeeded(),
+            Err(Refused::Failed(error)) => self.state.failed(*error),
+        }
+    }
+
+    /// Takes note of a call that got no answer in time.
+    pub(super) fn timed_out(&self) {
+        self.state.failed(RedisError::Timeout);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.state.lines.iter().for_each(|line| line.store(None));
+    }
+}
+
+/// Sends one command.
+pub(super) async fn send(
+    client: &Client,
+    command: &'static str,
+    args: Vec<Value>,
+    asking: bool,
+) -> Result<Value, Refused> {
+    let named = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
+    if !asking {
+        return client.custom(named(command), args).await.map_err(|error| Refused::from_error(&error));
+    }
+    let pipeline = client.pipeline();
+    let queued = async {
+        let _: Value = pipeline.custom(named("ASKING"), Vec::<Value>::new()).await?;
+        let _: Value = pipeline.custom(named(command), args).await?;
+        Ok(())
+    };
+    queued.await.map_err(|error| Refused::from_error(&error))?;
+    let last = pipeline.try_all::<Value>().await.pop();
+    last.unwrap_or(Ok(Value::Null)).map_err(|error| Refused::from_error(&error))
+}
+
+impl State {
+    /// A connection, in turns.
+    fn line(&self) -> Option<Arc<Line>> {
+        if let [line] = &*self.lines {
+            return line.load_full();
+        }
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        (0..self.lines.len()).find_map(|step| self.lines[(turn + step) % self.lines.len()].load_full())
+    }
+
+    /// The first connection, if it is still being dialled: whoever waits bounds it.
+    async fn first_line(&self) -> Option<Arc<Line>> {
+        while !self.tried.load(Ordering::Acquire) {
+            let connected = self.connected.notified();
+            if !self.tried.load(Ordering::Acquire) {
+                connected.await;
+            }
+        }
+        self.line()
+    }
+
+    fn succeeded(&self) {
+        if self.breaker.succeeded() {
+            tracing::warn!(server = %self.endpoint, "redis serves again");
+        }
+    }
+
+    fn failed(&self, error: RedisError) {
+        if error.is_misconfiguration() {
+            self.note(&DialError { kind: error, text: error.to_string() });
+            // Where counters need no scripts, a server that forbids them still serves most rules.
+            if !self.ground.probe.runs_a_script() {
+                return;
+            }
+        }
+        if error.is_of_server() && self.breaker.failed() {
+            tracing::error!(server = %self.endpoint, %error, "redis fails: `on_store_error` decides until it is back");
+            self.opened.notify_one();
+            self.ground.trouble.notify_one();
+        }
+    }
+
+    /// Puts a proved connection in use.
+    fn publish(&self, place: usize, connection: Connection) -> ConnectHandle {
+        let (client, task) = connection.into_parts();
+        self.lines[place].store(Some(Arc::new(Line { client, task: task.abort_handle() })));
+        self.misconfigured.store(None);
+        self.tried.store(true, Ordering::Release);
+        self.connected.notify_waiters();
+        self.succeeded();
+        task
+    }
+
+    /// Dials, and writes as the rules do.
+    async fn dial(&self) -> Result<Connection, DialError> {
+        let ground = &*self.ground;
+        let connection = connect::dial(&self.endpoint, &ground.entrance).await?;
+        self.prove(&connection.client).await?;
+        Ok(connection)
+    }
+
+    async fn prove(&self, client: &Client) -> Result<(), DialError> {
+        let slot = self.slot.load(Ordering::Relaxed);
+        match timeout(self.ground.patience, self.ground.probe.run(client, slot)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(DialError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() }),
+        }
+    }
+
+    /// Takes note of what is wrong, so that health can tell.
+    fn note(&self, error: &DialError) {
+        let text = error.kind.is_misconfiguration().then(|| Arc::new(format!("{}: {error}", self.endpoint)));
+        self.misconfigured.store(text);
+    }
+}
+
+/// Keeps one connection up.
+async fn keep(state: Arc<State>, place: usize) {
+    let mut complaint = Complaint::default();
+    loop {
+        match state.dial().await {
+            Ok(connection) => {
+                complaint.end(&state);
+                let task = state.publish(place, connection);
+                let why = stay(&state, place, task).await;
+                state.lines[place].store(None);
+                tracing::warn!(server = %state.endpoint, why, "a connection to redis ended");
+                state.ground.trouble.notify_one();
+            }
+            Err(error) => {
+                state.note(&error);
+                complaint.say(&state, &error);
+                state.tried.store(true, Ordering::Release);
+                state.connected.notify_waiters();
+                state.ground.trouble.notify_one();
+                sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// Waits for the end of a connection; replaces it meanwhile when it is asked to.
+async fn stay(state: &Arc<State>, place: usize, mut task: ConnectHandle) -> String {
+    loop {
+        tokio::select! {
+            ended = &mut task => return match ended {
+                Ok(Err(error)) => error.details().to_owned(),
+                _ => "closed".to_owned(),
+            },
+            () = state.renew.notified() => match state.dial().await {
+                // What is in flight on the old connection ends there.
+                Ok(connection) => task = state.publish(place, connection),
+                Err(error) => state.note(&error),
+            },
+        }
+    }
+}
+
+/// Tries a server whose breaker is open until it serves.
+async fn probe(state: Arc<State>) {
+    loop {
+        state.opened.notified().await;
+        let since = Instant::now();
+        let mut complaint = Complaint::default();
+        while state.breaker.is_open() {
+            if let Some(line) = state.line() {
+                match state.prove(&line.client).await {
+                    Ok(()) => {
+                        state.misconfigured.store(None);
+                        state.succeeded();
+                        break;
+                    }
+                    Err(error) => {
+                        state.note(&error);
+                        complaint.say(&state, &error);
+                    }
+                }
+            }
+            state.ground.trouble.notify_one();
+            if since.elapsed() > SUSPICION {
+                state.renew.notify_waiters();
+            }
+            sleep(RETRY).await;
+        }
+    }
+}
+
+/// Asks for new connections when files with credentials or certificates have changed.
+async fn watch_files(state: Arc<State>) {
+    if !state.ground.entrance.reads_files() {
+        return;
+    }
+    let mut seen = state.ground.entrance.fingerprint();
+    loop {
+        sleep(FILES_CHECKED).await;
+        let now = state.ground.entrance.fingerprint();
+        if now != seen {
+            seen = now;
+            tracing::info!(server = %state.endpoint, "credentials or certificates for redis changed: connecting anew");
+            state.renew.notify_waiters();
+        }
+    }
+}
+
+/// Says a trouble when it begins, when it changes, and once a minute while it lasts.
+#[derive(Default)]
+struct Complaint {
+    said: Option<(DialError, Instant)>,
+}
+
+impl Complaint {
+    fn say(&mut self, state: &State, error: &DialError) {
+        let fresh = match &self.said {
+            Some((said, when)) => said != error || when.elapsed() >= SAY_AGAIN,
+            None => true,
+        };
+        if fresh {
+            let setting = state.ground.entrance.setting;
+            tracing::error!(setting, server = %state.endpoint, "cannot count in redis: {error}");
+            self.said = Some((error.clone(), Instant::now()));
+        }
+    }
+
+    fn end(&mut self, state: &State) {
+        if self.said.take().is_some() {
+            tracing::warn!(server = %state.endpoint, "redis can be reached again");
+        } else {
+            tracing::info!(server = %state.endpoint, "connected to redis");
+        }
+    }
+}
