@@ -14,6 +14,7 @@ pub mod reference;
 pub mod report;
 pub mod setting;
 pub mod table;
+mod url;
 pub mod value;
 
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ use crate::limit::StorePolicy;
 use crate::telemetry::logs;
 use address::Address;
 use environment::Environment;
+use redis::Redis;
 
 /// All settings, by concern.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +40,9 @@ pub struct Settings {
     pub rules: Rules,
     /// How answers look, and what overrides the rules.
     pub behaviour: Behaviour,
-    /// The counters in this process.
+    /// Where counters live.
+    pub store: Store,
+    /// The counters in this process: all of them, or those that stand in for a Redis that is away.
     pub memory: Memory,
     /// How the process ends.
     pub shutdown: Shutdown,
@@ -146,6 +150,16 @@ pub struct HeaderNames {
     pub reset: String,
 }
 
+/// Where counters live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each process")]
+pub enum Store {
+    /// In this process: every replica counts for itself.
+    Memory,
+    /// In Redis, shared by all replicas.
+    Redis(Redis),
+}
+
 /// The counters in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
@@ -220,6 +234,10 @@ impl Settings {
     /// The error names every variable that does not parse, that contradicts another, or that asks for what would change
     /// verdicts or security and does not exist here. Secrets are in neither.
     pub fn from_env(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<(Self, Vec<Notice>), SettingsError> {
-        assemble::settings(&Environment::read(vars))
+        let assembled = assemble::assemble(&Environment::read(vars));
+        if assembled.problems.is_empty() {
+            return Ok((assembled.settings, assembled.notices));
+        }
+        Err(SettingsError { problems: assembled.problems })
     }
 }

@@ -4,6 +4,8 @@
 //! table. Checks that need more than one value, or more than its kind, are made here too. A value that is wrong is
 //! noted and reads as its default, so that the rest is checked as well; nothing assembled from it gets out.
 
+mod redis;
+
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,16 +14,27 @@ use std::time::Duration;
 use super::address::{Address, Host};
 use super::environment::{Environment, Verdict};
 use super::setting::DurationText;
-use super::value::Value;
+use super::value::{Secret, Value};
 use super::{Behaviour, Grpc, GrpcListener, HeaderNames, Listeners, Logs, Memory, Notice, Problem, Rules, Settings};
-use super::{SettingsError, Shutdown, parse, table};
+use super::{Shutdown, parse, table};
 use crate::limit::StorePolicy;
 use crate::telemetry::logs;
 
-/// The settings of an environment that is sorted out, or everything that is wrong with it.
-pub(crate) fn settings(environment: &Environment) -> Result<(Settings, Vec<Notice>), SettingsError> {
-    let mut values = Values { given: HashMap::new(), problems: Vec::new() };
-    let mut notices: Vec<Notice> = Vec::new();
+/// What a start makes of an environment.
+pub(crate) struct Assembled {
+    /// Not to be used if there are problems.
+    pub(crate) settings: Settings,
+    /// In the order of the documentation.
+    pub(crate) problems: Vec<Problem>,
+    /// Variables of which nothing comes because of others, and why.
+    pub(crate) idle: Vec<(&'static str, &'static str)>,
+    /// In the order of the documentation, then what is not known.
+    pub(crate) notices: Vec<Notice>,
+}
+
+/// The settings of an environment that is sorted out, and everything that is wrong with it or worth saying.
+pub(crate) fn assemble(environment: &Environment) -> Assembled {
+    let mut values = Values::default();
     for variable in &environment.known {
         let mut problem = |what: &str, fix: &str| {
             let (name, shown) = (variable.name.clone(), variable.shown());
@@ -31,36 +44,48 @@ pub(crate) fn settings(environment: &Environment) -> Result<(Settings, Vec<Notic
             Verdict::Used(value) => drop(values.given.insert(variable.setting.name, (value, variable.shown()))),
             Verdict::Refused(refusal) => problem(refusal.why, refusal.instead),
             Verdict::Invalid(fault) => problem(&fault.what, &fault.fix),
-            Verdict::NoEffect(why) => {
-                // One line for a family, however many of it are set.
-                let (name, what) = (variable.setting.name.to_owned(), format!("has no effect: {why}"));
-                notices.push(Notice { name, what });
-            }
+            // One line for a family, however many of it are set.
+            Verdict::NoEffect(why) => values.notices.push(Notice::no_effect(variable.setting.name, why)),
         }
     }
+    let settings = values.settings(environment.asks_for_redis());
+    let Values { mut problems, idle, mut notices, .. } = values;
+    problems.sort_by_key(|problem| row(&problem.name));
+    problems.dedup();
+    notices.extend(idle.iter().map(|(name, why)| Notice::no_effect(name, why)));
+    notices.sort_by_key(|notice| row(&notice.name));
     notices.dedup();
     for stranger in &environment.unknown {
         let guess = stranger.nearest.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
         notices.push(Notice { name: stranger.name.clone(), what: format!("is not known and has no effect{guess}") });
     }
-    let settings = values.settings();
-    if values.problems.is_empty() {
-        return Ok((settings, notices));
-    }
-    let row = |problem: &Problem| table::TABLE.iter().position(|setting| setting.covers(&problem.name));
-    values.problems.sort_by_key(row);
-    Err(SettingsError { problems: values.problems })
+    Assembled { settings, problems, idle, notices }
 }
 
-/// The values that are set, and what is wrong with them. What is not set, or not valid, reads as its default.
+/// Where `name` stands in the table.
+fn row(name: &str) -> Option<usize> {
+    let setting = table::find(name)?;
+    table::TABLE.iter().position(|other| other.name == setting.name)
+}
+
+impl Notice {
+    fn no_effect(name: &str, why: &str) -> Self {
+        Self { name: name.to_owned(), what: format!("has no effect: {why}") }
+    }
+}
+
+/// The values that are set, and what is found out about them. What is not set, or not valid, reads as its default.
+#[derive(Default)]
 struct Values {
     /// By name: the value, and how it may be shown.
     given: HashMap<&'static str, (Value, String)>,
     problems: Vec<Problem>,
+    idle: Vec<(&'static str, &'static str)>,
+    notices: Vec<Notice>,
 }
 
 impl Values {
-    fn settings(&mut self) -> Settings {
+    fn settings(&mut self, in_redis: bool) -> Settings {
         Settings {
             listeners: self.listeners(),
             grpc: Grpc {
@@ -74,6 +99,7 @@ impl Values {
             },
             rules: self.rules(),
             behaviour: self.behaviour(),
+            store: self.store(in_redis),
             memory: Memory { capacity_bytes: self.bytes("TOLLKEEPER_MEMORY_BYTES") },
             shutdown: self.shutdown(),
             logs: Logs {
@@ -131,9 +157,7 @@ impl Values {
     fn shutdown(&mut self) -> Shutdown {
         let drain_period = self.duration("TOLLKEEPER_DRAIN_PERIOD");
         let timeout = self.duration("TOLLKEEPER_SHUTDOWN_TIMEOUT");
-        let is_known = ["TOLLKEEPER_DRAIN_PERIOD", "TOLLKEEPER_SHUTDOWN_TIMEOUT"]
-            .iter()
-            .all(|name| self.problems.iter().all(|problem| problem.name != *name));
+        let is_known = !self.is_wrong("TOLLKEEPER_DRAIN_PERIOD") && !self.is_wrong("TOLLKEEPER_SHUTDOWN_TIMEOUT");
         if drain_period > timeout && is_known {
             let (drain, timeout) = (DurationText(drain_period), DurationText(timeout));
             if self.given.contains_key("TOLLKEEPER_SHUTDOWN_TIMEOUT") {
@@ -172,11 +196,23 @@ impl Values {
         self.problems.push(Problem { name: name.to_owned(), shown, what: what.to_owned(), fix: fix.to_owned() });
     }
 
+    fn is_wrong(&self, name: &str) -> bool {
+        self.problems.iter().any(|problem| problem.name == name)
+    }
+
+    /// Notes that nothing comes of `name`, if it asks for anything but its default.
+    fn idle(&mut self, name: &'static str, why: &'static str) {
+        if self.given.get(name).is_some_and(|(value, _)| *value != Self::default_of(name)) {
+            self.idle.push((name, why));
+        }
+    }
+
     /// The value that is set, or the default of the table.
     fn value(&self, name: &'static str) -> Value {
-        if let Some((value, _)) = self.given.get(name) {
-            return value.clone();
-        }
+        self.given.get(name).map_or_else(|| Self::default_of(name), |(value, _)| value.clone())
+    }
+
+    fn default_of(name: &'static str) -> Value {
         let setting = table::find(name).expect("every name read here is in the table");
         parse::value(setting.kind, setting.default).expect("every default that is read here is of its kind")
     }
@@ -218,6 +254,12 @@ impl Values {
 
     fn path(&self, name: &'static str) -> PathBuf {
         let Value::Path(value) = self.value(name) else { unreachable!("{name} is no path") };
+        value
+    }
+
+    /// A secret, or an address that may hold one.
+    fn secret(&self, name: &'static str) -> Secret {
+        let Value::Secret(value) = self.value(name) else { unreachable!("{name} is no secret") };
         value
     }
 

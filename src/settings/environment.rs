@@ -71,6 +71,15 @@ impl Environment {
         environment.unknown.sort_by(|a, b| a.name.cmp(&b.name));
         environment
     }
+
+    /// Whether counters are to live in Redis: something is said about it, be it without effect.
+    pub(crate) fn asks_for_redis(&self) -> bool {
+        self.known.iter().any(|variable| {
+            let text = variable.text.as_deref().unwrap_or_default();
+            (variable.name.starts_with("REDIS_") && !text.is_empty())
+                || (variable.name == "BACKEND_TYPE" && text == "redis")
+        })
+    }
 }
 
 impl Variable {

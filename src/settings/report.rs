@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 
-use super::assemble;
+use super::assemble::{self, Assembled};
 use super::environment::{Environment, Verdict};
 use super::setting::Status;
 
@@ -66,19 +66,23 @@ impl Fate {
 /// as if it should be: those that begin with `TOLLKEEPER_`, and misspelled ones.
 pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Line> {
     let environment = Environment::read(vars);
-    let problems = assemble::settings(&environment).err().map(|error| error.problems).unwrap_or_default();
+    let Assembled { problems, idle, .. } = assemble::assemble(&environment);
     let known = environment.known.iter().map(|variable| {
         let fate = match (variable.judge(), variable.setting.status) {
             (Verdict::NoEffect(why), _) => Fate::NoEffect { why },
             (Verdict::Refused(refusal), _) => Fate::Refused { why: refusal.why, instead: refusal.instead },
             (Verdict::Invalid(fault), _) => Fate::Invalid { what: fault.what, fix: fault.fix },
-            (Verdict::Used(_), status) => match (problems.iter().find(|problem| problem.name == variable.name), status)
-            {
-                // What is wrong only together with other settings.
-                (Some(problem), _) => Fate::Invalid { what: problem.what.clone(), fix: problem.fix.clone() },
-                (None, Status::Differs(why)) => Fate::Differs { why },
-                (None, _) => Fate::Honoured,
-            },
+            (Verdict::Used(_), status) => {
+                // What is wrong, or without effect, only together with other settings.
+                let problem = problems.iter().find(|problem| problem.name == variable.name);
+                let idle = idle.iter().find(|(name, _)| *name == variable.name);
+                match (problem, idle, status) {
+                    (Some(problem), _, _) => Fate::Invalid { what: problem.what.clone(), fix: problem.fix.clone() },
+                    (None, Some((_, why)), _) => Fate::NoEffect { why },
+                    (None, None, Status::Differs(why)) => Fate::Differs { why },
+                    (None, None, _) => Fate::Honoured,
+                }
+            }
         };
         Line { name: variable.name.clone(), value: Some(variable.shown()), fate }
     });

@@ -186,6 +186,8 @@ pub enum When {
     True,
     /// This very text.
     Is(&'static str),
+    /// All but this text and the empty one.
+    Not(&'static str),
 }
 
 impl When {
@@ -196,6 +198,7 @@ impl When {
             Self::Filled => !text.is_empty(),
             Self::True => super::parse::bool(text) == Some(true),
             Self::Is(word) => text == word,
+            Self::Not(word) => !text.is_empty() && text != word,
         }
     }
 }
@@ -208,6 +211,7 @@ impl fmt::Display for When {
             Self::Filled => f.write_str("unless empty"),
             Self::True => f.write_str("when true"),
             Self::Is(word) => write!(f, "when {word}"),
+            Self::Not(word) => write!(f, "unless {word}"),
         }
     }
 }

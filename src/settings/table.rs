@@ -92,14 +92,14 @@ pub static TABLE: &[Setting] = table! {
     }
     Counters {
         "BACKEND_TYPE" exactly(&["redis", "memcache"]), "", Refused(NO_BACKEND),
-            "where counters live; not set: in this process";
+            "where counters live; not set: in Redis if a REDIS_ variable is set, else in this process";
         "TOLLKEEPER_MEMORY_BYTES" Kind::Bytes { min: 1 << 20, max: 1 << 40 }, "512MiB", Honoured,
             "what the counters in this process may take; when it is used up, the least used ones go";
-        "LOCAL_CACHE_SIZE_IN_BYTES" AT_LEAST_0, "0", NoEffect { when: When::Filled, why: IN_PROCESS },
+        "LOCAL_CACHE_SIZE_IN_BYTES" AT_LEAST_0, "0", NoEffect { when: When::Not("0"), why: "a counter is asked each time" },
             "size of a cache of limits known to be used up; 0: none";
-        "EXPIRATION_JITTER_MAX_SECONDS" ANY_INT, "300", NoEffect { when: When::Set, why: IN_PROCESS },
-            "random seconds by which a counter outlives its window";
-        "CACHE_KEY_PREFIX" Kind::Text, "", NoEffect { when: When::Filled, why: IN_PROCESS }, "what the keys of counters begin with";
+        "EXPIRATION_JITTER_MAX_SECONDS" ANY_INT, "300", Differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit"),
+            "random seconds by which a counter in Redis outlives its window; 0 or less: none";
+        "CACHE_KEY_PREFIX" Kind::Text, "", Honoured, "what the keys of counters in Redis begin with, 256 bytes at most";
     }
     Process {
         "TOLLKEEPER_DRAIN_PERIOD" span(Duration::ZERO, HOUR, true), "5s", Honoured,
@@ -174,40 +174,60 @@ pub static TABLE: &[Setting] = table! {
         "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" ANY_INT, "0", WITHOUT_XDS, "the largest message that is read; 0: 4 MiB";
     }
     Redis {
-        "REDIS_SOCKET_TYPE" Kind::Text, "unix", Refused(NO_REDIS), "tcp or unix";
-        "REDIS_TYPE" any_case(&["SINGLE", "SENTINEL", "CLUSTER"]), "SINGLE", Refused(NO_REDIS), "how Redis is set up";
-        "REDIS_URL" Kind::Url, "/var/run/nutcracker/ratelimit.sock", Refused(NO_REDIS), "host:port, socket, redis:// or a list, by REDIS_TYPE";
-        "REDIS_POOL_SIZE" ANY_INT, "10", Refused(NO_REDIS), "connections to each node";
-        "REDIS_AUTH" Kind::Secret, "", Refused(NO_REDIS), "password, or user:password";
-        "REDIS_TLS" Kind::Bool, "false", Refused(NO_REDIS), "connect over TLS";
-        "REDIS_TLS_CLIENT_CERT" Kind::Path, "", Refused(NO_REDIS), "certificate shown to Redis";
-        "REDIS_TLS_CLIENT_KEY" Kind::Path, "", Refused(NO_REDIS), "its private key";
-        "REDIS_TLS_CACERT" Kind::Path, "", Refused(NO_REDIS), "authority that must have signed the certificate of Redis";
-        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" Kind::Bool, "false", Refused(NO_REDIS), "accept a certificate for another name";
-        "REDIS_PIPELINE_WINDOW" ANY_SPAN, "0", Refused(NO_REDIS), "how long commands are gathered";
-        "REDIS_PIPELINE_LIMIT" ANY_INT, "0", Refused(NO_REDIS), "how many commands are gathered";
-        "REDIS_CLUSTER_PIPELINE_PARALLELISM" ANY_INT, "1", Refused(NO_REDIS), "nodes asked at once";
-        "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" Kind::Bool, "false", Refused(NO_REDIS), "be unhealthy without a connection";
-        "REDIS_TIMEOUT" ANY_SPAN, "10s", Refused(NO_REDIS), "the longest that connecting takes";
-        "REDIS_POOL_ON_EMPTY_BEHAVIOR" Kind::Text, "WAIT", Refused(NO_REDIS), "WAIT, CREATE or ERROR";
-        "REDIS_SENTINEL_AUTH" Kind::Secret, "", Refused(NO_REDIS), "password, or user:password, for sentinels";
-        "REDIS_PERSECOND" Kind::Bool, "false", Refused(NO_REDIS), "limits per second are counted in another Redis";
-        "REDIS_PERSECOND_SOCKET_TYPE" Kind::Text, "unix", Refused(NO_REDIS), "as REDIS_SOCKET_TYPE, for limits per second";
-        "REDIS_PERSECOND_TYPE" any_case(&["SINGLE", "SENTINEL", "CLUSTER"]), "SINGLE", Refused(NO_REDIS), "as REDIS_TYPE, for limits per second";
-        "REDIS_PERSECOND_URL" Kind::Url, "/var/run/nutcracker/ratelimitpersecond.sock", Refused(NO_REDIS), "as REDIS_URL, for limits per second";
-        "REDIS_PERSECOND_POOL_SIZE" ANY_INT, "10", Refused(NO_REDIS), "as REDIS_POOL_SIZE, for limits per second";
-        "REDIS_PERSECOND_AUTH" Kind::Secret, "", Refused(NO_REDIS), "as REDIS_AUTH, for limits per second";
-        "REDIS_PERSECOND_TLS" Kind::Bool, "false", Refused(NO_REDIS), "as REDIS_TLS, for limits per second";
-        "REDIS_PERSECOND_SENTINEL_AUTH" Kind::Secret, "", Refused(NO_REDIS), "as REDIS_SENTINEL_AUTH, for limits per second";
-        "REDIS_PERSECOND_PIPELINE_WINDOW" ANY_SPAN, "0", Refused(NO_REDIS), "as REDIS_PIPELINE_WINDOW, for limits per second";
-        "REDIS_PERSECOND_PIPELINE_LIMIT" ANY_INT, "0", Refused(NO_REDIS), "as REDIS_PIPELINE_LIMIT, for limits per second";
-        "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM" ANY_INT, "1", Refused(NO_REDIS), "as REDIS_CLUSTER_PIPELINE_PARALLELISM, for limits per second";
-        "REDIS_PERSECOND_TIMEOUT" ANY_SPAN, "10s", Refused(NO_REDIS), "as REDIS_TIMEOUT, for limits per second";
-        "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR" Kind::Text, "WAIT", Refused(NO_REDIS), "as REDIS_POOL_ON_EMPTY_BEHAVIOR, for limits per second";
-        "REDIS_STARTUP_INITIAL_INTERVAL" ANY_SPAN, "1s", Refused(NO_REDIS), "first wait between attempts to connect at the start";
-        "REDIS_STARTUP_MAX_INTERVAL" ANY_SPAN, "30s", Refused(NO_REDIS), "longest wait between attempts to connect at the start";
-        "REDIS_STARTUP_MAX_ELAPSED_TIME" ANY_SPAN, "0", Refused(NO_REDIS), "when to give up at the start; 0: never";
-        "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR" Kind::Bool, "false", Refused(NO_REDIS), "connect anew when Redis turns read-only";
+        "REDIS_SOCKET_TYPE" any_case(&["tcp", "unix"]), "unix", Differs("not set, it is what REDIS_URL looks like"),
+            "what a single REDIS_URL names: host:port (tcp) or a path (unix)";
+        "REDIS_TYPE" any_case(&["SINGLE", "SENTINEL", "CLUSTER"]), "SINGLE", Honoured, "how Redis is set up";
+        "REDIS_URL" Kind::Url, "/var/run/nutcracker/ratelimit.sock",
+            Differs("rediss:// is TLS; a node of a cluster that is found later gets the user and password too"),
+            "host:port, a path or redis://user:password@host:port/db; a list for a cluster; master,host:port,... for sentinels";
+        "REDIS_POOL_SIZE" AT_LEAST_1, "1", Differs("the default there is 10; one connection carries all calls, and more than 128 are 128"),
+            "connections to each node";
+        "REDIS_AUTH" Kind::Secret, "", Honoured, "password, or user:password, in place of what REDIS_URL holds";
+        "TOLLKEEPER_REDIS_AUTH_FILE" Kind::Path, "", Honoured,
+            "file with what REDIS_AUTH would say; read at each connect and when it changes";
+        "REDIS_TLS" Kind::Bool, "false", Honoured, "connect over TLS";
+        "REDIS_TLS_CLIENT_CERT" Kind::Path, "", Honoured, "certificate shown to Redis, per second or not";
+        "REDIS_TLS_CLIENT_KEY" Kind::Path, "", Honoured, "its private key";
+        "REDIS_TLS_CACERT" Kind::Path, "", Honoured, "authority to trust besides those of the system, per second or not";
+        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" Kind::Bool, "false", Honoured, "accept a trusted certificate for another name";
+        "REDIS_TIMEOUT" DIAL, "10s", Honoured, "the longest that connecting takes; no answer waits for it";
+        "TOLLKEEPER_STORE_TIMEOUT" span(Duration::from_millis(1), Duration::from_secs(10), false), "15ms", Honoured,
+            "the longest that an answer waits for Redis; then TOLLKEEPER_ON_STORE_ERROR or the rule decides";
+        "TOLLKEEPER_REPLICAS" Kind::Int { min: 1, max: 100_000 }, "1", Honoured,
+            "how many tollkeepers share the limits: what is allowed locally while Redis is away is divided by it";
+        "TOLLKEEPER_KEY_FORMAT" any_case(&["tollkeeper", "ratelimit"]), "tollkeeper", Honoured,
+            "ratelimit: strict fixed windows are shared with an envoyproxy/ratelimit on the same Redis";
+        "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" Kind::Bool, "false", Honoured, "be unhealthy without a connection";
+        "REDIS_SENTINEL_AUTH" Kind::Secret, "", Honoured, "password, or user:password, for sentinels";
+        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE" Kind::Path, "", Honoured, "file with what REDIS_SENTINEL_AUTH would say";
+        "REDIS_PIPELINE_WINDOW" ANY_SPAN, "0", PIPELINED, "how long commands are gathered";
+        "REDIS_PIPELINE_LIMIT" ANY_INT, "0", PIPELINED, "how many commands are gathered";
+        "REDIS_CLUSTER_PIPELINE_PARALLELISM" AT_LEAST_0, "1", ALL_AT_ONCE, "nodes asked at once";
+        "REDIS_POOL_ON_EMPTY_BEHAVIOR" Kind::Text, "WAIT", NO_POOL, "WAIT, CREATE or ERROR";
+        "REDIS_STARTUP_INITIAL_INTERVAL" ANY_SPAN, "1s", starts_anyway("1s"), "first wait between attempts to connect at the start";
+        "REDIS_STARTUP_MAX_INTERVAL" ANY_SPAN, "30s", starts_anyway("30s"), "longest wait between attempts to connect at the start";
+        "REDIS_STARTUP_MAX_ELAPSED_TIME" ANY_SPAN, "0", starts_anyway("0"), "when to give up at the start; 0: never";
+        "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR" Kind::Bool, "false",
+            NoEffect { when: When::True, why: "it is always so" }, "connect anew when Redis turns read-only";
+        "REDIS_PERSECOND" Kind::Bool, "false", Honoured, "limits per second are counted in another Redis";
+        "REDIS_PERSECOND_SOCKET_TYPE" any_case(&["tcp", "unix"]), "unix", Differs("not set, it is what REDIS_PERSECOND_URL looks like"),
+            "as REDIS_SOCKET_TYPE, for limits per second";
+        "REDIS_PERSECOND_TYPE" any_case(&["SINGLE", "SENTINEL", "CLUSTER"]), "SINGLE", Honoured, "as REDIS_TYPE, for limits per second";
+        "REDIS_PERSECOND_URL" Kind::Url, "/var/run/nutcracker/ratelimitpersecond.sock", Differs("as REDIS_URL does"),
+            "as REDIS_URL, for limits per second";
+        "REDIS_PERSECOND_POOL_SIZE" AT_LEAST_1, "1", Differs("as REDIS_POOL_SIZE does"), "as REDIS_POOL_SIZE, for limits per second";
+        "REDIS_PERSECOND_AUTH" Kind::Secret, "", Honoured, "as REDIS_AUTH, for limits per second";
+        "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE" Kind::Path, "", Honoured, "as TOLLKEEPER_REDIS_AUTH_FILE, for limits per second";
+        "REDIS_PERSECOND_TLS" Kind::Bool, "false", Honoured, "as REDIS_TLS, for limits per second";
+        "REDIS_PERSECOND_TIMEOUT" DIAL, "10s", Honoured, "as REDIS_TIMEOUT, for limits per second";
+        "REDIS_PERSECOND_SENTINEL_AUTH" Kind::Secret, "", Honoured, "as REDIS_SENTINEL_AUTH, for limits per second";
+        "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE" Kind::Path, "", Honoured,
+            "as TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE, for limits per second";
+        "REDIS_PERSECOND_PIPELINE_WINDOW" ANY_SPAN, "0", PIPELINED, "as REDIS_PIPELINE_WINDOW, for limits per second";
+        "REDIS_PERSECOND_PIPELINE_LIMIT" ANY_INT, "0", PIPELINED, "as REDIS_PIPELINE_LIMIT, for limits per second";
+        "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM" AT_LEAST_0, "1", ALL_AT_ONCE,
+            "as REDIS_CLUSTER_PIPELINE_PARALLELISM, for limits per second";
+        "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR" Kind::Text, "WAIT", NO_POOL, "as REDIS_POOL_ON_EMPTY_BEHAVIOR, for limits per second";
         "REDIS_POOL_ON_EMPTY_WAIT_DURATION" Kind::Text, "", NO_LONGER_READ, "gone from envoyproxy/ratelimit";
         "REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION" Kind::Text, "", NO_LONGER_READ, "gone from envoyproxy/ratelimit";
     }
@@ -230,8 +250,10 @@ const DAY: Duration = Duration::from_secs(86_400);
 const PORT: Kind = Kind::Int { min: 0, max: 65_535 };
 const ANY_INT: Kind = Kind::Int { min: i64::MIN, max: i64::MAX };
 const ANY_FLOAT: Kind = Kind::Float { min: f64::MIN, max: f64::MAX };
+const AT_LEAST_1: Kind = Kind::Int { min: 1, max: i64::MAX };
 const AT_LEAST_0: Kind = Kind::Int { min: 0, max: i64::MAX };
 const AGE: Kind = span(Duration::from_millis(1), LONGEST, true);
+const DIAL: Kind = span(Duration::from_millis(1), HOUR, false);
 const ANY_SPAN: Kind = span(Duration::ZERO, LONGEST, true);
 
 const fn span(min: Duration, max: Duration, zero: bool) -> Kind {
@@ -246,7 +268,6 @@ const fn any_case(words: &'static [&'static str]) -> Kind {
     Kind::OneOf { words, any_case: true }
 }
 
-const IN_PROCESS: &str = "counters live in this process, where there is nothing to do for it";
 const NO_METRICS: &str = "metrics are not in this release";
 const NO_TRACING: &str = "traces are not in this release";
 const NO_METRICS_YET: Status = NoEffect { when: When::Filled, why: NO_METRICS };
@@ -254,27 +275,26 @@ const NO_TRACING_YET: Status = NoEffect { when: When::Filled, why: NO_TRACING };
 const WITHOUT_TLS: Status = NoEffect { when: When::Filled, why: "it is only read with GRPC_SERVER_USE_TLS=true" };
 const WITHOUT_XDS: Status = NoEffect { when: When::Filled, why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW" };
 const WITHOUT_MEMCACHE: Status = NoEffect { when: When::Filled, why: "it is only read with BACKEND_TYPE=memcache" };
+const PIPELINED: Status = NoEffect { when: When::Not("0"), why: "calls go out as they come, without waiting" };
+const ALL_AT_ONCE: Status = NoEffect { when: When::Not("1"), why: "all nodes are always asked at once" };
+const NO_POOL: Status = NoEffect { when: When::Not("WAIT"), why: "connections are shared, so there is always one" };
 const NO_LONGER_READ: Status =
     NoEffect { when: When::Set, why: "envoyproxy/ratelimit does not read it any more either" };
+
+const fn starts_anyway(default: &'static str) -> Status {
+    NoEffect { when: When::Not(default), why: "the start does not wait for Redis, and attempts to connect never end" }
+}
 
 const NO_XDS: &[Refusal] = &[Refusal {
     when: When::Is("GRPC_XDS_SOTW"),
     why: "rules over xDS are not in this release",
     instead: "unset it and give the rules as files, by --config or RUNTIME_ROOT",
 }];
-const NO_REDIS: &[Refusal] = &[Refusal {
-    when: When::Set,
-    why: "counters in Redis are not in this release",
-    instead: "unset it to count in this process, each replica for itself",
+const NO_BACKEND: &[Refusal] = &[Refusal {
+    when: When::Is("memcache"),
+    why: "counters in memcache leak under load and are not supported",
+    instead: "give redis, or unset it to count in this process",
 }];
-const NO_BACKEND: &[Refusal] = &[
-    Refusal {
-        when: When::Is("memcache"),
-        why: "counters in memcache leak under load and are not supported",
-        instead: "unset it to count in this process",
-    },
-    NO_REDIS[0],
-];
 const NO_SERVER_TLS: &[Refusal] = &[Refusal {
     when: When::True,
     why: "TLS is not in this release",

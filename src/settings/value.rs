@@ -73,17 +73,33 @@ pub fn shown(kind: Kind, text: &str) -> String {
 }
 
 /// An address, or a list of them, without what may be a user, password or query. A password may hold any character, so
-/// all before the last `@` goes, other addresses included; and all of it where a query may hold that `@`.
+/// all before the last `@` goes, other addresses included; all of it where a query may hold that `@`; and what stands
+/// where a port should and is none, as when the `@` and what follows it were forgotten.
 fn without_credentials(text: &str) -> String {
     // What stands before `://` is kept only if it is surely no part of a password.
     let scheme = ["redis://", "rediss://"].into_iter().find(|scheme| text.starts_with(scheme)).unwrap_or_default();
     match (text.find('?'), text.rfind('@')) {
-        (None, None) => text.to_owned(),
-        (Some(query), None) => format!("{}?{MASK}", &text[..query]),
+        (None, None) => without_false_ports(text),
+        (Some(query), None) => format!("{}?{MASK}", without_false_ports(&text[..query])),
         (Some(query), Some(at)) if query < at => format!("{scheme}{MASK}"),
-        (Some(query), Some(at)) => format!("{scheme}{MASK}{}?{MASK}", &text[at..query]),
-        (None, Some(at)) => format!("{scheme}{MASK}{}", &text[at..]),
+        (Some(query), Some(at)) => format!("{scheme}{MASK}@{}?{MASK}", without_false_ports(&text[at + 1..query])),
+        (None, Some(at)) => format!("{scheme}{MASK}@{}", without_false_ports(&text[at + 1..])),
     }
+}
+
+/// A list of addresses in which what follows a host, if it is neither port nor database, is masked.
+fn without_false_ports(text: &str) -> String {
+    let shown = text.split(',').map(|address| {
+        let letters = address.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(address.len());
+        let scheme = if address[letters..].starts_with("://") { letters + 3 } else { 0 };
+        let bracket = address[scheme..].find(']').map_or(scheme, |bracket| scheme + bracket);
+        let is_path = address.starts_with('/');
+        let after = if is_path { None } else { address[bracket..].find([':', '/', '#']) };
+        let Some(after) = after.map(|after| bracket + after) else { return address.to_owned() };
+        let is_port = address[after + 1..].bytes().all(|b| b.is_ascii_digit() || b == b'/');
+        if is_port { address.to_owned() } else { format!("{}{MASK}", &address[..=after]) }
+    });
+    shown.collect::<Vec<_>>().join(",")
 }
 
 /// `text` without line breaks and other controls, cut at 100 characters.
