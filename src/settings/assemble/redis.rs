@@ -149,6 +149,10 @@ impl Values {
             self.problem(names.url, &fault.what, &fault.fix);
             Addresses::none()
         });
+        let is_unix = self.given.contains_key(names.socket_type) && self.word(names.socket_type) == "unix";
+        if is_unix && self.word(names.topology) != "SINGLE" {
+            self.idle.push((names.socket_type, "nodes of a cluster and sentinels are always on tcp"));
+        }
         let in_url = self.same_credentials(names, &urls);
         let database = self.same_database(names, &urls);
         let tls = self.tls(names, &urls);
@@ -221,16 +225,20 @@ impl Values {
         let Names { socket_type, topology, .. } = names;
         let is_said = self.given.contains_key(socket_type);
         let looks_like_path = text.starts_with('/');
+        if looks_like_path && text.contains('?') {
+            return Err(Fault::new("a path with a query", "give the path alone, and a password by REDIS_AUTH"));
+        }
         if is_said && self.word(socket_type) == "unix" {
-            if looks_like_path || !(text.contains(':') || text.contains(',')) {
+            if looks_like_path || !text.contains([':', ',', '@', '?']) {
                 return Ok(url::at_path(text));
             }
             let fix = format!("give a path that begins with /, or {socket_type}=tcp");
             return Err(Fault::new(format!("no path, though {socket_type} is unix"), fix));
         }
         if looks_like_path && is_said {
+            let what = if self.given.contains_key(names.url) { "a path" } else { "not set" };
             let fix = format!("give host:port, or {socket_type}=unix");
-            return Err(Fault::new(format!("a path, though {socket_type} is tcp"), fix));
+            return Err(Fault::new(format!("{what}, though {socket_type} is tcp"), fix));
         }
         if looks_like_path {
             return Ok(url::at_path(text));
@@ -257,8 +265,10 @@ impl Values {
         let mut said = urls.iter().map(|url| &url.credentials).filter(|credentials| **credentials != Credentials::None);
         let first = said.next().cloned().unwrap_or(Credentials::None);
         if said.any(|other| *other != first) {
-            let fix = "give the same to all, or give them once by REDIS_AUTH";
-            self.problem(names.url, "its addresses have different users or passwords", fix);
+            let is_sentinels = self.word(names.topology) == "SENTINEL";
+            let login = if is_sentinels { &names.sentinels } else { &names.server };
+            let fix = format!("give the same to all, or leave them out and give {}", login.auth);
+            self.problem(names.url, "its addresses have different users or passwords", &fix);
         }
         first
     }

@@ -1,0 +1,545 @@
+//! Which Redis an environment asks for: every form that is accepted, every contradiction, and no secret in any output.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use tollkeeper::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, Redis, Tls, Topology};
+use tollkeeper::settings::report::{Fate, report};
+use tollkeeper::settings::value::{Secret, shown};
+use tollkeeper::settings::{Settings, Store, parse, reference, table};
+
+use super::super::harness::repository;
+use super::{PEER, Vars, notices, os, problems, read};
+
+/// The Redis that `vars` ask for.
+fn redis(vars: Vars<'_>) -> Redis {
+    match read(vars).store {
+        Store::Redis(redis) => redis,
+        Store::Memory => panic!("{vars:?} is no Redis"),
+    }
+}
+
+fn tcp(host: &str, port: u16) -> Endpoint {
+    Endpoint::Tcp { host: host.into(), port }
+}
+
+fn single(host: &str, port: u16) -> Topology {
+    Topology::Single(tcp(host, port))
+}
+
+fn unix(path: &str) -> Topology {
+    Topology::Single(Endpoint::Unix(path.into()))
+}
+
+fn inline(user: Option<&str>, password: &str) -> Credentials {
+    Credentials::Inline { user: user.map(str::to_owned), password: Secret::new(password) }
+}
+
+#[test]
+fn anything_said_about_redis_means_redis() {
+    assert_eq!(read(&[]).store, Store::Memory);
+    for (name, _) in PEER.iter().filter(|(name, _)| name.starts_with("REDIS_")) {
+        let setting = table::find(name).unwrap();
+        let value = match setting.default {
+            "" if setting.kind == parse_kind("REDIS_TLS_CACERT") => "/x",
+            "" => "x",
+            default => default,
+        };
+        assert!(matches!(read(&[(name, value)]).store, Store::Redis(_)), "{name}={value}");
+    }
+    assert!(matches!(read(&[("BACKEND_TYPE", "redis")]).store, Store::Redis(_)));
+    // Set but empty says nothing, and what belongs to no Redis in particular does not either.
+    for name in ["REDIS_URL", "REDIS_AUTH", "REDIS_TLS_CACERT", "REDIS_POOL_ON_EMPTY_BEHAVIOR"] {
+        assert_eq!(read(&[(name, "")]).store, Store::Memory, "{name}");
+    }
+    let others = [("TOLLKEEPER_STORE_TIMEOUT", "1s"), ("CACHE_KEY_PREFIX", "x"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/x")];
+    assert_eq!(read(&others).store, Store::Memory);
+}
+
+fn parse_kind(name: &str) -> tollkeeper::settings::setting::Kind {
+    table::find(name).unwrap().kind
+}
+
+#[test]
+fn what_is_not_said_about_redis_is_as_in_the_peer() {
+    let main = Deployment {
+        setting: "REDIS_URL",
+        topology: unix("/var/run/nutcracker/ratelimit.sock"),
+        database: 0,
+        credentials: Credentials::None,
+        tls: None,
+        connections: NonZeroUsize::MIN,
+        dial_timeout: Duration::from_secs(10),
+    };
+    let expected = Redis {
+        main: main.clone(),
+        per_second: None,
+        timeout: Duration::from_millis(15),
+        replicas: std::num::NonZeroU32::MIN,
+        key_prefix: String::new(),
+        key_format: KeyFormat::Tollkeeper,
+        expiration_jitter: Duration::from_secs(300),
+        health_needs_connection: false,
+    };
+    assert_eq!(redis(&[("BACKEND_TYPE", "redis")]), expected);
+    let per_second = Deployment {
+        setting: "REDIS_PERSECOND_URL",
+        topology: unix("/var/run/nutcracker/ratelimitpersecond.sock"),
+        ..main
+    };
+    assert_eq!(redis(&[("REDIS_PERSECOND", "true")]), Redis { per_second: Some(per_second), ..expected });
+}
+
+#[test]
+fn each_variable_reaches_its_place() {
+    let redis = redis(&[
+        ("REDIS_URL", "a:1"),
+        ("REDIS_SOCKET_TYPE", "TCP"),
+        ("REDIS_TYPE", "Single"),
+        ("REDIS_POOL_SIZE", "4"),
+        ("REDIS_TIMEOUT", "2s"),
+        ("REDIS_AUTH", "ann:se:cret"),
+        ("REDIS_TLS", "true"),
+        ("REDIS_TLS_CACERT", "/ca"),
+        ("REDIS_TLS_CLIENT_CERT", "/cert"),
+        ("REDIS_TLS_CLIENT_KEY", "/key"),
+        ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
+        ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true"),
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_URL", "m,b:2"),
+        ("REDIS_PERSECOND_TYPE", "sentinel"),
+        ("REDIS_PERSECOND_POOL_SIZE", "5"),
+        ("REDIS_PERSECOND_TIMEOUT", "3s"),
+        ("TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE", "/per-second"),
+        ("REDIS_PERSECOND_SENTINEL_AUTH", "word"),
+        ("CACHE_KEY_PREFIX", "p:"),
+        ("EXPIRATION_JITTER_MAX_SECONDS", "-1"),
+        ("TOLLKEEPER_STORE_TIMEOUT", "20ms"),
+        ("TOLLKEEPER_REPLICAS", "3"),
+        ("TOLLKEEPER_KEY_FORMAT", "Ratelimit"),
+    ]);
+    let client = Some((PathBuf::from("/cert"), PathBuf::from("/key")));
+    let main = Deployment {
+        setting: "REDIS_URL",
+        topology: single("a", 1),
+        database: 0,
+        credentials: inline(Some("ann"), "se:cret"),
+        tls: Some(Tls { ca: Some("/ca".into()), client, skip_hostname: true }),
+        connections: NonZeroUsize::new(4).unwrap(),
+        dial_timeout: Duration::from_secs(2),
+    };
+    assert_eq!(redis.main, main);
+    let sentinels =
+        Topology::Sentinel { master: "m".into(), sentinels: vec![tcp("b", 2)], credentials: inline(None, "word") };
+    let per_second = Deployment {
+        setting: "REDIS_PERSECOND_URL",
+        topology: sentinels,
+        database: 0,
+        credentials: Credentials::File("/per-second".into()),
+        tls: None,
+        connections: NonZeroUsize::new(5).unwrap(),
+        dial_timeout: Duration::from_secs(3),
+    };
+    assert_eq!(redis.per_second, Some(per_second));
+    assert_eq!((redis.timeout, redis.replicas.get()), (Duration::from_millis(20), 3));
+    assert_eq!((redis.key_prefix.as_str(), redis.key_format), ("p:", KeyFormat::Ratelimit));
+    assert_eq!((redis.expiration_jitter, redis.health_needs_connection), (Duration::ZERO, true));
+}
+
+#[test]
+fn an_address_is_understood_in_every_form() {
+    let none = Credentials::None;
+    for (url, topology, credentials, database, is_tls) in [
+        ("redis:6379", single("redis", 6379), none.clone(), 0, false),
+        ("10.0.0.1:6380", single("10.0.0.1", 6380), none.clone(), 0, false),
+        ("[::1]:6379", single("::1", 6379), none.clone(), 0, false),
+        ("/run/redis.sock", unix("/run/redis.sock"), none.clone(), 0, false),
+        ("/run/a:b,c@d.sock", unix("/run/a:b,c@d.sock"), none.clone(), 0, false),
+        ("redis://h", single("h", 6379), none.clone(), 0, false),
+        ("REDIS://h:1/", single("h", 1), none.clone(), 0, false),
+        ("redis://[fe80::1]", single("fe80::1", 6379), none.clone(), 0, false),
+        ("redis://h:1/15", single("h", 1), none.clone(), 15, false),
+        ("redis://h:1?db=3", single("h", 1), none.clone(), 3, false),
+        ("redis://h:1/3?db=3", single("h", 1), none.clone(), 3, false),
+        ("redis://:pw@h:1", single("h", 1), inline(None, "pw"), 0, false),
+        ("redis://ann:pw@h:1/2", single("h", 1), inline(Some("ann"), "pw"), 2, false),
+        ("redis://a%3Ab:p%40%2F%2525@h:1", single("h", 1), inline(Some("a:b"), "p@/%25"), 0, false),
+        ("redis://ann:a:b,c@d@h:1", single("h", 1), inline(Some("ann"), "a:b,c@d"), 0, false),
+        ("redis://h:1?username=ann&password=p+w%26&db=1", single("h", 1), inline(Some("ann"), "p w&"), 1, false),
+        ("redis://ann@h:1?password=a@b", single("h", 1), inline(Some("ann"), "a@b"), 0, false),
+        ("rediss://h:1", single("h", 1), none.clone(), 0, true),
+    ] {
+        let main = redis(&[("REDIS_URL", url)]).main;
+        let found = (main.topology, main.credentials, main.database, main.tls.is_some());
+        assert_eq!(found, (topology, credentials, database, is_tls), "{url}");
+        // The other deployment is read alike.
+        let other = redis(&[("REDIS_PERSECOND", "1"), ("REDIS_PERSECOND_URL", url)]).per_second.unwrap();
+        assert_eq!((other.topology, other.tls.is_some()), (found.0, is_tls), "{url}");
+    }
+    let relative = redis(&[("REDIS_URL", "redis.sock"), ("REDIS_SOCKET_TYPE", "unix")]);
+    assert_eq!(relative.main.topology, unix("redis.sock"));
+    let texts = [tcp("h", 1), tcp("::1", 2), Endpoint::Unix("/s".into())].map(|endpoint| endpoint.to_string());
+    assert_eq!(texts, ["h:1", "[::1]:2", "/s"]);
+}
+
+#[test]
+fn lists_of_nodes_and_sentinels_are_understood() {
+    let cluster = |vars: Vars<'_>| redis(&[&[("REDIS_TYPE", "cluster")], vars].concat()).main;
+    for url in ["a:1,b:2", " a:1 , b:2,", "redis://a:1,b:2", "redis://a:1/0,redis://b:2"] {
+        let main = cluster(&[("REDIS_URL", url)]);
+        assert_eq!(main.topology, Topology::Cluster(vec![tcp("a", 1), tcp("b", 2)]), "{url}");
+    }
+    let main = cluster(&[("REDIS_URL", "rediss://ann:pw@a:1,b:2"), ("REDIS_SOCKET_TYPE", "tcp")]);
+    assert_eq!((main.credentials, main.tls.is_some()), (inline(Some("ann"), "pw"), true));
+    assert_eq!(cluster(&[("REDIS_URL", "a:1")]).topology, Topology::Cluster(vec![tcp("a", 1)]));
+
+    let sentinel = |vars: Vars<'_>| redis(&[&[("REDIS_TYPE", "SENTINEL")], vars].concat()).main;
+    // What a URL says about users is for whom it names: the sentinels. The database is the master's.
+    let main = sentinel(&[("REDIS_URL", "my-master,redis://:pw@a/3,b:2"), ("REDIS_AUTH", "word")]);
+    let topology = Topology::Sentinel {
+        master: "my-master".into(),
+        sentinels: vec![tcp("a", 26_379), tcp("b", 2)],
+        credentials: inline(None, "pw"),
+    };
+    assert_eq!((main.topology, main.credentials, main.database), (topology, inline(None, "word"), 3));
+    let main = sentinel(&[("REDIS_URL", "m,a:1"), ("TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE", "/f")]);
+    let topology = Topology::Sentinel {
+        master: "m".into(),
+        sentinels: vec![tcp("a", 1)],
+        credentials: Credentials::File("/f".into()),
+    };
+    assert_eq!((main.topology, main.credentials), (topology, Credentials::None));
+}
+
+#[test]
+fn credentials_of_variables_go_before_those_of_the_address() {
+    for (auth, expected) in [
+        ("pw", inline(None, "pw")),
+        ("ann:pw", inline(Some("ann"), "pw")),
+        ("ann:p:w", inline(Some("ann"), "p:w")),
+        (":pw", inline(None, "pw")),
+        ("ann:", inline(Some("ann"), "")),
+        ("", inline(Some("bob"), "other")),
+    ] {
+        let vars = [("REDIS_URL", "redis://bob:other@h:1"), ("REDIS_AUTH", auth)];
+        assert_eq!(redis(&vars).main.credentials, expected, "{auth}");
+        let said = notices(&vars);
+        if auth.is_empty() {
+            assert_eq!(said, [""; 0]);
+        } else {
+            assert_eq!(said, ["REDIS_URL holds a password, in whose place that of REDIS_AUTH is used"], "{auth}");
+        }
+    }
+    let from_file = redis(&[("REDIS_URL", "h:1"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/run/secrets/redis")]);
+    assert_eq!(from_file.main.credentials, Credentials::File("/run/secrets/redis".into()));
+}
+
+const FORMS: &str = "give host:port, a path that begins with /, or redis://user:password@host:port/db, IPv6 in \
+                     brackets, and what is special in a user or password as %40";
+
+#[test]
+fn a_bad_address_is_named_with_its_fix() {
+    let no_address = format!("not an address of Redis; {FORMS}");
+    let no_port = format!("no port, and no path that begins with /; {FORMS}");
+    let list = "a list, though REDIS_TYPE is single; give one address, or REDIS_TYPE=cluster, or REDIS_TYPE=sentinel";
+    let number = "its database is no number; give one of 0 to 255 after the /, or none";
+    let no_password = "it has a user and no password; give user:password@, or :password@ for no user";
+    let query = "a query that is not known; give none but username, password and db";
+    let percent = "it has a % that stands for nothing; write a % in a user or password as %25";
+    for (url, shown, rest) in [
+        ("redis", "redis", no_port.as_str()),
+        (":6379", ":6379", &no_address),
+        ("h:0", "h:0", &no_address),
+        ("h:65536", "h:65536", &no_address),
+        ("h:+1", "h:***", &no_address),
+        ("h:", "h:", &no_address),
+        ("::1:6379", ":***", &no_address),
+        ("[::1:6379", "[:***", &no_address),
+        ("[::1]6379", "[::1]6379", &no_address),
+        ("a b:1", "a b:1", &no_address),
+        ("http://h:1", "http://h:1", &no_address),
+        ("redis://", "redis://", &no_address),
+        ("redis:///0", "redis:///0", &no_address),
+        ("redis://h:1#x", "redis://h:***", &no_address),
+        ("redis://ann:pw", "redis://ann:***", &no_address),
+        ("redis://ann:p/w@h:1", "redis://***@h:1", number),
+        ("redis://h:1/x", "redis://h:***", number),
+        ("redis://h:1/256", "redis://h:1/256", number),
+        ("redis://h:1?db=-1", "redis://h:1?***", number),
+        ("redis://h:1/1?db=2", "redis://h:1/1?***", "it gives the database twice; give it once"),
+        ("redis://:a@h:1?password=b", "redis://***@h:1?***", "it gives the password twice; give it once"),
+        ("redis://ann@h:1", "redis://***@h:1", no_password),
+        ("redis://h:1?ssl=false", "redis://h:1?***", query),
+        ("redis://:a%zz@h:1", "redis://***@h:1", percent),
+        ("redis://:a%4@h:1", "redis://***@h:1", percent),
+        ("redis://:a%ff@h:1", "redis://***@h:1", percent),
+        ("a:1,b:2", "a:1,b:2", list),
+        ("redis://:x@a:1,redis://:y@b:2", "redis://***@b:2", list),
+        ("m,a:1", "m,a:1", list),
+        ("/s?db=1", "/s?***", "a path with a query; give the path alone, and a password by REDIS_AUTH"),
+    ] {
+        assert_eq!(problems(&[("REDIS_URL", url)]), [format!("REDIS_URL={shown}: {rest}")]);
+    }
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_named_together() {
+    const MASTER: &str = "the name of the master, then its sentinels: mastername,host:port,host:port";
+    const NODES: &str = "some of its nodes: host:port,host:port";
+    let sentinel = ("REDIS_TYPE", "sentinel");
+    let cluster = ("REDIS_TYPE", "cluster");
+    let tls = ("REDIS_TLS", "true");
+    let file = ("TOLLKEEPER_REDIS_AUTH_FILE", "/f");
+    let cases: &[(Vars<'_>, String)] = &[
+        (&[("REDIS_URL", ""), ("REDIS_TLS", "false")], "REDIS_URL=: set but empty; give the address of Redis, or unset all that begins with REDIS_".into()),
+        (&[("REDIS_SOCKET_TYPE", "tcp")], "REDIS_URL=: not set, though REDIS_SOCKET_TYPE is tcp; give host:port, or REDIS_SOCKET_TYPE=unix".into()),
+        (&[("REDIS_URL", "/s"), ("REDIS_SOCKET_TYPE", "tcp")], "REDIS_URL=/s: a path, though REDIS_SOCKET_TYPE is tcp; give host:port, or REDIS_SOCKET_TYPE=unix".into()),
+        (&[("REDIS_URL", "h:1"), ("REDIS_SOCKET_TYPE", "unix")], "REDIS_URL=h:1: no path, though REDIS_SOCKET_TYPE is unix; give a path that begins with /, or REDIS_SOCKET_TYPE=tcp".into()),
+        (&[("REDIS_SOCKET_TYPE", "udp")], "REDIS_SOCKET_TYPE=udp: not known; give tcp or unix".into()),
+        (&[("REDIS_TYPE", "ring"), ("REDIS_URL", "a:1,b:2")], "REDIS_TYPE=ring: not known; give SINGLE, SENTINEL or CLUSTER".into()),
+        (&[sentinel], format!("REDIS_URL=: not set with REDIS_TYPE=SENTINEL; give {MASTER}")),
+        (&[cluster], format!("REDIS_URL=: not set with REDIS_TYPE=CLUSTER; give {NODES}")),
+        (&[sentinel, ("REDIS_URL", "m")], format!("REDIS_URL=m: it names a master and no sentinel; give {MASTER}")),
+        (&[sentinel, ("REDIS_URL", "a:1,b:2")], format!("REDIS_URL=a:1,b:2: it does not begin with the name of the master; give {MASTER}")),
+        (&[sentinel, ("REDIS_URL", "m,/s")], "REDIS_URL=m,/s: a unix socket, which a sentinel has not; give host:port,host:port".into()),
+        (&[cluster, ("REDIS_URL", "/s")], "REDIS_URL=/s: a unix socket, which a cluster has not; give host:port,host:port".into()),
+        (&[cluster, ("REDIS_URL", ",")], format!("REDIS_URL=,: it names no node; give {NODES}")),
+        (&[cluster, ("REDIS_URL", "redis://h:1/2")], "REDIS_URL=redis://h:1/2: a cluster has no database but 0; leave the database out".into()),
+        (&[cluster, ("REDIS_URL", "redis://:a@h:1,redis://:b@i:1")], "REDIS_URL=redis://***@i:1: its addresses have different users or passwords; give the same to all, or leave them out and give REDIS_AUTH".into()),
+        (&[sentinel, ("REDIS_URL", "m,redis://h:1/1,redis://i:1/2")], "REDIS_URL=m,redis://h:1/1,redis://i:1/2: its addresses have different databases; give the same to all".into()),
+        (&[cluster, ("REDIS_URL", "redis://h:1,rediss://i:1")], "REDIS_URL=redis://h:1,rediss://i:1: it has both redis:// and rediss://; give rediss:// to all for TLS, or to none".into()),
+        (&[("REDIS_URL", "rediss://h:1"), ("REDIS_TLS", "false")], "REDIS_TLS=false: REDIS_URL says rediss://, which is TLS; unset it, or write redis:// in REDIS_URL".into()),
+        (&[("REDIS_URL", "/s"), tls], "REDIS_TLS=true: a unix socket has no TLS; unset it, or give host:port as REDIS_URL".into()),
+        (&[("REDIS_URL", "h:1"), tls, ("REDIS_TLS_CLIENT_CERT", "/c")], "REDIS_TLS_CLIENT_CERT=/c: set without REDIS_TLS_CLIENT_KEY; give both or none".into()),
+        (&[("REDIS_URL", "rediss://h:1"), ("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_URL", "rediss://h:1"), ("REDIS_TLS_CLIENT_KEY", "/k")], "REDIS_TLS_CLIENT_KEY=/k: set without REDIS_TLS_CLIENT_CERT; give both or none".into()),
+        (&[("REDIS_URL", "h:1"), file, ("REDIS_AUTH", "x")], "TOLLKEEPER_REDIS_AUTH_FILE=/f: REDIS_AUTH is set too; unset one of them".into()),
+        (&[("REDIS_URL", "redis://:x@h:1"), file], "TOLLKEEPER_REDIS_AUTH_FILE=/f: REDIS_URL holds a password too; leave it to the file, which may say user:password".into()),
+        (&[("REDIS_AUTH", ":")], "REDIS_AUTH=***: it holds no password; give password or user:password".into()),
+        (&[("REDIS_AUTH", "x\n")], "REDIS_AUTH=***: it ends in a line break; remove it".into()),
+        (&[("REDIS_POOL_SIZE", "0")], "REDIS_POOL_SIZE=0: out of range; give a whole number, 1 or more".into()),
+        (&[("REDIS_TIMEOUT", "0")], "REDIS_TIMEOUT=0: out of range; give a duration such as 1.5s, 1ms to 1h".into()),
+        (&[("REDIS_URL", "h:1"), ("TOLLKEEPER_STORE_TIMEOUT", "11s")], "TOLLKEEPER_STORE_TIMEOUT=11s: out of range; give a duration such as 1.5s, 1ms to 10s".into()),
+        (&[("TOLLKEEPER_REPLICAS", "0")], "TOLLKEEPER_REPLICAS=0: out of range; give a whole number, 1 to 100000".into()),
+        (&[("TOLLKEEPER_KEY_FORMAT", "x")], "TOLLKEEPER_KEY_FORMAT=x: not known; give tollkeeper or ratelimit".into()),
+        (&[cluster, ("REDIS_URL", "h:1"), ("CACHE_KEY_PREFIX", "a{}")], "CACHE_KEY_PREFIX=a{}: it has {} in it, which scatters keys over a cluster; leave the braces out".into()),
+        (&[("REDIS_URL", "h:1"), ("EXPIRATION_JITTER_MAX_SECONDS", "31622401")], "EXPIRATION_JITTER_MAX_SECONDS=31622401: more than a year; give at most 31622400".into()),
+        (&[("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_TYPE", "cluster")], format!("REDIS_PERSECOND_URL=: not set with REDIS_PERSECOND_TYPE=CLUSTER; give {NODES}")),
+    ];
+    for (vars, line) in cases {
+        assert_eq!(problems(vars), [line.as_str()], "{vars:?}");
+        // `check --env` says the same of every variable that is set.
+        let stopping = report(os(vars)).into_iter().filter(|line| line.fate.stops_the_start()).count();
+        assert_eq!(stopping, usize::from(!line.contains("=: not set")), "{vars:?}");
+    }
+    let long = "x".repeat(257);
+    assert!(
+        problems(&[("REDIS_URL", "h:1"), ("CACHE_KEY_PREFIX", &long)])[0].ends_with("too long; give at most 256 bytes")
+    );
+    redis(&[("REDIS_URL", "h:1"), ("CACHE_KEY_PREFIX", "a{}")]);
+    redis(&[cluster, ("REDIS_URL", "h:1"), ("CACHE_KEY_PREFIX", "{a}")]);
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
+fn what_is_not_read_gets_a_line() {
+    const FILES: [(&str, &str); 4] = [
+        ("REDIS_TLS_CACERT", "/ca"),
+        ("REDIS_TLS_CLIENT_CERT", "/c"),
+        ("REDIS_TLS_CLIENT_KEY", ""),
+        ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
+    ];
+    let lines = |names: &[&str], why: &str| names.iter().map(|name| format!("{name} has no effect: {why}")).collect();
+    let url = ("REDIS_URL", "h:1");
+    let cases: &[(Vars<'_>, Vec<String>)] = &[
+        (
+            &[
+                ("CACHE_KEY_PREFIX", "x"),
+                ("EXPIRATION_JITTER_MAX_SECONDS", "5"),
+                ("TOLLKEEPER_STORE_TIMEOUT", "1s"),
+                ("TOLLKEEPER_REDIS_AUTH_FILE", "/f"),
+            ],
+            lines(
+                &[
+                    "EXPIRATION_JITTER_MAX_SECONDS",
+                    "CACHE_KEY_PREFIX",
+                    "TOLLKEEPER_REDIS_AUTH_FILE",
+                    "TOLLKEEPER_STORE_TIMEOUT",
+                ],
+                "counters live in this process, not in Redis",
+            ),
+        ),
+        (
+            &[("REDIS_URL", "h:1"), ("EXPIRATION_JITTER_MAX_SECONDS", "5")],
+            lines(&["EXPIRATION_JITTER_MAX_SECONDS"], "it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit"),
+        ),
+        (
+            &[url, FILES[0], FILES[1], FILES[2], FILES[3]],
+            lines(
+                &["REDIS_TLS_CLIENT_CERT", "REDIS_TLS_CACERT", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"],
+                "no Redis is connected to over TLS",
+            ),
+        ),
+        (&[url, ("REDIS_SENTINEL_AUTH", "x")], lines(&["REDIS_SENTINEL_AUTH"], "there are no sentinels")),
+        (
+            &[url, ("REDIS_PERSECOND_URL", "h:1"), ("REDIS_PERSECOND_TYPE", "SINGLE"), ("REDIS_PERSECOND_AUTH", "x")],
+            lines(&["REDIS_PERSECOND_URL", "REDIS_PERSECOND_AUTH"], "it is only read with REDIS_PERSECOND=true"),
+        ),
+        (
+            &[url, ("REDIS_PIPELINE_WINDOW", "150us"), ("REDIS_PIPELINE_LIMIT", "0")],
+            lines(&["REDIS_PIPELINE_WINDOW"], "calls go out as they come, without waiting"),
+        ),
+        (
+            &[url, ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "CREATE"), ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "WAIT")],
+            lines(&["REDIS_POOL_ON_EMPTY_BEHAVIOR"], "connections are shared, so there is always one"),
+        ),
+        (
+            &[url, ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "0")],
+            lines(&["REDIS_CLUSTER_PIPELINE_PARALLELISM"], "all nodes are always asked at once"),
+        ),
+        (
+            &[url, ("REDIS_STARTUP_MAX_ELAPSED_TIME", "1m"), ("REDIS_STARTUP_MAX_INTERVAL", "30s")],
+            lines(
+                &["REDIS_STARTUP_MAX_ELAPSED_TIME"],
+                "the start does not wait for Redis, and attempts to connect never end",
+            ),
+        ),
+        (
+            &[url, ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "true")],
+            lines(&["REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR"], "it is always so"),
+        ),
+        (
+            &[("REDIS_TYPE", "cluster"), url, ("REDIS_SOCKET_TYPE", "unix")],
+            lines(&["REDIS_SOCKET_TYPE"], "nodes of a cluster and sentinels are always on tcp"),
+        ),
+        (&[url, ("REDIS_POOL_SIZE", "500")], vec!["REDIS_POOL_SIZE is more than 128, which is taken".into()]),
+        (
+            &[
+                url,
+                ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
+                ("REDIS_AUTH", ""),
+                ("REDIS_SENTINEL_AUTH", ""),
+                ("CACHE_KEY_PREFIX", "x"),
+            ],
+            vec![],
+        ),
+    ];
+    for (vars, expected) in cases {
+        assert_eq!(notices(vars), *expected, "{vars:?}");
+        let idle = report(os(vars)).into_iter().filter(|line| matches!(line.fate, Fate::NoEffect { .. })).count();
+        assert_eq!(idle, expected.iter().filter(|line| line.contains("no effect")).count(), "{vars:?}");
+    }
+    assert_eq!(redis(&[url, ("REDIS_POOL_SIZE", "500")]).main.connections.get(), 128);
+}
+
+/// Everything that is said about an environment, and all that could be said of its parts.
+fn all_that_is_said(vars: Vars<'_>) -> String {
+    let result = Settings::from_env(os(vars));
+    let words = match &result {
+        Ok((_, notices)) => notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
+        Err(error) => error.to_string(),
+    };
+    let (name, value) = vars[0];
+    let setting = table::find(name).unwrap();
+    let parsed = parse::value(setting.kind, value);
+    format!("{words} {result:?} {:?} {parsed:?} {}", report(os(vars)), shown(setting.kind, value))
+}
+
+#[test]
+fn a_secret_is_shown_at_no_door() {
+    const AUTHS: &[&str] = &["hunter2", "hunter2:x", "x:hunter2", ":hunter2", "hunter2:", "hunter2\n", "a:b:hunter2"];
+    const URLS: &[&str] = &[
+        "redis://:hunter2@h:1",
+        "redis://ann:hunter2@h:1/2",
+        "redis://hunter2@h:1",
+        "redis://:hunter2",
+        "redis://ann:hunter2",
+        "redis://ann:hunter2/0",
+        "redis://ann:x/hunter2",
+        "redis://ann:x/hunter2@h:1",
+        "redis://ann:x#hunter2@h:1",
+        "redis://h:1#hunter2",
+        "redis://h:1/hunter2",
+        "redis://h:hunter2@",
+        "redis://ann:x@hunter2@h:1",
+        "redis://ann:%zzhunter2@h:1",
+        "redis://:x,redis://hunter2@h:1",
+        "redis://:hunter2@h:1,redis://:x@h:2",
+        "redis://:hunter2@h:1,redis://:hunter2@h:2",
+        "redis://:a,hunter2@h:1",
+        "m,u:hunter2@h:1,h2",
+        "m,redis://u:hunter2@h:1",
+        "m,redis://u:hunter2",
+        "u:hunter2@h:1",
+        "u:hunter2",
+        "h:1:hunter2",
+        "redis://h?password=hunter2",
+        "redis://h?hunter2",
+        "redis://h?hunter2=x",
+        "redis://h?a=b@c&password=hunter2",
+        "redis://h?password=a@hunter2",
+        "redis://h?password=a@hunter2&db=x",
+        "redis://u:a?hunter2@h:1",
+        "rediss://u:hunter2@h:1",
+        "hunter2://x@h",
+        "a:hunter2://x@h",
+        "valkey://u:hunter2@h:1",
+        "/run/x.sock?password=hunter2",
+        "x.sock?password=hunter2",
+        "hunter2@x.sock",
+    ];
+    let mut tried = 0;
+    for prefix in ["REDIS_", "REDIS_PERSECOND_"] {
+        let (url, auth) = (format!("{prefix}URL"), format!("{prefix}AUTH"));
+        let (sentinel_auth, topology, socket) =
+            (format!("{prefix}SENTINEL_AUTH"), format!("{prefix}TYPE"), format!("{prefix}SOCKET_TYPE"));
+        for kind in ["single", "sentinel", "cluster", "ring"] {
+            for (name, values) in [(&url, URLS), (&auth, AUTHS), (&sentinel_auth, AUTHS)] {
+                for value in values {
+                    for more in
+                        [&[][..], &[(socket.as_str(), "unix")], &[(socket.as_str(), "tcp")], &[(auth.as_str(), "x")]]
+                    {
+                        let base: Vars<'_> = &[(name, value), (&topology, kind), ("REDIS_PERSECOND", "true")];
+                        for vars in [base, &base[..1]] {
+                            let text = all_that_is_said(&[vars, more].concat());
+                            assert!(!text.contains("hunter2"), "{name}={value} {kind} {more:?}: {text}");
+                            tried += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(tried > 2000, "{tried}");
+    assert!(!reference::help().contains("hunter2") && !reference::markdown().contains("hunter2"));
+}
+
+#[test]
+fn the_example_environments_are_those_of_their_topologies() {
+    for (file, expected) in [
+        ("redis-single.env", single("redis", 6379)),
+        (
+            "redis-sentinel.env",
+            Topology::Sentinel {
+                master: "mymaster".into(),
+                sentinels: ["sentinel-0", "sentinel-1", "sentinel-2"].map(|host| tcp(host, 26_379)).into(),
+                credentials: Credentials::File("/run/secrets/sentinel".into()),
+            },
+        ),
+        ("redis-cluster.env", Topology::Cluster(["redis-0", "redis-1", "redis-2"].map(|host| tcp(host, 6379)).into())),
+        ("redis-per-second.env", single("redis", 6379)),
+    ] {
+        // As people use it: a shell reads it, and what it exports is the environment.
+        let path = repository("config").join(file);
+        let script = "set -eu; unset PATH; set -a; . \"$0\"; /usr/bin/env -0";
+        let output = Command::new("sh").args(["-c", script]).arg(&path).env_clear().output().unwrap();
+        assert!(output.status.success(), "{file}: {}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let vars: Vec<(&str, &str)> = text.split('\0').filter_map(|line| line.split_once('=')).collect();
+        let main = redis(&vars).main;
+        assert_eq!((main.topology, notices(&vars)), (expected, vec![]), "{file}");
+        assert_eq!(redis(&vars).per_second.is_some(), file == "redis-per-second.env", "{file}");
+        assert!(matches!(main.credentials, Credentials::File(_)), "{file}");
+    }
+}
