@@ -2,37 +2,44 @@
 //!
 //! The service, `/json`, `explain` and the benches all come through here, so they can not disagree. Limits are selected
 //! for a request as a whole, because a rule may replace others of the same request; then each descriptor draws from
-//! its counters; then the verdicts merge. A store failure becomes a verdict by the rule's policy here and only here.
+//! its counters; then the verdicts merge. Counters in this process are drawn from at once and nothing waits; those in
+//! Redis are asked for all descriptors together. A store failure becomes a verdict by the rule's policy here and only
+//! here.
 
+mod draw;
 pub mod explain;
+mod failures;
 mod merge;
 mod metadata;
 mod selection;
 mod verdict;
 
-use std::time::Duration;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use self::failures::Failures;
 use self::merge::merge;
 use self::selection::{Selection, select};
 use crate::algorithm::Level;
 use crate::clock::Time;
 use crate::decision::Decision;
 use crate::limit::StorePolicy;
-use crate::request::{Hits, Request};
+use crate::request::Request;
 use crate::rule::set::RuleSet;
 use crate::settings::Behaviour;
-use crate::store::memory::{Full, Memory};
-use crate::telemetry::occasionally::Occasionally;
+use crate::store::memory::Memory;
+use crate::store::redis::Redis;
+use crate::store::{DrawError, Store};
 
 /// Decides requests: the counters, and what the process was told about deciding.
 #[derive(Debug)]
 pub struct Decider {
     /// Where the counters live.
-    pub store: Memory,
+    pub store: Store,
     /// What the process was told.
     pub behaviour: Behaviour,
+    failures: Failures,
 }
 
 /// What is taken once for a decision, where the request came in.
@@ -42,8 +49,10 @@ pub struct Edge<'r> {
     pub rules: Option<&'r RuleSet>,
     /// The time.
     pub now: Time,
-    /// How long the caller can wait for its answer, in microseconds.
+    /// How long the caller can wait for its answer, in microseconds, once the store has had all the time it may take.
     pub hold_us: u64,
+    /// When Redis must have answered; `None`: the caller leaves no time to ask it. Memory does not look at it.
+    pub until: Option<Instant>,
 }
 
 /// Why a request has no decision. The texts are envoyproxy/ratelimit's.
@@ -70,72 +79,56 @@ enum Outcome {
     Free,
     /// The levels of its limits, in their order.
     Drawn(SmallVec<[Level; 1]>),
-    /// The store failed, and this is the rule's policy.
+    /// The store failed, and these are the levels of what stands in for it.
+    StoodIn(SmallVec<[Level; 1]>),
+    /// The store failed, and this is the rule's policy, which is not `local`.
     Failed(StorePolicy),
 }
 
 impl Decider {
-    /// Decides a request.
-    pub fn decide<'r>(&'r self, edge: Edge<'r>, request: &Request<'_>) -> Result<Decision<'r>, DecideError> {
+    /// Decides by the counters of `store`.
+    pub fn new(store: Store, behaviour: Behaviour) -> Self {
+        Self { store, behaviour, failures: Failures::default() }
+    }
+
+    /// Decides a request by counters in this process, those of [`Decider::store`]; it waits for nothing.
+    pub fn decide<'r>(
+        &'r self,
+        memory: &Memory,
+        edge: Edge<'r>,
+        request: &Request<'_>,
+    ) -> Result<Decision<'r>, DecideError> {
+        let selections = self.select(edge, request)?;
+        let outcomes = self.draw(memory, edge, (request, &selections));
+        merge(&self.behaviour, request, &selections, &outcomes)
+    }
+
+    /// Decides a request by counters in Redis, that of [`Decider::store`]; it waits for them no longer than until
+    /// `edge.until`.
+    pub async fn decide_shared<'r>(
+        &'r self,
+        redis: &Redis,
+        edge: Edge<'r>,
+        request: &Request<'_>,
+    ) -> Result<Decision<'r>, DecideError> {
+        let selections = self.select(edge, request)?;
+        let outcomes = self.draw_shared(redis, edge, (request, &selections)).await;
+        merge(&self.behaviour, request, &selections, &outcomes)
+    }
+
+    /// How many draws the store failed since the start, by the name of what went wrong.
+    pub fn failed_draws(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        DrawError::all().map(|error| (error.name(), self.failures.count(error)))
+    }
+
+    /// The limits of each descriptor.
+    fn select<'r>(&self, edge: Edge<'r>, request: &Request<'_>) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
         if request.domain.is_empty() {
             return Err(DecideError::EmptyDomain);
         }
         if request.descriptors.is_empty() {
             return Err(DecideError::NoDescriptors);
         }
-        let rules = edge.rules.ok_or(DecideError::NoRules)?;
-        let selections = select(&self.behaviour, rules, request);
-        let spares =
-            self.behaviour.stop_cache_key_increment_when_overlimit && self.refuses_any(edge, request, &selections);
-        let outcomes: SmallVec<[Outcome; 2]> = selections
-            .iter()
-            .enumerate()
-            .map(|(place, selection)| self.draw(edge, (request, place), selection, spares))
-            .collect();
-        merge(&self.behaviour, request, &selections, &outcomes)
-    }
-
-    /// Draws for the descriptor at `place`. If another is known to refuse, one that would pass is spared, and only
-    /// looks; those that refuse draw, as in envoyproxy/ratelimit.
-    fn draw(
-        &self,
-        edge: Edge<'_>,
-        (request, place): (&Request<'_>, usize),
-        selection: &Selection<'_>,
-        spares: bool,
-    ) -> Outcome {
-        let Some(mut draw) = selection.draw((request, place), edge.hold_us) else { return Outcome::Free };
-        if spares && matches!(draw.ask.hits, Hits::Take(_)) && self.store.admits(&draw, edge.now) {
-            draw.ask.hits = Hits::Look;
-        }
-        match self.store.draw(&draw, edge.now) {
-            Ok(levels) => {
-                selection.notice_reports(request.descriptors[place].hits, &levels);
-                Outcome::Drawn(levels)
-            }
-            Err(error) => {
-                self.complain(&error, edge.now);
-                match selection.store_policy() {
-                    StorePolicy::Local => Outcome::Drawn(self.store.draw_spilled(&draw, edge.now)),
-                    policy => Outcome::Failed(policy),
-                }
-            }
-        }
-    }
-
-    /// Says now and then that the store fails; which verdicts follow is the rules' affair.
-    fn complain(&self, error: &Full, now: Time) {
-        static COMPLAINTS: Occasionally = Occasionally::every(Duration::from_secs(10));
-        if let Some(suppressed) = COMPLAINTS.due(now) {
-            tracing::error!(suppressed, "{error}; `on_store_error` decides. TOLLKEEPER_MEMORY_BYTES makes more room");
-        }
-    }
-
-    /// Whether any descriptor would be refused now.
-    fn refuses_any(&self, edge: Edge<'_>, request: &Request<'_>, selections: &[Selection<'_>]) -> bool {
-        selections.iter().enumerate().any(|(place, selection)| {
-            let draw = selection.draw((request, place), edge.hold_us);
-            draw.is_some_and(|draw| !self.store.admits(&draw, edge.now))
-        })
+        Ok(select(&self.behaviour, edge.rules.ok_or(DecideError::NoRules)?, request))
     }
 }

@@ -1,37 +1,62 @@
 //! Whether this process wants traffic.
 //!
 //! Healthy once it listens; not while it drains, nor while it was told to need rules and has none. A lost store is no
-//! reason: it must not restart a fleet. The answer is the same over HTTP and gRPC.
+//! reason unless it was told so: it must not restart a fleet. Ready is more: a store that is set up wrongly, or lost
+//! under a rule that answers nothing without it, makes this process the wrong one to ask. The answer is the same over
+//! HTTP and gRPC.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::config::live::LiveRules;
+use crate::rule::set::RuleSet;
+use crate::store::health::StoreHealth;
 
 /// Whether this process wants traffic.
 #[derive(Debug)]
 pub struct Health {
     draining: AtomicBool,
-    needs_domain: bool,
+    needs: Needs,
     rules: Arc<LiveRules>,
+    store: Arc<StoreHealth>,
+}
+
+/// Without what a process is unhealthy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Rules that hold at least one domain.
+    pub domain: bool,
+    /// A store that can be reached.
+    pub store: bool,
 }
 
 impl Health {
-    /// The health of a process that decides by `rules`; with `needs_domain` it is unhealthy until they hold one.
-    pub fn new(rules: Arc<LiveRules>, needs_domain: bool) -> Self {
-        Self { draining: AtomicBool::new(false), needs_domain, rules }
+    /// The health of a process that decides by `rules` and counts in a store that is as `store` says.
+    pub fn new(rules: Arc<LiveRules>, store: Arc<StoreHealth>, needs: Needs) -> Self {
+        Self { draining: AtomicBool::new(false), needs, rules, store }
     }
 
     /// Whether new traffic is welcome.
     pub fn is_healthy(&self) -> bool {
         let has_domain = || self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0);
-        !self.draining.load(Ordering::Relaxed) && (!self.needs_domain || has_domain())
+        !self.draining.load(Ordering::Relaxed)
+            && (!self.needs.domain || has_domain())
+            && !(self.needs.store && self.store.is_lost())
     }
 
-    /// Whether it can answer what it is asked: healthy, and with rules. A roll-out of rules that can not be loaded
-    /// stops here, instead of letting everything through.
+    /// Whether it can answer what it is asked: healthy, with rules, and with a store as these rules want it. A roll-out
+    /// of rules that can not be loaded or of a store that is set up wrongly stops here, instead of letting everything
+    /// through.
     pub fn is_ready(&self) -> bool {
-        self.is_healthy() && self.rules.load().is_some()
+        let answers_without_store = |rules: &RuleSet| !(self.store.is_lost() && rules.any_rule_says_error());
+        self.is_healthy()
+            && self.store.misconfigured().is_none()
+            && self.rules.load().as_ref().is_some_and(|loaded| answers_without_store(&loaded.rules))
+    }
+
+    /// Waits until the store is lost or back, or its setting up is found wrong or right; one task may wait.
+    pub async fn store_changed(&self) {
+        self.store.changed().await;
     }
 
     /// From now on the process is unhealthy: it is about to stop.

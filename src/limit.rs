@@ -4,6 +4,7 @@
 //! other, so that a `Limit` is valid once built and no algorithm checks anything again.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 /// A day in microseconds.
 const DAY_US: u64 = 86_400_000_000;
@@ -384,6 +385,20 @@ impl Limit {
             consistency,
             on_store_error: terms.on_store_error.unwrap_or_default(),
         })
+    }
+
+    /// The share of one of so many replicas that count by themselves: the hits of a period and what can pass at once
+    /// are divided and rounded down, to at least 1 unless they were 0. All else stays.
+    pub const fn share_of(&self, replicas: NonZeroU32) -> Self {
+        const fn divided(count: u32, replicas: NonZeroU32) -> u32 {
+            let share = count / replicas.get();
+            if share == 0 && count > 0 { 1 } else { share }
+        }
+        Self {
+            requests_per_unit: divided(self.requests_per_unit, replicas),
+            capacity: divided(self.capacity, replicas),
+            ..*self
+        }
     }
 
     /// What a share or a lease can not express: held answers, and debt.

@@ -30,9 +30,11 @@ use crate::config::yaml::Documents;
 use crate::decide::Decider;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
-use crate::health::Health;
+use crate::health::{Health, Needs};
 use crate::http::routes::Site;
 use crate::settings::{Settings, Shutdown};
+use crate::store::Store;
+use crate::store::health::StoreHealth;
 use crate::store::memory::Memory;
 
 /// Why a process could not run.
@@ -86,9 +88,10 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let listeners = Listeners::open(&settings)?;
     let clock = Clock::System;
     let rules = Arc::new(LiveRules::default());
-    let health = Arc::new(Health::new(Arc::clone(&rules), settings.rules.healthy_with_at_least_one_config));
-    let decider =
-        Decider { store: Memory::new(settings.memory.capacity_bytes as u64), behaviour: settings.behaviour.clone() };
+    let needs = Needs { domain: settings.rules.healthy_with_at_least_one_config, store: false };
+    let health = Arc::new(Health::new(Arc::clone(&rules), Arc::new(StoreHealth::default()), needs));
+    let store = Store::Memory(Memory::new(settings.memory.capacity_bytes as u64));
+    let decider = Decider::new(store, settings.behaviour.clone());
     let service = Arc::new(Service::new(clock.clone(), Arc::clone(&rules), decider));
     tracing::warn!(
         capacity_bytes = settings.memory.capacity_bytes,
@@ -117,6 +120,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     };
     let mut background = JoinSet::new();
     background.spawn(reloader.follow(changes, grpc_health.clone()));
+    background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
     let [grpc, http, inside] = listeners.addresses();
     let mut serving = listeners

@@ -1,5 +1,79 @@
-//! Where counters live.
+//! Where counters live: in this process, or in Redis with this process to fall back on.
+//!
+//! An enum and not a trait: there are two, and whoever decides must know which, because one answers at once and the
+//! other makes it wait.
 
 pub mod guard;
+pub mod health;
+pub mod local;
 pub mod memory;
 pub mod redis;
+
+use self::memory::{Full, Memory};
+use self::redis::Redis;
+use self::redis::failure::RedisError;
+use crate::clock::Time;
+
+/// The counters.
+#[derive(Debug)]
+pub enum Store {
+    /// In this process: every replica counts for itself.
+    Memory(Memory),
+    /// In Redis, shared by all replicas.
+    Redis(Box<Redis>),
+}
+
+impl Store {
+    /// Drops what has expired from a share of the counters in this process: the `turn`th of `turns`.
+    pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
+        match self {
+            Self::Memory(memory) => memory.sweep(now, turn, turns),
+            Self::Redis(redis) => redis.local().sweep(now, turn, turns),
+        }
+    }
+}
+
+/// Why a draw was not decided by the store. What is answered then is the affair of the rule's policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DrawError {
+    /// By memory.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// By Redis.
+    #[error(transparent)]
+    Redis(#[from] RedisError),
+}
+
+impl DrawError {
+    /// How many kinds there are.
+    pub const KINDS: usize = 1 + RedisError::ALL.len();
+
+    /// All kinds, in the order of [`DrawError::place`].
+    pub fn all() -> impl Iterator<Item = Self> {
+        std::iter::once(Self::Full(Full)).chain(RedisError::ALL.into_iter().map(Self::Redis))
+    }
+
+    /// The place of its kind among all, below [`DrawError::KINDS`].
+    pub fn place(self) -> usize {
+        match self {
+            Self::Full(Full) => 0,
+            Self::Redis(error) => 1 + RedisError::ALL.iter().position(|kind| *kind == error).unwrap_or(0),
+        }
+    }
+
+    /// The name of its kind.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full(Full) => "memory_full",
+            Self::Redis(error) => error.name(),
+        }
+    }
+
+    /// What an operator might set to mend it.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Full(Full) => "TOLLKEEPER_MEMORY_BYTES makes more room",
+            Self::Redis(error) => error.advice(),
+        }
+    }
+}

@@ -12,15 +12,11 @@ use super::print::{complain, ended, plain, print, short, span};
 use super::rules::{Rules, settings};
 use super::target::Target;
 use super::{Outcome, question};
-use crate::clock::Clock;
 use crate::config::compile::Options;
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
-use crate::decide::{Decider, Edge};
 use crate::grpc::decode;
-use crate::grpc::service::DEFAULT_DEADLINE;
 use crate::http::json::request_to_json;
 use crate::pb::RateLimitRequest;
-use crate::store::memory::Memory;
 
 /// What `explain` takes.
 #[derive(Debug, clap::Args)]
@@ -89,15 +85,8 @@ fn read(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, St
     let Some(set) = &rules.set else {
         return Err(format!("the rules have errors\n{}", rules.text().trim_end()));
     };
-    let decider = Decider { store: Memory::new(0), behaviour: settings.behaviour };
-    let hold_us = u64::try_from(DEFAULT_DEADLINE.as_micros()).unwrap_or(u64::MAX);
-    let edge = Edge { rules: Some(set), now: Clock::System.now(), hold_us };
-    let mut explanation = decider.explain(edge, &decode::request(request)).ok_or("there are no rules")?;
-    for limit in explanation.descriptors.iter_mut().flat_map(|descriptor| &mut descriptor.limits) {
-        // Those of a store that never counted anything would only mislead.
-        limit.counter = None;
-    }
-    Ok(explanation)
+    // There is no store: counters that never counted anything would only mislead.
+    Ok(Explanation::of(&settings.behaviour, set, &decode::request(request), &[]))
 }
 
 /// What a running server says.

@@ -68,6 +68,11 @@ impl LiveRules {
         self.current.load()
     }
 
+    /// The same for whoever has to wait while it decides.
+    pub fn load_full(&self) -> Option<Arc<Loaded>> {
+        self.current.load_full()
+    }
+
     /// Puts a new set in force; its version.
     pub fn replace(&self, rules: RuleSet, sources: Vec<Arc<str>>, now: Time) -> u64 {
         let mut attempt = self.attempt();

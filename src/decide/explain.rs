@@ -6,15 +6,20 @@
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::selection::{Selected, Selection, select};
-use super::{Decider, Edge};
+use super::{Decider, Edge, draw};
 use crate::algorithm::Level;
+use crate::counter::Draw;
 use crate::limit::{Algorithm, Consistency, Limit};
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::matching::Met;
 use crate::rule::set::{DomainRules, RuleSet};
 use crate::rule::trace::{End, Miss, Place, Step};
+use crate::settings::Behaviour;
+use crate::store::Store;
+use crate::store::redis::{Levels, Purpose};
 
 /// What a request would meet.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -96,15 +101,15 @@ pub struct ExplainedCounter {
     pub retry_after_us: Option<u64>,
 }
 
-impl Decider {
-    /// Explains what `request` would meet now, charging nothing. Without rules there is nothing to explain.
-    pub fn explain(&self, edge: Edge<'_>, request: &Request<'_>) -> Option<Explanation> {
-        let rules = edge.rules?;
+impl Explanation {
+    /// What `request` would meet, by these rules; `counters` are the levels of each descriptor's limits, as far as they
+    /// are known.
+    pub fn of(behaviour: &Behaviour, rules: &RuleSet, request: &Request<'_>, counters: &[Vec<Level>]) -> Self {
         let domain = rules.domain(request.domain);
-        let selections = select(&self.behaviour, rules, request);
+        let selections = select(behaviour, rules, request);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(place, (descriptor, selection))| {
-                let levels = self.look(edge, (request, place), selection);
+                let levels = counters.get(place).map_or(&[][..], Vec::as_slice);
                 let limit = |(at, selected)| explained_limit(selected, levels.get(at));
                 let limits = selection.limits.iter().enumerate().map(limit).collect();
                 match domain {
@@ -112,17 +117,34 @@ impl Decider {
                     Some(domain) => explained(rules, domain, (descriptor, selection), limits),
                 }
             });
-        Some(Explanation {
-            domain: request.domain.to_owned(),
-            known_domain: domain.is_some(),
-            descriptors: descriptors.collect(),
-        })
+        Self { domain: request.domain.to_owned(), known_domain: domain.is_some(), descriptors: descriptors.collect() }
     }
+}
 
-    fn look(&self, edge: Edge<'_>, request: (&Request<'_>, usize), selection: &Selection<'_>) -> Vec<Level> {
-        let Some(mut draw) = selection.draw(request, edge.hold_us) else { return Vec::new() };
-        draw.ask.hits = Hits::Look;
-        self.store.draw(&draw, edge.now).map_or_else(|_| Vec::new(), |levels| levels.into_vec())
+impl Decider {
+    /// Looks at the counters that `request` would draw from, charging nothing: the levels of each descriptor's limits,
+    /// none where there are no limits or the store failed.
+    pub async fn look(&self, edge: Edge<'_>, request: &Request<'_>) -> Vec<Vec<Level>> {
+        let mut counters = vec![Vec::new(); request.descriptors.len()];
+        let Some(rules) = edge.rules else { return counters };
+        let selections = select(&self.behaviour, rules, request);
+        let looks = selections.iter().enumerate().filter_map(|(place, selection)| {
+            let mut draw = selection.draw((request, place), edge.hold_us)?;
+            draw.ask.hits = Hits::Look;
+            Some((place, draw))
+        });
+        let (places, looks): (Vec<usize>, Vec<Draw<'_>>) = looks.unzip();
+        let found: SmallVec<[Option<Levels>; 2]> = match &self.store {
+            Store::Memory(memory) => looks.iter().map(|look| memory.draw(look, edge.now).ok()).collect(),
+            Store::Redis(redis) => {
+                let results = draw::ask(redis, &looks, Purpose::Trial, edge).await;
+                results.into_iter().map(Result::ok).collect()
+            }
+        };
+        for (place, levels) in places.into_iter().zip(found) {
+            counters[place] = levels.map(SmallVec::into_vec).unwrap_or_default();
+        }
+        counters
     }
 }
 

@@ -1,7 +1,7 @@
 //! Verdicts merge into one answer: statuses, the overall code, headers and body.
 //!
 //! A trial (`shadow_mode`) never refuses; quotas refuse only all together; any other refused limit refuses the request.
-//! A real refusal goes before a failed draw that may not be answered, and that before all else.
+//! A real refusal goes before a failed draw that may not be answered, and that before what other policies say.
 
 use std::borrow::Cow;
 
@@ -24,11 +24,14 @@ pub(super) fn merge<'r>(
 ) -> Result<Decision<'r>, DecideError> {
     let verdicts: SmallVec<[Verdict<'r>; 2]> =
         selections.iter().zip(outcomes).map(|(selection, outcome)| Verdict::of(selection, outcome)).collect();
-    let refused = is_refused(behaviour, selections, &verdicts);
-    if !refused && !behaviour.shadow_mode && verdicts.iter().any(|verdict| verdict.failed) {
+    let is_over = |verdict: &Verdict<'_>| verdict.status.over_limit;
+    let is_really_over = |verdict: &Verdict<'_>| is_over(verdict) && !verdict.by_policy;
+    let may_refuse = !behaviour.shadow_mode;
+    let failed = may_refuse && verdicts.iter().any(|verdict| verdict.failed);
+    if failed && !is_refused(behaviour, selections, &verdicts, is_really_over) {
         return Err(DecideError::Store);
     }
-    let over_limit = refused && !behaviour.shadow_mode;
+    let over_limit = may_refuse && is_refused(behaviour, selections, &verdicts, is_over);
     // A refusal is never held, and a trial must not be felt.
     let is_held = !over_limit && !behaviour.shadow_mode;
     let mut headers = limit_headers(behaviour, &verdicts);
@@ -56,13 +59,18 @@ pub(super) fn merge<'r>(
 
 /// Whether the request is refused, trials of the whole process aside: any limit that is no quota refuses it, and quotas
 /// do if there are any and all refuse. Under QUOTA_MODE all are quotas, those that nothing matched too.
-fn is_refused(behaviour: &Behaviour, selections: &[Selection<'_>], verdicts: &[Verdict<'_>]) -> bool {
+fn is_refused(
+    behaviour: &Behaviour,
+    selections: &[Selection<'_>],
+    verdicts: &[Verdict<'_>],
+    is_over: impl Fn(&Verdict<'_>) -> bool,
+) -> bool {
     let (mut quotas, mut refused_quotas) = (0, 0);
     for (selection, verdict) in selections.iter().zip(verdicts) {
         if selection.unlimited {
             continue;
         }
-        let over = verdict.status.over_limit;
+        let over = is_over(verdict);
         if behaviour.quota_mode || verdict.quota {
             quotas += 1;
             refused_quotas += usize::from(over);

@@ -4,6 +4,7 @@
 //! passed over, and the configured rule decides. Rules may switch off named limits of the same request, whichever
 //! descriptor met them.
 
+use std::cmp::Reverse;
 use std::sync::Once;
 
 use smallvec::SmallVec;
@@ -139,16 +140,34 @@ impl<'r> Selection<'r> {
         }
     }
 
-    /// What is answered when the counters can not be asked: the least lenient policy of its enforced limits.
-    pub(super) fn store_policy(&self) -> StorePolicy {
-        let strictness = |policy: &StorePolicy| match policy {
+    /// What decides a draw of `hits` that the store failed: the least lenient policy of its enforced limits. A trial is
+    /// never refused, nor is what takes nothing: where no other process is asked it passes.
+    pub(super) fn store_policy(&self, hits: Hits) -> StorePolicy {
+        let takes = matches!(hits, Hits::Take(_));
+        match self.least_lenient() {
+            Some((_, StorePolicy::Local)) => StorePolicy::Local,
+            Some((_, policy)) if takes => policy,
+            _ => StorePolicy::Allow,
+        }
+    }
+
+    /// The place of the limit that speaks for all when the store fails: the first with that policy, no quota if it can.
+    pub(super) fn spokesman(&self) -> Option<usize> {
+        self.least_lenient().map(|(place, _)| place)
+    }
+
+    fn least_lenient(&self) -> Option<(usize, StorePolicy)> {
+        let strictness = |policy| match policy {
             StorePolicy::Allow => 0,
             StorePolicy::Local => 1,
             StorePolicy::Deny => 2,
             StorePolicy::Error => 3,
         };
-        let enforced = self.limits.iter().filter(|selected| !selected.shadow);
-        enforced.map(|selected| selected.limit.on_store_error()).max_by_key(strictness).unwrap_or(StorePolicy::Allow)
+        let enforced = self.limits.iter().enumerate().filter(|(_, selected)| !selected.shadow);
+        // `min_by_key` gives the first on a tie.
+        let least =
+            enforced.min_by_key(|(_, selected)| (Reverse(strictness(selected.limit.on_store_error())), selected.quota));
+        least.map(|(place, selected)| (place, selected.limit.on_store_error()))
     }
 }
 

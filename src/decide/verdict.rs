@@ -22,7 +22,9 @@ pub(super) struct Verdict<'r> {
     pub(super) hold_us: u64,
     /// The same hits can never pass.
     pub(super) for_good: bool,
-    /// The store failed, and the rule says so.
+    /// The store failed, and this is what the rule's policy says.
+    pub(super) by_policy: bool,
+    /// The store failed, and the policy is that nobody says anything.
     pub(super) failed: bool,
 }
 
@@ -35,25 +37,17 @@ impl<'r> Verdict<'r> {
             quota: false,
             hold_us: 0,
             for_good: false,
+            by_policy: false,
             failed: false,
         };
         match outcome {
             Outcome::Free => free(if selection.unlimited { u32::MAX } else { 0 }),
             Outcome::Drawn(levels) => drawn(selection, levels),
-            // What `local` counts was drawn; what is left to answer of it is as free as `allow`.
-            Outcome::Failed(StorePolicy::Local | StorePolicy::Allow) => free(0),
-            Outcome::Failed(StorePolicy::Error) => Verdict { failed: true, ..free(0) },
-            Outcome::Failed(StorePolicy::Deny) => {
-                let shown = selection.limits.iter().position(|selected| !selected.shadow).unwrap_or(0);
-                let selected = &selection.limits[shown];
-                let status = Status {
-                    over_limit: true,
-                    current_limit: Some(current_limit(selected)),
-                    remaining: 0,
-                    until_reset_s: Some(1),
-                };
-                Verdict { status, shown: Some(shown), quota: selected.quota, ..free(0) }
-            }
+            // Once the store is back the whole limit counts, not the share of it: nothing is for good.
+            Outcome::StoodIn(levels) => Verdict { by_policy: true, for_good: false, ..drawn(selection, levels) },
+            Outcome::Failed(StorePolicy::Local | StorePolicy::Allow) => Verdict { by_policy: true, ..free(0) },
+            Outcome::Failed(StorePolicy::Error) => Verdict { by_policy: true, failed: true, ..free(0) },
+            Outcome::Failed(StorePolicy::Deny) => denied(selection, Verdict { by_policy: true, ..free(0) }),
         }
     }
 
@@ -63,6 +57,22 @@ impl<'r> Verdict<'r> {
         selection.rule.map(|compiled| compiled.rule.limit_path(selected.place))
     }
 }
+
+/// The verdict of a policy that refuses, in the name of the limit that has it.
+fn denied<'r>(selection: &Selection<'r>, free: Verdict<'r>) -> Verdict<'r> {
+    let Some(shown) = selection.spokesman() else { return free };
+    let selected = &selection.limits[shown];
+    let status = Status {
+        over_limit: true,
+        current_limit: Some(current_limit(selected)),
+        remaining: 0,
+        until_reset_s: Some(DENIED_FOR_S),
+    };
+    Verdict { status, shown: Some(shown), quota: selected.quota, ..free }
+}
+
+/// When to come back after a refusal by policy, in seconds: the store may be back any moment.
+const DENIED_FOR_S: u64 = 1;
 
 /// The verdict of limits that were decided together.
 fn drawn<'r>(selection: &Selection<'r>, levels: &[Level]) -> Verdict<'r> {
@@ -87,6 +97,7 @@ fn drawn<'r>(selection: &Selection<'r>, levels: &[Level]) -> Verdict<'r> {
         quota: selected.quota,
         hold_us: held.map(|(_, level)| level.hold_us).max().unwrap_or(0),
         for_good: !level.admitted && level.retry_after_us.is_none(),
+        by_policy: false,
         failed: false,
     }
 }

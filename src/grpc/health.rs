@@ -38,6 +38,14 @@ impl GrpcHealth {
         }
     }
 
+    /// Tells them whenever the store is lost or back, for ever.
+    pub async fn follow_store(self) {
+        loop {
+            self.health.store_changed().await;
+            self.sync().await;
+        }
+    }
+
     /// Ends the streams that watch.
     pub async fn close(mut self) {
         for name in NAMES {

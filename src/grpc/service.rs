@@ -1,22 +1,26 @@
 //! `ShouldRateLimit`: one question, one answer.
 //!
-//! The time and the rules are taken here, once for each request, and passed down. The decision itself never waits; an
+//! The time and the rules are taken here, once for each request, and passed down. A decision by memory never waits; one
+//! by Redis waits as long as the caller's deadline and the store's allow, and keeps the rules meanwhile. An
 //! answer that a leaky bucket holds sleeps here, after the rules were let go, and costs a timer. This is the only
 //! place where errors become gRPC codes. What a caller sends besides the message (its deadline) is read here too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
 use super::{decode, encode};
 use crate::clock::Clock;
-use crate::config::live::LiveRules;
+use crate::config::live::{LiveRules, Loaded};
 use crate::decide::{DecideError, Decider, Edge};
 use crate::pb::rate_limit_service_server::RateLimitService;
 use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::store::Store;
+use crate::store::memory::Memory;
+use crate::store::redis::Redis;
 
 /// Answers requests, whichever way they came in.
 #[derive(Debug)]
@@ -38,6 +42,8 @@ pub const MOST_DESCRIPTORS: usize = 10_000;
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 /// The longest an answer is held, whatever a caller says.
 const LONGEST_HOLD: Duration = Duration::from_secs(3600);
+/// What a decision needs after the store's answer, or in place of it, to reach its caller before the deadline.
+const ANSWER_MARGIN: Duration = Duration::from_millis(5);
 /// What a held answer needs to reach its caller before the deadline.
 const RETURN_MARGIN: Duration = Duration::from_millis(2);
 
@@ -79,7 +85,11 @@ impl Service {
         message: &RateLimitRequest,
         deadline: Duration,
     ) -> Result<RateLimitResponse, AnswerError> {
-        let (response, hold) = self.decide(message, deadline)?;
+        let (response, hold) = match &self.decider.store {
+            Store::Memory(memory) => self.decide(memory, message, deadline)?,
+            // Boxed, so that answers from memory do not carry the room that waiting takes.
+            Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline)).await?,
+        };
         if !hold.is_zero() {
             let _held = Held::new(&self.held);
             tokio::time::sleep(hold).await;
@@ -92,25 +102,54 @@ impl Service {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Decides a request; the answer, and how long it is to be held.
+    /// Decides a request by counters in this process, at once; the answer, and how long it is to be held.
     pub fn decide(
         &self,
+        memory: &Memory,
         message: &RateLimitRequest,
         deadline: Duration,
     ) -> Result<(RateLimitResponse, Duration), AnswerError> {
-        let count = message.descriptors.len();
-        if count > MOST_DESCRIPTORS {
-            return Err(AnswerError::TooManyDescriptors { count });
-        }
-        let loaded = self.rules.load();
-        let hold = deadline.saturating_sub(RETURN_MARGIN).min(LONGEST_HOLD);
-        let edge = Edge {
-            rules: loaded.as_deref().map(|loaded| &loaded.rules),
+        check_size(message)?;
+        let rules = self.rules.load();
+        let edge = self.edge(rules.as_deref(), deadline);
+        let decision = self.decider.decide(memory, edge, &decode::request(message))?;
+        Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
+    }
+
+    /// Decides a request by counters in Redis; the answer, and how long it is to be held from then on.
+    pub async fn decide_shared(
+        &self,
+        redis: &Redis,
+        message: &RateLimitRequest,
+        deadline: Duration,
+    ) -> Result<(RateLimitResponse, Duration), AnswerError> {
+        check_size(message)?;
+        let rules = self.rules.load_full();
+        let edge = self.edge(rules.as_deref(), deadline);
+        let decision = self.decider.decide_shared(redis, edge, &decode::request(message)).await?;
+        Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
+    }
+
+    /// What is taken once for a decision that is needed within `deadline` from now.
+    pub fn edge<'r>(&self, rules: Option<&'r Loaded>, deadline: Duration) -> Edge<'r> {
+        let store_time = match &self.decider.store {
+            Store::Memory(_) => Duration::ZERO,
+            Store::Redis(redis) => redis.timeout().min(deadline.saturating_sub(ANSWER_MARGIN)),
+        };
+        let hold = deadline.saturating_sub(store_time + RETURN_MARGIN).min(LONGEST_HOLD);
+        Edge {
+            rules: rules.map(|loaded| &loaded.rules),
             now: self.clock.now(),
             hold_us: u64::try_from(hold.as_micros()).unwrap_or(u64::MAX),
-        };
-        let decision = self.decider.decide(edge, &decode::request(message))?;
-        Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
+            until: (!store_time.is_zero()).then(|| Instant::now() + store_time),
+        }
+    }
+}
+
+fn check_size(message: &RateLimitRequest) -> Result<(), AnswerError> {
+    match message.descriptors.len() {
+        0..=MOST_DESCRIPTORS => Ok(()),
+        count => Err(AnswerError::TooManyDescriptors { count }),
     }
 }
 

@@ -17,11 +17,10 @@ use axum::routing::{any, get};
 use tokio::sync::Semaphore;
 
 use super::json;
-use crate::decide::Edge;
+use crate::decide::explain::Explanation;
 use crate::grpc::decode;
 use crate::grpc::service::{DEFAULT_DEADLINE, Service};
 use crate::health::Health;
-use crate::pb::RateLimitRequest;
 use crate::pb::rate_limit_response::Code;
 use crate::rule::render;
 
@@ -139,24 +138,25 @@ async fn explain(State(site): State<Site>, body: Bytes) -> Response {
     // Near misses are looked for among all rules of a level: work for a thread of its own, one question at a time.
     static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
     let Ok(_turn) = ONE_AT_A_TIME.acquire().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    let page = tokio::task::spawn_blocking(move || explain_now(&site, &request)).await;
+    let service = Arc::clone(&site.service);
+    let Some(loaded) = service.rules.load_full() else {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
+    };
+    let edge = service.edge(Some(&loaded), DEFAULT_DEADLINE);
+    let counters = service.decider.look(edge, &decode::request(&request)).await;
+    let explain = move || {
+        let behaviour = &site.service.decider.behaviour;
+        explanation_page(&Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters))
+    };
+    let page = tokio::task::spawn_blocking(explain).await;
     page.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
 /// Descriptors, and entries of all of them, that one question to `/explain` may have.
 const MOST_EXPLAINED: usize = 100;
 
-fn explain_now(site: &Site, request: &RateLimitRequest) -> Response {
-    let loaded = site.service.rules.load();
-    let edge = Edge {
-        rules: loaded.as_deref().map(|loaded| &loaded.rules),
-        now: site.service.clock.now(),
-        hold_us: u64::try_from(DEFAULT_DEADLINE.as_micros()).unwrap_or(u64::MAX),
-    };
-    let Some(explanation) = site.service.decider.explain(edge, &decode::request(request)) else {
-        return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
-    };
-    match serde_json::to_string_pretty(&explanation) {
+fn explanation_page(explanation: &Explanation) -> Response {
+    match serde_json::to_string_pretty(explanation) {
         Ok(page) => json_page(StatusCode::OK, page),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }

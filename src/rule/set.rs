@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::wildcard::Wildcards;
 use super::{Allowance, Defaults, Domain, Node, NodeId, Origin, Rule};
-use crate::limit::Limit;
+use crate::limit::{Limit, StorePolicy};
 
 /// All rules, immutable.
 #[derive(Debug)]
@@ -24,6 +24,7 @@ pub struct RuleSet {
     domains: HashMap<String, DomainRules>,
     roots: Vec<NodeId>,
     rule_count: usize,
+    any_rule_says_error: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -110,6 +111,7 @@ impl RuleSet {
             domains: HashMap::with_capacity(domains.len()),
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,
+            any_rule_says_error: false,
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: (random.hash_one(1_u8), random.hash_one(2_u8)),
@@ -122,7 +124,8 @@ impl RuleSet {
             set.domains.insert(domain.name, rules);
         }
         set.nodes.shrink_to_fit();
-        set.rule_count = set.nodes.iter().filter(|node| node.rule.is_some()).count();
+        let rules = || set.nodes.iter().filter_map(|node| node.rule.as_deref());
+        (set.rule_count, set.any_rule_says_error) = (rules().count(), rules().any(CompiledRule::says_error));
         set
     }
 
@@ -134,6 +137,11 @@ impl RuleSet {
     /// How many rules there are.
     pub const fn rule_count(&self) -> usize {
         self.rule_count
+    }
+
+    /// Whether any rule answers with an error when its counter can not be asked.
+    pub const fn any_rule_says_error(&self) -> bool {
+        self.any_rule_says_error
     }
 
     /// How many domains there are.
@@ -259,6 +267,11 @@ impl CompiledRule {
                 .collect(),
         };
         Self { rule, limits, looks: Looks::default() }
+    }
+
+    /// A limit that refuses nothing answers nothing either.
+    fn says_error(&self) -> bool {
+        self.limits.iter().any(|of_rule| !of_rule.shadow && of_rule.limit.on_store_error() == StorePolicy::Error)
     }
 
     /// The name of the limit at `index`; empty if it has none.

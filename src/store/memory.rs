@@ -17,9 +17,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use self::shard::Shard;
-use crate::algorithm::Level;
+use crate::algorithm::{Level, State};
 use crate::clock::Time;
-use crate::counter::{Draw, PathHasher};
+use crate::counter::{Draw, Path, PathHasher};
+use crate::limit::Limit;
 
 /// The counters of this process.
 #[derive(Debug)]
@@ -84,6 +85,18 @@ impl Memory {
     pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
         let path = self.hasher.key(&draw.path);
         self.shard(path).admits(path, draw, now)
+    }
+
+    /// The key of a path in this store.
+    pub fn path_key(&self, path: &Path<'_>) -> u128 {
+        self.hasher.key(path)
+    }
+
+    /// Puts states in place of what counters of a path hold: `each` is called once and says which, by limit, tag and
+    /// state. One that is not there and finds no room is left out; `now` is the time at which they hold.
+    pub fn put(&self, path: u128, now: Time, each: impl FnOnce(&mut dyn FnMut(&Limit, u128, State))) {
+        let mut shard = self.shard(path);
+        each(&mut |limit, tag, state| shard.put((path ^ tag, limit), state, now));
     }
 
     fn shard(&self, path: u128) -> MutexGuard<'_, Shard> {

@@ -31,6 +31,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
+use tokio::time::sleep;
 
 use self::call::{Manner, Place};
 use self::combine::{Batch, Combiner, Drawings, Turn};
@@ -40,13 +41,15 @@ use self::failure::RedisError;
 use self::node::Ground;
 use self::probe::Probe;
 use self::route::Route;
-use self::script::{Counted, Drawing, MOST_DRAWS};
+use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
 use crate::algorithm::Level;
 use crate::clock::Time;
-use crate::counter::{Draw, PathHasher};
-use crate::limit::Unit;
+use crate::counter::Draw;
+use crate::limit::{Limit, StorePolicy, Unit};
 use crate::settings::redis::{self as settings, Deployment, KeyFormat, Topology};
 use crate::store::guard::patiently;
+use crate::store::health::StoreHealth;
+use crate::store::local::Local;
 
 /// The levels of a descriptor's limits, in their order.
 pub type Levels = SmallVec<[Level; 1]>;
@@ -64,7 +67,8 @@ pub struct Redis {
 struct Shared {
     main: Arc<Route>,
     per_second: Option<Arc<Route>>,
-    hasher: PathHasher,
+    /// What stands in for it.
+    local: Local,
     combiner: Combiner,
     prefix: String,
     format: KeyFormat,
@@ -100,14 +104,25 @@ enum Pending {
 }
 
 impl Redis {
-    /// Begins to connect, and returns at once. To be called within a tokio runtime.
-    pub fn start(settings: &settings::Redis) -> Self {
-        Self { shared: Arc::new(Shared::start(settings, false)) }
+    /// Begins to connect, and returns at once; `local` stands in for it while it is away. To be called within a tokio
+    /// runtime.
+    pub fn start(settings: &settings::Redis, local: Local) -> Self {
+        Self { shared: Arc::new(Shared::start(settings, local, false)) }
     }
 
     /// As [`Redis::start`], but time is what draws say: for tests with a manual clock.
-    pub fn start_with_given_time(settings: &settings::Redis) -> Self {
-        Self { shared: Arc::new(Shared::start(settings, true)) }
+    pub fn start_with_given_time(settings: &settings::Redis, local: Local) -> Self {
+        Self { shared: Arc::new(Shared::start(settings, local, true)) }
+    }
+
+    /// What stands in for it.
+    pub fn local(&self) -> &Local {
+        &self.shared.local
+    }
+
+    /// The longest that a draw may take, waiting included.
+    pub fn timeout(&self) -> Duration {
+        self.shared.timeout
     }
 
     /// Makes all draws of a request at once; one result for each, in their order, not later than `until`.
@@ -145,29 +160,25 @@ impl Redis {
         self.shared.calls.load(Ordering::Relaxed)
     }
 
-    /// Whether every server takes draws now.
-    pub fn serves(&self) -> bool {
-        self.shared.routes().all(|route| route.serves())
-    }
-
-    /// Whether any server takes draws now.
-    pub fn serves_some(&self) -> bool {
-        self.shared.routes().any(|route| route.serves_some())
-    }
-
-    /// What somebody has to mend, if anything.
-    pub fn misconfigured(&self) -> Option<Arc<String>> {
-        self.shared.routes().find_map(|route| route.misconfigured())
+    /// Tells `health` how the servers are, for as long as it is run: lost if none of a deployment takes draws.
+    pub async fn report(&self, health: &StoreHealth) {
+        const OFTEN: Duration = Duration::from_millis(100);
+        loop {
+            health.set_lost(self.shared.routes().any(|route| !route.serves_some()));
+            let misconfigured = self.shared.routes().find_map(|route| route.misconfigured());
+            health.set_misconfigured(misconfigured.map(|what| (*what).clone()));
+            sleep(OFTEN).await;
+        }
     }
 }
 
 impl Shared {
-    fn start(settings: &settings::Redis, gives_time: bool) -> Self {
+    fn start(settings: &settings::Redis, local: Local, gives_time: bool) -> Self {
         let start = |deployment| Arc::new(start_route(settings, deployment));
         Self {
             main: start(&settings.main),
             per_second: settings.per_second.as_ref().map(start),
-            hasher: PathHasher::default(),
+            local,
             combiner: Combiner::default(),
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
@@ -215,7 +226,7 @@ impl Shared {
     /// What tells a descriptor's counters from all others: their path and their tags; in the format of
     /// envoyproxy/ratelimit the window too.
     fn id(&self, draw: &Draw<'_>, now: Time) -> u128 {
-        let path = self.hasher.key(&draw.path);
+        let path = self.local.path_key(&draw.path);
         let tags = draw.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
         match self.format {
             KeyFormat::Tollkeeper => path ^ tags,
@@ -269,7 +280,12 @@ impl Shared {
             },
             Manner::Count,
         );
-        Place { manner, route: Arc::clone(self.route(draw)), given_now: self.gives_time.then_some(now) }
+        Place {
+            manner,
+            route: Arc::clone(self.route(draw)),
+            path: self.local.path_key(&draw.path),
+            given_now: self.gives_time.then_some(now),
+        }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
@@ -283,11 +299,23 @@ impl Shared {
     async fn call(&self, place: &Place, drawings: &Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let replayed = place.call(drawings, deadline).await?;
+        self.remember(place, drawings, &replayed);
         Ok(replayed.levels)
+    }
+
+    /// Keeps what Redis reports where it will be wanted if Redis goes away.
+    fn remember(&self, place: &Place, drawings: &Drawings, replayed: &Replayed) {
+        let Some(last) = drawings.last() else { return };
+        let wanted = |counted: &Counted| counted.enforced && counted.limit.on_store_error() == StorePolicy::Local;
+        if last.counters.iter().any(wanted) {
+            let counters: SmallVec<[(Limit, u128); 1]> =
+                last.counters.iter().map(|counted| (counted.limit, counted.tag)).collect();
+            self.local.remember(place.path, &counters, &replayed.states, replayed.now);
+        }
     }
 }
 
-fn is_per_second(limit: &crate::limit::Limit) -> bool {
+fn is_per_second(limit: &Limit) -> bool {
     limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
 }
 

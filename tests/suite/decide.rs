@@ -221,7 +221,7 @@ fn what_is_unlimited_is_not_counted() {
             (about("none=2").hits(0), "OK [OK 0/HOUR left 0 in 3600 s]"),
         ],
     );
-    assert_eq!(desk.service.decider.store.usage().counters, 1);
+    assert_eq!(desk.memory().usage().counters, 1);
 }
 
 #[test]

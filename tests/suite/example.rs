@@ -10,6 +10,7 @@ use tollkeeper::decide::{Decider, Edge};
 use tollkeeper::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
+use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
 
 /// 2026-01-01 00:00:00 UTC, a Thursday: a second, a minute, an hour, a day and a week begin.
@@ -34,7 +35,7 @@ impl Desk {
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
             rules: RuleSet::new(compile(&[source], &Options::default()).expect("it is good").domains),
-            decider: Decider { store: Memory::new(1 << 22), behaviour: settings.behaviour },
+            decider: Decider::new(Store::Memory(Memory::new(1 << 22)), settings.behaviour),
         }
     }
 
@@ -44,8 +45,9 @@ impl Desk {
             entries.iter().map(|(key, value)| Entry { key: key.as_bytes(), value: value.as_bytes() }).collect();
         let descriptor = Descriptor { entries, hits: Hits::Take(1), hits_addend: None, limit_override: None };
         let request = Request { domain: "example", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 };
-        let edge = Edge { rules: Some(&self.rules), now: ORIGIN.plus_us(at_us), hold_us: 0 };
-        let passes = |_: &u64| !self.decider.decide(edge, &request).expect("a good request").over_limit;
+        let edge = Edge { rules: Some(&self.rules), now: ORIGIN.plus_us(at_us), hold_us: 0, until: None };
+        let Store::Memory(memory) = &self.decider.store else { panic!("the counters are elsewhere") };
+        let passes = |_: &u64| !self.decider.decide(memory, edge, &request).expect("a good request").over_limit;
         u64::try_from((0..times).filter(passes).count()).expect("a small number")
     }
 }

@@ -16,6 +16,7 @@ use tollkeeper::counter::{Counter, Draw, Path};
 use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::Store;
 use tollkeeper::store::memory::{Full, Memory};
 
 use super::harness::desk::{Desk, Question};
@@ -276,7 +277,7 @@ descriptors:
       - {unit: hour, requests_per_unit: 7, on_store_error: deny}
 ",
     )]);
-    desk.service.decider.store = Memory::new(SMALLEST);
+    desk.service.decider.store = Store::Memory(Memory::new(SMALLEST));
     let ask = |keys: &[&str]| {
         let question = keys.iter().fold(Question::new("shop"), |question, key| question.of(&[(key, "x")]));
         desk.ask(&question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
@@ -295,9 +296,11 @@ descriptors:
         (&["deny"], "OVER [OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
         (&["error"], error),
         (&["trial"], "OK [OK]"),
-        (&["both"], "OVER [OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
+        // The limit that says so is the one that is shown.
+        (&["both"], "OVER [OVER 7/HOUR left 0 in 1 s] Retry-After: 1"),
         (&["allow", "error"], error),
-        (&["error", "deny"], "OVER [OK, OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
+        // A refusal by policy is no real one.
+        (&["error", "deny"], error),
         (&["allow", "deny", "local"], "OVER [OK, OVER 7/DAY left 0 in 1 s, OK 7/DAY left 5 in 41904 s] Retry-After: 1"),
     ];
     for (keys, expected) in table {

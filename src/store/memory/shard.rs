@@ -9,10 +9,10 @@ use smallvec::SmallVec;
 use super::entry::{Entry, seconds_down};
 use super::index::{Index, MOST_ENTRIES};
 use super::{Full, Usage};
-use crate::algorithm::{Level, State, Term, draw_together, sliding_window_log};
+use crate::algorithm::{Ask, Level, State, Term, draw_together, sliding_window_log};
 use crate::clock::Time;
 use crate::counter::Draw;
-use crate::limit::Algorithm;
+use crate::limit::{Algorithm, Limit};
 use crate::request::Hits;
 
 /// Entries in a chunk: 3 KiB.
@@ -102,6 +102,25 @@ impl Shard {
             }
             admits
         })
+    }
+
+    /// Puts a state in place of what a counter holds; one that is not there and finds no room is left out.
+    pub(super) fn put(&mut self, (key, limit): (u128, &Limit), mut state: State, now: Time) {
+        let mut slots = [self.slot(key, Term { limit, enforced: true })];
+        let is_empty = state == State::empty(limit.algorithm());
+        if (slots[0].place.is_none() && is_empty) || self.make_room(&mut slots, Hits::Take(1), now).is_err() {
+            return;
+        }
+        // Room was made for one record; a log brings all of them.
+        let [slot] = slots;
+        let brought = if let State::SlidingWindowLog(log) = &state { bytes_of(log) } else { 0 };
+        let replaced = slot.place.and_then(|place| self.entry(place).log()).map_or(0, |log| bytes_of(&self.logs[log]));
+        if brought > replaced && self.bytes() + (brought - replaced) as u64 > self.capacity_bytes {
+            return;
+        }
+        drop(self.take_state(&slot));
+        let level = state.draw(limit, now, Ask::new(Hits::Look, 0));
+        self.put_state(&slot, state, (Hits::Take(1), &level), now);
     }
 
     /// Drops what has expired, and gives back what index and logs no longer need.

@@ -29,6 +29,8 @@ const MOST_REDIRECTIONS: usize = 5;
 pub(super) struct Place {
     pub(super) manner: Manner,
     pub(super) route: Arc<Route>,
+    /// What the path is remembered under in this process.
+    pub(super) path: u128,
     /// The time to use instead of the server's.
     pub(super) given_now: Option<Time>,
 }

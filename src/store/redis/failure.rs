@@ -68,6 +68,42 @@ impl RedisError {
         Self::Overloaded,
     ];
 
+    /// The name in metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Unreachable => "unreachable",
+            Self::Broken => "broken",
+            Self::ReadOnly => "read_only",
+            Self::NoWrites => "no_writes",
+            Self::Busy => "busy",
+            Self::Loading => "loading",
+            Self::Unauthenticated => "unauthenticated",
+            Self::SlotDown => "slot_down",
+            Self::WrongType => "wrong_type",
+            Self::BadReply => "bad_reply",
+            Self::Misconfigured => "misconfigured",
+            Self::Overloaded => "overloaded",
+        }
+    }
+
+    /// What an operator might look at or set to mend it.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT says how long a draw may take",
+            Self::Unreachable | Self::Broken => "REDIS_URL says where it is",
+            Self::ReadOnly | Self::SlotDown => "it is looked for in its place until a primary is found",
+            Self::NoWrites => "its memory (maxmemory) or its disk may be full",
+            Self::Busy => "SCRIPT KILL ends a script that runs on and on",
+            Self::Loading => "it is back when it has read its data",
+            Self::Unauthenticated => "REDIS_AUTH or TOLLKEEPER_REDIS_AUTH_FILE holds the password",
+            Self::WrongType => "CACHE_KEY_PREFIX keeps the keys of others apart",
+            Self::BadReply => "is it Redis 5.0 or newer, or Valkey?",
+            Self::Misconfigured => "the lines before this one say what it wants",
+            Self::Overloaded => "more than it takes is asked of it",
+        }
+    }
+
     /// Whether it says that its server can not serve anybody. What concerns one key or one slot does not.
     pub const fn is_of_server(self) -> bool {
         matches!(

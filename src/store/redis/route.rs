@@ -104,15 +104,6 @@ impl Route {
         self.chart.ground.trouble.notify_one();
     }
 
-    /// Whether every server that owns something takes draws.
-    pub(super) fn serves(&self) -> bool {
-        match &**self.chart.owners.load() {
-            Owners::Nobody => false,
-            Owners::One(node) => node.serves(),
-            Owners::Slots { nodes, slots } => !slots.contains(&NOBODY) && nodes.iter().all(|node| node.serves()),
-        }
-    }
-
     /// Whether any server takes draws.
     pub(super) fn serves_some(&self) -> bool {
         self.chart.current().iter().any(|node| node.serves())

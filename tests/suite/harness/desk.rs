@@ -1,7 +1,7 @@
 //! The decision path in this process: settings, rules and a clock that stands until a test moves it.
 //!
 //! It is put together as the server does it, from an environment and the text of rule files, and asked with messages as
-//! they come over the wire. Nothing here waits: how long an answer would be held comes with it.
+//! they come over the wire. No answer is held: how long it would be comes with it.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -19,6 +19,7 @@ use tollkeeper::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
+use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
 
 /// Somebody who answers.
@@ -41,10 +42,24 @@ impl Desk {
             on_store_error: settings.rules.on_store_error,
             ..Options::default()
         };
-        let store = Memory::new(settings.memory.capacity_bytes as u64);
-        let decider = Decider { store, behaviour: settings.behaviour };
+        let memory = Memory::new(settings.memory.capacity_bytes as u64);
+        let decider = Decider::new(Store::Memory(memory), settings.behaviour);
         let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
         Self { service, options }
+    }
+
+    /// The same with counters in this store.
+    pub(crate) fn counting_in(mut self, store: Store) -> Self {
+        self.service.decider.store = store;
+        self
+    }
+
+    /// The counters in this process.
+    pub(crate) fn memory(&self) -> &Memory {
+        match &self.service.decider.store {
+            Store::Memory(memory) => memory,
+            Store::Redis(_) => panic!("the counters are in Redis"),
+        }
     }
 
     /// Puts the rules of these files, by name and text, in force in place of others.
@@ -79,7 +94,14 @@ impl Desk {
 
     /// The answer for a caller that waits so long.
     pub(crate) fn ask_within(&self, question: &Question, deadline: Duration) -> Result<Answer, AnswerError> {
-        self.service.decide(&question.0, deadline).map(|(response, hold)| Answer { response, hold })
+        let decided = match &self.service.decider.store {
+            Store::Memory(memory) => self.service.decide(memory, &question.0, deadline),
+            Store::Redis(redis) => {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                runtime.block_on(self.service.decide_shared(redis, &question.0, deadline))
+            }
+        };
+        decided.map(|(response, hold)| Answer { response, hold })
     }
 }
 

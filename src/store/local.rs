@@ -1,0 +1,181 @@
+//! What stands in for a lost Redis under `on_store_error: local`: counters in this process, under this process's share
+//! of each limit.
+//!
+//! The share is the limit divided by the replicas that count, rounded down, at least 1 unless the limit is 0. While
+//! Redis answers, the levels it reports for such rules are kept here as the same part of the share, rounded up, so that
+//! a replica that loses Redis goes on from what it last saw and no counter begins anew.
+//!
+//! The last report wins, also over what was admitted here since the one before: a store that is back has the word. What
+//! was admitted without it is not charged to it. The memory is bounded as [`Memory`] is; what finds no room is not
+//! remembered, and what is drawn then is limited in the small table that always has room.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+
+use smallvec::SmallVec;
+
+use super::memory::{Memory, Usage};
+use crate::algorithm::{
+    Level, State, Term, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+};
+use crate::clock::Time;
+use crate::counter::{Counter, Draw, Path};
+use crate::limit::Limit;
+
+/// Counters that stand in for those of a lost Redis.
+#[derive(Debug)]
+pub struct Local {
+    memory: Memory,
+    replicas: NonZeroU32,
+}
+
+impl Local {
+    /// No counters yet, for one of so many replicas that share each limit; of about `capacity_bytes` at most, and at
+    /// least 256 KiB.
+    pub fn new(capacity_bytes: u64, replicas: NonZeroU32) -> Self {
+        Self { memory: Memory::new(capacity_bytes), replicas }
+    }
+
+    /// Decides a draw under this process's share of its limits; the levels are those of the share.
+    pub fn draw(&self, draw: &Draw<'_>, now: Time) -> SmallVec<[Level; 1]> {
+        self.with_shares(draw, |draw| {
+            self.memory.draw(draw, now).unwrap_or_else(|_| self.memory.draw_spilled(draw, now))
+        })
+    }
+
+    /// Whether [`Local::draw`] would pass all enforced limits; changes nothing.
+    pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
+        self.with_shares(draw, |draw| self.memory.admits(draw, now))
+    }
+
+    /// The key under which the levels of a path are remembered.
+    pub fn path_key(&self, path: &Path<'_>) -> u128 {
+        self.memory.path_key(path)
+    }
+
+    /// Keeps the levels that Redis reported for counters of a path, each given by its limit and tag; `states` are in
+    /// the same order. `now` is this process's time: what another clock stamped ahead of it counts as of now.
+    pub fn remember(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
+        self.memory.put(path, now, |put| {
+            for ((limit, tag), state) in counters.iter().zip(states) {
+                let share = limit.share_of(self.replicas);
+                put(&share, *tag, shared(state, (limit, &share), now));
+            }
+        });
+    }
+
+    /// Drops what has expired from a share of the counters: the `turn`th of `turns`.
+    pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
+        self.memory.sweep(now, turn, turns);
+    }
+
+    /// What is held now.
+    pub fn usage(&self) -> Usage {
+        self.memory.usage()
+    }
+
+    /// The same draw under this process's share of its limits.
+    fn with_shares<T>(&self, draw: &Draw<'_>, then: impl FnOnce(&Draw<'_>) -> T) -> T {
+        if self.replicas == NonZeroU32::MIN {
+            return then(draw);
+        }
+        let shares: SmallVec<[Limit; 2]> =
+            draw.counters.iter().map(|counter| counter.term.limit.share_of(self.replicas)).collect();
+        let under = |(counter, limit): (&Counter<'_>, _)| Counter { term: Term { limit, ..counter.term }, ..*counter };
+        // Put together anew: what a draw borrows can not live shorter than the draw.
+        then(&Draw {
+            path: draw.path,
+            counters: draw.counters.iter().zip(&shares).map(|pair| under(pair)).collect(),
+            ask: draw.ask,
+        })
+    }
+}
+
+/// A state as the same part of the share as it was of the limit, rounded up.
+fn shared(state: &State, (limit, share): (&Limit, &Limit), now: Time) -> State {
+    let part = Part { of: u64::from(limit.capacity().max(1)), is: u64::from(share.capacity().max(1)) };
+    match state {
+        State::TokenBucket(state) => {
+            let (used, rest) = part.of_drained((state.used, state.part), limit);
+            State::TokenBucket(token_bucket::State { used, part: rest, last: state.last.min(now) })
+        }
+        State::LeakyBucket(state) => {
+            let (queued, rest) = part.of_drained((u64::from(state.queued), state.part), limit);
+            let narrow = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+            // Rounded down: what a refund may take is in favour of the caller.
+            let tail = narrow(part.rounded_down(u64::from(state.tail)));
+            State::LeakyBucket(leaky_bucket::State {
+                queued: narrow(queued),
+                part: rest,
+                tail,
+                last: state.last.min(now),
+            })
+        }
+        State::FixedWindow(state) => {
+            State::FixedWindow(fixed_window::State { count: part.rounded_up(state.count), last: state.last.min(now) })
+        }
+        State::SlidingWindowLog(state) => State::SlidingWindowLog(shared_log(state, part, now)),
+        State::SlidingWindowCounter(state) => State::SlidingWindowCounter(sliding_window_counter::State {
+            current: part.rounded_up(state.current),
+            previous: part.rounded_up(state.previous),
+            last: state.last.min(now),
+        }),
+    }
+}
+
+/// The hits of each record are scaled so that those of any record and all after it are, together, rounded up: as the
+/// oldest go out, the share is never less used than the limit was.
+fn shared_log(state: &sliding_window_log::State, part: Part, now: Time) -> sliding_window_log::State {
+    let mut records: VecDeque<sliding_window_log::Record> = VecDeque::new();
+    let (mut seen, mut held) = (0, 0);
+    for record in state.records.iter().rev() {
+        seen += u64::from(record.hits);
+        let hits = part.rounded_up(seen) - held;
+        held += hits;
+        let (at, hits) = (record.at.min(now), u32::try_from(hits).unwrap_or(u32::MAX));
+        match records.front_mut() {
+            // Those that were stamped ahead are of one instant now.
+            Some(next) if next.at == at => next.hits = next.hits.saturating_add(hits),
+            _ if hits > 0 => records.push_front(sliding_window_log::Record { at, hits }),
+            _ => {}
+        }
+    }
+    sliding_window_log::State { records, held, last: state.last.min(now) }
+}
+
+/// A part of a whole: `is` of each `of`.
+#[derive(Clone, Copy)]
+struct Part {
+    of: u64,
+    is: u64,
+}
+
+impl Part {
+    fn rounded_up(self, count: u64) -> u64 {
+        if self.is == self.of {
+            count
+        } else {
+            narrow((u128::from(count) * u128::from(self.is)).div_ceil(self.of.into()))
+        }
+    }
+
+    fn rounded_down(self, count: u64) -> u64 {
+        narrow(u128::from(count) * u128::from(self.is) / u128::from(self.of))
+    }
+
+    /// Of whole hits and parts of one, as a level that drains is kept; rounded up in the smallest of them.
+    fn of_drained(self, (hits, rest): (u64, u64), limit: &Limit) -> (u64, u64) {
+        if self.is == self.of {
+            return (hits, rest);
+        }
+        let period = u128::from(limit.period_us());
+        let units = u128::from(hits) * period + u128::from(rest);
+        // It fits: levels stay below 2^40 hits, periods below 2^45 us, and `is` below 2^32.
+        let scaled = units.saturating_mul(self.is.into()).div_ceil(self.of.into());
+        (narrow(scaled / period), narrow(scaled % period))
+    }
+}
+
+fn narrow(count: u128) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
