@@ -1,8 +1,8 @@
-//! What the suites start and talk to: a tollkeeper, an Envoy, and HTTP as it is on the wire.
+//! What the suites start and talk to: a tollkeeper, an Envoy, a Redis, and HTTP as it is on the wire.
 //!
 //! Everything started here runs on loopback ports of its own, says what went wrong with its last words, and ends
 //! when its value is dropped. Nothing sleeps for a fixed time: [`wait_for`] asks until a condition holds, and gives up
-//! at a deadline that only a broken server reaches. Nothing is skipped: a missing Envoy fails the test.
+//! at a deadline that only a broken server reaches. Nothing is skipped: a missing Envoy or Redis fails the test.
 
 #[path = "harness/desk.rs"]
 pub(crate) mod desk;
@@ -16,6 +16,10 @@ pub(crate) mod grpc;
 pub(crate) mod http;
 #[path = "harness/port.rs"]
 pub(crate) mod port;
+#[path = "harness/redis.rs"]
+pub(crate) mod redis;
+#[path = "harness/signal.rs"]
+pub(crate) mod signal;
 #[path = "harness/tollkeeper.rs"]
 pub(crate) mod tollkeeper;
 

@@ -1,0 +1,67 @@
+//! Certificates for TLS, made for one test: an authority, what it signed, and an authority that signed nothing.
+//!
+//! Server certificates are for `localhost` and 127.0.0.1 only, so that another name for the same machine must fail.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rcgen::KeyUsagePurpose;
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+/// A directory with `ca.crt`, `server.crt`, `server.key`, `client.crt`, `client.key` and `other_ca.crt`, all PEM.
+#[derive(Debug)]
+pub(crate) struct Certificates {
+    directory: PathBuf,
+    authority: Issuer<'static, KeyPair>,
+}
+
+impl Certificates {
+    /// Makes all of them in `directory`.
+    pub(crate) fn new(directory: &Path) -> Self {
+        let (certificate, authority) = new_authority("tollkeeper test authority");
+        let certificates = Self { directory: directory.to_owned(), authority };
+        certificates.write("ca.crt", &certificate);
+        certificates.write("other_ca.crt", &new_authority("another test authority").0);
+        certificates.issue_server("server");
+        certificates.issue("client", &[], ExtendedKeyUsagePurpose::ClientAuth);
+        certificates
+    }
+
+    /// The path of a file, such as `ca.crt`.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Makes a new key and certificate for a server, `NAME.crt` and `NAME.key`, in place of any of that name.
+    pub(crate) fn issue_server(&self, name: &str) {
+        self.issue(name, &["localhost", "127.0.0.1"], ExtendedKeyUsagePurpose::ServerAuth);
+    }
+
+    fn issue(&self, name: &str, hosts: &[&str], usage: ExtendedKeyUsagePurpose) {
+        let hosts: Vec<_> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).expect("the hosts are names and addresses");
+        params.distinguished_name.push(DnType::CommonName, format!("tollkeeper test {name}"));
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages.push(KeyUsagePurpose::DigitalSignature);
+        params.extended_key_usages.push(usage);
+        let key = KeyPair::generate().expect("a key can be made");
+        let certificate = params.signed_by(&key, &self.authority).expect("a certificate can be signed");
+        self.write(&format!("{name}.crt"), &certificate.pem());
+        self.write(&format!("{name}.key"), &key.serialize_pem());
+    }
+
+    fn write(&self, name: &str, pem: &str) {
+        fs::write(self.path(name), pem).expect("a certificate can be written");
+    }
+}
+
+/// The certificate as PEM, and what signs.
+fn new_authority(name: &str) -> (String, Issuer<'static, KeyPair>) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.key_usages.extend([KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign]);
+    let key = KeyPair::generate().expect("a key can be made");
+    let certificate = params.self_signed(&key).expect("a certificate can be signed");
+    (certificate.pem(), Issuer::new(params, key))
+}

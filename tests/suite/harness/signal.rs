@@ -1,0 +1,31 @@
+//! Stopping a child for a while, as a machine that hangs would: its sockets stay open and nobody answers.
+//!
+//! Signals go by pid to children that are not waited for yet, so a pid can not belong to anybody else.
+
+use std::fs;
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::wait_for;
+
+/// Stops the child, and returns when it stands still. Killing it works all the same.
+pub(crate) fn freeze(child: &Child) {
+    send(child, Signal::STOP);
+    wait_for("the child to stand still", || (state(child) == Some('T')).then_some(()));
+}
+
+/// Lets a frozen child go on; it goes on with what it was sent meanwhile.
+pub(crate) fn thaw(child: &Child) {
+    send(child, Signal::CONT);
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("the child is not waited for yet");
+}
+
+/// The state's letter in `/proc/PID/stat`, which follows the program's name in parentheses; `None` if it is gone.
+fn state(child: &Child) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
