@@ -16,6 +16,8 @@ pub(crate) mod grpc;
 pub(crate) mod http;
 #[path = "harness/port.rs"]
 pub(crate) mod port;
+#[path = "harness/proxy.rs"]
+pub(crate) mod proxy;
 #[path = "harness/redis.rs"]
 pub(crate) mod redis;
 #[path = "harness/signal.rs"]

@@ -2,13 +2,16 @@
 //!
 //! Each test checks one part from outside, by what a plain client sees.
 
-use std::time::Duration;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
-use ::redis::{ErrorKind, RedisError, Value};
+use ::redis::{ErrorKind, RedisError, RedisResult, Value};
 
+use super::harness::proxy::{Mode, Proxy};
 use super::harness::redis::caller::Caller;
 use super::harness::redis::certificates::Certificates;
-use super::harness::redis::{REPLY_TIMEOUT, options};
+use super::harness::redis::{REPLY_TIMEOUT, Server, options};
 use super::harness::wait_for;
 
 /// Long enough for a healthy server on a busy machine not to be taken for a frozen one, where that would matter.
@@ -145,4 +148,114 @@ fn a_missing_program_is_named_with_the_way_to_get_it() {
 #[should_panic(expected = "no-such-directive")]
 fn a_server_that_ends_at_once_is_quoted() {
     options().with(&[("no-such-directive", "1")]).start();
+}
+
+/// A server behind a proxy.
+fn proxied() -> (Server, Proxy) {
+    let server = options().start();
+    let proxy = Proxy::to(&server.address());
+    (server, proxy)
+}
+
+fn through(proxy: &Proxy) -> RedisResult<Caller> {
+    Caller::connect(&format!("redis://127.0.0.1:{}", proxy.port()), MOMENT)
+}
+
+#[test]
+fn a_proxy_passes_and_counts() {
+    let (server, proxy) = proxied();
+    let (mut one, mut other) = (through(&proxy).unwrap(), through(&proxy).unwrap());
+    let large = "x".repeat(1 << 20);
+    one.command(&["SET", "key", &large]).unwrap();
+    assert_eq!(other.command(&["STRLEN", "key"]).unwrap(), Value::Int(1 << 20));
+    assert_eq!(other.command(&["GET", "key"]).unwrap(), Value::BulkString(large.into_bytes()));
+    assert_eq!((proxy.accepted(), proxy.open()), (2, 2));
+    assert!(proxy.asked_bytes() > 1 << 20 && proxy.answered_bytes() > 1 << 20, "{proxy:?}");
+    drop(one);
+    wait_for("the proxy to close", || (proxy.open() == 1).then_some(()));
+    server.kill();
+    assert!(other.command(&["PING"]).is_err());
+    assert!(through(&proxy).and_then(|mut caller| caller.command(&["PING"])).is_err());
+}
+
+#[test]
+fn a_proxy_refuses_and_comes_back() {
+    let (_server, proxy) = proxied();
+    let mut open = through(&proxy).unwrap();
+    proxy.set(Mode::Refuse);
+    assert!(through(&proxy).err().unwrap().is_connection_refusal());
+    assert!(open.command(&["PING"]).unwrap_err().is_connection_dropped());
+    proxy.set(Mode::Pass);
+    through(&proxy).unwrap().command(&["PING"]).unwrap();
+}
+
+#[test]
+fn a_proxy_resets_open_and_new_connections() {
+    let (_server, proxy) = proxied();
+    let mut open = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
+    wait_for("the connection to be accepted", || (proxy.open() == 1).then_some(()));
+    proxy.set(Mode::Reset);
+    let mut new = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
+    for stream in [&mut open, &mut new] {
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+    proxy.set(Mode::Pass);
+    through(&proxy).unwrap().command(&["PING"]).unwrap();
+}
+
+#[test]
+fn a_proxy_swallows_for_good_and_holds_for_a_while() {
+    for (mode, arrives) in [(Mode::Swallow, false), (Mode::Hold, true)] {
+        let (server, proxy) = proxied();
+        let mut open = through(&proxy).unwrap();
+        open.command(&["PING"]).unwrap();
+        proxy.set(mode);
+        assert!(open.command(&["INCR", "old"]).unwrap_err().is_timeout(), "{mode:?}");
+        let mut new = through(&proxy).unwrap();
+        assert!(new.command(&["INCR", "new"]).unwrap_err().is_timeout(), "{mode:?}");
+        assert_eq!(server.ask::<u64>(&["EXISTS", "old", "new"]), 0, "{mode:?}");
+        proxy.set(Mode::Pass);
+        if arrives {
+            let both = || (server.ask::<u64>(&["EXISTS", "old", "new"]) == 2).then_some(());
+            wait_for("what was held", both);
+        } else {
+            let last = Caller::command(&mut through(&proxy).unwrap(), &["EXISTS", "old", "new"]);
+            assert_eq!(last.unwrap(), Value::Int(0));
+        }
+    }
+}
+
+#[test]
+fn a_proxy_delays_without_slowing() {
+    const DELAY: Duration = Duration::from_millis(40);
+    let (_server, proxy) = proxied();
+    let mut callers: Vec<_> = (0..30).map(|_| through(&proxy).unwrap()).collect();
+    proxy.set(Mode::Delay(DELAY));
+    let began = Instant::now();
+    for caller in &mut callers {
+        caller.send(&["PING"]).unwrap();
+    }
+    for caller in &mut callers {
+        caller.receive().unwrap();
+    }
+    let took = began.elapsed();
+    assert!(took >= 2 * DELAY, "there and back took {took:?}");
+    assert!(took < 25 * DELAY, "one after the other: {took:?}");
+}
+
+#[test]
+fn a_proxy_cuts_answers_after_so_many_bytes() {
+    let (_server, proxy) = proxied();
+    let mut caller = through(&proxy).unwrap();
+    caller.command(&["SET", "key", "0123456789"]).unwrap();
+    // `+PONG` is 7 bytes with its line end.
+    proxy.set(Mode::Cut(10));
+    caller.command(&["PING"]).unwrap();
+    assert!(caller.command(&["GET", "key"]).unwrap_err().is_connection_dropped());
+
+    let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
+    stream.write_all(b"GET key\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"$10\r\n01234");
 }

@@ -14,8 +14,8 @@ use super::certificates::Certificates;
 pub(crate) struct Caller(Connection);
 
 impl Caller {
-    /// Connects to `redis://[USER:PASSWORD@]HOST:PORT` or `redis+unix:///PATH`; connecting, and later each reply, take as
-    /// long as `timeout` at most.
+    /// Connects to `redis://[USER:PASSWORD@]HOST:PORT` or `redis+unix:///PATH`; connecting, and later each reply, take
+    /// as long as `timeout` at most.
     pub(crate) fn connect(url: &str, timeout: Duration) -> RedisResult<Self> {
         let info = url.into_connection_info()?;
         let settings = info.redis_settings().clone().set_skip_set_lib_name();
@@ -50,9 +50,14 @@ impl Caller {
         command(words).query(&mut self.0)
     }
 
-    /// Sends a command and leaves its reply unread.
+    /// Sends a command and leaves its reply for [`Caller::receive`].
     pub(crate) fn send(&mut self, words: &[&str]) -> RedisResult<()> {
         self.0.send_packed_command(&command(words).get_packed_command())
+    }
+
+    /// The reply to the oldest command that was sent only.
+    pub(crate) fn receive(&mut self) -> RedisResult<Value> {
+        self.0.recv_response()
     }
 }
 

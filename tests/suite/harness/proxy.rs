@@ -1,0 +1,309 @@
+//! A TCP proxy that misbehaves on demand: it refuses, resets, swallows, holds, delays or cuts what goes through it.
+//!
+//! A mode holds for new and for open connections alike, from the moment [`Proxy::set`] returns: bytes sent after that
+//! meet it. What is sent while no mode forbids it goes through in order. Half-closed connections are deliberately
+//! not known: when one side closes, the other is closed.
+
+use std::future::pending;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc as sync_mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::PATIENCE;
+use super::port::Port;
+
+/// What becomes of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// All goes through.
+    Pass,
+    /// Nobody listens, and open connections are closed.
+    Refuse,
+    /// Open and new connections are reset (RST).
+    Reset,
+    /// Bytes of both sides are taken and lost, and closing is not passed on, while connections stay open.
+    Swallow,
+    /// Nothing goes through, until another mode lets go on what was sent meanwhile: a partition that heals.
+    Hold,
+    /// Each piece arrives that much later, in both directions; as many as come are under way at once.
+    Delay(Duration),
+    /// Each connection is closed after so many more bytes of answers.
+    Cut(usize),
+}
+
+/// A proxy on 127.0.0.1; it and its connections end when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    port: Port,
+    /// Hanging up ends the proxy.
+    mode: Option<watch::Sender<Mode>>,
+    /// Says that a mode has been taken up.
+    taken_up: Mutex<sync_mpsc::Receiver<()>>,
+    counts: Arc<Counts>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    accepted: AtomicU64,
+    open: AtomicU64,
+    asked_bytes: AtomicU64,
+    answered_bytes: AtomicU64,
+}
+
+impl Proxy {
+    /// Listens in front of that address (`127.0.0.1:PORT`), which need not answer yet, and lets all pass.
+    pub(crate) fn to(address: &str) -> Self {
+        let port = Port::reserve();
+        let (mode, modes) = watch::channel(Mode::Pass);
+        let (took_up, taken_up) = sync_mpsc::channel();
+        let counts = Arc::new(Counts::default());
+        let link = Link { target: address.to_owned(), modes, counts: Arc::clone(&counts) };
+        let number = port.number();
+        let keeper = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime can be made").block_on(link.serve(number, &took_up));
+        });
+        let proxy = Self { port, mode: Some(mode), taken_up: Mutex::new(taken_up), counts, keeper: Some(keeper) };
+        proxy.wait_until_taken_up();
+        proxy
+    }
+
+    /// Where it listens, on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Changes what becomes of all connections.
+    pub(crate) fn set(&self, mode: Mode) {
+        self.mode.as_ref().expect("it is hung up by dropping only").send_replace(mode);
+        self.wait_until_taken_up();
+    }
+
+    /// How many connections it has accepted.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.counts.accepted.load(Ordering::Relaxed)
+    }
+
+    /// How many connections are open.
+    pub(crate) fn open(&self) -> u64 {
+        self.counts.open.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes it has taken from clients, whatever became of them.
+    pub(crate) fn asked_bytes(&self) -> u64 {
+        self.counts.asked_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes it has taken from the server, whatever became of them.
+    pub(crate) fn answered_bytes(&self) -> u64 {
+        self.counts.answered_bytes.load(Ordering::Relaxed)
+    }
+
+    fn wait_until_taken_up(&self) {
+        let taken_up = self.taken_up.lock().expect("nobody panics while waiting");
+        taken_up.recv_timeout(PATIENCE).expect("the proxy runs until it is dropped");
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        drop(self.mode.take());
+        if let Some(keeper) = self.keeper.take() {
+            // A keeper that panicked has said so, and a drop that panics as well would hide the test's own words.
+            let _ = keeper.join();
+        }
+    }
+}
+
+/// What every connection knows.
+#[derive(Clone)]
+struct Link {
+    target: String,
+    modes: watch::Receiver<Mode>,
+    counts: Arc<Counts>,
+}
+
+impl Link {
+    /// Accepts until the proxy is dropped.
+    async fn serve(mut self, port: u16, took_up: &sync_mpsc::Sender<()>) {
+        let mut listener = None;
+        loop {
+            if *self.modes.borrow_and_update() == Mode::Refuse {
+                listener = None;
+            } else if listener.is_none() {
+                let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
+                listener = Some(bound.expect("the port is reserved"));
+            }
+            if took_up.send(()).is_err() {
+                return;
+            }
+            loop {
+                tokio::select! {
+                    biased;
+                    changed = self.modes.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    client = accept(listener.as_ref()) => {
+                        self.counts.accepted.fetch_add(1, Ordering::Relaxed);
+                        tokio::spawn(self.clone().carry(client));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries one connection to its end.
+    async fn carry(self, client: TcpStream) {
+        let _open = Open::new(&self.counts);
+        tokio::select! {
+            biased;
+            mode = self.ended() => if mode == Some(Mode::Reset) {
+                // Closing then sends RST.
+                let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+            },
+            _ = self.connect_and_pump(&client) => {}
+        }
+    }
+
+    /// Waits for a mode that ends all connections; `None` when the proxy itself ends.
+    async fn ended(&self) -> Option<Mode> {
+        let mut modes = self.modes.clone();
+        let mode = modes.wait_for(|mode| matches!(mode, Mode::Refuse | Mode::Reset)).await;
+        mode.ok().map(|mode| *mode)
+    }
+
+    async fn connect_and_pump(&self, client: &TcpStream) -> io::Result<()> {
+        let server = TcpStream::connect(&self.target).await?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let counts = &self.counts;
+        tokio::select! {
+            ended = self.pump(client, &server, &counts.asked_bytes, false) => ended,
+            ended = self.pump(&server, client, &counts.answered_bytes, true) => ended,
+        }
+    }
+
+    /// Carries one direction until it is closed.
+    async fn pump(&self, from: &TcpStream, to: &TcpStream, bytes: &AtomicU64, answers: bool) -> io::Result<()> {
+        let (pieces, waiting) = mpsc::channel(1024);
+        // The reader drops `pieces` at its end, so that what it has read is still written before the writer ends.
+        let read = async {
+            self.read(from, bytes, pieces).await;
+            pending::<()>().await;
+        };
+        tokio::select! {
+            () = read => Ok(()),
+            ended = self.write(to, waiting, answers) => ended,
+        }
+    }
+
+    async fn read(&self, from: &TcpStream, bytes: &AtomicU64, pieces: mpsc::Sender<Piece>) {
+        let mut modes = self.modes.clone();
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let read = from.readable().await;
+            until_not(&mut modes, &[Mode::Hold]).await;
+            let length = match read.and_then(|()| from.try_read(&mut buffer)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Ok(length) if length > 0 => length,
+                _ => break,
+            };
+            bytes.fetch_add(u64::try_from(length).expect("a length fits"), Ordering::Relaxed);
+            let mode = *modes.borrow();
+            let delay = if let Mode::Delay(delay) = mode { delay } else { Duration::ZERO };
+            let piece = Piece { due: Instant::now() + delay, bytes: buffer[..length].to_vec() };
+            if mode != Mode::Swallow && pieces.send(piece).await.is_err() {
+                break;
+            }
+        }
+        until_not(&mut modes, &[Mode::Hold, Mode::Swallow]).await;
+    }
+
+    async fn write(&self, to: &TcpStream, mut pieces: mpsc::Receiver<Piece>, answers: bool) -> io::Result<()> {
+        let mut modes = self.modes.clone();
+        let mut last = Mode::Pass;
+        let mut left = usize::MAX;
+        while let Some(piece) = pieces.recv().await {
+            sleep_until(piece.due).await;
+            until_not(&mut modes, &[Mode::Hold]).await;
+            let mode = *modes.borrow();
+            if mode != last {
+                last = mode;
+                left = if let (Mode::Cut(length), true) = (mode, answers) { length } else { usize::MAX };
+            }
+            if mode == Mode::Swallow {
+                continue;
+            }
+            let length = piece.bytes.len().min(left);
+            write_all(to, &piece.bytes[..length]).await?;
+            left -= if left == usize::MAX { 0 } else { length };
+            if length < piece.bytes.len() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What was read at once, and when it is to be written.
+struct Piece {
+    due: Instant,
+    bytes: Vec<u8>,
+}
+
+/// Waits until the mode is none of these; for ever when the proxy ends, which ends all that waits.
+async fn until_not(modes: &mut watch::Receiver<Mode>, these: &[Mode]) {
+    if modes.wait_for(|mode| !these.contains(mode)).await.is_err() {
+        pending::<()>().await;
+    }
+}
+
+async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        to.writable().await?;
+        match to.try_write(bytes) {
+            Ok(length) => bytes = &bytes[length..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The next connection; never without a listener.
+async fn accept(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else { return pending().await };
+    loop {
+        // What fails is the connection, which its client gave up.
+        if let Ok((client, _)) = listener.accept().await {
+            return client;
+        }
+    }
+}
+
+/// Counts a connection as open until it is dropped.
+struct Open(Arc<Counts>);
+
+impl Open {
+    fn new(counts: &Arc<Counts>) -> Self {
+        counts.open.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(counts))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
