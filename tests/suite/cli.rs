@@ -157,7 +157,7 @@ fn check_env_says_what_becomes_of_each_variable() {
     let expected = "\
 VARIABLE             VALUE     FATE            NOTE
 GRPC_PORT            99999     invalid         out of range; give a whole number, 0 to 65535
-BACKEND_TYPE         memcache  refused         counters in memcache leak under load and are not supported; unset it to count in this process
+BACKEND_TYPE         memcache  refused         counters in memcache leak under load and are not supported; give redis, or unset it to count in this process
 LOG_LEVEL            debug     honoured
 USE_STATSD           true      without effect  metrics are not in this release
 TOLLKEEPER_LOG_MAXX            unknown         not known; did you mean TOLLKEEPER_LOG_MAX?
