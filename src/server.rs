@@ -32,10 +32,12 @@ use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::{Health, Needs};
 use crate::http::routes::Site;
-use crate::settings::{Settings, Shutdown};
+use crate::settings::{self, Settings, Shutdown};
 use crate::store::Store;
 use crate::store::health::StoreHealth;
+use crate::store::local::Local;
 use crate::store::memory::Memory;
+use crate::store::redis::Redis;
 
 /// Why a process could not run.
 #[derive(Debug, thiserror::Error)]
@@ -88,15 +90,15 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let listeners = Listeners::open(&settings)?;
     let clock = Clock::System;
     let rules = Arc::new(LiveRules::default());
-    let needs = Needs { domain: settings.rules.healthy_with_at_least_one_config, store: false };
-    let health = Arc::new(Health::new(Arc::clone(&rules), Arc::new(StoreHealth::default()), needs));
-    let store = Store::Memory(Memory::new(settings.memory.capacity_bytes as u64));
+    let store = open_store(&settings);
+    let store_health = Arc::new(StoreHealth::default());
+    let needs = Needs {
+        domain: settings.rules.healthy_with_at_least_one_config,
+        store: matches!(&settings.store, settings::Store::Redis(redis) if redis.health_needs_connection),
+    };
+    let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
     let decider = Decider::new(store, settings.behaviour.clone());
     let service = Arc::new(Service::new(clock.clone(), Arc::clone(&rules), decider));
-    tracing::warn!(
-        capacity_bytes = settings.memory.capacity_bytes,
-        "counters are kept in this process's memory: every replica counts for itself"
-    );
     let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock };
     let first = source::read(&files.layout);
     reloader.load(&first);
@@ -122,6 +124,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
+    background.spawn(report_store(Arc::clone(&service), store_health));
     let [grpc, http, inside] = listeners.addresses();
     let mut serving = listeners
         .serve(&settings.grpc, site, &grpc_health, &stopping)
@@ -205,6 +208,37 @@ async fn drain(
 
 fn flatten(ended: Result<(), tokio::task::JoinError>) -> Result<(), ServerError> {
     ended.map_err(ServerError::Serve)
+}
+
+/// The store that the settings ask for. One in Redis connects in the background: nothing waits for it.
+fn open_store(settings: &Settings) -> Store {
+    let capacity_bytes = settings.memory.capacity_bytes as u64;
+    match &settings.store {
+        settings::Store::Memory => {
+            tracing::warn!(
+                capacity_bytes,
+                "counters are kept in this process's memory: every replica counts for itself"
+            );
+            Store::Memory(Memory::new(capacity_bytes))
+        }
+        settings::Store::Redis(redis) => {
+            tracing::warn!(
+                setting = redis.main.setting,
+                redis = %redis.main.topology,
+                per_second = redis.per_second.as_ref().map(|deployment| deployment.topology.to_string()),
+                timeout_ms = redis.timeout.as_millis(),
+                "counters are kept in redis"
+            );
+            Store::Redis(Box::new(Redis::start(redis, Local::new(capacity_bytes, redis.replicas))))
+        }
+    }
+}
+
+/// Tells the health pages how the store is.
+async fn report_store(service: Arc<Service>, health: Arc<StoreHealth>) {
+    if let Store::Redis(redis) = &service.decider.store {
+        redis.report(&health).await;
+    }
 }
 
 /// Drops expired counters, a share of the store at a time.

@@ -72,6 +72,22 @@ pub enum Topology {
     Cluster(Vec<Endpoint>),
 }
 
+/// What it is and where, without credentials: `single host:port`.
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, endpoints) = match self {
+            Self::Single(endpoint) => ("single".to_owned(), std::slice::from_ref(endpoint)),
+            Self::Sentinel { master, sentinels, .. } => (format!("sentinel {master}"), &**sentinels),
+            Self::Cluster(endpoints) => ("cluster".to_owned(), &**endpoints),
+        };
+        f.write_str(&what)?;
+        for (place, endpoint) in endpoints.iter().enumerate() {
+            write!(f, "{}{endpoint}", if place == 0 { " " } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {

@@ -54,6 +54,10 @@ use crate::store::local::Local;
 /// The levels of a descriptor's limits, in their order.
 pub type Levels = SmallVec<[Level; 1]>;
 
+/// A dial is given up after this time whatever REDIS_TIMEOUT says, and made anew: the system repeats a lost first packet
+/// ever more rarely, and a server that is back must be found soon.
+const LONGEST_DIAL: Duration = Duration::from_secs(1);
+
 /// What came of a draw.
 type Answer = Result<Levels, RedisError>;
 
@@ -284,7 +288,8 @@ impl Shared {
             manner,
             route: Arc::clone(self.route(draw)),
             path: self.local.path_key(&draw.path),
-            given_now: self.gives_time.then_some(now),
+            now,
+            gives_time: self.gives_time,
         }
     }
 
@@ -310,7 +315,7 @@ impl Shared {
         if last.counters.iter().any(wanted) {
             let counters: SmallVec<[(Limit, u128); 1]> =
                 last.counters.iter().map(|counted| (counted.limit, counted.tag)).collect();
-            self.local.remember(place.path, &counters, &replayed.states, replayed.now);
+            self.local.remember(place.path, &counters, &replayed.states, place.now);
         }
     }
 }
@@ -325,7 +330,7 @@ fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
         credentials: deployment.credentials.clone(),
         tls: deployment.tls.clone(),
         database: (deployment.database != 0).then_some(deployment.database),
-        dial_timeout: deployment.dial_timeout,
+        dial_timeout: deployment.dial_timeout.min(LONGEST_DIAL),
     };
     let manner = match settings.key_format {
         KeyFormat::Tollkeeper => probe::Manner::Script,

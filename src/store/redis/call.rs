@@ -31,8 +31,10 @@ pub(super) struct Place {
     pub(super) route: Arc<Route>,
     /// What the path is remembered under in this process.
     pub(super) path: u128,
-    /// The time to use instead of the server's.
-    pub(super) given_now: Option<Time>,
+    /// This process's time.
+    pub(super) now: Time,
+    /// Whether to use that instead of the server's.
+    pub(super) gives_time: bool,
 }
 
 /// How counters are drawn from.
@@ -93,7 +95,7 @@ impl Place {
         match &self.manner {
             Manner::Count(window) => count::draw(window, drawings, node, asking).await,
             Manner::Script(script, keys) => {
-                let arguments = script::arguments(drawings, self.given_now);
+                let arguments = script::arguments(drawings, self.gives_time.then_some(self.now));
                 let by_hash = Bytes::from_static(script.sha1.as_bytes());
                 let call = |name, first| node.call(name, script_words(first, keys, &arguments), asking);
                 let reply = match call("EVALSHA", by_hash).await {
