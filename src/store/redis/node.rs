@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connect::{self, Connection, DialError};
 use super::failure::{RedisError, Refused};
-use super::probe::Probe;
+use super::probe::{self, Probe};
 use crate::settings::redis::Endpoint;
 use crate::store::guard::Breaker;
 
@@ -110,7 +110,7 @@ impl Node {
         });
         let keepers = (0..state.lines.len()).map(|place| tokio::spawn(keep(Arc::clone(&state), place)).abort_handle());
         let mut tasks: Vec<AbortHandle> = keepers.collect();
-        tasks.push(tokio::spawn(probe(Arc::clone(&state))).abort_handle());
+        tasks.push(tokio::spawn(try_again(Arc::clone(&state))).abort_handle());
         tasks.push(tokio::spawn(watch_files(Arc::clone(&state))).abort_handle());
         Arc::new(Self { state, tasks })
     }
@@ -302,6 +302,9 @@ async fn keep(state: Arc<State>, place: usize) {
         match state.dial().await {
             Ok(connection) => {
                 complaint.end(&state);
+                if place == 0 {
+                    warn_of_eviction(&state, &connection.client).await;
+                }
                 let task = state.publish(place, connection);
                 let why = stay(&state, place, task).await;
                 state.lines[place].store(None);
@@ -317,6 +320,17 @@ async fn keep(state: Arc<State>, place: usize) {
                 sleep(RETRY).await;
             }
         }
+    }
+}
+
+/// Says of a server that drops keys when its memory is full that counters are among them.
+async fn warn_of_eviction(state: &State, client: &Client) {
+    if let Ok(Some(policy)) = timeout(state.ground.patience, probe::eviction(client)).await {
+        tracing::warn!(
+            server = %state.endpoint,
+            maxmemory_policy = policy,
+            "redis may evict counters, which begin anew then: strict limits want `maxmemory-policy noeviction`"
+        );
     }
 }
 
@@ -338,7 +352,7 @@ async fn stay(state: &Arc<State>, place: usize, mut task: ConnectHandle) -> Stri
 }
 
 /// Tries a server whose breaker is open until it serves.
-async fn probe(state: Arc<State>) {
+async fn try_again(state: Arc<State>) {
     loop {
         state.opened.notified().await;
         let since = Instant::now();

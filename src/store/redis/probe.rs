@@ -108,6 +108,14 @@ impl Probe {
     }
 }
 
+/// How the server makes room when its memory is full, if that costs counters. `None` if it does not, or does not tell.
+pub(super) async fn eviction(client: &Client) -> Option<String> {
+    let info = send(client, "INFO", vec![Value::from("memory")], false).await.ok()?;
+    let info = info.as_str()?;
+    let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
+    (policy != "noeviction").then(|| policy.to_owned())
+}
+
 async fn count(client: &Client, key: Value) -> Result<Value, Refused> {
     send(client, "INCRBY", vec![key.clone(), Value::Integer(1)], false).await?;
     send(client, "EXPIRE", vec![key, Value::Integer(KEY_LIVES_S)], false).await
