@@ -34,6 +34,10 @@ mod reload;
 mod settings;
 #[path = "suite/source.rs"]
 mod source;
+#[path = "suite/store_local.rs"]
+mod store_local;
+#[path = "suite/store_policies.rs"]
+mod store_policies;
 #[path = "suite/textbook.rs"]
 mod textbook;
 #[path = "suite/tidy.rs"]

@@ -151,9 +151,10 @@ impl<'r> Selection<'r> {
         }
     }
 
-    /// The place of the limit that speaks for all when the store fails: the first with that policy, no quota if it can.
-    pub(super) fn spokesman(&self) -> Option<usize> {
-        self.least_lenient().map(|(place, _)| place)
+    /// The place of the limit that speaks for all when the store fails: the first with the least lenient policy, one
+    /// that is no quota before quotas; the first of all if all are trials.
+    pub(super) fn spokesman(&self) -> usize {
+        self.least_lenient().map_or(0, |(place, _)| place)
     }
 
     fn least_lenient(&self) -> Option<(usize, StorePolicy)> {

@@ -43,11 +43,8 @@ impl<'r> Verdict<'r> {
         match outcome {
             Outcome::Free => free(if selection.unlimited { u32::MAX } else { 0 }),
             Outcome::Drawn(levels) => drawn(selection, levels),
-            // Once the store is back the whole limit counts, not the share of it: nothing is for good.
-            Outcome::StoodIn(levels) => Verdict { by_policy: true, for_good: false, ..drawn(selection, levels) },
-            Outcome::Failed(StorePolicy::Local | StorePolicy::Allow) => Verdict { by_policy: true, ..free(0) },
-            Outcome::Failed(StorePolicy::Error) => Verdict { by_policy: true, failed: true, ..free(0) },
-            Outcome::Failed(StorePolicy::Deny) => denied(selection, Verdict { by_policy: true, ..free(0) }),
+            Outcome::StoodIn(levels) => Verdict { by_policy: true, ..drawn(selection, levels) },
+            Outcome::Failed(policy) => failed(selection, *policy, free(0)),
         }
     }
 
@@ -58,17 +55,26 @@ impl<'r> Verdict<'r> {
     }
 }
 
-/// The verdict of a policy that refuses, in the name of the limit that has it.
-fn denied<'r>(selection: &Selection<'r>, free: Verdict<'r>) -> Verdict<'r> {
-    let Some(shown) = selection.spokesman() else { return free };
-    let selected = &selection.limits[shown];
-    let status = Status {
-        over_limit: true,
-        current_limit: Some(current_limit(selected)),
-        remaining: 0,
-        until_reset_s: Some(DENIED_FOR_S),
-    };
-    Verdict { status, shown: Some(shown), quota: selected.quota, ..free }
+/// The verdict of a policy, in the name of the limit that has it; a policy that passes shows no limit, because nothing
+/// is known of any.
+fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>) -> Verdict<'r> {
+    let place = selection.spokesman();
+    let selected = &selection.limits[place];
+    // One that passes is still a quota: all others may refuse, and the request passes.
+    let verdict = Verdict { by_policy: true, quota: selected.quota, ..free };
+    match policy {
+        StorePolicy::Local | StorePolicy::Allow => verdict,
+        StorePolicy::Error => Verdict { failed: true, ..verdict },
+        StorePolicy::Deny => {
+            let status = Status {
+                over_limit: true,
+                current_limit: Some(current_limit(selected)),
+                remaining: 0,
+                until_reset_s: Some(DENIED_FOR_S),
+            };
+            Verdict { status, shown: Some(place), ..verdict }
+        }
+    }
 }
 
 /// When to come back after a refusal by policy, in seconds: the store may be back any moment.

@@ -21,6 +21,7 @@ use crate::algorithm::{
 use crate::clock::Time;
 use crate::counter::{Counter, Draw, Path};
 use crate::limit::Limit;
+use crate::request::Hits;
 
 /// Counters that stand in for those of a lost Redis.
 #[derive(Debug)]
@@ -36,11 +37,21 @@ impl Local {
         Self { memory: Memory::new(capacity_bytes), replicas }
     }
 
-    /// Decides a draw under this process's share of its limits; the levels are those of the share.
+    /// Decides a draw under this process's share of its limits; the levels are those of the share. What is more than
+    /// the share and not more than the limit can pass when the store is back: it is told to wait until the share is
+    /// full again, not that it never will.
     pub fn draw(&self, draw: &Draw<'_>, now: Time) -> SmallVec<[Level; 1]> {
-        self.with_shares(draw, |draw| {
+        let mut levels = self.with_shares(draw, |draw| {
             self.memory.draw(draw, now).unwrap_or_else(|_| self.memory.draw_spilled(draw, now))
-        })
+        });
+        for (counter, level) in draw.counters.iter().zip(&mut levels) {
+            let fits_the_limit =
+                matches!(draw.ask.hits, Hits::Take(hits) if hits <= u64::from(counter.term.limit.capacity()));
+            if !level.admitted && level.retry_after_us.is_none() && fits_the_limit {
+                level.retry_after_us = Some(level.reset_us);
+            }
+        }
+        levels
     }
 
     /// Whether [`Local::draw`] would pass all enforced limits; changes nothing.

@@ -21,6 +21,6 @@ mod promises;
 #[path = "algorithms/ratio.rs"]
 mod ratio;
 #[path = "algorithms/scenario.rs"]
-mod scenario;
+pub(crate) mod scenario;
 #[path = "algorithms/together.rs"]
 mod together;

@@ -1,0 +1,224 @@
+//! What stands in for a lost Redis: its share of each limit, and the levels that were last seen.
+
+use std::num::NonZeroU32;
+
+use proptest::prelude::*;
+use tollkeeper::algorithm::{Ask, Level, State};
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Counter, Draw, Path};
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::local::Local;
+
+use super::algorithms::scenario::config;
+
+/// The first instant of a day, which begins a window of each unit used here.
+const MIDNIGHT: Time = Time::from_secs(1_783_468_800);
+const ENOUGH: u64 = 1 << 20;
+
+/// One counter of a value, and the limit that counts.
+struct Desk {
+    local: Local,
+    limit: Limit,
+}
+
+impl Desk {
+    fn new(limit: Limit, replicas: u32) -> Self {
+        Self { local: Local::new(ENOUGH, NonZeroU32::new(replicas).unwrap()), limit }
+    }
+
+    fn with_draw<T>(&self, value: &[u8], hits: Hits, then: impl FnOnce(&Draw<'_>) -> T) -> T {
+        let entries = [Entry { key: b"user", value }];
+        let counter = Counter {
+            term: tollkeeper::algorithm::Term { limit: &self.limit, enforced: true },
+            tag: counter_tag(&self.limit, 0),
+        };
+        then(&Draw {
+            path: Path { domain: "shop", entries: &entries, shared: &[] },
+            counters: [counter].into_iter().collect(),
+            ask: Ask::new(hits, 0),
+        })
+    }
+
+    fn draw(&self, hits: Hits, now: Time) -> Level {
+        self.with_draw(b"ann", hits, |draw| self.local.draw(draw, now)[0])
+    }
+
+    /// How many of so many hits, one at a time, pass at once.
+    fn pass(&self, now: Time) -> u64 {
+        let most = u64::from(self.limit.capacity()) + 2;
+        (0..most).filter(|_| self.draw(Hits::Take(1), now).admitted).count() as u64
+    }
+
+    fn remember(&self, value: &[u8], state: &State, now: Time) {
+        let path = self.with_draw(value, Hits::Look, |draw| self.local.path_key(&draw.path));
+        let counters = [(self.limit, counter_tag(&self.limit, 0))];
+        self.local.remember(path, &counters, std::slice::from_ref(state), now);
+    }
+}
+
+fn limit(algorithm: Algorithm, requests_per_unit: u32, capacity: u32, unit: Unit) -> Limit {
+    let terms = Terms {
+        bucket_size: (algorithm == Algorithm::TokenBucket).then_some(capacity),
+        queue_size: (algorithm == Algorithm::LeakyBucket).then_some(capacity),
+        sole: false,
+        ..Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+    };
+    Limit::new(&terms).unwrap()
+}
+
+fn any_limit(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Limit> {
+    let unit = proptest::sample::select(&[Unit::Second, Unit::Minute, Unit::Day][..]);
+    (proptest::sample::select(algorithms), 1..60_u32, 1..60_u32, unit)
+        .prop_map(|(algorithm, limit_of, capacity, unit)| limit(algorithm, limit_of, capacity, unit))
+}
+
+const WINDOWS: &[Algorithm] = &[Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
+
+/// A state that random draws, at these thousandths of two periods from midnight on, left behind; and the last time.
+fn drawn(limit: &Limit, draws: &[(u64, u64)]) -> (State, Time) {
+    let mut state = State::empty(limit.algorithm());
+    let mut now = MIDNIGHT;
+    for (step, hits) in draws {
+        now = now.plus_us(limit.period_us() * step / 1000);
+        state.draw(limit, now, Ask::new(Hits::Take(*hits), u64::MAX));
+    }
+    (state, now)
+}
+
+fn draws() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    prop::collection::vec((0..400_u64, 1..30_u64), 0..12)
+}
+
+fn used(limit: &Limit, state: &State, now: Time) -> u64 {
+    state.clone().draw(limit, now, Ask::new(Hits::Look, 0)).after
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn no_more_than_the_share_passes_at_once(limit in any_limit(&Algorithm::ALL), replicas in 1..100_u32) {
+        let desk = Desk::new(limit, replicas);
+        let share = u64::from((limit.capacity() / replicas).max(1));
+        // Requests of a leaky bucket that must wait are refused here: nobody waits.
+        let share = if limit.algorithm() == Algorithm::LeakyBucket { 1 } else { share };
+        prop_assert_eq!(desk.pass(MIDNIGHT), share);
+    }
+
+    #[test]
+    fn no_more_than_the_share_passes_in_a_window(
+        limit in any_limit(WINDOWS),
+        replicas in 1..100_u32,
+        steps in prop::collection::vec((0..1000_u64, 1..5_u64), 1..200),
+    ) {
+        let desk = Desk::new(limit, replicas);
+        let mut steps = steps;
+        steps.sort_unstable();
+        let at = |step| MIDNIGHT.plus_us(limit.period_us() * step / 1000);
+        let passed: u64 = steps
+            .into_iter()
+            .filter(|(step, hits)| desk.draw(Hits::Take(*hits), at(*step)).admitted)
+            .map(|(_, hits)| hits)
+            .sum();
+        prop_assert!(passed <= u64::from((limit.requests_per_unit() / replicas).max(1)), "{passed} passed");
+    }
+
+    #[test]
+    fn it_goes_on_from_the_level_last_seen(
+        limit in any_limit(&Algorithm::ALL),
+        replicas in 1..100_u32,
+        draws in draws(),
+    ) {
+        let (state, now) = drawn(&limit, &draws);
+        let desk = Desk::new(limit, replicas);
+        desk.remember(b"ann", &state, now);
+        let left = u64::from(limit.capacity()).saturating_sub(used(&limit, &state, now));
+        let passed = desk.pass(now);
+        prop_assert!(passed <= left.div_ceil(replicas.into()), "{passed} of {left} passed");
+    }
+
+    #[test]
+    fn windows_stay_as_used_as_they_were_until_they_end(
+        limit in any_limit(WINDOWS),
+        replicas in 1..100_u32,
+        draws in draws(),
+        later in 0..2500_u64,
+    ) {
+        let (state, now) = drawn(&limit, &draws);
+        let desk = Desk::new(limit, replicas);
+        desk.remember(b"ann", &state, now);
+        let then = now.plus_us(limit.period_us() * later / 1000);
+        let left = u64::from(limit.requests_per_unit()).saturating_sub(used(&limit, &state, then));
+        prop_assert!(desk.pass(then) <= left.div_ceil(replicas.into()));
+    }
+
+    #[test]
+    fn one_replica_by_itself_answers_as_redis_would(
+        limit in any_limit(&Algorithm::ALL),
+        draws in draws(),
+        later in 0..2500_u64,
+        hits in 1..30_u64,
+    ) {
+        let (mut state, now) = drawn(&limit, &draws);
+        let desk = Desk::new(limit, 1);
+        desk.remember(b"ann", &state, now);
+        let then = now.plus_us(limit.period_us() * later / 1000);
+        let expected = state.draw(&limit, then, Ask::new(Hits::Take(hits), 0));
+        prop_assert_eq!(desk.draw(Hits::Take(hits), then), expected);
+    }
+
+    #[test]
+    fn the_last_report_wins(
+        limit in any_limit(&Algorithm::ALL),
+        replicas in 1..10_u32,
+        (first, last) in (draws(), draws()),
+    ) {
+        let ((high, _), (low, now)) = (drawn(&limit, &first), drawn(&limit, &last));
+        let [desk, fresh] = [Desk::new(limit, replicas), Desk::new(limit, replicas)];
+        desk.remember(b"ann", &high, now);
+        desk.pass(now);
+        desk.remember(b"ann", &low, now);
+        fresh.remember(b"ann", &low, now);
+        prop_assert_eq!(desk.draw(Hits::Look, now), fresh.draw(Hits::Look, now));
+    }
+}
+
+#[test]
+fn a_report_from_a_clock_that_is_ahead_counts_as_of_now() {
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 4, 4, Unit::Second);
+        let desk = Desk::new(limit, 2);
+        let mut state = State::empty(algorithm);
+        let ahead = MIDNIGHT.plus_us(20_000_000);
+        state.draw(&limit, ahead, Ask::new(Hits::Take(4), u64::MAX));
+        desk.remember(b"ann", &state, MIDNIGHT);
+        assert_eq!(desk.pass(MIDNIGHT), 0, "{algorithm}");
+        assert_ne!(desk.pass(MIDNIGHT.plus_us(2_000_000)), 0, "{algorithm}");
+    }
+}
+
+#[test]
+fn what_was_remembered_is_bounded_and_nothing_is_not_remembered() {
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 300, 300, Unit::Day);
+        let desk = Desk::new(limit, 2);
+        desk.remember(b"ann", &State::empty(algorithm), MIDNIGHT);
+        assert_eq!(desk.local.usage().counters, 0, "{algorithm}");
+        let mut state = State::empty(algorithm);
+        for step in 0..200 {
+            state.draw(&limit, MIDNIGHT.plus_us(step), Ask::new(Hits::Take(1), u64::MAX));
+        }
+        for value in 0..50_000_u32 {
+            desk.remember(&value.to_be_bytes(), &state, MIDNIGHT.plus_us(200));
+        }
+        let usage = desk.local.usage();
+        assert!(usage.bytes <= ENOUGH && usage.counters > 100, "{algorithm}: {usage:?}");
+        // A report may also say that all is free again.
+        let last = 49_999_u32.to_be_bytes();
+        desk.remember(&last, &State::empty(algorithm), MIDNIGHT.plus_us(200));
+        let look = desk.with_draw(&last, Hits::Look, |draw| desk.local.draw(draw, MIDNIGHT.plus_us(200))[0]);
+        assert_eq!(look.remaining, 150, "{algorithm}");
+    }
+}
