@@ -33,6 +33,7 @@ impl Desk {
         let counter = Counter {
             term: tollkeeper::algorithm::Term { limit: &self.limit, enforced: true },
             tag: counter_tag(&self.limit, 0),
+            epoch: 0,
         };
         then(&Draw {
             path: Path { domain: "shop", entries: &entries, shared: &[] },

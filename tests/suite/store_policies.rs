@@ -13,6 +13,7 @@ use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
 use tollkeeper::health::{Health, Needs};
 use tollkeeper::http::routes::{self, Site};
+use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::health::StoreHealth;
 use tollkeeper::store::local::Local;
@@ -21,21 +22,24 @@ use tonic::transport::{Endpoint, Server};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::harness::desk::{Desk, Question};
+use super::harness::desk::{Desk, Question, store_runtime};
 use super::harness::http;
 
 /// Noon on Wednesday the 8th of July 2026: the day is half over.
 const NOON: Time = Time::from_secs(1_783_512_000);
 const MS: u64 = 1_000;
-const STORE_TIMEOUT: Duration = Duration::from_millis(15);
 
 const ERROR: &str = "The service is currently unavailable: \
                      the counter could not be asked, and the rule says `on_store_error: error`";
 
-/// A Redis that never answers one of so many replicas.
+/// A Redis that is not there for one of so many replicas.
 fn away(replicas: u32) -> Store {
     let local = Local::new(1 << 20, NonZeroU32::new(replicas).unwrap());
-    Store::Redis(Box::new(Redis::away(local, STORE_TIMEOUT)))
+    let env = [("REDIS_URL", "/nobody/listens.sock")].map(|(name, value)| (name.into(), value.into()));
+    let (settings, _) = Settings::from_env(env.into_iter()).expect("they are valid");
+    let tollkeeper::settings::Store::Redis(redis) = settings.store else { panic!("it counts in Redis") };
+    let _within = store_runtime().enter();
+    Store::Redis(Box::new(Redis::start(&redis, local)))
 }
 
 /// Who decides by the rules of a domain `shop` without Redis.

@@ -6,8 +6,10 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::LazyLock;
 use std::time::Duration;
 
+use tokio::runtime::Runtime;
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::config::compile::{Options, Source, compile};
 use tollkeeper::config::live::LiveRules;
@@ -96,13 +98,18 @@ impl Desk {
     pub(crate) fn ask_within(&self, question: &Question, deadline: Duration) -> Result<Answer, AnswerError> {
         let decided = match &self.service.decider.store {
             Store::Memory(memory) => self.service.decide(memory, &question.0, deadline),
-            Store::Redis(redis) => {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-                runtime.block_on(self.service.decide_shared(redis, &question.0, deadline))
-            }
+            Store::Redis(redis) => store_runtime().block_on(self.service.decide_shared(redis, &question.0, deadline)),
         };
         decided.map(|(response, hold)| Answer { response, hold })
     }
+}
+
+/// Where stores that wait run, for as long as the suite does.
+pub(crate) fn store_runtime() -> &'static Runtime {
+    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+    });
+    &RUNTIME
 }
 
 /// What is asked; each word about a descriptor is about the last one.
