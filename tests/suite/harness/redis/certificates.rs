@@ -23,7 +23,7 @@ impl Certificates {
         certificates.write("ca.crt", &certificate);
         certificates.write("other_ca.crt", &new_authority("another test authority").0);
         certificates.issue_server("server");
-        certificates.issue("client", &[], ExtendedKeyUsagePurpose::ClientAuth);
+        certificates.issue("client", &[], &[ExtendedKeyUsagePurpose::ClientAuth]);
         certificates
     }
 
@@ -34,16 +34,18 @@ impl Certificates {
 
     /// Makes a new key and certificate for a server, `NAME.crt` and `NAME.key`, in place of any of that name.
     pub(crate) fn issue_server(&self, name: &str) {
-        self.issue(name, &["localhost", "127.0.0.1"], ExtendedKeyUsagePurpose::ServerAuth);
+        // Servers of a cluster are clients of each other.
+        let usages = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue(name, &["localhost", "127.0.0.1"], &usages);
     }
 
-    fn issue(&self, name: &str, hosts: &[&str], usage: ExtendedKeyUsagePurpose) {
+    fn issue(&self, name: &str, hosts: &[&str], usages: &[ExtendedKeyUsagePurpose]) {
         let hosts: Vec<_> = hosts.iter().map(|host| (*host).to_owned()).collect();
         let mut params = CertificateParams::new(hosts).expect("the hosts are names and addresses");
         params.distinguished_name.push(DnType::CommonName, format!("tollkeeper test {name}"));
         params.use_authority_key_identifier_extension = true;
         params.key_usages.push(KeyUsagePurpose::DigitalSignature);
-        params.extended_key_usages.push(usage);
+        params.extended_key_usages.extend(usages.iter().cloned());
         let key = KeyPair::generate().expect("a key can be made");
         let certificate = params.signed_by(&key, &self.authority).expect("a certificate can be signed");
         self.write(&format!("{name}.crt"), &certificate.pem());
