@@ -39,9 +39,9 @@ impl Health {
     /// Whether new traffic is welcome.
     pub fn is_healthy(&self) -> bool {
         let has_domain = || self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0);
-        !self.draining.load(Ordering::Relaxed)
-            && (!self.needs.domain || has_domain())
-            && !(self.needs.store && self.store.is_lost())
+        let lacks_domain = self.needs.domain && !has_domain();
+        let lacks_store = self.needs.store && self.store.is_lost();
+        !(self.draining.load(Ordering::Relaxed) || lacks_domain || lacks_store)
     }
 
     /// Whether it can answer what it is asked: healthy, with rules, and with a store as these rules want it. A roll-out

@@ -31,9 +31,9 @@ impl StoreHealth {
     }
 
     /// Notes what is wrong with how the store is set up, free of secrets; `None`: nothing is.
-    pub fn set_misconfigured(&self, what: Option<String>) {
-        let old = self.misconfigured.swap(what.clone().map(Arc::new));
-        if old.as_deref() != what.as_ref() {
+    pub fn set_misconfigured(&self, what: Option<&str>) {
+        let old = self.misconfigured.swap(what.map(|what| Arc::new(what.to_owned())));
+        if old.as_ref().map(|old| old.as_str()) != what {
             self.changed.notify_one();
         }
     }

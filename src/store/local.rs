@@ -94,11 +94,7 @@ impl Local {
             draw.counters.iter().map(|counter| counter.term.limit.share_of(self.replicas)).collect();
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { term: Term { limit, ..counter.term }, ..*counter };
         // Put together anew: what a draw borrows can not live shorter than the draw.
-        then(&Draw {
-            path: draw.path,
-            counters: draw.counters.iter().zip(&shares).map(|pair| under(pair)).collect(),
-            ask: draw.ask,
-        })
+        then(&Draw { path: draw.path, counters: draw.counters.iter().zip(&shares).map(under).collect(), ask: draw.ask })
     }
 }
 

@@ -319,7 +319,7 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
         });
         for ((lost, misconfigured), expected) in STATES.into_iter().zip(expected) {
             store.set_lost(lost);
-            store.set_misconfigured(misconfigured.then(|| "REDIS_AUTH: refused".to_owned()));
+            store.set_misconfigured(misconfigured.then_some("REDIS_AUTH: refused"));
             let statuses = ["/healthcheck", "/readyz"].map(|page| http::get(port, page).send().status);
             assert_eq!(statuses, [expected.0, expected.1], "{rules} {needs_store} {lost} {misconfigured}");
             assert_eq!(http::get(port, "/livez").send().status, 200);
