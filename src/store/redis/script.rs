@@ -1,41 +1,288 @@
 //! The scripts that draw from counters in Redis.
-use crate::algorithm::{Ask, Level, State};
+//!
+//! A script decides draws one after the other and changes states; it returns its time and the states as it found them.
+//! Here the same draws are made again from those, by the algorithms themselves: what a caller is told of a level is
+//! computed in one place. A script is composed of a driver and of what its algorithms need, once for each set of them.
+//!
+//! A call has one argument: signed 64-bit numbers, laid out as `lua/driver.lua` says. Looks and trials change nothing and
+//! are not sent. A hold is bounded so that every number stays one that a double holds exactly.
+//!
+//! No connection here: who sends a script and what failures mean is said elsewhere.
+
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use fred::util::sha1_hash;
+use smallvec::SmallVec;
+
+use crate::algorithm::sliding_window_log::Record;
+use crate::algorithm::{
+    Ask, Level, State, Term, draw_together, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
+    token_bucket,
+};
 use crate::clock::Time;
 use crate::limit::{Algorithm, Limit};
-use bytes::Bytes;
-use smallvec::SmallVec;
+use crate::request::Hits;
+
+/// The most draws in one call, for that other clients of the server wait meanwhile.
 pub const MOST_DRAWS: usize = 512;
+
+/// Beyond it a double is not exact; a script reads no number above.
+const MOST_EXACT: u64 = 1 << 53;
+
+/// The hits ever entered in a log are counted modulo this.
+const LOG_MODULUS: u64 = 1 << 52;
+
+/// A counter to draw from: what a call needs of [`crate::counter::Counter`], owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
+    /// The limit.
     pub limit: Limit,
+    /// Whether its refusal refuses the descriptor.
     pub enforced: bool,
+    /// What tells it from others of the path.
     pub tag: u128,
 }
+
+/// A draw of a call: what it needs of [`crate::counter::Draw`], owned. All draws of a call have the same counters in the
+/// same order, but for limits, capacities and the like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drawing {
+    /// One for each key of the call.
     pub counters: SmallVec<[Counted; 1]>,
+    /// What is drawn.
     pub ask: Ask,
+    /// Only what it would find is asked.
     pub trial: bool,
 }
+
+/// A script.
 #[derive(Debug)]
 pub struct Script {
+    /// Its text, for EVAL.
     pub text: String,
+    /// The SHA-1 of the text in lower-case hexadecimal digits, for EVALSHA.
     pub sha1: String,
 }
-pub fn script_for(_algorithms: impl Iterator<Item = Algorithm>) -> &'static Script {
-    todo!()
-}
-pub fn arguments(_draws: &[Drawing], _now: Option<Time>) -> Bytes {
-    todo!()
-}
-#[derive(Debug)]
+
+/// What a call found.
+#[derive(Clone, Debug)]
 pub struct Replayed {
+    /// For each draw, the levels of its counters.
     pub levels: Vec<SmallVec<[Level; 1]>>,
+    /// The states after all draws. Of a log, records that no draw of the call could tell apart are one.
     pub states: SmallVec<[State; 1]>,
+    /// The time at which the draws were made.
     pub now: Time,
 }
-#[derive(Debug)]
+
+/// The reply is none of a script's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the reply of the script can not be read")]
 pub struct BadReply;
-pub fn replay(_draws: &[Drawing], _reply: &[u8]) -> Result<Replayed, BadReply> {
-    todo!()
+
+/// The script for counters of these algorithms.
+pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Script {
+    static SCRIPTS: [OnceLock<Script>; 1 << Algorithm::ALL.len()] = [const { OnceLock::new() }; 1 << Algorithm::ALL.len()];
+    let set = algorithms.fold(0, |set, algorithm| set | 1 << algorithm as usize);
+    SCRIPTS[set].get_or_init(|| {
+        let text = compose(|algorithm| set & 1 << algorithm as usize != 0);
+        Script { sha1: sha1_hash(&text), text }
+    })
+}
+
+/// Puts the parts together, what they need before them, without comments.
+fn compose(has: impl Fn(Algorithm) -> bool) -> String {
+    let drains = has(Algorithm::TokenBucket) || has(Algorithm::LeakyBucket);
+    let parts = [
+        (true, include_str!("lua/counter.lua")),
+        (drains || has(Algorithm::SlidingWindowCounter), include_str!("lua/exact.lua")),
+        (drains, include_str!("lua/drain.lua")),
+        (has(Algorithm::TokenBucket), include_str!("lua/token_bucket.lua")),
+        (has(Algorithm::LeakyBucket), include_str!("lua/leaky_bucket.lua")),
+        (has(Algorithm::FixedWindow), include_str!("lua/fixed_window.lua")),
+        (has(Algorithm::SlidingWindowLog), include_str!("lua/log.lua")),
+        (has(Algorithm::SlidingWindowLog), include_str!("lua/sliding_window_log.lua")),
+        (has(Algorithm::SlidingWindowCounter), include_str!("lua/sliding_window_counter.lua")),
+        (true, include_str!("lua/driver.lua")),
+    ];
+    let lines = parts.iter().filter(|(needed, _)| *needed).flat_map(|(_, part)| part.lines());
+    lines
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("--"))
+        .flat_map(|line| [line, "\n"])
+        .collect()
+}
+
+/// The argument of a call of at most [`MOST_DRAWS`] draws, at `now` or, if there is none, at the server's own time.
+pub fn arguments(draws: &[Drawing], now: Option<Time>) -> Bytes {
+    let mut words = Words(Vec::with_capacity(128));
+    words.push(now.map_or(-1, |now| signed(now.as_micros().min(MOST_EXACT - 1))));
+    let Some(first) = draws.first() else { return words.0.into() };
+    for (place, counter) in first.counters.iter().enumerate() {
+        let limit = &counter.limit;
+        words.push(signed(limit.algorithm() as u64));
+        words.push(signed(limit.period_us()));
+        let [a, b] = match limit.algorithm() {
+            Algorithm::FixedWindow if limit.calendar_months() => [i64::from(limit.period().multiplier()), 0],
+            Algorithm::SlidingWindowLog => reach(draws, place),
+            _ => [0, 0],
+        };
+        words.push(a);
+        words.push(b);
+    }
+    let mut charges = draws.iter().filter_map(|draw| Some((draw, charge(draw)?))).peekable();
+    while let Some((draw, hits)) = charges.next() {
+        let mut times = 1;
+        while charges.next_if(|(next, _)| *next == draw).is_some() {
+            times += 1;
+        }
+        words.push(times);
+        words.push(hits);
+        for counter in &draw.counters {
+            words.push_terms(counter, hold_us(draw));
+        }
+    }
+    words.0.into()
+}
+
+/// The hits that a draw takes, negative if it gives them back; `None` if it changes nothing whatever it finds.
+fn charge(draw: &Drawing) -> Option<i64> {
+    match draw.ask.hits {
+        _ if draw.trial => None,
+        Hits::Look => None,
+        Hits::Take(hits) => Some(signed(hits)),
+        Hits::Refund(hits) => Some(-signed(hits)),
+    }
+}
+
+/// How long an answer may be held, bounded so that the tokens that a bucket lends for that time can be counted: by 2^52
+/// of them, and by 285 years.
+fn hold_us(draw: &Drawing) -> u64 {
+    let lends = |counter: &Counted| {
+        let limit = &counter.limit;
+        let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
+        (limit.algorithm() == Algorithm::TokenBucket).then(|| u64::try_from(longest_us).unwrap_or(u64::MAX))
+    };
+    draw.counters.iter().filter_map(lends).fold(draw.ask.hold_us.min(MOST_EXACT - 1), u64::min)
+}
+
+/// How far into a log the draws reach: from its oldest hit, less what the log holds, and from its newest; see
+/// `lua/log.lua`.
+fn reach(draws: &[Drawing], place: usize) -> [i64; 2] {
+    let (mut asked, mut most_debt, mut refunded, mut lowest) = (0, 0, 0, i64::MAX);
+    for draw in draws {
+        let limit = &draw.counters[place].limit;
+        lowest = lowest.min(i64::from(limit.requests_per_unit()));
+        match draw.ask.hits {
+            Hits::Look => asked += 1,
+            Hits::Take(hits) => {
+                asked += signed(hits);
+                // Refused hits that are entered stand before those that are then waited for: they count twice.
+                most_debt = most_debt.max(if limit.count_rejected() { signed(hits) } else { 0 });
+            }
+            Hits::Refund(hits) => refunded += signed(hits),
+        }
+    }
+    [asked + most_debt - lowest, refunded]
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Numbers on their way to a script.
+struct Words(Vec<u8>);
+
+impl Words {
+    fn push(&mut self, word: i64) {
+        self.0.extend_from_slice(&word.to_le_bytes());
+    }
+
+    fn push_terms(&mut self, counter: &Counted, hold_us: u64) {
+        let limit = &counter.limit;
+        self.push(i64::from(limit.requests_per_unit()));
+        self.push(i64::from(limit.capacity()));
+        self.push(signed(hold_us.min(limit.max_wait_us())));
+        self.push(i64::from(counter.enforced) + 2 * i64::from(limit.count_rejected()));
+    }
+}
+
+/// Makes the draws of a call again, from the states and at the time that its script returned.
+pub fn replay(draws: &[Drawing], reply: &[u8]) -> Result<Replayed, BadReply> {
+    let mut reader = Reader(reply);
+    let now = reader.time()?;
+    let counters = draws.first().map_or(&[][..], |draw| &draw.counters);
+    let mut states =
+        counters.iter().map(|counter| reader.state(counter.limit.algorithm())).collect::<Result<SmallVec<_>, _>>()?;
+    if !reader.0.is_empty() {
+        return Err(BadReply);
+    }
+    let levels = draws.iter().map(|draw| replay_draw(draw, &mut states, now)).collect();
+    Ok(Replayed { levels, states, now })
+}
+
+fn replay_draw(draw: &Drawing, states: &mut SmallVec<[State; 1]>, now: Time) -> SmallVec<[Level; 1]> {
+    let terms: SmallVec<[_; 1]> =
+        draw.counters.iter().map(|counter| Term { limit: &counter.limit, enforced: counter.enforced }).collect();
+    let ask = Ask { hold_us: hold_us(draw), ..draw.ask };
+    if draw.trial {
+        draw_together(&terms, &mut states.clone(), now, ask)
+    } else {
+        draw_together(&terms, states, now, ask)
+    }
+}
+
+/// Numbers on their way back.
+struct Reader<'r>(&'r [u8]);
+
+impl Reader<'_> {
+    fn word(&mut self) -> Result<u64, BadReply> {
+        let (word, rest) = self.0.split_first_chunk().ok_or(BadReply)?;
+        self.0 = rest;
+        let word = u64::from_le_bytes(*word);
+        if word <= MOST_EXACT { Ok(word) } else { Err(BadReply) }
+    }
+
+    fn time(&mut self) -> Result<Time, BadReply> {
+        self.word().map(Time::from_micros)
+    }
+
+    fn word_u32(&mut self) -> Result<u32, BadReply> {
+        u32::try_from(self.word()?).map_err(|_| BadReply)
+    }
+
+    fn state(&mut self, algorithm: Algorithm) -> Result<State, BadReply> {
+        let last = self.time()?;
+        Ok(match algorithm {
+            Algorithm::TokenBucket => {
+                State::TokenBucket(token_bucket::State { used: self.word()?, part: self.word()?, last })
+            }
+            Algorithm::LeakyBucket => {
+                let (queued, part, tail) = (self.word_u32()?, self.word()?, self.word_u32()?);
+                State::LeakyBucket(leaky_bucket::State { queued, part, tail, last })
+            }
+            Algorithm::FixedWindow => State::FixedWindow(fixed_window::State { count: self.word()?, last }),
+            Algorithm::SlidingWindowLog => State::SlidingWindowLog(self.log(last)?),
+            Algorithm::SlidingWindowCounter => {
+                let (current, previous) = (self.word()?, self.word()?);
+                State::SlidingWindowCounter(sliding_window_counter::State { current, previous, last })
+            }
+        })
+    }
+
+    fn log(&mut self, last: Time) -> Result<sliding_window_log::State, BadReply> {
+        let (mut sum, count) = (self.word()?, self.word()?);
+        let mut log = sliding_window_log::State { last, ..Default::default() };
+        for _ in 0..count {
+            let (at, next) = (self.time()?, self.word()?);
+            let hits = (next + LOG_MODULUS).checked_sub(sum).ok_or(BadReply)? % LOG_MODULUS;
+            let in_order = at <= last && log.records.back().is_none_or(|newest| newest.at < at);
+            let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(BadReply)?;
+            log.held += u64::from(hits);
+            log.records.push_back(Record { at, hits });
+            sum = next;
+        }
+        Ok(log)
+    }
 }
