@@ -170,7 +170,7 @@ impl Redis {
         loop {
             health.set_lost(self.shared.routes().any(|route| !route.serves_some()));
             let misconfigured = self.shared.routes().find_map(|route| route.misconfigured());
-            health.set_misconfigured(misconfigured.map(|what| (*what).clone()));
+            health.set_misconfigured(misconfigured.as_ref().map(|what| what.as_str()));
             sleep(OFTEN).await;
         }
     }

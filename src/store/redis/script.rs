@@ -83,7 +83,8 @@ pub struct BadReply;
 
 /// The script for counters of these algorithms.
 pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Script {
-    static SCRIPTS: [OnceLock<Script>; 1 << Algorithm::ALL.len()] = [const { OnceLock::new() }; 1 << Algorithm::ALL.len()];
+    static SCRIPTS: [OnceLock<Script>; 1 << Algorithm::ALL.len()] =
+        [const { OnceLock::new() }; 1 << Algorithm::ALL.len()];
     let set = algorithms.fold(0, |set, algorithm| set | 1 << algorithm as usize);
     SCRIPTS[set].get_or_init(|| {
         let text = compose(|algorithm| set & 1 << algorithm as usize != 0);
