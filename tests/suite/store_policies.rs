@@ -1,7 +1,7 @@
 //! What is answered when Redis is away: by each policy, for one descriptor and for several, and what probes are told.
 //!
-//! Redis is one that never answers, so every draw fails; where some draws fail and others do not, a memory store that is
-//! full stands for it (see `memory`). Failures of real servers are tested elsewhere.
+//! Redis is one that never answers, so every draw fails; where some draws fail and others do not, a memory store that
+//! is full stands for it (see `memory`). Failures of real servers are tested elsewhere.
 
 use std::net::Ipv4Addr;
 use std::num::NonZeroU32;
