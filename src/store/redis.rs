@@ -42,7 +42,7 @@ use self::node::Ground;
 use self::probe::Probe;
 use self::route::Route;
 use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
-use crate::algorithm::Level;
+use crate::algorithm::{Ask, Level};
 use crate::clock::Time;
 use crate::counter::Draw;
 use crate::limit::{Limit, StorePolicy, Unit};
@@ -57,6 +57,9 @@ pub type Levels = SmallVec<[Level; 1]>;
 /// A dial is given up after this time whatever REDIS_TIMEOUT says, and made anew: the system repeats a lost first packet
 /// ever more rarely, and a server that is back must be found soon.
 const LONGEST_DIAL: Duration = Duration::from_secs(1);
+
+/// Times so little apart are the same: one was taken a little later than the other.
+const SAME: Duration = Duration::from_millis(1);
 
 /// What came of a draw.
 type Answer = Result<Levels, RedisError>;
@@ -101,9 +104,16 @@ struct Group {
 }
 
 /// Draws that were sent or wait to be.
-enum Pending {
-    /// So many, by a call that this request leads.
+struct Pending {
+    way: Way,
+    /// When to stop waiting; `None`: the call sees to that itself.
+    until: Option<Instant>,
+}
+
+enum Way {
+    /// So many draws went out, by a call that this request leads.
     Led(usize, Lead),
+    /// They wait for their turn.
     Waits(SmallVec<[oneshot::Receiver<Answer>; 1]>),
 }
 
@@ -141,7 +151,7 @@ impl Redis {
         if let [draw] = draws {
             let drawings = SmallVec::from_iter([drawing(draw, purpose)]);
             let group = Group { id: self.shared.id(draw, now), drawings, places: SmallVec::from([0]) };
-            let mut answers = self.shared.bring(group, draws, (now, until), purpose).answers(until).await;
+            let mut answers = self.shared.bring(group, draws, (now, until), purpose).answers().await;
             return answers.pop().into_iter().collect();
         }
         // All are brought before the first is awaited: so they travel together, and at once.
@@ -151,7 +161,7 @@ impl Redis {
             places.extend_from_slice(&group.places);
             pending.push(self.shared.bring(group, draws, (now, until), purpose));
         }
-        let answered = join_all(pending.into_iter().map(|pending| pending.answers(until))).await;
+        let answered = join_all(pending.into_iter().map(|pending| pending.answers())).await;
         let mut answers: SmallVec<[Answer; 2]> = draws.iter().map(|_| Err(RedisError::Broken)).collect();
         for (place, answer) in places.into_iter().zip(answered.into_iter().flatten()) {
             answers[place] = answer;
@@ -250,23 +260,19 @@ impl Shared {
         purpose: Purpose,
     ) -> Pending {
         let draw = &draws[group.places[0]];
-        match self.combiner.enter(group.id, group.drawings) {
-            Turn::Wait(receivers) => Pending::Waits(receivers),
+        let deadline = Instant::now() + self.timeout;
+        // How little time a caller has says nothing about the server: its call goes on without it.
+        let hurried = until + SAME < deadline;
+        let deadline = if hurried { deadline } else { until };
+        let way = match self.combiner.enter(group.id, group.drawings, until) {
+            Turn::Wait(receivers) => Way::Waits(receivers),
             Turn::Lead(drawings) => {
                 let place = self.place(draw, now, purpose);
                 let busy = Busy { shared: Arc::clone(self), id: group.id, armed: true };
-                let deadline = self.deadline(until);
-                Pending::Led(drawings.len(), Lead { call: Some(Box::pin(lead(busy, place, drawings, deadline))) })
+                Way::Led(drawings.len(), Lead { call: Some(Box::pin(lead(busy, place, drawings, deadline))) })
             }
-        }
-    }
-
-    /// When a call that is sent now is given up. A caller with less time than that goes without it: how little time
-    /// callers have says nothing about the server.
-    fn deadline(&self, until: Instant) -> Instant {
-        const SAME: Duration = Duration::from_millis(1);
-        let deadline = Instant::now() + self.timeout;
-        if until + SAME >= deadline { until } else { deadline }
+        };
+        Pending { way, until: hurried.then_some(until) }
     }
 
     fn place(&self, draw: &Draw<'_>, now: Time, purpose: Purpose) -> Place {
@@ -353,7 +359,11 @@ fn drawing(draw: &Draw<'_>, purpose: Purpose) -> Drawing {
         enforced: counter.term.enforced,
         tag: counter.tag,
     });
-    Drawing { counters: counted.collect(), ask: draw.ask, trial: purpose == Purpose::Trial }
+    let counters: SmallVec<[Counted; 1]> = counted.collect();
+    // Where nothing is held, how long callers wait must not make equal draws look different.
+    let holds = counters.iter().any(|counted| counted.limit.max_wait_us() > 0);
+    let ask = Ask { hold_us: if holds { draw.ask.hold_us } else { 0 }, ..draw.ask };
+    Drawing { counters, ask, trial: purpose == Purpose::Trial }
 }
 
 /// A number below `most` that is random enough to spread expiries.
@@ -397,8 +407,8 @@ async fn lead(mut busy: Busy, place: Place, drawings: Drawings, deadline: Instan
 async fn follow(mut busy: Busy, place: Place, mut batch: Batch) {
     loop {
         let deadline = Instant::now() + busy.shared.timeout;
-        let outcome = busy.shared.call(&place, &batch.drawings, deadline).await;
-        batch.answer(outcome);
+        let drawings = std::mem::take(&mut batch.drawings);
+        batch.answer(busy.shared.call(&place, &drawings, deadline)).await;
         match busy.next() {
             Some(next) => batch = next,
             None => break,
@@ -433,17 +443,17 @@ impl Drop for Lead {
 }
 
 impl Pending {
-    /// The answers, in the order of the draws; those that have not come by `until` are errors.
-    async fn answers(self, until: Instant) -> SmallVec<[Answer; 1]> {
-        match self {
-            Self::Led(count, lead) => match patiently(lead, until).await.unwrap_or(Err(RedisError::Timeout)) {
+    /// The answers, in the order of the draws; those that have not come in time are errors.
+    async fn answers(self) -> SmallVec<[Answer; 1]> {
+        match self.way {
+            Way::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
                 Ok(levels) => levels.into_iter().map(Ok).collect(),
                 Err(error) => (0..count).map(|_| Err(error)).collect(),
             },
-            Self::Waits(receivers) => {
+            Way::Waits(receivers) => {
                 let mut answers = SmallVec::with_capacity(receivers.len());
                 for receiver in receivers {
-                    answers.push(match patiently(receiver, until).await {
+                    answers.push(match within(receiver, self.until).await {
                         Some(Ok(answer)) => answer,
                         Some(Err(_torn)) => Err(RedisError::Broken),
                         None => Err(RedisError::Timeout),
@@ -452,5 +462,12 @@ impl Pending {
                 answers
             }
         }
+    }
+}
+
+async fn within<F: Future>(work: F, until: Option<Instant>) -> Option<F::Output> {
+    match until {
+        Some(until) => patiently(work, until).await,
+        None => Some(work.await),
     }
 }

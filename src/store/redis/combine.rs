@@ -5,10 +5,12 @@
 //! waits is taken as one batch, in order of arrival, without those who have given up meanwhile. The draws of one request
 //! on one counter stay together. No lock is held while anything is awaited.
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -16,6 +18,7 @@ use tokio::sync::oneshot;
 use super::failure::RedisError;
 use super::script::{Drawing, MOST_DRAWS};
 use super::{Answer, Levels};
+use crate::store::guard::patiently;
 
 /// The most draws that wait for one counter; more fail at once.
 const MOST_WAITING: usize = 32 * MOST_DRAWS;
@@ -38,6 +41,8 @@ type Shard = HashMap<u128, VecDeque<Waiting>, BuildHasherDefault<Hashed>>;
 struct Waiting {
     drawing: Drawing,
     answer: oneshot::Sender<Answer>,
+    /// When it wants an answer, whatever that is.
+    until: Instant,
     /// It belongs to the same request as the one before it.
     joined: bool,
 }
@@ -55,7 +60,8 @@ pub(super) enum Turn {
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) drawings: Drawings,
-    answers: Vec<oneshot::Sender<Answer>>,
+    /// `None`: answered already.
+    answers: Vec<Option<(oneshot::Sender<Answer>, Instant)>>,
 }
 
 impl Default for Combiner {
@@ -65,8 +71,8 @@ impl Default for Combiner {
 }
 
 impl Combiner {
-    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`].
-    pub(super) fn enter(&self, id: u128, drawings: Drawings) -> Turn {
+    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`]; it wants answers by `until`.
+    pub(super) fn enter(&self, id: u128, drawings: Drawings, until: Instant) -> Turn {
         let mut shard = self.shard(id);
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
@@ -80,7 +86,7 @@ impl Combiner {
                 // Nobody is there to take it: whoever sent it may be gone, which is not our affair.
                 let _gone = answer.send(Err(RedisError::Overloaded));
             } else {
-                waiting.push_back(Waiting { drawing, answer, joined });
+                waiting.push_back(Waiting { drawing, answer, until, joined });
                 joined = true;
             }
             receiver
@@ -103,9 +109,9 @@ impl Combiner {
             if !batch.drawings.is_empty() && batch.drawings.len() + together > MOST_DRAWS {
                 break;
             }
-            for Waiting { drawing, answer, .. } in waiting.drain(..together) {
+            for Waiting { drawing, answer, until, .. } in waiting.drain(..together) {
                 batch.drawings.push(drawing);
-                batch.answers.push(answer);
+                batch.answers.push(Some((answer, until)));
             }
         }
         if batch.drawings.is_empty() {
@@ -122,18 +128,40 @@ impl Combiner {
 }
 
 impl Batch {
-    /// Answers everybody who still waits.
-    pub(super) fn answer(self, outcome: Result<Vec<Levels>, RedisError>) {
-        match outcome {
-            Ok(levels) => {
-                for (answer, levels) in self.answers.into_iter().zip(levels) {
-                    let _gone = answer.send(Ok(levels));
+    /// Waits for the outcome of the batch's call and answers everybody; those whose time is up meanwhile, then. So one
+    /// timer serves all, and whoever waits needs none.
+    pub(super) async fn answer(mut self, call: impl Future<Output = Result<Vec<Levels>, RedisError>>) {
+        let mut call = pin!(call);
+        loop {
+            let first_up = self.answers.iter().flatten().map(|(_, until)| *until).min();
+            let outcome = match first_up {
+                Some(until) => patiently(&mut call, until).await,
+                None => Some(call.as_mut().await),
+            };
+            let Some(outcome) = outcome else {
+                self.give_up(Instant::now());
+                continue;
+            };
+            let mut levels = outcome.map(Vec::into_iter);
+            for answer in self.answers {
+                // Who was answered has its levels all the same.
+                let levels = match &mut levels {
+                    Ok(levels) => levels.next().ok_or(RedisError::BadReply),
+                    Err(error) => Err(*error),
+                };
+                if let Some((answer, _)) = answer {
+                    let _gone = answer.send(levels);
                 }
             }
-            Err(error) => {
-                for answer in self.answers {
-                    let _gone = answer.send(Err(error));
-                }
+            return;
+        }
+    }
+
+    /// Tells those whose time is up that no answer came.
+    fn give_up(&mut self, now: Instant) {
+        for answer in &mut self.answers {
+            if let Some((answer, _)) = answer.take_if(|(_, until)| *until <= now) {
+                let _gone = answer.send(Err(RedisError::Timeout));
             }
         }
     }
