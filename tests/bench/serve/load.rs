@@ -1,0 +1,169 @@
+//! The load: gRPC calls over bare HTTP/2, so that the generator costs the machine less than what it measures.
+//!
+//! A closed loop finds what a call costs and how many there can be; an open loop, whose calls begin when they were meant
+//! to whatever became of those before, finds how long they take. Requests are frames made beforehand.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::Request;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use crate::process::ServerProcess;
+
+/// Connections, and calls at once on each, of a closed loop.
+const CONNECTIONS: usize = 4;
+const STREAMS: usize = 64;
+
+/// What one measurement found.
+pub(crate) struct Cost {
+    pub(crate) us_per_call: f64,
+    pub(crate) calls_per_s: f64,
+    /// Answers other than OK.
+    pub(crate) refused: u64,
+}
+
+/// A connection.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    requests: SendRequest<Bytes>,
+    uri: http::Uri,
+}
+
+impl Caller {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.expect("a connection");
+        stream.set_nodelay(true).expect("nodelay");
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 24);
+        let (requests, connection) = builder.handshake(stream).await.expect("a handshake");
+        tokio::spawn(async move { connection.await.expect("the connection holds") });
+        let uri = format!("http://{address}/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+        Self { requests, uri: uri.parse().expect("a uri") }
+    }
+
+    /// Whether the answer is OK.
+    pub(crate) async fn call(&self, frame: Bytes) -> bool {
+        let head = Request::post(self.uri.clone())
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())
+            .expect("a request");
+        let mut requests = self.requests.clone().ready().await.expect("the server is there");
+        let (answer, mut body) = requests.send_request(head, false).expect("a stream");
+        body.send_data(frame, true).expect("it is sent");
+        let mut body = answer.await.expect("an answer").into_body();
+        let mut message = Vec::with_capacity(64);
+        while let Some(data) = body.data().await {
+            let data = data.expect("data");
+            body.flow_control().release_capacity(data.len()).expect("capacity");
+            message.extend_from_slice(&data);
+        }
+        // Five bytes of frame, then the overall code, field 1: 1 is OK.
+        assert!(message.len() > 7, "no message in the answer");
+        message[5..7] == [8, 1]
+    }
+}
+
+/// Calls in a closed loop for `time`, each for a key that `request` makes a frame of.
+pub(crate) async fn drive(server: &ServerProcess, keys: u64, request: fn(u64) -> Bytes, time: Duration) -> Cost {
+    let calls = Arc::new(AtomicU64::new(0));
+    let refused = Arc::new(AtomicU64::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut streams = JoinSet::new();
+    for connection in 0..CONNECTIONS {
+        let caller = Caller::connect(server.address()).await;
+        for stream in 0..STREAMS {
+            let (caller, calls, stop) = (caller.clone(), Arc::clone(&calls), Arc::clone(&stop));
+            let refused = Arc::clone(&refused);
+            let mut random = (connection * STREAMS + stream + 1) as u64 * 0x9e37_79b9;
+            streams.spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    if !caller.call(request(random % keys)).await {
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                    calls.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    }
+    let (cpu, before, started) = (server.cpu(), calls.load(Ordering::Relaxed), Instant::now());
+    tokio::time::sleep(time).await;
+    let (cpu, count, elapsed) = (server.cpu() - cpu, calls.load(Ordering::Relaxed) - before, started.elapsed());
+    stop.store(true, Ordering::Relaxed);
+    while streams.join_next().await.is_some() {}
+    Cost {
+        us_per_call: cpu.as_secs_f64() * 1e6 / count as f64,
+        calls_per_s: count as f64 / elapsed.as_secs_f64(),
+        refused: refused.load(Ordering::Relaxed),
+    }
+}
+
+/// Calls once for each of `keys`, keys that [`drive`] does not use.
+pub(crate) async fn visit_each(server: &ServerProcess, keys: u64, request: fn(u64) -> Bytes) {
+    let mut streams = JoinSet::new();
+    let caller = Caller::connect(server.address()).await;
+    for stream in 0..STREAMS as u64 {
+        let caller = caller.clone();
+        streams.spawn(async move {
+            for key in (stream..keys).step_by(STREAMS) {
+                caller.call(request(10_000_000 + key)).await;
+            }
+        });
+    }
+    while streams.join_next().await.is_some() {}
+}
+
+/// Calls at a steady rate for `time`; each latency in microseconds, counted from when the call was meant to begin, in
+/// order.
+pub(crate) async fn paced(
+    server: &ServerProcess,
+    per_second: u32,
+    time: Duration,
+    request: fn(u64) -> Bytes,
+) -> Vec<u64> {
+    let mut callers = Vec::new();
+    for _ in 0..CONNECTIONS {
+        callers.push(Caller::connect(server.address()).await);
+    }
+    let started = Instant::now();
+    let mut calls = JoinSet::new();
+    let mut place: u32 = 0;
+    let most = per_second * u32::try_from(time.as_secs()).expect("seconds");
+    while place < most {
+        // Whatever is due by now begins; the timer of the runtime is a millisecond coarse.
+        let due = u32::try_from(started.elapsed().as_micros() * u128::from(per_second) / 1_000_000).unwrap_or(most);
+        while place < due.min(most) {
+            let intended = started + Duration::from_secs(1) * place / per_second;
+            let caller = callers[place as usize % CONNECTIONS].clone();
+            calls.spawn(async move {
+                caller.call(request(u64::from(place % 10_000))).await;
+                u64::try_from(intended.elapsed().as_micros()).unwrap_or(u64::MAX)
+            });
+            place += 1;
+        }
+        tokio::time::sleep(Duration::from_micros(200)).await;
+    }
+    let mut latencies = calls.join_all().await;
+    latencies.sort_unstable();
+    latencies
+}
+
+/// The latency that so many of a thousand do not pass.
+pub(crate) fn at(latencies: &[u64], permille: usize) -> u64 {
+    latencies[(latencies.len() - 1) * permille / 1000]
+}
+
+/// The middle one.
+pub(crate) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

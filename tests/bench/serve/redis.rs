@@ -1,0 +1,181 @@
+//! Counters in a real Redis on the same machine: what a decision costs the server, and how long it takes.
+//!
+//! Rules say `on_store_error: deny` and refuse nothing else, so that an answer other than OK is one that policy gave;
+//! their number is printed and should be 0.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tollkeeper::pb;
+
+use crate::frame;
+use crate::load::{at, drive, median, paced};
+use crate::process::{ServerProcess, free_port};
+
+const ROUND: Duration = Duration::from_secs(3);
+const ROUNDS: usize = 5;
+
+const RULES: &str = "domain: bench
+defaults: {on_store_error: deny}
+descriptors:
+  - {key: fixed, rate_limit: {unit: day, requests_per_unit: 4000000000}}
+  - key: token
+    rate_limit: {unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}
+";
+
+/// All situations with Redis.
+pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
+    let mut rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
+    rules.write_all(RULES.as_bytes()).expect("the rules are written");
+    let empty = ServerProcess::empty_handler();
+    let single = ServerProcess::redis(&[]);
+    let url = single.address().to_string();
+    let tollkeeper = ServerProcess::tollkeeper(rules.path(), &[("REDIS_URL", &url)]);
+    let table: [(&str, &str, u64, fn(u64) -> Bytes); 4] = [
+        ("redis-keys", "redis, 100 000 keys, fixed", 100_000, |key| one("fixed", key)),
+        ("redis-keys", "redis, 100 000 keys, token", 100_000, |key| one("token", key)),
+        ("redis-hot", "redis, one hot key, fixed", 1, |key| one("fixed", key)),
+        ("redis-hot", "redis, one hot key, token", 1, |key| one("token", key)),
+    ];
+    for (name, label, keys, request) in table {
+        if wanted(name) {
+            compare(label, (&tollkeeper, &single, &empty), keys, request).await;
+        }
+    }
+    if wanted("redis-open") {
+        open_loop((&tollkeeper, &empty)).await;
+    }
+    if wanted("redis-ten") {
+        ten_descriptors(rules.path(), &empty).await;
+    }
+}
+
+async fn compare(
+    label: &str,
+    (tollkeeper, redis, empty): (&ServerProcess, &ServerProcess, &ServerProcess),
+    keys: u64,
+    request: fn(u64) -> Bytes,
+) {
+    drive(tollkeeper, keys, request, ROUND).await;
+    let (mut ratios, mut ours, mut floors, mut rates, mut theirs) = (vec![], vec![], vec![], vec![], vec![]);
+    let mut refused = 0;
+    for _ in 0..ROUNDS {
+        let floor = drive(empty, keys, request, ROUND).await;
+        let redis_cpu = redis.cpu();
+        let our = drive(tollkeeper, keys, request, ROUND).await;
+        let calls = our.calls_per_s * ROUND.as_secs_f64();
+        theirs.push((redis.cpu() - redis_cpu).as_secs_f64() * 1e6 / calls);
+        ratios.push(our.us_per_call / floor.us_per_call);
+        ours.push(our.us_per_call);
+        floors.push(floor.us_per_call);
+        rates.push(our.calls_per_s);
+        refused += our.refused;
+    }
+    println!(
+        "{label:<34} {:>10.2} {:>10.2} {:>7.3} {:>9.0}   redis {:.2} us/call, {refused} by policy",
+        median(&mut ours),
+        median(&mut floors),
+        median(&mut ratios),
+        median(&mut rates),
+        median(&mut theirs),
+    );
+}
+
+/// How long calls take at half of capacity, beside the empty handler at the same rate.
+async fn open_loop((tollkeeper, empty): (&ServerProcess, &ServerProcess)) {
+    let request: fn(u64) -> Bytes = |key| one("fixed", key);
+    let capacity = drive(tollkeeper, 10_000, request, ROUND).await.calls_per_s;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some tens of thousands")]
+    let rate = (capacity / 2.0) as u32;
+    for round in 1..=3 {
+        let floor = paced(empty, rate, Duration::from_secs(5), request).await;
+        let ours = paced(tollkeeper, rate, Duration::from_secs(5), request).await;
+        for (who, latencies) in [("empty handler", &floor), ("redis", &ours)] {
+            println!(
+                "open loop {round}, {rate} calls/s, {who:<13}: p50 {} us, p99 {} us, p99.9 {} us",
+                at(latencies, 500),
+                at(latencies, 990),
+                at(latencies, 999)
+            );
+        }
+    }
+}
+
+/// Ten descriptors a request over a cluster of three.
+async fn ten_descriptors(rules: &std::path::Path, empty: &ServerProcess) {
+    let nodes: Vec<ServerProcess> = (0..3).map(|_| cluster_node()).collect();
+    join(&nodes);
+    let url = nodes.iter().map(|node| node.address().to_string()).collect::<Vec<_>>().join(",");
+    let settings = [("REDIS_TYPE", "cluster"), ("REDIS_URL", url.as_str())];
+    let tollkeeper = ServerProcess::tollkeeper(rules, &settings);
+    let ten: fn(u64) -> Bytes = |key| many("fixed", key, 10);
+    compare("redis cluster, 10 descriptors", (&tollkeeper, &nodes[0], empty), 100_000, ten).await;
+    for round in 1..=3 {
+        let single = paced(&tollkeeper, 200, Duration::from_secs(5), |key| one("fixed", key)).await;
+        let tenfold = paced(&tollkeeper, 200, Duration::from_secs(5), ten).await;
+        println!(
+            "cluster {round}, 200 calls/s: 1 descriptor p50 {} us, 10 descriptors p50 {} us, ratio {:.2}",
+            at(&single, 500),
+            at(&tenfold, 500),
+            at(&tenfold, 500) as f64 / at(&single, 500) as f64
+        );
+    }
+}
+
+fn cluster_node() -> ServerProcess {
+    let bus = free_port().to_string();
+    let directory = tempfile::tempdir().expect("a directory").keep();
+    let directory = directory.to_str().expect("a plain path");
+    ServerProcess::redis(&["--cluster-enabled", "yes", "--cluster-port", &bus, "--dir", directory])
+}
+
+/// Makes a cluster of three nodes, and waits until it serves.
+fn join(nodes: &[ServerProcess]) {
+    let mut connections: Vec<redis::Connection> = nodes
+        .iter()
+        .map(|node| {
+            let client = redis::Client::open(format!("redis://{}", node.address())).expect("an address");
+            client.get_connection().expect("a connection")
+        })
+        .collect();
+    let first = nodes[0].address();
+    let bus = |connection: &mut redis::Connection| -> String {
+        let ports: Vec<String> = redis::cmd("CONFIG").arg("GET").arg("cluster-port").query(connection).expect("a port");
+        ports[1].clone()
+    };
+    let first_bus = bus(&mut connections[0]);
+    for (place, connection) in connections.iter_mut().enumerate() {
+        let (from, to) = (place * 16_384 / 3, (place + 1) * 16_384 / 3 - 1);
+        let _: () = redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(from).arg(to).query(connection).expect("slots");
+        let mut meet = redis::cmd("CLUSTER");
+        meet.arg("MEET").arg(first.ip().to_string()).arg(first.port()).arg(&first_bus);
+        let _: () = meet.query(connection).expect("it meets");
+    }
+    for connection in &mut connections {
+        loop {
+            let info: String = redis::cmd("CLUSTER").arg("INFO").query(connection).expect("info");
+            if info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3") {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn one(rule: &str, key: u64) -> Bytes {
+    many(rule, key, 1)
+}
+
+fn many(rule: &str, key: u64, count: u64) -> Bytes {
+    let descriptor = |place: u64| {
+        let value = format!("user-{:08}-{place}", key).into();
+        let entry = pb::rate_limit_descriptor::Entry { key: rule.to_owned().into(), value };
+        pb::RateLimitDescriptor { entries: vec![entry], ..Default::default() }
+    };
+    frame(&pb::RateLimitRequest {
+        domain: "bench".to_owned(),
+        descriptors: (0..count).map(descriptor).collect(),
+        hits_addend: 0,
+    })
+}
