@@ -26,6 +26,8 @@ mod memory;
 mod process;
 #[path = "suite/proto.rs"]
 mod proto;
+#[path = "suite/redis_agreement.rs"]
+mod redis_agreement;
 #[path = "suite/redis_harness.rs"]
 mod redis_harness;
 #[path = "suite/reload.rs"]

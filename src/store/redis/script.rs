@@ -56,6 +56,19 @@ pub struct Drawing {
     pub trial: bool,
 }
 
+impl Drawing {
+    /// The longest that the answer may be held, in microseconds: what is asked, bounded by 285 years, and by the time in
+    /// which a token bucket makes 2^52 tokens, 12 days at the least, so that tokens that it lends can be counted.
+    pub fn hold_us(&self) -> u64 {
+        let lends = |counter: &Counted| {
+            let limit = &counter.limit;
+            let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
+            (limit.algorithm() == Algorithm::TokenBucket).then(|| u64::try_from(longest_us).unwrap_or(u64::MAX))
+        };
+        self.counters.iter().filter_map(lends).fold(self.ask.hold_us.min(MOST_EXACT - 1), u64::min)
+    }
+}
+
 /// A script.
 #[derive(Debug)]
 pub struct Script {
@@ -141,7 +154,7 @@ pub fn arguments(draws: &[Drawing], now: Option<Time>) -> Bytes {
         words.push(times);
         words.push(hits);
         for counter in &draw.counters {
-            words.push_terms(counter, hold_us(draw));
+            words.push_terms(counter, draw.hold_us());
         }
     }
     words.0.into()
@@ -155,17 +168,6 @@ fn charge(draw: &Drawing) -> Option<i64> {
         Hits::Take(hits) => Some(signed(hits)),
         Hits::Refund(hits) => Some(-signed(hits)),
     }
-}
-
-/// How long an answer may be held, bounded so that the tokens that a bucket lends for that time can be counted: by 2^52
-/// of them, and by 285 years.
-fn hold_us(draw: &Drawing) -> u64 {
-    let lends = |counter: &Counted| {
-        let limit = &counter.limit;
-        let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
-        (limit.algorithm() == Algorithm::TokenBucket).then(|| u64::try_from(longest_us).unwrap_or(u64::MAX))
-    };
-    draw.counters.iter().filter_map(lends).fold(draw.ask.hold_us.min(MOST_EXACT - 1), u64::min)
 }
 
 /// How far into a log the draws reach: from its oldest hit, less what the log holds, and from its newest; see
@@ -226,7 +228,7 @@ pub fn replay(draws: &[Drawing], reply: &[u8]) -> Result<Replayed, BadReply> {
 fn replay_draw(draw: &Drawing, states: &mut SmallVec<[State; 1]>, now: Time) -> SmallVec<[Level; 1]> {
     let terms: SmallVec<[_; 1]> =
         draw.counters.iter().map(|counter| Term { limit: &counter.limit, enforced: counter.enforced }).collect();
-    let ask = Ask { hold_us: hold_us(draw), ..draw.ask };
+    let ask = Ask { hold_us: draw.hold_us(), ..draw.ask };
     if draw.trial {
         draw_together(&terms, &mut states.clone(), now, ask)
     } else {

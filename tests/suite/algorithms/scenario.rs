@@ -125,7 +125,7 @@ pub(crate) fn scenario_of(algorithm: Algorithm, shape: Shape) -> impl Strategy<V
     })
 }
 
-fn period() -> impl Strategy<Value = Period> {
+pub(crate) fn period() -> impl Strategy<Value = Period> {
     let of =
         |unit, most: u32| (1..=most).prop_map(move |multiplier| Period::new(unit, multiplier).expect("not too long"));
     prop_oneof![
@@ -189,7 +189,7 @@ fn step(shape: Shape) -> impl Strategy<Value = Step> {
         .prop_map(|(limit, jump, amount, patience)| Step { limit, jump, amount, patience })
 }
 
-fn jump(backwards: Backwards) -> BoxedStrategy<Jump> {
+pub(crate) fn jump(backwards: Backwards) -> BoxedStrategy<Jump> {
     let off = -1..=1_i64;
     let forwards = prop_oneof![
         4 => Just(Jump::Stay),
@@ -210,7 +210,7 @@ fn jump(backwards: Backwards) -> BoxedStrategy<Jump> {
     }
 }
 
-fn amount(refunds: bool) -> BoxedStrategy<Amount> {
+pub(crate) fn amount(refunds: bool) -> BoxedStrategy<Amount> {
     let forwards = prop_oneof![
         1 => Just(Amount::Look),
         6 => (1..5_u64).prop_map(Amount::Few),
@@ -230,7 +230,7 @@ fn amount(refunds: bool) -> BoxedStrategy<Amount> {
     .boxed()
 }
 
-fn patience() -> impl Strategy<Value = Patience> {
+pub(crate) fn patience() -> impl Strategy<Value = Patience> {
     prop_oneof![
         2 => Just(Patience::Micros(0)),
         1 => (0..30_000_000_u64).prop_map(Patience::Micros),
@@ -261,7 +261,7 @@ impl Scenario {
 }
 
 impl Jump {
-    fn from(self, now: Time, limit: &Limit, last: &Level) -> Time {
+    pub(crate) fn from(self, now: Time, limit: &Limit, last: &Level) -> Time {
         let (by, off) = match self {
             Self::Stay => (0, 0),
             Self::Micros(micros) => (micros, 0),
@@ -283,7 +283,7 @@ impl Jump {
 }
 
 impl Amount {
-    fn of(self, limit: &Limit) -> Hits {
+    pub(crate) fn of(self, limit: &Limit) -> Hits {
         let capacity = u64::from(limit.capacity());
         match self {
             Self::Look => Hits::Look,
@@ -299,7 +299,7 @@ impl Amount {
 }
 
 impl Patience {
-    fn of(self, limit: &Limit) -> u64 {
+    pub(crate) fn of(self, limit: &Limit) -> u64 {
         match self {
             Self::Micros(micros) => micros,
             Self::HitTimes(times, off) => (hit_us(limit) * times).saturating_add_signed(off),

@@ -2,8 +2,8 @@
 --
 -- State: last, x whole hits (below 2^53) and y parts of one more, of which a hit has as many as the period has
 -- microseconds; z is leaky_bucket's. What drains in t microseconds is t x limit parts, a whole number: never rounded.
--- TTL: time to empty under the limit of the last charge, and a period beyond, in whole milliseconds rounded down; in it
--- the time to empty is rounded up to whole hits. 285 years at most.
+-- TTL: time to empty under the limit of the last charge, and a period beyond, in whole milliseconds rounded down; 285
+-- years at most.
 
 -- Drains the level until c.at; the counter's own numbers stay, so that a draw without effect leaves none.
 local function drained(c, limit)
@@ -36,7 +36,6 @@ end
 
 local function drain_ttl(c)
   local empty = 0
-  if c.by > 0 and (c.x > 0 or c.y > 0) then empty = (c.x + 1) * (c.period / c.by) end
-  -- TTL
+  if c.by > 0 then empty = (c.x * c.period + c.y) / c.by end
   return floor(min(c.ahead + empty + c.period, 9007199254740992) / 1000)
 end

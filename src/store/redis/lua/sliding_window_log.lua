@@ -17,6 +17,7 @@ algorithms[3] = {
     end
     c.fresh = length == 0
     c.out = arrive(c) and c.n or seek(c, 0, c.at - c.period, 4503599627370496)
+    local _
     if c.out > 0 then _, c.base = record(c, c.out) end
     c.held = (top - c.base) % 4503599627370496
     c.kept = c.held
