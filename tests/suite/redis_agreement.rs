@@ -153,7 +153,7 @@ impl History {
     fn log(&self, period_us: u64) -> sliding_window_log::State {
         let length = u64::try_from(self.log.len()).unwrap();
         let mut log = sliding_window_log::State::default();
-        let gap_us = |share: u64| 1 + (period_us / (length + 1)).min(share * period_us / 100_000_000);
+        let gap_us = |share: u64| 1 + (period_us / (length + 1)).min(period_us / 1000 * share / 100_000);
         let mut at = self.start.as_micros().saturating_sub(self.log.iter().map(|&(share, _)| gap_us(share)).sum());
         for &(share, hits) in &self.log {
             at += gap_us(share);
