@@ -2,12 +2,14 @@
 //!
 //! A script decides draws one after the other and changes states; it returns its time and the states as it found them.
 //! Here the same draws are made again from those, by the algorithms themselves: what a caller is told of a level is
-//! computed in one place. A script is composed of a driver and of what its algorithms need, once for each set of them.
+//! computed in one place.
 //!
 //! A call has one argument: signed 64-bit numbers, laid out as `lua/driver.lua` says. Looks and trials change nothing and
 //! are not sent. A hold is bounded so that every number stays one that a double holds exactly.
 //!
 //! No connection here: who sends a script and what failures mean is said elsewhere.
+
+mod compose;
 
 use std::sync::OnceLock;
 
@@ -94,38 +96,30 @@ pub struct Replayed {
 #[error("the reply of the script can not be read")]
 pub struct BadReply;
 
-/// The script for counters of these algorithms.
+/// The script for counters of these algorithms, one for each key of the call.
 pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Script {
-    static SCRIPTS: [OnceLock<Script>; 1 << Algorithm::ALL.len()] =
-        [const { OnceLock::new() }; 1 << Algorithm::ALL.len()];
-    let set = algorithms.fold(0, |set, algorithm| set | 1 << algorithm as usize);
-    SCRIPTS[set].get_or_init(|| {
-        let text = compose(|algorithm| set & 1 << algorithm as usize != 0);
-        Script { sha1: sha1_hash(&text), text }
-    })
+    const ALGORITHMS: usize = Algorithm::ALL.len();
+    static ALONE: [OnceLock<Script>; ALGORITHMS] = [const { OnceLock::new() }; ALGORITHMS];
+    static TOGETHER: [OnceLock<Script>; 1 << ALGORITHMS] = [const { OnceLock::new() }; 1 << ALGORITHMS];
+    let (mut keys, mut set, mut first) = (0, 0, Algorithm::default());
+    for algorithm in algorithms {
+        (keys, set, first) = (keys + 1, set | 1 << algorithm as usize, algorithm);
+    }
+    if keys == 1 {
+        ALONE[first as usize].get_or_init(|| Script::new(compose::alone(first)))
+    } else {
+        TOGETHER[set].get_or_init(|| {
+            Script::new(compose::together(
+                Algorithm::ALL.into_iter().filter(|&algorithm| set >> algorithm as usize & 1 == 1),
+            ))
+        })
+    }
 }
 
-/// Puts the parts together, what they need before them, without comments.
-fn compose(has: impl Fn(Algorithm) -> bool) -> String {
-    let drains = has(Algorithm::TokenBucket) || has(Algorithm::LeakyBucket);
-    let parts = [
-        (true, include_str!("lua/counter.lua")),
-        (drains || has(Algorithm::SlidingWindowCounter), include_str!("lua/exact.lua")),
-        (drains, include_str!("lua/drain.lua")),
-        (has(Algorithm::TokenBucket), include_str!("lua/token_bucket.lua")),
-        (has(Algorithm::LeakyBucket), include_str!("lua/leaky_bucket.lua")),
-        (has(Algorithm::FixedWindow), include_str!("lua/fixed_window.lua")),
-        (has(Algorithm::SlidingWindowLog), include_str!("lua/log.lua")),
-        (has(Algorithm::SlidingWindowLog), include_str!("lua/sliding_window_log.lua")),
-        (has(Algorithm::SlidingWindowCounter), include_str!("lua/sliding_window_counter.lua")),
-        (true, include_str!("lua/driver.lua")),
-    ];
-    let lines = parts.iter().filter(|(needed, _)| *needed).flat_map(|(_, part)| part.lines());
-    lines
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with("--"))
-        .flat_map(|line| [line, "\n"])
-        .collect()
+impl Script {
+    fn new(text: String) -> Self {
+        Self { sha1: sha1_hash(&text), text }
+    }
 }
 
 /// The argument of a call of at most [`MOST_DRAWS`] draws, at `now` or, if there is none, at the server's own time.

@@ -5,17 +5,21 @@
 -- product is that small lies further from the next whole number than rounding goes. A quotient past 2^53 is rounded,
 -- which is no harm where it is only compared with what is smaller.
 
+--: exact
 local function divide(a, b, m)
-  local whole = floor(a / m)
-  local rest = a - whole * m
-  local product = rest * b
+  local whole = 0
+  if a >= m then
+    whole = floor(a / m)
+    a = a - whole * m
+  end
+  local product = a * b
   if product < 9007199254740992 then
     local quotient = floor(product / m)
     return whole * b + quotient, product - quotient * m
   end
   local quotient, left = 0, 0
   for shift = 28, 0, -7 do
-    left = left * 128 + rest * (floor(b / 2 ^ shift) % 128)
+    left = left * 128 + a * (floor(b / 2 ^ shift) % 128)
     local digit = floor(left / m)
     quotient, left = quotient * 128 + digit, left - digit * m
   end

@@ -1,10 +1,11 @@
 -- fixed_window: a count for each window; windows are aligned to the Unix epoch, or to calendar months in UTC.
 --
--- KEYS: the counter, with the calendar months of a window, 0 if it is of the period's length. State, 16 bytes: last,
--- count (2^53 at most) of the window of last. Draws: limit. Rounding: none. Writes: one SET with PX.
--- TTL: a period from c.at on; of calendar months, to within days after the window's end. Milliseconds, rounded up.
+-- KEYS: the counter; a: the calendar months of a window, 0 if it has the period's length. State, 16 bytes: last, count
+-- (2^53 at most) of the window of last. Draws: limit. Rounding: none. Writes: one SET with PX.
+-- TTL: a period from the counter's now on; of calendar months, until some days after the window's end.
 
--- The months from January of the year 0 to the one of a time, in whole windows; by days since March 1st of the year 0.
+--: helpers
+-- The windows of so many months since January of the year 0; by days since March 1st of that year.
 local function month_window(us, months)
   local days = floor(us / 86400000000) + 719468
   local era = floor(days / 146097)
@@ -14,31 +15,34 @@ local function month_window(us, months)
   return floor(((era * 400 + year) * 12 + month + 2) / months)
 end
 
-algorithms[2] = {
-  open = function(c)
-    local err = read(c, '<I8I8', 16, 9007199254740992, math.huge)
-    if err then return err end
-    local same
-    if c.a == 0 then
-      same = floor(c.at / c.period) == floor(c.last / c.period)
-    else
-      c.window = month_window(c.at, c.a)
-      same = c.window == month_window(c.last, c.a)
-    end
-    if not same then c.x = 0 end
-  end,
-  fits = function(c, hits, limit)
-    return c.x + hits <= limit or hits < 0
-  end,
-  add = function(c, hits)
-    c.x, c.last = min(max(c.x + hits, 0), 9007199254740992), c.at
-  end,
-  close = function(c)
-    local ttl = c.ahead + c.period
-    if c.a > 0 then
-      -- The months before the next window, by the mean length of one: right to 5 days, which are added.
-      ttl = ((c.window + 1) * c.a * 30.436875 - 719528 + 5) * 86400000000 - c.now
-    end
-    return pack('<I8I8', c.last, c.x), math.ceil(ttl / 1000)
-  end,
-}
+--: open
+local bytes = 16
+--> read
+local count
+last, count = unpack('<I8I8', before)
+if count > 9007199254740992 then
+  --> wrong
+end
+--> arrive
+local window
+if a == 0 then
+  if void or floor(at / period) > floor(last / period) then count = 0 end
+else
+  window = month_window(at, a)
+  if void or window > month_window(last, a) then count = 0 end
+end
+
+--: fits
+passes = hits < 0 or count + hits <= limit
+
+--: add
+count, last = min(max(count + hits, 0), 9007199254740992), at
+
+--: write
+local life_us = ahead + period
+if window then
+  -- The months before the next window, by the mean length of one: right to 5 days, which are added.
+  life_us = ((window + 1) * a * 30.436875 - 719528 + 5) * 86400000000 - now
+end
+local value = pack('<I8I8', last, count)
+--> set
