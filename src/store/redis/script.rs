@@ -11,6 +11,7 @@
 
 mod compose;
 
+use std::io::Write as _;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
@@ -138,6 +139,7 @@ pub fn arguments(draws: &[Drawing], now: Option<Time>) -> Bytes {
         };
         words.push(a);
         words.push(b);
+        words.push_digits(limit.period_us() / 1000);
     }
     let mut charges = draws.iter().filter_map(|draw| Some((draw, charge(draw)?))).peekable();
     while let Some((draw, hits)) = charges.next() {
@@ -194,6 +196,14 @@ struct Words(Vec<u8>);
 impl Words {
     fn push(&mut self, word: i64) {
         self.0.extend_from_slice(&word.to_le_bytes());
+    }
+
+    /// A number in digits, preceded by how many they are.
+    fn push_digits(&mut self, number: u64) {
+        let place = self.0.len();
+        self.0.push(0);
+        write!(self.0, "{number}").expect("a vector takes whatever is written");
+        self.0[place] = u8::try_from(self.0.len() - place - 1).expect("a number has 20 digits at most");
     }
 
     fn push_terms(&mut self, counter: &Counted, hold_us: u64) {

@@ -3,7 +3,7 @@
 -- In place of the arrows stand the parts, as in driver.lua, and before the text what it is kept as: makers[kind] = ...
 -- open returns an error in place of the counter; plan and write return an error or nothing.
 
-function(key, now, period, a, b)
+function(key, now, period, a, b, period_ms)
   --> open
   local hits, limit, capacity, patience, flags, passes, changed
   return {

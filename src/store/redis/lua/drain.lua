@@ -34,4 +34,4 @@ if x < 0 then x, y = 0, 0 end
 --: life
 local life_us = ahead + period
 if charged_limit > 0 then life_us = life_us + (x * period + y) / charged_limit end
-life_us = floor(min(life_us, 9007199254740991) / 1000) * 1000
+local life_ms = floor(min(life_us, 9007199254740991) / 1000)

@@ -2,7 +2,7 @@
 --
 -- KEYS: the counter. ARGV[1]: signed 64-bit numbers, little-endian: the time in microseconds since the Unix epoch,
 -- negative for the server's; the counter's algorithm (its script knows), period in microseconds, a, and b, which mean
--- what the algorithm says; then for each run of equal draws how many, the hits of each, negative to give back, limit,
+-- what the algorithm says, and the period in milliseconds in digits, after a byte with their number; then for each run of equal draws how many, the hits of each, negative to give back, limit,
 -- capacity, patience in microseconds, and 1 if it is enforced (for together.lua) plus 2 if refused hits count.
 -- Returns one string: the time, a number as above, and the state before the call.
 -- Writes nothing for what changes nothing, and nothing before all is decided; then by the algorithm, with a TTL.
@@ -14,7 +14,7 @@
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
 local args, key = ARGV[1], KEYS[1]
-local now, kind, period, a, b, place = unpack('<i8i8i8i8i8', args)
+local now, kind, period, a, b, period_ms, place = unpack('<i8i8i8i8i8Bc0', args)
 --> clock
 --> open
 local hits, limit, capacity, patience, flags, passes, times, changed

@@ -2,7 +2,7 @@
 --
 -- KEYS: the counter. State, 24 bytes: last, current and previous: the counts of the window of last and of the one before
 -- it, at most 2^34. Draws: limit. Rounding: the weight is rounded down. Writes: one SET with PX.
--- TTL: until the end of the next window, or, with nothing in this one, a period from the counter's now on.
+-- TTL: until the end of the next window, or, with nothing in this one, a period from the counter's now on; rounded up.
 
 --: open
 local bytes = 24
@@ -37,7 +37,6 @@ end
 last = at
 
 --: write
-local life_us = ahead + period
-if current > 0 then life_us = life_us + left_us end
+local life_ms = math.ceil((ahead + period + (current > 0 and left_us or 0)) / 1000)
 local value = pack('<I8I8I8', last, current, previous)
 --> set

@@ -79,5 +79,5 @@ else
   if newest and kept < held then write('LSET', key, -1, packed(log, newest, kept)) end
   if new > 0 then write('RPUSH', key, packed(log, at, kept + new)) end
 end
-write('PEXPIRE', key, math.ceil((ahead + period) / 1000))
+write('PEXPIRE', key, ahead == 0 and period_ms or math.ceil((ahead + period) / 1000))
 if failed then return failed end

@@ -1,8 +1,8 @@
 -- The driver for several counters of one descriptor: a draw is charged to all of them, or, if an enforced one refuses,
 -- to none but those where refused hits count.
 --
--- KEYS: the counters. ARGV[1], reply and rules as in driver.lua: period, a and b stand for each key before the first run,
--- limit, capacity, patience and flags for each key in each run; the states follow one another.
+-- KEYS: the counters. ARGV[1], reply and rules as in driver.lua: what is said of the counter stands for each key, and
+-- in each run limit, capacity, patience and flags for each; the states follow one another.
 -- Nothing is written before all is decided, and the first write fails if any does: all keys are written or none.
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
@@ -13,9 +13,9 @@ local now, place = unpack('<i8', args)
 --> clock
 local counters, reply = {}, {pack('<i8', now)}
 for i, key in ipairs(KEYS) do
-  local kind, period, a, b
-  kind, period, a, b, place = unpack('<i8i8i8i8', args, place)
-  local counter = makers[kind](key, now, period, a, b)
+  local kind, period, a, b, period_ms
+  kind, period, a, b, period_ms, place = unpack('<i8i8i8i8Bc0', args, place)
+  local counter = makers[kind](key, now, period, a, b, period_ms)
   if counter.err then return counter end
   counters[i], reply[i + 1] = counter, counter.before
 end
