@@ -19,10 +19,10 @@ use tollkeeper::algorithm::{
     Ask, Level, State, Term, draw_together, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
     token_bucket,
 };
-use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit};
+use tollkeeper::clock::{Clock, Time};
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::script::{Counted, Drawing, Replayed, arguments, replay, script_for};
+use tollkeeper::store::redis::script::{Counted, Drawing, MOST_DRAWS, Replayed, arguments, replay, script_for};
 
 use super::algorithms::scenario::{self, Amount, Backwards, Jump, Patience};
 use super::harness::redis::{Server, options};
@@ -376,5 +376,122 @@ fn every_case_of_the_textbooks() {
             redis.lives(keys);
             replayed.levels.remove(0).into_vec()
         });
+    }
+}
+
+/// A limit of 500 a minute by each algorithm, which a script of one or of several counters knows.
+fn all_limits() -> SmallVec<[Counted; 1]> {
+    let counted = |algorithm| {
+        let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(500);
+        let terms = Terms::new(algorithm, 500, Period::new(Unit::Minute, 1).unwrap());
+        let limit = Limit::new(&Terms { queue_size, sole: false, ..terms }).unwrap();
+        Counted { limit, enforced: true, tag: 0 }
+    };
+    Algorithm::ALL.into_iter().map(counted).collect()
+}
+
+fn hit(counters: &[Counted]) -> Drawing {
+    Drawing { counters: counters.into(), ask: Ask::new(Hits::Take(1), u64::MAX), trial: false }
+}
+
+/// The word with which an error reply begins.
+fn error_word(reply: RedisResult<Replayed>) -> String {
+    reply.expect_err("it fails").code().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_value_that_no_script_wrote_fails_its_draw_and_stays() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let plants: [&[&[u8]]; 6] = [
+        &[b"SET", b"", b"5"],
+        &[b"SET", b"", &[0xff; 16]],
+        &[b"SET", b"", &[0xff; 24]],
+        &[b"SET", b"", &[0xff; 32]],
+        &[b"RPUSH", b"", &[0xff; 16]],
+        &[b"HSET", b"", b"field", b"value"],
+    ];
+    for plant in plants {
+        for place in 0..counters.len() {
+            let keys = redis.new_keys(counters.len());
+            let mut words = plant.to_vec();
+            words[1] = keys[place].as_bytes();
+            redis.ask::<Value>(&words);
+            let planted: Vec<u8> = redis.ask(&[b"DUMP", keys[place].as_bytes()]);
+            let alone = redis.call(&keys[place..=place], &[hit(&counters[place..=place])], None);
+            assert_eq!(error_word(alone), "WRONGTYPE", "{words:?} for {}", counters[place].limit.algorithm());
+            assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "WRONGTYPE");
+            for (other, key) in keys.iter().enumerate() {
+                let now: Option<Vec<u8>> = redis.ask(&[b"DUMP", key.as_bytes()]);
+                assert_eq!(now.as_ref(), (other == place).then_some(&planted), "{key} after {words:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_server_writes_nothing_and_says_so() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let keys = redis.new_keys(counters.len());
+    redis.ask::<()>(&[b"CONFIG", b"SET", b"maxmemory", b"1"]);
+    for (place, counter) in counters.iter().enumerate() {
+        let alone = redis.call(&keys[place..=place], &[hit(&[*counter])], None);
+        assert_eq!(error_word(alone), "OOM", "{}", counter.limit.algorithm());
+    }
+    assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "OOM");
+    let look = Drawing { ask: Ask::new(Hits::Look, 0), ..hit(&counters) };
+    assert!(redis.call(&keys, &[look], None).unwrap().levels[0].iter().all(|level| level.admitted));
+    assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 0);
+}
+
+#[test]
+fn the_time_is_the_servers_where_none_is_given() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let keys = redis.new_keys(counters.len());
+    let before = Clock::System.now();
+    let now = redis.call(&keys, &[hit(&counters)], None).unwrap().now;
+    assert!(before <= now && now <= Clock::System.now());
+}
+
+#[test]
+fn a_call_of_512_draws_admits_exactly_the_limit_of_500() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let keys = redis.new_keys(counters.len() + 1);
+    let now = Time::from_secs(1_767_225_600);
+    let admitted = |replayed: &Replayed| replayed.levels.iter().filter(|levels| levels[0].admitted).count();
+    for (place, counter) in counters.iter().enumerate() {
+        let draws = vec![hit(&[*counter]); MOST_DRAWS];
+        assert!(arguments(&draws, None).len() < 128, "equal draws travel as one");
+        let replayed = redis.call(&keys[place..=place], &draws, Some(now)).unwrap();
+        assert_eq!(admitted(&replayed), 500, "{}", counter.limit.algorithm());
+        assert_eq!(redis.state(&keys[place], counter.limit.algorithm()).as_ref(), replayed.states.first());
+    }
+    assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 5);
+    redis.ask::<()>(&[b"FLUSHALL"]);
+    assert_eq!(admitted(&redis.call(&keys[..5], &vec![hit(&counters); MOST_DRAWS], Some(now)).unwrap()), 500);
+}
+
+#[test]
+fn a_reply_that_no_script_gives_is_refused() {
+    for counter in all_limits() {
+        let draws = [hit(&[counter])];
+        let now = 1_767_225_600_000_000_u64.to_le_bytes();
+        for reply in [&[][..], b"OK", &now, &[0xff; 24], &[0xff; 32], &[0xff; 40], &[0xff; 48]] {
+            assert!(replay(&draws, reply).is_err(), "{reply:?} for {}", counter.limit.algorithm());
+        }
+        // A log that says it has more records than there are, and one whose records go back in time.
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        if counter.limit.algorithm() == Algorithm::SlidingWindowLog {
+            assert!(replay(&draws, &words(&[9, 9, 0, 1 << 50, 9, 1])).is_err());
+            assert!(replay(&draws, &words(&[9, 9, 0, 2, 8, 1, 7, 2])).is_err());
+            assert!(replay(&draws, &words(&[9, 9, 0, 2, 7, 1, 8, 2])).is_ok());
+        }
     }
 }
