@@ -44,7 +44,7 @@ impl Occasionally {
     pub fn due(&self, now: Time) -> Option<u64> {
         let now_us = now.as_micros();
         let next_us = self.next_us.load(Ordering::Relaxed);
-        let waiting = next_us > now_us && next_us - now_us <= self.interval_us;
+        let waiting = next_us > now_us && next_us - now_us <= 2 * self.interval_us;
         let mine = !waiting
             && self
                 .next_us
