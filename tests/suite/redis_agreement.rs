@@ -38,7 +38,7 @@ const LOG_MODULUS: u64 = 1 << 52;
 struct History {
     /// For each key, limits that take turns on it.
     keys: Vec<Vec<(Limit, bool)>>,
-    /// What a log holds before the first call, and the hits that it has seen.
+    /// What a log holds before the first call, and the hits that it has seen; a fixed window counts the latter.
     log: Vec<(u64, u32)>,
     seen: u64,
     start: Time,
@@ -51,13 +51,19 @@ struct Step {
     limit: Index,
     amount: Amount,
     patience: Patience,
+    /// The caller waits as long as it would have to before the call, and some microseconds.
+    edge: Option<i64>,
     trial: bool,
     times: usize,
 }
 
 fn history(most_keys: usize, algorithms: &'static [Algorithm], longest_log: usize) -> impl Strategy<Value = History> {
-    let log = proptest::collection::vec((1..2_000_000_u64, prop_oneof![4 => Just(1), 1 => 1..20_u32]), 0..=longest_log);
-    let seen = prop_oneof![Just(0), Just(LOG_MODULUS - 3), 0..LOG_MODULUS];
+    let record = |most_hits: u32| (1..2_000_000_u64, prop_oneof![4 => Just(1), 1 => 1..=most_hits]);
+    let log = prop_oneof![
+        proptest::collection::vec(record(1), 0..=longest_log),
+        proptest::collection::vec(record(20), 0..=longest_log),
+    ];
+    let seen = prop_oneof![2 => Just(0), 1 => (1..6_u64).prop_map(|less| LOG_MODULUS - less), 1 => 0..LOG_MODULUS];
     let calls = proptest::collection::vec((scenario::jump(Backwards::AnyFar), steps()), 1..20);
     let keys = proptest::collection::vec(proptest::sample::select(algorithms).prop_flat_map(key), 1..=most_keys);
     (keys, log, seen, start(), calls).prop_map(|(keys, log, seen, start, calls)| History {
@@ -86,8 +92,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn step() -> impl Strategy<Value = Step> {
     let times = prop_oneof![4 => Just(1), 1 => 2..6_usize];
     let trial = proptest::bool::weighted(0.15);
-    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), trial, times);
-    step.prop_map(|(limit, amount, patience, trial, times)| Step { limit, amount, patience, trial, times })
+    let edge = proptest::option::weighted(0.2, -1..=1_i64);
+    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), edge, trial, times);
+    step.prop_map(|(limit, amount, patience, edge, trial, times)| Step { limit, amount, patience, edge, trial, times })
 }
 
 fn start() -> impl Strategy<Value = Time> {
@@ -99,15 +106,20 @@ fn start() -> impl Strategy<Value = Time> {
 }
 
 impl Step {
-    /// The draws of the run; what is asked depends on the first key's limit, as several keys share the hits.
-    fn draws(&self, keys: &[Vec<(Limit, bool)>]) -> impl Iterator<Item = Drawing> + use<> {
+    /// The draws of the run; what is asked depends on the first key, as several keys share the hits.
+    fn draws(&self, keys: &[Vec<(Limit, bool)>], state: &State, now: Time) -> impl Iterator<Item = Drawing> + use<> {
         let counter = |limits: &Vec<(Limit, bool)>| {
             let &(limit, enforced) = self.limit.get(limits);
             Counted { limit, enforced, tag: 0 }
         };
         let counters: SmallVec<[_; 1]> = keys.iter().map(counter).collect();
         let limit = counters[0].limit;
-        let ask = Ask::new(self.amount.of(&limit), self.patience.of(&limit));
+        let impatient = Ask::new(self.amount.of(&limit), 0);
+        let hold_us = match (self.edge, state.clone().draw(&limit, now, impatient).retry_after_us) {
+            (Some(off), Some(wait_us)) => wait_us.saturating_add_signed(off),
+            _ => self.patience.of(&limit),
+        };
+        let ask = Ask { hold_us, ..impatient };
         std::iter::repeat_n(Drawing { counters, ask, trial: self.trial }, self.times)
     }
 }
@@ -119,15 +131,23 @@ impl History {
         let first: Vec<_> = self.keys.iter().map(|limits| limits[0].0).collect();
         let mut states: Vec<_> = first.iter().map(|limit| State::empty(limit.algorithm())).collect();
         for (name, state) in names.iter().zip(&mut states) {
-            if let State::SlidingWindowLog(log) = state {
-                *log = self.log(first[0].period_us());
-                redis.plant_log(name, log, self.seen);
+            match state {
+                State::SlidingWindowLog(log) => {
+                    *log = self.log(first[0].period_us());
+                    redis.plant_log(name, log, self.seen);
+                }
+                State::FixedWindow(window) if self.seen > 0 => {
+                    *window = fixed_window::State { count: 2 * self.seen, last: self.start };
+                    let words = [window.last.as_micros().to_le_bytes(), window.count.to_le_bytes()];
+                    redis.ask::<()>(&[b"SET", name.as_bytes(), &words.concat()]);
+                }
+                _ => {}
             }
         }
         let (mut now, mut last) = (self.start, Level::default());
         for (jump, steps) in &self.calls {
             now = jump.from(now, &first[0], &last).min(LAST_TIME);
-            let draws: Vec<_> = steps.iter().flat_map(|step| step.draws(&self.keys)).collect();
+            let draws: Vec<_> = steps.iter().flat_map(|step| step.draws(&self.keys, &states[0], now)).collect();
             let began = Instant::now();
             let replayed = redis.call(&names, &draws, Some(now)).expect("a script that fails has a mistake");
             let lives = redis.lives(&names);
