@@ -28,6 +28,8 @@ mod process;
 mod proto;
 #[path = "suite/redis_agreement.rs"]
 mod redis_agreement;
+#[path = "suite/redis_combining.rs"]
+mod redis_combining;
 #[path = "suite/redis_harness.rs"]
 mod redis_harness;
 #[path = "suite/reload.rs"]

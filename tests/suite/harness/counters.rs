@@ -1,0 +1,141 @@
+//! Counters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them together.
+//!
+//! Draws are futures that nobody polls but the test, so that it decides who comes before whom, who waits and who gives
+//! up. They may take as long as a loaded machine needs unless the environment says otherwise.
+
+use std::ffi::OsString;
+use std::future::{Future, poll_fn};
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use tollkeeper::algorithm::{Ask, Term};
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Counter, Draw, Path};
+use tollkeeper::limit::Limit;
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::settings::{self, Settings};
+use tollkeeper::store::local::Local;
+use tollkeeper::store::redis::failure::RedisError;
+use tollkeeper::store::redis::{Levels, Purpose, Redis};
+
+use super::desk::store_runtime;
+
+/// How long a draw may take where nothing else is said, and a caller waits.
+pub(crate) const LONG: Duration = Duration::from_secs(10);
+
+/// What came of each draw of a request.
+pub(crate) type Answers = Vec<Result<Levels, RedisError>>;
+
+/// Whose time counters follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Follows {
+    /// That of Redis.
+    Redis,
+    /// What each draw says.
+    Draws,
+}
+
+/// Counters in Redis.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    /// The store.
+    pub(crate) redis: Redis,
+}
+
+/// A draw on the counters of a value.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// What stands for the path.
+    pub(crate) value: String,
+    /// Its limits, and whether they are enforced.
+    pub(crate) limits: Vec<(Limit, bool)>,
+    /// What is drawn.
+    pub(crate) ask: Ask,
+}
+
+impl Wanted {
+    /// Hits on one limit.
+    pub(crate) fn new(value: &str, limit: Limit, hits: Hits) -> Self {
+        Self { value: value.to_owned(), limits: vec![(limit, true)], ask: Ask::new(hits, 0) }
+    }
+
+    /// One hit on one limit.
+    pub(crate) fn one(value: &str, limit: Limit) -> Self {
+        Self::new(value, limit, Hits::Take(1))
+    }
+}
+
+/// A store in Redis by these variables, as settings make one. It connects in the background.
+pub(crate) fn redis(env: &[(&str, &str)], follows: Follows) -> Redis {
+    let mut variables: Vec<(OsString, OsString)> = vec![("TOLLKEEPER_STORE_TIMEOUT".into(), "10s".into())];
+    for (name, value) in env {
+        variables.retain(|(known, _)| known != name);
+        variables.push((name.into(), value.into()));
+    }
+    let (settings, _) = Settings::from_env(variables.into_iter()).expect("the settings are valid");
+    let settings::Store::Redis(settings) = settings.store else { panic!("it counts in Redis") };
+    let local = Local::new(1 << 20, NonZeroU32::MIN);
+    let _within = store_runtime().enter();
+    match follows {
+        Follows::Redis => Redis::start(&settings, local),
+        Follows::Draws => Redis::start_with_given_time(&settings, local),
+    }
+}
+
+impl Counters {
+    /// Those that the variables name; to be dropped before the runtime of the suite ends.
+    pub(crate) fn new(env: &[(&str, &str)], follows: Follows) -> Self {
+        Self { redis: redis(env, follows) }
+    }
+
+    /// Those of a single server on this address.
+    pub(crate) fn at(address: &str, follows: Follows) -> Self {
+        Self::new(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], follows)
+    }
+
+    /// One request, for a caller that waits long; never fails to be decided.
+    pub(crate) async fn draw(&self, wanted: &[Wanted], purpose: Purpose, now: Time) -> Vec<Levels> {
+        let answers = self.draw_until(wanted, purpose, (now, Instant::now() + LONG)).await;
+        answers.into_iter().map(|answer| answer.expect("Redis decides")).collect()
+    }
+
+    /// One request: what came of each draw.
+    pub(crate) async fn draw_until(&self, wanted: &[Wanted], purpose: Purpose, when: (Time, Instant)) -> Answers {
+        let entries: Vec<_> =
+            wanted.iter().map(|wanted| [Entry { key: b"value", value: wanted.value.as_bytes() }]).collect();
+        let draws: Vec<_> = wanted
+            .iter()
+            .zip(&entries)
+            .map(|(wanted, entries)| Draw {
+                path: Path { domain: "counters", entries, shared: &[] },
+                counters: counters(&wanted.limits),
+                ask: wanted.ask,
+            })
+            .collect();
+        self.redis.draw_all(&draws, purpose, when).await.into_iter().collect()
+    }
+}
+
+fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
+    let mut counters = SmallVec::new();
+    for (limit, enforced) in limits {
+        let term = Term { limit, enforced: *enforced };
+        counters.push(Counter { term, tag: counter_tag(limit, 0), epoch: 0 });
+    }
+    counters
+}
+
+/// Polls a future once; what it came to, if it is at its end.
+pub(crate) async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
+    poll_fn(|context| {
+        Poll::Ready(match future.as_mut().poll(context) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
