@@ -264,7 +264,7 @@ impl Shared {
         // How little time a caller has says nothing about the server: its call goes on without it.
         let hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
-        let way = match self.combiner.enter(group.id, group.drawings, until) {
+        let way = match self.combiner.enter(group.id, group.drawings, (now, until)) {
             Turn::Wait(receivers) => Way::Waits(receivers),
             Turn::Lead(drawings) => {
                 let place = self.place(draw, now, purpose);
@@ -404,9 +404,11 @@ async fn lead(mut busy: Busy, place: Place, drawings: Drawings, deadline: Instan
 }
 
 /// Makes calls for what waits until nothing does.
-async fn follow(mut busy: Busy, place: Place, mut batch: Batch) {
+async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
     loop {
         let deadline = Instant::now() + busy.shared.timeout;
+        // A counter may be busy for so long that the first draw's time is no longer anybody's.
+        place.now = batch.now;
         let drawings = std::mem::take(&mut batch.drawings);
         batch.answer(busy.shared.call(&place, &drawings, deadline)).await;
         match busy.next() {

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::failure::RedisError;
 use super::script::{Drawing, MOST_DRAWS};
 use super::{Answer, Levels};
+use crate::clock::Time;
 use crate::store::guard::patiently;
 
 /// The most draws that wait for one counter; more fail at once.
@@ -43,6 +44,8 @@ struct Waiting {
     answer: oneshot::Sender<Answer>,
     /// When it wants an answer, whatever that is.
     until: Instant,
+    /// When it was made, by this process's clock.
+    now: Time,
     /// It belongs to the same request as the one before it.
     joined: bool,
 }
@@ -60,6 +63,8 @@ pub(super) enum Turn {
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) drawings: Drawings,
+    /// The latest time among theirs.
+    pub(super) now: Time,
     /// `None`: answered already.
     answers: Vec<Option<(oneshot::Sender<Answer>, Instant)>>,
 }
@@ -71,8 +76,9 @@ impl Default for Combiner {
 }
 
 impl Combiner {
-    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`]; it wants answers by `until`.
-    pub(super) fn enter(&self, id: u128, drawings: Drawings, until: Instant) -> Turn {
+    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`], made at `now`; it wants answers by
+    /// `until`.
+    pub(super) fn enter(&self, id: u128, drawings: Drawings, (now, until): (Time, Instant)) -> Turn {
         let mut shard = self.shard(id);
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
@@ -86,7 +92,7 @@ impl Combiner {
                 // Nobody is there to take it: whoever sent it may be gone, which is not our affair.
                 let _gone = answer.send(Err(RedisError::Overloaded));
             } else {
-                waiting.push_back(Waiting { drawing, answer, until, joined });
+                waiting.push_back(Waiting { drawing, answer, until, now, joined });
                 joined = true;
             }
             receiver
@@ -109,7 +115,8 @@ impl Combiner {
             if !batch.drawings.is_empty() && batch.drawings.len() + together > MOST_DRAWS {
                 break;
             }
-            for Waiting { drawing, answer, until, .. } in waiting.drain(..together) {
+            for Waiting { drawing, answer, until, now, .. } in waiting.drain(..together) {
+                batch.now = batch.now.max(now);
                 batch.drawings.push(drawing);
                 batch.answers.push(Some((answer, until)));
             }
