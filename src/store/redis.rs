@@ -262,10 +262,13 @@ impl Shared {
         let draw = &draws[group.places[0]];
         let deadline = Instant::now() + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
-        let hurried = until + SAME < deadline;
+        let mut hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
         let way = match self.combiner.enter(group.id, group.drawings, (now, until)) {
-            Turn::Wait(receivers) => Way::Waits(receivers),
+            Turn::Wait { answers, long } => {
+                hurried |= long;
+                Way::Waits(answers)
+            }
             Turn::Lead(drawings) => {
                 let place = self.place(draw, now, purpose);
                 let busy = Busy { shared: Arc::clone(self), id: group.id, armed: true };
@@ -410,8 +413,11 @@ async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
         // A counter may be busy for so long that the first draw's time is no longer anybody's.
         place.now = batch.now;
         let drawings = std::mem::take(&mut batch.drawings);
-        batch.answer(busy.shared.call(&place, &drawings, deadline)).await;
-        match busy.next() {
+        let outcome = batch.wait_for(busy.shared.call(&place, &drawings, deadline)).await;
+        // Taken before anybody is answered: whoever comes back for more then finds an idle counter idle.
+        let next = busy.next();
+        batch.answer(outcome);
+        match next {
             Some(next) => batch = next,
             None => break,
         }

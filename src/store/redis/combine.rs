@@ -56,7 +56,11 @@ pub(super) enum Turn {
     /// Send them now, and then look for what waits.
     Lead(Drawings),
     /// Wait for the answers, in their order.
-    Wait(SmallVec<[oneshot::Receiver<Answer>; 1]>),
+    Wait {
+        answers: SmallVec<[oneshot::Receiver<Answer>; 1]>,
+        /// The next call will be full before it comes to these: whoever waits must look to the time.
+        long: bool,
+    },
 }
 
 /// Draws that waited, and where to answer them.
@@ -97,7 +101,8 @@ impl Combiner {
             }
             receiver
         };
-        Turn::Wait(drawings.into_iter().map(wait).collect())
+        let answers = drawings.into_iter().map(wait).collect();
+        Turn::Wait { answers, long: waiting.len() > MOST_DRAWS }
     }
 
     /// Takes what waits for a counter whose call is over; `None`, and the counter is idle, if nothing does.
@@ -135,32 +140,34 @@ impl Combiner {
 }
 
 impl Batch {
-    /// Waits for the outcome of the batch's call and answers everybody; those whose time is up meanwhile, then. So one
-    /// timer serves all, and whoever waits needs none.
-    pub(super) async fn answer(mut self, call: impl Future<Output = Result<Vec<Levels>, RedisError>>) {
+    /// Waits for the outcome of the batch's call; those whose time is up meanwhile are told then. So one timer serves
+    /// all, and whoever waits needs none.
+    pub(super) async fn wait_for(
+        &mut self,
+        call: impl Future<Output = Result<Vec<Levels>, RedisError>>,
+    ) -> Result<Vec<Levels>, RedisError> {
         let mut call = pin!(call);
         loop {
-            let first_up = self.answers.iter().flatten().map(|(_, until)| *until).min();
-            let outcome = match first_up {
-                Some(until) => patiently(&mut call, until).await,
-                None => Some(call.as_mut().await),
-            };
-            let Some(outcome) = outcome else {
-                self.give_up(Instant::now());
-                continue;
-            };
-            let mut levels = outcome.map(Vec::into_iter);
-            for answer in self.answers {
-                // Who was answered has its levels all the same.
-                let levels = match &mut levels {
-                    Ok(levels) => levels.next().ok_or(RedisError::BadReply),
-                    Err(error) => Err(*error),
-                };
-                if let Some((answer, _)) = answer {
-                    let _gone = answer.send(levels);
-                }
+            let Some(until) = self.answers.iter().flatten().map(|(_, until)| *until).min() else { return call.await };
+            if let Some(outcome) = patiently(&mut call, until).await {
+                return outcome;
             }
-            return;
+            self.give_up(Instant::now());
+        }
+    }
+
+    /// Answers everybody who still waits.
+    pub(super) fn answer(self, outcome: Result<Vec<Levels>, RedisError>) {
+        let mut levels = outcome.map(Vec::into_iter);
+        for answer in self.answers {
+            // Who was answered has its levels all the same.
+            let levels = match &mut levels {
+                Ok(levels) => levels.next().ok_or(RedisError::BadReply),
+                Err(error) => Err(*error),
+            };
+            if let Some((answer, _)) = answer {
+                let _gone = answer.send(levels);
+            }
         }
     }
 
