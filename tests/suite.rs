@@ -32,6 +32,8 @@ mod redis_agreement;
 mod redis_combining;
 #[path = "suite/redis_harness.rs"]
 mod redis_harness;
+#[path = "suite/redis_replicas.rs"]
+mod redis_replicas;
 #[path = "suite/reload.rs"]
 mod reload;
 #[path = "suite/settings.rs"]
