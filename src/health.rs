@@ -48,10 +48,19 @@ impl Health {
     /// of rules that can not be loaded or of a store that is set up wrongly stops here, instead of letting everything
     /// through.
     pub fn is_ready(&self) -> bool {
-        let answers_without_store = |rules: &RuleSet| !(self.store.is_lost() && rules.any_rule_says_error());
-        self.is_healthy()
-            && self.store.misconfigured().is_none()
-            && self.rules.load().as_ref().is_some_and(|loaded| answers_without_store(&loaded.rules))
+        self.unready().is_none()
+    }
+
+    /// Why it is not ready, if it is not.
+    pub fn unready(&self) -> Option<&'static str> {
+        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.any_rule_says_error();
+        match self.rules.load().as_ref() {
+            _ if self.draining.load(Ordering::Relaxed) => Some("the process is stopping"),
+            None => Some("no rules are loaded"),
+            Some(_) if self.store.misconfigured().is_some() => Some("the store is set up wrongly; the log says how"),
+            Some(loaded) if needs_store(&loaded.rules) => Some("the store is lost, and a rule says `error`"),
+            Some(_) => (!self.is_healthy()).then_some("the process is not healthy"),
+        }
     }
 
     /// Waits until the store is lost or back, or its setting up is found wrong or right; one task may wait.

@@ -247,9 +247,7 @@ fn explained_limit(selected: &Selected<'_>, level: Option<&Level>) -> ExplainedL
 const fn guarantee(consistency: Consistency) -> &'static str {
     match consistency {
         Consistency::Strict => "strict: every admitted hit is counted first",
-        Consistency::Eventual(_) => {
-            "eventual: counted in this process, so as exact as strict until replicas share a store"
-        }
+        Consistency::Eventual(_) => "eventual: in this release counted as strict is",
     }
 }
 

@@ -102,7 +102,10 @@ async fn health(State(site): State<Site>) -> Response {
 }
 
 async fn ready(State(site): State<Site>) -> Response {
-    probed(site.health.is_ready())
+    match site.health.unready() {
+        None => probed(true),
+        Some(why) => failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
+    }
 }
 
 fn probed(well: bool) -> Response {
@@ -163,7 +166,7 @@ fn explanation_page(explanation: &Explanation) -> Response {
 }
 
 /// A page that says what went wrong, as Go's library for HTTP writes it.
-fn failure(status: StatusCode, body: &'static str) -> Response {
+fn failure(status: StatusCode, body: impl Into<Body>) -> Response {
     let mut response = text(status, body);
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response

@@ -165,8 +165,11 @@ fn request() -> impl Strategy<Value = Request> {
     });
     let draws = prop_oneof![3 => prop::collection::vec(hit.clone(), 1), 2 => prop::collection::vec(hit, 2..7)];
     let purpose = prop_oneof![4 => Just(Purpose::Charge), 1 => Just(Purpose::Trial)];
-    (draws, purpose, prop::bool::weighted(0.2))
-        .prop_map(|(draws, purpose, given_up)| Request { draws, purpose, given_up })
+    (draws, purpose, prop::bool::weighted(0.2)).prop_map(|(draws, purpose, given_up)| Request {
+        draws,
+        purpose,
+        given_up,
+    })
 }
 
 /// Decides draws one by one.
@@ -194,7 +197,8 @@ impl OneByOne<'_> {
         let mut answers = Vec::new();
         for request in &round.requests {
             // The draws of one request on one counter go together.
-            let leads = [0, 1].map(|value| !sent[value] && request.draws.iter().any(|hit| usize::from(hit.value) == value));
+            let leads =
+                [0, 1].map(|value| !sent[value] && request.draws.iter().any(|hit| usize::from(hit.value) == value));
             let mut levels = Vec::new();
             for hit in &request.draws {
                 let charged = leads[usize::from(hit.value)] || !request.given_up;
@@ -230,8 +234,7 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
                 assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
                 under_way.push((call, request.given_up));
             }
-            let waiting: Vec<_> =
-                under_way.into_iter().map(|(call, given_up)| (!given_up).then_some(call)).collect();
+            let waiting: Vec<_> = under_way.into_iter().map(|(call, given_up)| (!given_up).then_some(call)).collect();
             server.thaw();
             join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await
         });
@@ -314,7 +317,10 @@ fn an_idle_counter_costs_a_call_a_draw_and_no_more_for_all_draws_of_one_request(
         let wanted: Vec<_> = (0..40).map(|place| Wanted::one(["one", "other"][place % 2], limit)).collect();
         let levels = counters.draw(&wanted, Purpose::Charge, NOW).await;
         assert_eq!(calls(&server), 2);
-        assert_eq!(levels.iter().map(|levels| levels[0].before).collect::<Vec<_>>(), (0..40).map(|n| n / 2).collect::<Vec<_>>());
+        assert_eq!(
+            levels.iter().map(|levels| levels[0].before).collect::<Vec<_>>(),
+            (0..40).map(|n| n / 2).collect::<Vec<_>>()
+        );
     });
 }
 

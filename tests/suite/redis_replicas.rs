@@ -95,7 +95,8 @@ impl Fleet {
         // A node of a cluster is found a moment after the start.
         for client in &fleet.clients {
             super::harness::wait_for("the replica to know all nodes", || {
-                let known = (0..30).map(|value| ask(client.clone(), about("each_fixed_window", &format!("prime {value}"), 0)));
+                let known =
+                    (0..30).map(|value| ask(client.clone(), about("each_fixed_window", &format!("prime {value}"), 0)));
                 let known = store_runtime().block_on(join_all(known));
                 known.iter().all(Result::is_ok).then_some(())
             });
@@ -144,10 +145,7 @@ fn admitted(answers: &[Answered]) -> u64 {
 }
 
 /// Whether it is admitted.
-async fn ask(
-    mut client: RateLimitServiceClient<Channel>,
-    question: RateLimitRequest,
-) -> Result<bool, tonic::Status> {
+async fn ask(mut client: RateLimitServiceClient<Channel>, question: RateLimitRequest) -> Result<bool, tonic::Status> {
     let answer = client.should_rate_limit(question).await?.into_inner();
     Ok(answer.overall_code() == Code::Ok)
 }
@@ -248,7 +246,8 @@ fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u
 /// Draws of several hits; what no large draw could take, small ones do; refunds make room for as many again.
 fn hits_of_all_sizes(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let key = format!("sized_{algorithm}");
-    let callers = (0..CALLERS).map(|caller| (0..3).map(|turn| about(&key, "s", 1 + (caller as u64 + turn) % 5)).collect());
+    let callers =
+        (0..CALLERS).map(|caller| (0..3).map(|turn| about(&key, "s", 1 + (caller as u64 + turn) % 5)).collect());
     let answers = fleet.offer(callers.collect());
     let large = admitted(&answers);
     assert!(large <= HOT && large + 5 > HOT, "{algorithm}: {large}");
