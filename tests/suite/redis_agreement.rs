@@ -4,7 +4,8 @@
 //! state afterwards, and the life that each key is given must be right. Neither side knows what the other holds:
 //! states are read from Redis itself, as `src/store/redis/lua` says that they are written.
 //!
-//! `PROPTEST_CASES=20000 cargo test --test suite redis_agreement` looks harder. What failed once is kept beside the source.
+//! `PROPTEST_CASES=20000 cargo test --test suite redis_agreement` looks harder. What failed once is kept beside the
+//! source.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -4,8 +4,8 @@
 //! Here the same draws are made again from those, by the algorithms themselves: what a caller is told of a level is
 //! computed in one place.
 //!
-//! A call has one argument: signed 64-bit numbers, laid out as `lua/driver.lua` says. Looks and trials change nothing and
-//! are not sent. A hold is bounded so that every number stays one that a double holds exactly.
+//! A call has one argument: signed 64-bit numbers, laid out as `lua/driver.lua` says. Looks and trials change nothing
+//! and are not sent. A hold is bounded so that every number stays one that a double holds exactly.
 //!
 //! No connection here: who sends a script and what failures mean is said elsewhere.
 
@@ -47,8 +47,8 @@ pub struct Counted {
     pub tag: u128,
 }
 
-/// A draw of a call: what it needs of [`crate::counter::Draw`], owned. All draws of a call have the same counters in the
-/// same order, but for limits, capacities and the like.
+/// A draw of a call: what it needs of [`crate::counter::Draw`], owned. All draws of a call have the same counters in
+/// the same order, but for limits, capacities and the like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drawing {
     /// One for each key of the call.
@@ -60,8 +60,8 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// The longest that the answer may be held, in microseconds: what is asked, bounded by 285 years, and by the time in
-    /// which a token bucket makes 2^52 tokens, 12 days at the least, so that tokens that it lends can be counted.
+    /// The longest that the answer may be held, in microseconds: what is asked, bounded by 285 years, and by the time
+    /// in which a token bucket makes 2^52 tokens, 12 days at the least, so that tokens that it lends can be counted.
     pub fn hold_us(&self) -> u64 {
         let lends = |counter: &Counted| {
             let limit = &counter.limit;

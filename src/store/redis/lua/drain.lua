@@ -1,7 +1,7 @@
 -- A level that drains at `limit` a period: what token_bucket and leaky_bucket have in common.
 --
--- State: x whole hits and y parts of one more, of which a hit has as many as the period has microseconds. What drains in
--- t microseconds is t x limit parts, a whole number: never rounded.
+-- State: x whole hits and y parts of one more, of which a hit has as many as the period has microseconds. What drains
+-- in t microseconds is t x limit parts, a whole number: never rounded.
 -- TTL: the time to empty under the limit of the last charge, and a period beyond, rounded down; 285 years at most.
 
 --: level

@@ -2,8 +2,9 @@
 --
 -- KEYS: the counter. ARGV[1]: signed 64-bit numbers, little-endian: the time in microseconds since the Unix epoch,
 -- negative for the server's; the counter's algorithm (its script knows), period in microseconds, a, and b, which mean
--- what the algorithm says, and the period in milliseconds in digits, after a byte with their number; then for each run of equal draws how many, the hits of each, negative to give back, limit,
--- capacity, patience in microseconds, and 1 if it is enforced (for together.lua) plus 2 if refused hits count.
+-- what the algorithm says, and, after a byte with their number, the digits of the period in milliseconds; then for each
+-- run of equal draws how many, the hits of each, negative to give back, limit, capacity, patience in microseconds, and 1
+-- if it is enforced (for together.lua) plus 2 if refused hits count.
 -- Returns one string: the time, a number as above, and the state before the call.
 -- Writes nothing for what changes nothing, and nothing before all is decided; then by the algorithm, with a TTL.
 -- Errors are replies, not exceptions, so that they begin with Redis's own word in every version.

@@ -5,7 +5,7 @@
 -- product is that small lies further from the next whole number than rounding goes. A quotient past 2^53 is rounded,
 -- which is no harm where it is only compared with what is smaller.
 
---: exact
+--: divide
 local function divide(a, b, m)
   local whole = 0
   if a >= m then

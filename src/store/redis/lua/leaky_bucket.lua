@@ -1,7 +1,7 @@
 -- leaky_bucket: requests leave at `limit` a period, those that wait are held.
 --
--- KEYS: the counter. State, 32 bytes: last, queued whole places (x), parts of one more (y; see drain.lua), and the tail:
--- places of the request admitted last, which alone a refund may take.
+-- KEYS: the counter. State, 32 bytes: last, queued whole places (x), parts of one more (y; see drain.lua), and the
+-- tail: places of the request admitted last, which alone a refund may take.
 -- Draws: limit, capacity (places), patience (us; how long a request may stand in the queue).
 -- Rounding: none. Writes: one SET with PX. TTL: see drain.lua.
 

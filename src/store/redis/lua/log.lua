@@ -1,17 +1,17 @@
 -- A log of hits as a list: what sliding_window_log reads of it, and what it replies.
 --
 -- State: each element is 16 bytes, two numbers as in state.lua: a time, and the hits ever entered up to and with it,
--- modulo 2^52; a record has as many hits as that grows by. Element 0 is no record: the hits that have left the log, and a
--- time up to that of the last charge, which is the latest in the list. So the oldest leave by an LTRIM alone, and a
+-- modulo 2^52; a record has as many hits as that grows by. Element 0 is no record: the hits that have left the log, and
+-- a time up to that of the last charge, which is the latest in the list. So the oldest leave by an LTRIM alone, and a
 -- search by halves finds them: O(log n) look-ups.
 -- Replies: last, the hits before the first record, how many records, and these: the oldest of as many hits as held + a,
 -- the newest of as many as b, and before these one with its time and all hits of the middle: O(hits drawn).
 -- No draw of the call can tell them from all: a is the hits of all draws and the most of one whose refusal counts, less
 -- the lowest limit, and neither what gives way nor what is waited for lies further; b is all hits given back.
 
---: log_helpers
--- An element's numbers. `log`: key, size (elements after the first), base (hits before the window); bad once one was read
--- that no draw wrote.
+--: log
+-- An element's numbers. `log`: key, size (elements after the first), base (hits before the window); bad once one was
+-- read that no draw wrote.
 local function element(log, index)
   local raw = redis.call('LINDEX', log.key, index)
   if raw and #raw == 16 then

@@ -23,7 +23,7 @@ type Parts<'t> = HashMap<&'t str, &'t str>;
 
 /// The script for one counter.
 pub(super) fn alone(algorithm: Algorithm) -> String {
-    let helpers = helpers([algorithm].into_iter());
+    let helpers = helpers(&[algorithm].into_iter());
     let mut parts = parts_of(algorithm);
     parts.insert("helpers", &helpers);
     expand(include_str!("../lua/driver.lua"), &parts)
@@ -31,7 +31,7 @@ pub(super) fn alone(algorithm: Algorithm) -> String {
 
 /// The script for counters of these algorithms.
 pub(super) fn together(algorithms: impl Iterator<Item = Algorithm> + Clone) -> String {
-    let helpers = helpers(algorithms.clone());
+    let helpers = helpers(&algorithms);
     let makers: String = algorithms
         .map(|algorithm| {
             let maker = expand(include_str!("../lua/counter.lua"), &parts_of(algorithm));
@@ -44,23 +44,12 @@ pub(super) fn together(algorithms: impl Iterator<Item = Algorithm> + Clone) -> S
 }
 
 /// The functions that these algorithms call.
-fn helpers(algorithms: impl Iterator<Item = Algorithm>) -> String {
+fn helpers(algorithms: &(impl Iterator<Item = Algorithm> + Clone)) -> String {
+    let has = |wanted: &[Algorithm]| algorithms.clone().any(|algorithm| wanted.contains(&algorithm));
+    let divide = has(&[Algorithm::TokenBucket, Algorithm::LeakyBucket, Algorithm::SlidingWindowCounter]);
+    let log = has(&[Algorithm::SlidingWindowLog]);
     let shared = shared_parts();
-    let mut texts = Vec::new();
-    for algorithm in algorithms {
-        let needed = match algorithm {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::SlidingWindowCounter => Some("exact"),
-            Algorithm::SlidingWindowLog => Some("log_helpers"),
-            Algorithm::FixedWindow => None,
-        };
-        let needed = needed.map(|name| shared[name]);
-        for text in needed.into_iter().chain(parts_of(algorithm).remove("helpers")) {
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
-    }
-    texts.concat()
+    [(divide, "divide"), (log, "log")].into_iter().filter(|(needed, _)| *needed).map(|(_, name)| shared[name]).collect()
 }
 
 fn shared_parts() -> Parts<'static> {
@@ -76,6 +65,8 @@ fn parts_of(algorithm: Algorithm) -> Parts<'static> {
         Algorithm::SlidingWindowCounter => include_str!("../lua/sliding_window_counter.lua"),
     };
     let mut parts = shared_parts();
+    // Only a log has something to look up before it is written.
+    parts.insert("plan", "");
     parts.extend(split(file));
     parts
 }
@@ -85,12 +76,12 @@ fn split(file: &str) -> impl Iterator<Item = (&str, &str)> {
     file.split("\n--: ").skip(1).filter_map(|part| part.split_once('\n'))
 }
 
-/// A text with its parts in their places and without comments; a part that an algorithm does not have is empty.
+/// A text with its parts in their places and without comments.
 fn expand(text: &str, parts: &Parts<'_>) -> String {
     let mut expanded = String::new();
     for line in text.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix("--> ") {
-            expanded.push_str(&expand(parts.get(name).copied().unwrap_or_default(), parts));
+            expanded.push_str(&expand(parts[name], parts));
         } else if !line.is_empty() && !line.starts_with("--") {
             expanded.push_str(line);
             expanded.push('\n');
