@@ -126,8 +126,7 @@ impl Values {
         if [Some(&main), per_second.as_ref()].into_iter().flatten().all(|deployment| deployment.tls.is_none()) {
             TLS_FILES.into_iter().for_each(|name| self.idle(name, "no Redis is connected to over TLS"));
         }
-        let is_cluster = |deployment: &Deployment| matches!(deployment.topology, Topology::Cluster(_));
-        let key_prefix = self.key_prefix(is_cluster(&main) || per_second.as_ref().is_some_and(is_cluster));
+        let key_prefix = self.key_prefix();
         let key_format = match self.word("TOLLKEEPER_KEY_FORMAT") {
             "ratelimit" => KeyFormat::Ratelimit,
             _ => KeyFormat::Tollkeeper,
@@ -352,17 +351,12 @@ impl Values {
         asked.min(NonZeroUsize::new(MOST).expect("it is not 0"))
     }
 
-    fn key_prefix(&mut self, in_cluster: bool) -> String {
+    fn key_prefix(&mut self) -> String {
         const NAME: &str = "CACHE_KEY_PREFIX";
         const LONGEST_BYTES: usize = 256;
         let prefix = self.text(NAME);
         if prefix.len() > LONGEST_BYTES {
             self.problem(NAME, "too long", &format!("give at most {LONGEST_BYTES} bytes"));
-        }
-        // The first brace and the one after it mark what chooses the slot; with nothing between them it is the whole
-        // key, and the limits of a descriptor part ways.
-        if in_cluster && prefix.split_once('{').is_some_and(|(_, rest)| rest.starts_with('}')) {
-            self.problem(NAME, "it has {} in it, which scatters keys over a cluster", "leave the braces out");
         }
         prefix
     }

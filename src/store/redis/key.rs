@@ -3,7 +3,11 @@
 //! `<prefix>tk1:{<domain>|<key>=<value>|...}:<algorithm>:<period>[:<epoch>]`. The path stands in braces, so that all
 //! limits of a descriptor are in one slot of a cluster. What has a meaning in this form, `\ | = { }`, is escaped as `\`
 //! and two hexadecimal digits; the pattern of a shared value follows `\*`. So no two paths meet, and no value can
-//! choose its slot. A path of more than 200 bytes keeps its head and ends in `\#` and its BLAKE3-128.
+//! choose its slot. A path of more than 200 bytes keeps its head and ends in `\#` and its BLAKE3-128. The prefix stands
+//! as it was given but for `\ { }`, which are escaped too: the first brace of a key is that before its path.
+//!
+//! This is a published form: other programs read it, and a counter is found again after an upgrade. What has to change
+//! becomes `tk2`.
 
 use std::fmt::Write;
 
@@ -21,9 +25,7 @@ const DIGEST_BYTES: usize = 34;
 
 /// The keys of a descriptor's counters, in their order. `prefix` is `CACHE_KEY_PREFIX`.
 pub fn keys(prefix: &str, path: &Path<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
-    let mut head = BytesMut::with_capacity(prefix.len() + 128);
-    escape(&mut head, prefix.as_bytes());
-    head.extend_from_slice(b"tk1:{");
+    let mut head = head(prefix);
     let start = head.len();
     write_path(&mut head, path);
     shorten(&mut head, start);
@@ -34,26 +36,34 @@ pub fn keys(prefix: &str, path: &Path<'_>, counters: &[Counter<'_>]) -> SmallVec
     keys
 }
 
+/// What comes before the path: the prefix, the version and the opening brace.
+pub(super) fn head(prefix: &str) -> BytesMut {
+    let mut head = BytesMut::with_capacity(prefix.len() + 128);
+    escape(&mut head, prefix.as_bytes(), br"\{}");
+    head.extend_from_slice(b"tk1:{");
+    head
+}
+
 fn write_path(key: &mut BytesMut, path: &Path<'_>) {
-    escape(key, path.domain.as_bytes());
+    const SPECIAL: &[u8] = br"\|={}";
+    escape(key, path.domain.as_bytes(), SPECIAL);
     let mut shared = path.shared.iter().peekable();
     for (place, entry) in path.entries.iter().enumerate() {
         key.extend_from_slice(b"|");
-        escape(key, entry.key);
+        escape(key, entry.key, SPECIAL);
         key.extend_from_slice(b"=");
         match shared.next_if(|(shared_place, _)| *shared_place == place) {
             Some((_, pattern)) => {
                 key.extend_from_slice(br"\*");
-                escape(key, pattern);
+                escape(key, pattern, SPECIAL);
             }
-            None => escape(key, entry.value),
+            None => escape(key, entry.value, SPECIAL),
         }
     }
 }
 
-fn escape(key: &mut BytesMut, mut text: &[u8]) {
-    const SPECIAL: &[u8] = br"\|={}";
-    while let Some(place) = text.iter().position(|byte| SPECIAL.contains(byte)) {
+fn escape(key: &mut BytesMut, mut text: &[u8], special: &[u8]) {
+    while let Some(place) = text.iter().position(|byte| special.contains(byte)) {
         key.extend_from_slice(&text[..place]);
         write!(key, "\\{:02x}", text[place]).expect("a buffer grows");
         text = &text[place + 1..];
@@ -61,6 +71,7 @@ fn escape(key: &mut BytesMut, mut text: &[u8]) {
     key.extend_from_slice(text);
 }
 
+/// No path that is short enough has `\#` in it, so none is the text of a shortened one.
 fn shorten(key: &mut BytesMut, start: usize) {
     if key.len() - start > MOST_PATH_BYTES {
         let digest = blake3::hash(&key[start..]);
@@ -96,13 +107,5 @@ fn write_period(key: &mut BytesMut, limit: &Limit) {
 /// The slot of a key in a cluster: CRC-16 of what stands between its first braces, if that is not empty, else of all
 /// of it, modulo 16 384.
 pub fn slot(key: &[u8]) -> u16 {
-    fred::util::redis_keyslot(hash_tag(key))
-}
-
-fn hash_tag(key: &[u8]) -> &[u8] {
-    let Some(open) = memchr::memchr(b'{', key) else { return key };
-    match memchr::memchr(b'}', &key[open + 1..]) {
-        None | Some(0) => key,
-        Some(length) => &key[open + 1..open + 1 + length],
-    }
+    fred::util::redis_keyslot(key)
 }

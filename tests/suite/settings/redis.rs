@@ -323,7 +323,6 @@ fn settings_that_contradict_each_other_are_named_together() {
         (&[("REDIS_URL", "h:1"), ("TOLLKEEPER_STORE_TIMEOUT", "11s")], "TOLLKEEPER_STORE_TIMEOUT=11s: out of range; give a duration such as 1.5s, 1ms to 10s".into()),
         (&[("TOLLKEEPER_REPLICAS", "0")], "TOLLKEEPER_REPLICAS=0: out of range; give a whole number, 1 to 100000".into()),
         (&[("TOLLKEEPER_KEY_FORMAT", "x")], "TOLLKEEPER_KEY_FORMAT=x: not known; give tollkeeper or ratelimit".into()),
-        (&[cluster, ("REDIS_URL", "h:1"), ("CACHE_KEY_PREFIX", "a{}")], "CACHE_KEY_PREFIX=a{}: it has {} in it, which scatters keys over a cluster; leave the braces out".into()),
         (&[("REDIS_URL", "h:1"), ("EXPIRATION_JITTER_MAX_SECONDS", "31622401")], "EXPIRATION_JITTER_MAX_SECONDS=31622401: more than a year; give at most 31622400".into()),
         (&[("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_TYPE", "cluster")], format!("REDIS_PERSECOND_URL=: not set with REDIS_PERSECOND_TYPE=CLUSTER; give {NODES}")),
     ];
