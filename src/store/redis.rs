@@ -151,7 +151,7 @@ impl Redis {
         if let [draw] = draws {
             let drawings = SmallVec::from_iter([drawing(draw, purpose)]);
             let group = Group { id: self.shared.id(draw, now), drawings, places: SmallVec::from([0]) };
-            let mut answers = self.shared.bring(group, draws, (now, until), purpose).answers().await;
+            let mut answers = self.shared.bring(group, draws, (now, until)).answers().await;
             return answers.pop().into_iter().collect();
         }
         // All are brought before the first is awaited: so they travel together, and at once.
@@ -159,7 +159,7 @@ impl Redis {
         let mut pending: SmallVec<[Pending; 2]> = SmallVec::new();
         for group in self.shared.group(draws, purpose, now) {
             places.extend_from_slice(&group.places);
-            pending.push(self.shared.bring(group, draws, (now, until), purpose));
+            pending.push(self.shared.bring(group, draws, (now, until)));
         }
         let answered = join_all(pending.into_iter().map(|pending| pending.answers())).await;
         let mut answers: SmallVec<[Answer; 2]> = draws.iter().map(|_| Err(RedisError::Broken)).collect();
@@ -245,20 +245,14 @@ impl Shared {
         match self.format {
             KeyFormat::Tollkeeper => path ^ tags,
             KeyFormat::Ratelimit => {
-                let start_s = Window::of("", draw, now, 0, false).map_or(0, |window| window.start_s);
+                let start_s = count::start_s(draw, now).unwrap_or(0);
                 path ^ tags ^ u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
             }
         }
     }
 
     /// Sends the draws of one group, or has them wait for the call that is in flight.
-    fn bring(
-        self: &Arc<Self>,
-        group: Group,
-        draws: &[Draw<'_>],
-        (now, until): (Time, Instant),
-        purpose: Purpose,
-    ) -> Pending {
+    fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], (now, until): (Time, Instant)) -> Pending {
         let draw = &draws[group.places[0]];
         let deadline = Instant::now() + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
@@ -270,7 +264,7 @@ impl Shared {
                 Way::Waits(answers)
             }
             Turn::Lead(drawings) => {
-                let place = self.place(draw, now, purpose);
+                let place = self.place(draw, now);
                 let busy = Busy { shared: Arc::clone(self), id: group.id, armed: true };
                 Way::Led(drawings.len(), Lead { call: Some(Box::pin(lead(busy, place, drawings, deadline))) })
             }
@@ -278,12 +272,12 @@ impl Shared {
         Pending { way, until: hurried.then_some(until) }
     }
 
-    fn place(&self, draw: &Draw<'_>, now: Time, purpose: Purpose) -> Place {
+    fn place(&self, draw: &Draw<'_>, now: Time) -> Place {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => {
                 let jitter_s = if self.jitter_s == 0 { 0 } else { random_below(self.jitter_s) };
-                Window::of(&self.prefix, draw, now, jitter_s, purpose == Purpose::Trial)
+                Window::of(&self.prefix, draw, now, jitter_s)
             }
         };
         let manner = window.map_or_else(

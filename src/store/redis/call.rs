@@ -12,12 +12,12 @@ use fred::types::Value;
 use smallvec::SmallVec;
 
 use super::combine::Drawings;
-use super::count::{self, Window};
+use super::count::{Tally, Window};
 use super::failure::{RedisError, Refused};
 use super::key;
 use super::node::Node;
 use super::route::Route;
-use super::script::{self, Replayed, Script};
+use super::script::{self, Drawing, Replayed, Script};
 use crate::clock::Time;
 use crate::store::guard::patiently;
 
@@ -70,9 +70,15 @@ impl Place {
     async fn deliver(&self, drawings: &Drawings, asked: &mut Option<Arc<Node>>) -> Result<Replayed, RedisError> {
         let mut node = self.route.owner(|| self.slot())?;
         let mut asking = false;
+        let mut work = match &self.manner {
+            Manner::Script(script, keys) => {
+                Work::Script { script, keys, drawings, now: self.gives_time.then_some(self.now) }
+            }
+            Manner::Count(window) => Work::Count(Tally::new(window, drawings, self.now)),
+        };
         for _ in 0..=MOST_REDIRECTIONS {
             *asked = Some(Arc::clone(&node));
-            let refused = match self.attempt(drawings, &node, asking).await {
+            let refused = match work.go_on(&node, asking).await {
                 Ok(replayed) => return Ok(replayed),
                 Err(refused) => refused,
             };
@@ -90,12 +96,21 @@ impl Place {
         }
         Err(RedisError::SlotDown)
     }
+}
 
-    async fn attempt(&self, drawings: &Drawings, node: &Node, asking: bool) -> Result<Replayed, Refused> {
-        match &self.manner {
-            Manner::Count(window) => count::draw(window, drawings, node, asking).await,
-            Manner::Script(script, keys) => {
-                let arguments = script::arguments(drawings, self.gives_time.then_some(self.now));
+/// What a call has to do.
+enum Work<'a> {
+    Script { script: &'static Script, keys: &'a [Bytes], drawings: &'a [Drawing], now: Option<Time> },
+    Count(Tally<'a>),
+}
+
+impl Work<'_> {
+    /// Does what is left to do, at this node.
+    async fn go_on(&mut self, node: &Arc<Node>, asking: bool) -> Result<Replayed, Refused> {
+        match self {
+            Self::Count(tally) => tally.go_on(node, asking).await,
+            Self::Script { script, keys, drawings, now } => {
+                let arguments = script::arguments(drawings, *now);
                 let by_hash = Bytes::from_static(script.sha1.as_bytes());
                 let call = |name, first| node.call(name, script_words(first, keys, &arguments), asking);
                 let reply = match call("EVALSHA", by_hash).await {

@@ -3,17 +3,23 @@
 //! So both can serve one Redis during a roll-out, and a Redis or a user without scripts will do. The key holds the
 //! window's start by this process's clock, in whole seconds, and nothing of the limit. A run of draws is one INCRBY of
 //! their sum: with refused hits counted the order makes no difference to the count, and each draw's own level is
-//! worked out here. A refund that would leave less than nothing is added back.
+//! worked out here.
+//!
+//! A refund that leaves less than nothing is added back, as far as it was its own doing: `count + what is still to be
+//! added back` is never negative, so the count is not either once all have done so. Nothing is counted twice if a part
+//! of a call has to go to another node: it goes on there where it stood.
+
+use std::mem::take;
+use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use fred::types::Value;
 use smallvec::SmallVec;
 
-use super::combine::Drawings;
 use super::failure::{RedisError, Refused};
 use super::node::Node;
 use super::script::{Drawing, Replayed};
-use crate::algorithm::{State, Term, draw_together, fixed_window};
+use crate::algorithm::{Level, MOST_COUNTED, State, Term, draw_together, fixed_window};
 use crate::clock::Time;
 use crate::counter::{Counter, Draw, Path};
 use crate::limit::{Algorithm, Consistency, Limit};
@@ -23,43 +29,45 @@ use crate::request::Hits;
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) key: Bytes,
-    /// Its start, in seconds since the epoch.
-    pub(super) start_s: u64,
     /// What EXPIRE says.
     expire_s: i64,
-    now: Time,
-    /// Looks and trials only read.
-    reads: bool,
+}
+
+/// The start of the window that `draw` counts in, in seconds since the epoch; `None` if envoyproxy/ratelimit has no
+/// such counter.
+pub(super) fn start_s(draw: &Draw<'_>, now: Time) -> Option<u64> {
+    plain_limit(draw).map(|limit| seconds(fixed_window::window(limit, now).0))
 }
 
 impl Window {
-    /// The window that `draw` counts in; `None` if envoyproxy/ratelimit has no such counter.
-    pub(super) fn of(prefix: &str, draw: &Draw<'_>, now: Time, jitter_s: u64, reads: bool) -> Option<Self> {
-        let [Counter { term, epoch: 0, .. }] = *draw.counters else { return None };
-        let limit = term.limit;
-        if !is_plain(limit) {
-            return None;
-        }
+    /// The window that `draw` counts in; `None` if envoyproxy/ratelimit has no such counter. Its key outlives it by
+    /// `jitter_s`.
+    pub(super) fn of(prefix: &str, draw: &Draw<'_>, now: Time, jitter_s: u64) -> Option<Self> {
+        let limit = plain_limit(draw)?;
         let (start, end) = fixed_window::window(limit, now);
-        let start_s = start.as_micros() / 1_000_000;
         // As there: a calendar month's counter goes with the month, any other a whole window after its last hit.
         let from = if limit.calendar_months() { now } else { start };
-        let length_s = end.since_us(from).div_ceil(1_000_000);
+        let expire_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
         Some(Self {
-            key: key(prefix, &draw.path, start_s),
-            start_s,
-            expire_s: i64::try_from(length_s + jitter_s).unwrap_or(i64::MAX),
-            now,
-            reads,
+            key: key(prefix, &draw.path, seconds(start)),
+            expire_s: i64::try_from(expire_s).unwrap_or(i64::MAX),
         })
     }
 }
 
-fn is_plain(limit: &Limit) -> bool {
-    limit.algorithm() == Algorithm::FixedWindow
+/// The limit of a draw that envoyproxy/ratelimit could make.
+fn plain_limit<'a>(draw: &Draw<'a>) -> Option<&'a Limit> {
+    let [Counter { term, epoch: 0, .. }] = *draw.counters else { return None };
+    let limit = term.limit;
+    let plain = limit.algorithm() == Algorithm::FixedWindow
         && limit.consistency() == Consistency::Strict
         && limit.count_rejected()
-        && limit.period().multiplier() == 1
+        && limit.period().multiplier() == 1;
+    plain.then_some(limit)
+}
+
+fn seconds(time: Time) -> u64 {
+    time.as_micros() / 1_000_000
 }
 
 /// `<prefix><domain>_<key>_<value>_..._<start>`
@@ -68,87 +76,177 @@ fn key(prefix: &str, path: &Path<'_>, start_s: u64) -> Bytes {
     key.put_slice(prefix.as_bytes());
     key.put_slice(path.domain.as_bytes());
     key.put_u8(b'_');
+    let mut shared = path.shared.iter().peekable();
     for (place, entry) in path.entries.iter().enumerate() {
-        let shared = path.shared.iter().find(|(shared, _)| *shared == place);
+        let pattern = shared.next_if(|(shared_place, _)| *shared_place == place);
         key.put_slice(entry.key);
         key.put_u8(b'_');
-        key.put_slice(shared.map_or(entry.value, |(_, pattern)| pattern));
+        key.put_slice(pattern.map_or(entry.value, |(_, pattern)| pattern));
         key.put_u8(b'_');
     }
     key.put_slice(start_s.to_string().as_bytes());
     key.freeze()
 }
 
-/// Counts the draws in their order.
-pub(super) async fn draw(window: &Window, drawings: &Drawings, node: &Node, asking: bool) -> Result<Replayed, Refused> {
-    let mut replayed =
-        Replayed { levels: Vec::with_capacity(drawings.len()), states: SmallVec::new(), now: window.now };
-    let mut rest = &drawings[..];
-    while !rest.is_empty() {
-        let run = rest.iter().take_while(|drawing| !is_refund(drawing)).count();
-        let (now, later) = rest.split_at(run.max(1));
-        let before = step(window, now, node, asking).await?;
-        let mut states = [State::FixedWindow(fixed_window::State { count: before, last: window.now })];
-        for drawing in now {
-            replayed.levels.push(level(drawing, &mut states, window.now));
+/// Draws that are counted in their order, and how far that has come.
+pub(super) struct Tally<'a> {
+    window: &'a Window,
+    now: Time,
+    rest: &'a [Drawing],
+    states: [State; 1],
+    levels: Vec<SmallVec<[Level; 1]>>,
+    /// Hits that a refund took too many.
+    to_add_back: i64,
+    /// The key was counted on where it no longer is, and has not been told when to go.
+    is_to_expire: bool,
+}
+
+impl<'a> Tally<'a> {
+    /// Nothing is counted yet. `now` is this process's time, within the window.
+    pub(super) fn new(window: &'a Window, drawings: &'a [Drawing], now: Time) -> Self {
+        Self {
+            window,
+            now,
+            rest: drawings,
+            states: [State::empty(Algorithm::FixedWindow)],
+            levels: Vec::with_capacity(drawings.len()),
+            to_add_back: 0,
+            is_to_expire: false,
         }
-        replayed.states = SmallVec::from(states);
-        rest = later;
     }
-    Ok(replayed)
-}
 
-fn is_refund(drawing: &Drawing) -> bool {
-    matches!(drawing.ask.hits, Hits::Refund(_)) && !drawing.trial
-}
-
-/// Counts a run of hits, or one refund; the count before it.
-async fn step(window: &Window, run: &[Drawing], node: &Node, asking: bool) -> Result<u64, Refused> {
-    let by: i64 = run.iter().map(signed_hits).sum();
-    if window.reads && run.iter().all(|drawing| drawing.trial) {
-        let count = node.call("GET", vec![Value::Bytes(window.key.clone())], asking).await?;
-        return match count {
-            Value::Null => Ok(0),
-            count => Ok(u64::try_from(integer(&count)?).unwrap_or(0)),
-        };
+    /// Counts what is left to count. Where that is refused because another node has the key, call it again with that.
+    pub(super) async fn go_on(&mut self, node: &Arc<Node>, asking: bool) -> Result<Replayed, Refused> {
+        while self.is_to_expire || self.to_add_back > 0 || !self.rest.is_empty() {
+            if self.is_to_expire {
+                node.call("EXPIRE", self.window.expire_words(), asking).await?;
+                self.is_to_expire = false;
+            } else if self.to_add_back > 0 {
+                let counted = increment(self.window, self.to_add_back, node, asking).await?;
+                self.to_add_back = 0;
+                self.expires(counted.expiry)?;
+            } else {
+                self.step(node, asking).await?;
+            }
+        }
+        Ok(Replayed { levels: take(&mut self.levels), states: SmallVec::from(self.states.clone()), now: self.now })
     }
-    let after = increment(window, by, node, asking).await?;
-    if after < 0 && by < 0 {
-        // Another refund may have come between: what is missing is added back by whoever took it away.
-        increment(window, (-after).min(-by), node, asking).await?;
+
+    /// Counts a run of hits, or one refund.
+    async fn step(&mut self, node: &Arc<Node>, asking: bool) -> Result<(), Refused> {
+        if let Some((Drawing { ask, trial: false, .. }, rest)) = self.rest.split_first()
+            && let Hits::Refund(hits) = ask.hits
+        {
+            // A task of its own: no deadline may come between a refund and what is added back.
+            let refund = refund(self.window.clone(), signed(hits), Arc::clone(node), asking);
+            let refunded = tokio::spawn(refund).await.unwrap_or(Err(Refused::Failed(RedisError::Broken)))?;
+            self.take_note(refunded.before, 1, rest);
+            self.to_add_back = refunded.to_add_back;
+            return self.expires(refunded.expiry);
+        }
+        let run = self.rest.iter().take_while(|drawing| drawing.trial || !is_refund(drawing.ask.hits)).count();
+        let (run, rest) = self.rest.split_at(run);
+        if run.iter().all(|drawing| drawing.trial) {
+            let count = node.call("GET", vec![Value::Bytes(self.window.key.clone())], asking).await?;
+            let count = if count.is_null() { 0 } else { integer(&count)? };
+            self.take_note(count, run.len(), rest);
+            return Ok(());
+        }
+        let hits = run.iter().map(charged_hits).sum();
+        let counted = increment(self.window, hits, node, asking).await?;
+        self.take_note(counted.after - hits, run.len(), rest);
+        self.expires(counted.expiry)
     }
-    Ok(u64::try_from(after - by).unwrap_or(0))
+
+    /// Works out the levels of the next draws, before which the count was this.
+    fn take_note(&mut self, before: i64, draws: usize, rest: &'a [Drawing]) {
+        // Less than nothing is what a refund took too many and is about to add back.
+        let count = u64::try_from(before).unwrap_or(0).min(MOST_COUNTED);
+        self.states = [State::FixedWindow(fixed_window::State { count, last: self.now })];
+        for drawing in &self.rest[..draws] {
+            let levels = level(drawing, &mut self.states, self.now);
+            self.levels.push(levels);
+        }
+        self.rest = rest;
+    }
+
+    /// What was counted stays so: if only the expiry has to go elsewhere, it goes alone.
+    fn expires(&mut self, expiry: Result<(), Refused>) -> Result<(), Refused> {
+        match expiry {
+            Err(Refused::Moved(_) | Refused::Ask(_)) => self.is_to_expire = true,
+            outcome => outcome?,
+        }
+        Ok(())
+    }
 }
 
-async fn increment(window: &Window, by: i64, node: &Node, asking: bool) -> Result<i64, Refused> {
-    let key = Value::Bytes(window.key.clone());
-    let increment = ("INCRBY", vec![key.clone(), Value::Integer(by)]);
-    let expire = ("EXPIRE", vec![key, Value::Integer(window.expire_s)]);
-    let (count, expiry) = node.call_two(increment, expire, asking).await;
-    let count = integer(&count?)?;
-    expiry?;
-    Ok(count)
+fn is_refund(hits: Hits) -> bool {
+    matches!(hits, Hits::Refund(_))
 }
 
-fn signed_hits(drawing: &Drawing) -> i64 {
-    let signed = |hits: u64| i64::try_from(hits).unwrap_or(i64::MAX);
+fn charged_hits(drawing: &Drawing) -> i64 {
     match drawing.ask.hits {
-        _ if drawing.trial => 0,
-        Hits::Look => 0,
-        Hits::Take(hits) => signed(hits),
-        Hits::Refund(hits) => -signed(hits),
+        Hits::Take(hits) if !drawing.trial => signed(hits),
+        Hits::Take(_) | Hits::Look | Hits::Refund(_) => 0,
     }
 }
 
-fn integer(value: &Value) -> Result<i64, Refused> {
-    value.as_i64().ok_or(Refused::Failed(RedisError::WrongType))
+/// A sum of as many as a call holds fits too: a draw has 2^32 at most.
+fn signed(hits: u64) -> i64 {
+    i64::try_from(hits).unwrap_or(i64::MAX)
 }
 
-fn level(drawing: &Drawing, states: &mut [State; 1], now: Time) -> SmallVec<[crate::algorithm::Level; 1]> {
+fn level(drawing: &Drawing, states: &mut [State; 1], now: Time) -> SmallVec<[Level; 1]> {
     let terms: SmallVec<[Term<'_>; 1]> =
         drawing.counters.iter().map(|counted| Term { limit: &counted.limit, enforced: counted.enforced }).collect();
     if drawing.trial {
         return draw_together(&terms, &mut states.clone(), now, drawing.ask);
     }
     draw_together(&terms, states, now, drawing.ask)
+}
+
+/// What came of a refund.
+struct Refunded {
+    before: i64,
+    to_add_back: i64,
+    expiry: Result<(), Refused>,
+}
+
+/// Takes hits off, and adds back those that were not there.
+async fn refund(window: Window, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, Refused> {
+    let Counted { after, expiry } = increment(&window, -hits, &node, asking).await?;
+    let before = after + hits;
+    // Of what is missing, others may have taken a part meanwhile, who add that back.
+    let missing = after.saturating_neg().clamp(0, hits);
+    if missing == 0 {
+        return Ok(Refunded { before, to_add_back: 0, expiry });
+    }
+    match increment(&window, missing, &node, asking).await {
+        Ok(counted) => Ok(Refunded { before, to_add_back: 0, expiry: counted.expiry }),
+        Err(Refused::Moved(_) | Refused::Ask(_)) => Ok(Refunded { before, to_add_back: missing, expiry: Ok(()) }),
+        Err(refused) => Err(refused),
+    }
+}
+
+/// What came of an INCRBY and the EXPIRE behind it.
+struct Counted {
+    after: i64,
+    expiry: Result<(), Refused>,
+}
+
+/// Adds hits, or takes them off, and has the key live from now on.
+async fn increment(window: &Window, hits: i64, node: &Node, asking: bool) -> Result<Counted, Refused> {
+    let increment = ("INCRBY", vec![Value::Bytes(window.key.clone()), Value::Integer(hits)]);
+    let (count, expiry) = node.call_two(increment, ("EXPIRE", window.expire_words()), asking).await;
+    Ok(Counted { after: integer(&count?)?, expiry: expiry.map(|_| ()) })
+}
+
+impl Window {
+    fn expire_words(&self) -> Vec<Value> {
+        vec![Value::Bytes(self.key.clone()), Value::Integer(self.expire_s)]
+    }
+}
+
+fn integer(value: &Value) -> Result<i64, Refused> {
+    value.as_i64().ok_or(Refused::Failed(RedisError::WrongType))
 }
