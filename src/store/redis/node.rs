@@ -76,6 +76,8 @@ struct State {
     /// A slot that this node owns, for the probe's key.
     slot: AtomicU16,
     misconfigured: ArcSwapOption<String>,
+    /// Where only some rules need scripts, and the last one was refused: what to do about that.
+    scripts_refused: ArcSwapOption<String>,
 }
 
 /// A connection in use.
@@ -107,6 +109,7 @@ impl Node {
             renew: Notify::new(),
             slot: AtomicU16::new(0),
             misconfigured: ArcSwapOption::empty(),
+            scripts_refused: ArcSwapOption::empty(),
         });
         let keepers = (0..state.lines.len()).map(|place| tokio::spawn(keep(Arc::clone(&state), place)).abort_handle());
         let mut tasks: Vec<AbortHandle> = keepers.collect();
@@ -132,14 +135,15 @@ impl Node {
 
     /// What somebody has to mend, if anything.
     pub(super) fn misconfigured(&self) -> Option<Arc<String>> {
-        self.state.misconfigured.load_full()
+        let state = &*self.state;
+        state.misconfigured.load_full().or_else(|| state.scripts_refused.load_full())
     }
 
     /// Sends one command and waits for its reply; `asking` sends ASKING before it.
     pub(super) async fn call(&self, command: &'static str, args: Vec<Value>, asking: bool) -> Result<Value, Refused> {
         let line = self.line().await?;
         let outcome = send(&line.client, command, args, asking).await;
-        self.note(&outcome);
+        self.note(&outcome, command.starts_with("EVAL"));
         outcome
     }
 
@@ -159,7 +163,8 @@ impl Node {
             send(&line.client, first, first_args, asking),
             send(&line.client, second, second_args, asking)
         );
-        self.note(&outcomes.0);
+        // Sent as one, they fail as one.
+        self.note(if outcomes.0.is_ok() { &outcomes.1 } else { &outcomes.0 }, false);
         outcomes
     }
 
@@ -175,9 +180,17 @@ impl Node {
         }
     }
 
-    fn note(&self, outcome: &Result<Value, Refused>) {
+    fn note(&self, outcome: &Result<Value, Refused>, by_script: bool) {
+        // Where counters need no scripts, a server that forbids them still serves most rules.
+        let beside = by_script && !self.state.ground.probe.runs_a_script();
         match outcome {
-            Ok(_) | Err(Refused::NoScript | Refused::Moved(_) | Refused::Ask(_)) => self.state.succeeded(),
+            Err(Refused::Failed(RedisError::Misconfigured)) if beside => self.state.scripts_are_refused(),
+            Ok(_) | Err(Refused::NoScript | Refused::Moved(_) | Refused::Ask(_)) => {
+                if beside && outcome.is_ok() {
+                    self.state.scripts_refused.store(None);
+                }
+                self.state.succeeded();
+            }
             Err(Refused::Failed(error)) => self.state.failed(*error),
         }
     }
@@ -249,15 +262,20 @@ impl State {
     fn failed(&self, error: RedisError) {
         if error.is_misconfiguration() {
             self.note(&DialError { kind: error, text: error.to_string() });
-            // Where counters need no scripts, a server that forbids them still serves most rules.
-            if !self.ground.probe.runs_a_script() {
-                return;
-            }
         }
         if error.is_of_server() && self.breaker.failed() {
             tracing::error!(server = %self.endpoint, %error, "redis fails: `on_store_error` decides until it is back");
             self.opened.notify_one();
             self.ground.trouble.notify_one();
+        }
+    }
+
+    /// Rules that need scripts can not be counted here; others can.
+    fn scripts_are_refused(&self) {
+        if self.scripts_refused.load().is_none() {
+            let advice = self.ground.probe.scripts_advice();
+            tracing::error!(server = %self.endpoint, "cannot count in redis what is no plain fixed window: {advice}");
+            self.scripts_refused.store(Some(Arc::new(format!("{}: {advice}", self.endpoint))));
         }
     }
 

@@ -5,7 +5,6 @@
 
 use std::sync::LazyLock;
 
-use bytes::Bytes;
 use fred::clients::Client;
 use fred::types::Value;
 use smallvec::SmallVec;
@@ -36,7 +35,6 @@ pub(super) struct Probe {
     clustered: bool,
     prefix: String,
     auth_setting: &'static str,
-    arguments: Bytes,
 }
 
 /// How long a probe's key lives.
@@ -45,17 +43,7 @@ const KEY_LIVES_S: i64 = 60;
 impl Probe {
     /// A probe of the servers behind `entrance`.
     pub(super) fn new(manner: Manner, clustered: bool, prefix: &str, entrance: &Entrance) -> Self {
-        let period = Period::new(Unit::Second, 1).expect("a second is a period");
-        let limit = Limit::new(&Terms::new(Algorithm::FixedWindow, 1, period)).expect("so plain a limit is valid");
-        let counted = Counted { limit, enforced: true, tag: 0 };
-        let drawing = Drawing { counters: SmallVec::from([counted]), ask: Ask::new(Hits::Take(1), 0), trial: false };
-        Self {
-            manner,
-            clustered,
-            prefix: prefix.to_owned(),
-            auth_setting: super::connect::auth_setting(entrance),
-            arguments: script::arguments(&[drawing], None),
-        }
+        Self { manner, clustered, prefix: prefix.to_owned(), auth_setting: super::connect::auth_setting(entrance) }
     }
 
     /// Whether it proves that scripts run.
@@ -65,11 +53,11 @@ impl Probe {
 
     /// Writes to a key in `slot`.
     pub(super) async fn run(&self, client: &Client, slot: u16) -> Result<(), DialError> {
-        let mut key = self.prefix.replace(['{', '}'], "_").into_bytes();
-        key.extend_from_slice(format!("tk1:{{{}}}:probe", LABELS[usize::from(slot)]).as_bytes());
-        let key = Value::Bytes(Bytes::from(key));
+        let mut key = key::head(&self.prefix);
+        key.extend_from_slice(format!("{}}}:probe", LABELS[usize::from(slot)]).as_bytes());
+        let key = Value::Bytes(key.freeze());
         let outcome = match self.manner {
-            Manner::Script => self.run_script(client, key).await,
+            Manner::Script => run_script(client, key).await,
             Manner::Count => count(client, key).await,
         };
         match outcome {
@@ -84,20 +72,21 @@ impl Probe {
         }
     }
 
-    async fn run_script(&self, client: &Client, key: Value) -> Result<Value, Refused> {
-        let script = script::script_for([Algorithm::FixedWindow].into_iter());
-        let text = Value::from(script.text.as_str());
-        send(client, "EVAL", vec![text, Value::Integer(1), key, Value::Bytes(self.arguments.clone())], false).await
+    /// What scripts need.
+    pub(super) fn scripts_advice(&self) -> String {
+        format!(
+            "its user ({}) must be allowed `+eval +evalsha +time +get +set +pexpire +@list` on the keys, and the server \
+             must be Redis 5.0 or newer, which lets a script read the time before it writes",
+            self.auth_setting
+        )
     }
 
     fn advice(&self, kind: RedisError) -> String {
         match kind {
             RedisError::Misconfigured if self.runs_a_script() => format!(
-                "{kind}: its user ({}) must be allowed `+eval +evalsha +time +get +set +pexpire +@list` on the keys, \
-                 and the server must be Redis 5.0 or newer, which lets a script read the time before it writes; \
-                 TOLLKEEPER_KEY_FORMAT=ratelimit needs no scripts for plain fixed windows; sentinels want \
+                "{kind}: {}; TOLLKEEPER_KEY_FORMAT=ratelimit needs no scripts for plain fixed windows; sentinels want \
                  REDIS_TYPE=sentinel",
-                self.auth_setting
+                self.scripts_advice()
             ),
             RedisError::Misconfigured => {
                 format!("{kind}: its user ({}) must be allowed `+incrby +expire +get` on the keys", self.auth_setting)
@@ -114,6 +103,17 @@ pub(super) async fn eviction(client: &Client) -> Option<String> {
     let info = info.as_str()?;
     let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
     (policy != "noeviction").then(|| policy.to_owned())
+}
+
+async fn run_script(client: &Client, key: Value) -> Result<Value, Refused> {
+    let period = Period::new(Unit::Second, 1).expect("a second is a period");
+    let limit = Limit::new(&Terms::new(Algorithm::FixedWindow, 1, period)).expect("so plain a limit is valid");
+    let counted = Counted { limit, enforced: true, tag: 0 };
+    let drawing = Drawing { counters: SmallVec::from([counted]), ask: Ask::new(Hits::Take(1), 0), trial: false };
+    let script = script::script_for([Algorithm::FixedWindow].into_iter());
+    let text = Value::from(script.text.as_str());
+    let arguments = Value::Bytes(script::arguments(&[drawing], None));
+    send(client, "EVAL", vec![text, Value::Integer(1), key, arguments], false).await
 }
 
 async fn count(client: &Client, key: Value) -> Result<Value, Refused> {
