@@ -135,9 +135,8 @@ fn would_pass(
     (local, now): (&Local, Time),
 ) -> bool {
     match (trial, selection.store_policy(draw.ask.hits)) {
-        (Ok(levels), _) => {
-            draw.counters.iter().zip(levels).all(|(counter, level)| level.admitted || !counter.term.enforced)
-        }
+        // A trial that would refuse spares the others too, as in the program replaced.
+        (Ok(levels), _) => levels.iter().all(|level| level.admitted),
         (Err(_), StorePolicy::Allow) => true,
         (Err(_), StorePolicy::Local) => local.admits(draw, now),
         (Err(_), StorePolicy::Deny | StorePolicy::Error) => false,

@@ -54,7 +54,7 @@ impl Local {
         levels
     }
 
-    /// Whether [`Local::draw`] would pass all enforced limits; changes nothing.
+    /// Whether [`Local::draw`] would pass all limits, trials too; changes nothing.
     pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
         self.with_shares(draw, |draw| self.memory.admits(draw, now))
     }

@@ -81,7 +81,7 @@ impl Memory {
         lock(&self.spill).draw(path, draw, now).expect("it always has room")
     }
 
-    /// Whether [`Memory::draw`] would pass all enforced limits; changes nothing.
+    /// Whether [`Memory::draw`] would pass all limits, trials too; changes nothing.
     pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
         let path = self.hasher.key(&draw.path);
         self.shard(path).admits(path, draw, now)

@@ -491,8 +491,9 @@ fn refusals_spare_the_other_descriptors_if_told_to() {
             // The one that refuses is charged: two refusals make up for two refunds, and the third of them shows.
             (about("a").refund(2), "OK [OK 1/HOUR left 0 in 3600 s]"),
             (about("a").refund(1), "OK [OK 1/HOUR left 1 in 3600 s]"),
-            // Refunds are never spared, and a trial spares as an enforced rule does, as in the program replaced.
-            (about("trial; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 7 in 3600 s]"),
+            // A trial spares as an enforced rule does, as in the program replaced, and refunds are never spared.
+            (about("trial; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
+            (about("trial; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 9 in 3600 s]"),
         ],
     );
 }

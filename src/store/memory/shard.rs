@@ -91,9 +91,9 @@ impl Shard {
         Ok(levels)
     }
 
-    /// Whether all enforced limits of a descriptor would let the draw pass.
+    /// Whether all limits of a descriptor would let the draw pass, trials too.
     pub(super) fn admits(&mut self, path: u128, draw: &Draw<'_>, now: Time) -> bool {
-        draw.counters.iter().filter(|counter| counter.term.enforced).all(|counter| {
+        draw.counters.iter().all(|counter| {
             let slot = self.slot(path ^ counter.tag, counter.term);
             let state = self.take_state(&slot);
             let admits = state.admits(counter.term.limit, now, draw.ask);
