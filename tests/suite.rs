@@ -32,6 +32,10 @@ mod redis_agreement;
 mod redis_combining;
 #[path = "suite/redis_harness.rs"]
 mod redis_harness;
+#[path = "suite/redis_keys.rs"]
+mod redis_keys;
+#[path = "suite/redis_ratelimit.rs"]
+mod redis_ratelimit;
 #[path = "suite/redis_replicas.rs"]
 mod redis_replicas;
 #[path = "suite/reload.rs"]

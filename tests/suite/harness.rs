@@ -22,6 +22,8 @@ pub(crate) mod port;
 pub(crate) mod proxy;
 #[path = "harness/redis.rs"]
 pub(crate) mod redis;
+#[path = "harness/replica.rs"]
+pub(crate) mod replica;
 #[path = "harness/signal.rs"]
 pub(crate) mod signal;
 #[path = "harness/tollkeeper.rs"]

@@ -1,11 +1,12 @@
 //! What the program being replaced answered, asked again.
 //!
-//! Each line of the recordings is a domain with its rules and a sequence of requests. It is replayed three times: in
-//! this process under a clock that stands, where every second of every answer is known; against the binary over gRPC;
-//! and against another one over `/json`, both started with the environment that the recorded program had. Whatever
-//! differs stands in [`DIFFERENCES`] with its reason, and what stands there has to differ.
+//! Each line of the recordings is a domain with its rules and a sequence of requests. It is replayed in this process
+//! under a clock that stands, where every second of every answer is known: by counters in memory, in Redis, and in
+//! Redis under the very keys of that program; against the binary over gRPC; and against another one over `/json`, both
+//! started with the environment that the recorded program had. Whatever differs stands in [`DIFFERENCES`] with its
+//! reason, and what stands there has to differ. Under the same keys nothing does, and Redis holds the same in the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,6 +21,8 @@ use tollkeeper::pb::{self, HeaderValue, RateLimitResponse};
 use tollkeeper::rule::render::rlconfig_lines;
 
 use super::harness::desk::{Desk, Question};
+use super::harness::redis::{self, Server};
+use super::harness::replica::Replica;
 use super::harness::tollkeeper::{Tollkeeper, with_runtime_files};
 use super::harness::{http, read, repository};
 
@@ -62,6 +65,8 @@ struct Line {
     /// Of `/rlconfig`, sorted.
     rlconfig: Vec<String>,
     steps: Vec<Step>,
+    /// What Redis held after the last of them, by key without the start of the window.
+    counters: BTreeMap<String, i64>,
 }
 
 struct Step {
@@ -93,6 +98,7 @@ fn recorded() -> Vec<Group> {
             files: pairs(&line["files"]).collect(),
             rlconfig: items(&line["rlconfig"]).map(|line| line.as_str().expect("a line").to_owned()).collect(),
             steps: items(&line["steps"]).map(step).collect(),
+            counters: counters(&line["counters"]),
         });
     }
     groups.into_values().collect()
@@ -101,6 +107,11 @@ fn recorded() -> Vec<Group> {
 fn pairs(object: &Value) -> impl Iterator<Item = (String, String)> {
     let fields = object.as_object().expect("an object").iter();
     fields.map(|(name, text)| (name.clone(), text.as_str().expect("a text").to_owned()))
+}
+
+fn counters(object: &Value) -> BTreeMap<String, i64> {
+    let fields = object.as_object().expect("an object").iter();
+    fields.map(|(key, count)| (key.clone(), count.as_i64().expect("a count"))).collect()
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -214,6 +225,9 @@ fn text(answer: &Answer) -> String {
     }
 }
 
+/// A Wednesday in July, well inside windows of every length.
+const NOW: Time = Time::from_secs(1_783_513_296);
+
 /// What differs in one answer.
 struct Difference {
     name: String,
@@ -284,8 +298,7 @@ fn the_recordings_are_all_there() {
 fn decides_every_recorded_request_alike_to_the_second() {
     let mut differences = Vec::new();
     for group in recorded() {
-        // A Wednesday in July, well inside windows of every length.
-        let desk = Desk::new(group.env.clone(), Time::from_secs(1_783_513_296));
+        let desk = Desk::new(group.env.clone(), NOW);
         desk.load(group.files());
         differences.extend(group.replay(
             || Now::Known(desk.now()),
@@ -301,6 +314,53 @@ fn decides_every_recorded_request_alike_to_the_second() {
         assert_eq!(lines, group.rlconfig());
     }
     assert_as_listed(differences);
+}
+
+/// Replays a group by counters in this Redis, in the given format of keys.
+fn replay_in_redis(group: &Group, server: &Server, key_format: &str) -> Vec<Difference> {
+    server.ask::<()>(&["FLUSHALL"]);
+    let mut env = group.env.clone();
+    env.insert("TOLLKEEPER_KEY_FORMAT".to_owned(), key_format.to_owned());
+    let replica = Replica::new(&server.address(), env, NOW);
+    replica.desk.load(group.files());
+    group.replay(
+        || Now::Known(NOW),
+        |request| {
+            let request = request_from_json(request).expect("it was recorded in this form");
+            replica.ask(&Question(request)).map(|answer| answer.response).map_err(|error| error.to_string())
+        },
+    )
+}
+
+#[test]
+fn counts_under_the_same_keys_and_answers_alike() {
+    let server = redis::options().start();
+    let mut wrong = Vec::new();
+    for group in recorded() {
+        let differences = replay_in_redis(&group, &server, "ratelimit");
+        wrong.extend(differences.into_iter().map(|difference| format!("{}: {}", difference.name, difference.what)));
+        let mut ours: BTreeMap<String, i64> = BTreeMap::new();
+        for key in server.ask::<Vec<String>>(&["KEYS", "*"]) {
+            if !key.ends_with(":probe") {
+                let (name, start) = key.split_at(key.rfind('_').expect("a part of each key") + 1);
+                assert!(start.parse::<u64>().is_ok(), "{key}");
+                *ours.entry(name.to_owned()).or_default() += server.ask::<i64>(&["GET", &key]);
+            }
+        }
+        let theirs: BTreeMap<String, i64> = group.lines.iter().flat_map(|line| line.counters.clone()).collect();
+        let same = |key: &&String| ours.get(*key) == theirs.get(*key);
+        let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).filter(|key| !same(key)).collect();
+        wrong.extend(
+            keys.into_iter().map(|key| format!("{key}: ours {:?}, theirs {:?}", ours.get(key), theirs.get(key))),
+        );
+    }
+    assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn decides_every_recorded_request_alike_by_counters_in_redis() {
+    let server = redis::options().start();
+    assert_as_listed(recorded().iter().flat_map(|group| replay_in_redis(group, &server, "tollkeeper")).collect());
 }
 
 /// Replays every group against a process of its own, a few at a time.
