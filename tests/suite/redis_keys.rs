@@ -404,7 +404,7 @@ fn the_documented_rights_are_enough() {
     let plain = "-@all +incrby +expire +get ~*";
     assert!(page.contains(plain), "the page has another user for plain windows by now");
     for (rights, format, algorithms) in [
-        (&*scripts.replace('\\', "").replace('\n', ""), "tollkeeper", &Algorithm::ALL[..]),
+        (&*scripts.replace(['\\', '\n'], ""), "tollkeeper", &Algorithm::ALL[..]),
         (plain, "ratelimit", &[Algorithm::FixedWindow]),
     ] {
         let user = format!("tollkeeper on >secret {rights}");

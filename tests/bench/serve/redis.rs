@@ -24,6 +24,9 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}
 ";
 
+/// The name of a situation, what it is called in the table, how many keys there are, and a request for one.
+type Situation = (&'static str, &'static str, u64, fn(u64) -> Bytes);
+
 /// All situations with Redis.
 pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
     let mut rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
@@ -32,7 +35,7 @@ pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
     let single = ServerProcess::redis(&[]);
     let url = single.address().to_string();
     let tollkeeper = ServerProcess::tollkeeper(rules.path(), &[("REDIS_URL", &url)]);
-    let table: [(&str, &str, u64, fn(u64) -> Bytes); 4] = [
+    let table: [Situation; 4] = [
         ("redis-keys", "redis, 100 000 keys, fixed", 100_000, |key| one("fixed", key)),
         ("redis-keys", "redis, 100 000 keys, token", 100_000, |key| one("token", key)),
         ("redis-hot", "redis, one hot key, fixed", 1, |key| one("fixed", key)),
