@@ -30,6 +30,8 @@ mod proto;
 mod redis_agreement;
 #[path = "suite/redis_combining.rs"]
 mod redis_combining;
+#[path = "suite/redis_faults.rs"]
+mod redis_faults;
 #[path = "suite/redis_harness.rs"]
 mod redis_harness;
 #[path = "suite/redis_keys.rs"]

@@ -32,6 +32,10 @@ pub(super) struct Care {
 /// How long a client may take for the head of a request, from the end of the one before.
 const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Calls that a client may give up before they are begun. More, and its connection is closed; the default of 20 is what
+/// an Envoy gives up at its timeout of 20 ms when this process is not let run for a moment.
+const MOST_GIVEN_UP: usize = 2048;
+
 impl Care {
     /// For HTTP/1.1.
     pub(super) fn http() -> Self {
@@ -47,6 +51,7 @@ impl Care {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(settings.max_concurrent_streams)
+            .max_pending_accept_reset_streams(MOST_GIVEN_UP)
             .keep_alive_interval(settings.keepalive_interval)
             .keep_alive_timeout(settings.keepalive_timeout);
         Self { builder, age: settings.max_connection_age, grace: settings.max_connection_age_grace }

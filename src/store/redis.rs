@@ -7,11 +7,13 @@
 
 mod call;
 mod combine;
+mod complaint;
 mod connect;
 mod count;
 mod explore;
 pub mod failure;
 pub mod key;
+mod knock;
 mod node;
 mod probe;
 mod route;
@@ -330,6 +332,7 @@ fn is_per_second(limit: &Limit) -> bool {
 fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
     let entrance = Entrance {
         setting: deployment.setting,
+        of_sentinels: false,
         credentials: deployment.credentials.clone(),
         tls: deployment.tls.clone(),
         database: (deployment.database != 0).then_some(deployment.database),

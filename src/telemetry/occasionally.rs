@@ -19,6 +19,9 @@ use std::time::Duration;
 
 use crate::clock::Time;
 
+/// Times this far apart may belong to threads that ask at once.
+const SLACK_US: u64 = 1_000_000;
+
 /// Permission to speak, at most once in an interval.
 #[derive(Debug)]
 pub struct Occasionally {
@@ -40,11 +43,12 @@ impl Occasionally {
     /// Whether a line may be written at `now`: if so, how many were suppressed since the last one.
     ///
     /// Of several threads that ask at once one gets the permission. A wall clock that was set back does not silence the
-    /// site for longer than one interval.
+    /// site for longer than one interval and a second.
     pub fn due(&self, now: Time) -> Option<u64> {
         let now_us = now.as_micros();
         let next_us = self.next_us.load(Ordering::Relaxed);
-        let waiting = next_us > now_us && next_us - now_us <= 2 * self.interval_us;
+        // Those who ask at once need not ask in the order of their times.
+        let waiting = next_us > now_us && next_us - now_us <= self.interval_us.saturating_add(SLACK_US);
         let mine = !waiting
             && self
                 .next_us

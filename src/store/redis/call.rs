@@ -68,7 +68,7 @@ impl Place {
 
     /// Sends the call, and where the replies say that it did not run, sends it again as they say.
     async fn deliver(&self, drawings: &Drawings, asked: &mut Option<Arc<Node>>) -> Result<Replayed, RedisError> {
-        let mut node = self.route.owner(|| self.slot())?;
+        let mut node = self.route.owner(|| self.slot()).await?;
         let mut asking = false;
         let mut work = match &self.manner {
             Manner::Script(script, keys) => {

@@ -4,6 +4,7 @@
 //! never to repeat a command and never to wait: its life is that of the connection, and whoever owns it dials
 //! the next one. Files with credentials and certificates are read at each dial, so that rotating them needs no restart.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use fred::types::config::{Config, ConnectionConfig, PerformanceConfig, Server, S
 use fred::types::{ConnectHandle, RespVersion};
 
 use super::failure::{RedisError, Refused};
-use super::tls;
+use super::{knock, tls};
 use crate::settings::redis::{Credentials, Endpoint, Tls};
 
 /// How to enter the servers of a deployment.
@@ -23,6 +24,8 @@ use crate::settings::redis::{Credentials, Endpoint, Tls};
 pub(super) struct Entrance {
     /// The variable that names the servers.
     pub(super) setting: &'static str,
+    /// Whether it is that of the sentinels, which have credentials of their own.
+    pub(super) of_sentinels: bool,
     /// Who enters.
     pub(super) credentials: Credentials,
     /// How the line is protected.
@@ -70,46 +73,69 @@ impl DialError {
 
     /// What the client says, with what to look at.
     pub(super) fn from_client(error: &Error, entrance: &Entrance) -> Self {
-        let text = error.details();
-        let certificate = text.contains("certificate") || *error.kind() == ErrorKind::Tls;
-        if certificate {
-            let what = format!("the TLS handshake failed: {text}; look at REDIS_TLS_CACERT and the certificates");
-            return Self::misconfigured(what);
+        let text = in_words(error.details());
+        if let Some(advice) = tls_advice(&text).filter(|_| entrance.tls.is_some()) {
+            return Self::misconfigured(format!("the TLS handshake failed: {text}; {advice}"));
         }
         let kind = match Refused::from_error(error) {
             Refused::Failed(RedisError::BadReply) => RedisError::Broken,
             Refused::Failed(kind) => kind,
             Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
         };
-        let advice = match kind {
-            RedisError::Unauthenticated => format!("; look at {}", auth_setting(entrance)),
-            RedisError::Timeout | RedisError::Broken if entrance.tls.is_none() => {
-                "; does the server want TLS (REDIS_TLS=true)?".to_owned()
-            }
-            _ => String::new(),
-        };
-        let advice = if text.contains("refused") || text.contains("resolve") || text.contains("lookup") {
-            String::new()
-        } else {
-            advice
-        };
-        Self { kind, text: format!("{text}{advice}") }
+        match kind {
+            RedisError::Timeout => Self { kind, text: "no answer in time".to_owned() },
+            RedisError::Unauthenticated => Self { kind, text: format!("{text}; look at {}", auth_setting(entrance)) },
+            _ => Self { kind, text },
+        }
     }
+}
+
+/// What the client makes of an error, without the marks of its making: `Os { code: 111, kind: ConnectionRefused,
+/// message: "Connection refused" }` is a refused connection.
+pub(super) fn in_words(details: &str) -> String {
+    let quoted = |mark: &str| Some(details.split_once(mark)?.1.split_once('"')?.0.to_owned());
+    let wrapped = || Some(details.split_once(", error: ")?.1.trim_end_matches([' ', '}']).to_owned());
+    let words = quoted("message: \"").or_else(|| quoted("error: \"")).or_else(wrapped);
+    words.unwrap_or_else(|| details.trim_end_matches('.').to_owned())
+}
+
+/// What to look at where a handshake failed; `None` if it was none.
+fn tls_advice(text: &str) -> Option<&'static str> {
+    const MARKS: [(&str, &str); 8] = [
+        (
+            "NotValidForName",
+            "REDIS_URL names the server otherwise than its certificate does; \
+         REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true does not compare them",
+        ),
+        ("InvalidCertificate", "REDIS_TLS_CACERT names the authorities that are trusted"),
+        ("CertificateRequired", "REDIS_TLS_CLIENT_CERT and REDIS_TLS_CLIENT_KEY name the certificate to show"),
+        ("AlertReceived", "does the server accept the certificate of REDIS_TLS_CLIENT_CERT?"),
+        ("InvalidMessage", "does the server speak TLS? If not, unset REDIS_TLS and write redis:// in REDIS_URL"),
+        ("PeerIncompatible", "the server offers neither TLS 1.2 nor 1.3 as is needed"),
+        ("PeerMisbehaved", "is the server a Redis?"),
+        ("certificate", "look at REDIS_TLS_CACERT"),
+    ];
+    MARKS.iter().find(|(mark, _)| text.contains(mark)).map(|(_, advice)| *advice)
 }
 
 /// The settings that hold the credentials of a deployment.
 pub(super) fn auth_setting(entrance: &Entrance) -> &'static str {
-    match (entrance.setting, &entrance.credentials) {
-        ("REDIS_PERSECOND_URL", Credentials::File(_)) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
-        ("REDIS_PERSECOND_URL", _) => "REDIS_PERSECOND_AUTH",
-        (_, Credentials::File(_)) => "TOLLKEEPER_REDIS_AUTH_FILE",
-        _ => "REDIS_AUTH",
+    let is_file = matches!(entrance.credentials, Credentials::File(_));
+    match (entrance.setting, entrance.of_sentinels, is_file) {
+        ("REDIS_PERSECOND_URL", false, true) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
+        ("REDIS_PERSECOND_URL", false, false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
+        ("REDIS_PERSECOND_URL", true, true) => "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+        ("REDIS_PERSECOND_URL", true, false) => "REDIS_PERSECOND_SENTINEL_AUTH or the password in REDIS_PERSECOND_URL",
+        (_, false, true) => "TOLLKEEPER_REDIS_AUTH_FILE",
+        (_, false, false) => "REDIS_AUTH or the password in REDIS_URL",
+        (_, true, true) => "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE",
+        (_, true, false) => "REDIS_SENTINEL_AUTH or the password in REDIS_URL",
     }
 }
 
 /// Opens a connection: RESP3 where the server has it, else RESP2 without HELLO.
 pub(super) async fn dial(endpoint: &Endpoint, entrance: &Entrance) -> Result<Connection, DialError> {
-    let (user, password) = read_credentials(&entrance.credentials)?;
+    let (user, password) = read_credentials(entrance)?;
     let tls = entrance.tls.as_ref().map(tls::connector).transpose().map_err(DialError::misconfigured)?;
     let config = |version: RespVersion| Config {
         username: user.clone(),
@@ -120,11 +146,22 @@ pub(super) async fn dial(endpoint: &Endpoint, entrance: &Entrance) -> Result<Con
         tls: tls.clone().map(|connector| TlsConfig::from(connector)),
         ..Config::default()
     };
-    match open(config(RespVersion::RESP3), entrance).await {
+    // The client sends HELLO as one line of words, in which no blank and no quote can stand.
+    let is_plain = |word: &Option<String>| {
+        word.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"'\\".contains(&byte)))
+    };
+    let newest = if is_plain(&user) && is_plain(&password) { RespVersion::RESP3 } else { RespVersion::RESP2 };
+    let outcome = match open(config(newest), entrance).await {
         Err(error) if lacks_hello(&error) => open(config(RespVersion::RESP2), entrance).await,
         outcome => outcome,
+    };
+    match outcome.map_err(|error| DialError::from_client(&error, entrance)) {
+        // A server that speaks otherwise hangs up or waits for more: from here that looks like an outage.
+        Err(error) if matches!(error.kind, RedisError::Timeout | RedisError::Broken) => {
+            Err(knock::misunderstood(endpoint, tls.is_some()).await.map_or(error, DialError::misconfigured))
+        }
+        outcome => outcome,
     }
-    .map_err(|error| DialError::from_client(&error, entrance))
 }
 
 fn lacks_hello(error: &Error) -> bool {
@@ -158,12 +195,15 @@ fn server(endpoint: &Endpoint) -> ServerConfig {
 }
 
 /// Who enters now. A file holds `password` or `user:password`; space at its end is no part of it.
-fn read_credentials(credentials: &Credentials) -> Result<(Option<String>, Option<String>), DialError> {
-    match credentials {
+fn read_credentials(entrance: &Entrance) -> Result<(Option<String>, Option<String>), DialError> {
+    match &entrance.credentials {
         Credentials::None => Ok((None, None)),
         Credentials::Inline { user, password } => Ok((user.clone(), Some(password.reveal().to_owned()))),
         Credentials::File(path) => {
-            let text = read_secret(path)?;
+            let text = read_secret(path).map_err(|error| {
+                let setting = auth_setting(entrance);
+                DialError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
+            })?;
             Ok(match text.split_once(':') {
                 Some((user, password)) if !user.is_empty() => (Some(user.to_owned()), Some(password.to_owned())),
                 Some((_, password)) => (None, Some(password.to_owned())),
@@ -173,9 +213,8 @@ fn read_credentials(credentials: &Credentials) -> Result<(Option<String>, Option
     }
 }
 
-fn read_secret(path: &Path) -> Result<String, DialError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| DialError::misconfigured(format!("cannot read {}: {error}", path.display())))?;
+fn read_secret(path: &Path) -> io::Result<String> {
+    let text = std::fs::read_to_string(path)?;
     Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
 }
 

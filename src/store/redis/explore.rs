@@ -5,15 +5,16 @@
 //! node that serves will do; what it does not know yet, redirections tell.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fred::types::Value;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
+use super::complaint::Complaint;
 use super::connect::{self, Connection, DialError, Entrance};
 use super::failure::{RedisError, Refused};
-use super::node::send;
+use super::node::send_and_tell;
 use super::route::{Chart, SLOTS};
 use crate::settings::redis::{Endpoint, Topology};
 
@@ -25,8 +26,6 @@ const CLUSTER_ASKED: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest that one answer is waited for.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// A trouble that lasts is said again after this time.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// Begins to keep `chart` true; a single server needs no explorer.
 pub(super) fn start(chart: &Arc<Chart>) -> Option<AbortHandle> {
@@ -39,7 +38,8 @@ pub(super) fn start(chart: &Arc<Chart>) -> Option<AbortHandle> {
     match &chart.topology {
         Topology::Single(_) => None,
         Topology::Sentinel { sentinels, credentials, .. } => {
-            let entrance = Entrance { credentials: credentials.clone(), database: None, ..entrance };
+            let entrance =
+                Entrance { of_sentinels: true, credentials: credentials.clone(), database: None, ..entrance };
             Some(explorer(sentinels, entrance, SENTINELS_ASKED))
         }
         Topology::Cluster(seeds) => Some(explorer(seeds, entrance, CLUSTER_ASKED)),
@@ -47,7 +47,7 @@ pub(super) fn start(chart: &Arc<Chart>) -> Option<AbortHandle> {
 }
 
 async fn explore(chart: Weak<Chart>, mut witnesses: Vec<Witness>, interval: Duration) {
-    let mut said: Option<(String, Instant)> = None;
+    let mut complaint = Complaint::default();
     loop {
         let Some(chart) = chart.upgrade() else { return };
         let outcome = match &chart.topology {
@@ -56,22 +56,23 @@ async fn explore(chart: Weak<Chart>, mut witnesses: Vec<Witness>, interval: Dura
             }),
             _ => ask_cluster(&chart, &mut witnesses).await.map(|ranges| chart.slots_are(&ranges)),
         };
-        match outcome {
+        chart.explored.set();
+        let pause = match outcome {
             Ok(()) => {
                 chart.misconfigured.store(None);
-                said = None;
+                complaint.end();
+                interval
             }
             Err(error) => {
                 let misconfigured = error.kind.is_misconfiguration();
                 chart.misconfigured.store(misconfigured.then(|| Arc::new(error.text.clone())));
-                if said.as_ref().is_none_or(|(text, when)| *text != error.text || when.elapsed() >= SAY_AGAIN) {
-                    tracing::error!(setting = chart.ground.entrance.setting, "cannot count in redis: {error}");
-                    said = Some((error.text, Instant::now()));
+                if complaint.is_due(&error.text) {
+                    tracing::error!(setting = chart.ground.entrance.setting, "cannot find redis: {error}");
                 }
-                sleep(PAUSE).await;
+                PAUSE
             }
-        }
-        let _ = timeout(if said.is_some() { PAUSE } else { interval }, chart.ground.trouble.notified()).await;
+        };
+        let _ = timeout(pause, chart.ground.trouble.notified()).await;
         sleep(PAUSE).await;
     }
 }
@@ -93,25 +94,26 @@ impl Witness {
     async fn ask(&mut self, command: &'static str, words: &[&str]) -> Result<Value, DialError> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => connect::dial(&self.endpoint, &self.entrance).await?,
+            None => {
+                let dialled = connect::dial(&self.endpoint, &self.entrance).await;
+                dialled.map_err(|error| DialError { text: format!("{}: {error}", self.endpoint), ..error })?
+            }
         };
         let words = words.iter().map(|word| Value::from(*word)).collect();
-        match timeout(PATIENCE, send(&connection.client, command, words, false)).await {
+        match timeout(PATIENCE, send_and_tell(&connection.client, command, words)).await {
             Ok(Ok(answer)) => {
                 self.connection = Some(connection);
                 Ok(answer)
             }
-            Ok(Err(refused)) => Err(self.error(&refused)),
+            Ok(Err((refused, text))) => {
+                let kind = match refused {
+                    Refused::Failed(kind) => kind,
+                    Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
+                };
+                Err(DialError { kind, text: format!("{}: {text}", self.endpoint) })
+            }
             Err(_) => Err(DialError { kind: RedisError::Timeout, text: format!("{}: no answer", self.endpoint) }),
         }
-    }
-
-    fn error(&self, refused: &Refused) -> DialError {
-        let kind = match refused {
-            Refused::Failed(kind) => *kind,
-            Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
-        };
-        DialError { kind, text: format!("{}: {kind}", self.endpoint) }
     }
 }
 
@@ -128,12 +130,12 @@ async fn ask_sentinels(witnesses: &mut Vec<Witness>, master: &str) -> Result<End
     let mut votes: Vec<(Endpoint, usize)> = Vec::new();
     let mut trouble = DialError { kind: RedisError::Unreachable, text: "no sentinel answers".to_owned() };
     for (witness, answer) in asked.join_all().await {
-        match answer.and_then(|answer| named_master(&answer, &witness, master)) {
+        match answer.map_err(sentinel_trouble).and_then(|answer| named_master(&answer, &witness, master)) {
             Ok(endpoint) => match votes.iter_mut().find(|(voted, _)| *voted == endpoint) {
                 Some((_, count)) => *count += 1,
                 None => votes.push((endpoint, 1)),
             },
-            Err(error) => trouble = sentinel_trouble(error),
+            Err(error) => trouble = error,
         }
         witnesses.push(witness);
     }
@@ -142,11 +144,9 @@ async fn ask_sentinels(witnesses: &mut Vec<Witness>, master: &str) -> Result<End
 
 fn sentinel_trouble(error: DialError) -> DialError {
     match error.kind {
-        RedisError::Misconfigured => {
+        // A failed dial has said what to look at.
+        RedisError::Misconfigured if error.text.contains("ERR ") => {
             DialError::misconfigured(format!("{error}; is it a sentinel, as REDIS_TYPE=sentinel says?"))
-        }
-        RedisError::Unauthenticated => {
-            DialError { text: format!("{error}; look at the sentinels' REDIS_SENTINEL_AUTH"), ..error }
         }
         _ => error,
     }
@@ -209,7 +209,7 @@ fn forget_gone(witnesses: &mut Vec<Witness>, topology: &Topology, ranges: &[(u16
 
 fn cluster_trouble(error: DialError) -> DialError {
     match error.kind {
-        RedisError::Misconfigured => {
+        RedisError::Misconfigured if error.text.contains("ERR ") => {
             DialError::misconfigured(format!("{error}; is it a node of a cluster, as REDIS_TYPE=cluster says?"))
         }
         _ => error,

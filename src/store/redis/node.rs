@@ -7,8 +7,8 @@
 //!
 //! A call is sent once. What is sent elsewhere or asks for its script is the caller's affair.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -19,11 +19,14 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
+use super::complaint::Complaint;
 use super::connect::{self, Connection, DialError};
 use super::failure::{RedisError, Refused};
 use super::probe::{self, Probe};
+use crate::clock::Clock;
 use crate::settings::redis::Endpoint;
 use crate::store::guard::Breaker;
+use crate::telemetry::occasionally::Occasionally;
 
 /// The most calls that may wait on one connection: a frozen server must not take our memory.
 pub(super) const MOST_CALLS: usize = 16_384;
@@ -32,8 +35,10 @@ pub(super) const MOST_CALLS: usize = 16_384;
 const RETRY: Duration = Duration::from_millis(100);
 /// How long a breaker is open before new connections are tried besides the old ones.
 const SUSPICION: Duration = Duration::from_millis(200);
-/// A trouble that lasts is said again after this time.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Between two dials of a connection that is to replace one that still serves.
+const RENEW_AGAIN: Duration = Duration::from_secs(1);
+/// The ends of connections are said no more often.
+const ENDS_SAID: Duration = Duration::from_secs(1);
 /// How often the files of credentials and certificates are compared.
 const FILES_CHECKED: Duration = Duration::from_secs(1);
 
@@ -78,6 +83,8 @@ struct State {
     misconfigured: ArcSwapOption<String>,
     /// Where only some rules need scripts, and the last one was refused: what to do about that.
     scripts_refused: ArcSwapOption<String>,
+    complaint: Mutex<Complaint>,
+    ended: Occasionally,
 }
 
 /// A connection in use.
@@ -110,6 +117,8 @@ impl Node {
             slot: AtomicU16::new(0),
             misconfigured: ArcSwapOption::empty(),
             scripts_refused: ArcSwapOption::empty(),
+            complaint: Mutex::default(),
+            ended: Occasionally::every(ENDS_SAID),
         });
         let keepers = (0..state.lines.len()).map(|place| tokio::spawn(keep(Arc::clone(&state), place)).abort_handle());
         let mut tasks: Vec<AbortHandle> = keepers.collect();
@@ -210,6 +219,24 @@ impl Drop for Node {
     }
 }
 
+/// Sends one command, and keeps the text of an error, shortened.
+pub(super) async fn send_and_tell(
+    client: &Client,
+    command: &'static str,
+    args: Vec<Value>,
+) -> Result<Value, (Refused, String)> {
+    let named = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
+    client.custom(named, args).await.map_err(|error| {
+        let text = connect::in_words(error.details());
+        // Some servers quote what they were sent.
+        let own = text.split(", with args").next().unwrap_or_default();
+        (Refused::from_error(&error), own.chars().take(LONGEST_TEXT).collect())
+    })
+}
+
+/// Characters of an error reply that are shown.
+const LONGEST_TEXT: usize = 160;
+
 /// Sends one command.
 pub(super) async fn send(
     client: &Client,
@@ -306,8 +333,28 @@ impl State {
         }
     }
 
-    /// Takes note of what is wrong, so that health can tell.
+    /// Says what is wrong.
+    fn complain(&self, error: &DialError) {
+        if self.complaint.lock().unwrap_or_else(PoisonError::into_inner).is_due(&error.text) {
+            let setting = self.ground.entrance.setting;
+            tracing::error!(setting, server = %self.endpoint, "cannot count in redis: {error}");
+        }
+    }
+
+    /// Says that nothing is wrong any more.
+    fn reached(&self) {
+        if self.complaint.lock().unwrap_or_else(PoisonError::into_inner).end() {
+            tracing::warn!(server = %self.endpoint, "redis can be reached again");
+        } else {
+            tracing::info!(server = %self.endpoint, "connected to redis");
+        }
+    }
+
+    /// Takes note of what is wrong, so that health can tell. A server that is slow may be set up wrongly all the same.
     fn note(&self, error: &DialError) {
+        if error.kind == RedisError::Timeout {
+            return;
+        }
         let text = error.kind.is_misconfiguration().then(|| Arc::new(format!("{}: {error}", self.endpoint)));
         self.misconfigured.store(text);
     }
@@ -315,23 +362,24 @@ impl State {
 
 /// Keeps one connection up.
 async fn keep(state: Arc<State>, place: usize) {
-    let mut complaint = Complaint::default();
     loop {
         match state.dial().await {
             Ok(connection) => {
-                complaint.end(&state);
+                state.reached();
                 if place == 0 {
                     warn_of_eviction(&state, &connection.client).await;
                 }
                 let task = state.publish(place, connection);
                 let why = stay(&state, place, task).await;
                 state.lines[place].store(None);
-                tracing::warn!(server = %state.endpoint, why, "a connection to redis ended");
+                if let Some(suppressed) = state.ended.due(Clock::System.now()) {
+                    tracing::warn!(server = %state.endpoint, why, suppressed, "a connection to redis ended");
+                }
                 state.ground.trouble.notify_one();
             }
             Err(error) => {
                 state.note(&error);
-                complaint.say(&state, &error);
+                state.complain(&error);
                 state.tried.store(true, Ordering::Release);
                 state.connected.notify_waiters();
                 state.ground.trouble.notify_one();
@@ -352,19 +400,30 @@ async fn warn_of_eviction(state: &State, client: &Client) {
     }
 }
 
-/// Waits for the end of a connection; replaces it meanwhile when it is asked to.
+/// Waits for the end of a connection; replaces it meanwhile when it is asked to. Until that succeeds the old one goes on
+/// to serve, and how the new one fails is said and no more.
 async fn stay(state: &Arc<State>, place: usize, mut task: ConnectHandle) -> String {
+    let mut due = false;
     loop {
         tokio::select! {
             ended = &mut task => return match ended {
-                Ok(Err(error)) => error.details().to_owned(),
+                Ok(Err(error)) => connect::in_words(error.details()),
                 _ => "closed".to_owned(),
             },
-            () = state.renew.notified() => match state.dial().await {
-                // What is in flight on the old connection ends there.
-                Ok(connection) => task = state.publish(place, connection),
-                Err(error) => state.note(&error),
-            },
+            () = state.renew.notified() => {}
+            () = sleep(RENEW_AGAIN), if due => {}
+        }
+        match state.dial().await {
+            // What is in flight on the old connection ends there.
+            Ok(connection) => {
+                state.reached();
+                task = state.publish(place, connection);
+                due = false;
+            }
+            Err(error) => {
+                state.complain(&error);
+                due = true;
+            }
         }
     }
 }
@@ -374,7 +433,6 @@ async fn try_again(state: Arc<State>) {
     loop {
         state.opened.notified().await;
         let since = Instant::now();
-        let mut complaint = Complaint::default();
         while state.breaker.is_open() {
             if let Some(line) = state.line() {
                 match state.prove(&line.client).await {
@@ -385,7 +443,7 @@ async fn try_again(state: Arc<State>) {
                     }
                     Err(error) => {
                         state.note(&error);
-                        complaint.say(&state, &error);
+                        state.complain(&error);
                     }
                 }
             }
@@ -411,34 +469,6 @@ async fn watch_files(state: Arc<State>) {
             seen = now;
             tracing::info!(server = %state.endpoint, "credentials or certificates for redis changed: connecting anew");
             state.renew.notify_waiters();
-        }
-    }
-}
-
-/// Says a trouble when it begins, when it changes, and once a minute while it lasts.
-#[derive(Default)]
-struct Complaint {
-    said: Option<(DialError, Instant)>,
-}
-
-impl Complaint {
-    fn say(&mut self, state: &State, error: &DialError) {
-        let fresh = match &self.said {
-            Some((said, when)) => said != error || when.elapsed() >= SAY_AGAIN,
-            None => true,
-        };
-        if fresh {
-            let setting = state.ground.entrance.setting;
-            tracing::error!(setting, server = %state.endpoint, "cannot count in redis: {error}");
-            self.said = Some((error.clone(), Instant::now()));
-        }
-    }
-
-    fn end(&mut self, state: &State) {
-        if self.said.take().is_some() {
-            tracing::warn!(server = %state.endpoint, "redis can be reached again");
-        } else {
-            tracing::info!(server = %state.endpoint, "connected to redis");
         }
     }
 }

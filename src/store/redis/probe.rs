@@ -5,13 +5,13 @@
 
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use fred::clients::Client;
 use fred::types::Value;
-use smallvec::SmallVec;
 
 use super::connect::{DialError, Entrance};
 use super::failure::{RedisError, Refused};
-use super::node::send;
+use super::node::{send, send_and_tell};
 use super::script::{self, Counted, Drawing};
 use super::{key, route};
 use crate::algorithm::Ask;
@@ -35,7 +35,11 @@ pub(super) struct Probe {
     clustered: bool,
     prefix: String,
     auth_setting: &'static str,
+    arguments: Bytes,
 }
+
+/// What scripts write with: one algorithm that keeps numbers, and the one that keeps a list.
+const WRITTEN: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::SlidingWindowLog];
 
 /// How long a probe's key lives.
 const KEY_LIVES_S: i64 = 60;
@@ -43,7 +47,24 @@ const KEY_LIVES_S: i64 = 60;
 impl Probe {
     /// A probe of the servers behind `entrance`.
     pub(super) fn new(manner: Manner, clustered: bool, prefix: &str, entrance: &Entrance) -> Self {
-        Self { manner, clustered, prefix: prefix.to_owned(), auth_setting: super::connect::auth_setting(entrance) }
+        let counters = WRITTEN.map(|algorithm| {
+            let period = Period::new(Unit::Second, 1).expect("a second is a period");
+            let limit = Limit::new(&Terms::new(algorithm, 1, period)).expect("so plain a limit is valid");
+            Counted { limit, enforced: true, tag: 0 }
+        });
+        if clustered {
+            // Here, because no probe has the time to work them out.
+            LazyLock::force(&LABELS);
+        }
+        let drawing =
+            Drawing { counters: counters.into_iter().collect(), ask: Ask::new(Hits::Take(1), 0), trial: false };
+        Self {
+            manner,
+            clustered,
+            prefix: prefix.to_owned(),
+            auth_setting: super::connect::auth_setting(entrance),
+            arguments: script::arguments(&[drawing], None),
+        }
     }
 
     /// Whether it proves that scripts run.
@@ -51,48 +72,75 @@ impl Probe {
         self.manner == Manner::Script
     }
 
-    /// Writes to a key in `slot`.
+    /// Writes to a key in `slot`; where there is no cluster, to keys in the first and the last.
     pub(super) async fn run(&self, client: &Client, slot: u16) -> Result<(), DialError> {
-        let mut key = key::head(&self.prefix);
-        key.extend_from_slice(format!("{}}}:probe", LABELS[usize::from(slot)]).as_bytes());
-        let key = Value::Bytes(key.freeze());
+        if self.clustered {
+            return self.write(client, LABELS[usize::from(slot)]).await;
+        }
+        // A node of a cluster has them both only if it has all.
+        let [first, last] = ENDS;
+        tokio::try_join!(self.write(client, first), self.write(client, last)).map(|_| ())
+    }
+
+    async fn write(&self, client: &Client, label: u32) -> Result<(), DialError> {
+        let key = |name: &str| {
+            let mut key = key::head(&self.prefix);
+            key.extend_from_slice(format!("{label}}}:{name}").as_bytes());
+            Value::Bytes(key.freeze())
+        };
         let outcome = match self.manner {
-            Manner::Script => run_script(client, key).await,
-            Manner::Count => count(client, key).await,
+            Manner::Script => self.run_script(client, [key("probe"), key("probe_log")]).await,
+            Manner::Count => count(client, key("probe")).await,
         };
         match outcome {
-            Ok(_) | Err(Refused::NoScript | Refused::Failed(RedisError::WrongType)) => Ok(()),
+            Ok(_) | Err((Refused::NoScript | Refused::Failed(RedisError::WrongType), _)) => Ok(()),
             // The slot has gone elsewhere; the server serves its others.
-            Err(Refused::Moved(_) | Refused::Ask(_)) if self.clustered => Ok(()),
-            Err(Refused::Moved(_) | Refused::Ask(_)) => {
+            Err((Refused::Moved(_) | Refused::Ask(_), _)) if self.clustered => Ok(()),
+            Err((Refused::Moved(_) | Refused::Ask(_) | Refused::Failed(RedisError::SlotDown), _))
+                if !self.clustered =>
+            {
                 let text = "the server is a node of a cluster: set REDIS_TYPE=cluster".to_owned();
                 Err(DialError { kind: RedisError::Misconfigured, text })
             }
-            Err(Refused::Failed(kind)) => Err(DialError { kind, text: self.advice(kind) }),
+            Err((Refused::Moved(_) | Refused::Ask(_), text)) => Err(DialError { kind: RedisError::BadReply, text }),
+            Err((Refused::Failed(kind), text)) => Err(DialError { kind, text: self.advice(kind, &text) }),
         }
     }
 
     /// What scripts need.
     pub(super) fn scripts_advice(&self) -> String {
         format!(
-            "its user ({}) must be allowed `+eval +evalsha +time +get +set +pexpire +@list` on the keys, and the server \
-             must be Redis 5.0 or newer, which lets a script read the time before it writes",
-            self.auth_setting
+            "the user ({}) needs `+eval +evalsha +time +get +set +pexpire +@list` on all keys that begin with `{}tk1:`, and \
+             the server must be Redis 5.0 or newer, which lets a script read the time before it writes",
+            self.auth_setting, self.prefix
         )
     }
 
-    fn advice(&self, kind: RedisError) -> String {
+    async fn run_script(&self, client: &Client, [first, second]: [Value; 2]) -> Result<Value, (Refused, String)> {
+        let script = script::script_for(WRITTEN.into_iter());
+        let (text, arguments) = (Value::from(script.text.as_str()), Value::Bytes(self.arguments.clone()));
+        send_and_tell(client, "EVAL", vec![text, Value::Integer(2), first, second, arguments]).await
+    }
+
+    /// What the server said, and what to set.
+    fn advice(&self, kind: RedisError, said: &str) -> String {
+        const COUNTED: &str = "TOLLKEEPER_KEY_FORMAT=ratelimit counts plain fixed windows without scripts";
         match kind {
-            RedisError::Misconfigured if self.runs_a_script() => format!(
-                "{kind}: {}; TOLLKEEPER_KEY_FORMAT=ratelimit needs no scripts for plain fixed windows; sentinels want \
-                 REDIS_TYPE=sentinel",
-                self.scripts_advice()
-            ),
-            RedisError::Misconfigured => {
-                format!("{kind}: its user ({}) must be allowed `+incrby +expire +get` on the keys", self.auth_setting)
+            RedisError::Misconfigured if said.contains("non deterministic") => {
+                format!("the server is too old: a script may read the time and then write from Redis 5.0 on; {COUNTED}")
             }
-            RedisError::Unauthenticated => format!("{kind}; look at {}", self.auth_setting),
-            kind => kind.to_string(),
+            RedisError::Misconfigured if said.contains("unknown command") => {
+                format!("{said}: is it a sentinel? That wants REDIS_TYPE=sentinel; {COUNTED}")
+            }
+            RedisError::Misconfigured if self.runs_a_script() => {
+                format!("{said}: {}; {COUNTED}", self.scripts_advice())
+            }
+            RedisError::Misconfigured => {
+                format!("{said}: the user ({}) needs `+ping +incrby +expire +get` on all keys", self.auth_setting)
+            }
+            RedisError::Unauthenticated => format!("{said}; look at {}", self.auth_setting),
+            RedisError::Timeout | RedisError::Broken => kind.to_string(),
+            _ => format!("{kind}: {said}"),
         }
     }
 }
@@ -105,21 +153,13 @@ pub(super) async fn eviction(client: &Client) -> Option<String> {
     (policy != "noeviction").then(|| policy.to_owned())
 }
 
-async fn run_script(client: &Client, key: Value) -> Result<Value, Refused> {
-    let period = Period::new(Unit::Second, 1).expect("a second is a period");
-    let limit = Limit::new(&Terms::new(Algorithm::FixedWindow, 1, period)).expect("so plain a limit is valid");
-    let counted = Counted { limit, enforced: true, tag: 0 };
-    let drawing = Drawing { counters: SmallVec::from([counted]), ask: Ask::new(Hits::Take(1), 0), trial: false };
-    let script = script::script_for([Algorithm::FixedWindow].into_iter());
-    let text = Value::from(script.text.as_str());
-    let arguments = Value::Bytes(script::arguments(&[drawing], None));
-    send(client, "EVAL", vec![text, Value::Integer(1), key, arguments], false).await
+async fn count(client: &Client, key: Value) -> Result<Value, (Refused, String)> {
+    send_and_tell(client, "INCRBY", vec![key.clone(), Value::Integer(1)]).await?;
+    send_and_tell(client, "EXPIRE", vec![key, Value::Integer(KEY_LIVES_S)]).await
 }
 
-async fn count(client: &Client, key: Value) -> Result<Value, Refused> {
-    send(client, "INCRBY", vec![key.clone(), Value::Integer(1)], false).await?;
-    send(client, "EXPIRE", vec![key, Value::Integer(KEY_LIVES_S)], false).await
-}
+/// Labels that fall into the first slot and into the last.
+const ENDS: [u32; 2] = [3560, 39296];
 
 /// For each slot a label that falls into it.
 static LABELS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
@@ -137,3 +177,14 @@ static LABELS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     }
     labels.into()
 });
+
+#[cfg(test)]
+mod tests {
+    use super::{ENDS, LABELS};
+
+    #[test]
+    fn the_ends_are_the_first_and_the_last_label() {
+        assert_eq!(Some(&ENDS[0]), LABELS.first());
+        assert_eq!(Some(&ENDS[1]), LABELS.last());
+    }
+}

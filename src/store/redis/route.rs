@@ -5,9 +5,11 @@
 //! believed at once, for its slot. Nodes live as long as they own something.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::explore;
@@ -42,6 +44,36 @@ pub(super) struct Chart {
     nodes: Mutex<HashMap<Endpoint, Arc<Node>>>,
     /// What somebody has to mend before the servers can be found.
     pub(super) misconfigured: ArcSwapOption<String>,
+    /// Somebody has looked for the servers, found or not.
+    pub(super) explored: Once,
+}
+
+/// Something that happens once, and can be waited for.
+#[derive(Debug, Default)]
+pub(super) struct Once {
+    done: AtomicBool,
+    rung: Notify,
+}
+
+impl Once {
+    fn is_due(&self) -> bool {
+        !self.done.load(Ordering::Acquire)
+    }
+
+    async fn wait(&self) {
+        let rung = self.rung.notified();
+        if self.is_due() {
+            rung.await;
+        }
+    }
+
+    /// It has happened.
+    pub(super) fn set(&self) {
+        if self.is_due() {
+            self.done.store(true, Ordering::Release);
+            self.rung.notify_waiters();
+        }
+    }
 }
 
 /// Who owns what.
@@ -71,13 +103,21 @@ impl Route {
             owners: ArcSwap::from_pointee(owners),
             nodes: Mutex::default(),
             misconfigured: ArcSwapOption::empty(),
+            explored: Once::default(),
         });
         let explorer = explore::start(&chart);
+        if explorer.is_none() {
+            chart.explored.set();
+        }
         Self { chart, explorer }
     }
 
-    /// The server that has the keys of `slot`. The slot is only worked out if there is a choice.
-    pub(super) fn owner(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Node>, RedisError> {
+    /// The server that has the keys of `slot`. The slot is only worked out if there is a choice. Waits only for the first
+    /// map of all, which whoever waits bounds.
+    pub(super) async fn owner(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Node>, RedisError> {
+        if self.chart.explored.is_due() {
+            self.chart.explored.wait().await;
+        }
         match &**self.chart.owners.load() {
             Owners::Nobody => Err(RedisError::Unreachable),
             Owners::One(node) => Ok(Arc::clone(node)),

@@ -201,6 +201,11 @@ impl Tollkeeper {
         self.ports.debug.number()
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The rule file that it reads and watches, if its rules are in one.
     pub(crate) fn rules(&self) -> PathBuf {
         self.files.path().join("rules.yaml")
@@ -287,6 +292,9 @@ impl Tollkeeper {
 
 impl Drop for Tollkeeper {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("tollkeeper said:\n{}", self.stderr());
+        }
         self.kill();
     }
 }

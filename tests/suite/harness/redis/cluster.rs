@@ -235,6 +235,25 @@ impl Cluster {
         owner
     }
 
+    /// Takes a slot from all nodes of a cluster that goes on without it (`cluster-require-full-coverage no`), and waits
+    /// until all deny it.
+    pub(crate) fn disown(&self, slot: u16) {
+        let owner = self.primary_of(slot);
+        let text = slot.to_string();
+        wait_for("all nodes to have lost a slot", || {
+            for node in [&self.nodes[owner]].into_iter().chain(self.up()) {
+                let _ = node.command(&["CLUSTER", "DELSLOTS", &text]);
+            }
+            self.agreed_owners().is_some_and(|owners| owners.of(slot).is_none()).then_some(())
+        });
+    }
+
+    /// Gives a slot that nobody has to a node, and waits until all know.
+    pub(crate) fn own(&self, slot: u16, owner: usize) {
+        self.nodes[owner].ask::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
+        self.wait_until_whole();
+    }
+
     /// Gives a lost slot to a node, and waits until the cluster is whole.
     pub(crate) fn find_slot(&self, slot: u16, owner: usize) {
         // Primaries that were down wait for the node timeout before they serve.

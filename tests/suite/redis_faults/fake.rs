@@ -1,0 +1,62 @@
+//! A server that speaks just enough of the protocol to be mistaken for a Redis that can not be installed any more.
+//!
+//! Each connection is served by a thread that ends with it; what is answered depends on the command's name alone.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+
+/// A listener on 127.0.0.1 whose connections are answered by `reply`: the name of a command in capitals, and the reply
+/// as it goes over the wire.
+pub(super) fn serve(reply: fn(&str) -> &'static str) -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a port");
+    let port = listener.local_addr().expect("it is bound").port();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            // Whoever hangs up has what it came for.
+            thread::spawn(move || answer(stream, reply));
+        }
+    });
+    port
+}
+
+fn answer(stream: TcpStream, reply: fn(&str) -> &'static str) -> Option<()> {
+    let mut writer = stream.try_clone().ok()?;
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        // HELLO comes as a line of words, all else as a list.
+        let mut name = line.split_whitespace().next()?.to_ascii_uppercase();
+        for place in 0..number(&line, '*').unwrap_or(0) {
+            let mut length = String::new();
+            reader.read_line(&mut length).ok()?;
+            let mut word = vec![0; number(&length, '$')? + 2];
+            reader.read_exact(&mut word).ok()?;
+            if place == 0 {
+                name = String::from_utf8_lossy(&word).trim_end().to_ascii_uppercase();
+            }
+        }
+        writer.write_all(reply(&name).as_bytes()).ok()?;
+    }
+}
+
+/// The number in a line that begins with `mark`.
+fn number(line: &str, mark: char) -> Option<usize> {
+    line.strip_prefix(mark)?.trim_end().parse().ok()
+}
+
+/// Redis 4: it knows no HELLO, and no script may write once it has asked for the time.
+pub(super) fn redis_4(name: &str) -> &'static str {
+    match name {
+        "PING" => "+PONG\r\n",
+        "HELLO" => "-ERR unknown command 'HELLO'\r\n",
+        "EVALSHA" => "-NOSCRIPT No matching script. Please use EVAL.\r\n",
+        "EVAL" => {
+            "-ERR Error running script (call to f_0): @user_script:1: @user_script: 1: Write commands not allowed after \
+             non deterministic commands. Call redis.replicate_commands() at the start of your script in order to \
+             switch to single commands replication mode.\r\n"
+        }
+        _ => "-ERR unknown command\r\n",
+    }
+}
