@@ -40,6 +40,8 @@ mod redis_keys;
 mod redis_ratelimit;
 #[path = "suite/redis_replicas.rs"]
 mod redis_replicas;
+#[path = "suite/redis_requests.rs"]
+mod redis_requests;
 #[path = "suite/reload.rs"]
 mod reload;
 #[path = "suite/settings.rs"]
@@ -50,6 +52,8 @@ mod source;
 mod store_local;
 #[path = "suite/store_policies.rs"]
 mod store_policies;
+#[path = "suite/stores.rs"]
+mod stores;
 #[path = "suite/textbook.rs"]
 mod textbook;
 #[path = "suite/tidy.rs"]

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use tollkeeper::algorithm::{Ask, Term};
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Counter, Draw, Path};
-use tollkeeper::limit::Limit;
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::settings::{self, Settings};
@@ -23,6 +23,7 @@ use tollkeeper::store::redis::failure::RedisError;
 use tollkeeper::store::redis::{Levels, Purpose, Redis};
 
 use super::desk::store_runtime;
+use super::wait_for;
 
 /// How long a draw may take where nothing else is said, and a caller waits.
 pub(crate) const LONG: Duration = Duration::from_secs(10);
@@ -127,6 +128,20 @@ fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
         counters.push(Counter { term, tag: counter_tag(limit, 0), epoch: 0 });
     }
     counters
+}
+
+/// Waits until it is known where counters are: draws that come before that fail at once.
+pub(crate) fn wait_until_known(redis: &Redis) {
+    let limit = Limit::new(&Terms::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a period")));
+    let limits = [(limit.expect("a limit"), true)];
+    let entries = [Entry { key: b"known", value: b"" }];
+    wait_for("a draw from redis", || {
+        let path = Path { domain: "counters", entries: &entries, shared: &[] };
+        let look = Draw { path, counters: counters(&limits), ask: Ask::new(Hits::Look, 0) };
+        let until = Instant::now() + LONG;
+        let answers = store_runtime().block_on(redis.draw_all(&[look], Purpose::Charge, (Time::from_secs(1), until)));
+        answers[0].is_ok().then_some(())
+    });
 }
 
 /// Polls a future once; what it came to, if it is at its end.

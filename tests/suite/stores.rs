@@ -1,0 +1,501 @@
+//! What holds of counters wherever they live: in this process, in one Redis, in a cluster.
+//!
+//! Each behaviour is written once, as a function of a store, and runs on every store there is. Time is what the tests
+//! say, also in Redis. What the algorithms decide is tested elsewhere, and what only one store does too.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use tollkeeper::clock::Time;
+use tollkeeper::limit::Algorithm;
+use tollkeeper::store::Store;
+
+use super::harness::counters::{Follows, redis, wait_until_known};
+use super::harness::desk::{Answer, Desk, Question};
+use super::harness::redis::cluster::Cluster;
+use super::harness::redis::options;
+
+/// Noon on Wednesday the 8th of July 2026.
+const NOON: Time = Time::from_secs(1_783_512_000);
+const MS: u64 = 1_000;
+const SECOND: u64 = 1_000 * MS;
+const HOUR: u64 = 3_600 * SECOND;
+
+/// A place for counters; each desk has its own there.
+struct Place {
+    name: &'static str,
+    /// The variables that name it.
+    env: Vec<(&'static str, String)>,
+    desks: AtomicU64,
+}
+
+impl Place {
+    fn new(name: &'static str, env: Vec<(&'static str, String)>) -> Self {
+        Self { name, env, desks: AtomicU64::new(0) }
+    }
+
+    /// Who decides by the rules of a domain `shop`, given from `descriptors` or `defaults` on, at noon.
+    fn desk(&self, env: &[(&str, &str)], rules: &str) -> Desk {
+        let mut desk = Desk::new(env.iter().copied().chain([("TOLLKEEPER_ON_STORE_ERROR", "error")]), NOON);
+        if !self.env.is_empty() {
+            let prefix = format!("{}:", self.desks.fetch_add(1, Ordering::Relaxed));
+            let mut of_redis = vec![("CACHE_KEY_PREFIX", &*prefix), ("TOLLKEEPER_STORE_TIMEOUT", "5s")];
+            of_redis.extend(self.env.iter().map(|(name, value)| (*name, &**value)));
+            let redis = redis(&of_redis, Follows::Draws);
+            wait_until_known(&redis);
+            desk = desk.counting_in(Store::Redis(Box::new(redis)));
+        }
+        load(&desk, rules);
+        desk
+    }
+}
+
+/// All that holds everywhere.
+const BEHAVIOURS: &[(&str, fn(&Place))] = &[
+    ("hits are taken, given back or looked for", hits_are_taken_given_back_or_looked_for),
+    ("draws of many threads are exact", draws_of_many_threads_are_exact),
+    ("limits are charged together or not at all", limits_are_charged_together_or_not_at_all),
+    (
+        "a flood that one limit refuses costs the others nothing",
+        a_flood_that_one_limit_refuses_costs_the_others_nothing,
+    ),
+    ("a trial beside an enforced limit refuses nothing", a_trial_beside_an_enforced_limit_refuses_nothing),
+    ("a look leaves no trace", a_look_leaves_no_trace),
+    ("a refund of nothing leaves no trace", a_refund_of_nothing_leaves_no_trace),
+    ("a reload keeps counters of one identity", a_reload_keeps_counters_of_one_identity),
+    ("a new epoch begins anew", a_new_epoch_begins_anew),
+    ("a changed limit counts what was used", a_changed_limit_counts_what_was_used),
+    ("windows end and buckets drain", windows_end_and_buckets_drain),
+    ("answers are held until their turn", answers_are_held_until_their_turn),
+    ("a refusal spares the others if told to", a_refusal_spares_the_others_if_told_to),
+    ("limits that come along share a counter", limits_that_come_along_share_a_counter),
+    ("values that share a counter and those that do not", values_that_share_a_counter_and_those_that_do_not),
+];
+
+fn check_all(place: &Place) {
+    for (what, behaviour) in BEHAVIOURS {
+        println!("{}: {what}", place.name);
+        behaviour(place);
+    }
+}
+
+#[test]
+fn memory_does_what_every_store_does() {
+    check_all(&Place::new("memory", Vec::new()));
+}
+
+#[test]
+fn a_single_redis_does_what_every_store_does() {
+    let server = options().start();
+    check_all(&Place::new("redis", vec![("REDIS_SOCKET_TYPE", "tcp".to_owned()), ("REDIS_URL", server.address())]));
+}
+
+#[test]
+fn a_cluster_does_what_every_store_does() {
+    let cluster = Cluster::start();
+    let nodes = cluster.addresses().join(",");
+    check_all(&Place::new("cluster", vec![("REDIS_TYPE", "cluster".to_owned()), ("REDIS_URL", nodes)]));
+}
+
+fn load(desk: &Desk, rules: &str) {
+    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+}
+
+/// A question about descriptors of `shop`: `key=value,key=value; key=value`.
+fn about(descriptors: &str) -> Question {
+    descriptors.split("; ").fold(Question::new("shop"), |question, descriptor| {
+        let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
+        question.of(&entries)
+    })
+}
+
+fn answer(desk: &Desk, question: &Question) -> Answer {
+    desk.ask(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
+}
+
+/// Asks one after the other, at the same time.
+fn check(desk: &Desk, table: &[(Question, &str)]) {
+    for (step, (question, expected)) in table.iter().enumerate() {
+        assert_eq!(answer(desk, question).text(), *expected, "step {step}: {question:?}");
+    }
+}
+
+/// What is left of each descriptor's limit, without drawing.
+fn left(desk: &Desk, descriptors: &str) -> Vec<u32> {
+    let mut look = about(descriptors);
+    look.0.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0));
+    answer(desk, &look).statuses().into_iter().map(|(_, left)| left).collect()
+}
+
+/// Runs `act` on so many threads, with their number.
+fn at_once(threads: u64, act: impl Fn(u64) + Sync) {
+    let start = std::sync::Barrier::new(usize::try_from(threads).unwrap());
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            let (start, act) = (&start, &act);
+            scope.spawn(move || {
+                start.wait();
+                act(thread);
+            });
+        }
+    });
+}
+
+const NO_HEADER: &[(&str, &str)] = &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")];
+
+fn hits_are_taken_given_back_or_looked_for(place: &Place) {
+    let desk = place.desk(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
+    let k = || about("k");
+    check(
+        &desk,
+        &[
+            (k(), "OK [OK 10/HOUR left 9 in 3600 s]"),
+            (k().request_hits(3), "OK [OK 10/HOUR left 6 in 3600 s]"),
+            (k().hits(0), "OK [OK 10/HOUR left 6 in 3600 s]"),
+            (k().refund(3), "OK [OK 10/HOUR left 9 in 3600 s]"),
+            (k().refund(100), "OK [OK 10/HOUR left 10 in 3600 s]"),
+            (k().hits(11), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            (k().hits(0), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            (k().refund(1), "OK [OK 10/HOUR left 0 in 3600 s]"),
+            (k(), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            (k().hits(u64::MAX), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
+            (k().refund(u64::MAX), "OK [OK 10/HOUR left 0 in 3600 s]"),
+            (
+                about("k=2; k=2; k=2").request_hits(4),
+                "OVER [OK 10/HOUR left 6 in 3600 s, OK 10/HOUR left 2 in 3600 s, OVER 10/HOUR left 0 in 3600 s]",
+            ),
+        ],
+    );
+}
+
+fn draws_of_many_threads_are_exact(place: &Place) {
+    for algorithm in Algorithm::ALL {
+        let leaky = algorithm == Algorithm::LeakyBucket;
+        // One leaves every 40 ms, and the last of those in the bucket within the time that anybody waits.
+        let (unit, limit, queue) = if leaky { ("second", 25, ", queue_size: 50") } else { ("hour", 50, "") };
+        let rules = format!(
+            "descriptors: [{{key: k, rate_limit: {{unit: {unit}, requests_per_unit: {limit}, algorithm: {algorithm}{queue}}}}}]"
+        );
+        let desk = place.desk(&[], &rules);
+        for round in 0..3 {
+            let question = about(&format!("k={round}"));
+            let holds = Mutex::new(Vec::new());
+            at_once(8, |_| {
+                for _ in 0..25 {
+                    let answer = answer(&desk, &question);
+                    if !answer.over_limit() {
+                        holds.lock().unwrap().push(answer.hold.as_millis());
+                    }
+                }
+            });
+            let holds = holds.into_inner().unwrap();
+            assert_eq!(holds.len(), 50, "{algorithm}, round {round}, {}", place.name);
+            let expected = if leaky { (0..50).map(|place| place * 40).collect() } else { BTreeSet::from([0]) };
+            assert_eq!(holds.into_iter().collect::<BTreeSet<_>>(), expected, "{algorithm}, {}", place.name);
+        }
+    }
+}
+
+fn limits_are_charged_together_or_not_at_all(place: &Place) {
+    let desk = place.desk(
+        &[],
+        "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: day, requests_per_unit: 60, algorithm: sliding_window_log, name: a}
+      - {unit: hour, requests_per_unit: 40, algorithm: token_bucket, name: b}
+      - {unit: day, requests_per_unit: 90, algorithm: fixed_window, name: c}
+  - key: k
+    value: alone
+    rate_limit: {unit: day, requests_per_unit: 90, algorithm: fixed_window}",
+    );
+    let admitted = AtomicU64::new(0);
+    at_once(8, |thread| {
+        for turn in 0..20 {
+            let hits = 1 + (thread + turn) % 3;
+            if !answer(&desk, &about("k=x").hits(hits)).over_limit() {
+                admitted.fetch_add(hits, Ordering::Relaxed);
+            }
+        }
+    });
+    assert_eq!(admitted.into_inner(), 40, "a draw of 1 always found the last place");
+    // An hour later the bucket has room again, and the log has as many as were admitted.
+    desk.pass_us(HOUR);
+    assert_eq!(
+        answer(&desk, &about("k=x").hits(21)).text(),
+        "OVER [OVER a: 60/DAY left 0 in 82800 s] Retry-After: 82800"
+    );
+    assert_eq!(answer(&desk, &about("k=x").hits(20)).statuses(), [(false, 0)]);
+}
+
+fn a_flood_that_one_limit_refuses_costs_the_others_nothing(place: &Place) {
+    let desk = place.desk(
+        &[],
+        "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: second, requests_per_unit: 10}
+      - {unit: day, requests_per_unit: 1000}",
+    );
+    for _ in 0..10 {
+        assert_eq!((0..40).filter(|_| !answer(&desk, &about("k")).over_limit()).count(), 10);
+        desk.pass_us(SECOND);
+    }
+    assert_eq!(answer(&desk, &about("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
+}
+
+fn a_trial_beside_an_enforced_limit_refuses_nothing(place: &Place) {
+    let desk = place.desk(
+        &[],
+        "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: minute, requests_per_unit: 1, shadow_mode: true, name: trial}
+      - {unit: hour, requests_per_unit: 3}",
+    );
+    check(
+        &desk,
+        &[
+            (about("k"), "OK [OK 3/HOUR left 2 in 3600 s]"),
+            (about("k"), "OK [OK 3/HOUR left 1 in 3600 s]"),
+            (about("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
+            (about("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
+        ],
+    );
+}
+
+/// A rule for each algorithm, under its name; what is refused does not count.
+fn of_each_algorithm(limit: u32) -> String {
+    let rule = |algorithm| {
+        let queue = if algorithm == Algorithm::LeakyBucket {
+            format!("queue_size: {limit}")
+        } else {
+            "count_rejected: false".to_owned()
+        };
+        format!(
+            "  - {{key: {algorithm}, rate_limit: {{unit: hour, requests_per_unit: {limit}, algorithm: {algorithm}, {queue}}}}}\n"
+        )
+    };
+    format!("descriptors:\n{}", Algorithm::ALL.map(rule).concat())
+}
+
+fn a_look_leaves_no_trace(place: &Place) {
+    let desk = place.desk(&[], &of_each_algorithm(5));
+    for algorithm in Algorithm::ALL {
+        assert_eq!(left(&desk, algorithm.name()), [5], "{algorithm}");
+        assert_eq!(answer(&desk, &about(algorithm.name()).hits(2)).statuses(), [(false, 3)], "{algorithm}");
+        for _ in 0..10 {
+            assert_eq!(left(&desk, algorithm.name()), [3], "{algorithm}");
+        }
+    }
+}
+
+fn a_refund_of_nothing_leaves_no_trace(place: &Place) {
+    let desk = place.desk(&[], &of_each_algorithm(5));
+    for algorithm in Algorithm::ALL {
+        let refund = about(algorithm.name()).refund(3);
+        assert_eq!(answer(&desk, &refund).statuses(), [(false, 5)], "{algorithm}");
+        assert_eq!(answer(&desk, &about(algorithm.name()).hits(5)).statuses(), [(false, 0)], "{algorithm}");
+        assert!(answer(&desk, &about(algorithm.name())).over_limit(), "{algorithm}");
+    }
+}
+
+fn a_reload_keeps_counters_of_one_identity(place: &Place) {
+    let desk = place.desk(NO_HEADER, "descriptors: []");
+    let rule = |rate_limit: &str| load(&desk, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
+    let table = [
+        // the rule, the answer to one hit
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 8 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 5}", "OK [OK 5/HOUR left 1 in 3600 s]"),
+        // What is no part of the identity: a name, a policy, another word for the period, a limit beside it.
+        ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 5 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 4 in 3600 s]"),
+        ("{unlimited: true}", "OK [OK unlimited]"),
+        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 20}", "OK [OK 20/60 MINUTE left 13 in 3600 s]"),
+        (
+            "[{unit: hour, requests_per_unit: 10}, {unit: year, requests_per_unit: 999}]",
+            "OK [OK 10/HOUR left 2 in 3600 s]",
+        ),
+        // What is: the period, the algorithm, the epoch.
+        ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
+        ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 9 in 360 s]"),
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 1 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 8 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 8 in 720 s]"),
+    ];
+    for (rate_limit, expected) in table {
+        rule(rate_limit);
+        assert_eq!(answer(&desk, &about("k")).text(), expected, "{rate_limit}");
+    }
+    // A rule that was away comes back to its counter; one elsewhere in the tree has another.
+    load(&desk, "descriptors: []");
+    check(&desk, &[(about("k"), "OK [OK]")]);
+    load(&desk, "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]");
+    check(&desk, &[(about("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
+    rule("{unit: hour, requests_per_unit: 10}");
+    check(&desk, &[(about("k"), "OK [OK 10/HOUR left 0 in 3600 s]")]);
+}
+
+fn a_new_epoch_begins_anew(place: &Place) {
+    let desk = place.desk(NO_HEADER, "descriptors: []");
+    for algorithm in Algorithm::ALL {
+        // A leaky bucket holds one, which leaves within the hour.
+        let used_up = |epoch: u32| {
+            load(
+                &desk,
+                &format!(
+                    "descriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1, algorithm: {algorithm}, epoch: {epoch}}}}}]"
+                ),
+            );
+            answer(&desk, &about("k")).over_limit()
+        };
+        assert_eq!([0, 0, 7, 7, 0, 8, 7].map(used_up), [false, true, false, true, true, false, true], "{algorithm}");
+    }
+}
+
+fn a_changed_limit_counts_what_was_used(place: &Place) {
+    for algorithm in Algorithm::ALL {
+        let desk = place.desk(NO_HEADER, "descriptors: []");
+        let rule = |limit: u32| load(&desk, &of_each_algorithm(limit));
+        rule(10);
+        let ask = |hits| answer(&desk, &about(algorithm.name()).hits(hits)).statuses();
+        assert_eq!(ask(6), [(false, 4)], "{algorithm}");
+        rule(4);
+        assert_eq!(ask(1), [(true, 0)], "{algorithm}");
+        rule(20);
+        assert_eq!(
+            left(&desk, algorithm.name()),
+            [if algorithm == Algorithm::LeakyBucket { 8 } else { 14 }],
+            "{algorithm}"
+        );
+    }
+}
+
+fn windows_end_and_buckets_drain(place: &Place) {
+    let desk = place.desk(&[], &of_each_algorithm(6));
+    for algorithm in Algorithm::ALL {
+        assert_eq!(answer(&desk, &about(algorithm.name()).hits(6)).statuses(), [(false, 0)], "{algorithm}");
+    }
+    desk.pass_us(HOUR / 2);
+    let lefts = || Algorithm::ALL.map(|algorithm| left(&desk, algorithm.name())[0]);
+    let by_name = |wanted: &str| Algorithm::ALL.into_iter().position(|algorithm| algorithm.name() == wanted).unwrap();
+    let half = lefts();
+    let of = |lefts: &[u32], name| lefts[by_name(name)];
+    assert_eq!((of(&half, "token_bucket"), of(&half, "leaky_bucket"), of(&half, "fixed_window")), (3, 3, 0));
+    desk.pass_us(HOUR / 2 - 1);
+    let just_before = lefts();
+    assert_eq!((of(&just_before, "fixed_window"), of(&just_before, "sliding_window_log")), (0, 0));
+    desk.pass_us(1);
+    let after = lefts();
+    assert_eq!((of(&after, "fixed_window"), of(&after, "sliding_window_log"), of(&after, "token_bucket")), (6, 6, 6));
+    assert_eq!(of(&after, "sliding_window_counter"), 0, "the window before counts in full");
+    desk.pass_us(HOUR);
+    assert_eq!(lefts(), [6; 5]);
+}
+
+fn answers_are_held_until_their_turn(place: &Place) {
+    let desk = place.desk(
+        &[],
+        "descriptors:
+  - {key: q, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4}}
+  - {key: ahead, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, bucket_size: 1, max_wait: 150ms}}",
+    );
+    let hold = |question: &Question| {
+        let answer = answer(&desk, question);
+        (!answer.over_limit()).then_some(answer.hold.as_millis())
+    };
+    let holds = |questions: &[Question]| questions.iter().map(hold).collect::<Vec<_>>();
+    let q = || about("q");
+    assert_eq!(holds(&[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
+    desk.pass_us(100 * MS);
+    assert_eq!(holds(&[q(), q()]), [Some(300), None]);
+    assert_eq!(holds(&[about("q=2").hits(3), about("q=2"), about("q=2")]), [Some(0), Some(300), None]);
+    assert_eq!(holds(&vec![about("ahead"); 3]), [Some(0), Some(100), None]);
+}
+
+fn a_refusal_spares_the_others_if_told_to(place: &Place) {
+    let rules = "descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}
+  - {key: free, rate_limit: {unit: hour, requests_per_unit: 9, count_rejected: false}}
+  - {key: bucket, rate_limit: {unit: hour, requests_per_unit: 9, algorithm: token_bucket}}
+  - key: both
+    rate_limit:
+      - {unit: hour, requests_per_unit: 9}
+      - {unit: day, requests_per_unit: 9}";
+    let charged = place.desk(NO_HEADER, rules);
+    let spared = place
+        .desk(&[("TOLLKEEPER_RETRY_AFTER_HEADER", ""), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
+    let table: &[(Question, [&[u32]; 2])] = &[
+        // What is asked; what is then left of a, b, free, bucket and both, charged and spared.
+        (about("a; b; free; bucket; both"), [&[0, 8, 8, 8, 8], &[0, 8, 8, 8, 8]]),
+        (about("a; b; free; bucket; both"), [&[0, 7, 7, 7, 7], &[0, 8, 8, 8, 8]]),
+        (about("both; bucket; a"), [&[0, 7, 7, 6, 6], &[0, 8, 8, 8, 8]]),
+        (about("b; both"), [&[0, 6, 7, 6, 5], &[0, 7, 8, 8, 7]]),
+        // A refund is a refund beside a refusal too.
+        (about("a; b").refund(1), [&[0, 7, 7, 6, 5], &[0, 8, 8, 8, 7]]),
+        // The same twice: each is tried by itself, as in the program replaced.
+        (about("free; free").request_hits(5), [&[0, 7, 2, 6, 5], &[0, 8, 3, 8, 7]]),
+        (about("a; free; free").request_hits(2), [&[0, 7, 0, 6, 5], &[0, 8, 3, 8, 7]]),
+    ];
+    for (step, (question, expected)) in table.iter().enumerate() {
+        for (desk, expected) in [&charged, &spared].into_iter().zip(expected) {
+            answer(desk, question);
+            assert_eq!(left(desk, "a; b; free; bucket; both"), *expected, "{}, step {step}: {question:?}", place.name);
+        }
+    }
+    // Of one counter that is drawn from twice, and refuses the first for its size only.
+    let twice = Question::new("shop").of(&[("b", "x")]).hits(10).of(&[("b", "x")]).hits(2);
+    let text = answer(&spared, &twice).text();
+    assert_eq!(text, "OVER [OVER 9/HOUR left 0 in 3600 s, OVER 9/HOUR left 0 in 3600 s]", "{}", place.name);
+    let back = answer(&spared, &about("b=x").refund(10)).text();
+    assert_eq!(back, "OK [OK 9/HOUR left 9 in 3600 s]", "{}: the second was spared", place.name);
+}
+
+fn limits_that_come_along_share_a_counter(place: &Place) {
+    let desk = place.desk(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
+    let k = || about("k");
+    check(
+        &desk,
+        &[
+            (k().limit(20, 3, None), "OK [OK 20/HOUR left 19 in 3600 s]"),
+            (k(), "OK [OK 10/HOUR left 8 in 3600 s]"),
+            (k().limit(5, 3, None).hits(3), "OK [OK 5/HOUR left 0 in 3600 s]"),
+            (k().limit(5, 4, None), "OK [OK 5/DAY left 4 in 43200 s]"),
+            (k(), "OK [OK 10/HOUR left 4 in 3600 s]"),
+        ],
+    );
+}
+
+fn values_that_share_a_counter_and_those_that_do_not(place: &Place) {
+    let desk = place.desk(
+        NO_HEADER,
+        r"descriptors:
+  - {key: each, rate_limit: {unit: hour, requests_per_unit: 5}}
+  - {key: all, value: 'v*', share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 5}}",
+    );
+    for (question, expected) in [
+        ("each=a", [4]),
+        ("each=b", [4]),
+        ("each=a", [3]),
+        // What has a meaning in keys, and what is long.
+        ("each={a}", [4]),
+        ("each=a|each", [4]),
+        ("each=\\", [4]),
+        ("all=v1", [4]),
+        ("all=v2", [3]),
+        ("all=v*", [2]),
+    ] {
+        let left: Vec<u32> = answer(&desk, &about(question)).statuses().into_iter().map(|(_, left)| left).collect();
+        assert_eq!(left, expected, "{question}");
+    }
+    let long = |end: &str| about(&format!("each={}{end}", "x".repeat(5_000)));
+    let ask = |question: &Question| answer(&desk, question).statuses()[0].1;
+    assert_eq!([ask(&long("1")), ask(&long("2")), ask(&long("1"))], [4, 4, 3]);
+}
