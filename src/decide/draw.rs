@@ -29,11 +29,14 @@ impl Decider {
     pub(super) fn draw(&self, memory: &Memory, edge: Edge<'_>, question: Question<'_, '_, '_>) -> Outcomes {
         let (request, selections) = question;
         let draw = |place: usize| selections[place].draw((request, place), edge.hold_us);
-        let refuses = |place: usize| draw(place).is_some_and(|draw| !memory.admits(&draw, edge.now));
-        let spares = self.behaviour.stop_cache_key_increment_when_overlimit && (0..selections.len()).any(refuses);
+        // Each is tried before any is drawn, as if it were alone.
+        let tried = self.behaviour.stop_cache_key_increment_when_overlimit;
+        let tried: SmallVec<[Option<bool>; 2]> =
+            (0..selections.len()).filter(|_| tried).map(|place| Some(memory.admits(&draw(place)?, edge.now))).collect();
+        let spares = tried.contains(&Some(false));
         let outcome = |(place, selection): (usize, &Selection<'_>)| {
             let Some(mut draw) = draw(place) else { return Outcome::Free };
-            if spares && memory.admits(&draw, edge.now) {
+            if spares && tried[place] == Some(true) {
                 only_look(&mut draw);
             }
             match memory.draw(&draw, edge.now) {

@@ -69,7 +69,7 @@ struct Fleet {
     topology: &'static str,
     clients: Vec<RateLimitServiceClient<Channel>>,
     turn: AtomicUsize,
-    _replicas: Vec<Tollkeeper>,
+    replicas: Vec<Tollkeeper>,
 }
 
 impl Fleet {
@@ -91,7 +91,7 @@ impl Fleet {
             let channel = store_runtime().block_on(endpoint.connect()).expect("the replica accepts");
             RateLimitServiceClient::new(channel)
         });
-        let fleet = Self { topology, clients: clients.collect(), turn: AtomicUsize::new(0), _replicas: replicas };
+        let fleet = Self { topology, clients: clients.collect(), turn: AtomicUsize::new(0), replicas };
         // A node of a cluster is found a moment after the start.
         for client in &fleet.clients {
             super::harness::wait_for("the replica to know all nodes", || {
@@ -106,6 +106,13 @@ impl Fleet {
 
     /// Each caller asks its questions one after the other, all callers at once, by turns at the replicas.
     fn offer(&self, callers: Vec<Vec<RateLimitRequest>>) -> Vec<Answered> {
+        self.try_offer(callers).unwrap_or_else(|error| {
+            let said: Vec<_> = self.replicas.iter().map(Tollkeeper::stderr).collect();
+            panic!("{}: {error}\n{}", self.topology, said.join("\n"))
+        })
+    }
+
+    fn try_offer(&self, callers: Vec<Vec<RateLimitRequest>>) -> Result<Vec<Answered>, tonic::Status> {
         store_runtime().block_on(async {
             let callers = callers.into_iter().map(|questions| {
                 let client = self.clients[self.turn.fetch_add(1, Ordering::Relaxed) % REPLICAS].clone();
@@ -113,13 +120,15 @@ impl Fleet {
                     let mut answers = Vec::with_capacity(questions.len());
                     for question in questions {
                         let hits = question.descriptors[0].hits_addend.unwrap_or(1);
-                        let admitted = ask(client.clone(), question).await.expect("Redis decides");
+                        let admitted = ask(client.clone(), question).await?;
                         answers.push(Answered { admitted, hits, at: Instant::now() });
                     }
-                    answers
+                    Ok(answers)
                 })
             });
-            join_all(callers).await.into_iter().flat_map(|answers| answers.expect("no caller panics")).collect()
+            let answers: Result<Vec<_>, _> =
+                join_all(callers).await.into_iter().map(|answers| answers.expect("no caller panics")).collect();
+            answers.map(|answers| answers.into_iter().flatten().collect())
         })
     }
 

@@ -8,8 +8,10 @@ use std::pin::Pin;
 use std::time::Instant;
 
 use futures_util::future::join_all;
+use tollkeeper::algorithm::Ask;
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
 use tollkeeper::store::redis::{Levels, Purpose};
 
@@ -27,7 +29,8 @@ type Call<'c> = Pin<Box<dyn Future<Output = Vec<Levels>> + Send + 'c>>;
 
 fn limit(algorithm: Algorithm) -> Limit {
     let year = Period::new(Unit::Year, 1).unwrap();
-    Limit::new(&Terms { sole: false, ..Terms::new(algorithm, 1_000, year) }).unwrap()
+    let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(1_000);
+    Limit::new(&Terms { sole: false, queue_size, ..Terms::new(algorithm, 1_000, year) }).unwrap()
 }
 
 /// Who decides by these rules of a domain `shop`, by counters that the variables name.
@@ -59,10 +62,15 @@ fn calls(server: &Server) -> (u64, u64) {
     (count("evalsha"), count("eval"))
 }
 
-/// Draws of one hit on values of their own, an algorithm after the other.
+/// Draws of one hit on values of their own, an algorithm after the other, for callers that wait for ever.
 fn one_each(values: impl IntoIterator<Item = String>) -> Vec<Wanted> {
     let algorithms = Algorithm::ALL.into_iter().cycle();
-    values.into_iter().zip(algorithms).map(|(value, algorithm)| Wanted::one(&value, limit(algorithm))).collect()
+    let one = |(value, algorithm)| Wanted {
+        value,
+        limits: vec![(limit(algorithm), true)],
+        ask: Ask::new(Hits::Take(1), u64::MAX),
+    };
+    values.into_iter().zip(algorithms).map(one).collect()
 }
 
 #[test]
