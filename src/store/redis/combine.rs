@@ -111,12 +111,15 @@ impl Combiner {
         let waiting = shard.get_mut(&id)?;
         let mut batch = Batch::default();
         while let Some(first) = waiting.front() {
-            if first.answer.is_closed() {
-                waiting.pop_front();
-                // Its followers follow nobody now.
+            let given_up = first.answer.is_closed();
+            let together = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
+            if given_up {
+                // A request that is just giving up has not let go of all its draws yet: none of them is to be sent.
+                for Waiting { answer, .. } in waiting.drain(..together) {
+                    let _gone = answer.send(Err(RedisError::Timeout));
+                }
                 continue;
             }
-            let together = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
             if !batch.drawings.is_empty() && batch.drawings.len() + together > MOST_DRAWS {
                 break;
             }
