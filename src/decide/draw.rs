@@ -126,7 +126,7 @@ pub(super) async fn ask(
 ) -> SmallVec<[Result<Levels, RedisError>; 2]> {
     match edge.until {
         Some(until) if !draws.is_empty() => redis.draw_all(draws, purpose, (edge.now, until)).await,
-        _ => draws.iter().map(|_| Err(RedisError::Timeout)).collect(),
+        _ => draws.iter().map(|_| Err(RedisError::NoTime)).collect(),
     }
 }
 

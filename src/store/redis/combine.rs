@@ -137,7 +137,7 @@ impl Combiner {
     }
 
     fn shard(&self, id: u128) -> MutexGuard<'_, Shard> {
-        let place = usize::from((id >> 64) as u8) % SHARDS;
+        let place = usize::try_from((id >> 64) % SHARDS as u128).expect("there are few shards");
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,6 +12,9 @@ pub enum RedisError {
     /// No answer came in time; the draw may have been charged.
     #[error("no answer in time")]
     Timeout,
+    /// The caller waits too short a time to ask.
+    #[error("the caller leaves no time to ask")]
+    NoTime,
     /// There is no connection, or the breaker is open.
     #[error("not connected")]
     Unreachable,
@@ -52,8 +55,9 @@ pub enum RedisError {
 
 impl RedisError {
     /// All kinds, in their order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Timeout,
+        Self::NoTime,
         Self::Unreachable,
         Self::Broken,
         Self::ReadOnly,
@@ -72,6 +76,7 @@ impl RedisError {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
+            Self::NoTime => "no_time",
             Self::Unreachable => "unreachable",
             Self::Broken => "broken",
             Self::ReadOnly => "read_only",
@@ -91,7 +96,8 @@ impl RedisError {
     pub const fn advice(self) -> &'static str {
         match self {
             Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT says how long a draw may take",
-            Self::Unreachable | Self::Broken => "REDIS_URL says where it is",
+            Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
+            Self::Unreachable | Self::Broken => "REDIS_URL and REDIS_PERSECOND_URL say where it is; the lines about connecting say more",
             Self::ReadOnly | Self::SlotDown => "it is looked for in its place until a primary is found",
             Self::NoWrites => "its memory (maxmemory) or its disk may be full",
             Self::Busy => "SCRIPT KILL ends a script that runs on and on",
