@@ -236,7 +236,11 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
             }
             let waiting: Vec<_> = under_way.into_iter().map(|(call, given_up)| (!given_up).then_some(call)).collect();
             server.thaw();
-            join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await
+            let answers = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
+            // Where all have given up, calls are still under way.
+            let look = |value| Hit { value, way: 0, ask: Ask::new(Hits::Look, 0) };
+            counters.draw(&[wanted(&look(0)), wanted(&look(1))], Purpose::Charge, now).await;
+            answers
         });
         for (place, (answered, expected)) in answers.into_iter().zip(model.answers(round, now)).enumerate() {
             if let Some(answered) = answered {
