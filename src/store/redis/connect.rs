@@ -143,7 +143,7 @@ pub(super) async fn dial(endpoint: &Endpoint, entrance: &Entrance) -> Result<Con
         server: server(endpoint),
         version,
         database: entrance.database,
-        tls: tls.clone().map(|connector| TlsConfig::from(connector)),
+        tls: tls.clone().map(TlsConfig::from),
         ..Config::default()
     };
     // The client sends HELLO as one line of words, in which no blank and no quote can stand.

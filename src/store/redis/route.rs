@@ -135,7 +135,7 @@ impl Route {
     pub(super) fn node_at(&self, address: &str, asked: &Node) -> Option<Arc<Node>> {
         matches!(self.chart.topology, Topology::Cluster(_)).then_some(())?;
         let endpoint = parse_address(address, asked.endpoint())?;
-        Some(self.chart.node(endpoint))
+        Some(self.chart.node(&endpoint))
     }
 
     /// `slot` is said to be `node`'s now.
@@ -167,7 +167,7 @@ impl Chart {
     }
 
     /// The node at `endpoint`, which begins to connect if it is new.
-    fn node(&self, endpoint: Endpoint) -> Arc<Node> {
+    fn node(&self, endpoint: &Endpoint) -> Arc<Node> {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let start = || Node::start(endpoint.clone(), Arc::clone(&self.ground));
         Arc::clone(nodes.entry(endpoint.clone()).or_insert_with(start))
@@ -189,7 +189,7 @@ impl Chart {
         for (first, last, endpoint) in ranges {
             let known = nodes.iter().position(|node| node.endpoint() == endpoint);
             let place = known.unwrap_or_else(|| {
-                nodes.push(self.node(endpoint.clone()));
+                nodes.push(self.node(endpoint));
                 nodes[nodes.len() - 1].owns(*first);
                 nodes.len() - 1
             });

@@ -25,7 +25,6 @@ use tonic::{Code as Status, Request};
 use crate::harness::grpc::question;
 use crate::harness::redis::{Server, options};
 use crate::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::harness::wait_for;
 
 /// One rule for each policy, named after it. Half of the limit is local with two replicas.
 const RULES: &str = "domain: faults
@@ -52,6 +51,20 @@ const NEAR: usize = 4;
 const RUN: usize = 30;
 /// A server that is able again is used again within this time.
 const BACK: Duration = Duration::from_secs(2);
+
+/// How long calls that are not disturbed are waited for: a machine may be busy for minutes.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
 
 /// A tollkeeper with the rules that a [`Load`] asks about, to be told where Redis is.
 pub(super) fn with_policies() -> Setup {
