@@ -1,8 +1,8 @@
 //! What keeps a failing server from costing anybody time: a deadline for each draw, a breaker for each primary.
 //!
-//! A breaker opens after so many failures in a row and closes with the first success. While it is open no draw is sent and
-//! nobody waits; whoever owns the server probes it until a probe succeeds. It counts and nothing else: which failures
-//! count, and what is answered meanwhile, is decided elsewhere.
+//! A breaker opens after so many failures in a row and closes with the first success. While it is open no draw is
+//! sent and nobody waits; whoever owns the server probes it until a probe succeeds. It counts and nothing else: which
+//! failures count, and what is answered meanwhile, is decided elsewhere.
 
 use std::future::Future;
 use std::pin::pin;

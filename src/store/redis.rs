@@ -56,8 +56,8 @@ use crate::store::local::Local;
 /// The levels of a descriptor's limits, in their order.
 pub type Levels = SmallVec<[Level; 1]>;
 
-/// A dial is given up after this time whatever REDIS_TIMEOUT says, and made anew: the system repeats a lost first packet
-/// ever more rarely, and a server that is back must be found soon.
+/// A dial is given up after this time whatever REDIS_TIMEOUT says, and made anew: the system repeats a lost first
+/// packet ever more rarely, and a server that is back must be found soon.
 const LONGEST_DIAL: Duration = Duration::from_secs(1);
 
 /// Times so little apart are the same: one was taken a little later than the other.

@@ -1,7 +1,7 @@
 //! Draws on one counter that meet while its call is in flight: decided as one by one, in few calls, whoever gives up.
 //!
-//! A frozen server, or one behind a proxy that holds or delays, makes sure of who is sent and who waits; counters follow
-//! the time that draws say where answers are compared. Calls are counted by the server.
+//! A frozen server, or one behind a proxy that holds or delays, makes sure of who is sent and who waits; counters
+//! follow the time that draws say where answers are compared. Calls are counted by the server.
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -2,8 +2,8 @@
 //! again soon after it can.
 //!
 //! Whole processes against real servers, under a steady load. `TOLLKEEPER_FAULT_TABLE=path` appends a line for each
-//! fault to that file: `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms | back after ms`.
-//! Tests that judge how fast answers come run one at a time.
+//! fault to that file: `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms |
+//! back after ms`. Tests that judge how fast answers come run one at a time.
 
 #[path = "redis_faults/fake.rs"]
 mod fake;

@@ -1,8 +1,8 @@
 //! Three replicas on one Redis, single and cluster: never one hit over a limit, and none lost under it.
 //!
-//! Hundreds of callers ask at once, over gRPC, on one counter and on many, under each algorithm. Limits are by the year,
-//! so that nothing refills meanwhile, but for those of a leaky bucket whose answers are held, which are held to their
-//! departures. A draw that Redis does not decide is an error here and fails the test: no answer is by policy.
+//! Hundreds of callers ask at once, over gRPC, on one counter and on many, under each algorithm. Limits are by the
+//! year, so that nothing refills meanwhile, but for those of a leaky bucket whose answers are held, which are held to
+//! their departures. A draw that Redis does not decide is an error here and fails the test: no answer is by policy.
 //!
 //! `TOLLKEEPER_TABLE` names a file that the overshoot is written to, as a table.
 

@@ -1,9 +1,9 @@
 //! Draws on one counter that come while a call for it is in flight wait, and go together as the next.
 //!
 //! A counter that nobody draws from costs nothing: it is known here only while its call is in flight. Whoever finds it
-//! idle leads and sends at once; the others leave what they draw and a place for the answer. When the call is over, what
-//! waits is taken as one batch, in order of arrival, without those who have given up meanwhile. The draws of one request
-//! on one counter stay together. No lock is held while anything is awaited.
+//! idle leads and sends at once; the others leave what they draw and a place for the answer. When the call is over,
+//! what waits is taken as one batch, in order of arrival, without those who have given up meanwhile. The draws of one
+//! request on one counter stay together. No lock is held while anything is awaited.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;

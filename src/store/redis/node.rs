@@ -400,8 +400,8 @@ async fn warn_of_eviction(state: &State, client: &Client) {
     }
 }
 
-/// Waits for the end of a connection; replaces it meanwhile when it is asked to. Until that succeeds the old one goes on
-/// to serve, and how the new one fails is said and no more.
+/// Waits for the end of a connection; replaces it meanwhile when it is asked to. Until that succeeds the old one goes
+/// on to serve, and how the new one fails is said and no more.
 async fn stay(state: &Arc<State>, place: usize, mut task: ConnectHandle) -> String {
     let mut due = false;
     loop {

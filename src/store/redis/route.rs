@@ -112,8 +112,8 @@ impl Route {
         Self { chart, explorer }
     }
 
-    /// The server that has the keys of `slot`. The slot is only worked out if there is a choice. Waits only for the first
-    /// map of all, which whoever waits bounds.
+    /// The server that has the keys of `slot`. The slot is only worked out if there is a choice. Waits only for the
+    /// first map of all, which whoever waits bounds.
     pub(super) async fn owner(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Node>, RedisError> {
         if self.chart.explored.is_due() {
             self.chart.explored.wait().await;

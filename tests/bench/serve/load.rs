@@ -1,7 +1,7 @@
 //! The load: gRPC calls over bare HTTP/2, so that the generator costs the machine less than what it measures.
 //!
-//! A closed loop finds what a call costs and how many there can be; an open loop, whose calls begin when they were meant
-//! to whatever became of those before, finds how long they take. Requests are frames made beforehand.
+//! A closed loop finds what a call costs and how many there can be; an open loop, whose calls begin when they were
+//! meant to whatever became of those before, finds how long they take. Requests are frames made beforehand.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

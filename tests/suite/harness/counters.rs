@@ -1,4 +1,5 @@
-//! Counters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them together.
+//! Counters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them
+//! together.
 //!
 //! Draws are futures that nobody polls but the test, so that it decides who comes before whom, who waits and who gives
 //! up. They may take as long as a loaded machine needs unless the environment says otherwise.
