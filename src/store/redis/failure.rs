@@ -97,7 +97,7 @@ impl RedisError {
         match self {
             Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT says how long a draw may take",
             Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
-            Self::Unreachable | Self::Broken => "REDIS_URL and REDIS_PERSECOND_URL say where it is; the lines about connecting say more",
+            Self::Unreachable | Self::Broken => "the lines about connecting say why",
             Self::ReadOnly | Self::SlotDown => "it is looked for in its place until a primary is found",
             Self::NoWrites => "its memory (maxmemory) or its disk may be full",
             Self::Busy => "SCRIPT KILL ends a script that runs on and on",
