@@ -230,7 +230,7 @@ fn one_key(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
 /// Many keys, in three nodes of a cluster, some with more demand than their limit and some with less.
 fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u64)) {
     let key = format!("each_{algorithm}");
-    let demand = |place: usize| if place % 2 == 0 { limit + 3 } else { limit - 1 };
+    let demand = |place: usize| if place.is_multiple_of(2) { limit + 3 } else { limit - 1 };
     let mut callers: Vec<Vec<RateLimitRequest>> = vec![Vec::new(); CALLERS];
     let mut places = Vec::new();
     for place in 0..KEYS {

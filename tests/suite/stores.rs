@@ -52,8 +52,11 @@ impl Place {
     }
 }
 
+/// What holds, in words, and what checks it.
+type Behaviour = (&'static str, fn(&Place));
+
 /// All that holds everywhere.
-const BEHAVIOURS: &[(&str, fn(&Place))] = &[
+const BEHAVIOURS: &[Behaviour] = &[
     ("hits are taken, given back or looked for", hits_are_taken_given_back_or_looked_for),
     ("draws of many threads are exact", draws_of_many_threads_are_exact),
     ("limits are charged together or not at all", limits_are_charged_together_or_not_at_all),
