@@ -15,8 +15,12 @@ use tollkeeper::pb::rate_limit_response::Code;
 
 /// A tollkeeper that counts in the cluster, and knows only some of its nodes.
 fn counting_in(cluster: &Cluster, setup: Setup) -> Tollkeeper {
+    told_of(cluster, setup).start()
+}
+
+fn told_of(cluster: &Cluster, setup: Setup) -> Setup {
     let some = cluster.addresses()[..4].join(",");
-    setup.env("REDIS_TYPE", "cluster").env("REDIS_URL", some).start()
+    setup.env("REDIS_TYPE", "cluster").env("REDIS_URL", some)
 }
 
 #[test]
@@ -110,7 +114,8 @@ descriptors:
       - {unit: hour, requests_per_unit: 7, on_store_error: error}
       - {unit: day, requests_per_unit: 9, on_store_error: error}
 ";
-    let tollkeeper = counting_in(&cluster, with_rules(rules));
+    // Not the time that it takes is in question, so there is plenty of it.
+    let tollkeeper = counting_in(&cluster, with_rules(rules).env("TOLLKEEPER_STORE_TIMEOUT", "5s"));
     let client = Client::connect(tollkeeper.grpc_port());
     let ask = || client.ask(&question("shop", &[("user", "a")])).map(|answer| answer.statuses[0].limit_remaining);
     assert_eq!(wait_for("the cluster to be found", || ask().ok()), 6);
@@ -201,33 +206,31 @@ fn a_master_that_moves_is_followed() {
 #[test]
 fn a_start_without_redis_is_answered_by_policy_until_it_appears() {
     let _alone = alone();
+    let appears = |name: &str, setup: Setup, appear: &dyn Fn()| {
+        let tollkeeper = setup.start();
+        let load = Load::on(&tollkeeper);
+        load.pass(WHILE);
+        load.appears(name, appear).is_calm().is_by_policy();
+    };
     let server = options().start();
     server.kill();
-    let tollkeeper = with_policies().env("REDIS_URL", server.address()).start();
-    let load = Load::on(&tollkeeper);
-    load.pass(WHILE);
-    load.appears("single: not there at the start", || server.start_again()).is_calm().is_by_policy();
+    let setup = with_policies().env("REDIS_URL", server.address());
+    appears("single: not there at the start", setup, &|| server.start_again());
 
     let cluster = Cluster::start();
     (0..6).for_each(|node| cluster.node(node).kill());
-    let tollkeeper = counting_in(&cluster, with_policies());
-    let load = Load::on(&tollkeeper);
-    load.pass(WHILE);
-    let seen = load.appears("cluster: not there at the start", || {
+    appears("cluster: not there at the start", told_of(&cluster, with_policies()), &|| {
         (0..6).for_each(|node| cluster.node(node).start_again());
         cluster.set_hasty(true);
         cluster.wait_until_whole();
     });
-    seen.is_calm().is_by_policy();
+    drop(cluster);
 
     let sentinels = Sentinels::start_with(&options(), &options());
     (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).kill());
     let url = format!("{NAME},{}", sentinels.addresses().join(","));
-    let tollkeeper = with_policies().env("REDIS_TYPE", "sentinel").env("REDIS_URL", url).start();
-    let load = Load::on(&tollkeeper);
-    load.pass(WHILE);
-    let seen = load.appears("sentinel: not there at the start", || {
+    let setup = with_policies().env("REDIS_TYPE", "sentinel").env("REDIS_URL", url);
+    appears("sentinel: not there at the start", setup, &|| {
         (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).start_again());
     });
-    seen.is_calm().is_by_policy();
 }
