@@ -70,7 +70,7 @@ fn faults_of_a_server_are_not_felt() {
         load.pass(WHILE);
         server.thaw();
     });
-    frozen.is_calm().is_by_policy();
+    frozen.is_calm().is_by_policy().is_not_waited_for();
     let demoted = load.through("single: demoted, READONLY", |load| {
         server.ask::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         load.pass(WHILE);
@@ -141,7 +141,7 @@ fn faults_of_a_link_are_not_felt() {
             load.pass(WHILE);
             proxy.set(Mode::Pass);
         });
-        seen.is_calm().is_by_policy();
+        seen.is_calm().is_by_policy().is_not_waited_for();
     };
     by_policy("link: refused", Mode::Refuse);
     by_policy("link: reset", Mode::Reset);

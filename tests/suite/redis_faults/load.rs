@@ -41,6 +41,8 @@ const LIMIT: u32 = 1_000_000;
 const VALUES: usize = 40;
 /// Between two calls: 150 a second.
 const PACE: Duration = Duration::from_micros(6_667);
+/// What a draw waits for Redis, or little less.
+const WAITED: Duration = Duration::from_millis(14);
 /// What Envoy waits.
 const DEADLINE: Duration = Duration::from_millis(20);
 /// A twin that takes longer was disturbed,
@@ -295,6 +297,15 @@ impl Seen {
         self
     }
 
+    /// That most calls waited for nothing while it lasted: a breaker was open.
+    pub(super) fn is_not_waited_for(self) -> Self {
+        let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.able).collect();
+        let waited = during.iter().filter(|call| call.took >= WAITED).count();
+        let share = percent(waited, during.len());
+        assert!(share <= 30.0 + self.doubt(), "{}: waited {WAITED:?} and more: {share:.1} %", self.name);
+        self
+    }
+
     /// Whether policy answered most calls on these keys, by their tag, while it lasted.
     pub(super) fn is_mostly_by_policy(&self, of: impl Fn(&str) -> bool) -> bool {
         self.share(&Verdict::Policy, |call| of(&tag(call.number))) >= 50.0
@@ -309,7 +320,11 @@ impl Seen {
 
     /// Percent to allow: where the machine disturbed many calls, it disturbed some of the others too.
     fn doubt(&self) -> f64 {
-        if self.disturbed * 2 <= self.calls.len() { 0.0 } else { 25.0 }
+        match self.disturbed * 2 / self.calls.len().max(1) {
+            0 => 0.0,
+            1..4 => 25.0,
+            _ => 50.0,
+        }
     }
 
     fn in_time(&self) -> f64 {
