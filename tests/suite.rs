@@ -1,7 +1,7 @@
 //! All black-box tests, as one binary: one link, one run. Each module tests tollkeeper through what its users see.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
-#![allow(clippy::print_stdout, reason = "a test says what it measured, its helpers too")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test says what it measured, its helpers too")]
 
 #[path = "suite/algorithms.rs"]
 mod algorithms;

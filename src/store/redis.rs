@@ -18,6 +18,7 @@ mod node;
 mod probe;
 mod route;
 pub mod script;
+mod send;
 mod tls;
 
 use std::collections::HashMap;

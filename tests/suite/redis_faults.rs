@@ -53,36 +53,36 @@ fn faults_of_a_server_are_not_felt() {
     let load = Load::strict_on(&tollkeeper);
     let before = open_files(&tollkeeper);
 
-    load.through("none", |load| load.pass(WHILE)).is_calm().is_strict(90.0, |_| true);
+    load.through("none", |load| load.pass(WHILE)).expect_calm().expect_strict(90.0, |_| true);
     let killed = load.through("single: kill -9 and restart, scripts gone", |load| {
         server.kill();
         load.pass(WHILE);
         server.start_again();
     });
-    killed.is_calm().is_by_policy();
+    killed.expect_calm().expect_by_policy();
     let flushed = load.through("single: scripts flushed", |load| {
         server.ask::<()>(&["SCRIPT", "FLUSH"]);
         load.pass(WHILE);
     });
-    flushed.is_calm().is_strict(90.0, |_| true);
+    flushed.expect_calm().expect_strict(90.0, |_| true);
     let frozen = load.through("single: frozen (SIGSTOP)", |load| {
         server.freeze();
         load.pass(WHILE);
         server.thaw();
     });
-    frozen.is_calm().is_by_policy().is_not_waited_for();
+    frozen.expect_calm().expect_by_policy().expect_not_waited_for();
     let demoted = load.through("single: demoted, READONLY", |load| {
         server.ask::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         load.pass(WHILE);
         server.ask::<()>(&["REPLICAOF", "NO", "ONE"]);
     });
-    demoted.is_calm().is_by_policy();
+    demoted.expect_calm().expect_by_policy();
     let full = load.through("single: memory full, OOM", |load| {
         server.ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
         load.pass(WHILE);
         server.ask::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     });
-    full.is_calm().is_by_policy();
+    full.expect_calm().expect_by_policy();
     let busy = load.through("single: a runaway script, BUSY", |load| {
         let mut caller = server.connect(REPLY_TIMEOUT).expect("the server accepts");
         caller.send(&["EVAL", "while true do end", "0"]).expect("it can be sent");
@@ -90,21 +90,21 @@ fn faults_of_a_server_are_not_felt() {
         server.ask::<()>(&["SCRIPT", "KILL"]);
         assert!(caller.receive().is_err());
     });
-    busy.is_calm().is_by_policy();
+    busy.expect_calm().expect_by_policy();
     let cut_off = load.through("single: connections killed again and again", |load| {
         for _ in 0..WHILE / 5 {
             server.ask::<()>(&["CLIENT", "KILL", "USER", "default"]);
             load.pass(5);
         }
     });
-    cut_off.is_calm().is_strict(50.0, |_| true);
+    cut_off.expect_calm().expect_strict(50.0, |_| true);
     let planted = load.through("single: wrong types under some keys", |load| {
         plant(&server);
         load.pass(2 * WHILE);
         server.ask::<()>(&["FLUSHALL"]);
     });
     // A hash, a list and a text under one value of each of four rules: 12 of 160 counters.
-    planted.is_calm().is_strict(85.0, |_| true);
+    planted.expect_calm().expect_strict(85.0, |_| true);
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);
@@ -141,7 +141,7 @@ fn faults_of_a_link_are_not_felt() {
             load.pass(WHILE);
             proxy.set(Mode::Pass);
         });
-        seen.is_calm().is_by_policy().is_not_waited_for();
+        seen.expect_calm().expect_by_policy().expect_not_waited_for();
     };
     by_policy("link: refused", Mode::Refuse);
     by_policy("link: reset", Mode::Reset);
@@ -153,7 +153,7 @@ fn faults_of_a_link_are_not_felt() {
         load.pass(WHILE);
         proxy.set(Mode::Pass);
     });
-    slow.is_calm().is_strict(80.0, |_| true);
+    slow.expect_calm().expect_strict(80.0, |_| true);
     let dropped = load.through("link: packets dropped, connections lost", |load| {
         proxy.set(Mode::Swallow);
         load.pass(WHILE);
@@ -161,7 +161,7 @@ fn faults_of_a_link_are_not_felt() {
         proxy.set(Mode::Reset);
         proxy.set(Mode::Pass);
     });
-    dropped.is_calm().is_by_policy();
+    dropped.expect_calm().expect_by_policy();
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);

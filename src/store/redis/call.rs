@@ -83,6 +83,10 @@ impl Place {
                 Err(refused) => refused,
             };
             let (address, moved) = match refused {
+                Refused::Failed(RedisError::SlotDown) => {
+                    self.route.is_in_doubt();
+                    return Err(RedisError::SlotDown);
+                }
                 Refused::Failed(error) => return Err(error),
                 Refused::NoScript => return Err(RedisError::BadReply),
                 Refused::Moved(address) => (address, true),

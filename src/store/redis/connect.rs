@@ -4,9 +4,12 @@
 //! never to repeat a command and never to wait: its life is that of the connection, and whoever owns it dials
 //! the next one. Files with credentials and certificates are read at each dial, so that rotating them needs no restart.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use fred::clients::Client;
@@ -96,8 +99,13 @@ pub(super) fn in_words(details: &str) -> String {
     let quoted = |mark: &str| Some(details.split_once(mark)?.1.split_once('"')?.0.to_owned());
     let wrapped = || Some(details.split_once(", error: ")?.1.trim_end_matches([' ', '}']).to_owned());
     let words = quoted("message: \"").or_else(|| quoted("error: \"")).or_else(wrapped);
-    words.unwrap_or_else(|| details.trim_end_matches('.').to_owned())
+    let words = words.unwrap_or_else(|| details.trim_end_matches('.').to_owned());
+    // Some servers quote what they were sent, a password too.
+    words.split(", with args").next().unwrap_or_default().chars().take(LONGEST_TEXT).collect()
 }
+
+/// Characters of an error that are shown.
+const LONGEST_TEXT: usize = 160;
 
 /// What to look at where a handshake failed; `None` if it was none.
 fn tls_advice(text: &str) -> Option<&'static str> {
@@ -181,8 +189,17 @@ async fn open(config: Config, entrance: &Entrance) -> Result<Connection, Error> 
         ..ConnectionConfig::default()
     };
     let client = Client::new(config, Some(PerformanceConfig::default()), Some(connection), None);
-    match tokio::time::timeout(entrance.dial_timeout, client.init()).await {
-        Ok(outcome) => outcome.map(|task| Connection { client, task: Some(task) }),
+    let mut connected = pin!(client.wait_for_connect());
+    // Asked once, it has begun to listen and hears of a connection however fast that comes.
+    poll_fn(|context| {
+        let _pending = connected.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
+    // From here on whoever gives up closes the connection, also one that is not there yet.
+    let connection = Connection { client: client.clone(), task: Some(client.connect()) };
+    match tokio::time::timeout(entrance.dial_timeout, connected).await {
+        Ok(outcome) => outcome.map(|()| connection),
         Err(_) => Err(Error::new(ErrorKind::Timeout, "no answer to the first command")),
     }
 }

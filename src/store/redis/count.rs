@@ -11,10 +11,12 @@
 
 use std::mem::take;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use fred::types::Value;
 use smallvec::SmallVec;
+use tokio::time::timeout;
 
 use super::failure::{RedisError, Refused};
 use super::node::Node;
@@ -139,7 +141,8 @@ impl<'a> Tally<'a> {
         {
             // A task of its own: no deadline may come between a refund and what is added back.
             let refund = refund(self.window.clone(), signed(hits), Arc::clone(node), asking);
-            let refunded = tokio::spawn(refund).await.unwrap_or(Err(Refused::Failed(RedisError::Broken)))?;
+            let refunded = tokio::spawn(timeout(REFUND_TAKES, refund)).await;
+            let refunded = refunded.ok().and_then(Result::ok).unwrap_or(Err(Refused::Failed(RedisError::Broken)))?;
             self.take_note(refunded.before, 1, rest);
             self.to_add_back = refunded.to_add_back;
             return self.expires(refunded.expiry);
@@ -154,7 +157,8 @@ impl<'a> Tally<'a> {
         }
         let hits = run.iter().map(charged_hits).sum();
         let counted = increment(self.window, hits, node, asking).await?;
-        self.take_note(counted.after - hits, run.len(), rest);
+        let before = counted.after.checked_sub(hits).ok_or(Refused::Failed(RedisError::BadReply))?;
+        self.take_note(before, run.len(), rest);
         self.expires(counted.expiry)
     }
 
@@ -205,6 +209,9 @@ fn level(drawing: &Drawing, states: &mut [State; 1], now: Time) -> SmallVec<[Lev
     draw_together(&terms, states, now, drawing.ask)
 }
 
+/// A refund whose answers have not come by then is given up: its connection is gone.
+const REFUND_TAKES: Duration = Duration::from_secs(5);
+
 /// What came of a refund.
 struct Refunded {
     before: i64,
@@ -215,7 +222,7 @@ struct Refunded {
 /// Takes hits off, and adds back those that were not there.
 async fn refund(window: Window, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, Refused> {
     let Counted { after, expiry } = increment(&window, -hits, &node, asking).await?;
-    let before = after + hits;
+    let before = after.checked_add(hits).ok_or(Refused::Failed(RedisError::BadReply))?;
     // Of what is missing, others may have taken a part meanwhile, who add that back.
     let missing = after.saturating_neg().clamp(0, hits);
     if missing == 0 {

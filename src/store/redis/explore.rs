@@ -14,8 +14,8 @@ use tokio::time::{sleep, timeout};
 use super::complaint::Complaint;
 use super::connect::{self, Connection, DialError, Entrance};
 use super::failure::{RedisError, Refused};
-use super::node::send_and_tell;
 use super::route::{Chart, SLOTS};
+use super::send::send_and_tell;
 use crate::settings::redis::{Endpoint, Topology};
 
 /// How often sentinels are asked when all is well.
@@ -51,9 +51,11 @@ async fn explore(chart: Weak<Chart>, mut witnesses: Vec<Witness>, interval: Dura
     loop {
         let Some(chart) = chart.upgrade() else { return };
         let outcome = match &chart.topology {
-            Topology::Sentinel { master, .. } => ask_sentinels(&mut witnesses, master).await.map(|endpoint| {
-                chart.master_is(&endpoint);
-            }),
+            Topology::Sentinel { master, .. } => {
+                let current = chart.current().first().map(|node| node.endpoint().clone());
+                let named = ask_sentinels(&mut witnesses, master, current.as_ref()).await;
+                named.map(|endpoint| chart.master_is(&endpoint))
+            }
             _ => ask_cluster(&chart, &mut witnesses).await.map(|ranges| chart.slots_are(&ranges)),
         };
         chart.explored.set();
@@ -118,7 +120,11 @@ impl Witness {
 }
 
 /// The master that most sentinels name.
-async fn ask_sentinels(witnesses: &mut Vec<Witness>, master: &str) -> Result<Endpoint, DialError> {
+async fn ask_sentinels(
+    witnesses: &mut Vec<Witness>,
+    master: &str,
+    current: Option<&Endpoint>,
+) -> Result<Endpoint, DialError> {
     let mut asked = JoinSet::new();
     for mut witness in witnesses.drain(..) {
         let master = master.to_owned();
@@ -139,7 +145,12 @@ async fn ask_sentinels(witnesses: &mut Vec<Witness>, master: &str) -> Result<End
         }
         witnesses.push(witness);
     }
-    votes.into_iter().max_by_key(|(_, count)| *count).map(|(endpoint, _)| endpoint).ok_or(trouble)
+    // On a tie nothing changes.
+    votes
+        .into_iter()
+        .max_by_key(|(endpoint, count)| (*count, current == Some(endpoint)))
+        .map(|(endpoint, _)| endpoint)
+        .ok_or(trouble)
 }
 
 fn sentinel_trouble(error: DialError) -> DialError {
@@ -181,6 +192,8 @@ async fn ask_cluster(chart: &Chart, seeds: &mut Vec<Witness>) -> Result<Vec<(u16
     }
     let serving: Vec<Endpoint> =
         chart.current().iter().filter(|node| node.serves()).map(|node| node.endpoint().clone()).collect();
+    // In turns: one that is cut off from the others believes what it always did.
+    seeds.rotate_left(1);
     seeds.sort_by_key(|witness| !serving.contains(&witness.endpoint));
     let mut trouble = DialError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
     for place in 0..seeds.len() {
@@ -219,7 +232,10 @@ fn cluster_trouble(error: DialError) -> DialError {
 /// What CLUSTER SLOTS says: `[first, last, [host, port, ...], replicas...]` for each range. `None` if it is nonsense.
 fn ranges(answer: &Value, asked: &Endpoint) -> Option<Vec<(u16, u16, Endpoint)>> {
     let Value::Array(ranges) = answer else { return None };
-    ranges.iter().map(|range| one_range(range, asked)).collect()
+    // Each slot is in one range at most: so there are no more owners than slots.
+    let mut ranges: Vec<_> = ranges.iter().map(|range| one_range(range, asked)).collect::<Option<_>>()?;
+    ranges.sort_by_key(|(first, ..)| *first);
+    ranges.is_sorted_by(|(_, last, _), (first, ..)| last < first).then_some(ranges)
 }
 
 fn one_range(range: &Value, asked: &Endpoint) -> Option<(u16, u16, Endpoint)> {

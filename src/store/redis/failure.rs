@@ -176,13 +176,17 @@ impl Refused {
             }
             ErrorKind::Backpressure => Self::Failed(RedisError::Overloaded),
             _ => match Self::from_reply(error.details()) {
-                Self::Failed(RedisError::BadReply) if error.kind() != &ErrorKind::Protocol => {
-                    Self::Failed(RedisError::Broken)
-                }
+                // What the client says of itself is a sentence; what a server says begins with a word in capitals.
+                Self::Failed(RedisError::BadReply) if !is_reply(error.details()) => Self::Failed(RedisError::Broken),
                 refused => refused,
             },
         }
     }
+}
+
+fn is_reply(text: &str) -> bool {
+    let word = text.split_ascii_whitespace().next().unwrap_or_default();
+    word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
 }
 
 /// What follows `ERR`. Servers before 7.0 wrap what went wrong within a script into such a text.

@@ -7,14 +7,14 @@
 //!
 //! A call is sent once. What is sent elsewhere or asks for its script is the caller's affair.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use fred::clients::Client;
-use fred::interfaces::ClientLike;
-use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
+use fred::types::{ConnectHandle, Value};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
@@ -23,6 +23,7 @@ use super::complaint::Complaint;
 use super::connect::{self, Connection, DialError};
 use super::failure::{RedisError, Refused};
 use super::probe::{self, Probe};
+use super::send::send;
 use crate::clock::Clock;
 use crate::settings::redis::Endpoint;
 use crate::store::guard::Breaker;
@@ -33,6 +34,12 @@ pub(super) const MOST_CALLS: usize = 16_384;
 
 /// Between two dials of a server that can not be reached, and two probes of one that fails.
 const RETRY: Duration = Duration::from_millis(100);
+/// The longest that a probe's late answer is waited for before the next one is sent.
+const LATE: Duration = Duration::from_secs(1);
+/// How often it is said that scripts are refused, and how long the last refusal counts.
+const REFUSALS_SAID: Duration = Duration::from_secs(60);
+/// A connection that ends sooner is not made anew at once.
+const SHORT_LIVED: Duration = Duration::from_secs(1);
 /// How long a breaker is open before new connections are tried besides the old ones.
 const SUSPICION: Duration = Duration::from_millis(200);
 /// Between two dials of a connection that is to replace one that still serves.
@@ -82,7 +89,8 @@ struct State {
     slot: AtomicU16,
     misconfigured: ArcSwapOption<String>,
     /// Where only some rules need scripts, and the last one was refused: what to do about that.
-    scripts_refused: ArcSwapOption<String>,
+    scripts_refused: ArcSwapOption<(String, Instant)>,
+    refusals: Occasionally,
     complaint: Mutex<Complaint>,
     ended: Occasionally,
 }
@@ -117,6 +125,7 @@ impl Node {
             slot: AtomicU16::new(0),
             misconfigured: ArcSwapOption::empty(),
             scripts_refused: ArcSwapOption::empty(),
+            refusals: Occasionally::every(REFUSALS_SAID),
             complaint: Mutex::default(),
             ended: Occasionally::every(ENDS_SAID),
         });
@@ -145,7 +154,12 @@ impl Node {
     /// What somebody has to mend, if anything.
     pub(super) fn misconfigured(&self) -> Option<Arc<String>> {
         let state = &*self.state;
-        state.misconfigured.load_full().or_else(|| state.scripts_refused.load_full())
+        let refused = || {
+            let refused = state.scripts_refused.load_full();
+            // The rule that was refused may be gone.
+            refused.filter(|refused| refused.1.elapsed() < REFUSALS_SAID).map(|refused| Arc::new(refused.0.clone()))
+        };
+        state.misconfigured.load_full().or_else(refused)
     }
 
     /// Sends one command and waits for its reply; `asking` sends ASKING before it.
@@ -194,12 +208,16 @@ impl Node {
         let beside = by_script && !self.state.ground.probe.runs_a_script();
         match outcome {
             Err(Refused::Failed(RedisError::Misconfigured)) if beside => self.state.scripts_are_refused(),
-            Ok(_) | Err(Refused::NoScript | Refused::Moved(_) | Refused::Ask(_)) => {
-                if beside && outcome.is_ok() {
+            Ok(_) => {
+                // A load first: there is nothing to clear as a rule.
+                if beside && self.state.scripts_refused.load().is_some() {
                     self.state.scripts_refused.store(None);
+                } else if !beside && self.state.misconfigured.load().is_some() {
+                    self.state.misconfigured.store(None);
                 }
                 self.state.succeeded();
             }
+            Err(Refused::NoScript | Refused::Moved(_) | Refused::Ask(_)) => self.state.succeeded(),
             Err(Refused::Failed(error)) => self.state.failed(*error),
         }
     }
@@ -217,46 +235,6 @@ impl Drop for Node {
         }
         self.state.lines.iter().for_each(|line| line.store(None));
     }
-}
-
-/// Sends one command, and keeps the text of an error, shortened.
-pub(super) async fn send_and_tell(
-    client: &Client,
-    command: &'static str,
-    args: Vec<Value>,
-) -> Result<Value, (Refused, String)> {
-    let named = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
-    client.custom(named, args).await.map_err(|error| {
-        let text = connect::in_words(error.details());
-        // Some servers quote what they were sent.
-        let own = text.split(", with args").next().unwrap_or_default();
-        (Refused::from_error(&error), own.chars().take(LONGEST_TEXT).collect())
-    })
-}
-
-/// Characters of an error reply that are shown.
-const LONGEST_TEXT: usize = 160;
-
-/// Sends one command.
-pub(super) async fn send(
-    client: &Client,
-    command: &'static str,
-    args: Vec<Value>,
-    asking: bool,
-) -> Result<Value, Refused> {
-    let named = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
-    if !asking {
-        return client.custom(named(command), args).await.map_err(|error| Refused::from_error(&error));
-    }
-    let pipeline = client.pipeline();
-    let queued = async {
-        let _: Value = pipeline.custom(named("ASKING"), Vec::<Value>::new()).await?;
-        let _: Value = pipeline.custom(named(command), args).await?;
-        Ok(())
-    };
-    queued.await.map_err(|error| Refused::from_error(&error))?;
-    let last = pipeline.try_all::<Value>().await.pop();
-    last.unwrap_or(Ok(Value::Null)).map_err(|error| Refused::from_error(&error))
 }
 
 impl State {
@@ -299,10 +277,14 @@ impl State {
 
     /// Rules that need scripts can not be counted here; others can.
     fn scripts_are_refused(&self) {
-        if self.scripts_refused.load().is_none() {
+        let is_known = self.scripts_refused.load().as_ref().is_some_and(|refused| refused.1.elapsed() < RETRY);
+        if !is_known {
             let advice = self.ground.probe.scripts_advice();
-            tracing::error!(server = %self.endpoint, "cannot count in redis what is no plain fixed window: {advice}");
-            self.scripts_refused.store(Some(Arc::new(format!("{}: {advice}", self.endpoint))));
+            if let Some(suppressed) = self.refusals.due(Clock::System.now()) {
+                let server = &self.endpoint;
+                tracing::error!(%server, suppressed, "cannot count in redis what is no plain fixed window: {advice}");
+            }
+            self.scripts_refused.store(Some(Arc::new((format!("{}: {advice}", self.endpoint), Instant::now()))));
         }
     }
 
@@ -323,6 +305,28 @@ impl State {
         let connection = connect::dial(&self.endpoint, &ground.entrance).await?;
         self.prove(&connection.client).await?;
         Ok(connection)
+    }
+
+    /// As [`State::prove`], but an answer that is late is waited for, up to [`LATE`]: probes must not pile up before a
+    /// server that is frozen.
+    async fn prove_again(&self, client: &Client) -> Result<(), DialError> {
+        let mut proof = pin!(self.ground.probe.run(client, self.slot.load(Ordering::Relaxed)));
+        let late = DialError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() };
+        match timeout(self.ground.patience, &mut proof).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                self.note(&late);
+                self.complain(&late);
+                self.ground.trouble.notify_one();
+                // While it is awaited, new connections are tried besides.
+                let renew = async {
+                    sleep(SUSPICION).await;
+                    self.renew.notify_one();
+                };
+                let _late = timeout(LATE, async { tokio::join!(&mut proof, renew) }).await;
+                Err(late)
+            }
+        }
     }
 
     async fn prove(&self, client: &Client) -> Result<(), DialError> {
@@ -370,8 +374,12 @@ async fn keep(state: Arc<State>, place: usize) {
                     warn_of_eviction(&state, &connection.client).await;
                 }
                 let task = state.publish(place, connection);
+                let since = Instant::now();
                 let why = stay(&state, place, task).await;
                 state.lines[place].store(None);
+                if since.elapsed() < SHORT_LIVED {
+                    sleep(RETRY).await;
+                }
                 if let Some(suppressed) = state.ended.due(Clock::System.now()) {
                     tracing::warn!(server = %state.endpoint, why, suppressed, "a connection to redis ended");
                 }
@@ -435,7 +443,7 @@ async fn try_again(state: Arc<State>) {
         let since = Instant::now();
         while state.breaker.is_open() {
             if let Some(line) = state.line() {
-                match state.prove(&line.client).await {
+                match state.prove_again(&line.client).await {
                     Ok(()) => {
                         state.misconfigured.store(None);
                         state.succeeded();
@@ -449,7 +457,8 @@ async fn try_again(state: Arc<State>) {
             }
             state.ground.trouble.notify_one();
             if since.elapsed() > SUSPICION {
-                state.renew.notify_waiters();
+                // One at a time: a server that has too much to do must not be stormed.
+                state.renew.notify_one();
             }
             sleep(RETRY).await;
         }

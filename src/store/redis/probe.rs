@@ -11,8 +11,8 @@ use fred::types::Value;
 
 use super::connect::{DialError, Entrance};
 use super::failure::{RedisError, Refused};
-use super::node::{send, send_and_tell};
 use super::script::{self, Counted, Drawing};
+use super::send::{send, send_and_tell};
 use super::{key, route};
 use crate::algorithm::Ask;
 use crate::limit::{Algorithm, Limit, Period, Terms, Unit};
@@ -154,8 +154,12 @@ pub(super) async fn eviction(client: &Client) -> Option<String> {
 }
 
 async fn count(client: &Client, key: Value) -> Result<Value, (Refused, String)> {
-    send_and_tell(client, "INCRBY", vec![key.clone(), Value::Integer(1)]).await?;
-    send_and_tell(client, "EXPIRE", vec![key, Value::Integer(KEY_LIVES_S)]).await
+    // At once, as draws do.
+    let (count, expiry) = tokio::join!(
+        send_and_tell(client, "INCRBY", vec![key.clone(), Value::Integer(1)]),
+        send_and_tell(client, "EXPIRE", vec![key, Value::Integer(KEY_LIVES_S)])
+    );
+    count.and(expiry)
 }
 
 /// Labels that fall into the first slot and into the last.

@@ -138,6 +138,11 @@ impl Route {
         Some(self.chart.node(&endpoint))
     }
 
+    /// What is where wants looking into.
+    pub(super) fn is_in_doubt(&self) {
+        self.chart.ground.trouble.notify_one();
+    }
+
     /// `slot` is said to be `node`'s now.
     pub(super) fn moved(&self, slot: u16, node: &Arc<Node>) {
         self.chart.moved(slot, node);

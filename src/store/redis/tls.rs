@@ -1,7 +1,7 @@
 //! TLS to Redis: the authorities to trust and the certificate to show, read anew for each connection.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use fred::types::config::TlsConnector;
 use rustls::client::WebPkiServerVerifier;
@@ -37,11 +37,15 @@ pub(super) fn connector(tls: &Tls) -> Result<TlsConnector, String> {
     Ok(TlsConnector::from(config))
 }
 
+/// The system's authorities, read once: there are many, and a dial must not take long.
+static SYSTEM: LazyLock<Vec<CertificateDer<'static>>> =
+    LazyLock::new(|| rustls_native_certs::load_native_certs().certs);
+
 /// The system's authorities, and those of the file.
 fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     // Some of a system's certificates may be unusable; the others will do.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots.add_parsable_certificates(SYSTEM.iter().cloned());
     if let Some(path) = ca {
         for certificate in certificates("REDIS_TLS_CACERT", path)? {
             roots.add(certificate).map_err(|error| format!("REDIS_TLS_CACERT: {}: {error}", path.display()))?;

@@ -273,7 +273,7 @@ pub(super) struct Seen {
 
 impl Seen {
     /// Holds it against the contract, and adds it to the table of faults, if one is asked for.
-    pub(super) fn is_calm(self) -> Self {
+    pub(super) fn expect_calm(self) -> Self {
         self.note();
         let wrong = self.calls.iter().find_map(|call| match &call.verdict {
             Verdict::Wrong(what) => Some(what),
@@ -291,14 +291,14 @@ impl Seen {
     }
 
     /// That policy answered most calls while it lasted, and nobody was strict by chance.
-    pub(super) fn is_by_policy(self) -> Self {
+    pub(super) fn expect_by_policy(self) -> Self {
         let share = self.share(&Verdict::Policy, |_| true);
         assert!(share >= 50.0, "{}: answered by policy: {share:.1} %", self.name);
         self
     }
 
     /// That most calls waited for nothing while it lasted: a breaker was open.
-    pub(super) fn is_not_waited_for(self) -> Self {
+    pub(super) fn expect_not_waited_for(self) -> Self {
         let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.able).collect();
         let waited = during.iter().filter(|call| call.took >= WAITED).count();
         let share = percent(waited, during.len());
@@ -312,7 +312,7 @@ impl Seen {
     }
 
     /// That so many percent of the calls on these keys, by their tag, were strict while it lasted.
-    pub(super) fn is_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
+    pub(super) fn expect_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
         let share = self.share(&Verdict::Strict, |call| of(&tag(call.number)));
         assert!(share >= percent - self.doubt(), "{}: strict: {share:.1} %", self.name);
         self

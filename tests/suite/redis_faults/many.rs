@@ -38,25 +38,25 @@ fn faults_of_a_cluster_are_not_felt() {
         cluster.node(2).thaw();
     });
     // Those of the frozen shard are answered too, but by policy; others must not feel it at all.
-    let cut_off = cut_off.is_calm().is_strict(95.0, |tag| slots.slot(tag) < 10_923);
+    let cut_off = cut_off.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) < 10_923);
     assert!(cut_off.is_mostly_by_policy(|tag| slots.slot(tag) >= 10_923));
 
     let moved = load.through("cluster: handed over", |load| {
         cluster.hand_over(0, 3);
         load.pass(WHILE);
     });
-    moved.is_calm().is_strict(70.0, |_| true);
+    moved.expect_calm().expect_strict(70.0, |_| true);
     let failed = load.through("cluster: failover after kill -9", |load| {
         assert_eq!(cluster.fail_over(1), 4);
         load.pass(WHILE);
     });
-    failed.is_calm().is_strict(50.0, |_| true);
+    failed.expect_calm().expect_strict(50.0, |_| true);
     let again = load.through("cluster: the old primary comes back as a replica", |load| {
         cluster.node(1).start_again();
         cluster.wait_until_whole();
         load.pass(WHILE);
     });
-    again.is_calm().is_strict(90.0, |_| true);
+    again.expect_calm().expect_strict(90.0, |_| true);
     // The slots of ten counters, with their keys, one after the other.
     let resharded = load.through("cluster: slots moved under load (MOVED, ASK)", |load| {
         for number in 0..10 {
@@ -70,7 +70,7 @@ fn faults_of_a_cluster_are_not_felt() {
             cluster.end_migration(slot, from, to);
         }
     });
-    resharded.is_calm().is_strict(90.0, |_| true);
+    resharded.expect_calm().expect_strict(90.0, |_| true);
     let lost = slots.slot(&super::load::tag(11));
     let down = load.through("cluster: a slot lost, CLUSTERDOWN (other slots)", |load| {
         let owner = cluster.primary_of(lost);
@@ -78,7 +78,7 @@ fn faults_of_a_cluster_are_not_felt() {
         load.pass(4 * WHILE);
         cluster.own(lost, owner);
     });
-    down.is_calm().is_strict(95.0, |tag| slots.slot(tag) != lost);
+    down.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) != lost);
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before + 4);
@@ -187,18 +187,18 @@ fn a_master_that_moves_is_followed() {
         sentinels.hand_over();
         load.pass(WHILE);
     });
-    handed_over.is_calm().is_strict(50.0, |_| true);
+    handed_over.expect_calm().expect_strict(50.0, |_| true);
     let failed = load.through("sentinel: failover after kill -9", |load| {
         sentinels.fail_over();
         load.pass(WHILE);
     });
-    failed.is_calm();
+    failed.expect_calm();
     let one_is_gone = load.through("sentinel: two of three sentinels gone", |load| {
         sentinels.sentinel(0).kill();
         sentinels.sentinel(1).freeze();
         load.pass(2 * WHILE);
     });
-    one_is_gone.is_calm().is_strict(90.0, |_| true);
+    one_is_gone.expect_calm().expect_strict(90.0, |_| true);
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before + 2);
 }
@@ -210,7 +210,7 @@ fn a_start_without_redis_is_answered_by_policy_until_it_appears() {
         let tollkeeper = setup.start();
         let load = Load::on(&tollkeeper);
         load.pass(WHILE);
-        load.appears(name, appear).is_calm().is_by_policy();
+        load.appears(name, appear).expect_calm().expect_by_policy();
     };
     let server = options().start();
     server.kill();

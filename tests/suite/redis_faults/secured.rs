@@ -27,7 +27,7 @@ fn a_password_that_changes_is_read_again_from_its_file() {
         load.pass(WHILE);
         replace(&file, "second\n");
     });
-    changed.is_calm().is_by_policy();
+    changed.expect_calm().expect_by_policy();
     // Who changes the file first loses nothing: the old connections stay until the new ones are accepted.
     let rotated = load.through("single: password changed, the file first", |load| {
         replace(&file, "third\n");
@@ -39,7 +39,7 @@ fn a_password_that_changes_is_read_again_from_its_file() {
         load.pass(2 * WHILE);
         kill("default");
     });
-    rotated.is_calm().is_strict(90.0, |_| true);
+    rotated.expect_calm().expect_strict(90.0, |_| true);
     let other = load.through("single: another ACL user", |load| {
         replace(&file, "app:one");
         wait_for("the other user to connect", || {
@@ -48,20 +48,20 @@ fn a_password_that_changes_is_read_again_from_its_file() {
         });
         load.pass(WHILE);
     });
-    other.is_calm().is_strict(90.0, |_| true);
+    other.expect_calm().expect_strict(90.0, |_| true);
     let locked = load.through("single: ACL user's password changed", |load| {
         server.ask::<()>(&["ACL", "SETUSER", "app", "resetpass", ">two"]);
         kill("app");
         load.pass(WHILE);
         replace(&file, "app:two");
     });
-    locked.is_calm().is_by_policy();
+    locked.expect_calm().expect_by_policy();
     let forbidden = load.through("single: scripts forbidden to the user", |load| {
         server.ask::<()>(&["ACL", "SETUSER", "app", "-eval", "-evalsha"]);
         load.pass(WHILE);
         server.ask::<()>(&["ACL", "SETUSER", "app", "+eval", "+evalsha"]);
     });
-    forbidden.is_calm().is_by_policy();
+    forbidden.expect_calm().expect_by_policy();
     for secret in ["first", "second", "third", "two"] {
         assert!(!tollkeeper.stderr().contains(secret), "{}", tollkeeper.stderr());
     }
