@@ -36,6 +36,8 @@ pub(super) const MOST_CALLS: usize = 16_384;
 const RETRY: Duration = Duration::from_millis(100);
 /// The longest that a probe's late answer is waited for before the next one is sent.
 const LATE: Duration = Duration::from_secs(1);
+/// How often it is said that the breaker opened, and that it closed.
+const BREAKS_SAID: Duration = Duration::from_secs(1);
 /// How often it is said that scripts are refused, and how long the last refusal counts.
 const REFUSALS_SAID: Duration = Duration::from_secs(60);
 /// A connection that ends sooner is not made anew at once.
@@ -91,6 +93,8 @@ struct State {
     /// Where only some rules need scripts, and the last one was refused: what to do about that.
     scripts_refused: ArcSwapOption<(String, Instant)>,
     refusals: Occasionally,
+    openings: Occasionally,
+    closings: Occasionally,
     complaint: Mutex<Complaint>,
     ended: Occasionally,
 }
@@ -126,6 +130,8 @@ impl Node {
             misconfigured: ArcSwapOption::empty(),
             scripts_refused: ArcSwapOption::empty(),
             refusals: Occasionally::every(REFUSALS_SAID),
+            openings: Occasionally::every(BREAKS_SAID),
+            closings: Occasionally::every(BREAKS_SAID),
             complaint: Mutex::default(),
             ended: Occasionally::every(ENDS_SAID),
         });
@@ -259,8 +265,10 @@ impl State {
     }
 
     fn succeeded(&self) {
-        if self.breaker.succeeded() {
-            tracing::warn!(server = %self.endpoint, "redis serves again");
+        if self.breaker.succeeded()
+            && let Some(suppressed) = self.closings.due(Clock::System.now())
+        {
+            tracing::warn!(server = %self.endpoint, suppressed, "redis serves again");
         }
     }
 
@@ -269,7 +277,10 @@ impl State {
             self.note(&DialError { kind: error, text: error.to_string() });
         }
         if error.is_of_server() && self.breaker.failed() {
-            tracing::error!(server = %self.endpoint, %error, "redis fails: `on_store_error` decides until it is back");
+            if let Some(suppressed) = self.openings.due(Clock::System.now()) {
+                let server = &self.endpoint;
+                tracing::error!(%server, %error, suppressed, "redis fails: `on_store_error` decides until it is back");
+            }
             self.opened.notify_one();
             self.ground.trouble.notify_one();
         }
