@@ -41,7 +41,7 @@ const BREAKS_SAID: Duration = Duration::from_secs(1);
 /// How often it is said that scripts are refused, and how long the last refusal counts.
 const REFUSALS_SAID: Duration = Duration::from_secs(60);
 /// A connection that ends sooner is not made anew at once.
-const SHORT_LIVED: Duration = Duration::from_secs(1);
+const SHORT_LIVED: Duration = Duration::from_millis(20);
 /// How long a breaker is open before new connections are tried besides the old ones.
 const SUSPICION: Duration = Duration::from_millis(200);
 /// Between two dials of a connection that is to replace one that still serves.
