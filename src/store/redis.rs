@@ -101,6 +101,7 @@ pub enum Purpose {
 /// A counter, and the draws of one request on it.
 struct Group {
     id: u128,
+    path: u128,
     drawings: Drawings,
     /// The places of the draws in the request.
     places: SmallVec<[usize; 1]>,
@@ -153,7 +154,8 @@ impl Redis {
     ) -> SmallVec<[Answer; 2]> {
         if let [draw] = draws {
             let drawings = SmallVec::from_iter([drawing(draw, purpose)]);
-            let group = Group { id: self.shared.id(draw, now), drawings, places: SmallVec::from([0]) };
+            let (id, path) = self.shared.id(draw, now);
+            let group = Group { id, path, drawings, places: SmallVec::from([0]) };
             let mut answers = self.shared.bring(group, draws, (now, until)).answers().await;
             return answers.pop().into_iter().collect();
         }
@@ -215,7 +217,7 @@ impl Shared {
         let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
         let mut known = HashMap::new();
         for (place, draw) in draws.iter().enumerate() {
-            let id = self.id(draw, now);
+            let (id, path) = self.id(draw, now);
             let drawing = drawing(draw, purpose);
             // Requests are short as a rule; what is long is looked up, not searched.
             let found = if draws.len() <= 16 {
@@ -233,7 +235,7 @@ impl Shared {
                         known.insert(id, groups.len());
                     }
                     let drawings = SmallVec::from_iter([drawing]);
-                    groups.push(Group { id, drawings, places: SmallVec::from([place]) });
+                    groups.push(Group { id, path, drawings, places: SmallVec::from([place]) });
                 }
             }
         }
@@ -241,17 +243,18 @@ impl Shared {
     }
 
     /// What tells a descriptor's counters from all others: their path and their tags; in the format of
-    /// envoyproxy/ratelimit the window too.
-    fn id(&self, draw: &Draw<'_>, now: Time) -> u128 {
+    /// envoyproxy/ratelimit the window too. Beside it the path alone, by which levels are remembered.
+    fn id(&self, draw: &Draw<'_>, now: Time) -> (u128, u128) {
         let path = self.local.path_key(&draw.path);
         let tags = draw.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
-        match self.format {
-            KeyFormat::Tollkeeper => path ^ tags,
+        let window = match self.format {
+            KeyFormat::Tollkeeper => 0,
             KeyFormat::Ratelimit => {
                 let start_s = count::start_s(draw, now).unwrap_or(0);
-                path ^ tags ^ u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+                u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
             }
-        }
+        };
+        (path ^ tags ^ window, path)
     }
 
     /// Sends the draws of one group, or has them wait for the call that is in flight.
@@ -267,7 +270,7 @@ impl Shared {
                 Way::Waits(answers)
             }
             Turn::Lead(drawings) => {
-                let place = self.place(draw, now);
+                let place = self.place(draw, group.path, now);
                 let busy = Busy { shared: Arc::clone(self), id: group.id, armed: true };
                 Way::Led(drawings.len(), Lead { call: Some(Box::pin(lead(busy, place, drawings, deadline))) })
             }
@@ -275,7 +278,7 @@ impl Shared {
         Pending { way, until: hurried.then_some(until) }
     }
 
-    fn place(&self, draw: &Draw<'_>, now: Time) -> Place {
+    fn place(&self, draw: &Draw<'_>, path: u128, now: Time) -> Place {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => {
@@ -290,13 +293,7 @@ impl Shared {
             },
             Manner::Count,
         );
-        Place {
-            manner,
-            route: Arc::clone(self.route(draw)),
-            path: self.local.path_key(&draw.path),
-            now,
-            gives_time: self.gives_time,
-        }
+        Place { manner, route: Arc::clone(self.route(draw)), path, now, gives_time: self.gives_time }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.

@@ -141,7 +141,8 @@ pub(crate) async fn paced(
     while place < most {
         // Whatever is due by now begins; the timer of the runtime is a millisecond coarse.
         let due = u32::try_from(started.elapsed().as_micros() * u128::from(per_second) / 1_000_000).unwrap_or(most);
-        while place < due.min(most) {
+        // The first is due at once, not an interval later.
+        while place < (due + 1).min(most) {
             let intended = started + Duration::from_secs(1) * place / per_second;
             let caller = callers[place as usize % CONNECTIONS].clone();
             calls.spawn(async move {
