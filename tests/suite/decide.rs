@@ -19,6 +19,7 @@ use tollkeeper::pb::rate_limit_service_server::RateLimitService;
 use tonic::Code;
 
 use super::harness::desk::{Answer, Desk, Question};
+use super::harness::shop::{about, answer, check, load};
 
 /// Noon on Wednesday the 8th of July 2026: full minutes and hours begin, the day and the week are half a day from
 /// their end.
@@ -31,29 +32,6 @@ fn desk(env: &[(&str, &str)], rules: &str) -> Desk {
     let desk = Desk::new(env.iter().copied(), NOON);
     load(&desk, rules);
     desk
-}
-
-fn load(desk: &Desk, rules: &str) {
-    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
-}
-
-/// A question about descriptors of `shop`: `key=value,key=value; key=value`.
-fn about(descriptors: &str) -> Question {
-    descriptors.split("; ").fold(Question::new("shop"), |question, descriptor| {
-        let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
-        question.of(&entries)
-    })
-}
-
-fn answer(desk: &Desk, question: &Question) -> Answer {
-    desk.ask(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
-}
-
-/// Asks one after the other, at the same time.
-fn check(desk: &Desk, table: &[(Question, &str)]) {
-    for (step, (question, expected)) in table.iter().enumerate() {
-        assert_eq!(answer(desk, question).text(), *expected, "step {step}: {question:?}");
-    }
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub(crate) mod proxy;
 pub(crate) mod redis;
 #[path = "harness/replica.rs"]
 pub(crate) mod replica;
+#[path = "harness/shop.rs"]
+pub(crate) mod shop;
 #[path = "harness/signal.rs"]
 pub(crate) mod signal;
 #[path = "harness/tollkeeper.rs"]

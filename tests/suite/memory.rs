@@ -4,8 +4,8 @@
 //! was swept meanwhile, and however much a stranger sends.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use proptest::prelude::*;
@@ -20,6 +20,7 @@ use tollkeeper::store::Store;
 use tollkeeper::store::memory::{Full, Memory};
 
 use super::harness::desk::{Desk, Question};
+use super::harness::shop::at_once;
 
 /// A Wednesday in July, well inside windows of every length.
 const NOW: Time = Time::from_secs(1_783_513_296);
@@ -56,20 +57,6 @@ fn with_draw<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&D
 /// Draws one hit from one limit of a key with a number.
 fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<Level, Full> {
     draw(store, &key.to_be_bytes(), std::slice::from_ref(limit), Hits::Take(1), now).map(|levels| levels[0])
-}
-
-/// Runs `act` on so many threads at once, with their number.
-fn at_once(threads: u64, act: impl Fn(u64) + Sync) {
-    let start = Barrier::new(usize::try_from(threads).unwrap());
-    thread::scope(|scope| {
-        for thread in 0..threads {
-            let (start, act) = (&start, &act);
-            scope.spawn(move || {
-                start.wait();
-                act(thread);
-            });
-        }
-    });
 }
 
 #[test]

@@ -6,16 +6,16 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 
 use tollkeeper::clock::Time;
 use tollkeeper::limit::Algorithm;
 use tollkeeper::store::Store;
 
 use super::harness::counters::{Follows, redis, wait_until_known};
-use super::harness::desk::{Answer, Desk, Question};
+use super::harness::desk::{Desk, Question};
 use super::harness::redis::cluster::Cluster;
 use super::harness::redis::options;
+use super::harness::shop::{about, answer, at_once, check, load};
 
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);
@@ -102,48 +102,11 @@ fn a_cluster_does_what_every_store_does() {
     check_all(&Place::new("cluster", vec![("REDIS_TYPE", "cluster".to_owned()), ("REDIS_URL", nodes)]));
 }
 
-fn load(desk: &Desk, rules: &str) {
-    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
-}
-
-/// A question about descriptors of `shop`: `key=value,key=value; key=value`.
-fn about(descriptors: &str) -> Question {
-    descriptors.split("; ").fold(Question::new("shop"), |question, descriptor| {
-        let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
-        question.of(&entries)
-    })
-}
-
-fn answer(desk: &Desk, question: &Question) -> Answer {
-    desk.ask(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
-}
-
-/// Asks one after the other, at the same time.
-fn check(desk: &Desk, table: &[(Question, &str)]) {
-    for (step, (question, expected)) in table.iter().enumerate() {
-        assert_eq!(answer(desk, question).text(), *expected, "step {step}: {question:?}");
-    }
-}
-
 /// What is left of each descriptor's limit, without drawing.
 fn left(desk: &Desk, descriptors: &str) -> Vec<u32> {
     let mut look = about(descriptors);
     look.0.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0));
     answer(desk, &look).statuses().into_iter().map(|(_, left)| left).collect()
-}
-
-/// Runs `act` on so many threads, with their number.
-fn at_once(threads: u64, act: impl Fn(u64) + Sync) {
-    let start = std::sync::Barrier::new(usize::try_from(threads).unwrap());
-    thread::scope(|scope| {
-        for thread in 0..threads {
-            let (start, act) = (&start, &act);
-            scope.spawn(move || {
-                start.wait();
-                act(thread);
-            });
-        }
-    });
 }
 
 const NO_HEADER: &[(&str, &str)] = &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")];
