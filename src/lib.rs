@@ -19,6 +19,7 @@
 //! The modules stand in reading order, and a module uses only modules above it (a test checks this).
 
 pub mod clock;
+pub mod lull;
 pub mod telemetry;
 pub mod request;
 pub mod limit;

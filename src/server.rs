@@ -7,6 +7,7 @@
 //! ends it at once. Rules that change are put in force by a task of its own.
 
 mod connection;
+mod gathered;
 mod listen;
 mod reload;
 mod signals;

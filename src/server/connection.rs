@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::gathered::Gathered;
 use crate::settings::Grpc;
 
 /// How the connections of a listener are kept.
@@ -64,7 +65,7 @@ impl Care {
             tokio::select! {
                 // It waits a second after an error such as too many open files, instead of spinning.
                 (io, _) = listener.accept() => {
-                    connections.spawn(self.clone().connection(TokioIo::new(io), pages.clone(), stopping.clone()));
+                    connections.spawn(self.clone().connection(TokioIo::new(Gathered::new(io)), pages.clone(), stopping.clone()));
                 }
                 Some(_) = connections.join_next() => {}
                 () = stopped(&mut stopping) => break,

@@ -50,7 +50,7 @@ impl Breaker {
 }
 
 /// How often others are let go first before an answer is given up.
-const YIELDS: usize = 3;
+pub const YIELDS: usize = 3;
 
 /// Waits for `work` until `until`; `None` if it has not come to its end by then.
 ///

@@ -14,6 +14,7 @@ mod explore;
 pub mod failure;
 pub mod key;
 mod knock;
+mod line;
 mod node;
 mod probe;
 mod route;

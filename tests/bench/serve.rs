@@ -30,7 +30,7 @@ use tollkeeper::pb::rate_limit_service_server::{RateLimitService, RateLimitServi
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use self::load::{Caller, at, drive, median, paced, visit_each};
+use self::load::{Caller, STREAMS, at, drive, median, paced, visit_each};
 use self::process::ServerProcess;
 
 /// How long one measurement takes.
@@ -84,10 +84,10 @@ async fn compare(situation: &Situation) {
     let empty = ServerProcess::empty_handler();
     let (mut ratios, mut ours, mut floors, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     // What comes once, such as growing, is not what is measured.
-    drive(&tollkeeper, situation.keys, request, Duration::from_secs(1 + situation.keys / 100_000)).await;
+    drive(&tollkeeper, situation.keys, request, (STREAMS, Duration::from_secs(1 + situation.keys / 100_000))).await;
     for _ in 0..ROUNDS {
-        let floor = drive(&empty, situation.keys, request, ROUND).await;
-        let our = drive(&tollkeeper, situation.keys, request, ROUND).await;
+        let floor = drive(&empty, situation.keys, request, (STREAMS, ROUND)).await;
+        let our = drive(&tollkeeper, situation.keys, request, (STREAMS, ROUND)).await;
         ratios.push(our.us_per_call / floor.us_per_call);
         ours.push(our.us_per_call);
         floors.push(floor.us_per_call);
@@ -107,7 +107,7 @@ async fn compare(situation: &Situation) {
 async fn size() {
     let rules = rule_file(10);
     let server = ServerProcess::tollkeeper(rules.path(), &[]);
-    drive(&server, 1000, request, ROUND).await;
+    drive(&server, 1000, request, (STREAMS, ROUND)).await;
     let before = server.resident_bytes();
     let keys = 1_000_000;
     visit_each(&server, keys, request).await;

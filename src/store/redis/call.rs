@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use fred::types::Value;
 use smallvec::SmallVec;
 
 use super::combine::Drawings;
@@ -18,8 +17,8 @@ use super::key;
 use super::node::Node;
 use super::route::Route;
 use super::script::{self, Drawing, Replayed, Script};
+use super::send::bytes;
 use crate::clock::Time;
-use crate::store::guard::patiently;
 
 /// How often a call is sent elsewhere.
 const MOST_REDIRECTIONS: usize = 5;
@@ -55,20 +54,10 @@ impl Place {
     }
 
     /// Makes the call; not later than `deadline`, give or take what others in this process need.
+    ///
+    /// Where the replies say that it did not run, it is sent again as they say.
     pub(super) async fn call(&self, drawings: &Drawings, deadline: Instant) -> Result<Replayed, RedisError> {
-        let mut asked = None;
-        let outcome = patiently(self.deliver(drawings, &mut asked), deadline).await;
-        outcome.unwrap_or_else(|| {
-            if let Some(node) = asked {
-                node.timed_out();
-            }
-            Err(RedisError::Timeout)
-        })
-    }
-
-    /// Sends the call, and where the replies say that it did not run, sends it again as they say.
-    async fn deliver(&self, drawings: &Drawings, asked: &mut Option<Arc<Node>>) -> Result<Replayed, RedisError> {
-        let mut node = self.route.owner(|| self.slot()).await?;
+        let mut node = self.route.owner(|| self.slot(), deadline).await?;
         let mut asking = false;
         let mut work = match &self.manner {
             Manner::Script(script, keys) => {
@@ -77,8 +66,7 @@ impl Place {
             Manner::Count(window) => Work::Count(Tally::new(window, drawings, self.now)),
         };
         for _ in 0..=MOST_REDIRECTIONS {
-            *asked = Some(Arc::clone(&node));
-            let refused = match work.go_on(&node, asking).await {
+            let refused = match work.go_on(&node, asking, deadline).await {
                 Ok(replayed) => return Ok(replayed),
                 Err(refused) => refused,
             };
@@ -110,29 +98,26 @@ enum Work<'a> {
 
 impl Work<'_> {
     /// Does what is left to do, at this node.
-    async fn go_on(&mut self, node: &Arc<Node>, asking: bool) -> Result<Replayed, Refused> {
+    async fn go_on(&mut self, node: &Arc<Node>, asking: bool, deadline: Instant) -> Result<Replayed, Refused> {
         match self {
-            Self::Count(tally) => tally.go_on(node, asking).await,
+            Self::Count(tally) => tally.go_on(node, asking, deadline).await,
             Self::Script { script, keys, drawings, now } => {
                 let arguments = script::arguments(drawings, *now);
-                let by_hash = Bytes::from_static(script.sha1.as_bytes());
-                let call = |name, first| node.call(name, script_words(first, keys, &arguments), asking);
-                let reply = match call("EVALSHA", by_hash).await {
-                    Err(Refused::NoScript) => call("EVAL", Bytes::from_static(script.text.as_bytes())).await?,
+                let count = keys.len().to_string();
+                let mut words: SmallVec<[&[u8]; 8]> =
+                    SmallVec::from_slice(&[b"EVALSHA", script.sha1.as_bytes(), count.as_bytes()]);
+                words.extend(keys.iter().map(|key| &**key));
+                words.push(&arguments);
+                let reply = match node.call(&words, asking, deadline).await {
+                    Err(Refused::NoScript) => {
+                        (words[0], words[1]) = (b"EVAL", script.text.as_bytes());
+                        node.call(&words, asking, deadline).await?
+                    }
                     outcome => outcome?,
                 };
-                let bytes = reply.as_bytes().ok_or(Refused::Failed(RedisError::BadReply))?;
+                let bytes = bytes(&reply).ok_or(Refused::Failed(RedisError::BadReply))?;
                 script::replay(drawings, bytes).map_err(|_| Refused::Failed(RedisError::BadReply))
             }
         }
     }
-}
-
-fn script_words(first: Bytes, keys: &[Bytes], arguments: &Bytes) -> Vec<Value> {
-    let mut words = Vec::with_capacity(keys.len() + 3);
-    words.push(Value::Bytes(first));
-    words.push(Value::Integer(i64::try_from(keys.len()).unwrap_or(i64::MAX)));
-    words.extend(keys.iter().cloned().map(Value::Bytes));
-    words.push(Value::Bytes(arguments.clone()));
-    words
 }

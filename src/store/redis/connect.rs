@@ -1,26 +1,28 @@
-//! One connection to one server: dialled with today's credentials and certificates, and proved fit before it is used.
+//! One connection to one server: dialled with today's credentials and certificates, and ready for commands.
 //!
-//! The client is used for what it does well, speaking the protocol over one connection. It is told never to reconnect,
-//! never to repeat a command and never to wait: its life is that of the connection, and whoever owns it dials
-//! the next one. Files with credentials and certificates are read at each dial, so that rotating them needs no restart.
+//! It is never mended: its life is that of the stream below, and whoever owns it dials the next one. Files with
+//! credentials and certificates are read at each dial, so that rotating them needs no restart.
 
-use std::future::{Future, poll_fn};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use fred::clients::Client;
-use fred::error::{Error, ErrorKind};
-use fred::interfaces::ClientLike;
-use fred::types::config::{Config, ConnectionConfig, PerformanceConfig, Server, ServerConfig, TcpConfig, TlsConfig};
-use fred::types::{ConnectHandle, RespVersion};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use socket2::SockRef;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 
 use super::failure::{RedisError, Refused};
+use super::line::{self, End, Line};
+use super::send::send_and_tell;
 use super::{knock, tls};
 use crate::settings::redis::{Credentials, Endpoint, Tls};
+
+/// The system closes a connection whose packets have not been confirmed for so long.
+const UNCONFIRMED: Duration = Duration::from_secs(5);
 
 /// How to enter the servers of a deployment.
 #[derive(Clone, Debug)]
@@ -42,23 +44,9 @@ pub(super) struct Entrance {
 /// A connection; dropping it closes it and fails what is in flight.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) client: Client,
-    task: Option<ConnectHandle>,
-}
-
-impl Connection {
-    /// The client, and the task whose end is that of the connection. Aborting it closes the connection.
-    pub(super) fn into_parts(mut self) -> (Client, ConnectHandle) {
-        (self.client.clone(), self.task.take().expect("it is taken here only"))
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if let Some(task) = &self.task {
-            task.abort();
-        }
-    }
+    pub(super) line: Line,
+    /// Tells why it ended, when it has.
+    pub(super) end: End,
 }
 
 /// Why there is no connection.
@@ -74,42 +62,43 @@ impl DialError {
         Self { kind: RedisError::Misconfigured, text }
     }
 
-    /// What the client says, with what to look at.
-    pub(super) fn from_client(error: &Error, entrance: &Entrance) -> Self {
-        let text = in_words(error.details());
-        if let Some(advice) = tls_advice(&text).filter(|_| entrance.tls.is_some()) {
-            return Self::misconfigured(format!("the TLS handshake failed: {text}; {advice}"));
+    /// What the system says.
+    fn of_system(error: &io::Error, entrance: &Entrance) -> Self {
+        let text = line::in_words(error);
+        let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        match of_tls.filter(|_| entrance.tls.is_some()).map(tls_advice) {
+            Some(advice) => Self::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
+            None => Self { kind: RedisError::Broken, text },
         }
-        let kind = match Refused::from_error(error) {
+    }
+
+    /// What the server says to its first commands.
+    fn of_server(refused: &Refused, text: &str, entrance: &Entrance) -> Self {
+        let kind = match refused {
             Refused::Failed(RedisError::BadReply) => RedisError::Broken,
-            Refused::Failed(kind) => kind,
+            Refused::Failed(kind) => *kind,
             Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
         };
-        match kind {
-            RedisError::Timeout => Self { kind, text: "no answer in time".to_owned() },
-            RedisError::Unauthenticated => Self { kind, text: format!("{text}; look at {}", auth_setting(entrance)) },
-            _ => Self { kind, text },
-        }
+        let text = match kind {
+            RedisError::Unauthenticated => format!("{text}; look at {}", auth_setting(entrance)),
+            _ => text.to_owned(),
+        };
+        Self { kind, text }
     }
 }
 
-/// What the client makes of an error, without the marks of its making: `Os { code: 111, kind: ConnectionRefused,
-/// message: "Connection refused" }` is a refused connection.
-pub(super) fn in_words(details: &str) -> String {
-    let quoted = |mark: &str| Some(details.split_once(mark)?.1.split_once('"')?.0.to_owned());
-    let wrapped = || Some(details.split_once(", error: ")?.1.trim_end_matches([' ', '}']).to_owned());
-    let words = quoted("message: \"").or_else(|| quoted("error: \"")).or_else(wrapped);
-    let words = words.unwrap_or_else(|| details.trim_end_matches('.').to_owned());
+/// The text of an error reply, fit for a log.
+pub(super) fn shortened(text: &str) -> String {
     // Some servers quote what they were sent, a password too.
-    words.split(", with args").next().unwrap_or_default().chars().take(LONGEST_TEXT).collect()
+    text.split(", with args").next().unwrap_or_default().chars().take(LONGEST_TEXT).collect()
 }
 
 /// Characters of an error that are shown.
 const LONGEST_TEXT: usize = 160;
 
-/// What to look at where a handshake failed; `None` if it was none.
-fn tls_advice(text: &str) -> Option<&'static str> {
-    const MARKS: [(&str, &str); 8] = [
+/// What to look at where a handshake failed.
+fn tls_advice(error: &rustls::Error) -> &'static str {
+    const MARKS: [(&str, &str); 7] = [
         (
             "NotValidForName",
             "REDIS_URL names the server otherwise than its certificate does; \
@@ -121,9 +110,9 @@ fn tls_advice(text: &str) -> Option<&'static str> {
         ("InvalidMessage", "does the server speak TLS? If not, unset REDIS_TLS and write redis:// in REDIS_URL"),
         ("PeerIncompatible", "the server offers neither TLS 1.2 nor 1.3 as is needed"),
         ("PeerMisbehaved", "is the server a Redis?"),
-        ("certificate", "look at REDIS_TLS_CACERT"),
     ];
-    MARKS.iter().find(|(mark, _)| text.contains(mark)).map(|(_, advice)| *advice)
+    let name = format!("{error:?}");
+    MARKS.iter().find(|(mark, _)| name.contains(mark)).map_or("look at REDIS_TLS_CACERT", |(_, advice)| *advice)
 }
 
 /// The settings that hold the credentials of a deployment.
@@ -141,90 +130,94 @@ pub(super) fn auth_setting(entrance: &Entrance) -> &'static str {
     }
 }
 
-/// Opens a connection: RESP3 where the server has it, else RESP2 without HELLO.
+/// Opens a connection.
 pub(super) async fn dial(endpoint: &Endpoint, entrance: &Entrance) -> Result<Connection, DialError> {
-    let (user, password) = read_credentials(entrance)?;
-    let tls = entrance.tls.as_ref().map(tls::connector).transpose().map_err(DialError::misconfigured)?;
-    let config = |version: RespVersion| Config {
-        username: user.clone(),
-        password: password.clone(),
-        server: server(endpoint),
-        version,
-        database: entrance.database,
-        tls: tls.clone().map(TlsConfig::from),
-        ..Config::default()
-    };
-    // The client sends HELLO as one line of words, in which no blank and no quote can stand.
-    let is_plain = |word: &Option<String>| {
-        word.iter().all(|word| word.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"'\\".contains(&byte)))
-    };
-    let newest = if is_plain(&user) && is_plain(&password) { RespVersion::RESP3 } else { RespVersion::RESP2 };
-    let outcome = match open(config(newest), entrance).await {
-        Err(error) if lacks_hello(&error) => open(config(RespVersion::RESP2), entrance).await,
-        outcome => outcome,
-    };
-    match outcome.map_err(|error| DialError::from_client(&error, entrance)) {
+    let credentials = read_credentials(entrance)?;
+    let tls = entrance.tls.as_ref().map(tls::config).transpose().map_err(DialError::misconfigured)?;
+    let by_tls = tls.is_some();
+    let opened = timeout(entrance.dial_timeout, open(endpoint, entrance, tls, credentials)).await;
+    let late = || Err(DialError { kind: RedisError::Timeout, text: "no answer in time".to_owned() });
+    match opened.unwrap_or_else(|_| late()) {
         // A server that speaks otherwise hangs up or waits for more: from here that looks like an outage.
         Err(error) if matches!(error.kind, RedisError::Timeout | RedisError::Broken) => {
-            Err(knock::misunderstood(endpoint, tls.is_some()).await.map_or(error, DialError::misconfigured))
+            Err(knock::misunderstood(endpoint, by_tls).await.map_or(error, DialError::misconfigured))
         }
         outcome => outcome,
     }
 }
 
-fn lacks_hello(error: &Error) -> bool {
-    let text = error.details();
-    text.contains("unknown command") || text.contains("NOPROTO") || text.contains("HELLO")
-}
-
-async fn open(config: Config, entrance: &Entrance) -> Result<Connection, Error> {
-    let connection = ConnectionConfig {
-        connection_timeout: entrance.dial_timeout,
-        internal_command_timeout: entrance.dial_timeout,
-        max_command_attempts: 1,
-        max_redirections: 1,
-        disable_cluster_health_check: true,
-        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
-        max_command_buffer_len: super::node::MOST_CALLS,
-        ..ConnectionConfig::default()
+async fn open(
+    endpoint: &Endpoint,
+    entrance: &Entrance,
+    tls: Option<ClientConfig>,
+    credentials: Option<(Option<String>, String)>,
+) -> Result<Connection, DialError> {
+    let opened = match endpoint {
+        Endpoint::Tcp { host, port } => open_tcp(host, *port, tls).await,
+        Endpoint::Unix(path) => UnixStream::connect(path).await.map(Line::open),
     };
-    let client = Client::new(config, Some(PerformanceConfig::default()), Some(connection), None);
-    let mut connected = pin!(client.wait_for_connect());
-    // Asked once, it has begun to listen and hears of a connection however fast that comes.
-    poll_fn(|context| {
-        let _pending = connected.as_mut().poll(context);
-        Poll::Ready(())
-    })
-    .await;
-    // From here on whoever gives up closes the connection, also one that is not there yet.
-    let connection = Connection { client: client.clone(), task: Some(client.connect()) };
-    match tokio::time::timeout(entrance.dial_timeout, connected).await {
-        Ok(outcome) => outcome.map(|()| connection),
-        Err(_) => Err(Error::new(ErrorKind::Timeout, "no answer to the first command")),
+    let (line, end) = opened.map_err(|error| DialError::of_system(&error, entrance))?;
+    match introduce(&line, credentials, entrance.database).await {
+        Ok(()) => Ok(Connection { line, end }),
+        Err((Refused::Failed(RedisError::Broken), text)) => {
+            let why = end.await.unwrap_or_else(|_| io::Error::other(text));
+            Err(DialError::of_system(&why, entrance))
+        }
+        Err((refused, text)) => Err(DialError::of_server(&refused, &text, entrance)),
     }
 }
 
-fn server(endpoint: &Endpoint) -> ServerConfig {
-    match endpoint {
-        Endpoint::Tcp { host, port } => ServerConfig::Centralized { server: Server::new(host.as_str(), *port) },
-        Endpoint::Unix(path) => ServerConfig::Unix { path: path.clone() },
+async fn open_tcp(host: &str, port: u16, tls: Option<ClientConfig>) -> io::Result<(Line, End)> {
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    #[cfg(target_os = "linux")]
+    SockRef::from(&stream).set_tcp_user_timeout(Some(UNCONFIRMED))?;
+    match tls {
+        None => Ok(Line::open(stream)),
+        Some(config) => {
+            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+            TlsConnector::from(Arc::new(config)).connect(name, stream).await.map(Line::open)
+        }
+    }
+}
+
+/// Says who enters, selects the database, and hears whether the server listens at all.
+async fn introduce(
+    line: &Line,
+    credentials: Option<(Option<String>, String)>,
+    database: Option<u8>,
+) -> Result<(), (Refused, String)> {
+    match credentials {
+        Some((Some(user), password)) => {
+            drop(send_and_tell(line, &[b"AUTH", user.as_bytes(), password.as_bytes()]).await?)
+        }
+        Some((None, password)) => drop(send_and_tell(line, &[b"AUTH", password.as_bytes()]).await?),
+        None => {}
+    }
+    if let Some(database) = database {
+        send_and_tell(line, &[b"SELECT", database.to_string().as_bytes()]).await?;
+    }
+    match send_and_tell(line, &[b"PING"]).await {
+        // A user who may do what the rules need may need no more.
+        Err((Refused::Failed(RedisError::Misconfigured), _)) => Ok(()),
+        outcome => outcome.map(drop),
     }
 }
 
 /// Who enters now. A file holds `password` or `user:password`; space at its end is no part of it.
-fn read_credentials(entrance: &Entrance) -> Result<(Option<String>, Option<String>), DialError> {
+fn read_credentials(entrance: &Entrance) -> Result<Option<(Option<String>, String)>, DialError> {
     match &entrance.credentials {
-        Credentials::None => Ok((None, None)),
-        Credentials::Inline { user, password } => Ok((user.clone(), Some(password.reveal().to_owned()))),
+        Credentials::None => Ok(None),
+        Credentials::Inline { user, password } => Ok(Some((user.clone(), password.reveal().to_owned()))),
         Credentials::File(path) => {
             let text = read_secret(path).map_err(|error| {
                 let setting = auth_setting(entrance);
                 DialError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
             })?;
             Ok(match text.split_once(':') {
-                Some((user, password)) if !user.is_empty() => (Some(user.to_owned()), Some(password.to_owned())),
-                Some((_, password)) => (None, Some(password.to_owned())),
-                None => (None, Some(text)),
+                Some((user, password)) if !user.is_empty() => Some((Some(user.to_owned()), password.to_owned())),
+                Some((_, password)) => Some((None, password.to_owned())),
+                None => Some((None, text)),
             })
         }
     }

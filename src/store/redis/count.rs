@@ -11,28 +11,30 @@
 
 use std::mem::take;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use fred::types::Value;
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::failure::{RedisError, Refused};
+use super::line::Reply;
 use super::node::Node;
 use super::script::{Drawing, Replayed};
+use super::send;
 use crate::algorithm::{Level, MOST_COUNTED, State, Term, draw_together, fixed_window};
 use crate::clock::Time;
 use crate::counter::{Counter, Draw, Path};
 use crate::limit::{Algorithm, Consistency, Limit};
 use crate::request::Hits;
+use crate::store::guard::patiently;
 
 /// A window's counter.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) key: Bytes,
     /// What EXPIRE says.
-    expire_s: i64,
+    expire_s: u64,
 }
 
 /// The start of the window that `draw` counts in, in seconds since the epoch; `None` if envoyproxy/ratelimit has no
@@ -50,10 +52,7 @@ impl Window {
         // As there: a calendar month's counter goes with the month, any other a whole window after its last hit.
         let from = if limit.calendar_months() { now } else { start };
         let expire_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
-        Some(Self {
-            key: key(prefix, &draw.path, seconds(start)),
-            expire_s: i64::try_from(expire_s).unwrap_or(i64::MAX),
-        })
+        Some(Self { key: key(prefix, &draw.path, seconds(start)), expire_s })
     }
 }
 
@@ -118,30 +117,32 @@ impl<'a> Tally<'a> {
     }
 
     /// Counts what is left to count. Where that is refused because another node has the key, call it again with that.
-    pub(super) async fn go_on(&mut self, node: &Arc<Node>, asking: bool) -> Result<Replayed, Refused> {
+    pub(super) async fn go_on(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<Replayed, Refused> {
         while self.is_to_expire || self.to_add_back > 0 || !self.rest.is_empty() {
             if self.is_to_expire {
-                node.call("EXPIRE", self.window.expire_words(), asking).await?;
+                let seconds = self.window.expire_s.to_string();
+                node.call(&self.window.expiry(&seconds), asking, until).await?;
                 self.is_to_expire = false;
             } else if self.to_add_back > 0 {
-                let counted = increment(self.window, self.to_add_back, node, asking).await?;
+                let counted = increment(self.window, self.to_add_back, node, (asking, until)).await?;
                 self.to_add_back = 0;
                 self.expires(counted.expiry)?;
             } else {
-                self.step(node, asking).await?;
+                self.step(node, asking, until).await?;
             }
         }
         Ok(Replayed { levels: take(&mut self.levels), states: SmallVec::from(self.states.clone()), now: self.now })
     }
 
     /// Counts a run of hits, or one refund.
-    async fn step(&mut self, node: &Arc<Node>, asking: bool) -> Result<(), Refused> {
+    async fn step(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<(), Refused> {
         if let Some((Drawing { ask, trial: false, .. }, rest)) = self.rest.split_first()
             && let Hits::Refund(hits) = ask.hits
         {
             // A task of its own: no deadline may come between a refund and what is added back.
             let refund = refund(self.window.clone(), signed(hits), Arc::clone(node), asking);
-            let refunded = tokio::spawn(timeout(REFUND_TAKES, refund)).await;
+            let refunded = tokio::spawn(timeout(REFUND_TAKES, refund));
+            let refunded = patiently(refunded, until).await.ok_or_else(|| node.timed_out())?;
             let refunded = refunded.ok().and_then(Result::ok).unwrap_or(Err(Refused::Failed(RedisError::Broken)))?;
             self.take_note(refunded.before, 1, rest);
             self.to_add_back = refunded.to_add_back;
@@ -150,13 +151,13 @@ impl<'a> Tally<'a> {
         let run = self.rest.iter().take_while(|drawing| drawing.trial || !is_refund(drawing.ask.hits)).count();
         let (run, rest) = self.rest.split_at(run);
         if run.iter().all(|drawing| drawing.trial) {
-            let count = node.call("GET", vec![Value::Bytes(self.window.key.clone())], asking).await?;
-            let count = if count.is_null() { 0 } else { integer(&count)? };
+            let count = node.call(&[b"GET", &self.window.key], asking, until).await?;
+            let count = if matches!(count, Reply::Null) { 0 } else { integer(&count)? };
             self.take_note(count, run.len(), rest);
             return Ok(());
         }
         let hits = run.iter().map(charged_hits).sum();
-        let counted = increment(self.window, hits, node, asking).await?;
+        let counted = increment(self.window, hits, node, (asking, until)).await?;
         let before = counted.after.checked_sub(hits).ok_or(Refused::Failed(RedisError::BadReply))?;
         self.take_note(before, run.len(), rest);
         self.expires(counted.expiry)
@@ -221,14 +222,15 @@ struct Refunded {
 
 /// Takes hits off, and adds back those that were not there.
 async fn refund(window: Window, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, Refused> {
-    let Counted { after, expiry } = increment(&window, -hits, &node, asking).await?;
+    let until = Instant::now() + REFUND_TAKES;
+    let Counted { after, expiry } = increment(&window, -hits, &node, (asking, until)).await?;
     let before = after.checked_add(hits).ok_or(Refused::Failed(RedisError::BadReply))?;
     // Of what is missing, others may have taken a part meanwhile, who add that back.
     let missing = after.saturating_neg().clamp(0, hits);
     if missing == 0 {
         return Ok(Refunded { before, to_add_back: 0, expiry });
     }
-    match increment(&window, missing, &node, asking).await {
+    match increment(&window, missing, &node, (asking, until)).await {
         Ok(counted) => Ok(Refunded { before, to_add_back: 0, expiry: counted.expiry }),
         Err(Refused::Moved(_) | Refused::Ask(_)) => Ok(Refunded { before, to_add_back: missing, expiry: Ok(()) }),
         Err(refused) => Err(refused),
@@ -242,18 +244,25 @@ struct Counted {
 }
 
 /// Adds hits, or takes them off, and has the key live from now on.
-async fn increment(window: &Window, hits: i64, node: &Node, asking: bool) -> Result<Counted, Refused> {
-    let increment = ("INCRBY", vec![Value::Bytes(window.key.clone()), Value::Integer(hits)]);
-    let (count, expiry) = node.call_two(increment, ("EXPIRE", window.expire_words()), asking).await;
+async fn increment(
+    window: &Window,
+    hits: i64,
+    node: &Node,
+    (asking, until): (bool, Instant),
+) -> Result<Counted, Refused> {
+    let (hits, seconds) = (hits.to_string(), window.expire_s.to_string());
+    let increment: [&[u8]; 3] = [b"INCRBY", &window.key, hits.as_bytes()];
+    let (count, expiry) = node.call_two(&increment, &window.expiry(&seconds), asking, until).await;
     Ok(Counted { after: integer(&count?)?, expiry: expiry.map(|_| ()) })
 }
 
 impl Window {
-    fn expire_words(&self) -> Vec<Value> {
-        vec![Value::Bytes(self.key.clone()), Value::Integer(self.expire_s)]
+    /// The words that have its key live so long.
+    fn expiry<'w>(&'w self, seconds: &'w str) -> [&'w [u8]; 3] {
+        [b"EXPIRE", &self.key, seconds.as_bytes()]
     }
 }
 
-fn integer(value: &Value) -> Result<i64, Refused> {
-    value.as_i64().ok_or(Refused::Failed(RedisError::WrongType))
+fn integer(reply: &Reply) -> Result<i64, Refused> {
+    send::integer(reply).ok_or(Refused::Failed(RedisError::WrongType))
 }

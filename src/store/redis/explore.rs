@@ -7,15 +7,15 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fred::types::Value;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::complaint::Complaint;
 use super::connect::{self, Connection, DialError, Entrance};
 use super::failure::{RedisError, Refused};
+use super::line::Reply;
 use super::route::{Chart, SLOTS};
-use super::send::send_and_tell;
+use super::send::{integer, send_and_tell, text};
 use crate::settings::redis::{Endpoint, Topology};
 
 /// How often sentinels are asked when all is well.
@@ -93,7 +93,7 @@ impl Witness {
         Self { endpoint, entrance: Arc::new(entrance), connection: None }
     }
 
-    async fn ask(&mut self, command: &'static str, words: &[&str]) -> Result<Value, DialError> {
+    async fn ask(&mut self, words: &[&[u8]]) -> Result<Reply, DialError> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
@@ -101,8 +101,7 @@ impl Witness {
                 dialled.map_err(|error| DialError { text: format!("{}: {error}", self.endpoint), ..error })?
             }
         };
-        let words = words.iter().map(|word| Value::from(*word)).collect();
-        match timeout(PATIENCE, send_and_tell(&connection.client, command, words)).await {
+        match timeout(PATIENCE, send_and_tell(&connection.line, words)).await {
             Ok(Ok(answer)) => {
                 self.connection = Some(connection);
                 Ok(answer)
@@ -129,7 +128,7 @@ async fn ask_sentinels(
     for mut witness in witnesses.drain(..) {
         let master = master.to_owned();
         asked.spawn(async move {
-            let answer = witness.ask("SENTINEL", &["GET-MASTER-ADDR-BY-NAME", &master]).await;
+            let answer = witness.ask(&[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", master.as_bytes()]).await;
             (witness, answer)
         });
     }
@@ -163,13 +162,13 @@ fn sentinel_trouble(error: DialError) -> DialError {
     }
 }
 
-fn named_master(answer: &Value, witness: &Witness, master: &str) -> Result<Endpoint, DialError> {
+fn named_master(answer: &Reply, witness: &Witness, master: &str) -> Result<Endpoint, DialError> {
     match answer {
-        Value::Null => Err(DialError::misconfigured(format!(
+        Reply::Null => Err(DialError::misconfigured(format!(
             "the sentinel {} knows no master `{master}`; the first word of the URL is its name",
             witness.endpoint
         ))),
-        Value::Array(parts) => match &**parts {
+        Reply::Array(parts) => match &**parts {
             [host, port] => endpoint(host, port, &witness.endpoint),
             _ => None,
         }
@@ -197,7 +196,7 @@ async fn ask_cluster(chart: &Chart, seeds: &mut Vec<Witness>) -> Result<Vec<(u16
     seeds.sort_by_key(|witness| !serving.contains(&witness.endpoint));
     let mut trouble = DialError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
     for place in 0..seeds.len() {
-        match seeds[place].ask("CLUSTER", &["SLOTS"]).await {
+        match seeds[place].ask(&[b"CLUSTER", b"SLOTS"]).await {
             Ok(answer) => match ranges(&answer, &seeds[place].endpoint) {
                 Some(ranges) if !ranges.is_empty() => {
                     forget_gone(seeds, &chart.topology, &ranges);
@@ -230,27 +229,27 @@ fn cluster_trouble(error: DialError) -> DialError {
 }
 
 /// What CLUSTER SLOTS says: `[first, last, [host, port, ...], replicas...]` for each range. `None` if it is nonsense.
-fn ranges(answer: &Value, asked: &Endpoint) -> Option<Vec<(u16, u16, Endpoint)>> {
-    let Value::Array(ranges) = answer else { return None };
+fn ranges(answer: &Reply, asked: &Endpoint) -> Option<Vec<(u16, u16, Endpoint)>> {
+    let Reply::Array(ranges) = answer else { return None };
     // Each slot is in one range at most: so there are no more owners than slots.
     let mut ranges: Vec<_> = ranges.iter().map(|range| one_range(range, asked)).collect::<Option<_>>()?;
     ranges.sort_by_key(|(first, ..)| *first);
     ranges.is_sorted_by(|(_, last, _), (first, ..)| last < first).then_some(ranges)
 }
 
-fn one_range(range: &Value, asked: &Endpoint) -> Option<(u16, u16, Endpoint)> {
-    let Value::Array(parts) = range else { return None };
-    let [first, last, Value::Array(master), ..] = &**parts else { return None };
+fn one_range(range: &Reply, asked: &Endpoint) -> Option<(u16, u16, Endpoint)> {
+    let Reply::Array(parts) = range else { return None };
+    let [first, last, Reply::Array(master), ..] = &**parts else { return None };
     let [host, port, ..] = &**master else { return None };
-    let slot = |value: &Value| u16::try_from(value.as_i64()?).ok().filter(|slot| *slot < SLOTS);
+    let slot = |reply: &Reply| u16::try_from(integer(reply)?).ok().filter(|slot| *slot < SLOTS);
     let (first, last) = (slot(first)?, slot(last)?);
     (first <= last).then_some((first, last, endpoint(host, port, asked)?))
 }
 
 /// A host and a port as servers announce them; without a host, the one that was asked.
-fn endpoint(host: &Value, port: &Value, asked: &Endpoint) -> Option<Endpoint> {
-    let port = u16::try_from(port.as_i64()?).ok().filter(|port| *port != 0)?;
-    let host = match (host.as_str().as_deref(), asked) {
+fn endpoint(host: &Reply, port: &Reply, asked: &Endpoint) -> Option<Endpoint> {
+    let port = u16::try_from(integer(port)?).ok().filter(|port| *port != 0)?;
+    let host = match (text(host), asked) {
         (None | Some(""), Endpoint::Tcp { host, .. }) => host.clone(),
         (Some(host), _) if !host.is_empty() && host != "?" => host.to_owned(),
         _ => return None,

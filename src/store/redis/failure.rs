@@ -4,8 +4,6 @@
 //! the reply was read. Replies that send a call elsewhere, or ask for the script, are no failures and are told apart
 //! here too.
 
-use fred::error::{Error, ErrorKind};
-
 /// Why a draw was not decided by Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum RedisError {
@@ -166,27 +164,6 @@ impl Refused {
         };
         Self::Failed(failure)
     }
-
-    /// What an error of the client means.
-    pub(super) fn from_error(error: &Error) -> Self {
-        match error.kind() {
-            ErrorKind::Timeout => Self::Failed(RedisError::Timeout),
-            ErrorKind::IO | ErrorKind::Canceled | ErrorKind::Routing | ErrorKind::Tls => {
-                Self::Failed(RedisError::Broken)
-            }
-            ErrorKind::Backpressure => Self::Failed(RedisError::Overloaded),
-            _ => match Self::from_reply(error.details()) {
-                // What the client says of itself is a sentence; what a server says begins with a word in capitals.
-                Self::Failed(RedisError::BadReply) if !is_reply(error.details()) => Self::Failed(RedisError::Broken),
-                refused => refused,
-            },
-        }
-    }
-}
-
-fn is_reply(text: &str) -> bool {
-    let word = text.split_ascii_whitespace().next().unwrap_or_default();
-    word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
 }
 
 /// What follows `ERR`. Servers before 7.0 wrap what went wrong within a script into such a text.

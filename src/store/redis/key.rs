@@ -107,5 +107,5 @@ fn write_period(key: &mut BytesMut, limit: &Limit) {
 /// The slot of a key in a cluster: CRC-16 of what stands between its first braces, if that is not empty, else of all
 /// of it, modulo 16 384.
 pub fn slot(key: &[u8]) -> u16 {
-    fred::util::redis_keyslot(key)
+    redis_protocol::redis_keyslot(key)
 }

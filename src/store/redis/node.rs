@@ -13,8 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use fred::clients::Client;
-use fred::types::{ConnectHandle, Value};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
@@ -22,15 +20,13 @@ use tokio::time::{sleep, timeout};
 use super::complaint::Complaint;
 use super::connect::{self, Connection, DialError};
 use super::failure::{RedisError, Refused};
+use super::line::{End, Line, Reply, in_words};
 use super::probe::{self, Probe};
 use super::send::send;
 use crate::clock::Clock;
 use crate::settings::redis::Endpoint;
-use crate::store::guard::Breaker;
+use crate::store::guard::{Breaker, patiently};
 use crate::telemetry::occasionally::Occasionally;
-
-/// The most calls that may wait on one connection: a frozen server must not take our memory.
-pub(super) const MOST_CALLS: usize = 16_384;
 
 /// Between two dials of a server that can not be reached, and two probes of one that fails.
 const RETRY: Duration = Duration::from_millis(100);
@@ -99,19 +95,6 @@ struct State {
     ended: Occasionally,
 }
 
-/// A connection in use.
-#[derive(Debug)]
-struct Line {
-    client: Client,
-    task: AbortHandle,
-}
-
-impl Drop for Line {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl Node {
     /// Begins to connect to `endpoint`.
     pub(super) fn start(endpoint: Endpoint, ground: Arc<Ground>) -> Arc<Self> {
@@ -168,48 +151,54 @@ impl Node {
         state.misconfigured.load_full().or_else(refused)
     }
 
-    /// Sends one command and waits for its reply; `asking` sends ASKING before it.
-    pub(super) async fn call(&self, command: &'static str, args: Vec<Value>, asking: bool) -> Result<Value, Refused> {
-        let line = self.line().await?;
-        let outcome = send(&line.client, command, args, asking).await;
-        self.note(&outcome, command.starts_with("EVAL"));
+    /// Sends one command and waits for its reply, not longer than `until`; `asking` sends ASKING before it.
+    pub(super) async fn call(&self, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, Refused> {
+        let line = self.line(until).await?;
+        let outcome = send(&line, words, asking, until).await;
+        self.note(&outcome, words[0].starts_with(b"EVAL"));
         outcome
     }
 
     /// Sends two commands, the one behind the other, and waits for both replies.
     pub(super) async fn call_two(
         &self,
-        (first, first_args): (&'static str, Vec<Value>),
-        (second, second_args): (&'static str, Vec<Value>),
+        first: &[&[u8]],
+        second: &[&[u8]],
         asking: bool,
-    ) -> (Result<Value, Refused>, Result<Value, Refused>) {
-        let line = match self.line().await {
+        until: Instant,
+    ) -> (Result<Reply, Refused>, Result<Reply, Refused>) {
+        let line = match self.line(until).await {
             Ok(line) => line,
             Err(refused) => return (Err(refused.clone()), Err(refused)),
         };
-        let outcomes = tokio::join!(
-            biased;
-            send(&line.client, first, first_args, asking),
-            send(&line.client, second, second_args, asking)
-        );
+        let outcomes = tokio::join!(biased; send(&line, first, asking, until), send(&line, second, asking, until));
         // Sent as one, they fail as one.
         self.note(if outcomes.0.is_ok() { &outcomes.1 } else { &outcomes.0 }, false);
         outcomes
     }
 
     /// A connection, if draws are sent to this server.
-    async fn line(&self) -> Result<Arc<Line>, Refused> {
+    async fn line(&self, until: Instant) -> Result<Arc<Line>, Refused> {
         let unreachable = Refused::Failed(RedisError::Unreachable);
         if self.state.breaker.is_open() {
             return Err(unreachable);
         }
-        match self.state.line() {
-            Some(line) => Ok(line),
-            None => self.state.first_line().await.ok_or(unreachable),
+        if let Some(line) = self.state.line() {
+            return Ok(line);
+        }
+        match patiently(self.state.first_line(), until).await {
+            Some(line) => line.ok_or(unreachable),
+            None => Err(self.timed_out()),
         }
     }
 
-    fn note(&self, outcome: &Result<Value, Refused>, by_script: bool) {
+    /// Takes note of an answer that has not come in time.
+    pub(super) fn timed_out(&self) -> Refused {
+        self.state.failed(RedisError::Timeout);
+        Refused::Failed(RedisError::Timeout)
+    }
+
+    fn note(&self, outcome: &Result<Reply, Refused>, by_script: bool) {
         // Where counters need no scripts, a server that forbids them still serves most rules.
         let beside = by_script && !self.state.ground.probe.runs_a_script();
         match outcome {
@@ -226,11 +215,6 @@ impl Node {
             Err(Refused::NoScript | Refused::Moved(_) | Refused::Ask(_)) => self.state.succeeded(),
             Err(Refused::Failed(error)) => self.state.failed(*error),
         }
-    }
-
-    /// Takes note of a call that got no answer in time.
-    pub(super) fn timed_out(&self) {
-        self.state.failed(RedisError::Timeout);
     }
 }
 
@@ -300,28 +284,27 @@ impl State {
     }
 
     /// Puts a proved connection in use.
-    fn publish(&self, place: usize, connection: Connection) -> ConnectHandle {
-        let (client, task) = connection.into_parts();
-        self.lines[place].store(Some(Arc::new(Line { client, task: task.abort_handle() })));
+    fn publish(&self, place: usize, connection: Connection) -> End {
+        self.lines[place].store(Some(Arc::new(connection.line)));
         self.misconfigured.store(None);
         self.tried.store(true, Ordering::Release);
         self.connected.notify_waiters();
         self.succeeded();
-        task
+        connection.end
     }
 
     /// Dials, and writes as the rules do.
     async fn dial(&self) -> Result<Connection, DialError> {
         let ground = &*self.ground;
         let connection = connect::dial(&self.endpoint, &ground.entrance).await?;
-        self.prove(&connection.client).await?;
+        self.prove(&connection.line).await?;
         Ok(connection)
     }
 
     /// As [`State::prove`], but an answer that is late is waited for, up to [`LATE`]: probes must not pile up before a
     /// server that is frozen.
-    async fn prove_again(&self, client: &Client) -> Result<(), DialError> {
-        let mut proof = pin!(self.ground.probe.run(client, self.slot.load(Ordering::Relaxed)));
+    async fn prove_again(&self, line: &Line) -> Result<(), DialError> {
+        let mut proof = pin!(self.ground.probe.run(line, self.slot.load(Ordering::Relaxed)));
         let late = DialError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() };
         match timeout(self.ground.patience, &mut proof).await {
             Ok(outcome) => outcome,
@@ -340,9 +323,9 @@ impl State {
         }
     }
 
-    async fn prove(&self, client: &Client) -> Result<(), DialError> {
+    async fn prove(&self, line: &Line) -> Result<(), DialError> {
         let slot = self.slot.load(Ordering::Relaxed);
-        match timeout(self.ground.patience, self.ground.probe.run(client, slot)).await {
+        match timeout(self.ground.patience, self.ground.probe.run(line, slot)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(DialError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() }),
         }
@@ -382,11 +365,11 @@ async fn keep(state: Arc<State>, place: usize) {
             Ok(connection) => {
                 state.reached();
                 if place == 0 {
-                    warn_of_eviction(&state, &connection.client).await;
+                    warn_of_eviction(&state, &connection.line).await;
                 }
-                let task = state.publish(place, connection);
+                let end = state.publish(place, connection);
                 let since = Instant::now();
-                let why = stay(&state, place, task).await;
+                let why = stay(&state, place, end).await;
                 state.lines[place].store(None);
                 if since.elapsed() < SHORT_LIVED {
                     sleep(RETRY).await;
@@ -409,8 +392,8 @@ async fn keep(state: Arc<State>, place: usize) {
 }
 
 /// Says of a server that drops keys when its memory is full that counters are among them.
-async fn warn_of_eviction(state: &State, client: &Client) {
-    if let Ok(Some(policy)) = timeout(state.ground.patience, probe::eviction(client)).await {
+async fn warn_of_eviction(state: &State, line: &Line) {
+    if let Ok(Some(policy)) = timeout(state.ground.patience, probe::eviction(line)).await {
         tracing::warn!(
             server = %state.endpoint,
             maxmemory_policy = policy,
@@ -421,14 +404,11 @@ async fn warn_of_eviction(state: &State, client: &Client) {
 
 /// Waits for the end of a connection; replaces it meanwhile when it is asked to. Until that succeeds the old one goes
 /// on to serve, and how the new one fails is said and no more.
-async fn stay(state: &Arc<State>, place: usize, mut task: ConnectHandle) -> String {
+async fn stay(state: &Arc<State>, place: usize, mut end: End) -> String {
     let mut due = false;
     loop {
         tokio::select! {
-            ended = &mut task => return match ended {
-                Ok(Err(error)) => connect::in_words(error.details()),
-                _ => "closed".to_owned(),
-            },
+            why = &mut end => return why.map_or_else(|_| "closed".to_owned(), |why| in_words(&why)),
             () = state.renew.notified() => {}
             () = sleep(RENEW_AGAIN), if due => {}
         }
@@ -436,7 +416,7 @@ async fn stay(state: &Arc<State>, place: usize, mut task: ConnectHandle) -> Stri
             // What is in flight on the old connection ends there.
             Ok(connection) => {
                 state.reached();
-                task = state.publish(place, connection);
+                end = state.publish(place, connection);
                 due = false;
             }
             Err(error) => {
@@ -454,7 +434,7 @@ async fn try_again(state: Arc<State>) {
         let since = Instant::now();
         while state.breaker.is_open() {
             if let Some(line) = state.line() {
-                match state.prove_again(&line.client).await {
+                match state.prove_again(&line).await {
                     Ok(()) => {
                         state.misconfigured.store(None);
                         state.succeeded();

@@ -6,13 +6,12 @@
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use fred::clients::Client;
-use fred::types::Value;
 
 use super::connect::{DialError, Entrance};
 use super::failure::{RedisError, Refused};
+use super::line::{Line, Reply};
 use super::script::{self, Counted, Drawing};
-use super::send::{send, send_and_tell};
+use super::send::{send_and_tell, text};
 use super::{key, route};
 use crate::algorithm::Ask;
 use crate::limit::{Algorithm, Limit, Period, Terms, Unit};
@@ -42,7 +41,7 @@ pub(super) struct Probe {
 const WRITTEN: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::SlidingWindowLog];
 
 /// How long a probe's key lives.
-const KEY_LIVES_S: i64 = 60;
+const KEY_LIVES_S: &[u8] = b"60";
 
 impl Probe {
     /// A probe of the servers behind `entrance`.
@@ -73,24 +72,24 @@ impl Probe {
     }
 
     /// Writes to a key in `slot`; where there is no cluster, to keys in the first and the last.
-    pub(super) async fn run(&self, client: &Client, slot: u16) -> Result<(), DialError> {
+    pub(super) async fn run(&self, line: &Line, slot: u16) -> Result<(), DialError> {
         if self.clustered {
-            return self.write(client, LABELS[usize::from(slot)]).await;
+            return self.write(line, LABELS[usize::from(slot)]).await;
         }
         // A node of a cluster has them both only if it has all.
         let [first, last] = ENDS;
-        tokio::try_join!(self.write(client, first), self.write(client, last)).map(|_| ())
+        tokio::try_join!(self.write(line, first), self.write(line, last)).map(|_| ())
     }
 
-    async fn write(&self, client: &Client, label: u32) -> Result<(), DialError> {
+    async fn write(&self, line: &Line, label: u32) -> Result<(), DialError> {
         let key = |name: &str| {
             let mut key = key::head(&self.prefix);
             key.extend_from_slice(format!("{label}}}:{name}").as_bytes());
-            Value::Bytes(key.freeze())
+            key.freeze()
         };
         let outcome = match self.manner {
-            Manner::Script => self.run_script(client, [key("probe"), key("probe_log")]).await,
-            Manner::Count => count(client, key("probe")).await,
+            Manner::Script => self.run_script(line, [key("probe"), key("probe_log")]).await,
+            Manner::Count => count(line, key("probe")).await,
         };
         match outcome {
             Ok(_) | Err((Refused::NoScript | Refused::Failed(RedisError::WrongType), _)) => Ok(()),
@@ -116,10 +115,9 @@ impl Probe {
         )
     }
 
-    async fn run_script(&self, client: &Client, [first, second]: [Value; 2]) -> Result<Value, (Refused, String)> {
+    async fn run_script(&self, line: &Line, [first, second]: [Bytes; 2]) -> Result<Reply, (Refused, String)> {
         let script = script::script_for(WRITTEN.into_iter());
-        let (text, arguments) = (Value::from(script.text.as_str()), Value::Bytes(self.arguments.clone()));
-        send_and_tell(client, "EVAL", vec![text, Value::Integer(2), first, second, arguments]).await
+        send_and_tell(line, &[b"EVAL", script.text.as_bytes(), b"2", &first, &second, &self.arguments]).await
     }
 
     /// What the server said, and what to set.
@@ -146,19 +144,16 @@ impl Probe {
 }
 
 /// How the server makes room when its memory is full, if that costs counters. `None` if it does not, or does not tell.
-pub(super) async fn eviction(client: &Client) -> Option<String> {
-    let info = send(client, "INFO", vec![Value::from("memory")], false).await.ok()?;
-    let info = info.as_str()?;
-    let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
+pub(super) async fn eviction(line: &Line) -> Option<String> {
+    let info = send_and_tell(line, &[b"INFO", b"memory"]).await.ok()?;
+    let policy = text(&info)?.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
     (policy != "noeviction").then(|| policy.to_owned())
 }
 
-async fn count(client: &Client, key: Value) -> Result<Value, (Refused, String)> {
+async fn count(line: &Line, key: Bytes) -> Result<Reply, (Refused, String)> {
     // At once, as draws do.
-    let (count, expiry) = tokio::join!(
-        send_and_tell(client, "INCRBY", vec![key.clone(), Value::Integer(1)]),
-        send_and_tell(client, "EXPIRE", vec![key, Value::Integer(KEY_LIVES_S)])
-    );
+    let (increment, expire): ([&[u8]; 3], [&[u8]; 3]) = ([b"INCRBY", &key, b"1"], [b"EXPIRE", &key, KEY_LIVES_S]);
+    let (count, expiry) = tokio::join!(biased; send_and_tell(line, &increment), send_and_tell(line, &expire));
     count.and(expiry)
 }
 

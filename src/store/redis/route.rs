@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::Notify;
@@ -16,6 +17,7 @@ use super::explore;
 use super::failure::RedisError;
 use super::node::{Ground, Node};
 use crate::settings::redis::{Endpoint, Topology};
+use crate::store::guard::patiently;
 
 /// The slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
@@ -113,10 +115,10 @@ impl Route {
     }
 
     /// The server that has the keys of `slot`. The slot is only worked out if there is a choice. Waits only for the
-    /// first map of all, which whoever waits bounds.
-    pub(super) async fn owner(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Node>, RedisError> {
+    /// first map of all, not longer than `until`.
+    pub(super) async fn owner(&self, slot: impl FnOnce() -> u16, until: Instant) -> Result<Arc<Node>, RedisError> {
         if self.chart.explored.is_due() {
-            self.chart.explored.wait().await;
+            patiently(self.chart.explored.wait(), until).await.ok_or(RedisError::Timeout)?;
         }
         match &**self.chart.owners.load() {
             Owners::Nobody => Err(RedisError::Unreachable),

@@ -15,7 +15,7 @@ use std::io::Write as _;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use fred::util::sha1_hash;
+use sha1::{Digest, Sha1};
 use smallvec::SmallVec;
 
 use crate::algorithm::sliding_window_log::Record;
@@ -119,7 +119,8 @@ pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Scrip
 
 impl Script {
     fn new(text: String) -> Self {
-        Self { sha1: sha1_hash(&text), text }
+        let sha1 = Sha1::digest(&text).iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
+        Self { sha1, text }
     }
 }
 

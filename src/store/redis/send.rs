@@ -1,40 +1,47 @@
-//! One command over one connection, and what its reply asks for.
+//! What replies mean: an answer, or what an error reply asks for.
 
-use fred::clients::Client;
-use fred::interfaces::ClientLike;
-use fred::types::{ClusterHash, CustomCommand, Value};
+use std::time::Instant;
 
 use super::connect;
 use super::failure::Refused;
+use super::line::{Line, Reply};
 
 /// Sends one command, and keeps the text of an error, shortened.
-pub(super) async fn send_and_tell(
-    client: &Client,
-    command: &'static str,
-    args: Vec<Value>,
-) -> Result<Value, (Refused, String)> {
-    let named = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
-    client.custom(named, args).await.map_err(|error| (Refused::from_error(&error), connect::in_words(error.details())))
+pub(super) async fn send_and_tell(line: &Line, words: &[&[u8]]) -> Result<Reply, (Refused, String)> {
+    match line.call(words, false, None).await {
+        Ok(Reply::Error(text)) => Err((Refused::from_reply(&text), connect::shortened(&text))),
+        Ok(reply) => Ok(reply),
+        Err(error) => Err((Refused::Failed(error), error.to_string())),
+    }
 }
 
-/// Sends one command.
-pub(super) async fn send(
-    client: &Client,
-    command: &'static str,
-    args: Vec<Value>,
-    asking: bool,
-) -> Result<Value, Refused> {
-    let named = |name| CustomCommand::new_static(name, ClusterHash::FirstKey, false);
-    if !asking {
-        return client.custom(named(command), args).await.map_err(|error| Refused::from_error(&error));
+/// Sends one command, and waits until then for its reply; `asking` sends ASKING before it.
+pub(super) async fn send(line: &Line, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, Refused> {
+    match line.call(words, asking, Some(until)).await {
+        Ok(Reply::Error(text)) => Err(Refused::from_reply(&text)),
+        Ok(reply) => Ok(reply),
+        Err(error) => Err(Refused::Failed(error)),
     }
-    let pipeline = client.pipeline();
-    let queued = async {
-        let _: Value = pipeline.custom(named("ASKING"), Vec::<Value>::new()).await?;
-        let _: Value = pipeline.custom(named(command), args).await?;
-        Ok(())
-    };
-    queued.await.map_err(|error| Refused::from_error(&error))?;
-    let last = pipeline.try_all::<Value>().await.pop();
-    last.unwrap_or(Ok(Value::Null)).map_err(|error| Refused::from_error(&error))
+}
+
+/// A number, also where it comes as text.
+pub(super) fn integer(reply: &Reply) -> Option<i64> {
+    match reply {
+        Reply::Integer(number) => Some(*number),
+        Reply::BulkString(_) | Reply::SimpleString(_) => text(reply)?.parse().ok(),
+        Reply::Error(_) | Reply::Array(_) | Reply::Null => None,
+    }
+}
+
+/// A text.
+pub(super) fn text(reply: &Reply) -> Option<&str> {
+    bytes(reply).and_then(|bytes| std::str::from_utf8(bytes).ok())
+}
+
+/// Bytes of any kind.
+pub(super) fn bytes(reply: &Reply) -> Option<&[u8]> {
+    match reply {
+        Reply::BulkString(bytes) | Reply::SimpleString(bytes) => Some(bytes),
+        Reply::Error(_) | Reply::Integer(_) | Reply::Array(_) | Reply::Null => None,
+    }
 }

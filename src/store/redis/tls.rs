@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use fred::types::config::TlsConnector;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
@@ -13,8 +12,8 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootC
 
 use crate::settings::redis::Tls;
 
-/// What connects over TLS as `tls` says; the error names the setting.
-pub(super) fn connector(tls: &Tls) -> Result<TlsConnector, String> {
+/// How to speak TLS as `tls` says; the error names the setting.
+pub(super) fn config(tls: &Tls) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let roots = Arc::new(roots(tls.ca.as_deref())?);
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
@@ -28,13 +27,12 @@ pub(super) fn connector(tls: &Tls) -> Result<TlsConnector, String> {
     } else {
         builder.with_webpki_verifier(verifier)
     };
-    let config = match &tls.client {
+    Ok(match &tls.client {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => builder
             .with_client_auth_cert(certificates("REDIS_TLS_CLIENT_CERT", certificate)?, private_key(key)?)
             .map_err(|error| format!("REDIS_TLS_CLIENT_CERT and REDIS_TLS_CLIENT_KEY do not fit: {error}"))?,
-    };
-    Ok(TlsConnector::from(config))
+    })
 }
 
 /// The system's authorities, read once: there are many, and a dial must not take long.

@@ -16,9 +16,10 @@ use tokio::task::JoinSet;
 
 use crate::process::ServerProcess;
 
-/// Connections, and calls at once on each, of a closed loop.
+/// Connections of a closed loop.
 const CONNECTIONS: usize = 4;
-const STREAMS: usize = 64;
+/// Calls at once on each, unless a situation asks for fewer.
+pub(crate) const STREAMS: usize = 64;
 
 /// What one measurement found.
 pub(crate) struct Cost {
@@ -71,18 +72,23 @@ impl Caller {
 }
 
 /// Calls in a closed loop for `time`, each for a key that `request` makes a frame of.
-pub(crate) async fn drive(server: &ServerProcess, keys: u64, request: fn(u64) -> Bytes, time: Duration) -> Cost {
+pub(crate) async fn drive(
+    server: &ServerProcess,
+    keys: u64,
+    request: fn(u64) -> Bytes,
+    (streams, time): (usize, Duration),
+) -> Cost {
     let calls = Arc::new(AtomicU64::new(0));
     let refused = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));
-    let mut streams = JoinSet::new();
+    let mut callers = JoinSet::new();
     for connection in 0..CONNECTIONS {
         let caller = Caller::connect(server.address()).await;
-        for stream in 0..STREAMS {
+        for stream in 0..streams {
             let (caller, calls, stop) = (caller.clone(), Arc::clone(&calls), Arc::clone(&stop));
             let refused = Arc::clone(&refused);
-            let mut random = (connection * STREAMS + stream + 1) as u64 * 0x9e37_79b9;
-            streams.spawn(async move {
+            let mut random = (connection * streams + stream + 1) as u64 * 0x9e37_79b9;
+            callers.spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
                     random ^= random << 13;
                     random ^= random >> 7;
@@ -99,7 +105,7 @@ pub(crate) async fn drive(server: &ServerProcess, keys: u64, request: fn(u64) ->
     tokio::time::sleep(time).await;
     let (cpu, count, elapsed) = (server.cpu() - cpu, calls.load(Ordering::Relaxed) - before, started.elapsed());
     stop.store(true, Ordering::Relaxed);
-    while streams.join_next().await.is_some() {}
+    while callers.join_next().await.is_some() {}
     Cost {
         us_per_call: cpu.as_secs_f64() * 1e6 / count as f64,
         calls_per_s: count as f64 / elapsed.as_secs_f64(),

@@ -26,7 +26,7 @@ fn answer(stream: TcpStream, reply: fn(&str) -> &'static str) -> Option<()> {
     loop {
         let mut line = String::new();
         reader.read_line(&mut line).ok()?;
-        // HELLO comes as a line of words, all else as a list.
+        // A line of words is understood as well as a list.
         let mut name = line.split_whitespace().next()?.to_ascii_uppercase();
         for place in 0..number(&line, '*').unwrap_or(0) {
             let mut length = String::new();
@@ -46,11 +46,10 @@ fn number(line: &str, mark: char) -> Option<usize> {
     line.strip_prefix(mark)?.trim_end().parse().ok()
 }
 
-/// Redis 4: it knows no HELLO, and no script may write once it has asked for the time.
+/// Redis 4: no script may write once it has asked for the time.
 pub(super) fn redis_4(name: &str) -> &'static str {
     match name {
         "PING" => "+PONG\r\n",
-        "HELLO" => "-ERR unknown command 'HELLO'\r\n",
         "EVALSHA" => "-NOSCRIPT No matching script. Please use EVAL.\r\n",
         "EVAL" => {
             "-ERR Error running script (call to f_0): @user_script:1: @user_script: 1: Write commands not allowed after \
