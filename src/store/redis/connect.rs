@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use smallvec::SmallVec;
 use socket2::SockRef;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
@@ -187,12 +188,11 @@ async fn introduce(
     credentials: Option<(Option<String>, String)>,
     database: Option<u8>,
 ) -> Result<(), (Refused, String)> {
-    match credentials {
-        Some((Some(user), password)) => {
-            drop(send_and_tell(line, &[b"AUTH", user.as_bytes(), password.as_bytes()]).await?)
-        }
-        Some((None, password)) => drop(send_and_tell(line, &[b"AUTH", password.as_bytes()]).await?),
-        None => {}
+    if let Some((user, password)) = &credentials {
+        let mut words: SmallVec<[&[u8]; 3]> = SmallVec::from_slice(&[&b"AUTH"[..]]);
+        words.extend(user.as_ref().map(|user| user.as_bytes()));
+        words.push(password.as_bytes());
+        send_and_tell(line, &words).await?;
     }
     if let Some(database) = database {
         send_and_tell(line, &[b"SELECT", database.to_string().as_bytes()]).await?;

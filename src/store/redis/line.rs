@@ -373,3 +373,78 @@ pub(super) fn in_words(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::runtime::Builder;
+
+    use super::{Line, Reply};
+    use crate::store::redis::failure::RedisError;
+
+    const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
+
+    fn on_a_line<F: Future>(work: impl FnOnce(Line, DuplexStream) -> F) -> F::Output {
+        let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(async {
+            let (ours, theirs) = duplex(1 << 20);
+            work(Line::open(ours).0, theirs).await
+        })
+    }
+
+    async fn hear(server: &mut DuplexStream, pings: usize) {
+        let mut heard = vec![0; PING.len() * pings];
+        server.read_exact(&mut heard).await.expect("the commands come");
+        assert_eq!(heard, PING.repeat(pings));
+    }
+
+    #[test]
+    fn a_late_reply_is_nobody_elses() {
+        on_a_line(|line, mut server| async move {
+            let soon = Some(Instant::now() + Duration::from_millis(5));
+            let (late, next) = (line.call(&[b"PING"], false, soon), line.call(&[b"PING"], false, None));
+            let answer = async {
+                hear(&mut server, 2).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                server.write_all(b":1\r\n:2\r\n").await.expect("it is read");
+            };
+            let (late, next, ()) = tokio::join!(biased; late, next, answer);
+            assert_eq!(late, Err(RedisError::Timeout));
+            assert_eq!(next, Ok(Reply::Integer(2)));
+        });
+    }
+
+    #[test]
+    fn replies_in_pieces_reach_those_who_asked_in_order() {
+        on_a_line(|line, mut server| async move {
+            let calls = futures_util::future::join_all((0..100).map(|_| line.call(&[b"PING"], false, None)));
+            let answer = async {
+                hear(&mut server, 100).await;
+                for byte in (0..100).flat_map(|number| format!("$2\r\n{number:02}\r\n").into_bytes()) {
+                    server.write_all(&[byte]).await.expect("it is read");
+                }
+            };
+            for (number, reply) in tokio::join!(biased; calls, answer).0.into_iter().enumerate() {
+                assert_eq!(reply, Ok(Reply::BulkString(format!("{number:02}").into())));
+            }
+        });
+    }
+
+    #[test]
+    fn a_line_that_breaks_fails_who_waits_and_who_comes() {
+        for nonsense in [&b""[..], b"HTTP/1.1 400 Bad Request\r\n", b":1\r\n:2\r\n:3\r\n"] {
+            on_a_line(|line, mut server| async move {
+                let break_it = async {
+                    hear(&mut server, 1).await;
+                    server.write_all(nonsense).await.expect("it is read");
+                    drop(server);
+                };
+                let (reply, ()) = tokio::join!(biased; line.call(&[b"PING"], false, None), break_it);
+                assert!(matches!(reply, Err(RedisError::Broken) | Ok(Reply::Integer(1))), "{reply:?}");
+                assert_eq!(line.call(&[b"PING"], false, None).await, Err(RedisError::Broken));
+            });
+        }
+    }
+}
