@@ -123,6 +123,22 @@ impl State {
         }
     }
 
+    /// The time that [`State::draw`] works at: the later of the draw's and the last charge's, unless that is void.
+    pub fn time(&self, limit: &Limit, now: Time) -> Time {
+        effective_now(now, self.last(), limit.period_us()).map_or(now, |(at, _)| at)
+    }
+
+    /// When hits were last counted.
+    pub const fn last(&self) -> Time {
+        match self {
+            Self::TokenBucket(state) => state.last,
+            Self::LeakyBucket(state) => state.last,
+            Self::FixedWindow(state) => state.last,
+            Self::SlidingWindowLog(state) => state.last,
+            Self::SlidingWindowCounter(state) => state.last,
+        }
+    }
+
     /// Draws from this state, which must be of the limit's algorithm; any other is taken as empty.
     pub fn draw(&mut self, limit: &Limit, now: Time, ask: Ask) -> Level {
         match (limit.algorithm(), &mut *self) {

@@ -332,6 +332,8 @@ pub struct Limit {
     calendar_months: bool,
     consistency: Consistency,
     on_store_error: StorePolicy,
+    /// What its period is longer than it was written, in microseconds.
+    longer_us: u64,
 }
 
 impl Limit {
@@ -384,6 +386,7 @@ impl Limit {
                 && terms.period.unit() == Unit::Month,
             consistency,
             on_store_error: terms.on_store_error.unwrap_or_default(),
+            longer_us: 0,
         })
     }
 
@@ -399,6 +402,11 @@ impl Limit {
             capacity: divided(self.capacity, replicas),
             ..*self
         }
+    }
+
+    /// The same over a period that is longer by so many microseconds, a second at most, in whole milliseconds.
+    pub const fn lengthened(&self, by_us: u64) -> Self {
+        Self { longer_us: if by_us < 1_000_000 { by_us / 1000 * 1000 } else { 1_000_000 }, ..*self }
     }
 
     /// What a share or a lease can not express: held answers, and debt.
@@ -432,7 +440,7 @@ impl Limit {
 
     /// The period in microseconds, 1 s to 366 days.
     pub const fn period_us(&self) -> u64 {
-        self.period.micros()
+        self.period.micros() + self.longer_us
     }
 
     /// What can pass at once: the limit of a window, the size of a bucket or queue.

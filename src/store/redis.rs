@@ -362,7 +362,7 @@ fn drawing(draw: &Draw<'_>, purpose: Purpose) -> Drawing {
     // Where nothing is held, how long callers wait must not make equal draws look different.
     let holds = counters.iter().any(|counted| counted.limit.max_wait_us() > 0);
     let ask = Ask { hold_us: if holds { draw.ask.hold_us } else { 0 }, ..draw.ask };
-    Drawing { counters, ask, trial: purpose == Purpose::Trial }
+    Drawing { counters, ask, trial: purpose == Purpose::Trial, until: None }
 }
 
 /// A number below `most` that is random enough to spread expiries.

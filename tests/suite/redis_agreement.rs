@@ -55,6 +55,8 @@ struct Step {
     /// The caller waits as long as it would have to before the call, and some microseconds.
     edge: Option<i64>,
     trial: bool,
+    /// Hits given back are void from so long after the call on.
+    until: Option<i64>,
     times: usize,
 }
 
@@ -79,7 +81,11 @@ fn history(most_keys: usize, algorithms: &'static [Algorithm], longest_log: usiz
 fn key(algorithm: Algorithm) -> impl Strategy<Value = Vec<(Limit, bool)>> {
     (scenario::period(), any::<bool>()).prop_flat_map(move |(period, calendar)| {
         let limit = scenario::limit(algorithm, period, calendar);
-        proptest::collection::vec((limit, proptest::bool::weighted(0.8)), 1..=3)
+        let longer_us = prop_oneof![3 => Just(0), 1 => 1..1_000_000_u64];
+        let limits = proptest::collection::vec((limit, proptest::bool::weighted(0.8)), 1..=3);
+        (limits, longer_us).prop_map(|(limits, longer_us)| {
+            limits.into_iter().map(|(limit, enforced)| (limit.lengthened(longer_us), enforced)).collect::<Vec<_>>()
+        })
     })
 }
 
@@ -94,8 +100,17 @@ fn step() -> impl Strategy<Value = Step> {
     let times = prop_oneof![4 => Just(1), 1 => 2..6_usize];
     let trial = proptest::bool::weighted(0.15);
     let edge = proptest::option::weighted(0.2, -1..=1_i64);
-    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), edge, trial, times);
-    step.prop_map(|(limit, amount, patience, edge, trial, times)| Step { limit, amount, patience, edge, trial, times })
+    let until = proptest::option::weighted(0.5, prop_oneof![-1..=1_i64, -2_000_000..2_000_000_i64]);
+    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), edge, trial, until, times);
+    step.prop_map(|(limit, amount, patience, edge, trial, until, times)| Step {
+        limit,
+        amount,
+        patience,
+        edge,
+        trial,
+        until,
+        times,
+    })
 }
 
 fn start() -> impl Strategy<Value = Time> {
@@ -121,7 +136,9 @@ impl Step {
             _ => self.patience.of(&limit),
         };
         let ask = Ask { hold_us, ..impatient };
-        std::iter::repeat_n(Drawing { counters, ask, trial: self.trial }, self.times)
+        let until = self.until.filter(|_| matches!(ask.hits, Hits::Refund(_)));
+        let until = until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off)));
+        std::iter::repeat_n(Drawing { counters, ask, trial: self.trial, until }, self.times)
     }
 }
 
@@ -196,13 +213,23 @@ fn expected(draws: &[Drawing], states: &mut [State], now: Time) -> (Vec<SmallVec
         if draw.trial {
             return draw_together(&terms, &mut states.to_vec(), now, ask);
         }
+        let late = |place: usize| {
+            let last = last(&states[place]);
+            let at = if last.since_us(now) > terms[place].limit.period_us() { now } else { now.max(last) };
+            draw.until.is_some_and(|until| at >= until)
+        };
+        let late: Vec<bool> = (0..states.len()).map(late).collect();
+        let found = states.to_vec();
         let levels = draw_together(&terms, states, now, ask);
+        for (place, found) in found.into_iter().enumerate().filter(|(place, _)| late[*place]) {
+            states[place] = found;
+        }
         let all = terms.iter().zip(&levels).all(|(term, level)| level.admitted || !term.enforced);
         for (place, counter) in draw.counters.iter().enumerate() {
             let counts = match ask.hits {
                 Hits::Look => false,
                 Hits::Take(_) => all && levels[place].admitted || counter.limit.count_rejected(),
-                Hits::Refund(_) => true,
+                Hits::Refund(_) => !late[place],
             };
             if counts {
                 written[place] = Some(counter.limit);
@@ -392,7 +419,7 @@ fn every_case_of_the_textbooks() {
         textbook::run_case(&case, &mut |key, terms, now, ask| {
             let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
             let counted = |term: &Term<'_>| Counted { limit: *term.limit, enforced: term.enforced, tag: 0 };
-            let draws = [Drawing { counters: terms.iter().map(counted).collect(), ask, trial: false }];
+            let draws = [Drawing { counters: terms.iter().map(counted).collect(), ask, trial: false, until: None }];
             let mut replayed = redis.call(keys, &draws, Some(now)).unwrap();
             redis.lives(keys);
             replayed.levels.remove(0).into_vec()
@@ -412,7 +439,7 @@ fn all_limits() -> SmallVec<[Counted; 1]> {
 }
 
 fn hit(counters: &[Counted]) -> Drawing {
-    Drawing { counters: counters.into(), ask: Ask::new(Hits::Take(1), u64::MAX), trial: false }
+    Drawing { counters: counters.into(), ask: Ask::new(Hits::Take(1), u64::MAX), trial: false, until: None }
 }
 
 /// The word with which an error reply begins.

@@ -56,7 +56,7 @@ impl Probe {
             LazyLock::force(&LABELS);
         }
         let drawing =
-            Drawing { counters: counters.into_iter().collect(), ask: Ask::new(Hits::Take(1), 0), trial: false };
+            Drawing { counters: counters.into_iter().collect(), ask: Ask::new(Hits::Take(1), 0), trial: false, until: None };
         Self {
             manner,
             clustered,

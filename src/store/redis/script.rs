@@ -57,6 +57,8 @@ pub struct Drawing {
     pub ask: Ask,
     /// Only what it would find is asked.
     pub trial: bool,
+    /// Hits that are given back are void from this time of the counter on; `None`: never. For refunds only.
+    pub until: Option<Time>,
 }
 
 impl Drawing {
@@ -151,7 +153,7 @@ pub fn arguments(draws: &[Drawing], now: Option<Time>) -> Bytes {
         words.push(times);
         words.push(hits);
         for counter in &draw.counters {
-            words.push_terms(counter, draw.hold_us());
+            words.push_terms(counter, patience(draw, &counter.limit));
         }
     }
     words.0.into()
@@ -164,6 +166,14 @@ fn charge(draw: &Drawing) -> Option<i64> {
         Hits::Look => None,
         Hits::Take(hits) => Some(signed(hits)),
         Hits::Refund(hits) => Some(-signed(hits)),
+    }
+}
+
+/// How long a draw may wait; of a refund, until when it holds, 0 if that does not end.
+fn patience(draw: &Drawing, limit: &Limit) -> i64 {
+    match draw.ask.hits {
+        Hits::Refund(_) => draw.until.map_or(0, |until| signed(until.as_micros().clamp(1, MOST_EXACT - 1))),
+        Hits::Take(_) | Hits::Look => signed(draw.hold_us().min(limit.max_wait_us())),
     }
 }
 
@@ -207,11 +217,11 @@ impl Words {
         self.0[place] = u8::try_from(self.0.len() - place - 1).expect("a number has 20 digits at most");
     }
 
-    fn push_terms(&mut self, counter: &Counted, hold_us: u64) {
+    fn push_terms(&mut self, counter: &Counted, patience: i64) {
         let limit = &counter.limit;
         self.push(i64::from(limit.requests_per_unit()));
         self.push(i64::from(limit.capacity()));
-        self.push(signed(hold_us.min(limit.max_wait_us())));
+        self.push(patience);
         self.push(i64::from(counter.enforced) + 2 * i64::from(limit.count_rejected()));
     }
 }
@@ -236,6 +246,13 @@ fn replay_draw(draw: &Drawing, states: &mut SmallVec<[State; 1]>, now: Time) -> 
     let ask = Ask { hold_us: draw.hold_us(), ..draw.ask };
     if draw.trial {
         draw_together(&terms, &mut states.clone(), now, ask)
+    } else if let Some(until) = draw.until {
+        // Refunds pass, each counter's by itself.
+        let refund = |(term, state): (&Term<'_>, &mut State)| match state.time(term.limit, now) >= until {
+            true => state.clone().draw(term.limit, now, ask),
+            false => state.draw(term.limit, now, ask),
+        };
+        terms.iter().zip(states.iter_mut()).map(refund).collect()
     } else {
         draw_together(&terms, states, now, ask)
     }

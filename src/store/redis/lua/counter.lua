@@ -21,7 +21,7 @@ function(key, now, period, a, b, period_ms)
     -- Charges that draw, or enters it as debt, or leaves it; whether that changed the counter.
     adds = function(refused)
       passes = passes and (not refused or hits < 0)
-      if not passes and flags < 2 then return false end
+      if not passes and flags < 2 or hits < 0 and patience > 0 and at >= patience then return false end
       --> add
       changed = true
       return true

@@ -4,7 +4,8 @@
 -- negative for the server's; the counter's algorithm (its script knows), period in microseconds, a, and b, which mean
 -- what the algorithm says, and, after a byte with their number, the digits of the period in milliseconds; then for each
 -- run of equal draws how many, the hits of each, negative to give back, limit, capacity, patience in microseconds, and 1
--- if it is enforced (for together.lua) plus 2 if refused hits count.
+-- if it is enforced (for together.lua) plus 2 if refused hits count. The patience of hits that are given back is the
+-- time from which on they are void, or 0.
 -- Returns one string: the time, a number as above, and the state before the call.
 -- Writes nothing for what changes nothing, and nothing before all is decided; then by the algorithm, with a TTL.
 -- Errors are replies, not exceptions, so that they begin with Redis's own word in every version.
@@ -32,7 +33,7 @@ while place < #args do
   repeat
     --> fits
     -- A draw that changed nothing would change nothing the next time.
-    if not passes and flags < 2 then break end
+    if not passes and flags < 2 or hits < 0 and patience > 0 and at >= patience then break end
     --> add
     changed = true
     times = times - 1
