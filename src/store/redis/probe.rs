@@ -55,8 +55,12 @@ impl Probe {
             // Here, because no probe has the time to work them out.
             LazyLock::force(&LABELS);
         }
-        let drawing =
-            Drawing { counters: counters.into_iter().collect(), ask: Ask::new(Hits::Take(1), 0), trial: false, until: None };
+        let drawing = Drawing {
+            counters: counters.into_iter().collect(),
+            ask: Ask::new(Hits::Take(1), 0),
+            trial: false,
+            until: None,
+        };
         Self {
             manner,
             clustered,

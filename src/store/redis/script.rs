@@ -57,7 +57,8 @@ pub struct Drawing {
     pub ask: Ask,
     /// Only what it would find is asked.
     pub trial: bool,
-    /// Hits that are given back are void from this time of the counter on; `None`: never. For refunds only.
+    /// Hits that are given back are void from this time of the counter on, 1 us after the epoch at the least; `None`:
+    /// never. For refunds only.
     pub until: Option<Time>,
 }
 
@@ -172,7 +173,7 @@ fn charge(draw: &Drawing) -> Option<i64> {
 /// How long a draw may wait; of a refund, until when it holds, 0 if that does not end.
 fn patience(draw: &Drawing, limit: &Limit) -> i64 {
     match draw.ask.hits {
-        Hits::Refund(_) => draw.until.map_or(0, |until| signed(until.as_micros().clamp(1, MOST_EXACT - 1))),
+        Hits::Refund(_) => draw.until.map_or(0, |until| signed(until.as_micros().min(MOST_EXACT - 1))),
         Hits::Take(_) | Hits::Look => signed(draw.hold_us().min(limit.max_wait_us())),
     }
 }
