@@ -161,6 +161,9 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
 /// How long clients get to read their last answers and to close.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// How long giving back what was leased may take at the end.
+const GIVE_BACK: Duration = Duration::from_secs(1);
+
 /// Goes on serving for a while, then asks clients to close and finishes what is held; all within the shutdown timeout.
 ///
 /// It does not wait for connections: a client that is frozen or dawdles would keep the process until the timeout.
@@ -202,6 +205,11 @@ async fn drain(
         Ok(ended) => ended?,
         Err(_) if service.held() > 0 => return Err(ServerError::CutOff(timeout)),
         Err(_) => {}
+    }
+    if let Store::Redis(redis) = &service.decider.store
+        && tokio::time::timeout(GIVE_BACK, redis.give_back()).await.is_err()
+    {
+        tracing::warn!("hits that were leased from redis were not all given back in time: they stay charged");
     }
     tracing::warn!("stopped");
     Ok(())

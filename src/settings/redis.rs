@@ -24,6 +24,8 @@ pub struct Redis {
     pub timeout: Duration,
     /// How many processes share the limits while Redis is away and each counts for itself.
     pub replicas: NonZeroU32,
+    /// About how much memory is used for descriptors that are eventually consistent, in bytes.
+    pub eventual_bytes: usize,
     /// What every key begins with; at most 256 bytes.
     pub key_prefix: String,
     /// How keys are written.

@@ -197,6 +197,8 @@ pub static TABLE: &[Setting] = table! {
             "how many tollkeepers share the limits: what is allowed locally while Redis is away is divided by it";
         "TOLLKEEPER_KEY_FORMAT" any_case(&["tollkeeper", "ratelimit"]), "tollkeeper", Honoured,
             "ratelimit: strict fixed windows are shared with an envoyproxy/ratelimit on the same Redis";
+        "TOLLKEEPER_EVENTUAL_BYTES" Kind::Bytes { min: 0, max: 1 << 40 }, "64MiB", Honoured,
+            "about how much memory descriptors with `consistency: eventual` take; those without room are counted strictly";
         "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" Kind::Bool, "false", Honoured, "be unhealthy without a connection";
         "REDIS_SENTINEL_AUTH" Kind::Secret, "", Honoured, "password, or user:password, for sentinels";
         "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE" Kind::Path, "", Honoured, "file with what REDIS_SENTINEL_AUTH would say";

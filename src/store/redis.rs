@@ -10,48 +10,52 @@ mod combine;
 mod complaint;
 mod connect;
 mod count;
+pub mod eventual;
 mod explore;
 pub mod failure;
 pub mod key;
 mod knock;
+mod lead;
+mod lend;
 mod line;
 mod node;
 mod probe;
 mod route;
 pub mod script;
 mod send;
+mod settle;
 mod tls;
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use self::call::{Manner, Place};
-use self::combine::{Batch, Combiner, Drawings, Turn};
+use self::call::{Lending, Manner, Place};
+use self::combine::{Combiner, Drawings, Turn};
 use self::connect::Entrance;
 use self::count::Window;
+use self::eventual::{Eventual, Report, log_beyond_us};
 use self::failure::RedisError;
+use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
 use self::probe::Probe;
 use self::route::Route;
 use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
+use self::settle::Settle;
 use crate::algorithm::{Ask, Level};
 use crate::clock::Time;
 use crate::counter::Draw;
 use crate::limit::{Limit, StorePolicy, Unit};
+use crate::request::Hits;
 use crate::settings::redis::{self as settings, Deployment, KeyFormat, Topology};
-use crate::store::guard::patiently;
 use crate::store::health::StoreHealth;
 use crate::store::local::Local;
 
@@ -72,6 +76,13 @@ type Answer = Result<Levels, RedisError>;
 #[derive(Debug)]
 pub struct Redis {
     shared: Arc<Shared>,
+    settling: AbortHandle,
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.settling.abort();
+    }
 }
 
 #[derive(Debug)]
@@ -81,6 +92,9 @@ struct Shared {
     /// What stands in for it.
     local: Local,
     combiner: Combiner,
+    /// What may be given out here.
+    eventual: Eventual,
+    settle: Settle,
     prefix: String,
     format: KeyFormat,
     jitter_s: u64,
@@ -108,30 +122,33 @@ struct Group {
     places: SmallVec<[usize; 1]>,
 }
 
-/// Draws that were sent or wait to be.
-struct Pending {
-    way: Way,
-    /// When to stop waiting; `None`: the call sees to that itself.
-    until: Option<Instant>,
-}
-
-enum Way {
-    /// So many draws went out, by a call that this request leads.
-    Led(usize, Lead),
-    /// They wait for their turn.
-    Waits(SmallVec<[oneshot::Receiver<Answer>; 1]>),
-}
-
 impl Redis {
     /// Begins to connect, and returns at once; `local` stands in for it while it is away. To be called within a tokio
     /// runtime.
     pub fn start(settings: &settings::Redis, local: Local) -> Self {
-        Self { shared: Arc::new(Shared::start(settings, local, false)) }
+        Self::over(Shared::start(settings, local, false))
     }
 
     /// As [`Redis::start`], but time is what draws say: for tests with a manual clock.
     pub fn start_with_given_time(settings: &settings::Redis, local: Local) -> Self {
-        Self { shared: Arc::new(Shared::start(settings, local, true)) }
+        Self::over(Shared::start(settings, local, true))
+    }
+
+    fn over(shared: Shared) -> Self {
+        let shared = Arc::new(shared);
+        let settler = Arc::clone(&shared);
+        let settling = tokio::spawn(async move { settler.settle.run(&settler.eventual).await }).abort_handle();
+        Self { shared, settling }
+    }
+
+    /// Gives back what was leased: before a stop, once nothing is drawn any more.
+    pub async fn give_back(&self) {
+        self.shared.settle.end_all(&self.shared.eventual).await;
+    }
+
+    /// What was admitted here, and how.
+    pub fn eventual(&self) -> &Eventual {
+        &self.shared.eventual
     }
 
     /// What stands in for it.
@@ -200,6 +217,8 @@ impl Shared {
             per_second: settings.per_second.as_ref().map(start),
             local,
             combiner: Combiner::default(),
+            eventual: Eventual::new(settings.eventual_bytes),
+            settle: Settle::default(),
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
             jitter_s: settings.expiration_jitter.as_secs(),
@@ -261,6 +280,12 @@ impl Shared {
     /// Sends the draws of one group, or has them wait for the call that is in flight.
     fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], (now, until): (Time, Instant)) -> Pending {
         let draw = &draws[group.places[0]];
+        let lending = self.lending(&group);
+        if let Some(lending) = &lending
+            && let Some(levels) = self.answer_here(&group, draw, lending, now)
+        {
+            return Pending { way: Way::Known(levels), until: None };
+        }
         let deadline = Instant::now() + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
         let mut hurried = until + SAME < deadline;
@@ -271,15 +296,15 @@ impl Shared {
                 Way::Waits(answers)
             }
             Turn::Lead(drawings) => {
-                let place = self.place(draw, group.path, now);
-                let busy = Busy { shared: Arc::clone(self), id: group.id, armed: true };
-                Way::Led(drawings.len(), Lead { call: Some(Box::pin(lead(busy, place, drawings, deadline))) })
+                let place = self.place(draw, group.path, lending, now);
+                let busy = Busy::new(Arc::clone(self), group.id);
+                Way::Led(drawings.len(), Lead::of(lead(busy, place, drawings, deadline)))
             }
         };
         Pending { way, until: hurried.then_some(until) }
     }
 
-    fn place(&self, draw: &Draw<'_>, path: u128, now: Time) -> Place {
+    fn place(&self, draw: &Draw<'_>, path: u128, lending: Option<Lending>, now: Time) -> Place {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => {
@@ -294,7 +319,7 @@ impl Shared {
             },
             Manner::Count,
         );
-        Place { manner, route: Arc::clone(self.route(draw)), path, now, gives_time: self.gives_time }
+        Place { manner, route: Arc::clone(self.route(draw)), path, now, gives_time: self.gives_time, lending }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
@@ -305,10 +330,34 @@ impl Shared {
         }
     }
 
-    async fn call(&self, place: &Place, drawings: &Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
+    /// Makes a call for these draws, and leases what demand asks for on the way.
+    async fn call(&self, place: &Place, drawings: &mut Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
+        let sent = Instant::now();
+        let lending = place.lending.as_ref();
+        let lent = lending.map_or(0, |lending| self.lease(lending, sent));
+        if let Some(Lending { counters, .. }) = lending.filter(|_| lent > 0) {
+            let ask = Ask::new(Hits::Take(lent), 0);
+            drawings.push(Drawing { counters: counters.clone(), ask, trial: false, until: None });
+        }
+        if drawings.is_empty() {
+            return Ok(Vec::new());
+        }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let replayed = place.call(drawings, deadline).await?;
+        let outcome = place.call(drawings, deadline).await;
+        let lease = (lent > 0).then(|| drawings.pop()).flatten();
+        let mut replayed = outcome?;
+        let levels = lease.and_then(|_| replayed.levels.pop());
         self.remember(place, drawings, &replayed);
+        if let Some(lending) = lending {
+            let passed = |levels: Levels| {
+                levels.iter().zip(&lending.counters).all(|(level, counted)| level.admitted || !counted.enforced)
+            };
+            let lent = if levels.is_some_and(passed) { lent } else { 0 };
+            let report = Report { sent, now: replayed.now, states: replayed.states, lent };
+            if let Some(lent) = self.eventual.heard(lending.id, &lending.counters, &lending.terms, report) {
+                self.settle.note(lent, Arc::new(place.clone()));
+            }
+        }
         Ok(replayed.levels)
     }
 
@@ -354,7 +403,7 @@ fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
 
 fn drawing(draw: &Draw<'_>, purpose: Purpose) -> Drawing {
     let counted = draw.counters.iter().map(|counter| Counted {
-        limit: *counter.term.limit,
+        limit: counter.term.limit.lengthened(log_beyond_us(counter.term.limit)),
         enforced: counter.term.enforced,
         tag: counter.tag,
     });
@@ -368,110 +417,4 @@ fn drawing(draw: &Draw<'_>, purpose: Purpose) -> Drawing {
 /// A number below `most` that is random enough to spread expiries.
 fn random_below(most: u64) -> u64 {
     RandomState::new().hash_one(0_u8) % most
-}
-
-/// A counter whose call is in flight. However that ends, whoever waits for it must not wait for ever.
-struct Busy {
-    shared: Arc<Shared>,
-    id: u128,
-    armed: bool,
-}
-
-impl Busy {
-    /// What waits; once nothing does, the counter is idle and no longer this one's affair.
-    fn next(&mut self) -> Option<Batch> {
-        let next = self.shared.combiner.next(self.id);
-        self.armed = next.is_some();
-        next
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        // A call that was torn down: all who wait hear that it broke.
-        while self.armed && self.next().is_some() {}
-    }
-}
-
-/// Makes a leader's call; what has come to wait meanwhile is another call then.
-async fn lead(mut busy: Busy, place: Place, drawings: Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
-    let outcome = busy.shared.call(&place, &drawings, deadline).await;
-    if let Some(batch) = busy.next() {
-        tokio::spawn(follow(busy, place, batch));
-    }
-    outcome
-}
-
-/// Makes calls for what waits until nothing does.
-async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
-    loop {
-        let deadline = Instant::now() + busy.shared.timeout;
-        // A counter may be busy for so long that the first draw's time is no longer anybody's.
-        place.now = batch.now;
-        let drawings = std::mem::take(&mut batch.drawings);
-        let outcome = batch.wait_for(busy.shared.call(&place, &drawings, deadline)).await;
-        // Taken before anybody is answered: whoever comes back for more then finds an idle counter idle.
-        let next = busy.next();
-        batch.answer(outcome);
-        match next {
-            Some(next) => batch = next,
-            None => break,
-        }
-    }
-}
-
-type Call = Pin<Box<dyn Future<Output = Result<Vec<Levels>, RedisError>> + Send>>;
-
-/// A call that a request leads. Given up, it goes on by itself: it belongs to the connection.
-struct Lead {
-    call: Option<Call>,
-}
-
-impl Future for Lead {
-    type Output = Result<Vec<Levels>, RedisError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let call = self.call.as_mut().expect("nobody asks again for what was answered");
-        let outcome = ready!(call.as_mut().poll(context));
-        self.call = None;
-        Poll::Ready(outcome)
-    }
-}
-
-impl Drop for Lead {
-    fn drop(&mut self) {
-        if let (Some(call), Ok(runtime)) = (self.call.take(), Handle::try_current()) {
-            runtime.spawn(call);
-        }
-    }
-}
-
-impl Pending {
-    /// The answers, in the order of the draws; those that have not come in time are errors.
-    async fn answers(self) -> SmallVec<[Answer; 1]> {
-        match self.way {
-            Way::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
-                Ok(levels) => levels.into_iter().map(Ok).collect(),
-                Err(error) => (0..count).map(|_| Err(error)).collect(),
-            },
-            Way::Waits(receivers) => {
-                let mut answers = SmallVec::with_capacity(receivers.len());
-                for receiver in receivers {
-                    answers.push(match within(receiver, self.until).await {
-                        Some(Ok(answer)) => answer,
-                        Some(Err(_torn)) => Err(RedisError::Broken),
-                        None => Err(RedisError::Timeout),
-                    });
-                }
-                answers
-            }
-        }
-    }
-}
-
-async fn within<F: Future>(work: F, until: Option<Instant>) -> Option<F::Output> {
-    match until {
-        Some(until) => patiently(work, until).await,
-        None => Some(work.await),
-    }
 }

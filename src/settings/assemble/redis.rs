@@ -74,11 +74,12 @@ impl Names {
 }
 
 /// What only counters in Redis have, and no variable that by itself asks for Redis.
-const WITH_REDIS: [&str; 9] = [
+const WITH_REDIS: [&str; 10] = [
     "CACHE_KEY_PREFIX",
     "EXPIRATION_JITTER_MAX_SECONDS",
     "TOLLKEEPER_STORE_TIMEOUT",
     "TOLLKEEPER_REPLICAS",
+    "TOLLKEEPER_EVENTUAL_BYTES",
     "TOLLKEEPER_KEY_FORMAT",
     MAIN.server.file,
     MAIN.sentinels.file,
@@ -136,6 +137,7 @@ impl Values {
             per_second,
             timeout: self.duration("TOLLKEEPER_STORE_TIMEOUT"),
             replicas: NonZeroU32::new(self.int("TOLLKEEPER_REPLICAS")).expect("its lower bound is 1"),
+            eventual_bytes: self.bytes("TOLLKEEPER_EVENTUAL_BYTES"),
             key_prefix,
             key_format,
             expiration_jitter: self.expiration_jitter(key_format),

@@ -159,6 +159,23 @@ impl Batch {
         }
     }
 
+    /// Answers the draws that `decide` decides; they are not to be sent.
+    pub(super) fn answer_some(&mut self, decide: impl Fn(&Drawing) -> Option<Levels>) {
+        let drawings = std::mem::take(&mut self.drawings);
+        let answers = std::mem::take(&mut self.answers);
+        for (drawing, answer) in drawings.into_iter().zip(answers) {
+            match (decide(&drawing), answer) {
+                (Some(levels), Some((answer, _))) => {
+                    let _gone = answer.send(Ok(levels));
+                }
+                (_, answer) => {
+                    self.drawings.push(drawing);
+                    self.answers.push(answer);
+                }
+            }
+        }
+    }
+
     /// Answers everybody who still waits.
     pub(super) fn answer(self, outcome: Result<Vec<Levels>, RedisError>) {
         let mut levels = outcome.map(Vec::into_iter);

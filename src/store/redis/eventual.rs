@@ -1,0 +1,275 @@
+//! Rules that may be eventually consistent: answered from this process, settled with Redis apart from it.
+//!
+//! A descriptor is eventual if all its limits are; one that has a strict limit besides is decided strictly. The promise:
+//! all replicas together admit, in any span of one period, at most what the strict algorithm could admit, and
+//! `limit x max_overshoot`. There are two means; whatever neither allows is drawn from Redis as a strict rule is.
+//!
+//! **Share.** A process holds one of R slots (see `replicas.rs`: at no time do two processes hold one, and a new holder
+//! uses none of a limit's share before a period after the end of the claim before its own). For a limit it admits
+//! `floor(overshoot / 2R)` hits in each of its periods, tumbling from the first of them, and asks nobody. A span of one
+//! period meets at most two of those, so a slot gives out 2 x overshoot / 2R in it, and R slots the overshoot. What was
+//! used is kept until its period is over; where there is no room to keep it, nothing is given out.
+//!
+//! **Lease.** n hits are charged in Redis as one draw, by the strict algorithm, and given out here within a short life
+//! from the moment at which the draw was *sent*. So at most that many hits are used that were charged, each no earlier
+//! than it was charged and no later than a life after. What that adds to a span of one period:
+//! - fixed_window, sliding_window_counter: nothing. A lease ends with the window in which it was charged, by the time
+//!   of Redis, so each hit is used in the window that has it; and the weight of the last window only falls until then.
+//! - sliding_window_log: nothing. The log keeps hits for a period and a life, so hits used within a period were charged
+//!   within a period and a life, which hold no more than the limit.
+//! - token_bucket: what comes back in a life, `limit x life / period`. A life is at most half of the overshoot's part of
+//!   the period, which leaves the other half for shares.
+//!
+//! **Return.** Hits that were not used go back, void from a time of Redis on. Into a window: until it ends, so that they
+//! leave the count that has them. Into a bucket: less what may have come back since the charge, `limit x time / period`
+//! up to the time from which on they are void, so that they are still in its level. A log is given none back, because
+//! it forgets its newest hits, which may be others'.
+//!
+//! A crash wastes the leases at hand, for the rest of a window or until they have come back; a lost reply likewise.
+//!
+//! Nothing here asks Redis, and no clock is read: whoever calls does both.
+
+mod demand;
+mod entry;
+mod terms;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use self::entry::Entry;
+pub use self::terms::{Terms, log_beyond_us};
+use super::Levels;
+use super::script::{Counted, Drawing};
+use crate::algorithm::State;
+use crate::clock::Time;
+use crate::request::Hits;
+
+/// Enough that threads seldom meet.
+const SHARDS: usize = 64;
+/// What a descriptor takes, table included, in bytes.
+const ENTRY_BYTES: usize = 2 * size_of::<Entry>();
+/// A full shard is swept no more often.
+const SWEPT: Duration = Duration::from_millis(100);
+/// The largest lease.
+const MOST_LENT: u64 = 1 << 20;
+
+/// What this process knows of eventual descriptors, and may give out.
+#[derive(Debug)]
+pub struct Eventual {
+    shards: Box<[Mutex<Shard>]>,
+    most: usize,
+    serials: AtomicU64,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    entries: HashMap<u128, Entry>,
+    swept: Option<Instant>,
+}
+
+/// How hits were admitted, since the start.
+#[derive(Debug, Default)]
+struct Counts {
+    shared: AtomicU64,
+    leased: AtomicU64,
+    lent: AtomicU64,
+    returned: AtomicU64,
+}
+
+/// Hits since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Admitted from shares.
+    pub shared: u64,
+    /// Admitted from leases.
+    pub leased: u64,
+    /// Taken on lease.
+    pub lent: u64,
+    /// Left of leases when they ended.
+    pub returned: u64,
+}
+
+/// Which descriptor: its path, and its limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Id {
+    /// The hash of its path.
+    pub path: u128,
+    /// What tells its set of counters from others of the path.
+    pub tags: u128,
+}
+
+/// What a caller knows when it asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Now.
+    pub at: Instant,
+    /// About the time of Redis, for descriptors of which nothing was heard.
+    pub now: Time,
+    /// Whether this process's share may be used.
+    pub may_share: bool,
+}
+
+/// What becomes of a draw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It passes, and these are its levels.
+    Here {
+        /// Of its limits, in their order; as far as they are known here.
+        levels: Levels,
+        /// It is time for the next lease.
+        ahead: bool,
+    },
+    /// Redis is to decide it.
+    Ask,
+}
+
+/// What Redis said of a descriptor.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// When it was asked.
+    pub sent: Instant,
+    /// Its time.
+    pub now: Time,
+    /// The states after all draws, the lease included.
+    pub states: SmallVec<[State; 1]>,
+    /// Hits that were charged for a lease.
+    pub lent: u64,
+}
+
+/// A lease that is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// Which.
+    pub serial: u64,
+    /// When nothing more is given out of it.
+    pub end: Instant,
+    /// From this time of Redis on its return is void; `None`: nothing is given back.
+    pub until: Option<Time>,
+    /// So many hits fewer than are left are given back.
+    pub less: u64,
+}
+
+impl Eventual {
+    /// Knows nothing yet; takes about `bytes` of memory at most.
+    pub fn new(bytes: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            most: bytes / ENTRY_BYTES / SHARDS,
+            serials: AtomicU64::new(0),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Decides a draw from what this process may give out. `again`: the draw was brought before, and is no new demand.
+    pub fn admit(&self, id: Id, drawing: &Drawing, terms: &Terms, moment: Moment, again: bool) -> Admission {
+        let Hits::Take(hits @ 1..) = drawing.ask.hits else { return Admission::Ask };
+        let mut shard = self.shard(id);
+        let known = shard.entries.contains_key(&id.path);
+        let shares = moment.may_share && hits <= terms.share;
+        if !known && !(shares && self.has_room(&mut shard, moment.at)) {
+            return Admission::Ask;
+        }
+        let entry = shard.entries.entry(id.path).or_insert_with(|| Entry::new(id.tags, drawing, moment.at));
+        if entry.is_of_others(id.tags, moment.at) {
+            return Admission::Ask;
+        }
+        if !again {
+            entry.demand.note(hits, moment.at);
+        }
+        let admission = if let Some(levels) = entry.take_leased(hits, drawing, moment) {
+            self.counts.leased.fetch_add(hits, Ordering::Relaxed);
+            Admission::Here { levels, ahead: entry.wants_more(terms, moment.at) }
+        } else if shares && let Some(levels) = entry.take_shared(hits, drawing, terms, moment) {
+            self.counts.shared.fetch_add(hits, Ordering::Relaxed);
+            Admission::Here { levels, ahead: false }
+        } else {
+            Admission::Ask
+        };
+        if !known && admission == Admission::Ask {
+            shard.entries.remove(&id.path);
+        }
+        admission
+    }
+
+    /// How many hits to lease with a draw that is about to be sent; `live` processes share what is left. 0: none.
+    pub fn lease(&self, id: Id, counters: &[Counted], terms: &Terms, at: Instant, live: u64) -> u64 {
+        let mut shard = self.shard(id);
+        let Some(entry) = shard.entries.get_mut(&id.path) else { return 0 };
+        if entry.is_of_others(id.tags, at) { 0 } else { entry.lease(counters, terms, at, live).min(MOST_LENT) }
+    }
+
+    /// Takes note of what Redis said; the lease, if there is one, is at hand until [`Eventual::collect`] ends it.
+    pub fn heard(&self, id: Id, counters: &[Counted], terms: &Terms, report: Report) -> Option<Lent> {
+        let mut shard = self.shard(id);
+        let (sent, lent) = (report.sent, report.lent);
+        let lease = (lent > 0).then(|| {
+            self.counts.lent.fetch_add(lent, Ordering::Relaxed);
+            terms.lent(self.serials.fetch_add(1, Ordering::Relaxed), counters, &report)
+        });
+        let known = shard.entries.contains_key(&id.path);
+        if known || self.has_room(&mut shard, sent) {
+            let entry = shard.entries.entry(id.path).or_insert_with(|| Entry::unused(id.tags, sent));
+            if !entry.is_of_others(id.tags, sent) {
+                entry.heard(counters, report, lease);
+            }
+        }
+        lease
+    }
+
+    /// Ends a lease; how many hits are left of it.
+    pub fn collect(&self, id: Id, serial: u64) -> u64 {
+        let left = self.shard(id).entries.get_mut(&id.path).map_or(0, |entry| entry.collect(serial));
+        self.counts.returned.fetch_add(left, Ordering::Relaxed);
+        left
+    }
+
+    /// Forgets what is no longer wanted in a share of the table: the `turn`th of `turns`.
+    pub fn sweep(&self, at: Instant, turn: usize, turns: usize) {
+        for shard in self.shards.iter().skip(turn % turns).step_by(turns) {
+            lock(shard).sweep(at);
+        }
+    }
+
+    /// What was admitted and how, since the start.
+    pub fn usage(&self) -> Usage {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Counts { shared, leased, lent, returned } = &self.counts;
+        Usage { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
+    }
+
+    /// Descriptors that are known.
+    pub fn known(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).entries.len()).sum()
+    }
+
+    fn has_room(&self, shard: &mut Shard, at: Instant) -> bool {
+        if shard.entries.len() >= self.most && shard.swept.is_none_or(|swept| at >= swept + SWEPT) {
+            shard.sweep(at);
+        }
+        shard.entries.len() < self.most
+    }
+
+    fn shard(&self, id: Id) -> MutexGuard<'_, Shard> {
+        let place = usize::try_from((id.path >> 64) % SHARDS as u128).expect("there are few shards");
+        lock(&self.shards[place])
+    }
+}
+
+impl Shard {
+    fn sweep(&mut self, at: Instant) {
+        self.entries.retain(|_, entry| !entry.is_done(at));
+        if self.entries.capacity() > 4 * self.entries.len() {
+            self.entries.shrink_to(2 * self.entries.len());
+        }
+        self.swept = Some(at);
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

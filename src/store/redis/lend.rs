@@ -1,0 +1,72 @@
+//! What this process may decide by itself, and what it leases for that on the way of its calls.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::call::{Lending, Place};
+use super::combine::{Drawings, Turn};
+use super::eventual::{Admission, Id, Moment, Terms};
+use super::lead::{Busy, lead};
+use super::script::Drawing;
+use super::{Group, Levels, Shared};
+use crate::clock::Time;
+use crate::counter::Draw;
+
+impl Shared {
+    /// What may be leased on the counters of a group; `None`: they are strict.
+    pub(super) fn lending(&self, group: &Group) -> Option<Lending> {
+        let drawing = group.drawings.first()?;
+        let terms = Terms::of(&drawing.counters, NonZeroU32::MIN).filter(|_| !self.gives_time)?;
+        let tags = drawing.counters.iter().fold(0_u128, |tags, counted| tags.rotate_left(1) ^ counted.tag);
+        Some(Lending { id: Id { path: group.path, tags }, terms, counters: drawing.counters.clone() })
+    }
+
+    /// The levels of a draw that this process may decide by itself.
+    pub(super) fn answer_here(
+        self: &Arc<Self>,
+        group: &Group,
+        draw: &Draw<'_>,
+        lending: &Lending,
+        now: Time,
+    ) -> Option<Levels> {
+        let [drawing @ Drawing { trial: false, .. }] = &*group.drawings else { return None };
+        let moment = Moment { at: Instant::now(), now, may_share: false };
+        match self.eventual.admit(lending.id, drawing, &lending.terms, moment, false) {
+            Admission::Here { levels, ahead } => {
+                if ahead {
+                    self.lease_ahead(group, draw, lending, (now, moment.at));
+                }
+                Some(levels)
+            }
+            Admission::Ask => None,
+        }
+    }
+
+    /// Leases before it is needed, unless a call is in flight, which sees to that itself.
+    fn lease_ahead(self: &Arc<Self>, group: &Group, draw: &Draw<'_>, lending: &Lending, (now, at): (Time, Instant)) {
+        if let Turn::Lead(none) = self.combiner.enter(group.id, Drawings::new(), (now, at)) {
+            let place = self.place(draw, group.path, Some(lending.clone()), now);
+            let busy = Busy::new(Arc::clone(self), group.id);
+            tokio::spawn(lead(busy, place, none, at + self.timeout));
+        }
+    }
+
+    /// How many hits to lease with a call that is about to be sent.
+    pub(super) fn lease(&self, lending: &Lending, at: Instant) -> u64 {
+        if !self.settle.has_room() {
+            return 0;
+        }
+        self.eventual.lease(lending.id, &lending.counters, &lending.terms, at, 1)
+    }
+
+    /// Decides a draw that has waited for a call, if that has brought what it takes.
+    pub(super) fn admit_again(&self, place: &Place, drawing: &Drawing) -> Option<Levels> {
+        let lending = place.lending.as_ref().filter(|_| !drawing.trial)?;
+        let moment = Moment { at: Instant::now(), now: place.now, may_share: false };
+        match self.eventual.admit(lending.id, drawing, &lending.terms, moment, true) {
+            Admission::Here { levels, .. } => Some(levels),
+            Admission::Ask => None,
+        }
+    }
+}
