@@ -38,11 +38,11 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use self::call::{Lending, Manner, Place};
+use self::call::{Manner, Place};
 use self::combine::{Combiner, Drawings, Turn};
 use self::connect::Entrance;
 use self::count::Window;
-use self::eventual::{Eventual, Report, log_beyond_us};
+use self::eventual::{Eventual, Lending, Report, log_beyond_us};
 use self::failure::RedisError;
 use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
@@ -354,7 +354,7 @@ impl Shared {
             };
             let lent = if levels.is_some_and(passed) { lent } else { 0 };
             let report = Report { sent, now: replayed.now, states: replayed.states, lent };
-            if let Some(lent) = self.eventual.heard(lending.id, &lending.counters, &lending.terms, report) {
+            if let Some(lent) = self.eventual.heard(lending, report) {
                 self.settle.note(lent, Arc::new(place.clone()));
             }
         }

@@ -12,12 +12,12 @@ use smallvec::SmallVec;
 
 use super::combine::Drawings;
 use super::count::{Tally, Window};
-use super::eventual::{Id, Terms};
+use super::eventual::Lending;
 use super::failure::{RedisError, Refused};
 use super::key;
 use super::node::Node;
 use super::route::Route;
-use super::script::{self, Counted, Drawing, Replayed, Script};
+use super::script::{self, Drawing, Replayed, Script};
 use super::send::bytes;
 use crate::clock::Time;
 
@@ -37,14 +37,6 @@ pub(super) struct Place {
     pub(super) gives_time: bool,
     /// What may be leased on them; `None`: they are strict.
     pub(super) lending: Option<Lending>,
-}
-
-/// Eventual counters.
-#[derive(Clone, Debug)]
-pub(super) struct Lending {
-    pub(super) id: Id,
-    pub(super) terms: Terms,
-    pub(super) counters: SmallVec<[Counted; 1]>,
 }
 
 /// How counters are drawn from.

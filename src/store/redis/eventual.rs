@@ -103,6 +103,17 @@ pub struct Id {
     pub tags: u128,
 }
 
+/// A descriptor whose counters are eventual.
+#[derive(Clone, Debug)]
+pub struct Lending {
+    /// Which.
+    pub id: Id,
+    /// What it may do by itself.
+    pub terms: Terms,
+    /// Its counters.
+    pub counters: SmallVec<[Counted; 1]>,
+}
+
 /// What a caller knows when it asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
@@ -112,6 +123,8 @@ pub struct Moment {
     pub now: Time,
     /// Whether this process's share may be used.
     pub may_share: bool,
+    /// Whether the draw was brought before, and is no new demand.
+    pub again: bool,
 }
 
 /// What becomes of a draw.
@@ -165,20 +178,21 @@ impl Eventual {
         }
     }
 
-    /// Decides a draw from what this process may give out. `again`: the draw was brought before, and is no new demand.
-    pub fn admit(&self, id: Id, drawing: &Drawing, terms: &Terms, moment: Moment, again: bool) -> Admission {
+    /// Decides a draw from what this process may give out.
+    pub fn admit(&self, lending: &Lending, drawing: &Drawing, moment: Moment) -> Admission {
+        let &Lending { id, ref terms, .. } = lending;
         let Hits::Take(hits @ 1..) = drawing.ask.hits else { return Admission::Ask };
         let mut shard = self.shard(id);
         let known = shard.entries.contains_key(&id.path);
         let shares = moment.may_share && hits <= terms.share;
-        if !known && !(shares && self.has_room(&mut shard, moment.at)) {
+        if !(known || shares && self.has_room(&mut shard, moment.at)) {
             return Admission::Ask;
         }
         let entry = shard.entries.entry(id.path).or_insert_with(|| Entry::new(id.tags, drawing, moment.at));
         if entry.is_of_others(id.tags, moment.at) {
             return Admission::Ask;
         }
-        if !again {
+        if !moment.again {
             entry.demand.note(hits, moment.at);
         }
         let admission = if let Some(levels) = entry.take_leased(hits, drawing, moment) {
@@ -197,14 +211,16 @@ impl Eventual {
     }
 
     /// How many hits to lease with a draw that is about to be sent; `live` processes share what is left. 0: none.
-    pub fn lease(&self, id: Id, counters: &[Counted], terms: &Terms, at: Instant, live: u64) -> u64 {
+    pub fn lease(&self, lending: &Lending, at: Instant, live: u64) -> u64 {
+        let &Lending { id, ref terms, ref counters } = lending;
         let mut shard = self.shard(id);
         let Some(entry) = shard.entries.get_mut(&id.path) else { return 0 };
         if entry.is_of_others(id.tags, at) { 0 } else { entry.lease(counters, terms, at, live).min(MOST_LENT) }
     }
 
     /// Takes note of what Redis said; the lease, if there is one, is at hand until [`Eventual::collect`] ends it.
-    pub fn heard(&self, id: Id, counters: &[Counted], terms: &Terms, report: Report) -> Option<Lent> {
+    pub fn heard(&self, lending: &Lending, report: Report) -> Option<Lent> {
+        let &Lending { id, ref terms, ref counters } = lending;
         let mut shard = self.shard(id);
         let (sent, lent) = (report.sent, report.lent);
         let lease = (lent > 0).then(|| {

@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::call::{Lending, Place};
+use super::call::Place;
 use super::combine::{Drawings, Turn};
-use super::eventual::{Admission, Id, Moment, Terms};
+use super::eventual::{Admission, Id, Lending, Moment, Terms};
 use super::lead::{Busy, lead};
 use super::script::Drawing;
 use super::{Group, Levels, Shared};
@@ -31,8 +31,8 @@ impl Shared {
         now: Time,
     ) -> Option<Levels> {
         let [drawing @ Drawing { trial: false, .. }] = &*group.drawings else { return None };
-        let moment = Moment { at: Instant::now(), now, may_share: false };
-        match self.eventual.admit(lending.id, drawing, &lending.terms, moment, false) {
+        let moment = self.moment(lending, now);
+        match self.eventual.admit(lending, drawing, moment) {
             Admission::Here { levels, ahead } => {
                 if ahead {
                     self.lease_ahead(group, draw, lending, (now, moment.at));
@@ -41,6 +41,10 @@ impl Shared {
             }
             Admission::Ask => None,
         }
+    }
+
+    fn moment(&self, _lending: &Lending, now: Time) -> Moment {
+        Moment { at: Instant::now(), now, may_share: false, again: false }
     }
 
     /// Leases before it is needed, unless a call is in flight, which sees to that itself.
@@ -57,14 +61,14 @@ impl Shared {
         if !self.settle.has_room() {
             return 0;
         }
-        self.eventual.lease(lending.id, &lending.counters, &lending.terms, at, 1)
+        self.eventual.lease(lending, at, 1)
     }
 
     /// Decides a draw that has waited for a call, if that has brought what it takes.
     pub(super) fn admit_again(&self, place: &Place, drawing: &Drawing) -> Option<Levels> {
         let lending = place.lending.as_ref().filter(|_| !drawing.trial)?;
-        let moment = Moment { at: Instant::now(), now: place.now, may_share: false };
-        match self.eventual.admit(lending.id, drawing, &lending.terms, moment, true) {
+        let moment = Moment { again: true, ..self.moment(lending, place.now) };
+        match self.eventual.admit(lending, drawing, moment) {
             Admission::Here { levels, .. } => Some(levels),
             Admission::Ask => None,
         }
