@@ -78,6 +78,7 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         per_second: None,
         timeout: Duration::from_millis(15),
         replicas: std::num::NonZeroU32::MIN,
+        eventual_bytes: 64 << 20,
         key_prefix: String::new(),
         key_format: KeyFormat::Tollkeeper,
         expiration_jitter: Duration::from_secs(300),
