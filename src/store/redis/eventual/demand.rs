@@ -25,10 +25,11 @@ impl Demand {
         self.hits = self.hits.saturating_add(hits);
     }
 
-    /// The hits that will be asked for within so many microseconds, if demand stays as it is.
+    /// The hits that will be asked for within so many microseconds, if demand stays as it is. A single hit promises no
+    /// other.
     pub(super) fn within(&mut self, span_us: u64, at: Instant) -> u64 {
         self.turn(at);
-        let most = u128::from(self.hits.max(self.before));
+        let most = u128::from(self.hits.max(self.before).saturating_sub(1));
         u64::try_from(most * u128::from(span_us) / SLOT.as_micros()).unwrap_or(u64::MAX)
     }
 

@@ -176,7 +176,8 @@ impl Entry {
         let outstanding: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
         let at_hand: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
-        let wanted = self.demand.within(terms.life_us, at).saturating_sub(at_hand);
+        let life_us = terms.life_at(counters, &self.states, now);
+        let wanted = self.demand.within(life_us, at).saturating_sub(at_hand);
         wanted.min((room / (4 * live.max(1))).max(1)).min(room)
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Lent, Report};
 use crate::algorithm::{State, fixed_window};
+use crate::clock::Time;
 use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
 use crate::store::redis::script::Counted;
 
@@ -13,6 +14,8 @@ use crate::store::redis::script::Counted;
 const LONGEST_LIFE_US: u64 = 1_000_000;
 /// Nor is a shorter one worth asking for.
 const SHORTEST_LIFE_US: u64 = 2_000;
+/// A lease ends so long before its window at the most, in microseconds.
+const LONGEST_MARGIN_US: u64 = 50_000;
 /// So long after its end a lease may still be given back to a bucket, in microseconds.
 const RETURN_US: u64 = 200_000;
 
@@ -49,17 +52,28 @@ impl Terms {
         Some(terms)
     }
 
+    /// How long a lease lives that is charged at `now`, in microseconds: not into another window.
+    pub(super) fn life_at(&self, counters: &[Counted], states: &[State], now: Time) -> u64 {
+        let left_us = |(Counted { limit, .. }, state)| match limit.algorithm() {
+            Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
+                // It ends a little before, so that what is left can be given back.
+                let margin_us = LONGEST_MARGIN_US.min(limit.period_us() / 20);
+                window_end(limit, state, now).since_us(now).saturating_sub(margin_us)
+            }
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::SlidingWindowLog => u64::MAX,
+        };
+        counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
+    }
+
     /// A lease of counters as they were charged.
     pub(super) fn lent(&self, serial: u64, counters: &[Counted], report: &Report) -> Lent {
-        let mut life_us = self.life_us;
+        let life_us = self.life_at(counters, &report.states, report.now);
         let mut until = Some(report.now.plus_us(self.life_us + RETURN_US));
         let mut less = 0;
         for (Counted { limit, .. }, state) in counters.iter().zip(&report.states) {
             match limit.algorithm() {
                 Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
-                    let end = window_end(limit, state, report);
-                    life_us = life_us.min(end.since_us(report.now));
-                    until = until.map(|until| until.min(end));
+                    until = until.map(|until| until.min(window_end(limit, state, report.now)));
                 }
                 Algorithm::TokenBucket => less = less.max(drained(limit, self.life_us + RETURN_US)),
                 Algorithm::SlidingWindowLog | Algorithm::LeakyBucket => until = None,
@@ -105,8 +119,8 @@ fn milli_hits(limit: &Limit, overshoot: Overshoot) -> u64 {
 }
 
 /// The end of the window in which hits were charged.
-fn window_end(limit: &Limit, state: &State, report: &Report) -> crate::clock::Time {
-    fixed_window::window(limit, state.time(limit, report.now)).1
+fn window_end(limit: &Limit, state: &State, now: Time) -> Time {
+    fixed_window::window(limit, state.time(limit, now)).1
 }
 
 /// The most hits that a bucket gets back in so many microseconds, rounded up.
