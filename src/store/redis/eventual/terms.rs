@@ -54,7 +54,7 @@ impl Terms {
 
     /// How long a lease lives that is charged at `now`, in microseconds: not into another window.
     pub(super) fn life_at(&self, counters: &[Counted], states: &[State], now: Time) -> u64 {
-        let left_us = |(Counted { limit, .. }, state)| match limit.algorithm() {
+        let left_us = |(Counted { limit, .. }, state): (&Counted, &State)| match limit.algorithm() {
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
                 // It ends a little before, so that what is left can be given back.
                 let margin_us = LONGEST_MARGIN_US.min(limit.period_us() / 20);
