@@ -12,7 +12,7 @@ use super::selection::{Selected, Selection, select};
 use super::{Decider, Edge, draw};
 use crate::algorithm::Level;
 use crate::counter::Draw;
-use crate::limit::{Algorithm, Consistency, Limit};
+use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::matching::Met;
 use crate::rule::set::{DomainRules, RuleSet};
@@ -110,7 +110,8 @@ impl Explanation {
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(place, (descriptor, selection))| {
                 let levels = counters.get(place).map_or(&[][..], Vec::as_slice);
-                let limit = |(at, selected)| explained_limit(selected, levels.get(at));
+                let strict = selection.limits.iter().any(|one| one.limit.consistency() == Consistency::Strict);
+                let limit = |(at, selected)| explained_limit(selected, strict, levels.get(at));
                 let limits = selection.limits.iter().enumerate().map(limit).collect();
                 match domain {
                     None => unknown_domain(descriptor),
@@ -227,11 +228,11 @@ fn explained_step((step, entry): (&Step<'_>, &Entry<'_>)) -> ExplainedStep {
     }
 }
 
-fn explained_limit(selected: &Selected<'_>, level: Option<&Level>) -> ExplainedLimit {
+fn explained_limit(selected: &Selected<'_>, any_is_strict: bool, level: Option<&Level>) -> ExplainedLimit {
     ExplainedLimit {
         name: selected.name.to_owned(),
         limit: limit_text(&selected.limit),
-        guarantee: guarantee(selected.limit.consistency()).into(),
+        guarantee: guarantee(&selected.limit, any_is_strict),
         shadow_mode: selected.shadow,
         quota_mode: selected.quota,
         counter: level.map(|level| ExplainedCounter {
@@ -244,11 +245,19 @@ fn explained_limit(selected: &Selected<'_>, level: Option<&Level>) -> ExplainedL
     }
 }
 
-const fn guarantee(consistency: Consistency) -> &'static str {
-    match consistency {
-        Consistency::Strict => "strict: every admitted hit is counted first",
-        Consistency::Eventual(_) => "eventual: in this release counted as strict is",
-    }
+fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
+    let most = match limit.consistency() {
+        Consistency::Strict => return "strict: every admitted hit is counted first".into(),
+        Consistency::Eventual(_) if any_is_strict => {
+            return "eventual, but strict as a limit beside it is: every admitted hit is counted first".into();
+        }
+        Consistency::Eventual(Overshoot::Hits(hits)) => format!("{hits} hits"),
+        Consistency::Eventual(Overshoot::MilliPercent(part)) => {
+            let percent = format!("{}.{:03}", part / 1000, part % 1000);
+            format!("{} %", percent.trim_end_matches('0').trim_end_matches('.'))
+        }
+    };
+    format!("eventual: all replicas together admit at most {most} beyond the limit in any span of a period").into()
 }
 
 /// `10 per 5 minutes by token_bucket, bucket_size 20`.

@@ -6,7 +6,7 @@
 //! machine that drifts drifts for both. Nothing is asserted: the figures are for people.
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload,
-//! redis-keys, redis-hot, redis-open, redis-ten.
+//! redis-keys, redis-hot, redis-open, redis-ten, eventual.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
@@ -64,7 +64,7 @@ fn main() {
         if wanted("reload") {
             reload().await;
         }
-        if ["redis-keys", "redis-hot", "redis-open", "redis-ten"].into_iter().any(wanted) {
+        if ["redis-keys", "redis-hot", "redis-open", "redis-ten", "eventual"].into_iter().any(wanted) {
             redis::all(wanted).await;
         }
     });

@@ -1,7 +1,7 @@
 //! Rules that may be eventually consistent: answered from this process, settled with Redis apart from it.
 //!
-//! A descriptor is eventual if all its limits are; one that has a strict limit besides is decided strictly. The promise:
-//! all replicas together admit, in any span of one period, at most what the strict algorithm could admit, and
+//! A descriptor is eventual if all its limits are; one that has a strict limit besides is decided strictly. The
+//! promise: all replicas together admit, in any span of one period, at most what the strict algorithm could admit, and
 //! `limit x max_overshoot`. There are two means; whatever neither allows is drawn from Redis as a strict rule is.
 //!
 //! **Share.** A process holds one of R slots (see `replicas.rs`: at no time do two processes hold one, and a new holder
@@ -17,13 +17,13 @@
 //!   of Redis, so each hit is used in the window that has it; and the weight of the last window only falls until then.
 //! - sliding_window_log: nothing. The log keeps hits for a period and a life, so hits used within a period were charged
 //!   within a period and a life, which hold no more than the limit.
-//! - token_bucket: what comes back in a life, `limit x life / period`. A life is at most half of the overshoot's part of
-//!   the period, which leaves the other half for shares.
+//! - token_bucket: what comes back in a life, `limit x life / period`. A life is at most half of the overshoot's part
+//!   of the period, which leaves the other half for shares.
 //!
-//! **Return.** Hits that were not used go back, void from a time of Redis on. Into a window: until it ends, so that they
-//! leave the count that has them. Into a bucket: less what may have come back since the charge, `limit x time / period`
-//! up to the time from which on they are void, so that they are still in its level. A log is given none back, because
-//! it forgets its newest hits, which may be others'.
+//! **Return.** Hits that were not used go back, void from a time of Redis on. Into a window: until it ends, so that
+//! they leave the count that has them. Into a bucket: less what may have come back since the charge, `limit x time /
+//! period` up to the time from which on they are void, so that they are still in its level. A log is given none back,
+//! because it forgets its newest hits, which may be others'.
 //!
 //! A crash wastes the leases at hand, for the rest of a window or until they have come back; a lost reply likewise.
 //!

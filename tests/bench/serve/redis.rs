@@ -25,6 +25,10 @@ descriptors:
   - {key: fixed, rate_limit: {unit: day, requests_per_unit: 4000000000}}
   - key: token
     rate_limit: {unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}
+  - {key: eventual_fixed, rate_limit: {unit: day, requests_per_unit: 4000000000, consistency: eventual}}
+  - key: eventual_token
+    rate_limit:
+      {unit: day, requests_per_unit: 4000000000, algorithm: token_bucket, consistency: eventual}
 ";
 
 /// The name of a situation, what it is called in the table, how many keys there are, and a request for one.
@@ -38,15 +42,19 @@ pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
     let single = ServerProcess::redis(&[]);
     let url = single.address().to_string();
     let tollkeeper = ServerProcess::tollkeeper(rules.path(), &[("REDIS_URL", &url)]);
-    let table: [Situation; 4] = [
+    let table: [Situation; 7] = [
         ("redis-keys", "redis, 100 000 keys, fixed", 100_000, |key| one("fixed", key)),
         ("redis-keys", "redis, 100 000 keys, token", 100_000, |key| one("token", key)),
         ("redis-hot", "redis, one hot key, fixed", 1, |key| one("fixed", key)),
         ("redis-hot", "redis, one hot key, token", 1, |key| one("token", key)),
+        ("eventual", "eventual, 100 000 keys, fixed", 100_000, |key| one("eventual_fixed", key)),
+        ("eventual", "eventual, one hot key, fixed", 1, |key| one("eventual_fixed", key)),
+        ("eventual", "eventual, one hot key, token", 1, |key| one("eventual_token", key)),
     ];
     for (name, label, keys, request) in table {
         if wanted(name) {
-            let streams = if keys == 1 { STREAMS } else { STREAMS / 2 };
+            let asks_always = keys > 1 && name != "eventual";
+            let streams = if asks_always { STREAMS / 2 } else { STREAMS };
             compare(label, (&tollkeeper, &single, &empty), keys, (streams, request)).await;
         }
     }
