@@ -34,6 +34,7 @@ mod entry;
 mod terms;
 
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ use smallvec::SmallVec;
 use self::entry::Entry;
 pub use self::terms::{Terms, log_beyond_us};
 use super::Levels;
+use super::combine::Hashed;
 use super::script::{Counted, Drawing};
 use crate::algorithm::State;
 use crate::clock::Time;
@@ -68,7 +70,7 @@ pub struct Eventual {
 
 #[derive(Debug, Default)]
 struct Shard {
-    entries: HashMap<u128, Entry>,
+    entries: HashMap<u128, Entry, BuildHasherDefault<Hashed>>,
     swept: Option<Instant>,
 }
 
@@ -182,32 +184,35 @@ impl Eventual {
     pub fn admit(&self, lending: &Lending, drawing: &Drawing, moment: Moment) -> Admission {
         let &Lending { id, ref terms, .. } = lending;
         let Hits::Take(hits @ 1..) = drawing.ask.hits else { return Admission::Ask };
-        let mut shard = self.shard(id);
-        let known = shard.entries.contains_key(&id.path);
         let shares = moment.may_share && hits <= terms.share;
-        if !(known || shares && self.has_room(&mut shard, moment.at)) {
+        let mut shard = self.shard(id);
+        if let Some(entry) = shard.entries.get_mut(&id.path) {
+            if entry.is_of_others(id.tags, moment.at) {
+                return Admission::Ask;
+            }
+            if !moment.again {
+                entry.demand.note(hits, moment.at);
+            }
+            if let Some(levels) = entry.take_leased(hits, drawing, moment) {
+                self.counts.leased.fetch_add(hits, Ordering::Relaxed);
+                return Admission::Here { levels, ahead: entry.wants_more(terms, moment.at) };
+            }
+            let levels = if shares { entry.take_shared(hits, drawing, terms, moment) } else { None };
+            return levels.map_or(Admission::Ask, |levels| self.shared(hits, levels));
+        }
+        if !(shares && self.has_room(&mut shard, moment.at)) {
             return Admission::Ask;
         }
-        let entry = shard.entries.entry(id.path).or_insert_with(|| Entry::new(id.tags, drawing, moment.at));
-        if entry.is_of_others(id.tags, moment.at) {
-            return Admission::Ask;
-        }
-        if !moment.again {
-            entry.demand.note(hits, moment.at);
-        }
-        let admission = if let Some(levels) = entry.take_leased(hits, drawing, moment) {
-            self.counts.leased.fetch_add(hits, Ordering::Relaxed);
-            Admission::Here { levels, ahead: entry.wants_more(terms, moment.at) }
-        } else if shares && let Some(levels) = entry.take_shared(hits, drawing, terms, moment) {
-            self.counts.shared.fetch_add(hits, Ordering::Relaxed);
-            Admission::Here { levels, ahead: false }
-        } else {
-            Admission::Ask
-        };
-        if !known && admission == Admission::Ask {
-            shard.entries.remove(&id.path);
-        }
-        admission
+        let mut entry = Entry::new(id.tags, moment.at);
+        entry.demand.note(hits, moment.at);
+        let Some(levels) = entry.take_shared(hits, drawing, terms, moment) else { return Admission::Ask };
+        shard.entries.insert(id.path, entry);
+        self.shared(hits, levels)
+    }
+
+    fn shared(&self, hits: u64, levels: Levels) -> Admission {
+        self.counts.shared.fetch_add(hits, Ordering::Relaxed);
+        Admission::Here { levels, ahead: false }
     }
 
     /// How many hits to lease with a draw that is about to be sent; `live` processes share what is left. 0: none.
@@ -229,7 +234,7 @@ impl Eventual {
         });
         let known = shard.entries.contains_key(&id.path);
         if known || self.has_room(&mut shard, sent) {
-            let entry = shard.entries.entry(id.path).or_insert_with(|| Entry::unused(id.tags, sent));
+            let entry = shard.entries.entry(id.path).or_insert_with(|| Entry::new(id.tags, sent));
             if !entry.is_of_others(id.tags, sent) {
                 entry.heard(counters, report, lease);
             }

@@ -52,13 +52,7 @@ struct Lease {
 
 impl Entry {
     /// A descriptor that nothing is known of.
-    pub(super) fn new(tags: u128, drawing: &Drawing, at: Instant) -> Self {
-        let states = drawing.counters.iter().map(|counted| State::empty(counted.limit.algorithm())).collect();
-        Self { states, ..Self::unused(tags, at) }
-    }
-
-    /// A descriptor that Redis is about to tell of.
-    pub(super) fn unused(tags: u128, at: Instant) -> Self {
+    pub(super) fn new(tags: u128, at: Instant) -> Self {
         Self {
             tags,
             states: SmallVec::new(),
@@ -78,7 +72,7 @@ impl Entry {
             return false;
         }
         if self.leases.is_empty() && at >= self.share.end {
-            *self = Self::unused(tags, at);
+            *self = Self::new(tags, at);
             return false;
         }
         true
