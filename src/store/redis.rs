@@ -14,6 +14,7 @@ mod explore;
 pub mod failure;
 pub mod key;
 mod knock;
+mod lead;
 mod line;
 mod node;
 mod probe;
@@ -25,23 +26,21 @@ mod tls;
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::sleep;
 
 use self::call::{Manner, Place};
-use self::combine::{Batch, Combiner, Drawings, Turn};
+use self::combine::{Combiner, Drawings, Turn};
 use self::connect::Entrance;
 use self::count::Window;
 use self::failure::RedisError;
+use self::lead::{Busy, Lead, lead};
 use self::node::Ground;
 use self::probe::Probe;
 use self::route::Route;
@@ -273,7 +272,7 @@ impl Shared {
             Turn::Lead(drawings) => {
                 let place = self.place(draw, group.path, now);
                 let busy = Busy { shared: Arc::clone(self), id: group.id, armed: true };
-                Way::Led(drawings.len(), Lead { call: Some(Box::pin(lead(busy, place, drawings, deadline))) })
+                Way::Led(drawings.len(), Lead::new(lead(busy, place, drawings, deadline)))
             }
         };
         Pending { way, until: hurried.then_some(until) }
@@ -368,82 +367,6 @@ fn drawing(draw: &Draw<'_>, purpose: Purpose) -> Drawing {
 /// A number below `most` that is random enough to spread expiries.
 fn random_below(most: u64) -> u64 {
     RandomState::new().hash_one(0_u8) % most
-}
-
-/// A counter whose call is in flight. However that ends, whoever waits for it must not wait for ever.
-struct Busy {
-    shared: Arc<Shared>,
-    id: u128,
-    armed: bool,
-}
-
-impl Busy {
-    /// What waits; once nothing does, the counter is idle and no longer this one's affair.
-    fn next(&mut self) -> Option<Batch> {
-        let next = self.shared.combiner.next(self.id);
-        self.armed = next.is_some();
-        next
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        // A call that was torn down: all who wait hear that it broke.
-        while self.armed && self.next().is_some() {}
-    }
-}
-
-/// Makes a leader's call; what has come to wait meanwhile is another call then.
-async fn lead(mut busy: Busy, place: Place, drawings: Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
-    let outcome = busy.shared.call(&place, &drawings, deadline).await;
-    if let Some(batch) = busy.next() {
-        tokio::spawn(follow(busy, place, batch));
-    }
-    outcome
-}
-
-/// Makes calls for what waits until nothing does.
-async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
-    loop {
-        let deadline = Instant::now() + busy.shared.timeout;
-        // A counter may be busy for so long that the first draw's time is no longer anybody's.
-        place.now = batch.now;
-        let drawings = std::mem::take(&mut batch.drawings);
-        let outcome = batch.wait_for(busy.shared.call(&place, &drawings, deadline)).await;
-        // Taken before anybody is answered: whoever comes back for more then finds an idle counter idle.
-        let next = busy.next();
-        batch.answer(outcome);
-        match next {
-            Some(next) => batch = next,
-            None => break,
-        }
-    }
-}
-
-type Call = Pin<Box<dyn Future<Output = Result<Vec<Levels>, RedisError>> + Send>>;
-
-/// A call that a request leads. Given up, it goes on by itself: it belongs to the connection.
-struct Lead {
-    call: Option<Call>,
-}
-
-impl Future for Lead {
-    type Output = Result<Vec<Levels>, RedisError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let call = self.call.as_mut().expect("nobody asks again for what was answered");
-        let outcome = ready!(call.as_mut().poll(context));
-        self.call = None;
-        Poll::Ready(outcome)
-    }
-}
-
-impl Drop for Lead {
-    fn drop(&mut self) {
-        if let (Some(call), Ok(runtime)) = (self.call.take(), Handle::try_current()) {
-            runtime.spawn(call);
-        }
-    }
 }
 
 impl Pending {
