@@ -28,7 +28,7 @@ impl Store {
     pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
         match self {
             Self::Memory(memory) => memory.sweep(now, turn, turns),
-            Self::Redis(redis) => redis.local().sweep(now, turn, turns),
+            Self::Redis(redis) => redis.sweep(now, turn, turns),
         }
     }
 }

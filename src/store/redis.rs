@@ -17,6 +17,7 @@ mod knock;
 mod lead;
 mod line;
 mod node;
+pub mod over;
 mod probe;
 mod route;
 pub mod script;
@@ -42,6 +43,7 @@ use self::count::Window;
 use self::failure::RedisError;
 use self::lead::{Busy, Lead, lead};
 use self::node::Ground;
+use self::over::Over;
 use self::probe::Probe;
 use self::route::Route;
 use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
@@ -80,6 +82,7 @@ struct Shared {
     /// What stands in for it.
     local: Local,
     combiner: Combiner,
+    over: Over,
     prefix: String,
     format: KeyFormat,
     jitter_s: u64,
@@ -115,6 +118,8 @@ struct Pending {
 }
 
 enum Way {
+    /// So many draws, all of them refused like this, as it is known that they would be.
+    Known(usize, Levels),
     /// So many draws went out, by a call that this request leads.
     Led(usize, Lead),
     /// They wait for their turn.
@@ -179,6 +184,17 @@ impl Redis {
         self.shared.calls.load(Ordering::Relaxed)
     }
 
+    /// How many draws were refused without a call since the start: by what Redis had just said of their counters.
+    pub fn refused_locally(&self) -> u64 {
+        self.shared.over.refused()
+    }
+
+    /// Drops what has ended from a share of what this process keeps: the `turn`th of `turns`.
+    pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
+        self.shared.local.sweep(now, turn, turns);
+        self.shared.over.sweep(Instant::now(), turn, turns);
+    }
+
     /// Tells `health` how the servers are, for as long as it is run: lost if none of a deployment takes draws.
     pub async fn report(&self, health: &StoreHealth) {
         const OFTEN: Duration = Duration::from_millis(100);
@@ -194,11 +210,14 @@ impl Redis {
 impl Shared {
     fn start(settings: &settings::Redis, local: Local, gives_time: bool) -> Self {
         let start = |deployment| Arc::new(start_route(settings, deployment));
+        // A refusal runs out with real time, not with the time that draws say.
+        let over_bytes = if gives_time { 0 } else { settings.over_limit_cache.capacity_bytes };
         Self {
             main: start(&settings.main),
             per_second: settings.per_second.as_ref().map(start),
             local,
             combiner: Combiner::default(),
+            over: Over::new(over_bytes, settings.over_limit_cache.counting, Instant::now()),
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
             jitter_s: settings.expiration_jitter.as_secs(),
@@ -260,7 +279,11 @@ impl Shared {
     /// Sends the draws of one group, or has them wait for the call that is in flight.
     fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], (now, until): (Time, Instant)) -> Pending {
         let draw = &draws[group.places[0]];
-        let deadline = Instant::now() + self.timeout;
+        let begun = Instant::now();
+        if let Some(levels) = self.over.refuse(group.id, &group.drawings, begun) {
+            return Pending { way: Way::Known(group.drawings.len(), levels), until: None };
+        }
+        let deadline = begun + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
         let mut hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
@@ -304,9 +327,18 @@ impl Shared {
         }
     }
 
-    async fn call(&self, place: &Place, drawings: &Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
+    /// Makes a call for the counters of this `id`.
+    async fn call(
+        &self,
+        id: u128,
+        place: &Place,
+        drawings: &Drawings,
+        deadline: Instant,
+    ) -> Result<Vec<Levels>, RedisError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
+        let sent = Instant::now();
         let replayed = place.call(drawings, deadline).await?;
+        self.over.learn(id, drawings, &replayed.levels, (sent, Instant::now()));
         self.remember(place, drawings, &replayed);
         Ok(replayed.levels)
     }
@@ -373,6 +405,7 @@ impl Pending {
     /// The answers, in the order of the draws; those that have not come in time are errors.
     async fn answers(self) -> SmallVec<[Answer; 1]> {
         match self.way {
+            Way::Known(count, levels) => (0..count).map(|_| Ok(levels.clone())).collect(),
             Way::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
                 Ok(levels) => levels.into_iter().map(Ok).collect(),
                 Err(error) => (0..count).map(|_| Err(error)).collect(),

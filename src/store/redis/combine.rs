@@ -186,7 +186,7 @@ impl Batch {
 
 /// Keys are hashes under a secret already.
 #[derive(Debug, Default)]
-struct Hashed(u64);
+pub(super) struct Hashed(u64);
 
 impl Hasher for Hashed {
     fn finish(&self) -> u64 {

@@ -46,7 +46,7 @@ pub(super) async fn lead(
     drawings: Drawings,
     deadline: Instant,
 ) -> Result<Vec<Levels>, RedisError> {
-    let outcome = busy.shared.call(&place, &drawings, deadline).await;
+    let outcome = busy.shared.call(busy.id, &place, &drawings, deadline).await;
     if let Some(batch) = busy.next() {
         tokio::spawn(follow(busy, place, batch));
     }
@@ -60,7 +60,7 @@ async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
         // A counter may be busy for so long that the first draw's time is no longer anybody's.
         place.now = batch.now;
         let drawings = std::mem::take(&mut batch.drawings);
-        let outcome = batch.wait_for(busy.shared.call(&place, &drawings, deadline)).await;
+        let outcome = batch.wait_for(busy.shared.call(busy.id, &place, &drawings, deadline)).await;
         // Taken before anybody is answered: whoever comes back for more then finds an idle counter idle.
         let next = busy.next();
         batch.answer(outcome);
