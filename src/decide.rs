@@ -121,6 +121,14 @@ impl Decider {
         DrawError::all().map(|error| (error.name(), self.failures.count(error)))
     }
 
+    /// How many draws were refused in this process since the start, by what the store had just said of their counters.
+    pub fn refused_locally(&self) -> u64 {
+        match &self.store {
+            Store::Memory(_) => 0,
+            Store::Redis(redis) => redis.refused_locally(),
+        }
+    }
+
     /// The limits of each descriptor.
     fn select<'r>(&self, edge: Edge<'r>, request: &Request<'_>) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
         if request.domain.is_empty() {

@@ -9,8 +9,6 @@ pub mod local;
 pub mod memory;
 pub mod redis;
 
-use std::time::Instant;
-
 use self::memory::{Full, Memory};
 use self::redis::Redis;
 use self::redis::failure::RedisError;
@@ -30,10 +28,7 @@ impl Store {
     pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
         match self {
             Self::Memory(memory) => memory.sweep(now, turn, turns),
-            Self::Redis(redis) => {
-                redis.local().sweep(now, turn, turns);
-                redis.eventual().sweep(Instant::now(), turn, turns);
-            }
+            Self::Redis(redis) => redis.sweep(now, turn, turns),
         }
     }
 }

@@ -37,6 +37,8 @@ mod redis_faults;
 mod redis_harness;
 #[path = "suite/redis_keys.rs"]
 mod redis_keys;
+#[path = "suite/redis_over.rs"]
+mod redis_over;
 #[path = "suite/redis_ratelimit.rs"]
 mod redis_ratelimit;
 #[path = "suite/redis_replicas.rs"]

@@ -33,8 +33,19 @@ pub struct Redis {
     /// A counter in `KeyFormat::Ratelimit` outlives its window by a random time below this one, in whole seconds, at
     /// most a year; 0: by none.
     pub expiration_jitter: Duration,
+    /// Refusals that are given again without asking.
+    pub over_limit_cache: OverLimitCache,
     /// Whether the process is unhealthy without a connection.
     pub health_needs_connection: bool,
+}
+
+/// What this process keeps of refusals that Redis has just given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimitCache {
+    /// What they may take, in bytes; 0: none is kept.
+    pub capacity_bytes: usize,
+    /// Whether fixed windows that count refused hits are kept too: what is refused here is then not counted.
+    pub counting: bool,
 }
 
 /// One server, a master with its replicas, or a cluster.

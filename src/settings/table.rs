@@ -95,8 +95,10 @@ pub static TABLE: &[Setting] = table! {
             "where counters live; not set: in Redis if a REDIS_ variable is set, else in this process";
         "TOLLKEEPER_MEMORY_BYTES" Kind::Bytes { min: 1 << 20, max: 1 << 40 }, "512MiB", Honoured,
             "what the counters in this process may take; when it is used up, the least used ones go";
-        "LOCAL_CACHE_SIZE_IN_BYTES" AT_LEAST_0, "0", NoEffect { when: When::Not("0"), why: "a counter is asked each time" },
-            "size of a cache of limits known to be used up; 0: none";
+        "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES" Kind::Bytes { min: 0, max: 1 << 40 }, "4MiB", Honoured,
+            "what may be kept of refusals that Redis has just given, which are given again without asking; 0: none is kept";
+        "LOCAL_CACHE_SIZE_IN_BYTES" AT_LEAST_0, "0", Differs("a refusal is kept for 1 s at most, and only for its own limit"),
+            "bytes for refusals, fixed windows that count refused hits included; 0: the setting above alone, without those";
         "EXPIRATION_JITTER_MAX_SECONDS" ANY_INT, "300", Differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit"),
             "random seconds by which a counter in Redis outlives its window; 0 or less: none";
         "CACHE_KEY_PREFIX" Kind::Text, "", Honoured, "what the keys of counters in Redis begin with, 256 bytes at most";

@@ -19,6 +19,7 @@ mod lead;
 mod lend;
 mod line;
 mod node;
+pub mod over;
 mod probe;
 mod route;
 pub mod script;
@@ -46,6 +47,7 @@ use self::eventual::{Eventual, Lending, Report, log_beyond_us};
 use self::failure::RedisError;
 use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
+use self::over::Over;
 use self::probe::Probe;
 use self::route::Route;
 use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
@@ -95,6 +97,7 @@ struct Shared {
     /// What may be given out here.
     eventual: Eventual,
     settle: Settle,
+    over: Over,
     prefix: String,
     format: KeyFormat,
     jitter_s: u64,
@@ -197,6 +200,19 @@ impl Redis {
         self.shared.calls.load(Ordering::Relaxed)
     }
 
+    /// How many draws were refused without a call since the start: by what Redis had just said of their counters.
+    pub fn refused_locally(&self) -> u64 {
+        self.shared.over.refused()
+    }
+
+    /// Drops what has ended from a share of what this process keeps: the `turn`th of `turns`.
+    pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
+        let at = Instant::now();
+        self.shared.local.sweep(now, turn, turns);
+        self.shared.over.sweep(at, turn, turns);
+        self.shared.eventual.sweep(at, turn, turns);
+    }
+
     /// Tells `health` how the servers are, for as long as it is run: lost if none of a deployment takes draws.
     pub async fn report(&self, health: &StoreHealth) {
         const OFTEN: Duration = Duration::from_millis(100);
@@ -212,6 +228,8 @@ impl Redis {
 impl Shared {
     fn start(settings: &settings::Redis, local: Local, gives_time: bool) -> Self {
         let start = |deployment| Arc::new(start_route(settings, deployment));
+        // A refusal runs out with real time, not with the time that draws say.
+        let over_bytes = if gives_time { 0 } else { settings.over_limit_cache.capacity_bytes };
         Self {
             main: start(&settings.main),
             per_second: settings.per_second.as_ref().map(start),
@@ -219,6 +237,7 @@ impl Shared {
             combiner: Combiner::default(),
             eventual: Eventual::new(settings.eventual_bytes),
             settle: Settle::default(),
+            over: Over::new(over_bytes, settings.over_limit_cache.counting, Instant::now()),
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
             jitter_s: settings.expiration_jitter.as_secs(),
@@ -284,9 +303,13 @@ impl Shared {
         if let Some(lending) = &lending
             && let Some(levels) = self.answer_here(&group, draw, lending, now)
         {
-            return Pending { way: Way::Known(levels), until: None };
+            return Pending { way: Way::Known(1, levels), until: None };
         }
-        let deadline = Instant::now() + self.timeout;
+        let begun = Instant::now();
+        if let Some(levels) = self.over.refuse(group.id, &group.drawings, begun) {
+            return Pending { way: Way::Known(group.drawings.len(), levels), until: None };
+        }
+        let deadline = begun + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
         let mut hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
@@ -296,7 +319,7 @@ impl Shared {
                 Way::Waits(answers)
             }
             Turn::Lead(drawings) => {
-                let place = self.place(draw, group.path, lending, now);
+                let place = self.place(draw, (group.id, group.path), lending, now);
                 let busy = Busy::new(Arc::clone(self), group.id);
                 Way::Led(drawings.len(), Lead::of(lead(busy, place, drawings, deadline)))
             }
@@ -304,7 +327,7 @@ impl Shared {
         Pending { way, until: hurried.then_some(until) }
     }
 
-    fn place(&self, draw: &Draw<'_>, path: u128, lending: Option<Lending>, now: Time) -> Place {
+    fn place(&self, draw: &Draw<'_>, (id, path): (u128, u128), lending: Option<Lending>, now: Time) -> Place {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => {
@@ -319,7 +342,8 @@ impl Shared {
             },
             Manner::Count,
         );
-        Place { manner, route: Arc::clone(self.route(draw)), path, now, gives_time: self.gives_time, lending }
+        let (route, gives_time) = (Arc::clone(self.route(draw)), self.gives_time);
+        Place { manner, id, route, path, now, gives_time, lending }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
@@ -347,6 +371,7 @@ impl Shared {
         let lease = (lent > 0).then(|| drawings.pop()).flatten();
         let mut replayed = outcome?;
         let levels = lease.and_then(|_| replayed.levels.pop());
+        self.over.learn(place.id, drawings, &replayed.levels, (sent, Instant::now()));
         self.remember(place, drawings, &replayed);
         if let Some(lending) = lending {
             let passed = |levels: Levels| {

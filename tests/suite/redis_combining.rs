@@ -52,7 +52,9 @@ fn primed(server: &Server, follows: Follows) -> Counters {
 }
 
 fn primed_at(server: &Server, address: &str, follows: Follows) -> Counters {
-    let counters = Counters::at(address, follows);
+    // Refused draws are to travel too.
+    let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address), ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")];
+    let counters = Counters::new(&env, follows);
     store_runtime().block_on(counters.draw(&[Wanted::one("prime", counting(1))], Purpose::Charge, NOW));
     server.reset_stats();
     counters

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::Values;
 use crate::settings::parse::Fault;
-use crate::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, Redis, Tls, Topology};
+use crate::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, Topology};
 use crate::settings::url::{self, Url};
 use crate::settings::{Notice, Store};
 
@@ -74,18 +74,23 @@ impl Names {
 }
 
 /// What only counters in Redis have, and no variable that by itself asks for Redis.
-const WITH_REDIS: [&str; 10] = [
+const WITH_REDIS: [&str; 12] = [
     "CACHE_KEY_PREFIX",
     "EXPIRATION_JITTER_MAX_SECONDS",
     "TOLLKEEPER_STORE_TIMEOUT",
     "TOLLKEEPER_REPLICAS",
     "TOLLKEEPER_EVENTUAL_BYTES",
     "TOLLKEEPER_KEY_FORMAT",
+    LOCAL_CACHE,
+    OVER_LIMIT_CACHE,
     MAIN.server.file,
     MAIN.sentinels.file,
     PER_SECOND.server.file,
     PER_SECOND.sentinels.file,
 ];
+
+const LOCAL_CACHE: &str = "LOCAL_CACHE_SIZE_IN_BYTES";
+const OVER_LIMIT_CACHE: &str = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES";
 
 /// What is read with TLS only, for both deployments: an authority, a certificate, its key, and how names are checked.
 const TLS_FILES: [&str; 4] =
@@ -141,8 +146,20 @@ impl Values {
             key_prefix,
             key_format,
             expiration_jitter: self.expiration_jitter(key_format),
+            over_limit_cache: self.over_limit_cache(),
             health_needs_connection: self.bool("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"),
         })
+    }
+
+    /// That of envoyproxy/ratelimit, if it is asked for, only adds to ours.
+    fn over_limit_cache(&mut self) -> OverLimitCache {
+        let own: usize = self.bytes(OVER_LIMIT_CACHE);
+        let theirs = usize::try_from(self.int::<u64>(LOCAL_CACHE)).unwrap_or(usize::MAX);
+        if own == 0 {
+            self.idle(LOCAL_CACHE, "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns every such cache off");
+            return OverLimitCache { capacity_bytes: 0, counting: false };
+        }
+        OverLimitCache { capacity_bytes: own.max(theirs), counting: theirs > 0 }
     }
 
     fn deployment(&mut self, names: &Names) -> Deployment {

@@ -28,6 +28,8 @@ const MOST_REDIRECTIONS: usize = 5;
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) manner: Manner,
+    /// What its counters are known by here.
+    pub(super) id: u128,
     pub(super) route: Arc<Route>,
     /// What the path is remembered under in this process.
     pub(super) path: u128,

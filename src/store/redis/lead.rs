@@ -27,8 +27,8 @@ pub(super) struct Pending {
 }
 
 pub(super) enum Way {
-    /// None: they were decided here.
-    Known(Levels),
+    /// So many draws, all of which are known to find this.
+    Known(usize, Levels),
     /// So many draws went out, by a call that this request leads.
     Led(usize, Lead),
     /// They wait for their turn.
@@ -136,7 +136,7 @@ impl Pending {
     /// The answers, in the order of the draws; those that have not come in time are errors.
     pub(super) async fn answers(self) -> SmallVec<[Answer; 1]> {
         match self.way {
-            Way::Known(levels) => SmallVec::from_iter([Ok(levels)]),
+            Way::Known(count, levels) => (0..count).map(|_| Ok(levels.clone())).collect(),
             Way::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
                 Ok(levels) => levels.into_iter().map(Ok).collect(),
                 Err(error) => (0..count).map(|_| Err(error)).collect(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use tollkeeper::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, Redis, Tls, Topology};
+use tollkeeper::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, Topology};
 use tollkeeper::settings::report::{Fate, report};
 use tollkeeper::settings::value::{Secret, shown};
 use tollkeeper::settings::{Settings, Store, parse, reference, table};
@@ -82,6 +82,7 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         key_prefix: String::new(),
         key_format: KeyFormat::Tollkeeper,
         expiration_jitter: Duration::from_secs(300),
+        over_limit_cache: OverLimitCache { capacity_bytes: 4 << 20, counting: false },
         health_needs_connection: false,
     };
     assert_eq!(redis(&[("BACKEND_TYPE", "redis")]), expected);
@@ -91,6 +92,23 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         ..main
     };
     assert_eq!(redis(&[("REDIS_PERSECOND", "true")]), Redis { per_second: Some(per_second), ..expected });
+}
+
+#[test]
+fn the_local_cache_of_the_peer_adds_to_ours() {
+    const MIB: usize = 1 << 20;
+    let cases: [(Vars<'_>, usize, bool); 6] = [
+        (&[("LOCAL_CACHE_SIZE_IN_BYTES", "0")], 4 * MIB, false),
+        (&[("LOCAL_CACHE_SIZE_IN_BYTES", "1")], 4 * MIB, true),
+        (&[("LOCAL_CACHE_SIZE_IN_BYTES", "8388608")], 8 * MIB, true),
+        (&[("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "16MiB"), ("LOCAL_CACHE_SIZE_IN_BYTES", "8388608")], 16 * MIB, true),
+        (&[("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "1000")], 1000, false),
+        (&[("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0"), ("LOCAL_CACHE_SIZE_IN_BYTES", "8388608")], 0, false),
+    ];
+    for (vars, capacity_bytes, counting) in cases {
+        let vars = [&[("REDIS_URL", "/redis.sock")], vars].concat();
+        assert_eq!(redis(&vars).over_limit_cache, OverLimitCache { capacity_bytes, counting }, "{vars:?}");
+    }
 }
 
 #[test]
@@ -413,6 +431,11 @@ fn what_is_not_read_gets_a_line() {
             &[("REDIS_TYPE", "cluster"), url, ("REDIS_SOCKET_TYPE", "unix")],
             lines(&["REDIS_SOCKET_TYPE"], "nodes of a cluster and sentinels are always on tcp"),
         ),
+        (
+            &[url, ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0"), ("LOCAL_CACHE_SIZE_IN_BYTES", "1000")],
+            lines(&["LOCAL_CACHE_SIZE_IN_BYTES"], "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns every such cache off"),
+        ),
+        (&[url, ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")], vec![]),
         (&[url, ("REDIS_POOL_SIZE", "500")], vec!["REDIS_POOL_SIZE is more than 128, which is taken".into()]),
         (
             &[

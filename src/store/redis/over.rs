@@ -1,0 +1,255 @@
+//! Refusals that Redis has just given, and gives again here without being asked.
+//!
+//! A counter that is over its limit stays so until hits run out or are given back. When they run out is known: it is
+//! what the refusal promised. When they are given back through another replica is not, so a refusal is believed for
+//! 1 s at most, counted from when the call that brought it was *sent*. It speaks for draws that it must hold for too:
+//! on the same counters under the same limits, of at least its hits and of no longer a hold. Looks, refunds and trials
+//! always go to Redis, and so does what comes after a refund that went through this process.
+//!
+//! Only refusals are kept, so a wrong entry refuses for 1 s and never admits. Where refused hits count, a refusal that
+//! is given here is one that is not counted: such counters are left alone unless the operator says otherwise, and then
+//! only fixed windows, whose end no count moves. No clock here: who asks says what time it is.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Levels;
+use super::combine::Hashed;
+use super::script::{Counted, Drawing};
+use crate::algorithm::Level;
+use crate::limit::Algorithm;
+use crate::request::Hits;
+
+/// The longest that a refusal is believed.
+pub const LONGEST: Duration = Duration::from_secs(1);
+/// Enough that threads seldom meet.
+const SHARDS: usize = 64;
+/// What a cache takes at least, so that each shard holds some.
+const LEAST_BYTES: usize = 128 << 10;
+/// How often a full shard is searched for what has ended.
+const SEARCHED_EVERY_US: u64 = 50_000;
+
+/// The refusals that are believed, by the id of the counters.
+#[derive(Debug)]
+pub struct Over {
+    /// None if it is off.
+    shards: Box<[Mutex<Shard>]>,
+    most_bytes: usize,
+    /// Whether fixed windows that count refused hits are kept too.
+    counting: bool,
+    /// From here times are counted.
+    origin: Instant,
+    /// How many are kept, so that as long as none is nobody takes a lock.
+    kept: AtomicUsize,
+    refused: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    entries: HashMap<u128, Entry, BuildHasherDefault<Hashed>>,
+    bytes: usize,
+    searched_us: u64,
+}
+
+/// A refusal.
+#[derive(Debug)]
+struct Entry {
+    /// When its levels were right.
+    at_us: u64,
+    /// From when on it is not believed.
+    end_us: u64,
+    hits: u64,
+    hold_us: u64,
+    limits: Box<[(Counted, Level)]>,
+}
+
+impl Over {
+    /// Nothing is kept yet. It takes about `capacity_bytes` at most, and at least 128 KiB; 0: it is off. `counting`
+    /// says whether fixed windows that count refused hits are kept too.
+    pub fn new(capacity_bytes: usize, counting: bool, origin: Instant) -> Self {
+        let shards = if capacity_bytes == 0 { 0 } else { SHARDS };
+        Self {
+            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            most_bytes: capacity_bytes.max(LEAST_BYTES) / SHARDS,
+            counting,
+            origin,
+            kept: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// What each of these draws finds, if all of them are known to be refused: the levels of the refusal, their times
+    /// less what has passed since. `id` is that of their counters, `now` the time.
+    pub fn refuse(&self, id: u128, drawings: &[Drawing], now: Instant) -> Option<Levels> {
+        if self.kept() == 0 {
+            return None;
+        }
+        let now_us = self.micros(now);
+        let mut shard = self.shard(id)?;
+        let entry = shard.entries.get(&id)?;
+        if entry.end_us <= now_us {
+            self.drop_from(&mut shard, id);
+            return None;
+        }
+        if !drawings.iter().all(|drawing| entry.speaks_for(drawing)) {
+            return None;
+        }
+        let levels = entry.levels(now_us);
+        self.refused.fetch_add(drawings.len() as u64, Ordering::Relaxed);
+        Some(levels)
+    }
+
+    /// Learns from a call what its draws, in their order, found; it was sent and answered at these times. A refusal is
+    /// kept in place of an older one; after what was admitted or given back nothing is.
+    pub fn learn(&self, id: u128, drawings: &[Drawing], levels: &[Levels], (sent, answered): (Instant, Instant)) {
+        if self.shards.is_empty() {
+            return;
+        }
+        for (drawing, levels) in drawings.iter().zip(levels).rev() {
+            match (drawing.ask.hits, refuses(drawing, levels)) {
+                (Hits::Take(hits), true) if !drawing.trial => {
+                    return self.keep(id, (drawing, hits), levels, (sent, answered));
+                }
+                // Also after a trial: what is charged then must not be refused by what is older.
+                (Hits::Take(_), false) | (Hits::Refund(_), _) => return self.forget(id),
+                (Hits::Take(_) | Hits::Look, _) => {}
+            }
+        }
+    }
+
+    /// Drops what has ended from a share of what is kept: the `turn`th of `turns`.
+    pub fn sweep(&self, now: Instant, turn: usize, turns: usize) {
+        if self.kept() > 0 {
+            let now_us = self.micros(now);
+            self.shards.iter().skip(turn).step_by(turns.max(1)).for_each(|shard| self.search(&mut lock(shard), now_us));
+        }
+    }
+
+    /// How many refusals are kept, also those that have ended since.
+    pub fn kept(&self) -> usize {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// How many draws were refused here since the start.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    fn keep(&self, id: u128, (drawing, hits): (&Drawing, u64), levels: &Levels, (sent, answered): (Instant, Instant)) {
+        let is_kept = |counted: &Counted| {
+            !counted.limit.count_rejected() || self.counting && counted.limit.algorithm() == Algorithm::FixedWindow
+        };
+        if !drawing.counters.iter().all(is_kept) {
+            return;
+        }
+        // Once one of those that refuse could pass, what is said of it would no longer be true.
+        let waits = levels.iter().filter(|level| !level.admitted).filter_map(|level| level.retry_after_us);
+        let holds_us = waits.fold(micros_of(LONGEST), u64::min);
+        let (at_us, end_us) = (self.micros(answered), self.micros(sent).saturating_add(holds_us));
+        if end_us <= at_us {
+            return;
+        }
+        let limits = drawing.counters.iter().copied().zip(levels.iter().copied()).collect();
+        let entry = Entry { at_us, end_us, hits, hold_us: drawing.ask.hold_us, limits };
+        let Some(mut shard) = self.shard(id) else { return };
+        self.drop_from(&mut shard, id);
+        let bytes = entry.bytes();
+        if shard.bytes + bytes > self.most_bytes && shard.searched_us.saturating_add(SEARCHED_EVERY_US) <= at_us {
+            self.search(&mut shard, at_us);
+        }
+        if shard.bytes + bytes <= self.most_bytes {
+            shard.bytes += bytes;
+            shard.entries.insert(id, entry);
+            self.kept.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn forget(&self, id: u128) {
+        if self.kept() > 0
+            && let Some(mut shard) = self.shard(id)
+        {
+            self.drop_from(&mut shard, id);
+        }
+    }
+
+    fn drop_from(&self, shard: &mut Shard, id: u128) {
+        if let Some(entry) = shard.entries.remove(&id) {
+            shard.bytes -= entry.bytes();
+            self.kept.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn search(&self, shard: &mut Shard, now_us: u64) {
+        shard.searched_us = now_us;
+        let before = shard.entries.len();
+        let bytes = &mut shard.bytes;
+        shard.entries.retain(|_, entry| {
+            let stays = now_us < entry.end_us;
+            *bytes -= if stays { 0 } else { entry.bytes() };
+            stays
+        });
+        self.kept.fetch_sub(before - shard.entries.len(), Ordering::Relaxed);
+        if shard.entries.is_empty() {
+            shard.entries.shrink_to_fit();
+        }
+    }
+
+    fn shard(&self, id: u128) -> Option<MutexGuard<'_, Shard>> {
+        let place = usize::try_from((id >> 64) % SHARDS as u128).expect("there are few shards");
+        self.shards.get(place).map(lock)
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        micros_of(at.saturating_duration_since(self.origin))
+    }
+}
+
+impl Entry {
+    /// Whether this refusal means that a draw is refused too, and in the same words.
+    fn speaks_for(&self, drawing: &Drawing) -> bool {
+        let Hits::Take(hits) = drawing.ask.hits else { return false };
+        let same = drawing.counters.iter().eq(self.limits.iter().map(|(counted, _)| counted));
+        let like = |(counted, level): &(Counted, Level)| {
+            // More hits may be too many for good, or too many for a limit that had room.
+            let for_good = |hits| hits > u64::from(counted.limit.capacity());
+            for_good(hits) == for_good(self.hits) && (!level.admitted || hits <= u64::from(level.remaining))
+        };
+        !drawing.trial
+            && same
+            && drawing.ask.hold_us <= self.hold_us
+            && (hits == self.hits || hits > self.hits && self.limits.iter().all(like))
+    }
+
+    fn levels(&self, now_us: u64) -> Levels {
+        let passed_us = now_us.saturating_sub(self.at_us);
+        let later = |(_, level): &(Counted, Level)| Level {
+            reset_us: level.reset_us.saturating_sub(passed_us),
+            retry_after_us: level.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
+            ..*level
+        };
+        self.limits.iter().map(later).collect()
+    }
+
+    /// About what it takes: its place in a table that has just grown, and its limits with what an allocation costs.
+    fn bytes(&self) -> usize {
+        const PLACE: usize = (size_of::<(u128, Entry)>() + 1) * 16 / 7;
+        const ALLOCATION: usize = 16;
+        PLACE + ALLOCATION + size_of_val(&*self.limits)
+    }
+}
+
+/// Whether an enforced limit refuses.
+fn refuses(drawing: &Drawing, levels: &Levels) -> bool {
+    drawing.counters.iter().zip(levels).any(|(counted, level)| counted.enforced && !level.admitted)
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn micros_of(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
