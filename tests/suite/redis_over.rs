@@ -66,7 +66,7 @@ impl Counters {
 
     fn drawing(&self, ask: Ask) -> Drawing {
         let counted = |(limit, enforced): &(Limit, bool)| Counted { limit: *limit, enforced: *enforced, tag: 3 };
-        Drawing { counters: self.limits.iter().map(counted).collect(), ask, trial: false }
+        Drawing { counters: self.limits.iter().map(counted).collect(), ask, trial: false, until: None }
     }
 
     /// What the store says of a draw after so many microseconds.
