@@ -345,6 +345,7 @@ fn memory_is_bounded_and_what_has_ended_makes_room() {
     };
     learn(0..100_000, origin);
     let kept = over.kept();
+    println!("{} bytes each", MIB / kept);
     // An entry with its limit, its levels and its place in a table takes 200 to 500 bytes.
     assert!((MIB / 500..MIB / 200).contains(&kept), "{kept}");
     let first = over.refuse(id(0), from_ref(&drawing), origin);

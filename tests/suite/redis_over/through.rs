@@ -151,6 +151,27 @@ fn draws_that_waited_together_teach_it_too() {
 }
 
 #[test]
+fn a_refusal_that_took_a_second_to_come_is_believed_no_more() {
+    let server = options().start();
+    let counters = primed(&server, &[]);
+    let one = Wanted::one("late", yearly(1));
+    assert!(admits(&counters, &one));
+    store_runtime().block_on(async {
+        server.freeze();
+        let wanted = [one.clone()];
+        let mut late = Box::pin(counters.draw(&wanted, Purpose::Charge, NOW));
+        assert!(poll_once(&mut late).await.is_none());
+        let sent = Instant::now();
+        wait_for("a second", || (sent.elapsed() >= Duration::from_secs(1)).then_some(()));
+        server.thaw();
+        assert!(!late.await[0][0].admitted);
+    });
+    let calls = counters.redis.calls();
+    assert!(!admits(&counters, &one));
+    assert_eq!((counters.redis.calls() - calls, counters.redis.refused_locally()), (1, 0));
+}
+
+#[test]
 fn of_a_request_only_what_is_not_known_is_asked() {
     let server = options().start();
     let counters = primed(&server, &[]);
