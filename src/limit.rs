@@ -404,9 +404,9 @@ impl Limit {
         }
     }
 
-    /// The same over a period that is longer by so many microseconds, a second at most, in whole milliseconds.
+    /// The same over a period that is longer by so many microseconds, ten seconds at most, in whole milliseconds.
     pub const fn lengthened(&self, by_us: u64) -> Self {
-        Self { longer_us: if by_us < 1_000_000 { by_us / 1000 * 1000 } else { 1_000_000 }, ..*self }
+        Self { longer_us: if by_us < 10_000_000 { by_us / 1000 * 1000 } else { 10_000_000 }, ..*self }
     }
 
     /// What a share or a lease can not express: held answers, and debt.

@@ -16,7 +16,7 @@ const LONGEST_LIFE_US: u64 = 1_000_000;
 const SHORTEST_LIFE_US: u64 = 2_000;
 /// A lease ends so long before its window at the most, in microseconds.
 const LONGEST_MARGIN_US: u64 = 50_000;
-/// So long after its end a lease may still be given back to a bucket, in microseconds.
+/// So long after its end a lease may still be given back to a bucket or a log, in microseconds.
 const RETURN_US: u64 = 200_000;
 
 /// What a descriptor whose limits are all eventual may do by itself.
@@ -76,7 +76,11 @@ impl Terms {
                     until = until.map(|until| until.min(window_end(limit, state, report.now)));
                 }
                 Algorithm::TokenBucket => less = less.max(drained(limit, self.life_us + RETURN_US)),
-                Algorithm::SlidingWindowLog | Algorithm::LeakyBucket => until = None,
+                Algorithm::SlidingWindowLog => {
+                    let end = report.now.plus_us(log_return_us(limit.period().micros()));
+                    until = until.map(|until| until.min(end));
+                }
+                Algorithm::LeakyBucket => until = None,
             }
         }
         Lent { serial, end: report.sent + Duration::from_micros(life_us), until, less }
@@ -86,14 +90,21 @@ impl Terms {
 /// How much longer than a period the log of an eventual limit keeps hits, in microseconds.
 pub fn log_beyond_us(limit: &Limit) -> u64 {
     match (limit.algorithm(), limit.consistency()) {
-        (Algorithm::SlidingWindowLog, Consistency::Eventual(_)) => log_life_us(limit.period().micros()),
+        (Algorithm::SlidingWindowLog, Consistency::Eventual(_)) => {
+            log_life_us(limit.period().micros()) + log_return_us(limit.period().micros())
+        }
         _ => 0,
     }
 }
 
-/// A fiftieth of the period in whole milliseconds, so that no more than that part of the limit is wasted.
+/// A hundredth of the period in whole milliseconds: what a log keeps longer for it is the limit's loss.
 fn log_life_us(period_us: u64) -> u64 {
-    (period_us / 50 / 1000 * 1000).min(LONGEST_LIFE_US)
+    (period_us / 100 / 1000 * 1000).min(LONGEST_LIFE_US)
+}
+
+/// How long after they were charged hits may be given back to a log, in microseconds.
+fn log_return_us(period_us: u64) -> u64 {
+    log_life_us(period_us) + log_life_us(period_us).min(RETURN_US)
 }
 
 fn life_us(limit: &Limit, overshoot: Overshoot) -> u64 {
