@@ -13,6 +13,7 @@ mod reload;
 mod signals;
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -192,10 +193,12 @@ async fn drain(
             }
             Ok(())
         };
-        tokio::select! {
+        let ended = tokio::select! {
             ended = closed => ended,
             () = answered => Ok(()),
-        }
+        };
+        service.decider.store.leave().await;
+        ended
     };
     let timeout = settings.timeout;
     match tokio::time::timeout(timeout, finish).await {
@@ -230,7 +233,10 @@ fn open_store(settings: &Settings) -> Store {
                 timeout_ms = redis.timeout.as_millis(),
                 "counters are kept in redis"
             );
-            Store::Redis(Box::new(Redis::start(redis, Local::new(capacity_bytes, redis.replicas))))
+            let sharers = redis.replicas.unwrap_or(NonZeroU32::MIN);
+            let store = Redis::start(redis, Local::new(capacity_bytes, sharers));
+            store.claim_slot();
+            Store::Redis(Box::new(store))
         }
     }
 }

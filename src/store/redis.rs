@@ -17,6 +17,7 @@ mod knock;
 mod line;
 mod node;
 mod probe;
+pub mod replicas;
 mod route;
 pub mod script;
 mod send;
@@ -44,6 +45,7 @@ use self::count::Window;
 use self::failure::RedisError;
 use self::node::Ground;
 use self::probe::Probe;
+use self::replicas::heart::Heart;
 use self::route::Route;
 use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
 use crate::algorithm::{Ask, Level};
@@ -80,6 +82,7 @@ struct Shared {
     per_second: Option<Arc<Route>>,
     /// What stands in for it.
     local: Local,
+    heart: Heart,
     combiner: Combiner,
     prefix: String,
     format: KeyFormat,
@@ -195,8 +198,12 @@ impl Redis {
 impl Shared {
     fn start(settings: &settings::Redis, local: Local, gives_time: bool) -> Self {
         let start = |deployment| Arc::new(start_route(settings, deployment));
+        let main = start(&settings.main);
+        // What is set is not counted.
+        let sharers = settings.replicas.is_none().then(|| local.sharers().clone());
         Self {
-            main: start(&settings.main),
+            heart: Heart::new(settings.max_replicas, &main, &settings.key_prefix, sharers),
+            main,
             per_second: settings.per_second.as_ref().map(start),
             local,
             combiner: Combiner::default(),
