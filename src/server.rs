@@ -13,6 +13,7 @@ mod reload;
 mod signals;
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,9 +162,6 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
 /// How long clients get to read their last answers and to close.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long giving back what was leased may take at the end.
-const GIVE_BACK: Duration = Duration::from_secs(1);
-
 /// Goes on serving for a while, then asks clients to close and finishes what is held; all within the shutdown timeout.
 ///
 /// It does not wait for connections: a client that is frozen or dawdles would keep the process until the timeout.
@@ -195,21 +193,18 @@ async fn drain(
             }
             Ok(())
         };
-        tokio::select! {
+        let ended = tokio::select! {
             ended = closed => ended,
             () = answered => Ok(()),
-        }
+        };
+        service.decider.store.leave().await;
+        ended
     };
     let timeout = settings.timeout;
     match tokio::time::timeout(timeout, finish).await {
         Ok(ended) => ended?,
         Err(_) if service.held() > 0 => return Err(ServerError::CutOff(timeout)),
         Err(_) => {}
-    }
-    if let Store::Redis(redis) = &service.decider.store
-        && tokio::time::timeout(GIVE_BACK, redis.give_back()).await.is_err()
-    {
-        tracing::warn!("hits that were leased from redis were not all given back in time: they stay charged");
     }
     tracing::warn!("stopped");
     Ok(())
@@ -238,7 +233,10 @@ fn open_store(settings: &Settings) -> Store {
                 timeout_ms = redis.timeout.as_millis(),
                 "counters are kept in redis"
             );
-            Store::Redis(Box::new(Redis::start(redis, Local::new(capacity_bytes, redis.replicas))))
+            let sharers = redis.replicas.unwrap_or(NonZeroU32::MIN);
+            let store = Redis::start(redis, Local::new(capacity_bytes, sharers));
+            store.claim_slot();
+            Store::Redis(Box::new(store))
         }
     }
 }

@@ -114,6 +114,8 @@ pub struct Rules {
     pub reload_debounce: Duration,
     /// The policy of rules that have none.
     pub on_store_error: StorePolicy,
+    /// How many processes may have a share of an eventual limit, for advice on rules: 1 to 1000.
+    pub max_replicas: u32,
 }
 
 /// How answers look, and what overrides the rules.

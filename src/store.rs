@@ -9,10 +9,17 @@ pub mod local;
 pub mod memory;
 pub mod redis;
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use self::memory::{Full, Memory};
 use self::redis::Redis;
 use self::redis::failure::RedisError;
 use crate::clock::Time;
+
+/// How long giving back what was leased may take.
+const GIVE_BACK: Duration = Duration::from_secs(1);
 
 /// The counters.
 #[derive(Debug)]
@@ -30,6 +37,15 @@ impl Store {
             Self::Memory(memory) => memory.sweep(now, turn, turns),
             Self::Redis(redis) => redis.sweep(now, turn, turns),
         }
+    }
+
+    /// Gives back what this process has leased, and tells the others that it ends; takes a second and a half at most.
+    pub async fn leave(&self) {
+        let Self::Redis(redis) = self else { return };
+        if timeout(GIVE_BACK, redis.give_back()).await.is_err() {
+            tracing::warn!("hits that were leased from redis were not all given back in time: they stay charged");
+        }
+        redis.give_up_slot().await;
     }
 }
 

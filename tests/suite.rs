@@ -47,6 +47,8 @@ mod redis_ratelimit;
 mod redis_replicas;
 #[path = "suite/redis_requests.rs"]
 mod redis_requests;
+#[path = "suite/redis_slots.rs"]
+mod redis_slots;
 #[path = "suite/reload.rs"]
 mod reload;
 #[path = "suite/settings.rs"]

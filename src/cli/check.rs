@@ -32,8 +32,8 @@ pub(super) struct Args {
 
 pub(super) const HELP: &str = "\
 All files together must load as one set: a domain may not repeat, unless domains are merged. What a file means depends \
-on variables that are read as `serve` reads them: MERGE_DOMAIN_CONFIG, TOLLKEEPER_LOG_MAX, TOLLKEEPER_ON_STORE_ERROR and \
-USE_CALENDAR_MONTH_RATE_LIMIT. A file that can not be read is reported at 1:1.
+on variables that are read as `serve` reads them: MERGE_DOMAIN_CONFIG, TOLLKEEPER_LOG_MAX, TOLLKEEPER_MAX_REPLICAS, \
+TOLLKEEPER_ON_STORE_ERROR and USE_CALENDAR_MONTH_RATE_LIMIT. A file that can not be read is reported at 1:1.
 
 With --format json one object is written. `ok` says whether the exit code is 0. With PATH it has `files`, `errors` and \
 `warnings` (numbers) and `diagnostics` (severity, file, line, column, path, message, perhaps hint; the first 1000 of each \

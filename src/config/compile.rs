@@ -44,7 +44,7 @@ pub struct Options {
     pub log_max: u32,
     /// What holds where neither rule nor domain says `on_store_error`.
     pub on_store_error: StorePolicy,
-    /// How many replicas share an eventual limit at most, at least 1; for advice only.
+    /// How many replicas share an eventual limit at most (`TOLLKEEPER_MAX_REPLICAS`), at least 1; for advice only.
     pub max_replicas: u32,
 }
 
@@ -68,7 +68,7 @@ impl From<&settings::Settings> for Options {
             calendar_months: settings.behaviour.calendar_months,
             log_max: settings.behaviour.log_max,
             on_store_error: settings.rules.on_store_error,
-            ..Self::default()
+            max_replicas: settings.rules.max_replicas,
         }
     }
 }

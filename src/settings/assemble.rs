@@ -132,6 +132,7 @@ impl Values {
             poll_interval: self.time("TOLLKEEPER_POLL_INTERVAL"),
             reload_debounce: self.duration("TOLLKEEPER_RELOAD_DEBOUNCE"),
             on_store_error: StorePolicy::from_name(self.word("TOLLKEEPER_ON_STORE_ERROR")).unwrap_or_default(),
+            max_replicas: self.int("TOLLKEEPER_MAX_REPLICAS"),
         }
     }
 
@@ -202,7 +203,10 @@ impl Values {
 
     /// Notes that nothing comes of `name`, if it asks for anything but its default.
     fn idle(&mut self, name: &'static str, why: &'static str) {
-        if self.given.get(name).is_some_and(|(value, _)| *value != Self::default_of(name)) {
+        let setting = table::find(name).expect("every name read here is in the table");
+        // Not every number has a default.
+        let default = parse::value(setting.kind, setting.default).ok();
+        if self.given.get(name).is_some_and(|(value, _)| Some(value) != default.as_ref()) {
             self.idle.push((name, why));
         }
     }
@@ -229,6 +233,11 @@ impl Values {
     fn int<T: TryFrom<i64>>(&self, name: &'static str) -> T {
         let Value::Int(value) = self.value(name) else { unreachable!("{name} is no int") };
         T::try_from(value).unwrap_or_else(|_| unreachable!("the bounds of {name} are too wide"))
+    }
+
+    /// A whole number that has no default.
+    fn optional_int<T: TryFrom<i64>>(&self, name: &'static str) -> Option<T> {
+        self.given.contains_key(name).then(|| self.int(name))
     }
 
     fn duration(&self, name: &'static str) -> Duration {

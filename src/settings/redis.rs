@@ -22,8 +22,11 @@ pub struct Redis {
     pub per_second: Option<Deployment>,
     /// The longest that a draw waits for Redis: 1 ms to 10 s.
     pub timeout: Duration,
-    /// How many processes share the limits while Redis is away and each counts for itself.
-    pub replicas: NonZeroU32,
+    /// How many processes share the limits while Redis is away and each counts for itself; `None`: as many as were
+    /// last seen alive.
+    pub replicas: Option<NonZeroU32>,
+    /// How many processes may have a share of an eventual limit: 1 to 1000.
+    pub max_replicas: NonZeroU32,
     /// About how much memory is used for descriptors that are eventually consistent, in bytes.
     pub eventual_bytes: usize,
     /// What every key begins with; at most 256 bytes.

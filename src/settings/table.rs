@@ -195,8 +195,10 @@ pub static TABLE: &[Setting] = table! {
         "REDIS_TIMEOUT" DIAL, "10s", Honoured, "the longest that connecting takes; no answer waits for it";
         "TOLLKEEPER_STORE_TIMEOUT" span(Duration::from_millis(1), Duration::from_secs(10), false), "15ms", Honoured,
             "the longest that an answer waits for Redis; then TOLLKEEPER_ON_STORE_ERROR or the rule decides";
-        "TOLLKEEPER_REPLICAS" Kind::Int { min: 1, max: 100_000 }, "1", Honoured,
-            "how many tollkeepers share the limits: what is allowed locally while Redis is away is divided by it";
+        "TOLLKEEPER_REPLICAS" Kind::Int { min: 1, max: 100_000 }, "", Honoured,
+            "by how much to divide what is allowed locally while Redis is away; not set: the replicas last seen alive";
+        "TOLLKEEPER_MAX_REPLICAS" Kind::Int { min: 1, max: 1000 }, "16", Honoured,
+            "how many replicas may have a share of an eventual limit; the same in all of them";
         "TOLLKEEPER_KEY_FORMAT" any_case(&["tollkeeper", "ratelimit"]), "tollkeeper", Honoured,
             "ratelimit: strict fixed windows are shared with an envoyproxy/ratelimit on the same Redis";
         "TOLLKEEPER_EVENTUAL_BYTES" Kind::Bytes { min: 0, max: 1 << 40 }, "64MiB", Honoured,

@@ -6,11 +6,19 @@
 //! a replica that loses Redis goes on from what it last saw and no counter begins anew.
 //!
 //! The last report wins, also over what was admitted here since the one before: a store that is back has the word. What
-//! was admitted without it is not charged to it. The memory is bounded as [`Memory`] is; what finds no room is not
+//! was admitted without it is not charged to it.
+//!
+//! How many replicas count may change, as they come and go. What is remembered is in hits of the share as it was at the
+//! report. Until the next report, or until it drains, it is too much of a share that has become smaller, so that less
+//! passes, and too little of one that has become larger: then hits that others had drawn can pass once more.
+//!
+//! The memory is bounded as [`Memory`] is; what finds no room is not
 //! remembered, and what is drawn then is limited in the small table that always has room.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
@@ -27,14 +35,40 @@ use crate::request::Hits;
 #[derive(Debug)]
 pub struct Local {
     memory: Memory,
-    replicas: NonZeroU32,
+    sharers: Sharers,
+}
+
+/// How many processes share each limit, a number that may change.
+#[derive(Clone, Debug)]
+pub struct Sharers(Arc<AtomicU32>);
+
+impl Sharers {
+    /// So many, this process included.
+    pub fn new(replicas: NonZeroU32) -> Self {
+        Self(Arc::new(AtomicU32::new(replicas.get())))
+    }
+
+    /// So many from now on.
+    pub fn set(&self, replicas: NonZeroU32) {
+        self.0.store(replicas.get(), Ordering::Relaxed);
+    }
+
+    /// How many now.
+    pub fn count(&self) -> NonZeroU32 {
+        NonZeroU32::new(self.0.load(Ordering::Relaxed)).expect("only such numbers are stored")
+    }
 }
 
 impl Local {
     /// No counters yet, for one of so many replicas that share each limit; of about `capacity_bytes` at most, and at
     /// least 256 KiB.
     pub fn new(capacity_bytes: u64, replicas: NonZeroU32) -> Self {
-        Self { memory: Memory::new(capacity_bytes), replicas }
+        Self { memory: Memory::new(capacity_bytes), sharers: Sharers::new(replicas) }
+    }
+
+    /// How many replicas share each limit; whoever counts them sets it.
+    pub const fn sharers(&self) -> &Sharers {
+        &self.sharers
     }
 
     /// Decides a draw under this process's share of its limits; the levels are those of the share. What is more than
@@ -67,9 +101,10 @@ impl Local {
     /// Keeps the levels that Redis reported for counters of a path, each given by its limit and tag; `states` are in
     /// the same order. `now` is this process's time: what another clock stamped ahead of it counts as of now.
     pub fn remember(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
+        let replicas = self.sharers.count();
         self.memory.put(path, now, |put| {
             for ((limit, tag), state) in counters.iter().zip(states) {
-                let share = limit.share_of(self.replicas);
+                let share = limit.share_of(replicas);
                 put(&share, *tag, shared(state, (limit, &share), now));
             }
         });
@@ -87,11 +122,12 @@ impl Local {
 
     /// The same draw under this process's share of its limits.
     fn with_shares<T>(&self, draw: &Draw<'_>, then: impl FnOnce(&Draw<'_>) -> T) -> T {
-        if self.replicas == NonZeroU32::MIN {
+        let replicas = self.sharers.count();
+        if replicas == NonZeroU32::MIN {
             return then(draw);
         }
         let shares: SmallVec<[Limit; 2]> =
-            draw.counters.iter().map(|counter| counter.term.limit.share_of(self.replicas)).collect();
+            draw.counters.iter().map(|counter| counter.term.limit.share_of(replicas)).collect();
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { term: Term { limit, ..counter.term }, ..*counter };
         // Put together anew: what a draw borrows can not live shorter than the draw.
         then(&Draw { path: draw.path, counters: draw.counters.iter().zip(&shares).map(under).collect(), ask: draw.ask })

@@ -21,6 +21,7 @@ mod line;
 mod node;
 pub mod over;
 mod probe;
+pub mod replicas;
 mod route;
 pub mod script;
 mod send;
@@ -49,6 +50,7 @@ use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
 use self::over::Over;
 use self::probe::Probe;
+use self::replicas::heart::Heart;
 use self::route::Route;
 use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
 use self::settle::Settle;
@@ -93,6 +95,7 @@ struct Shared {
     per_second: Option<Arc<Route>>,
     /// What stands in for it.
     local: Local,
+    heart: Heart,
     combiner: Combiner,
     /// What may be given out here.
     eventual: Eventual,
@@ -230,8 +233,12 @@ impl Shared {
         let start = |deployment| Arc::new(start_route(settings, deployment));
         // A refusal runs out with real time, not with the time that draws say.
         let over_bytes = if gives_time { 0 } else { settings.over_limit_cache.capacity_bytes };
+        let main = start(&settings.main);
+        // What is set is not counted.
+        let sharers = settings.replicas.is_none().then(|| local.sharers().clone());
         Self {
-            main: start(&settings.main),
+            heart: Heart::new(settings.max_replicas, &main, &settings.key_prefix, sharers),
+            main,
             per_second: settings.per_second.as_ref().map(start),
             local,
             combiner: Combiner::default(),

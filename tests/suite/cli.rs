@@ -118,6 +118,8 @@ fn check_ends_by_what_it_found() {
         directory(&[("good.yaml", GOOD), ("bad.yaml", BAD), ("slow.yaml", SLOW), ("more.yaml", GOOD.trim_end())]);
     fs::write(directory.path().join("more.yaml"), GOOD.replace("key: a", "key: b")).unwrap();
     let log = "domain: log\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 9, algorithm: sliding_window_log}}]";
+    // Five hits over: enough to share between two replicas.
+    let eventual = "domain: eventual\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 100, consistency: eventual}}]";
     type Case<'c> = (&'c [&'c str], &'c [(&'c str, &'c str)], &'c str, i32, &'c str);
     let cases: &[Case<'_>] = &[
         // arguments, environment, standard input, exit code, the last line
@@ -131,6 +133,8 @@ fn check_ends_by_what_it_found() {
         (&["-", "good.yaml"], &[], "domain: other", 0, "2 files, 0 errors, 0 warnings"),
         (&["-"], &[], log, 0, "1 file, 0 errors, 0 warnings"),
         (&["-"], &[("TOLLKEEPER_LOG_MAX", "8")], log, 1, "1 file, 1 error, 0 warnings"),
+        (&["-"], &[], eventual, 0, "1 file, 0 errors, 1 warning"),
+        (&["-"], &[("TOLLKEEPER_MAX_REPLICAS", "2")], eventual, 0, "1 file, 0 errors, 0 warnings"),
         // An environment that `serve` refuses does not keep rules from being checked.
         (&["good.yaml"], &[("GRPC_PORT", "x")], "", 0, "1 file, 0 errors, 0 warnings"),
         (&["gone"], &[], "", 1, "0 files, 1 error, 0 warnings"),

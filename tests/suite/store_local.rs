@@ -187,6 +187,27 @@ proptest! {
 }
 
 #[test]
+fn the_share_follows_the_number_of_replicas_and_so_does_the_next_report() {
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 100, 100, Unit::Day);
+        let desk = Desk::new(limit, 1);
+        let mut state = State::empty(algorithm);
+        state.draw(&limit, MIDNIGHT, Ask::new(Hits::Take(40), u64::MAX));
+        let left = |replicas: u32| {
+            desk.local.sharers().set(NonZeroU32::new(replicas).unwrap());
+            desk.draw(Hits::Look, MIDNIGHT).remaining
+        };
+        desk.remember(b"ann", &state, MIDNIGHT);
+        assert_eq!(left(1), 60, "{algorithm}");
+        // As it was remembered, in hits: more than the smaller share has.
+        assert_eq!(left(4), 0, "{algorithm}");
+        desk.remember(b"ann", &state, MIDNIGHT);
+        assert_eq!(left(4), 15, "{algorithm}");
+        assert_eq!(left(2), 40, "{algorithm}");
+    }
+}
+
+#[test]
 fn a_report_from_a_clock_that_is_ahead_counts_as_of_now() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 4, 4, Unit::Second);

@@ -62,36 +62,64 @@ impl Place {
     ///
     /// Where the replies say that it did not run, it is sent again as they say.
     pub(super) async fn call(&self, drawings: &Drawings, deadline: Instant) -> Result<Replayed, RedisError> {
-        let mut node = self.route.owner(|| self.slot(), deadline).await?;
-        let mut asking = false;
+        let slot = || self.slot();
+        let mut way = Way::begin(&self.route, slot, deadline).await?;
         let mut work = match &self.manner {
             Manner::Script(script, keys) => {
                 Work::Script { script, keys, drawings, now: self.gives_time.then_some(self.now) }
             }
             Manner::Count(window) => Work::Count(Tally::new(window, drawings, self.now)),
         };
-        for _ in 0..=MOST_REDIRECTIONS {
-            let refused = match work.go_on(&node, asking, deadline).await {
+        loop {
+            match work.go_on(&way.node, way.asking, deadline).await {
                 Ok(replayed) => return Ok(replayed),
-                Err(refused) => refused,
-            };
-            let (address, moved) = match refused {
-                Refused::Failed(RedisError::SlotDown) => {
-                    self.route.is_in_doubt();
-                    return Err(RedisError::SlotDown);
-                }
-                Refused::Failed(error) => return Err(error),
-                Refused::NoScript => return Err(RedisError::BadReply),
-                Refused::Moved(address) => (address, true),
-                Refused::Ask(address) => (address, false),
-            };
-            let next = self.route.node_at(&address, &node).ok_or(RedisError::Misconfigured)?;
-            if moved {
-                self.route.moved(self.slot(), &next);
+                Err(refused) => way.follow(refused, slot)?,
             }
-            (node, asking) = (next, !moved);
         }
-        Err(RedisError::SlotDown)
+    }
+}
+
+/// The way of a call: to the node that has its slot, and then where replies send it.
+#[derive(Debug)]
+pub(super) struct Way<'r> {
+    route: &'r Route,
+    /// Where to send it.
+    pub(super) node: Arc<Node>,
+    /// Whether after ASKING.
+    pub(super) asking: bool,
+    redirections: usize,
+}
+
+impl<'r> Way<'r> {
+    /// To the owner of `slot`, if that is known by `deadline`.
+    pub(super) async fn begin(
+        route: &'r Route,
+        slot: impl FnOnce() -> u16,
+        deadline: Instant,
+    ) -> Result<Self, RedisError> {
+        Ok(Self { route, node: route.owner(slot, deadline).await?, asking: false, redirections: 0 })
+    }
+
+    /// To where the reply sends it, or to its end.
+    pub(super) fn follow(&mut self, refused: Refused, slot: impl FnOnce() -> u16) -> Result<(), RedisError> {
+        let (address, moved) = match refused {
+            Refused::Failed(error) => {
+                if error == RedisError::SlotDown {
+                    self.route.is_in_doubt();
+                }
+                return Err(error);
+            }
+            Refused::NoScript => return Err(RedisError::BadReply),
+            Refused::Moved(address) => (address, true),
+            Refused::Ask(address) => (address, false),
+        };
+        let next = self.route.node_at(&address, &self.node).ok_or(RedisError::Misconfigured)?;
+        if moved {
+            self.route.moved(slot(), &next);
+        }
+        (self.node, self.asking) = (next, !moved);
+        self.redirections += 1;
+        if self.redirections > MOST_REDIRECTIONS { Err(RedisError::SlotDown) } else { Ok(()) }
     }
 }
 

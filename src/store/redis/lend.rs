@@ -17,7 +17,7 @@ impl Shared {
     /// What may be leased on the counters of a group; `None`: they are strict.
     pub(super) fn lending(&self, group: &Group) -> Option<Lending> {
         let drawing = group.drawings.first()?;
-        let terms = Terms::of(&drawing.counters, NonZeroU32::MIN).filter(|_| !self.gives_time)?;
+        let terms = Terms::of(&drawing.counters, self.heart.replicas().slots()).filter(|_| !self.gives_time)?;
         let tags = drawing.counters.iter().fold(0_u128, |tags, counted| tags.rotate_left(1) ^ counted.tag);
         Some(Lending { id: Id { path: group.path, tags }, terms, counters: drawing.counters.clone() })
     }
@@ -43,8 +43,10 @@ impl Shared {
         }
     }
 
-    fn moment(&self, _lending: &Lending, now: Time) -> Moment {
-        Moment { at: Instant::now(), now, may_share: false, again: false }
+    fn moment(&self, lending: &Lending, now: Time) -> Moment {
+        let (at, replicas) = (Instant::now(), self.heart.replicas());
+        let may_share = lending.terms.share > 0 && replicas.usable(lending.terms.period_us, at);
+        Moment { at, now: replicas.redis_time(at).unwrap_or(now), may_share, again: false }
     }
 
     /// Leases before it is needed, unless a call is in flight, which sees to that itself.
@@ -61,7 +63,8 @@ impl Shared {
         if !self.settle.has_room() {
             return 0;
         }
-        self.eventual.lease(lending, at, 1)
+        let live = self.heart.replicas().live().map_or(1, NonZeroU32::get);
+        self.eventual.lease(lending, at, u64::from(live))
     }
 
     /// Decides a draw that has waited for a call, if that has brought what it takes.

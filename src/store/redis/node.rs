@@ -159,6 +159,16 @@ impl Node {
         outcome
     }
 
+    /// As [`Node::call`], for what no draw needs: how it ends says nothing about the server.
+    pub(super) async fn call_aside(&self, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, Refused> {
+        let unreachable = Refused::Failed(RedisError::Unreachable);
+        if self.state.breaker.is_open() {
+            return Err(unreachable);
+        }
+        let line = patiently(self.state.first_line(), until).await.flatten().ok_or(unreachable)?;
+        send(&line, words, asking, until).await
+    }
+
     /// Sends two commands, the one behind the other, and waits for both replies.
     pub(super) async fn call_two(
         &self,

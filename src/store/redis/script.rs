@@ -120,6 +120,12 @@ pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Scrip
     }
 }
 
+/// The script that gives out slots to processes; [`super::replicas::claim`] has its argument and reply.
+pub fn for_replicas() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(compose::replicas()))
+}
+
 impl Script {
     fn new(text: String) -> Self {
         let sha1 = Sha1::digest(&text).iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));

@@ -45,7 +45,8 @@ impl Replica {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let redis = {
             let _within = runtime.enter();
-            Redis::start_with_given_time(of_redis, Local::new(1 << 20, NonZeroU32::MIN))
+            let sharers = of_redis.replicas.unwrap_or(NonZeroU32::MIN);
+            Redis::start_with_given_time(of_redis, Local::new(1 << 20, sharers))
         };
         Self { desk: Desk::new(variables, start).counting_in(Store::Redis(Box::new(redis))), runtime }
     }
@@ -71,7 +72,8 @@ impl Replica {
         decided.map(|(response, hold)| Answer { response, hold })
     }
 
-    fn redis(&self) -> &Redis {
+    /// Where it counts.
+    pub(crate) fn redis(&self) -> &Redis {
         match &self.desk.service.decider.store {
             Store::Redis(redis) => redis,
             Store::Memory(_) => panic!("it was told to count in Redis"),

@@ -1,6 +1,6 @@
 //! Which Redis an environment asks for: every form that is accepted, every contradiction, and no secret in any output.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -77,7 +77,8 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         main: main.clone(),
         per_second: None,
         timeout: Duration::from_millis(15),
-        replicas: std::num::NonZeroU32::MIN,
+        replicas: None,
+        max_replicas: NonZeroU32::new(16).unwrap(),
         eventual_bytes: 64 << 20,
         key_prefix: String::new(),
         key_format: KeyFormat::Tollkeeper,
@@ -137,6 +138,7 @@ fn each_variable_reaches_its_place() {
         ("EXPIRATION_JITTER_MAX_SECONDS", "-1"),
         ("TOLLKEEPER_STORE_TIMEOUT", "20ms"),
         ("TOLLKEEPER_REPLICAS", "3"),
+        ("TOLLKEEPER_MAX_REPLICAS", "1000"),
         ("TOLLKEEPER_KEY_FORMAT", "Ratelimit"),
     ]);
     let client = Some((PathBuf::from("/cert"), PathBuf::from("/key")));
@@ -162,7 +164,8 @@ fn each_variable_reaches_its_place() {
         dial_timeout: Duration::from_secs(3),
     };
     assert_eq!(redis.per_second, Some(per_second));
-    assert_eq!((redis.timeout, redis.replicas.get()), (Duration::from_millis(20), 3));
+    assert_eq!((redis.timeout, redis.replicas), (Duration::from_millis(20), NonZeroU32::new(3)));
+    assert_eq!(redis.max_replicas.get(), 1000);
     assert_eq!((redis.key_prefix.as_str(), redis.key_format), ("p:", KeyFormat::Ratelimit));
     assert_eq!((redis.expiration_jitter, redis.health_needs_connection), (Duration::ZERO, true));
 }
@@ -341,6 +344,10 @@ fn settings_that_contradict_each_other_are_named_together() {
         (&[("REDIS_TIMEOUT", "0")], "REDIS_TIMEOUT=0: out of range; give a duration such as 1.5s, 1ms to 1h".into()),
         (&[("REDIS_URL", "h:1"), ("TOLLKEEPER_STORE_TIMEOUT", "11s")], "TOLLKEEPER_STORE_TIMEOUT=11s: out of range; give a duration such as 1.5s, 1ms to 10s".into()),
         (&[("TOLLKEEPER_REPLICAS", "0")], "TOLLKEEPER_REPLICAS=0: out of range; give a whole number, 1 to 100000".into()),
+        (
+            &[("TOLLKEEPER_MAX_REPLICAS", "1001")],
+            "TOLLKEEPER_MAX_REPLICAS=1001: out of range; give a whole number, 1 to 1000".into(),
+        ),
         (&[("TOLLKEEPER_KEY_FORMAT", "x")], "TOLLKEEPER_KEY_FORMAT=x: not known; give tollkeeper or ratelimit".into()),
         (&[("REDIS_URL", "h:1"), ("EXPIRATION_JITTER_MAX_SECONDS", "31622401")], "EXPIRATION_JITTER_MAX_SECONDS=31622401: more than a year; give at most 31622400".into()),
         (&[("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_TYPE", "cluster")], format!("REDIS_PERSECOND_URL=: not set with REDIS_PERSECOND_TYPE=CLUSTER; give {NODES}")),
@@ -376,6 +383,7 @@ fn what_is_not_read_gets_a_line() {
                 ("CACHE_KEY_PREFIX", "x"),
                 ("EXPIRATION_JITTER_MAX_SECONDS", "5"),
                 ("TOLLKEEPER_STORE_TIMEOUT", "1s"),
+                ("TOLLKEEPER_REPLICAS", "1"),
                 ("TOLLKEEPER_REDIS_AUTH_FILE", "/f"),
             ],
             lines(
@@ -384,6 +392,7 @@ fn what_is_not_read_gets_a_line() {
                     "CACHE_KEY_PREFIX",
                     "TOLLKEEPER_REDIS_AUTH_FILE",
                     "TOLLKEEPER_STORE_TIMEOUT",
+                    "TOLLKEEPER_REPLICAS",
                 ],
                 "counters live in this process, not in Redis",
             ),

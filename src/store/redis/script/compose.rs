@@ -43,6 +43,11 @@ pub(super) fn together(algorithms: impl Iterator<Item = Algorithm> + Clone) -> S
     expand(include_str!("../lua/together.lua"), &parts)
 }
 
+/// The script that keeps the table of processes.
+pub(super) fn replicas() -> String {
+    expand(include_str!("../lua/replicas.lua"), &shared_parts())
+}
+
 /// The functions that these algorithms call.
 fn helpers(algorithms: &(impl Iterator<Item = Algorithm> + Clone)) -> String {
     let has = |wanted: &[Algorithm]| algorithms.clone().any(|algorithm| wanted.contains(&algorithm));
