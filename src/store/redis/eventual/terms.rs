@@ -16,6 +16,8 @@ const LONGEST_LIFE_US: u64 = 1_000_000;
 const SHORTEST_LIFE_US: u64 = 2_000;
 /// A lease ends so long before its window at the most, in microseconds.
 const LONGEST_MARGIN_US: u64 = 50_000;
+/// What a log is charged stays: no more is leased of it than demand asks for in this time, in microseconds.
+const KEPT_US: u64 = 25_000;
 /// So long after its end a lease may still be given back to a bucket, in microseconds.
 const RETURN_US: u64 = 200_000;
 
@@ -63,6 +65,17 @@ impl Terms {
             Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::SlidingWindowLog => u64::MAX,
         };
         counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
+    }
+
+    /// For how much of demand to lease, in microseconds, with a lease that lives so long: of what can hardly be given
+    /// back no more than will be used.
+    pub(super) fn span_us(counters: &[Counted], life_us: u64) -> u64 {
+        let span_us = |counted: &Counted| match counted.limit.algorithm() {
+            Algorithm::SlidingWindowLog => (life_us / 4).min(KEPT_US),
+            Algorithm::TokenBucket => life_us / 2,
+            Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::LeakyBucket => life_us,
+        };
+        counters.iter().map(span_us).min().unwrap_or(life_us)
     }
 
     /// A lease of counters as they were charged.
