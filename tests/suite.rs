@@ -31,6 +31,8 @@ mod proto;
 mod redis_agreement;
 #[path = "suite/redis_combining.rs"]
 mod redis_combining;
+#[path = "suite/redis_eventual_model.rs"]
+mod redis_eventual_model;
 #[path = "suite/redis_faults.rs"]
 mod redis_faults;
 #[path = "suite/redis_harness.rs"]
