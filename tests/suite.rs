@@ -33,6 +33,8 @@ mod redis_agreement;
 mod redis_combining;
 #[path = "suite/redis_eventual.rs"]
 mod redis_eventual;
+#[path = "suite/redis_eventual_model.rs"]
+mod redis_eventual_model;
 #[path = "suite/redis_faults.rs"]
 mod redis_faults;
 #[path = "suite/redis_harness.rs"]

@@ -1,7 +1,7 @@
 //! Replicas that answer eventual rules by themselves: real processes, one Redis, the promise.
 //!
-//! Limits are by the year, so that nothing refills meanwhile. Whatever is answered by policy is refused here, so that all
-//! that is admitted was counted, leased or shared.
+//! Limits are by the year, so that nothing refills meanwhile. Whatever is answered by policy is refused here, so that
+//! all that is admitted was counted, leased or shared.
 //!
 //! `TOLLKEEPER_TABLE` names a file that the overshoot is written to, as a table.
 

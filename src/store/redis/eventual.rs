@@ -22,12 +22,12 @@
 //!
 //! **Return.** Hits that were not used go back, void from a time of Redis on.
 //! - A window takes them until it ends, so that they leave the count that has them.
-//! - A bucket takes them less what may have come back since the charge, `limit x time / period` up to the time from which
-//!   on they are void, so that they are still in its level.
+//! - A bucket takes them less what may have come back since the charge, `limit x time / period` up to the time from
+//!   which on they are void, so that they are still in its level.
 //! - A log forgets its newest hits in their place, which may be others'. What stands for those then is as old as the
-//!   hits that were given back, or younger; and all that is moved so ends no earlier than that. So with returns no later
-//!   than D after the charge every hit is stamped at most D too early, however many returns there are, and the log
-//!   keeps hits for D longer.
+//!   hits that were given back, or younger, and older hits stay as they are. So with returns no later than D after the
+//!   charge every hit is stamped at most D too early, however many returns there are, and the log keeps hits for D
+//!   longer.
 //!
 //! A crash wastes the leases at hand, for the rest of a window or until they have come back; a lost reply likewise.
 //!

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 /// What demand is measured over.
 const SLOT: Duration = Duration::from_millis(100);
 
-/// Hits asked for, in this slot and in the one before.
+/// Hits asked for, in this slot and in the one before; without each slot's first draw, which promises no other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
     since: Instant,
+    /// The hits of the last draw.
+    pub(super) last: u64,
+    fresh: bool,
     hits: u64,
     before: u64,
 }
@@ -16,20 +19,22 @@ pub(super) struct Demand {
 impl Demand {
     /// None yet.
     pub(super) const fn new(at: Instant) -> Self {
-        Self { since: at, hits: 0, before: 0 }
+        Self { since: at, last: 0, fresh: true, hits: 0, before: 0 }
     }
 
-    /// Takes note of hits.
+    /// Takes note of a draw's hits.
     pub(super) fn note(&mut self, hits: u64, at: Instant) {
         self.turn(at);
-        self.hits = self.hits.saturating_add(hits);
+        self.last = hits;
+        if !std::mem::take(&mut self.fresh) {
+            self.hits = self.hits.saturating_add(hits);
+        }
     }
 
-    /// The hits that will be asked for within so many microseconds, if demand stays as it is. A single hit promises no
-    /// other.
+    /// The hits that will be asked for within so many microseconds, if demand stays as it is.
     pub(super) fn within(&mut self, span_us: u64, at: Instant) -> u64 {
         self.turn(at);
-        let most = u128::from(self.hits.max(self.before).saturating_sub(1));
+        let most = u128::from(self.hits.max(self.before));
         u64::try_from(most * u128::from(span_us) / SLOT.as_micros()).unwrap_or(u64::MAX)
     }
 
@@ -37,7 +42,7 @@ impl Demand {
         let passed = at.saturating_duration_since(self.since);
         if passed >= SLOT {
             self.before = if passed < 2 * SLOT { self.hits } else { 0 };
-            (self.since, self.hits) = (at, 0);
+            (self.since, self.fresh, self.hits) = (at, true, 0);
         }
     }
 }

@@ -171,8 +171,12 @@ impl Entry {
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
         let at_hand: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
         let life_us = terms.life_at(counters, &self.states, now);
-        let wanted = self.demand.within(life_us, at).saturating_sub(at_hand);
-        wanted.min((room / (4 * live.max(1))).max(1)).min(room)
+        let span_us = Terms::span_us(counters, life_us);
+        let wanted = self.demand.within(span_us, at).saturating_sub(at_hand);
+        // What is no whole number of draws like the last one would only be given back.
+        let draw = self.demand.last.max(1);
+        let lease = wanted.min((room / (4 * live.max(1))).max(draw)).min(room);
+        lease / draw * draw
     }
 
     /// Takes note of what Redis told, and of the lease that came with it.

@@ -65,6 +65,16 @@ impl Terms {
         counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
     }
 
+    /// For how much of demand to lease, in microseconds, with a lease that lives so long: where little can be given
+    /// back in the end, no more than will be used.
+    pub(super) fn span_us(counters: &[Counted], life_us: u64) -> u64 {
+        let span_us = |counted: &Counted| match counted.limit.algorithm() {
+            Algorithm::SlidingWindowLog | Algorithm::TokenBucket => life_us / 2,
+            Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::LeakyBucket => life_us,
+        };
+        counters.iter().map(span_us).min().unwrap_or(life_us)
+    }
+
     /// A lease of counters as they were charged.
     pub(super) fn lent(&self, serial: u64, counters: &[Counted], report: &Report) -> Lent {
         let life_us = self.life_at(counters, &report.states, report.now);

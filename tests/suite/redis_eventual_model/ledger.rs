@@ -1,0 +1,150 @@
+//! What was admitted of one descriptor, on the true time line, and whether that was too much.
+//!
+//! Everything is checked in whole numbers: overshoot counts in hundred-thousandths of a hit.
+
+use tollkeeper::algorithm::{Ask, State};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot};
+use tollkeeper::request::Hits;
+
+/// Parts of a hit.
+const PARTS: i128 = 100_000;
+
+/// How hits came to be admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Share,
+    Lease,
+    Redis,
+}
+
+/// Hits of one request that were admitted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Use {
+    /// When they were used, in microseconds of Redis.
+    pub(super) at: u64,
+    pub(super) hits: u64,
+    pub(super) by: By,
+}
+
+/// The most that was admitted by all means together, in parts of the limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Worst {
+    pub(super) admitted: f64,
+    pub(super) promised: f64,
+    /// What a strict limit promises.
+    pub(super) strict: f64,
+}
+
+impl Worst {
+    /// How much of what may be overshot was.
+    pub(super) fn overshot(self) -> f64 {
+        (self.admitted - self.strict) / (self.promised - self.strict)
+    }
+}
+
+/// Checks what was admitted under one limit, as it is written; `uses` are in order.
+pub(super) fn check(limit: &Limit, uses: &[Use]) -> Result<Worst, String> {
+    let overshoot = overshoot(limit);
+    shares(limit, uses, overshoot)?;
+    let charged: Vec<Use> = uses.iter().copied().filter(|it| it.by != By::Share).collect();
+    let most = i128::from(limit.requests_per_unit()) * PARTS;
+    let expect = |what: &str, found: i128, most: i128| match found <= most {
+        true => Ok(()),
+        false => Err(format!("{what}: {} hits, {} at most", found as f64 / PARTS as f64, most as f64 / PARTS as f64)),
+    };
+    let (total, promised) = match limit.algorithm() {
+        Algorithm::FixedWindow => {
+            expect("charged in a window", in_a_window(limit, &charged), most)?;
+            (in_a_window(limit, uses), most + overshoot)
+        }
+        Algorithm::SlidingWindowLog => {
+            expect("charged in a span", in_a_span(limit, &charged), most)?;
+            (in_a_span(limit, uses), most + overshoot)
+        }
+        Algorithm::SlidingWindowCounter => {
+            plays(limit, &charged)?;
+            (in_a_window(limit, uses), most + overshoot)
+        }
+        Algorithm::TokenBucket => {
+            let capacity = i128::from(limit.capacity()) * PARTS;
+            expect("charged beyond what comes back", beyond_the_rate(limit, &charged), capacity + overshoot / 2)?;
+            (in_a_span(limit, uses), capacity + most + overshoot)
+        }
+        Algorithm::LeakyBucket => unreachable!("it is never eventual"),
+    };
+    expect("admitted altogether", total, promised)?;
+    let over = |hits: i128| hits as f64 / most.max(1) as f64;
+    Ok(Worst { admitted: over(total), promised: over(promised), strict: over(promised - overshoot) })
+}
+
+/// The overshoot in parts of a hit.
+fn overshoot(limit: &Limit) -> i128 {
+    match limit.consistency() {
+        Consistency::Eventual(Overshoot::MilliPercent(part)) => {
+            i128::from(limit.requests_per_unit()) * i128::from(part)
+        }
+        Consistency::Eventual(Overshoot::Hits(hits)) => i128::from(hits) * PARTS,
+        Consistency::Strict => 0,
+    }
+}
+
+/// Shares give out the overshoot in any span of one period at most; half of it for a bucket.
+fn shares(limit: &Limit, uses: &[Use], overshoot: i128) -> Result<(), String> {
+    let shared: Vec<Use> = uses.iter().copied().filter(|it| it.by == By::Share).collect();
+    let most = if limit.algorithm() == Algorithm::TokenBucket { overshoot / 2 } else { overshoot };
+    let found = in_a_span(limit, &shared);
+    if found <= most { Ok(()) } else { Err(format!("shares: {} parts of a hit in a period, {most} at most", found)) }
+}
+
+/// The most hits in any span of one period, as written.
+fn in_a_span(limit: &Limit, uses: &[Use]) -> i128 {
+    let period_us = limit.period().micros();
+    let (mut first, mut held, mut most) = (0, 0, 0);
+    for it in uses {
+        held += it.hits;
+        while uses[first].at + period_us <= it.at {
+            held -= uses[first].hits;
+            first += 1;
+        }
+        most = most.max(held);
+    }
+    i128::from(most) * PARTS
+}
+
+/// The most hits in any window that is aligned to the epoch.
+fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
+    let period_us = limit.period().micros();
+    let (mut window, mut held, mut most) = (0, 0, 0);
+    for it in uses {
+        let of = it.at / period_us;
+        held = if of == window { held + it.hits } else { it.hits };
+        (window, most) = (of, most.max(held));
+    }
+    i128::from(most) * PARTS
+}
+
+/// Played in their order, each passes.
+fn plays(limit: &Limit, uses: &[Use]) -> Result<(), String> {
+    let mut state = State::empty(limit.algorithm());
+    for it in uses {
+        let level = state.draw(limit, Time::from_micros(it.at), Ask::new(Hits::Take(it.hits), 0));
+        if !level.admitted {
+            return Err(format!("{it:?} after {} hits would have been refused", level.before));
+        }
+    }
+    Ok(())
+}
+
+/// The most hits of any span, less what comes back in it.
+fn beyond_the_rate(limit: &Limit, uses: &[Use]) -> i128 {
+    let period_us = i128::from(limit.period_us());
+    let back = |at: u64| PARTS * i128::from(limit.requests_per_unit()) * i128::from(at);
+    let (mut before, mut least, mut most) = (0, i128::MAX, 0);
+    for it in uses {
+        least = least.min(before - back(it.at));
+        before += PARTS * i128::from(it.hits) * period_us;
+        most = most.max(before - back(it.at) - least);
+    }
+    (most + period_us - 1) / period_us
+}

@@ -1,0 +1,93 @@
+//! Redis as the model has it: counters that the pure algorithms draw from, and the slots that replicas claim.
+//!
+//! A call runs at one time, all of it. Hits that are given back are void from the time that is said with them on.
+
+use smallvec::SmallVec;
+use tollkeeper::algorithm::{Level, State, Term, draw_together};
+use tollkeeper::clock::Time;
+use tollkeeper::store::redis::script::{Counted, Drawing};
+
+/// The levels of a draw's limits.
+pub(super) type Levels = SmallVec<[Level; 1]>;
+
+/// The states of a descriptor's counters.
+pub(super) type States = SmallVec<[State; 1]>;
+
+/// What is kept.
+#[derive(Debug)]
+pub(super) struct Redis {
+    counters: Vec<States>,
+    pub(super) slots: Slots,
+}
+
+impl Redis {
+    /// With nothing used of these descriptors.
+    pub(super) fn new(descriptors: &[SmallVec<[Counted; 1]>]) -> Self {
+        let empty =
+            |counters: &SmallVec<_>| counters.iter().map(|it: &Counted| State::empty(it.limit.algorithm())).collect();
+        Self { counters: descriptors.iter().map(empty).collect(), slots: Slots::default() }
+    }
+
+    /// Makes draws, one after the other; what they found, and the states after them.
+    pub(super) fn draw(&mut self, key: usize, drawings: &[Drawing], now: Time) -> (Vec<Levels>, States) {
+        let states = &mut self.counters[key];
+        let levels = drawings.iter().map(|drawing| draw(drawing, states, now)).collect();
+        (levels, states.clone())
+    }
+}
+
+fn draw(drawing: &Drawing, states: &mut States, now: Time) -> Levels {
+    let terms: SmallVec<[Term<'_>; 1]> =
+        drawing.counters.iter().map(|it| Term { limit: &it.limit, enforced: it.enforced }).collect();
+    let Some(until) = drawing.until else { return draw_together(&terms, states, now, drawing.ask) };
+    let refund = |(term, state): (&Term<'_>, &mut State)| {
+        let is_void = state.time(term.limit, now) >= until;
+        if is_void {
+            state.clone().draw(term.limit, now, drawing.ask)
+        } else {
+            state.draw(term.limit, now, drawing.ask)
+        }
+    };
+    terms.iter().zip(states.iter_mut()).map(refund).collect()
+}
+
+/// Claims: no two processes hold a slot at a time, and a holder knows when the claim before its own ended.
+#[derive(Debug, Default)]
+pub(super) struct Slots(Vec<Slot>);
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    owner: u64,
+    end: Time,
+    /// The end of the claim before the owner's.
+    before: Time,
+}
+
+impl Slots {
+    /// Claims a slot of so many for so long, or renews the claim; the end of the claim before it.
+    pub(super) fn claim(&mut self, owner: u64, count: usize, (now, life_us): (Time, u64)) -> Option<Time> {
+        if self.0.len() != count {
+            // As many as others have: wait for them. Else it is as if all claims had ended now.
+            if self.0.iter().any(|slot| slot.end > now) {
+                return None;
+            }
+            let ended = if self.0.is_empty() { Time::default() } else { now };
+            self.0 = vec![Slot { owner: 0, end: ended, before: ended }; count];
+        }
+        let runs = |slot: &&mut Slot| slot.end > now;
+        if let Some(own) = self.0.iter_mut().filter(runs).find(|slot| slot.owner == owner) {
+            own.end = now.plus_us(life_us);
+            return Some(own.before);
+        }
+        let free = self.0.iter_mut().find(|slot| slot.end <= now)?;
+        *free = Slot { owner, end: now.plus_us(life_us), before: free.end };
+        Some(free.before)
+    }
+
+    /// Ends a claim.
+    pub(super) fn leave(&mut self, owner: u64, now: Time) {
+        for slot in self.0.iter_mut().filter(|slot| slot.owner == owner) {
+            slot.end = slot.end.min(now);
+        }
+    }
+}
