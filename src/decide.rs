@@ -12,6 +12,7 @@ mod failures;
 mod merge;
 mod metadata;
 mod selection;
+pub mod tally;
 mod verdict;
 
 use std::time::Instant;
@@ -119,14 +120,6 @@ impl Decider {
     /// How many draws the store failed since the start, by the name of what went wrong.
     pub fn failed_draws(&self) -> impl Iterator<Item = (&'static str, u64)> {
         DrawError::all().map(|error| (error.name(), self.failures.count(error)))
-    }
-
-    /// How many draws were refused in this process since the start, by what the store had just said of their counters.
-    pub fn refused_locally(&self) -> u64 {
-        match &self.store {
-            Store::Memory(_) => 0,
-            Store::Redis(redis) => redis.refused_locally(),
-        }
     }
 
     /// The limits of each descriptor.

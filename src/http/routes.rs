@@ -14,6 +14,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::json;
@@ -54,6 +55,7 @@ pub fn debug(site: Site) -> Router {
         .route("/rlconfig", get(rlconfig))
         .route("/rlconfig/status", get(rlconfig_status))
         .route("/explain", any(explain))
+        .route("/store", get(store))
         .fallback(index)
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
         .layer(middleware::from_fn(in_time))
@@ -69,10 +71,11 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 /// The pages of the debug listener, by name.
-const PAGES: [(&str, &str); 3] = [
+const PAGES: [(&str, &str); 4] = [
     ("/explain", "what a request (as for /json) would meet, and its counters, charging nothing"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration, as json"),
+    ("/store", "what became of draws since the start: failures, local refusals, shares and leases, replicas, as json"),
 ];
 
 async fn index() -> String {
@@ -122,7 +125,15 @@ async fn rlconfig(State(site): State<Site>) -> Response {
 }
 
 async fn rlconfig_status(State(site): State<Site>) -> Response {
-    match serde_json::to_string_pretty(&site.service.rules.status()) {
+    pretty(&site.service.rules.status())
+}
+
+async fn store(State(site): State<Site>) -> Response {
+    pretty(&site.service.decider.tally())
+}
+
+fn pretty(what: &impl Serialize) -> Response {
+    match serde_json::to_string_pretty(what) {
         Ok(page) => json_page(StatusCode::OK, page),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }

@@ -6,7 +6,8 @@
 //! machine that drifts drifts for both. Nothing is asserted: the figures are for people.
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload,
-//! redis-keys, redis-hot, redis-open, redis-ten, eventual.
+//! redis-keys, redis-hot, redis-open, redis-ten,
+//! eventual, eventual-flood.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
@@ -64,7 +65,8 @@ fn main() {
         if wanted("reload") {
             reload().await;
         }
-        if ["redis-keys", "redis-hot", "redis-open", "redis-ten", "eventual"].into_iter().any(wanted) {
+        if ["redis-keys", "redis-hot", "redis-open", "redis-ten", "eventual", "eventual-flood"].into_iter().any(wanted)
+        {
             redis::all(wanted).await;
         }
     });
@@ -110,7 +112,7 @@ async fn size() {
     drive(&server, 1000, request, (STREAMS, ROUND)).await;
     let before = server.resident_bytes();
     let keys = 1_000_000;
-    visit_each(&server, keys, request).await;
+    visit_each(&server, 0..keys, request).await;
     let after = server.resident_bytes();
     println!(
         "resident: {:.1} MB with 1000 keys, {:.1} MB with {keys} more: {:.1} bytes per key",

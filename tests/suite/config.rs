@@ -371,7 +371,7 @@ fn what_is_probably_not_meant_gets_a_warning() {
         (format!("domain: c\n{}", rule("{unit: day}")), "the key `domain` stands twice in this mapping"),
         (lone.to_owned(), "this descriptor does nothing"),
         (rule("{unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 5}"), "waits 100 ms or more"),
-        (rule("{unit: minute, requests_per_unit: 100, consistency: eventual}"), "an overshoot of 5 hits is too small"),
+        (rule("{unit: minute, requests_per_unit: 100, consistency: eventual}"), "the overshoot is too small"),
         (rule("{unit: day, over_limit_content_type: a/b}"), "`over_limit_content_type` without `over_limit_body`"),
         (rule("{unit: day, requests_per_unit: 9, <<: {requests_per_unit: 3}}"), "stands before a merge key"),
     ];

@@ -175,6 +175,12 @@ fn all_demand_at_one_of_three_replicas_is_met() {
         assert!(admitted >= LIMIT * 95 / 100, "{algorithm}: {admitted}");
     }
     table.publish();
+    let tally = replicas[1].process.tally();
+    let count = |name: &str| tally[name].as_u64().unwrap_or_else(|| panic!("{name} in {tally}"));
+    // Three times the share of a window, and that of a bucket.
+    assert_eq!(count("admitted_from_shares"), 3 * 12 + 6);
+    assert!(count("leased") >= count("admitted_from_leases") && count("admitted_from_leases") > 0, "{tally}");
+    assert_eq!(count("slots"), SLOTS as u64, "{tally}");
 }
 
 #[test]

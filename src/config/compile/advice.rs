@@ -4,13 +4,16 @@
 //! ignore a warning ignores them all.
 
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 
 use super::Options;
 use crate::config::document::fields::{Reader, Trail};
 use crate::config::document::{Descriptor, Limit as Written, RateLimit};
 use crate::config::yaml::Position;
-use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
+use crate::limit::{Algorithm, Limit};
 use crate::rule::Node;
+use crate::store::redis::eventual::Terms;
+use crate::store::redis::script::Counted;
 
 /// How long Envoy's rate limit filter waits for an answer unless it is configured otherwise, in microseconds.
 const ENVOY_TIMEOUT_US: u64 = 20_000;
@@ -46,24 +49,22 @@ pub(super) fn on_limit(
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
         reader.warning(written.at, trail, message, hint);
     }
-    if let Consistency::Eventual(overshoot) = limit.consistency()
-        && limit.requests_per_unit() > 0
-    {
-        let hits = match overshoot {
-            Overshoot::Hits(hits) => u64::from(hits),
-            Overshoot::MilliPercent(part) => u64::from(limit.requests_per_unit()) * u64::from(part) / 100_000,
-        };
-        let replicas = options.max_replicas;
-        if hits / (2 * u64::from(replicas.max(1))) == 0 {
-            let at = written.settings.eventual.map_or(written.at, |eventual| eventual.at);
-            let message = format!("an overshoot of {hits} hits is too small to share among {replicas} replicas");
-            reader.warning(
-                at,
-                trail,
-                message,
-                "the first hits on each key ask the store; raise `max_overshoot` or use strict",
-            );
-        }
+    on_eventual(reader, written, limit, (options, trail));
+}
+
+/// An overshoot that leaves nothing to answer without the store.
+fn on_eventual(reader: &mut Reader<'_>, written: &Written, limit: &Limit, (options, trail): (&Options, &Trail<'_>)) {
+    let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
+    let counted = Counted { limit: *limit, enforced: true, tag: 0 };
+    let Some(terms) = Terms::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
+    let at = written.settings.eventual.map_or(written.at, |eventual| eventual.at);
+    if terms.life_us == 0 {
+        let message = "with so small an overshoot and so short a period hits can not be leased";
+        reader.warning(at, trail, message, "each request asks the store; raise `max_overshoot` or use strict");
+    } else if terms.share == 0 {
+        let message = format!("the overshoot is too small to share it among {slots} replicas");
+        let hint = "the first hits on each key ask the store; raise `max_overshoot` or use strict";
+        reader.warning(at, trail, message, hint);
     }
 }
 

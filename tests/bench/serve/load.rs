@@ -4,6 +4,7 @@
 //! meant to whatever became of those before, finds how long they take. Requests are frames made beforehand.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -114,13 +115,13 @@ pub(crate) async fn drive(
 }
 
 /// Calls once for each of `keys`, keys that [`drive`] does not use.
-pub(crate) async fn visit_each(server: &ServerProcess, keys: u64, request: fn(u64) -> Bytes) {
+pub(crate) async fn visit_each(server: &ServerProcess, keys: Range<u64>, request: fn(u64) -> Bytes) {
     let mut streams = JoinSet::new();
     let caller = Caller::connect(server.address()).await;
     for stream in 0..STREAMS as u64 {
-        let caller = caller.clone();
+        let (caller, keys) = (caller.clone(), keys.start + stream..keys.end);
         streams.spawn(async move {
-            for key in (stream..keys).step_by(STREAMS) {
+            for key in keys.step_by(STREAMS) {
                 caller.call(request(10_000_000 + key)).await;
             }
         });

@@ -4,13 +4,13 @@
 //! their number is printed and should be 0.
 
 use std::io::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tollkeeper::pb;
 
 use crate::frame;
-use crate::load::{STREAMS, at, drive, median, paced};
+use crate::load::{STREAMS, at, drive, median, paced, visit_each};
 use crate::process::{ServerProcess, free_port};
 
 const ROUND: Duration = Duration::from_secs(3);
@@ -58,6 +58,9 @@ pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
             compare(label, (&tollkeeper, &single, &empty), keys, (streams, request)).await;
         }
     }
+    if wanted("eventual-flood") {
+        flood(&tollkeeper).await;
+    }
     if wanted("redis-open") {
         open_loop((&tollkeeper, &empty)).await;
     }
@@ -95,6 +98,21 @@ async fn compare(
         median(&mut rates),
         median(&mut theirs),
     );
+}
+
+/// Ten million keys of an eventual rule, each asked for once.
+async fn flood(tollkeeper: &ServerProcess) {
+    const KEYS: u64 = 10_000_000;
+    for part in 1..=5 {
+        let began = Instant::now();
+        visit_each(tollkeeper, KEYS / 5 * (part - 1)..KEYS / 5 * part, |key| one("eventual_fixed", key)).await;
+        println!(
+            "flood: {} million keys, {:.0} calls/s, {:.1} MB resident",
+            part * 2,
+            KEYS as f64 / 5.0 / began.elapsed().as_secs_f64(),
+            tollkeeper.resident_bytes() as f64 / 1e6
+        );
+    }
 }
 
 /// How long calls take at half of capacity, beside the empty handler at the same rate.

@@ -222,6 +222,12 @@ impl Tollkeeper {
         serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
+    /// What has become of draws, from `/store`.
+    pub(crate) fn tally(&self) -> serde_json::Value {
+        let answer = http::get(self.debug_port(), "/store").send();
+        serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+    }
+
     /// The status of `/healthcheck`.
     pub(crate) fn healthcheck(&self) -> u16 {
         http::get(self.http_port(), "/healthcheck").send().status

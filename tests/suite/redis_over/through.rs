@@ -227,7 +227,10 @@ fn an_answer_from_here_looks_like_one_from_redis() {
     };
     (0..3).for_each(|_| assert!(!shop::answer(&desk, &one).over_limit()));
     let from_redis = shop::answer(&desk, &one);
-    assert_eq!((from_redis.over_limit(), desk.service.decider.refused_locally()), (true, 0));
+    assert_eq!(
+        (from_redis.over_limit(), desk.service.decider.tally().redis.map_or(0, |redis| redis.refused_locally)),
+        (true, 0)
+    );
     let from_here = shop::answer(&desk, &one);
     assert_eq!(seen(&from_here), seen(&from_redis));
     let resets =
@@ -235,6 +238,6 @@ fn an_answer_from_here_looks_like_one_from_redis() {
     assert!((0..=1 + 30).contains(&(resets[0] - resets[1])), "{resets:?}");
     wait_for("a refusal from here", || {
         shop::answer(&desk, &one);
-        (desk.service.decider.refused_locally() > 0).then_some(())
+        (desk.service.decider.tally().redis.map_or(0, |redis| redis.refused_locally) > 0).then_some(())
     });
 }
