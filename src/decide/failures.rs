@@ -11,9 +11,12 @@ use crate::limit::StorePolicy;
 use crate::store::DrawError;
 use crate::telemetry::occasionally::Occasionally;
 
-/// Failed draws, by kind.
+/// Failed draws, by kind, and by the policy that decided.
 #[derive(Debug)]
-pub(super) struct Failures([Kind; DrawError::KINDS]);
+pub(super) struct Failures {
+    kinds: [Kind; DrawError::KINDS],
+    policies: [AtomicU64; StorePolicy::ALL.len()],
+}
 
 #[derive(Debug)]
 struct Kind {
@@ -24,15 +27,17 @@ struct Kind {
 impl Default for Failures {
     fn default() -> Self {
         const INTERVAL: Duration = Duration::from_secs(10);
-        Self(std::array::from_fn(|_| Kind { count: AtomicU64::new(0), said: Occasionally::every(INTERVAL) }))
+        let kind = |_| Kind { count: AtomicU64::new(0), said: Occasionally::every(INTERVAL) };
+        Self { kinds: std::array::from_fn(kind), policies: Default::default() }
     }
 }
 
 impl Failures {
     /// Notes that a draw failed and what decides in its place.
     pub(super) fn note(&self, error: DrawError, policy: StorePolicy, now: Time) {
-        let kind = &self.0[error.place()];
+        let kind = &self.kinds[error.place()];
         kind.count.fetch_add(1, Ordering::Relaxed);
+        self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = kind.said.due(now) {
             let (policy, advice) = (policy.name(), error.advice());
             tracing::error!(suppressed, policy, "{error}; `on_store_error` decides. {advice}");
@@ -41,6 +46,11 @@ impl Failures {
 
     /// How many of this kind there were.
     pub(super) fn count(&self, error: DrawError) -> u64 {
-        self.0[error.place()].count.load(Ordering::Relaxed)
+        self.kinds[error.place()].count.load(Ordering::Relaxed)
+    }
+
+    /// How many were decided by this policy.
+    pub(super) fn decided_by(&self, policy: StorePolicy) -> u64 {
+        self.policies[policy as usize].load(Ordering::Relaxed)
     }
 }

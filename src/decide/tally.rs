@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::Decider;
+use crate::limit::StorePolicy;
 use crate::store::Store;
 
 /// Draws and hits since the start of the process.
@@ -14,6 +15,8 @@ pub struct Tally {
     pub store: &'static str,
     /// Draws that the store failed and a policy answered, by what went wrong; those that never did are left out.
     pub failed_draws: BTreeMap<&'static str, u64>,
+    /// The same draws by the policy that decided; what `local` and `allow` admit is beside what limits promise.
+    pub decided_by_policy: BTreeMap<&'static str, u64>,
     /// What only counters in Redis have.
     #[serde(flatten)]
     pub redis: Option<OfRedis>,
@@ -48,7 +51,11 @@ impl Decider {
     /// What has become of draws since the start.
     pub fn tally(&self) -> Tally {
         let failed_draws = self.failed_draws().filter(|(_, count)| *count > 0).collect();
-        let Store::Redis(redis) = &self.store else { return Tally { store: "memory", failed_draws, redis: None } };
+        let policies = StorePolicy::ALL.map(|policy| (policy.name(), self.failures.decided_by(policy)));
+        let decided_by_policy = policies.into_iter().filter(|(_, count)| *count > 0).collect();
+        let Store::Redis(redis) = &self.store else {
+            return Tally { store: "memory", failed_draws, decided_by_policy, redis: None };
+        };
         let (usage, replicas) = (redis.eventual().usage(), redis.replicas());
         let of_redis = OfRedis {
             calls: redis.calls(),
@@ -62,6 +69,6 @@ impl Decider {
             slots: replicas.slots().get(),
             live_replicas: replicas.live().map(std::num::NonZeroU32::get),
         };
-        Tally { store: "redis", failed_draws, redis: Some(of_redis) }
+        Tally { store: "redis", failed_draws, decided_by_policy, redis: Some(of_redis) }
     }
 }

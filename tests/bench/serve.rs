@@ -7,7 +7,7 @@
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload,
 //! redis-keys, redis-hot, redis-open, redis-ten,
-//! eventual, eventual-flood.
+//! eventual, eventual-calls, eventual-flood.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
@@ -65,7 +65,9 @@ fn main() {
         if wanted("reload") {
             reload().await;
         }
-        if ["redis-keys", "redis-hot", "redis-open", "redis-ten", "eventual", "eventual-flood"].into_iter().any(wanted)
+        if ["redis-keys", "redis-hot", "redis-open", "redis-ten", "eventual", "eventual-calls", "eventual-flood"]
+            .into_iter()
+            .any(wanted)
         {
             redis::all(wanted).await;
         }

@@ -372,6 +372,12 @@ fn what_is_probably_not_meant_gets_a_warning() {
         (lone.to_owned(), "this descriptor does nothing"),
         (rule("{unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 5}"), "waits 100 ms or more"),
         (rule("{unit: minute, requests_per_unit: 100, consistency: eventual}"), "the overshoot is too small"),
+        (
+            rule(
+                "{unit: second, requests_per_unit: 9, algorithm: token_bucket, consistency: eventual, max_overshoot: 0.3%}",
+            ),
+            "hits can not be leased",
+        ),
         (rule("{unit: day, over_limit_content_type: a/b}"), "`over_limit_content_type` without `over_limit_body`"),
         (rule("{unit: day, requests_per_unit: 9, <<: {requests_per_unit: 3}}"), "stands before a merge key"),
     ];

@@ -229,6 +229,8 @@ fn a_redis_that_is_frozen_meanwhile_changes_nothing_of_the_promise() {
         table.row(("frozen", algorithm, 3), 3 * 1200, admitted, 0);
     }
     table.publish();
+    let tally = replicas[0].process.tally();
+    assert!(tally["decided_by_policy"]["deny"].as_u64() > Some(0), "{tally}");
 }
 
 #[test]

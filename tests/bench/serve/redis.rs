@@ -4,6 +4,7 @@
 //! their number is printed and should be 0.
 
 use std::io::Write as _;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -25,6 +26,10 @@ descriptors:
   - {key: fixed, rate_limit: {unit: day, requests_per_unit: 4000000000}}
   - key: token
     rate_limit: {unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}
+  - {key: strict_minute, rate_limit: {unit: minute, requests_per_unit: 1000, algorithm: sliding_window_counter}}
+  - key: eventual_minute
+    rate_limit:
+      {unit: minute, requests_per_unit: 1000, algorithm: sliding_window_counter, consistency: eventual}
   - {key: eventual_fixed, rate_limit: {unit: day, requests_per_unit: 4000000000, consistency: eventual}}
   - key: eventual_token
     rate_limit:
@@ -57,6 +62,9 @@ pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
             let streams = if asks_always { STREAMS / 2 } else { STREAMS };
             compare(label, (&tollkeeper, &single, &empty), keys, (streams, request)).await;
         }
+    }
+    if wanted("eventual-calls") {
+        calls_per_thousand((&tollkeeper, &single)).await;
     }
     if wanted("eventual-flood") {
         flood(&tollkeeper).await;
@@ -98,6 +106,54 @@ async fn compare(
         median(&mut rates),
         median(&mut theirs),
     );
+}
+
+/// What keys are called in the table, and a request for one that is drawn evenly.
+type Drawn = (&'static str, fn(u64) -> Bytes);
+
+/// How often Redis is asked for keys of an eventual rule that are drawn evenly, and by Zipf's law.
+async fn calls_per_thousand((tollkeeper, redis): (&ServerProcess, &ServerProcess)) {
+    let client = redis::Client::open(format!("redis://{}", redis.address())).expect("an address");
+    let mut connection = client.get_connection().expect("a connection");
+    let mut calls = || {
+        let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).expect("statistics");
+        let count = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
+        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum::<u64>()
+    };
+    let table: [Drawn; 3] = [
+        ("10 000 keys, even", |draw| one("eventual_minute", draw % KEYS as u64)),
+        ("10 000 keys, Zipf", |draw| one("eventual_minute", 1_000_000 + zipf(draw))),
+        ("10 000 keys, Zipf, strict", |draw| one("strict_minute", 1_000_000 + zipf(draw))),
+    ];
+    for (label, request) in table {
+        let before = calls();
+        let cost = drive(tollkeeper, DRAWS, request, (STREAMS, ROUND * 3)).await;
+        let decisions = cost.calls_per_s * (ROUND * 3).as_secs_f64();
+        println!(
+            "{label}: {:.0} decisions/s, {:.1} % refused, {:.1} calls to Redis per 1000 decisions",
+            cost.calls_per_s,
+            100.0 * cost.refused as f64 / decisions,
+            1000.0 * (calls() - before) as f64 / decisions
+        );
+    }
+}
+
+const KEYS: usize = 10_000;
+const DRAWS: u64 = 1 << 20;
+
+/// One of the keys by Zipf's law with the exponent 1, from an even draw.
+fn zipf(draw: u64) -> u64 {
+    static UP_TO: LazyLock<Vec<f64>> = LazyLock::new(|| {
+        let mut sum = 0.0;
+        (1..=KEYS)
+            .map(|rank| {
+                sum += 1.0 / rank as f64;
+                sum
+            })
+            .collect()
+    });
+    let at = draw as f64 / DRAWS as f64 * UP_TO[KEYS - 1];
+    UP_TO.partition_point(|up_to| *up_to <= at) as u64
 }
 
 /// Ten million keys of an eventual rule, each asked for once.
