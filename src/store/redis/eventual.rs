@@ -15,8 +15,8 @@
 //! than it was charged and no later than a life after. What that adds to a span of one period:
 //! - fixed_window, sliding_window_counter: nothing. A lease ends with the window in which it was charged, by the time
 //!   of Redis, so each hit is used in the window that has it; and the weight of the last window only falls until then.
-//! - sliding_window_log: nothing. The log keeps hits longer than a period: by a life, so that hits used within a period
-//!   were charged within what it keeps, which holds no more than the limit; and by what returns need (see there).
+//! - sliding_window_log: nothing. The log keeps hits for a period and a life, so hits used within a period were charged
+//!   within a period and a life, which hold no more than the limit.
 //! - token_bucket: what comes back in a life, `limit x life / period`. A life is at most half of the overshoot's part
 //!   of the period, which leaves the other half for shares.
 //!
@@ -24,10 +24,9 @@
 //! - A window takes them until it ends, so that they leave the count that has them.
 //! - A bucket takes them less what may have come back since the charge, `limit x time / period` up to the time from
 //!   which on they are void, so that they are still in its level.
-//! - A log forgets its newest hits in their place, which may be others'. What stands for those then is as old as the
-//!   hits that were given back, or younger, and older hits stay as they are. So with returns no later than D after the
-//!   charge every hit is stamped at most D too early, however many returns there are, and the log keeps hits for D
-//!   longer.
+//! - A log is given none back. It would forget its newest hits, which may be others', whose place then the older ones
+//!   take that were given back; and if these are given back in turn, yet others': from return to return hits would
+//!   become older without end. So of a log no more is leased than is surely used.
 //!
 //! A crash wastes the leases at hand, for the rest of a window or until they have come back; a lost reply likewise.
 //!

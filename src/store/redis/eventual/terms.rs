@@ -16,7 +16,9 @@ const LONGEST_LIFE_US: u64 = 1_000_000;
 const SHORTEST_LIFE_US: u64 = 2_000;
 /// A lease ends so long before its window at the most, in microseconds.
 const LONGEST_MARGIN_US: u64 = 50_000;
-/// So long after its end a lease may still be given back to a bucket or a log, in microseconds.
+/// What a log is charged stays: no more is leased of it than demand asks for in this time, in microseconds.
+const KEPT_US: u64 = 25_000;
+/// So long after its end a lease may still be given back to a bucket, in microseconds.
 const RETURN_US: u64 = 200_000;
 
 /// What a descriptor whose limits are all eventual may do by itself.
@@ -65,11 +67,12 @@ impl Terms {
         counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
     }
 
-    /// For how much of demand to lease, in microseconds, with a lease that lives so long: where little can be given
-    /// back in the end, no more than will be used.
+    /// For how much of demand to lease, in microseconds, with a lease that lives so long: where little or nothing
+    /// can be given back in the end, no more than will be used.
     pub(super) fn span_us(counters: &[Counted], life_us: u64) -> u64 {
         let span_us = |counted: &Counted| match counted.limit.algorithm() {
-            Algorithm::SlidingWindowLog | Algorithm::TokenBucket => life_us / 2,
+            Algorithm::SlidingWindowLog => (life_us / 4).min(KEPT_US),
+            Algorithm::TokenBucket => life_us / 2,
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::LeakyBucket => life_us,
         };
         counters.iter().map(span_us).min().unwrap_or(life_us)
@@ -86,11 +89,7 @@ impl Terms {
                     until = until.map(|until| until.min(window_end(limit, state, report.now)));
                 }
                 Algorithm::TokenBucket => less = less.max(drained(limit, self.life_us + RETURN_US)),
-                Algorithm::SlidingWindowLog => {
-                    let end = report.now.plus_us(log_return_us(limit.period().micros()));
-                    until = until.map(|until| until.min(end));
-                }
-                Algorithm::LeakyBucket => until = None,
+                Algorithm::SlidingWindowLog | Algorithm::LeakyBucket => until = None,
             }
         }
         Lent { serial, end: report.sent + Duration::from_micros(life_us), until, less }
@@ -100,21 +99,14 @@ impl Terms {
 /// How much longer than a period the log of an eventual limit keeps hits, in microseconds.
 pub fn log_beyond_us(limit: &Limit) -> u64 {
     match (limit.algorithm(), limit.consistency()) {
-        (Algorithm::SlidingWindowLog, Consistency::Eventual(_)) => {
-            log_life_us(limit.period().micros()) + log_return_us(limit.period().micros())
-        }
+        (Algorithm::SlidingWindowLog, Consistency::Eventual(_)) => log_life_us(limit.period().micros()),
         _ => 0,
     }
 }
 
-/// A hundredth of the period in whole milliseconds: what a log keeps longer for it is the limit's loss.
+/// A fiftieth of the period in whole milliseconds: what a log keeps longer for it is the limit's loss.
 fn log_life_us(period_us: u64) -> u64 {
-    (period_us / 100 / 1000 * 1000).min(LONGEST_LIFE_US)
-}
-
-/// How long after they were charged hits may be given back to a log, in microseconds.
-fn log_return_us(period_us: u64) -> u64 {
-    log_life_us(period_us) + log_life_us(period_us).min(RETURN_US)
+    (period_us / 50 / 1000 * 1000).min(LONGEST_LIFE_US)
 }
 
 fn life_us(limit: &Limit, overshoot: Overshoot) -> u64 {
