@@ -42,7 +42,7 @@ const ALGORITHMS: [Algorithm; 4] =
 
 /// Runs of each scene and number of replicas, of all algorithms together.
 fn runs() -> u64 {
-    env::var("PROPTEST_CASES").ok().and_then(|runs| runs.parse().ok()).unwrap_or(120)
+    env::var("PROPTEST_CASES").ok().and_then(|runs| runs.parse().ok()).unwrap_or(96)
 }
 
 /// What came of many runs.
@@ -166,6 +166,11 @@ fn the_promise_holds_when_the_number_of_slots_changes_in_a_roll() {
 #[test]
 fn the_promise_holds_with_slow_and_lost_replies() {
     live(Scene::Slow, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_when_leases_are_left_unused() {
+    live(Scene::Unused, &[1, 3, 8]);
 }
 
 #[test]

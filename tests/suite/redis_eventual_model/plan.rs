@@ -28,6 +28,7 @@ pub(super) enum Scene {
     Unreachable,
     Resized,
     Slow,
+    Unused,
     Everything,
 }
 
@@ -45,6 +46,7 @@ impl Scene {
             Self::Unreachable => "Redis unreachable, back with its data",
             Self::Resized => "the number of slots changed in a roll",
             Self::Slow => "slow and lost replies",
+            Self::Unused => "leases that are left unused",
             Self::Everything => "all of this",
         }
     }
@@ -84,8 +86,17 @@ pub(super) struct Network {
     pub(super) slow_in: u64,
     /// One message in so many is lost; 0: none.
     pub(super) lost_in: u64,
+    /// What is given back goes so much later.
+    pub(super) returns: (u64, u64),
     /// The longest that a reply is waited for.
     pub(super) timeout: u64,
+}
+
+impl Network {
+    /// Nothing is slow or lost.
+    pub(super) const fn quick(usual: (u64, u64), timeout: u64) -> Self {
+        Self { usual, slow: (0, 0), slow_in: 0, lost_in: 0, returns: (0, 0), timeout }
+    }
 }
 
 /// A run.
@@ -174,6 +185,9 @@ impl Plan {
     pub(super) fn new(scene: Scene, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let chance = &mut chance;
+        if scene == Scene::Unused {
+            return Self::unused(replicas, algorithm, chance);
+        }
         // The worst that can be done to shares takes a plan of its own.
         let worst = chance.one_in(3);
         let keys: Vec<_> = match worst {
@@ -300,8 +314,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// Single hits at each replica: one to begin its period, then the rest of its share late in that, within a window,
-    /// and the next share at once; then more than the limit.
+    /// Single hits at each replica: one to begin its period, the rest of its share at the end of that or a little
+    /// before, the next share at once, another a period later; then more than the limit.
     fn use_shares_up(&mut self, chance: &mut Chance) {
         let limit = self.keys[0][0].limit;
         let period = limit.period().micros();
@@ -311,27 +325,109 @@ impl Plan {
         let window = (self.start / period + 1) * period;
         let ends = if chance.one_in(4) { self.start + chance.below(period) + period } else { window + late };
         let begin = ends.max(self.start + period) - period;
-        let jitter = late / 2;
+        let again = chance.pick(&[period, period, period - 2 * MS, period / 10 * 9, period / 2]);
         // Nobody else asks before.
-        self.arrivals.retain(|it| it.at > begin + period + late);
+        self.arrivals.retain(|it| it.at > begin + 2 * period + late);
+        let (requests, replicas) = (u64::from(limit.requests_per_unit()), self.replicas as u64);
         for replica in 0..self.replicas {
             let mut add = |at: u64, hits: u64| {
                 self.arrivals.push(Arrival { at, key: 0, replica: Some(replica), hits });
             };
-            let first = begin + chance.below(jitter);
+            let first = begin + chance.below(late / 2);
             add(first, 1);
             for _ in 1..share {
-                add(first + period - 1 - chance.below(jitter), 1);
+                add(first + again - 1 - chance.below(MS / 2), 1);
             }
-            for _ in 0..share {
-                add(first + period + chance.below(jitter), 1);
+            for after in [again, 2 * again] {
+                for _ in 0..share {
+                    add(first + after + chance.below(MS / 2), 1);
+                }
             }
-            let (limit, replicas) = (u64::from(limit.requests_per_unit()), self.replicas as u64);
-            for _ in 0..2 * limit / replicas {
-                add(first + period + late + chance.below(period / 4), chance.between(1, 2));
+            let then = if again == period && chance.one_in(2) { again } else { 2 * again };
+            for _ in 0..2 * requests / replicas {
+                add(first + then + late + chance.below(period / 4), chance.between(1, 2));
             }
         }
-        self.end = self.end.max(begin + 3 * period);
+        self.end = self.end.max(begin + 4 * period);
+    }
+
+    /// Demand that can not be met brings leases that nobody uses; when they end, or a little before or after, more than
+    /// the limit is asked for, while they are given back, and again a period later.
+    fn unused(replicas: usize, algorithm: Algorithm, chance: &mut Chance) -> Self {
+        let requests = chance.pick(&[100, 200]);
+        let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
+        let overshoot = Overshoot::MilliPercent(chance.pick(&[1_000, 5_000, 20_000]));
+        let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(requests * chance.pick(&[1, 2]));
+        let limit = limit(Terms { bucket_size, ..Terms::new(algorithm, requests, period) }, overshoot);
+        let (period, most) = (period.micros(), u64::from(limit.capacity()));
+        let returns = chance.pick(&[(0, 0), (0, 30 * MS), (100 * MS, 170 * MS), (700 * MS, S)]);
+        let window = 1_700_000_000 * S / period * period;
+        let start = window + if chance.one_in(2) { 0 } else { chance.below(period) };
+        let mut plan = Self {
+            replicas,
+            slots: 16,
+            live: Some(1),
+            keys: vec![SmallVec::from_iter([counted(limit, true, 1)])],
+            network: Network { returns, ..Network::quick((100, 300), S) },
+            frozen: Vec::new(),
+            cut: Vec::new(),
+            fates: Vec::new(),
+            arrivals: Vec::new(),
+            claim: 30 * S,
+            bytes: 64 << 20,
+            start,
+            end: start + 8 * period,
+        };
+        let life = eventual::Terms::of(&plan.keys[0], slots(16)).unwrap().life_us;
+        if chance.one_in(2) {
+            plan.leave_in_a_chain(life, most, chance);
+            return plan;
+        }
+        for round in 0..3 {
+            // The leases are taken 46 ms after that.
+            let begin = start + (2 * round + 1) * period - chance.pick(&[50 * MS, 100 * MS, 300 * MS]);
+            plan.draw_in_vain(begin, most, chance);
+            let leased = begin + 46 * MS;
+            let ends = leased + chance.pick(&[life / 10 * 9, life / 10 * 19, life + 5 * MS, life + returns.0]);
+            plan.ask_for(2 * most, (ends, 3 * MS), chance);
+            plan.ask_for(most, (ends, returns.1 + 50 * MS), chance);
+            plan.ask_for(2 * most, (leased + period + chance.pick(&[0, life]), 100 * MS), chance);
+        }
+        plan
+    }
+
+    /// Before the last lease is given back the next is charged, and so on; when much of a period has passed, more than
+    /// the limit is asked for, and again when the first of them is forgotten.
+    fn leave_in_a_chain(&mut self, life: u64, most: u64, chance: &mut Chance) {
+        let period = self.keys[0][0].limit.period().micros();
+        let steps = chance.between(2, 16);
+        let (mut at, begin) = (self.start, self.start);
+        for _ in 0..steps {
+            self.draw_in_vain(at, most, chance);
+            at += life.max(50 * MS) + chance.below(30 * MS);
+        }
+        let pause = chance.pick(&[0, life / 2, life + 5 * MS]);
+        self.ask_for(2 * most, (at + pause, 5 * MS), chance);
+        self.ask_for(2 * most, (begin + period + life, at - begin), chance);
+    }
+
+    /// At each replica draws that never pass, and then one that does.
+    fn draw_in_vain(&mut self, begin: u64, most: u64, chance: &mut Chance) {
+        for replica in 0..self.replicas {
+            for step in 0..6 {
+                let at = begin + step * 9 * MS + chance.below(MS);
+                let hits = if step == 5 { 1 } else { most + 1 };
+                self.arrivals.push(Arrival { at, key: 0, replica: Some(replica), hits });
+            }
+        }
+    }
+
+    /// Few hits at a time, at all replicas, over a span from a time on.
+    fn ask_for(&mut self, hits: u64, (from, span): (u64, u64), chance: &mut Chance) {
+        for _ in 0..hits / 2 {
+            let (at, hits) = (from + chance.below(span), chance.between(1, 3));
+            self.arrivals.push(Arrival { at, key: 0, replica: None, hits });
+        }
     }
 }
 
@@ -347,8 +443,9 @@ fn network(scene: Scene, period: u64, chance: &mut Chance) -> Network {
             slow: (20 * MS, chance.pick(&[60 * MS, 1500 * MS, 3 * period / 2])),
             slow_in: chance.between(2, 20),
             lost_in: chance.pick(&[0, 20]),
+            returns: (0, 0),
             timeout: chance.pick(&[15 * MS, 100 * MS, 4 * period]),
         },
-        false => Network { usual, slow: (0, 0), slow_in: 0, lost_in: 0, timeout: chance.pick(&[15 * MS, S]) },
+        false => Network::quick(usual, chance.pick(&[15 * MS, S])),
     }
 }

@@ -29,7 +29,7 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
         slots: 16,
         live: Some(replicas as u64),
         keys: vec![SmallVec::from_iter([counted(limit, true, 1)])],
-        network: Network { usual: (200, 2 * MS), slow: (0, 0), slow_in: 0, lost_in: 0, timeout: 15 * MS },
+        network: Network::quick((200, 2 * MS), 15 * MS),
         frozen: Vec::new(),
         cut: Vec::new(),
         fates: Vec::new(),

@@ -440,6 +440,8 @@ impl<'p> World<'p> {
 
     fn send(&mut self, who: Who, message: Message) {
         if let Some(at) = self.travel() {
+            let (least, most) = if let Message::Return(..) = message { self.plan.network.returns } else { (0, 0) };
+            let at = at + self.chance.between(least, most);
             self.at(at, Event::Reaches(who, message));
         }
     }
