@@ -44,7 +44,7 @@ use self::call::{Manner, Place};
 use self::combine::{Combiner, Drawings, Turn};
 use self::connect::Entrance;
 use self::count::Window;
-use self::eventual::{Eventual, Lending, Report, log_beyond_us};
+use self::eventual::{Eventual, Lending, Lent, Report, log_beyond_us};
 use self::failure::RedisError;
 use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
@@ -377,16 +377,19 @@ impl Shared {
         let outcome = place.call(drawings, deadline).await;
         let lease = (lent > 0).then(|| drawings.pop()).flatten();
         let mut replayed = outcome?;
-        let levels = lease.and_then(|_| replayed.levels.pop());
+        let leased = lease.and_then(|_| replayed.levels.pop());
         self.over.learn(place.id, drawings, &replayed.levels, (sent, Instant::now()));
         self.remember(place, drawings, &replayed);
         if let Some(lending) = lending {
+            // A trial that had no room was not charged, and must not be given back to.
+            let whole = leased.as_ref().is_some_and(|levels| levels.iter().all(|level| level.admitted));
             let passed = |levels: Levels| {
                 levels.iter().zip(&lending.counters).all(|(level, counted)| level.admitted || !counted.enforced)
             };
-            let lent = if levels.is_some_and(passed) { lent } else { 0 };
+            let lent = if leased.is_some_and(passed) { lent } else { 0 };
             let report = Report { sent, now: replayed.now, states: replayed.states, lent };
             if let Some(lent) = self.eventual.heard(lending, report) {
+                let lent = Lent { until: lent.until.filter(|_| whole), ..lent };
                 self.settle.note(lent, Arc::new(place.clone()));
             }
         }

@@ -8,7 +8,7 @@ use super::call::Place;
 use super::combine::{Drawings, Turn};
 use super::eventual::{Admission, Id, Lending, Moment, Terms};
 use super::lead::{Busy, lead};
-use super::script::Drawing;
+use super::script::{Counted, Drawing};
 use super::{Group, Levels, Shared};
 use crate::clock::Time;
 use crate::counter::Draw;
@@ -18,7 +18,11 @@ impl Shared {
     pub(super) fn lending(&self, group: &Group) -> Option<Lending> {
         let drawing = group.drawings.first()?;
         let terms = Terms::of(&drawing.counters, self.heart.replicas().slots()).filter(|_| !self.gives_time)?;
-        let tags = drawing.counters.iter().fold(0_u128, |tags, counted| tags.rotate_left(1) ^ counted.tag);
+        // Limits too: what was charged under one must not be given out under another.
+        let tags = drawing.counters.iter().fold(0_u128, |tags, Counted { limit, tag, .. }| {
+            let amounts = u128::from(limit.requests_per_unit()) << 32 | u128::from(limit.capacity());
+            tags.rotate_left(1) ^ tag ^ amounts.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+        });
         Some(Lending { id: Id { path: group.path, tags }, terms, counters: drawing.counters.clone() })
     }
 

@@ -10,6 +10,8 @@ use crate::clock::Time;
 use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
 use crate::store::redis::script::Counted;
 
+/// A day in microseconds.
+const DAY_US: u64 = 86_400_000_000;
 /// A lease lives no longer, in microseconds.
 const LONGEST_LIFE_US: u64 = 1_000_000;
 /// Nor is a shorter one worth asking for.
@@ -45,7 +47,7 @@ impl Terms {
                 _ => milli_hits(limit, overshoot),
             };
             terms.share = terms.share.min(for_shares / 1000 / (2 * u64::from(slots.get())));
-            terms.period_us = terms.period_us.max(limit.period_us());
+            terms.period_us = terms.period_us.max(longest_period_us(limit));
             terms.life_us = terms.life_us.min(life_us(limit, overshoot));
         }
         if terms.life_us < SHORTEST_LIFE_US {
@@ -93,6 +95,14 @@ impl Terms {
             }
         }
         Lent { serial, end: report.sent + Duration::from_micros(life_us), until, less }
+    }
+}
+
+/// The longest window of a limit, in microseconds: months of the calendar have up to 31 days.
+fn longest_period_us(limit: &Limit) -> u64 {
+    match limit.calendar_months() {
+        true => u64::from(limit.period().multiplier()) * 31 * DAY_US,
+        false => limit.period_us(),
     }
 }
 
