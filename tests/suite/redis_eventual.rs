@@ -35,7 +35,9 @@ fn algorithms() -> impl Iterator<Item = Algorithm> {
 }
 
 fn rules() -> String {
-    let mut rules = "domain: shop\ndefaults: {on_store_error: deny}\ndescriptors:\n".to_owned();
+    let mut rules =
+        "domain: shop\ndefaults: {on_store_error: deny, consistency: eventual, max_overshoot: 10%}\ndescriptors:\n"
+            .to_owned();
     for algorithm in algorithms() {
         writeln!(
             rules,
@@ -72,9 +74,13 @@ impl Replica {
     }
 
     fn offering(&self, key: &str, value: &str, hits: usize) -> impl Future<Output = u64> + use<> {
+        self.asking(&about(key, value), hits)
+    }
+
+    fn asking(&self, question: &RateLimitRequest, hits: usize) -> impl Future<Output = u64> + use<> {
         let callers = (0..CALLERS).map(|caller| {
             let share = hits / CALLERS + usize::from(caller < hits % CALLERS);
-            let (mut client, question) = (self.client.clone(), about(key, value));
+            let (mut client, question) = (self.client.clone(), question.clone());
             tokio::spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..share {
@@ -231,6 +237,17 @@ fn a_redis_that_is_frozen_meanwhile_changes_nothing_of_the_promise() {
     table.publish();
     let tally = replicas[0].process.tally();
     assert!(tally["decided_by_policy"]["deny"].as_u64() > Some(0), "{tally}");
+}
+
+#[test]
+fn what_is_leased_under_one_limit_is_not_given_out_under_another() {
+    let server = options().start();
+    let replica = Replica::start(&server, SLOTS);
+    let key = Algorithm::FixedWindow.name();
+    assert_eq!(replica.offer(key, "lent", 500), 500);
+    // What comes with a request counts on the same key: far fewer than were admitted, also by the year.
+    let lower = Question::new("shop").of(&[(key, "lent")]).limit(10, 6, None).0;
+    assert_eq!(store_runtime().block_on(join_all([replica.asking(&lower, 200)])), [0]);
 }
 
 #[test]
