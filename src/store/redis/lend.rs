@@ -73,7 +73,9 @@ impl Shared {
 
     /// Decides a draw that has waited for a call, if that has brought what it takes.
     pub(super) fn admit_again(&self, place: &Place, drawing: &Drawing) -> Option<Levels> {
-        let lending = place.lending.as_ref().filter(|_| !drawing.trial)?;
+        // It may bring another limit than the draw that leads.
+        let alike = |lending: &&Lending| !drawing.trial && drawing.counters == lending.counters;
+        let lending = place.lending.as_ref().filter(alike)?;
         let moment = Moment { again: true, ..self.moment(lending, place.now) };
         match self.eventual.admit(lending, drawing, moment) {
             Admission::Here { levels, .. } => Some(levels),
