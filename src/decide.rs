@@ -6,6 +6,7 @@
 //! Redis are asked for all descriptors together. A store failure becomes a verdict by the rule's policy here and only
 //! here.
 
+mod account;
 mod draw;
 pub mod explain;
 mod failures;
@@ -15,6 +16,7 @@ mod selection;
 pub mod tally;
 mod verdict;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -31,7 +33,8 @@ use crate::rule::set::RuleSet;
 use crate::settings::Behaviour;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
-use crate::store::{DrawError, Store};
+use crate::store::{DrawError, Drawn, Store};
+use crate::telemetry::metrics::Metrics;
 
 /// Decides requests: the counters, and what the process was told about deciding.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ pub struct Decider {
     pub store: Store,
     /// What the process was told.
     pub behaviour: Behaviour,
+    /// Where it is counted what came of them.
+    pub metrics: Arc<Metrics>,
     failures: Failures,
 }
 
@@ -78,8 +83,8 @@ pub enum DecideError {
 enum Outcome {
     /// It has no limit.
     Free,
-    /// The levels of its limits, in their order.
-    Drawn(SmallVec<[Level; 1]>),
+    /// What its limits found, and who decided.
+    Drawn(Drawn),
     /// The store failed, and these are the levels of what stands in for it.
     StoodIn(SmallVec<[Level; 1]>),
     /// The store failed, and this is the rule's policy, which is not `local`.
@@ -88,8 +93,8 @@ enum Outcome {
 
 impl Decider {
     /// Decides by the counters of `store`.
-    pub fn new(store: Store, behaviour: Behaviour) -> Self {
-        Self { store, behaviour, failures: Failures::default() }
+    pub fn new(store: Store, behaviour: Behaviour, metrics: Arc<Metrics>) -> Self {
+        Self { store, behaviour, metrics, failures: Failures::default() }
     }
 
     /// Decides a request by counters in this process, those of [`Decider::store`]; it waits for nothing.
@@ -101,7 +106,7 @@ impl Decider {
     ) -> Result<Decision<'r>, DecideError> {
         let selections = self.select(edge, request)?;
         let outcomes = self.draw(memory, edge, (request, &selections));
-        merge(&self.behaviour, request, &selections, &outcomes)
+        self.conclude(edge, (request, &selections), &outcomes)
     }
 
     /// Decides a request by counters in Redis, that of [`Decider::store`]; it waits for them no longer than until
@@ -114,12 +119,32 @@ impl Decider {
     ) -> Result<Decision<'r>, DecideError> {
         let selections = self.select(edge, request)?;
         let outcomes = self.draw_shared(redis, edge, (request, &selections)).await;
-        merge(&self.behaviour, request, &selections, &outcomes)
+        self.conclude(edge, (request, &selections), &outcomes)
+    }
+
+    /// Counts what came of the draws, and merges it.
+    fn conclude<'r>(
+        &'r self,
+        edge: Edge<'r>,
+        (request, selections): (&Request<'_>, &[Selection<'r>]),
+        outcomes: &[Outcome],
+    ) -> Result<Decision<'r>, DecideError> {
+        self.account(edge, (request, selections), outcomes);
+        let decision = merge(&self.behaviour, request, selections, outcomes)?;
+        if decision.shadowed {
+            self.metrics.note_global_shadow();
+        }
+        Ok(decision)
     }
 
     /// How many draws the store failed since the start, by the name of what went wrong.
     pub fn failed_draws(&self) -> impl Iterator<Item = (&'static str, u64)> {
         DrawError::all().map(|error| (error.name(), self.failures.count(error)))
+    }
+
+    /// How many draws the store failed since the start and this policy answered.
+    pub fn decided_by(&self, policy: StorePolicy) -> u64 {
+        self.failures.decided_by(policy)
     }
 
     /// The limits of each descriptor.

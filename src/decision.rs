@@ -14,6 +14,8 @@ use crate::limit::Period;
 pub struct Decision<'r> {
     /// Whether the request as a whole is refused. This alone decides what Envoy does.
     pub over_limit: bool,
+    /// Whether it would be, were not everything on trial (SHADOW_MODE).
+    pub shadowed: bool,
     /// One for each descriptor of the request, in its order.
     pub statuses: SmallVec<[Status<'r>; 2]>,
     /// To be added to the response to the client, in this order; free of control characters.

@@ -63,6 +63,11 @@ impl Health {
         }
     }
 
+    /// Whether the store can not be reached now, and whether it is set up wrongly.
+    pub fn store(&self) -> (bool, bool) {
+        (self.store.is_lost(), self.store.misconfigured().is_some())
+    }
+
     /// Waits until the store is lost or back, or its setting up is found wrong or right; one task may wait.
     pub async fn store_changed(&self) {
         self.store.changed().await;

@@ -1,4 +1,5 @@
 //! What tollkeeper serves over HTTP/1.1.
 
 pub mod json;
+pub mod metrics;
 pub mod routes;

@@ -34,6 +34,7 @@ pub mod config;
 pub mod health;
 pub mod pb;
 pub mod grpc;
+pub mod scrape;
 pub mod http;
 pub mod server;
 pub mod cli;

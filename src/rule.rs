@@ -7,6 +7,7 @@
 //! `Node` and `Domain` are what a rule file says once it was checked; `RuleSet::new` compiles them and can not fail.
 
 pub mod matching;
+pub mod naming;
 pub mod render;
 pub mod set;
 pub mod trace;
@@ -128,16 +129,20 @@ impl Rule {
     /// The name of one of its limits in `/rlconfig` and metrics: the first has the rule's own, a later one adds its
     /// name, or its period and algorithm.
     pub fn limit_path(&self, place: usize) -> String {
-        match &self.allowance {
-            Allowance::Limits(limits) if place > 0 && place < limits.len() => {
-                let RuleLimit { limit, name, .. } = &limits[place];
-                match name.is_empty() {
-                    true => format!("{}.{}_{}", self.path, limit.period(), limit.algorithm()),
-                    false => format!("{}.{name}", self.path),
-                }
-            }
-            _ => self.path.clone(),
+        match self.limit_suffix(place) {
+            Some(suffix) => format!("{}.{suffix}", self.path),
+            None => self.path.clone(),
         }
+    }
+
+    /// What a later limit adds to the path of the rule: its name, or its period and algorithm.
+    pub fn limit_suffix(&self, place: usize) -> Option<String> {
+        let Allowance::Limits(limits) = &self.allowance else { return None };
+        let RuleLimit { limit, name, .. } = limits.get(place).filter(|_| place > 0)?;
+        Some(match name.is_empty() {
+            true => format!("{}_{}", limit.period(), limit.algorithm()),
+            false => name.clone(),
+        })
     }
 }
 

@@ -7,6 +7,7 @@
 //! ends it at once. Rules that change are put in force by a task of its own.
 
 mod connection;
+mod flush;
 mod gathered;
 mod listen;
 mod reload;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use self::flush::Flusher;
 use self::listen::Listeners;
 use self::reload::Reloader;
 use self::signals::{Signals, Wanted};
@@ -33,13 +35,16 @@ use crate::decide::Decider;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::{Health, Needs};
+use crate::http::metrics::Exposition;
 use crate::http::routes::Site;
+use crate::scrape::Instruments;
 use crate::settings::{self, Settings, Shutdown};
 use crate::store::Store;
 use crate::store::health::StoreHealth;
 use crate::store::local::Local;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::telemetry::metrics::Metrics;
 
 /// Why a process could not run.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +70,9 @@ pub enum ServerError {
     /// A listener stopped though nobody asked it to.
     #[error("a listener failed: {0}")]
     Serve(tokio::task::JoinError),
+    /// A file that maps the names of metrics can not be used: which, and why.
+    #[error("PROMETHEUS_MAPPER_YAML={0}")]
+    Mapper(String),
     /// Answers were still held when the shutdown timeout ended, and were cut off.
     #[error("TOLLKEEPER_SHUTDOWN_TIMEOUT: answers were still held after {} s and were cut off", .0.as_secs_f64())]
     CutOff(Duration),
@@ -88,6 +96,7 @@ const SWEEP_SHARES: usize = 32;
 /// # Errors
 /// A listener that can not be opened; work that had to be cut off at the end.
 pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError> {
+    let exposition = exposition(&settings.metrics)?;
     let mut signals = Signals::listen().map_err(|error| ServerError::System { what: "signal handlers", error })?;
     let listeners = Listeners::open(&settings)?;
     let clock = Clock::System;
@@ -99,9 +108,10 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
         store: matches!(&settings.store, settings::Store::Redis(redis) if redis.health_needs_connection),
     };
     let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
-    let decider = Decider::new(store, settings.behaviour.clone());
+    let metrics = Arc::new(Metrics::new(settings.metrics.most_requested));
+    let decider = Decider::new(store, settings.behaviour.clone(), Arc::clone(&metrics));
     let service = Arc::new(Service::new(clock.clone(), Arc::clone(&rules), decider));
-    let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock };
+    let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock, metrics };
     let first = source::read(&files.layout);
     reloader.load(&first);
     if service.rules.load().is_none() {
@@ -117,38 +127,29 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health)).await;
-    let site = Site {
+    let instruments = Instruments {
         service: Arc::clone(&service),
         health: Arc::clone(&health),
-        max_body_bytes: settings.grpc.max_message_bytes,
+        path_label: settings.metrics.path_label,
     };
+    let flusher = Flusher::start(&settings.metrics, instruments.clone())
+        .map_err(|error| ServerError::System { what: "the sender of metrics", error })?;
+    let site = Site { instruments, max_body_bytes: settings.grpc.max_message_bytes, exposition };
     let mut background = JoinSet::new();
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
     background.spawn(report_store(Arc::clone(&service), store_health));
-    let [grpc, http, inside] = listeners.addresses();
+    let [grpc, http, inside, prometheus] = listeners.addresses();
     let mut serving = listeners
         .serve(&settings.grpc, site, &grpc_health, &stopping)
         .map_err(|error| ServerError::System { what: "the listeners", error })?;
-    tracing::warn!(grpc, http, debug = inside, "serving");
+    tracing::warn!(grpc, http, debug = inside, prometheus, "serving");
 
-    loop {
-        tokio::select! {
-            wanted = signals.wait() => match wanted {
-                Wanted::Stop => break,
-                Wanted::Reload => {
-                    tracing::warn!("SIGHUP: reading the rules again");
-                    watcher.reload();
-                }
-            },
-            // No listener ends by itself before it is told to.
-            Some(ended) = serving.join_next() => return flatten(ended),
-        }
-    }
+    serve_on(&mut signals, &watcher, &mut serving).await?;
     health.drain();
     grpc_health.sync().await;
-    let ending = drain(&settings.shutdown, &service, grpc_health, (stop, serving));
+    let ending = drain(&settings.shutdown, (&service, flusher), grpc_health, (stop, serving));
     let second = async { while signals.wait().await != Wanted::Stop {} };
     tokio::select! {
         ended = ending => ended,
@@ -159,6 +160,29 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     }
 }
 
+/// Goes on until a signal asks for the end.
+async fn serve_on(signals: &mut Signals, watcher: &Watcher, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
+    loop {
+        tokio::select! {
+            wanted = signals.wait() => match wanted {
+                Wanted::Stop => return Ok(()),
+                Wanted::Reload => {
+                    tracing::warn!("SIGHUP: reading the rules again");
+                    watcher.reload();
+                }
+            },
+            // No listener ends by itself before it is told to.
+            Some(ended) = serving.join_next() => flatten(ended)?,
+        }
+    }
+}
+
+/// What Prometheus gets, if it gets anything.
+fn exposition(settings: &settings::metrics::Metrics) -> Result<Option<Arc<Exposition>>, ServerError> {
+    let exposition = settings.prometheus.as_ref().map(|of| Exposition::new(of, &settings.tags)).transpose();
+    Ok(exposition.map_err(ServerError::Mapper)?.map(Arc::new))
+}
+
 /// How long clients get to read their last answers and to close.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -167,7 +191,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// It does not wait for connections: a client that is frozen or dawdles would keep the process until the timeout.
 async fn drain(
     settings: &Shutdown,
-    service: &Service,
+    (service, flusher): (&Service, Flusher),
     grpc_health: GrpcHealth,
     (stop, mut serving): (watch::Sender<bool>, JoinSet<()>),
 ) -> Result<(), ServerError> {
@@ -198,6 +222,7 @@ async fn drain(
             () = answered => Ok(()),
         };
         service.decider.store.leave().await;
+        flusher.finish().await;
         ended
     };
     let timeout = settings.timeout;

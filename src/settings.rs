@@ -8,6 +8,7 @@
 pub mod address;
 mod assemble;
 mod environment;
+pub mod metrics;
 pub mod parse;
 pub mod redis;
 pub mod reference;
@@ -27,6 +28,7 @@ use crate::limit::StorePolicy;
 use crate::telemetry::logs;
 use address::Address;
 use environment::Environment;
+use metrics::Metrics;
 use redis::Redis;
 
 /// All settings, by concern.
@@ -48,6 +50,8 @@ pub struct Settings {
     pub shutdown: Shutdown,
     /// What is logged, and how.
     pub logs: Logs,
+    /// Where metrics go.
+    pub metrics: Metrics,
     /// Threads that serve; `None`: one for each core.
     pub worker_threads: Option<NonZeroUsize>,
 }
@@ -139,6 +143,8 @@ pub struct Behaviour {
     pub log_max: u32,
     /// Whether fixed windows of months follow the calendar (UTC).
     pub calendar_months: bool,
+    /// The share of a limit from which a hit counts as near it, 0 to 1.
+    pub near_limit_ratio: f32,
 }
 
 /// The names of the three headers, as written; each is a valid header name.

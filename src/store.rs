@@ -11,11 +11,13 @@ pub mod redis;
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use self::memory::{Full, Memory};
 use self::redis::Redis;
 use self::redis::failure::RedisError;
+use crate::algorithm::Level;
 use crate::clock::Time;
 
 /// How long giving back what was leased may take.
@@ -46,6 +48,35 @@ impl Store {
             tracing::warn!("hits that were leased from redis were not all given back in time: they stay charged");
         }
         redis.give_up_slot().await;
+    }
+}
+
+/// What a draw found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drawn {
+    /// Of each of its limits, in their order.
+    pub levels: SmallVec<[Level; 1]>,
+    /// Who decided it.
+    pub origin: Origin,
+}
+
+/// Who decided a draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The store.
+    Store,
+    /// This process, by what Redis had just refused.
+    KnownOver,
+    /// This process, from its share of an eventual limit: the hits are never charged.
+    Share,
+    /// This process, from hits that were charged before.
+    Lease,
+}
+
+impl Drawn {
+    /// Decided by the store.
+    pub const fn by_store(levels: SmallVec<[Level; 1]>) -> Self {
+        Self { levels, origin: Origin::Store }
     }
 }
 

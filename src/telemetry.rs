@@ -5,4 +5,5 @@
 //! written, so callers pass it as it is.
 
 pub mod logs;
+pub mod metrics;
 pub mod occasionally;

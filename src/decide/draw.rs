@@ -8,16 +8,15 @@ use smallvec::SmallVec;
 
 use super::selection::Selection;
 use super::{Decider, Edge, Outcome};
-use crate::algorithm::Level;
 use crate::clock::Time;
 use crate::counter::Draw;
 use crate::limit::StorePolicy;
 use crate::request::{Hits, Request};
-use crate::store::DrawError;
 use crate::store::local::Local;
 use crate::store::memory::Memory;
 use crate::store::redis::failure::RedisError;
 use crate::store::redis::{Levels, Purpose, Redis};
+use crate::store::{DrawError, Drawn};
 
 /// What came of the draws of a request, one for each descriptor.
 type Outcomes = SmallVec<[Outcome; 2]>;
@@ -40,7 +39,7 @@ impl Decider {
                 only_look(&mut draw);
             }
             match memory.draw(&draw, edge.now) {
-                Ok(levels) => drawn(question, place, levels),
+                Ok(levels) => drawn(question, place, Drawn::by_store(levels)),
                 Err(full) => {
                     let spill = |draw: &Draw<'_>| memory.draw_spilled(draw, edge.now);
                     self.by_policy(full.into(), (selection, &draw), edge.now, spill)
@@ -89,7 +88,7 @@ impl Decider {
         let results = ask(redis, &draws, Purpose::Charge, edge).await;
         for ((place, draw), result) in asked.into_iter().zip(&draws).zip(results) {
             outcomes[place] = match result {
-                Ok(levels) => drawn(question, place, levels),
+                Ok(found) => drawn(question, place, found),
                 Err(error) => fail((place, draw), error),
             };
         }
@@ -123,7 +122,7 @@ pub(super) async fn ask(
     draws: &[Draw<'_>],
     purpose: Purpose,
     edge: Edge<'_>,
-) -> SmallVec<[Result<Levels, RedisError>; 2]> {
+) -> SmallVec<[Result<Drawn, RedisError>; 2]> {
     match edge.until {
         Some(until) if !draws.is_empty() => redis.draw_all(draws, purpose, (edge.now, until)).await,
         _ => draws.iter().map(|_| Err(RedisError::NoTime)).collect(),
@@ -134,12 +133,12 @@ pub(super) async fn ask(
 fn would_pass(
     selection: &Selection<'_>,
     draw: &Draw<'_>,
-    trial: &Result<Levels, RedisError>,
+    trial: &Result<Drawn, RedisError>,
     (local, now): (&Local, Time),
 ) -> bool {
     match (trial, selection.store_policy(draw.ask.hits)) {
         // A trial that would refuse spares the others too, as in the program replaced.
-        (Ok(levels), _) => levels.iter().all(|level| level.admitted),
+        (Ok(found), _) => found.levels.iter().all(|level| level.admitted),
         (Err(_), StorePolicy::Allow) => true,
         (Err(_), StorePolicy::Local) => local.admits(draw, now),
         (Err(_), StorePolicy::Deny | StorePolicy::Error) => false,
@@ -153,7 +152,7 @@ const fn only_look(draw: &mut Draw<'_>) {
     }
 }
 
-fn drawn((request, selections): Question<'_, '_, '_>, place: usize, levels: SmallVec<[Level; 1]>) -> Outcome {
-    selections[place].notice_reports(request.descriptors[place].hits, &levels);
-    Outcome::Drawn(levels)
+fn drawn((request, selections): Question<'_, '_, '_>, place: usize, found: Drawn) -> Outcome {
+    selections[place].notice_reports(request.descriptors[place].hits, &found.levels);
+    Outcome::Drawn(found)
 }

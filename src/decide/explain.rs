@@ -139,7 +139,7 @@ impl Decider {
             Store::Memory(memory) => looks.iter().map(|look| memory.draw(look, edge.now).ok()).collect(),
             Store::Redis(redis) => {
                 let results = draw::ask(redis, &looks, Purpose::Trial, edge).await;
-                results.into_iter().map(Result::ok).collect()
+                results.into_iter().map(|result| Some(result.ok()?.levels)).collect()
             }
         };
         for (place, levels) in places.into_iter().zip(found) {

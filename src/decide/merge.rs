@@ -31,7 +31,8 @@ pub(super) fn merge<'r>(
     if failed && !is_refused(behaviour, selections, &verdicts, is_really_over) {
         return Err(DecideError::Store);
     }
-    let over_limit = may_refuse && is_refused(behaviour, selections, &verdicts, is_over);
+    let refused = is_refused(behaviour, selections, &verdicts, is_over);
+    let over_limit = may_refuse && refused;
     // A refusal is never held, and a trial must not be felt.
     let is_held = !over_limit && !behaviour.shadow_mode;
     let mut headers = limit_headers(behaviour, &verdicts);
@@ -49,6 +50,7 @@ pub(super) fn merge<'r>(
     }
     Ok(Decision {
         over_limit,
+        shadowed: refused && !may_refuse,
         headers,
         body,
         metadata: metadata::of(behaviour, request, selections, &verdicts),

@@ -13,9 +13,10 @@ use crate::algorithm::{Ask, Level, Term};
 use crate::counter::{Counter, Draw, Path};
 use crate::limit::{Algorithm, Limit, Period, StorePolicy, Terms, Unit};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
-use crate::rule::set::{CompiledRule, DomainRules, RuleSet, counter_tag};
+use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rule::{Allowance, Defaults, Refusal};
 use crate::settings::Behaviour;
+use crate::telemetry::metrics::meter::Meter;
 
 /// What decides one descriptor.
 #[derive(Debug, Default)]
@@ -30,6 +31,8 @@ pub(super) struct Selection<'r> {
     shared: SmallVec<[(usize, &'r [u8]); 1]>,
     /// What a refusal says.
     pub(super) refusal: Option<&'r Refusal>,
+    /// The domain, if it has rules.
+    pub(super) domain: Option<&'r DomainRules>,
 }
 
 /// One limit of a selection.
@@ -41,6 +44,8 @@ pub(super) struct Selected<'r> {
     pub(super) name: &'r str,
     pub(super) shadow: bool,
     pub(super) quota: bool,
+    /// What is counted of it; `None`: it came with the request.
+    pub(super) meter: Option<&'r Meter>,
     tag: u128,
     epoch: u64,
 }
@@ -78,26 +83,29 @@ impl<'r> Selection<'r> {
     fn of(behaviour: &Behaviour, (rules, domain): (&'r RuleSet, &'r DomainRules), descriptor: &Descriptor<'_>) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
             match override_limit(behaviour, &domain.defaults, limit_override) {
-                Some(limit) => return Self::of_override(limit, &domain.defaults),
+                Some(limit) => return Self::of_override(limit, domain),
                 None => warn_ignored(limit_override),
             }
         }
         match rules.find(domain, &descriptor.entries) {
-            None => Self::default(),
+            None => Self { domain: Some(domain), ..Self::default() },
             Some(found) => Self {
                 rule: Some(found.rule),
                 limits: limits_of(found.rule),
                 unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
                 shared: found.shared,
                 refusal: Some(&found.rule.rule.refusal),
+                domain: Some(domain),
             },
         }
     }
 
-    fn of_override(limit: Limit, defaults: &'r Defaults) -> Self {
-        let tag = counter_tag(&limit, defaults.epoch);
-        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, tag, epoch: defaults.epoch };
-        Self { limits: SmallVec::from([selected]), refusal: Some(&defaults.refusal), ..Self::default() }
+    fn of_override(limit: Limit, domain: &'r DomainRules) -> Self {
+        let defaults = &domain.defaults;
+        let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
+        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, meter: None, tag, epoch };
+        let (limits, refusal) = (SmallVec::from([selected]), Some(&defaults.refusal));
+        Self { limits, refusal, domain: Some(domain), ..Self::default() }
     }
 
     /// What is drawn for this selection, the one at `place`; `None` if it has no limit.
@@ -172,13 +180,14 @@ impl<'r> Selection<'r> {
     }
 }
 
-fn limits_of(compiled: &CompiledRule) -> SmallVec<[Selected<'_>; 1]> {
-    let select = |(place, limit): (usize, &crate::rule::set::CompiledLimit)| Selected {
+fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[Selected<'r>; 1]> {
+    let select = |(place, limit): (usize, &'r CompiledLimit)| Selected {
         limit: limit.limit,
         place,
         name: compiled.limit_name(place),
         shadow: limit.shadow,
         quota: limit.quota,
+        meter: Some(&limit.meter),
         tag: limit.tag,
         epoch: limit.epoch,
     };

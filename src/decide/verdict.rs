@@ -42,7 +42,7 @@ impl<'r> Verdict<'r> {
         };
         match outcome {
             Outcome::Free => free(if selection.unlimited { u32::MAX } else { 0 }),
-            Outcome::Drawn(levels) => drawn(selection, levels),
+            Outcome::Drawn(found) => drawn(selection, &found.levels),
             Outcome::StoodIn(levels) => Verdict { by_policy: true, ..drawn(selection, levels) },
             Outcome::Failed(policy) => failed(selection, *policy, free(0)),
         }

@@ -85,11 +85,17 @@ impl Service {
         message: &RateLimitRequest,
         deadline: Duration,
     ) -> Result<RateLimitResponse, AnswerError> {
-        let (response, hold) = match &self.decider.store {
-            Store::Memory(memory) => self.decide(memory, message, deadline)?,
+        let (begun, metrics) = (Instant::now(), &self.decider.metrics);
+        let decided = match &self.decider.store {
+            Store::Memory(memory) => self.decide(memory, message, deadline),
             // Boxed, so that answers from memory do not carry the room that waiting takes.
-            Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline)).await?,
+            Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline)).await,
         };
+        metrics.decisions.observe(begun.elapsed());
+        if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
+            metrics.note_service_error();
+        }
+        let (response, hold) = decided?;
         if !hold.is_zero() {
             let _held = Held::new(&self.held);
             tokio::time::sleep(hold).await;
@@ -180,7 +186,10 @@ impl RateLimitService for Rpc {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let deadline = deadline(request.metadata()).unwrap_or(DEFAULT_DEADLINE);
-        match self.0.answer(request.get_ref(), deadline).await {
+        let begun = Instant::now();
+        let answer = self.0.answer(request.get_ref(), deadline).await;
+        self.0.decider.metrics.calls.observe(begun.elapsed());
+        match answer {
             Ok(response) => Ok(Response::new(response)),
             Err(error) => Err(Status::new(error.code(), error.to_string())),
         }

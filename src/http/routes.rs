@@ -18,22 +18,23 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::json;
+use super::metrics::{Exposition, stats};
 use crate::decide::explain::Explanation;
 use crate::grpc::decode;
-use crate::grpc::service::{DEFAULT_DEADLINE, Service};
-use crate::health::Health;
+use crate::grpc::service::DEFAULT_DEADLINE;
 use crate::pb::rate_limit_response::Code;
 use crate::rule::render;
+use crate::scrape::Instruments;
 
 /// What the pages show.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// Answers requests.
-    pub service: Arc<Service>,
-    /// Whether traffic is welcome.
-    pub health: Arc<Health>,
+    /// Answers requests, knows whether traffic is welcome, and is measured.
+    pub instruments: Instruments,
     /// The largest body that is read, in bytes.
     pub max_body_bytes: usize,
+    /// How Prometheus gets it, if it does.
+    pub exposition: Option<Arc<Exposition>>,
 }
 
 /// The pages for callers and probes.
@@ -55,6 +56,7 @@ pub fn debug(site: Site) -> Router {
         .route("/rlconfig", get(rlconfig))
         .route("/rlconfig/status", get(rlconfig_status))
         .route("/explain", any(explain))
+        .route("/stats", get(stats))
         .route("/store", get(store))
         .fallback(index)
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
@@ -71,10 +73,11 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 /// The pages of the debug listener, by name.
-const PAGES: [(&str, &str); 4] = [
+const PAGES: [(&str, &str); 5] = [
     ("/explain", "what a request (as for /json) would meet, and its counters, charging nothing"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration, as json"),
+    ("/stats", "all counters, as text: names as statsd gets them, or those of prometheus"),
     ("/store", "what became of draws since the start: failures, local refusals, shares and leases, replicas, as json"),
 ];
 
@@ -88,7 +91,7 @@ async fn index() -> String {
 async fn decide_json(State(site): State<Site>, body: Bytes) -> Response {
     let bad_request = || failure(StatusCode::BAD_REQUEST, "Bad Request\n");
     let Ok(request) = json::request_from_json(&body) else { return bad_request() };
-    let Ok(response) = site.service.answer(&request, DEFAULT_DEADLINE).await else { return bad_request() };
+    let Ok(response) = site.instruments.service.answer(&request, DEFAULT_DEADLINE).await else { return bad_request() };
     let status = match response.overall_code() {
         Code::Ok => StatusCode::OK,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
@@ -101,11 +104,11 @@ async fn decide_json(State(site): State<Site>, body: Bytes) -> Response {
 }
 
 async fn health(State(site): State<Site>) -> Response {
-    probed(site.health.is_healthy())
+    probed(site.instruments.health.is_healthy())
 }
 
 async fn ready(State(site): State<Site>) -> Response {
-    match site.health.unready() {
+    match site.instruments.health.unready() {
         None => probed(true),
         Some(why) => failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
     }
@@ -119,17 +122,17 @@ fn probed(well: bool) -> Response {
 }
 
 async fn rlconfig(State(site): State<Site>) -> Response {
-    let loaded = site.service.rules.load();
+    let loaded = site.instruments.service.rules.load();
     let lines = loaded.as_ref().map(|loaded| render::rlconfig_lines(&loaded.rules)).unwrap_or_default();
     text(StatusCode::OK, lines.into_iter().fold(String::new(), |page, line| page + &line + "\n"))
 }
 
 async fn rlconfig_status(State(site): State<Site>) -> Response {
-    pretty(&site.service.rules.status())
+    pretty(&site.instruments.service.rules.status())
 }
 
 async fn store(State(site): State<Site>) -> Response {
-    pretty(&site.service.decider.tally())
+    pretty(&site.instruments.service.decider.tally())
 }
 
 fn pretty(what: &impl Serialize) -> Response {
@@ -152,14 +155,14 @@ async fn explain(State(site): State<Site>, body: Bytes) -> Response {
     // Near misses are looked for among all rules of a level: work for a thread of its own, one question at a time.
     static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
     let Ok(_turn) = ONE_AT_A_TIME.acquire().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    let service = Arc::clone(&site.service);
+    let service = Arc::clone(&site.instruments.service);
     let Some(loaded) = service.rules.load_full() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
     let edge = service.edge(Some(&loaded), DEFAULT_DEADLINE);
     let counters = service.decider.look(edge, &decode::request(&request)).await;
     let explain = move || {
-        let behaviour = &site.service.decider.behaviour;
+        let behaviour = &site.instruments.service.decider.behaviour;
         explanation_page(&Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters))
     };
     let page = tokio::task::spawn_blocking(explain).await;
@@ -183,7 +186,7 @@ fn failure(status: StatusCode, body: impl Into<Body>) -> Response {
     response
 }
 
-fn text(status: StatusCode, body: impl Into<Body>) -> Response {
+pub(super) fn text(status: StatusCode, body: impl Into<Body>) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
 }
 

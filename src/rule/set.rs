@@ -5,8 +5,10 @@
 //! comes from strangers. SipHash also treats what it is given as one stream, so that `key`, `_` and `value` need
 //! not be joined before a look-up.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashTable;
@@ -17,6 +19,8 @@ use smallvec::SmallVec;
 use super::wildcard::Wildcards;
 use super::{Allowance, Defaults, Domain, Node, NodeId, Origin, Rule};
 use crate::limit::{Limit, StorePolicy};
+use crate::telemetry::metrics::meter::{Meter, Name};
+use crate::telemetry::metrics::meters::{Meters, OTHER};
 
 /// All rules, immutable.
 #[derive(Debug)]
@@ -38,6 +42,8 @@ pub struct DomainRules {
     /// What applies to limits that come with a request.
     pub defaults: Defaults,
     pub(super) root: NodeId,
+    /// Counts for limits that come with requests and for which there is no meter of their own.
+    pub others: Arc<Meter>,
 }
 
 /// A node as matching sees it.
@@ -52,6 +58,7 @@ pub(super) struct CompiledNode {
     pub(super) wildcards: Option<Box<Wildcards>>,
     pub(super) children: SmallVec<[NodeId; 2]>,
     pub(super) share_threshold: bool,
+    pub(super) value_to_metric: bool,
     pub(super) origin: Option<Origin>,
 }
 
@@ -64,6 +71,8 @@ pub struct CompiledRule {
     pub limits: SmallVec<[CompiledLimit; 1]>,
     /// Whether it was only looked at before.
     pub looks: Looks,
+    /// Its metrics are named after the values of each request.
+    pub named_by_request: bool,
 }
 
 /// Whether a rule sees looks, and whether it was said what that asks of it.
@@ -89,7 +98,7 @@ impl Looks {
 }
 
 /// A limit of a rule as counters see it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CompiledLimit {
     /// The limit.
     pub limit: Limit,
@@ -101,11 +110,19 @@ pub struct CompiledLimit {
     pub shadow: bool,
     /// A quota.
     pub quota: bool,
+    /// What is counted of it.
+    pub meter: Arc<Meter>,
 }
 
 impl RuleSet {
-    /// Compiles domains whose names, and descriptors whose composite keys among siblings, are distinct.
+    /// Compiles domains whose names, and descriptors whose composite keys among siblings, are distinct. What is counted
+    /// of them is seen by nobody: that is [`RuleSet::metered`].
     pub fn new(domains: Vec<Domain>) -> Self {
+        Self::metered(domains, &Meters::new(0))
+    }
+
+    /// The same, counted by these meters.
+    pub fn metered(domains: Vec<Domain>, meters: &Meters) -> Self {
         let random = RandomState::new();
         let mut set = Self {
             domains: HashMap::with_capacity(domains.len()),
@@ -118,8 +135,9 @@ impl RuleSet {
         };
         for domain in domains {
             let root = set.add_node(0, 0, Box::default());
-            set.add_children(root, domain.descriptors);
-            let rules = DomainRules { name: domain.name.clone(), defaults: domain.defaults, root };
+            set.add_children(root, domain.descriptors, (&domain.name, meters));
+            let others = meters.of_rule(Name::new([&*domain.name, OTHER]));
+            let rules = DomainRules { name: domain.name.clone(), defaults: domain.defaults, root, others };
             set.roots.push(root);
             set.domains.insert(domain.name, rules);
         }
@@ -195,15 +213,16 @@ impl RuleSet {
             wildcards: None,
             children: SmallVec::new(),
             share_threshold: false,
+            value_to_metric: false,
             origin: None,
         });
         id
     }
 
     /// Adds the subtrees of `parent`, without recursion: rule files nest as deep as they like.
-    fn add_children(&mut self, parent: NodeId, nodes: Vec<Node>) {
-        let mut waiting = vec![(parent, nodes)];
-        while let Some((parent, nodes)) = waiting.pop() {
+    fn add_children(&mut self, parent: NodeId, nodes: Vec<Node>, (domain, meters): (&str, &Meters)) {
+        let mut waiting = vec![(parent, nodes, false)];
+        while let Some((parent, nodes, by_value)) = waiting.pop() {
             let mut wildcards = Vec::new();
             for node in nodes {
                 let composite = node.composite().into_bytes().into_boxed_slice();
@@ -212,18 +231,38 @@ impl RuleSet {
                 if self.nodes[id as usize].composite.contains(&b'*') {
                     wildcards.push((id, self.nodes[id as usize].composite.clone()));
                 }
+                let by_value = by_value || node.value_to_metric;
+                let rule = node.rule.map(|rule| {
+                    let meter = |extra: Option<&str>| meters.of_rule(self.metric_name(domain, id, extra));
+                    Box::new(CompiledRule::new(rule, by_value, meter))
+                });
                 let compiled = &mut self.nodes[id as usize];
-                compiled.rule = node.rule.map(|rule| Box::new(CompiledRule::new(rule)));
+                compiled.rule = rule;
                 compiled.share_threshold = node.share_threshold;
+                compiled.value_to_metric = node.value_to_metric;
                 compiled.origin = Some(node.origin);
                 if !node.descriptors.is_empty() {
-                    waiting.push((id, node.descriptors));
+                    waiting.push((id, node.descriptors, by_value));
                 }
             }
             if !wildcards.is_empty() {
                 self.nodes[parent as usize].wildcards = Some(Box::new(Wildcards::new(wildcards)));
             }
         }
+    }
+
+    /// The name of a limit of the rule at `node`: its domain, the composite keys down to it, and what tells it from the
+    /// rule's first limit.
+    fn metric_name(&self, domain: &str, node: NodeId, extra: Option<&str>) -> Name {
+        let mut parts: SmallVec<[Cow<'_, str>; 6]> = extra.map(Cow::Borrowed).into_iter().collect();
+        let mut at = &self.nodes[node as usize];
+        // The root of a domain is the only node without a key.
+        while !at.composite.is_empty() {
+            parts.push(String::from_utf8_lossy(&at.composite));
+            at = &self.nodes[at.parent as usize];
+        }
+        parts.push(Cow::Borrowed(domain));
+        Name::new(parts.iter().rev().map(|part| &**part))
     }
 
     fn link(&mut self, parent: NodeId, child: NodeId) {
@@ -252,21 +291,24 @@ pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
 }
 
 impl CompiledRule {
-    fn new(rule: Rule) -> Self {
+    fn new(rule: Rule, by_value: bool, meter: impl Fn(Option<&str>) -> Arc<Meter>) -> Self {
         let limits = match &rule.allowance {
             Allowance::Unlimited { .. } => SmallVec::new(),
             Allowance::Limits(limits) => limits
                 .iter()
-                .map(|of_rule| CompiledLimit {
+                .enumerate()
+                .map(|(place, of_rule)| CompiledLimit {
                     limit: of_rule.limit,
                     tag: counter_tag(&of_rule.limit, of_rule.epoch),
                     epoch: of_rule.epoch,
                     shadow: of_rule.shadow,
                     quota: of_rule.quota,
+                    meter: meter(rule.limit_suffix(place).as_deref()),
                 })
                 .collect(),
         };
-        Self { rule, limits, looks: Looks::default() }
+        let named_by_request = by_value || rule.detailed_metric;
+        Self { rule, limits, looks: Looks::default(), named_by_request }
     }
 
     /// A limit that refuses nothing answers nothing either.

@@ -14,6 +14,7 @@ use super::ServerError;
 use super::connection::Care;
 use crate::grpc;
 use crate::grpc::health::GrpcHealth;
+use crate::http::metrics;
 use crate::http::routes::{self, Site};
 use crate::settings::address::Address;
 use crate::settings::{Grpc, GrpcListener, Settings};
@@ -24,6 +25,7 @@ pub(super) struct Listeners {
     grpc: GrpcSocket,
     http: TcpListener,
     debug: TcpListener,
+    prometheus: Option<TcpListener>,
 }
 
 #[derive(Debug)]
@@ -50,16 +52,19 @@ impl Listeners {
         };
         let http = open(["HOST", "PORT"], &settings.listeners.http)?;
         let debug = open(["DEBUG_HOST", "DEBUG_PORT"], &settings.listeners.debug)?;
-        Ok(Self { grpc, http, debug })
+        let prometheus = settings.metrics.prometheus.as_ref();
+        let prometheus = prometheus.map(|of| open(["PROMETHEUS_ADDR", "PROMETHEUS_ADDR"], &of.address)).transpose()?;
+        Ok(Self { grpc, http, debug, prometheus })
     }
 
     /// Where they listen, for the log: the address, or the path of the socket.
-    pub(super) fn addresses(&self) -> [String; 3] {
+    pub(super) fn addresses(&self) -> [String; 4] {
         let grpc = match &self.grpc {
             GrpcSocket::Tcp(listener) => address(listener),
             GrpcSocket::Unix(_, path) => path.display().to_string(),
         };
-        [grpc, address(&self.http), address(&self.debug)]
+        let prometheus = self.prometheus.as_ref().map_or_else(|| "off".to_owned(), address);
+        [grpc, address(&self.http), address(&self.debug), prometheus]
     }
 
     /// Serves on all of them until `stopping` says so and all connections are closed.
@@ -71,14 +76,16 @@ impl Listeners {
         stopping: &watch::Receiver<bool>,
     ) -> io::Result<JoinSet<()>> {
         let mut serving = JoinSet::new();
-        let (care, pages) = (Care::grpc(settings), grpc::routes::routes(settings, &site.service, health));
+        let (care, pages) = (Care::grpc(settings), grpc::routes::routes(settings, &site.instruments.service, health));
         match self.grpc {
             GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, pages, stopping.clone())),
             GrpcSocket::Unix(listener, _) => {
                 serving.spawn(care.serve(UnixListener::from_std(listener)?, pages, stopping.clone()))
             }
         };
-        for (listener, pages) in [(self.http, routes::public(site.clone())), (self.debug, routes::debug(site))] {
+        let prometheus = self.prometheus.map(|listener| (listener, metrics::routes(&site)));
+        let public = (self.http, routes::public(site.clone()));
+        for (listener, pages) in [public, (self.debug, routes::debug(site))].into_iter().chain(prometheus) {
             serving.spawn(Care::http().serve(tcp(listener)?, pages, stopping.clone()));
         }
         Ok(serving)

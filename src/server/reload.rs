@@ -16,6 +16,7 @@ use crate::config::watch::{Changes, yield_to_decisions};
 use crate::config::yaml::Documents;
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
+use crate::telemetry::metrics::Metrics;
 
 /// Puts rules in force.
 #[derive(Clone, Debug)]
@@ -24,6 +25,7 @@ pub(super) struct Reloader {
     pub(super) options: Options,
     pub(super) documents: Documents,
     pub(super) clock: Clock,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 /// Problems of one set that are written to the log one by one.
@@ -76,7 +78,8 @@ impl Reloader {
             tracing::warn!("{warning}");
         }
         let names = sources.into_iter().map(|source| source.name).collect();
-        let version = self.rules.replace(RuleSet::new(compiled.domains), names, self.clock.now());
+        let version =
+            self.rules.replace(RuleSet::metered(compiled.domains, &self.metrics.meters), names, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
     }

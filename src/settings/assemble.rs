@@ -4,6 +4,7 @@
 //! table. Checks that need more than one value, or more than its kind, are made here too. A value that is wrong is
 //! noted and reads as its default, so that the rest is checked as well; nothing assembled from it gets out.
 
+mod metrics;
 mod redis;
 
 use std::collections::HashMap;
@@ -41,6 +42,9 @@ pub(crate) fn assemble(environment: &Environment) -> Assembled {
             values.problems.push(Problem { name, shown, what: what.to_owned(), fix: fix.to_owned() });
         };
         match variable.judge() {
+            Verdict::Used(value) if variable.setting.name.ends_with('*') => {
+                values.families.insert(variable.name.clone(), (value, variable.shown()));
+            }
             Verdict::Used(value) => drop(values.given.insert(variable.setting.name, (value, variable.shown()))),
             Verdict::Refused(refusal) => problem(refusal.why, refusal.instead),
             Verdict::Invalid(fault) => problem(&fault.what, &fault.fix),
@@ -79,6 +83,8 @@ impl Notice {
 struct Values {
     /// By name: the value, and how it may be shown.
     given: HashMap<&'static str, (Value, String)>,
+    /// The same of families, by the whole name.
+    families: HashMap<String, (Value, String)>,
     problems: Vec<Problem>,
     idle: Vec<(&'static str, &'static str)>,
     notices: Vec<Notice>,
@@ -106,6 +112,7 @@ impl Values {
                 level: logs::Level::from_name(self.word("LOG_LEVEL")).unwrap_or_default(),
                 format: if self.word("LOG_FORMAT") == "json" { logs::Format::Json } else { logs::Format::Text },
             },
+            metrics: self.metrics(),
             worker_threads: NonZeroUsize::new(self.int("TOLLKEEPER_WORKER_THREADS")),
         }
     }
@@ -152,6 +159,7 @@ impl Values {
             stop_cache_key_increment_when_overlimit: self.bool("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
             log_max: self.int("TOLLKEEPER_LOG_MAX"),
             calendar_months: self.bool("USE_CALENDAR_MONTH_RATE_LIMIT"),
+            near_limit_ratio: self.ratio("NEAR_LIMIT_RATIO"),
         }
     }
 
@@ -193,7 +201,13 @@ impl Values {
     }
 
     fn problem(&mut self, name: &'static str, what: &str, fix: &str) {
-        let shown = self.given.get(name).map(|(_, shown)| shown.clone()).unwrap_or_default();
+        self.problem_of(name, what, fix);
+    }
+
+    /// The same of one of a family.
+    fn problem_of(&mut self, name: &str, what: &str, fix: &str) {
+        let given = self.given.get(name).or_else(|| self.families.get(name));
+        let shown = given.map(|(_, shown)| shown.clone()).unwrap_or_default();
         self.problems.push(Problem { name: name.to_owned(), shown, what: what.to_owned(), fix: fix.to_owned() });
     }
 
@@ -254,6 +268,19 @@ impl Values {
     fn bytes(&self, name: &'static str) -> usize {
         let Value::Bytes(value) = self.value(name) else { unreachable!("{name} is no size") };
         usize::try_from(value).unwrap_or(usize::MAX)
+    }
+
+    fn float(&self, name: &'static str) -> f64 {
+        let Value::Float(value) = self.value(name) else { unreachable!("{name} is no float") };
+        value
+    }
+
+    /// A share, 0 to 1, in the precision that envoyproxy/ratelimit reads it in.
+    fn ratio(&self, name: &'static str) -> f32 {
+        #[expect(clippy::cast_possible_truncation, reason = "the nearest number in single precision is meant")]
+        {
+            self.float(name) as f32
+        }
     }
 
     fn text(&self, name: &'static str) -> String {

@@ -120,25 +120,35 @@ pub static TABLE: &[Setting] = table! {
         "LOG_FORMAT" any_case(&["text", "json", ""]), "text", Honoured, "how a line of the log looks";
     }
     Metrics {
-        "USE_STATSD" Kind::Bool, "true", NoEffect { when: When::True, why: NO_METRICS }, "send metrics to statsd";
-        "STATSD_HOST" Kind::Text, "localhost", NO_METRICS_YET, "host of statsd";
-        "STATSD_PORT" PORT, "8125", NO_METRICS_YET, "port of statsd";
-        "STATSD_PROTOCOL" Kind::Text, "tcp", NO_METRICS_YET, "tcp or udp";
-        "USE_DOG_STATSD" Kind::Bool, "false", NoEffect { when: When::True, why: NO_METRICS }, "send metrics to DogStatsD";
-        "USE_DOG_STATSD_MOGRIFIERS" Kind::List, "", NO_METRICS_YET, "names of the rewriting rules below";
-        "DOG_STATSD_MOGRIFIER_*" Kind::Text, "", NO_METRICS_YET, "pattern, name and tags of a rewriting rule";
-        "USE_PROMETHEUS" Kind::Bool, "false", NoEffect { when: When::True, why: NO_METRICS }, "serve metrics to Prometheus";
-        "PROMETHEUS_ADDR" Kind::Address, ":9090", NO_METRICS_YET, "address and port of the Prometheus listener";
-        "PROMETHEUS_PATH" Kind::Text, "/metrics", NO_METRICS_YET, "path of the metrics";
-        "PROMETHEUS_MAPPER_YAML" Kind::Path, "", NO_METRICS_YET, "file that maps statsd names to Prometheus names";
-        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" Kind::Bool, "false", NoEffect { when: When::True, why: NO_METRICS },
-            "response times in milliseconds, rather than seconds";
-        "EXTRA_TAGS" Kind::Map, "", NO_METRICS_YET, "tags on every metric";
-        "STATS_FLUSH_INTERVAL" ANY_SPAN, "10s", NO_METRICS_YET, "how often metrics are sent";
-        "DISABLE_STATS" Kind::Bool, "false", Honoured, "no metrics at all";
-        "NEAR_LIMIT_RATIO" Kind::Float { min: 0.0, max: 1.0 }, "0.8", NO_METRICS_YET, "share of a limit from which a hit counts as near it";
-        "GOSTATS_*" Kind::Text, "", NO_METRICS_YET, "settings of a Go statsd library";
-        "DD_*" Kind::Secret, "", NO_METRICS_YET, "settings of the Datadog client";
+        "USE_STATSD" Kind::Bool, "", Differs("the default there is true; several kinds of metrics may be on at once"),
+            "send metrics to statsd; not set: if STATSD_HOST or STATSD_PORT is";
+        "STATSD_HOST" Kind::Text, "localhost", Honoured, "host of statsd";
+        "STATSD_PORT" PORT, "8125", Honoured, "port of statsd";
+        "STATSD_PROTOCOL" any_case(&["tcp", "udp"]), "tcp", Honoured, "tcp or udp";
+        "USE_DOG_STATSD" Kind::Bool, "false", Honoured, "send metrics to DogStatsD, at STATSD_HOST and STATSD_PORT over UDP";
+        "USE_DOG_STATSD_MOGRIFIERS" Kind::List, "", Honoured, "names of the rewriting rules below, in the order in which they are tried";
+        "DOG_STATSD_MOGRIFIER_*" Kind::Text, "", Honoured,
+            "a rewriting rule: `_PATTERN` (a regular expression), `_NAME` and `_TAGS` (k:v,k:v), which may hold $1, $2 and so on";
+        "USE_PROMETHEUS" Kind::Bool, "false", Honoured, "serve metrics to Prometheus";
+        "PROMETHEUS_ADDR" Kind::Address, ":9090", Honoured, "address and port of the Prometheus listener";
+        "PROMETHEUS_PATH" Kind::Text, "/metrics", Honoured, "path of the metrics";
+        "PROMETHEUS_MAPPER_YAML" Kind::Path, "",
+            Differs("a file that can not be read or is wrong stops the start; regular expressions match whole names"),
+            "file that maps statsd names to Prometheus names, in place of the usual names and labels";
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" Kind::Bool, "false", Honoured,
+            "ratelimit_service_response_time_seconds holds milliseconds, whatever it is called";
+        "TOLLKEEPER_METRIC_PATH_LABEL" Kind::Bool, "false", Honoured,
+            "the metrics of limits have a label `path` with the whole path, beside `domain`, `key1` and so on";
+        "TOLLKEEPER_METRIC_SERIES" Kind::Int { min: 0, max: 10_000_000 }, "10000", Honoured,
+            "the most names that requests may make: detailed_metric, value_to_metric, limits of Envoy's, unknown domains";
+        "EXTRA_TAGS" Kind::Map, "", Honoured, "tags on every metric: k:v,k:v";
+        "STATS_FLUSH_INTERVAL" span(Duration::from_millis(10), HOUR, false), "10s", Honoured, "how often metrics are sent to statsd";
+        "DISABLE_STATS" Kind::Bool, "false", Honoured, "no metrics at all, whatever else is set";
+        "NEAR_LIMIT_RATIO" Kind::Float { min: 0.0, max: 1.0 }, "0.8", Honoured, "share of a limit from which a hit counts as near it";
+        "GOSTATS_*" Kind::Text, "", NoEffect { when: When::Filled, why: "metrics are sent by a program that is not Go" },
+            "settings of a Go statsd library";
+        "DD_*" Kind::Secret, "", NoEffect { when: When::Filled, why: "metrics are sent by another client than Datadog's" },
+            "settings of the Datadog client";
     }
     Tracing {
         "TRACING_ENABLED" Kind::Bool, "false", NoEffect { when: When::True, why: NO_TRACING }, "send traces over OTLP";
@@ -274,9 +284,7 @@ const fn any_case(words: &'static [&'static str]) -> Kind {
     Kind::OneOf { words, any_case: true }
 }
 
-const NO_METRICS: &str = "metrics are not in this release";
 const NO_TRACING: &str = "traces are not in this release";
-const NO_METRICS_YET: Status = NoEffect { when: When::Filled, why: NO_METRICS };
 const NO_TRACING_YET: Status = NoEffect { when: When::Filled, why: NO_TRACING };
 const WITHOUT_TLS: Status = NoEffect { when: When::Filled, why: "it is only read with GRPC_SERVER_USE_TLS=true" };
 const WITHOUT_XDS: Status = NoEffect { when: When::Filled, why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW" };

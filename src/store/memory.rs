@@ -45,6 +45,8 @@ pub struct Usage {
     pub bytes: u64,
     /// Counters that gave way to others since the start.
     pub evicted: u64,
+    /// Bytes that they may take.
+    pub capacity_bytes: u64,
 }
 
 /// A shard of less would be full after a few chunks.
@@ -123,6 +125,7 @@ impl Memory {
                 counters: sum.counters + usage.counters,
                 bytes: sum.bytes + usage.bytes,
                 evicted: sum.evicted + usage.evicted,
+                capacity_bytes: sum.capacity_bytes + usage.capacity_bytes,
             }
         })
     }

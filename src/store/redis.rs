@@ -21,6 +21,7 @@ mod line;
 mod node;
 pub mod over;
 mod probe;
+pub mod readings;
 pub mod replicas;
 mod route;
 pub mod script;
@@ -50,6 +51,7 @@ use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
 use self::over::Over;
 use self::probe::Probe;
+use self::readings::Asked;
 use self::replicas::heart::Heart;
 use self::route::Route;
 use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
@@ -62,6 +64,8 @@ use crate::request::Hits;
 use crate::settings::redis::{self as settings, Deployment, KeyFormat, Topology};
 use crate::store::health::StoreHealth;
 use crate::store::local::Local;
+use crate::store::{Drawn, Origin};
+use crate::telemetry::metrics::histogram::Histogram;
 
 /// The levels of a descriptor's limits, in their order.
 pub type Levels = SmallVec<[Level; 1]>;
@@ -74,7 +78,7 @@ const LONGEST_DIAL: Duration = Duration::from_secs(1);
 const SAME: Duration = Duration::from_millis(1);
 
 /// What came of a draw.
-type Answer = Result<Levels, RedisError>;
+type Answer = Result<Drawn, RedisError>;
 
 /// Counters in Redis.
 #[derive(Debug)]
@@ -108,6 +112,10 @@ struct Shared {
     /// Whether counters follow this process's clock instead of the server's: in tests.
     gives_time: bool,
     calls: AtomicU64,
+    draws: AtomicU64,
+    abandoned: AtomicU64,
+    /// How long draws waited that were not answered here.
+    waits: Histogram,
 }
 
 /// What becomes of what is drawn.
@@ -170,7 +178,21 @@ impl Redis {
     /// Makes all draws of a request at once; one result for each, in their order, not later than `until`.
     ///
     /// `now` is this process's time; the counters' own time is that of Redis.
-    pub async fn draw_all(
+    pub async fn draw_all(&self, draws: &[Draw<'_>], purpose: Purpose, when: (Time, Instant)) -> SmallVec<[Answer; 2]> {
+        let begun = Instant::now();
+        let Shared { abandoned, waits, .. } = &*self.shared;
+        self.shared.draws.fetch_add(draws.len() as u64, Ordering::Relaxed);
+        let mut asked = Asked { abandoned, draws: draws.len() };
+        let answers = self.answers(draws, purpose, when).await;
+        asked.draws = answers.iter().filter(|answer| matches!(answer, Err(RedisError::Timeout))).count();
+        let is_known = |answer: &Answer| answer.as_ref().is_ok_and(|found| found.origin != Origin::Store);
+        if !answers.iter().all(is_known) {
+            waits.observe(begun.elapsed());
+        }
+        answers
+    }
+
+    async fn answers(
         &self,
         draws: &[Draw<'_>],
         purpose: Purpose,
@@ -196,16 +218,6 @@ impl Redis {
             answers[place] = answer;
         }
         answers
-    }
-
-    /// How many calls were made: fewer than draws where they were combined.
-    pub fn calls(&self) -> u64 {
-        self.shared.calls.load(Ordering::Relaxed)
-    }
-
-    /// How many draws were refused without a call since the start: by what Redis had just said of their counters.
-    pub fn refused_locally(&self) -> u64 {
-        self.shared.over.refused()
     }
 
     /// Drops what has ended from a share of what this process keeps: the `turn`th of `turns`.
@@ -251,6 +263,9 @@ impl Shared {
             timeout: settings.timeout,
             gives_time,
             calls: AtomicU64::new(0),
+            draws: AtomicU64::new(0),
+            abandoned: AtomicU64::new(0),
+            waits: Histogram::default(),
         }
     }
 
@@ -308,13 +323,14 @@ impl Shared {
         let draw = &draws[group.places[0]];
         let lending = self.lending(&group);
         if let Some(lending) = &lending
-            && let Some(levels) = self.answer_here(&group, draw, lending, now)
+            && let Some(found) = self.answer_here(&group, draw, lending, now)
         {
-            return Pending { way: Way::Known(1, levels), until: None };
+            return Pending { way: Way::Known(1, found), until: None };
         }
         let begun = Instant::now();
         if let Some(levels) = self.over.refuse(group.id, &group.drawings, begun) {
-            return Pending { way: Way::Known(group.drawings.len(), levels), until: None };
+            let found = Drawn { levels, origin: Origin::KnownOver };
+            return Pending { way: Way::Known(group.drawings.len(), found), until: None };
         }
         let deadline = begun + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
@@ -432,6 +448,7 @@ fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
         connections: deployment.connections.get(),
         patience: settings.timeout,
         trouble: Notify::new(),
+        opened: AtomicU64::new(0),
     };
     Route::start(deployment.topology.clone(), Arc::new(ground))
 }

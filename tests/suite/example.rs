@@ -35,7 +35,7 @@ impl Desk {
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
             rules: RuleSet::new(compile(&[source], &Options::default()).expect("it is good").domains),
-            decider: Decider::new(Store::Memory(Memory::new(1 << 22)), settings.behaviour),
+            decider: Decider::new(Store::Memory(Memory::new(1 << 22)), settings.behaviour, Arc::default()),
         }
     }
 

@@ -13,6 +13,7 @@ use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
 use tollkeeper::health::{Health, Needs};
 use tollkeeper::http::routes::{self, Site};
+use tollkeeper::scrape::Instruments;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::health::StoreHealth;
@@ -310,7 +311,11 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
         let store = Arc::new(StoreHealth::default());
         let needs = Needs { domain: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
-        let site = Site { service, health, max_body_bytes: 1 << 20 };
+        let site = Site {
+            instruments: Instruments { service, health, path_label: false },
+            max_body_bytes: 1 << 20,
+            exposition: None,
+        };
         let port = runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let port = listener.local_addr().unwrap().port();

@@ -151,6 +151,7 @@ fn refusal() -> Decision<'static> {
     let metadata = json!({ "text": "t", "number": 5, "none": null, "yes": true, "list": [1.5, {}] });
     Decision {
         over_limit: true,
+        shadowed: false,
         statuses: [
             Status {
                 over_limit: true,

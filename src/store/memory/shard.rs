@@ -155,7 +155,12 @@ impl Shard {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        Usage { counters: self.length as u64, bytes: self.bytes(), evicted: self.evicted }
+        Usage {
+            counters: self.length as u64,
+            bytes: self.bytes(),
+            evicted: self.evicted,
+            capacity_bytes: self.capacity_bytes,
+        }
     }
 
     /// Entries by chunks, the index, and the records of logs.

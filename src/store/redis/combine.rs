@@ -19,6 +19,7 @@ use super::failure::RedisError;
 use super::script::{Drawing, MOST_DRAWS};
 use super::{Answer, Levels};
 use crate::clock::Time;
+use crate::store::Drawn;
 use crate::store::guard::patiently;
 
 /// The most draws that wait for one counter; more fail at once.
@@ -160,13 +161,13 @@ impl Batch {
     }
 
     /// Answers the draws that `decide` decides; they are not to be sent.
-    pub(super) fn answer_some(&mut self, decide: impl Fn(&Drawing) -> Option<Levels>) {
+    pub(super) fn answer_some(&mut self, decide: impl Fn(&Drawing) -> Option<Drawn>) {
         let drawings = std::mem::take(&mut self.drawings);
         let answers = std::mem::take(&mut self.answers);
         for (drawing, answer) in drawings.into_iter().zip(answers) {
             match (decide(&drawing), answer) {
-                (Some(levels), Some((answer, _))) => {
-                    let _gone = answer.send(Ok(levels));
+                (Some(found), Some((answer, _))) => {
+                    let _gone = answer.send(Ok(found));
                 }
                 (_, answer) => {
                     self.drawings.push(drawing);
@@ -181,12 +182,12 @@ impl Batch {
         let mut levels = outcome.map(Vec::into_iter);
         for answer in self.answers {
             // Who was answered has its levels all the same.
-            let levels = match &mut levels {
-                Ok(levels) => levels.next().ok_or(RedisError::BadReply),
+            let found = match &mut levels {
+                Ok(levels) => levels.next().map(Drawn::by_store).ok_or(RedisError::BadReply),
                 Err(error) => Err(*error),
             };
             if let Some((answer, _)) = answer {
-                let _gone = answer.send(levels);
+                let _gone = answer.send(found);
             }
         }
     }

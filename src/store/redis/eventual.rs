@@ -52,6 +52,7 @@ use super::script::{Counted, Drawing};
 use crate::algorithm::State;
 use crate::clock::Time;
 use crate::request::Hits;
+use crate::store::{Drawn, Origin};
 
 /// Enough that threads seldom meet.
 const SHARDS: usize = 64;
@@ -137,8 +138,8 @@ pub struct Moment {
 pub enum Admission {
     /// It passes, and these are its levels.
     Here {
-        /// Of its limits, in their order; as far as they are known here.
-        levels: Levels,
+        /// What it finds, as far as that is known here.
+        found: Drawn,
         /// It is time for the next lease.
         ahead: bool,
     },
@@ -198,7 +199,8 @@ impl Eventual {
             }
             if let Some(levels) = entry.take_leased(hits, drawing, moment) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
-                return Admission::Here { levels, ahead: entry.wants_more(terms, moment.at) };
+                let found = Drawn { levels, origin: Origin::Lease };
+                return Admission::Here { found, ahead: entry.wants_more(terms, moment.at) };
             }
             let levels = if shares { entry.take_shared(hits, drawing, terms, moment) } else { None };
             return levels.map_or(Admission::Ask, |levels| self.shared(hits, levels));
@@ -215,7 +217,7 @@ impl Eventual {
 
     fn shared(&self, hits: u64, levels: Levels) -> Admission {
         self.counts.shared.fetch_add(hits, Ordering::Relaxed);
-        Admission::Here { levels, ahead: false }
+        Admission::Here { found: Drawn { levels, origin: Origin::Share }, ahead: false }
     }
 
     /// How many hits to lease with a draw that is about to be sent; `live` processes share what is left. 0: none.

@@ -17,6 +17,7 @@ use super::call::Place;
 use super::combine::{Batch, Drawings};
 use super::failure::RedisError;
 use super::{Answer, Levels, Shared};
+use crate::store::Drawn;
 use crate::store::guard::patiently;
 
 /// Draws that were sent or wait to be.
@@ -28,7 +29,7 @@ pub(super) struct Pending {
 
 pub(super) enum Way {
     /// So many draws, all of which are known to find this.
-    Known(usize, Levels),
+    Known(usize, Drawn),
     /// So many draws went out, by a call that this request leads.
     Led(usize, Lead),
     /// They wait for their turn.
@@ -136,9 +137,9 @@ impl Pending {
     /// The answers, in the order of the draws; those that have not come in time are errors.
     pub(super) async fn answers(self) -> SmallVec<[Answer; 1]> {
         match self.way {
-            Way::Known(count, levels) => (0..count).map(|_| Ok(levels.clone())).collect(),
+            Way::Known(count, found) => (0..count).map(|_| Ok(found.clone())).collect(),
             Way::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
-                Ok(levels) => levels.into_iter().map(Ok).collect(),
+                Ok(levels) => levels.into_iter().map(|levels| Ok(Drawn::by_store(levels))).collect(),
                 Err(error) => (0..count).map(|_| Err(error)).collect(),
             },
             Way::Waits(receivers) => {

@@ -9,9 +9,10 @@ use super::combine::{Drawings, Turn};
 use super::eventual::{Admission, Id, Lending, Moment, Terms};
 use super::lead::{Busy, lead};
 use super::script::{Counted, Drawing};
-use super::{Group, Levels, Shared};
+use super::{Group, Shared};
 use crate::clock::Time;
 use crate::counter::Draw;
+use crate::store::Drawn;
 
 impl Shared {
     /// What may be leased on the counters of a group; `None`: they are strict.
@@ -26,22 +27,22 @@ impl Shared {
         Some(Lending { id: Id { path: group.path, tags }, terms, counters: drawing.counters.clone() })
     }
 
-    /// The levels of a draw that this process may decide by itself.
+    /// What a draw finds that this process may decide by itself.
     pub(super) fn answer_here(
         self: &Arc<Self>,
         group: &Group,
         draw: &Draw<'_>,
         lending: &Lending,
         now: Time,
-    ) -> Option<Levels> {
+    ) -> Option<Drawn> {
         let [drawing @ Drawing { trial: false, .. }] = &*group.drawings else { return None };
         let moment = self.moment(lending, now);
         match self.eventual.admit(lending, drawing, moment) {
-            Admission::Here { levels, ahead } => {
+            Admission::Here { found, ahead } => {
                 if ahead {
                     self.lease_ahead(group, draw, lending, (now, moment.at));
                 }
-                Some(levels)
+                Some(found)
             }
             Admission::Ask => None,
         }
@@ -72,13 +73,13 @@ impl Shared {
     }
 
     /// Decides a draw that has waited for a call, if that has brought what it takes.
-    pub(super) fn admit_again(&self, place: &Place, drawing: &Drawing) -> Option<Levels> {
+    pub(super) fn admit_again(&self, place: &Place, drawing: &Drawing) -> Option<Drawn> {
         // It may bring another limit than the draw that leads.
         let alike = |lending: &&Lending| !drawing.trial && drawing.counters == lending.counters;
         let lending = place.lending.as_ref().filter(alike)?;
         let moment = Moment { again: true, ..self.moment(lending, place.now) };
         match self.eventual.admit(lending, drawing, moment) {
-            Admission::Here { levels, .. } => Some(levels),
+            Admission::Here { found, .. } => Some(found),
             Admission::Ask => None,
         }
     }

@@ -8,7 +8,7 @@
 //! A call is sent once. What is sent elsewhere or asks for its script is the caller's affair.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,8 @@ pub(super) struct Ground {
     pub(super) probe: Probe,
     /// Rung when a node is in trouble: somebody else may have taken its place.
     pub(super) trouble: Notify,
+    /// Connections that were put in use since the start.
+    pub(super) opened: AtomicU64,
 }
 
 /// A server; dropping it closes its connections once what is in flight is done.
@@ -138,6 +140,16 @@ impl Node {
     /// Whether draws are sent to it now.
     pub(super) fn serves(&self) -> bool {
         !self.state.breaker.is_open() && self.state.line().is_some()
+    }
+
+    /// Whether nothing is sent to it, because it failed too often in a row.
+    pub(super) fn is_shut_off(&self) -> bool {
+        self.state.breaker.is_open()
+    }
+
+    /// How many connections to it are in use.
+    pub(super) fn connections(&self) -> usize {
+        self.state.lines.iter().filter(|line| line.load().is_some()).count()
     }
 
     /// What somebody has to mend, if anything.
@@ -296,6 +308,7 @@ impl State {
     /// Puts a proved connection in use.
     fn publish(&self, place: usize, connection: Connection) -> End {
         self.lines[place].store(Some(Arc::new(connection.line)));
+        self.ground.opened.fetch_add(1, Ordering::Relaxed);
         self.misconfigured.store(None);
         self.tried.store(true, Ordering::Release);
         self.connected.notify_waiters();

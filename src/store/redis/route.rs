@@ -16,6 +16,7 @@ use tokio::task::AbortHandle;
 use super::explore;
 use super::failure::RedisError;
 use super::node::{Ground, Node};
+use super::readings::Condition;
 use crate::settings::redis::{Endpoint, Topology};
 use crate::store::guard::patiently;
 
@@ -154,6 +155,16 @@ impl Route {
     /// Whether any server takes draws.
     pub(super) fn serves_some(&self) -> bool {
         self.chart.current().iter().any(|node| node.serves())
+    }
+
+    /// How its servers are.
+    pub(super) fn condition(&self) -> Condition {
+        let nodes = self.chart.current();
+        Condition {
+            connections: nodes.iter().map(|node| node.connections()).sum(),
+            opened: self.chart.ground.opened.load(Ordering::Relaxed),
+            nodes: nodes.iter().map(|node| (node.endpoint().to_string(), node.is_shut_off())).collect(),
+        }
     }
 
     /// What somebody has to mend, if anything.

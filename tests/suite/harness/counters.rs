@@ -118,7 +118,8 @@ impl Counters {
                 ask: wanted.ask,
             })
             .collect();
-        self.redis.draw_all(&draws, purpose, when).await.into_iter().collect()
+        let answers = self.redis.draw_all(&draws, purpose, when).await;
+        answers.into_iter().map(|answer| answer.map(|found| found.levels)).collect()
     }
 }
 

@@ -45,7 +45,7 @@ impl Desk {
             ..Options::default()
         };
         let memory = Memory::new(settings.memory.capacity_bytes as u64);
-        let decider = Decider::new(Store::Memory(memory), settings.behaviour);
+        let decider = Decider::new(Store::Memory(memory), settings.behaviour, Arc::default());
         let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
         Self { service, options }
     }
@@ -76,7 +76,8 @@ impl Desk {
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
         let names = sources.into_iter().map(|source| source.name).collect();
-        self.service.rules.replace(RuleSet::new(compiled.domains), names, self.now());
+        let rules = RuleSet::metered(compiled.domains, &self.service.decider.metrics.meters);
+        self.service.rules.replace(rules, names, self.now());
     }
 
     /// The time.

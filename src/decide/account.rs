@@ -1,0 +1,174 @@
+//! What came of a request, counted by limit.
+//!
+//! The sums are those of envoyproxy/ratelimit, by hits: all that were asked for, within the limit, near it and over it,
+//! where a draw that crosses a line counts on both sides of it. Where refused hits do not count there is no crossing: a
+//! refused draw is over as a whole. Beside them stands the verdict, once for each decision. Counting changes nothing
+//! and waits for nothing.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::selection::{Selected, Selection};
+use super::{Decider, Edge, Outcome};
+use crate::algorithm::Level;
+use crate::limit::StorePolicy;
+use crate::request::{Entry, Hits, Request};
+use crate::rule::set::DomainRules;
+use crate::store::Origin;
+use crate::telemetry::metrics::meter::{Count, Meter};
+
+/// Where a limit is counted.
+enum Counted<'r> {
+    Rule(&'r Meter),
+    Request(Arc<Meter>),
+}
+
+impl std::ops::Deref for Counted<'_> {
+    type Target = Meter;
+
+    fn deref(&self) -> &Meter {
+        match self {
+            Self::Rule(meter) => meter,
+            Self::Request(meter) => meter,
+        }
+    }
+}
+
+impl Decider {
+    /// Counts what came of each descriptor of a request.
+    pub(super) fn account<'r>(
+        &self,
+        edge: Edge<'r>,
+        (request, selections): (&Request<'_>, &[Selection<'r>]),
+        outcomes: &[Outcome],
+    ) {
+        for (place, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
+            let descriptor = &request.descriptors[place];
+            if selection.domain.is_none() {
+                self.metrics.meters.note_unknown_domain(request.domain);
+            }
+            for (at, selected) in selection.limits.iter().enumerate() {
+                let Some(meter) = self.counted(edge, selection, selected, &descriptor.entries) else { continue };
+                let near = near_hits(selected, self.behaviour.near_limit_ratio);
+                match outcome {
+                    Outcome::Free => {}
+                    Outcome::Drawn(found) => {
+                        let level = &found.levels[at];
+                        count(&meter, selected, descriptor.hits, (level, near, found.origin));
+                        meter.add(verdict(selected, level), 1);
+                    }
+                    Outcome::StoodIn(levels) => {
+                        count(&meter, selected, descriptor.hits, (&levels[at], near, Origin::Store));
+                        meter.add(Count::Local, 1);
+                    }
+                    Outcome::Failed(policy) => {
+                        if let Hits::Take(hits) = descriptor.hits {
+                            meter.add(Count::TotalHits, hits);
+                        }
+                        meter.add(by_policy(*policy), 1);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where a limit is counted: with its rule, or under a name that the request makes.
+    fn counted<'r>(
+        &self,
+        edge: Edge<'r>,
+        selection: &Selection<'r>,
+        selected: &Selected<'r>,
+        entries: &[Entry<'_>],
+    ) -> Option<Counted<'r>> {
+        let domain = selection.domain?;
+        match (selected.meter, selection.rule) {
+            (Some(meter), Some(compiled)) if compiled.named_by_request => {
+                let mut parts = edge.rules?.name_by_request(domain, compiled, entries);
+                parts.extend(compiled.rule.limit_suffix(selected.place));
+                Some(self.of_request(domain, &parts).map_or(Counted::Rule(meter), Counted::Request))
+            }
+            (Some(meter), _) => Some(Counted::Rule(meter)),
+            (None, _) => {
+                let parts: SmallVec<[String; 4]> = entries.iter().map(composite).collect();
+                Some(self.of_request(domain, &parts).map_or(Counted::Rule(&domain.others), Counted::Request))
+            }
+        }
+    }
+
+    fn of_request(&self, domain: &DomainRules, parts: &[String]) -> Option<Arc<Meter>> {
+        let names: SmallVec<[&str; 6]> =
+            std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
+        self.metrics.meters.of_request(&names)
+    }
+}
+
+/// `key_value`, or `key` if there is no value.
+fn composite(entry: &Entry<'_>) -> String {
+    let (key, value) = (String::from_utf8_lossy(entry.key), String::from_utf8_lossy(entry.value));
+    if value.is_empty() { key.into_owned() } else { format!("{key}_{value}") }
+}
+
+/// Counts the hits of one draw on one limit.
+fn count(meter: &Meter, selected: &Selected<'_>, hits: Hits, (level, near, origin): (&Level, u64, Origin)) {
+    let hits = match hits {
+        Hits::Take(hits) => hits,
+        Hits::Look => return,
+        Hits::Refund(hits) => return meter.add(Count::TotalNegativeHits, hits),
+    };
+    let most = u64::from(selected.limit.capacity());
+    meter.add(Count::TotalHits, hits);
+    if level.admitted {
+        // What another refusal of the request has spared this limit counts as peers count it: as if it had been taken.
+        let before = if level.after == level.before { level.before.wrapping_sub(hits) } else { level.before };
+        let after = before.wrapping_add(hits);
+        if after > near {
+            meter.add(Count::NearLimit, if before >= near { hits } else { after - near });
+        }
+        meter.add(Count::WithinLimit, hits);
+        if origin == Origin::Share {
+            meter.add(Count::Uncharged, hits);
+        }
+        return;
+    }
+    let is_counted = selected.limit.count_rejected() && origin != Origin::KnownOver;
+    let over = if is_counted && level.before < most { (level.before + hits).saturating_sub(most) } else { hits };
+    meter.add(Count::OverLimit, over);
+    meter.add(Count::NearLimit, if is_counted { most.saturating_sub(level.before.max(near)) } else { 0 });
+    if origin == Origin::KnownOver {
+        meter.add(Count::OverLimitWithLocalCache, hits);
+    }
+    if selected.shadow {
+        meter.add(Count::ShadowMode, over);
+    }
+}
+
+/// From how many hits on a limit counts as nearly used up.
+fn near_hits(selected: &Selected<'_>, ratio: f32) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "in single precision and floored, as envoyproxy/ratelimit has it; never negative"
+    )]
+    {
+        (selected.limit.capacity() as f32 * ratio).floor() as u64
+    }
+}
+
+const fn verdict(selected: &Selected<'_>, level: &Level) -> Count {
+    match (level.admitted, selected.shadow) {
+        (true, _) => Count::Ok,
+        (false, true) => Count::Shadow,
+        (false, false) => Count::Over,
+    }
+}
+
+const fn by_policy(policy: StorePolicy) -> Count {
+    match policy {
+        StorePolicy::Local => Count::Local,
+        StorePolicy::Allow => Count::Allow,
+        StorePolicy::Deny => Count::Deny,
+        StorePolicy::Error => Count::Error,
+    }
+}

@@ -1,0 +1,113 @@
+//! The page for Prometheus, and `/stats` for people.
+//!
+//! A page with ten thousand rules is work for some tens of milliseconds: it is made on a thread of its own that decisions
+//! go before, one page at a time, and whoever asks more often waits.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::thread;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::routes::{Site, text};
+use crate::config::watch::yield_to_decisions;
+use crate::scrape::Instruments;
+use crate::settings::metrics::Prometheus;
+use crate::telemetry::metrics::family::{Series, Value};
+use crate::telemetry::metrics::mapper::Mapper;
+use crate::telemetry::metrics::prometheus::{Page, Shape};
+
+/// How Prometheus gets the metrics.
+#[derive(Debug)]
+pub struct Exposition {
+    path: String,
+    shape: Arc<Shape>,
+}
+
+impl Exposition {
+    /// As the settings say.
+    ///
+    /// # Errors
+    /// Names the file with the mapping of names and says why it can not be used.
+    pub fn new(settings: &Prometheus, tags: &[(String, String)]) -> Result<Self, String> {
+        let read = |path: &std::path::PathBuf| {
+            Mapper::read(path).map_err(|error| format!("{}: {error}; mend it or unset it", path.display()))
+        };
+        let mapper = settings.mapper.as_ref().map(read).transpose()?;
+        let shape = Shape { tags: tags.to_vec(), mapper, milliseconds: settings.milliseconds };
+        Ok(Self { path: settings.path.clone(), shape: Arc::new(shape) })
+    }
+}
+
+/// The page of the listener for Prometheus.
+pub fn routes(site: &Site) -> Router {
+    let Some(exposition) = site.exposition.clone() else { return Router::new() };
+    let shape = Arc::clone(&exposition.shape);
+    let state = (site.instruments.clone(), shape);
+    Router::new().route(&exposition.path, get(metrics)).with_state(state)
+}
+
+async fn metrics(State((instruments, shape)): State<(Instruments, Arc<Shape>)>) -> Response {
+    let page = apart(move || {
+        let mut page = Page::new(&shape);
+        instruments.read(&mut |family| page.add(family));
+        page.finish()
+    });
+    match page.await {
+        Some(page) => (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response(),
+        None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// `name: value`, a line each; what is 0 too.
+pub(super) async fn stats(State(site): State<Site>) -> Response {
+    let lines = apart(move || {
+        let mut lines = Vec::new();
+        site.instruments.read(&mut |family| {
+            for series in &family.series {
+                lines.push(format!("{}: {}\n", name(&family.name, series), value(&series.value)));
+            }
+        });
+        lines.sort_unstable();
+        lines.concat()
+    });
+    lines.await.map_or_else(|| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| text(StatusCode::OK, page))
+}
+
+fn name(family: &str, series: &Series) -> String {
+    if let Some(stats) = &series.stats {
+        return stats.clone();
+    }
+    let mut name = family.to_owned();
+    for (place, (label, value)) in series.labels.iter().enumerate() {
+        let _ = write!(name, "{}{label}={value:?}", if place == 0 { '{' } else { ',' });
+    }
+    name.push_str(if series.labels.is_empty() { "" } else { "}" });
+    name
+}
+
+fn value(value: &Value) -> String {
+    match value {
+        Value::Count(count) => count.to_string(),
+        Value::Level(level) => level.to_string(),
+        Value::Times(times) => format!("count {} sum_ms {}", times.count(), times.sum_ns / 1_000_000),
+    }
+}
+
+/// Makes a page where it is in nobody's way.
+async fn apart(make: impl FnOnce() -> String + Send + 'static) -> Option<String> {
+    static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
+    let _turn = ONE_AT_A_TIME.acquire().await.ok()?;
+    let (done, made) = oneshot::channel();
+    let work = move || {
+        yield_to_decisions();
+        let _ = done.send(make());
+    };
+    thread::Builder::new().name("metrics".to_owned()).spawn(work).ok()?;
+    made.await.ok()
+}

@@ -1,0 +1,137 @@
+//! Everything that is measured, read when somebody asks.
+//!
+//! Prometheus, statsd and `/stats` get the same families, made one after the other. Each number is kept by whoever
+//! knows it: this is the only place that knows them all, and it keeps none. A reading takes a few locks for a moment,
+//! and none that is held while it waits.
+
+mod limits;
+mod process;
+mod store;
+
+use std::sync::Arc;
+
+use crate::grpc::service::Service;
+use crate::health::Health;
+use crate::telemetry::metrics::family::{Family, Kind, Series, Value};
+
+/// What is read.
+#[derive(Clone, Debug)]
+pub struct Instruments {
+    /// What decides.
+    pub service: Arc<Service>,
+    /// How the process is.
+    pub health: Arc<Health>,
+    /// Whether the metrics of limits have a label with the whole path.
+    pub path_label: bool,
+}
+
+impl Instruments {
+    /// Reads everything; `each` gets one family after the other, none of which it has had before.
+    pub fn read(&self, each: &mut dyn FnMut(Family)) {
+        self.limits(each);
+        self.calls(each);
+        self.store(each);
+        self.rules(each);
+        process::read(each);
+    }
+
+    /// Requests, whichever way they went.
+    fn calls(&self, each: &mut dyn FnMut(Family)) {
+        let metrics = &self.service.decider.metrics;
+        let methods = [("ShouldRateLimit", metrics.calls.observed()), ("Check", metrics.health_checks.observed())];
+        let mut requests = Family::new(
+            "ratelimit_service_total_requests",
+            Kind::Counter,
+            "Calls of the rate limit service and of its health service.",
+        );
+        let mut times = Family::new(
+            "ratelimit_service_response_time_seconds",
+            Kind::Histogram,
+            "How long they took, the time included that an answer was held.",
+        );
+        for (method, observed) in methods {
+            let of = |value| Series::of(value).label("grpc_method", method);
+            let stats = |what: &str| format!("ratelimit_server.{method}.{what}");
+            requests.series.push(of(Value::Count(observed.count())).stats(stats("total_requests")));
+            times.series.push(of(Value::Times(Box::new(observed))).stats(stats("response_time")));
+        }
+        each(requests);
+        each(times);
+        each(
+            Family::new(
+                "tollkeeper_decision_duration_seconds",
+                Kind::Histogram,
+                "How long decisions took, the store included, without the time that an answer was held.",
+            )
+            .with(Series::of(Value::Times(Box::new(metrics.decisions.observed())))),
+        );
+        let failed: u64 = self.service.decider.failed_draws().map(|(_, count)| count).sum();
+        let error = |kind: &'static str, count| {
+            let stats = format!("ratelimit.service.call.should_rate_limit.{kind}");
+            Series::of(Value::Count(count)).label("err_type", kind).stats(stats)
+        };
+        each(
+            Family::new(
+                "ratelimit_service_should_rate_limit_error",
+                Kind::Counter,
+                "Draws that the store failed, answered by policy or not; requests that could not be decided at all.",
+            )
+            .with(error("redis_error", failed))
+            .with(error("service_error", metrics.service_errors())),
+        );
+        each(
+            Family::new(
+                "ratelimit_service_global_shadow_mode",
+                Kind::Counter,
+                "Requests that were let pass because of SHADOW_MODE.",
+            )
+            .with(Series::of(Value::Count(metrics.global_shadow_mode())).stats("ratelimit.service.global_shadow_mode")),
+        );
+        each(gauge("tollkeeper_answers_held", "Answers that wait for their time.", self.service.held()));
+    }
+
+    /// The rules, and what became of the last attempts to replace them.
+    fn rules(&self, each: &mut dyn FnMut(Family)) {
+        let status = self.service.rules.status();
+        let loads = |name, outcome: &str, help, count| {
+            let stats = format!("ratelimit.service.config_load_{outcome}");
+            Family::new(name, Kind::Counter, help).with(Series::of(Value::Count(count)).stats(stats))
+        };
+        let (success, error) = ("ratelimit_service_config_load_success", "ratelimit_service_config_load_error");
+        each(loads(success, "success", "Sets of rules that were put in force.", status.version));
+        each(loads(error, "error", "Sets of rules that were refused.", status.refused));
+        each(gauge("tollkeeper_config_version", "Number of the set of rules in force; 0: none.", status.version));
+        let is_good = u8::from(status.last_error.is_none() && status.version > 0);
+        each(gauge("tollkeeper_config_last_load_successful", "Whether the last set was put in force.", is_good));
+        each(gauge("tollkeeper_domains", "Domains in force.", status.domains));
+        each(gauge("tollkeeper_rules", "Rules in force.", status.rules));
+        if let Some(loaded) = self.service.rules.load().as_ref() {
+            let seconds = loaded.loaded_at.as_micros() / 1_000_000;
+            let help = "When the set in force was put there, in seconds since 1970.";
+            each(gauge("tollkeeper_config_last_load_timestamp_seconds", help, seconds));
+        }
+        let version = Series::of(Value::Level(1.0)).label("version", env!("CARGO_PKG_VERSION"));
+        each(Family::new("tollkeeper_build_info", Kind::Gauge, "The program; always 1.").with(version));
+        let ready = u8::from(self.health.is_ready());
+        each(gauge("tollkeeper_ready", "Whether /readyz says yes.", ready));
+    }
+}
+
+/// A family of one gauge.
+fn gauge(name: &'static str, help: &'static str, level: impl TryInto<u64>) -> Family {
+    Family::new(name, Kind::Gauge, help).with(Series::of(level_of(level)))
+}
+
+/// A family of one counter.
+fn counter(name: &'static str, help: &'static str, count: u64) -> Family {
+    Family::new(name, Kind::Counter, help).with(Series::of(Value::Count(count)))
+}
+
+/// The value of a gauge that counts something.
+fn level_of(level: impl TryInto<u64>) -> Value {
+    let level: u64 = level.try_into().unwrap_or(u64::MAX);
+    #[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
+    {
+        Value::Level(level as f64)
+    }
+}

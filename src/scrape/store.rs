@@ -1,0 +1,138 @@
+//! How the counters are, and those who keep them.
+
+use std::num::NonZeroU32;
+
+use super::{Instruments, counter, gauge, level_of};
+use crate::limit::StorePolicy;
+use crate::store::Store;
+use crate::store::memory::Usage;
+use crate::store::redis::Redis;
+use crate::store::redis::readings::Condition;
+use crate::telemetry::metrics::family::{Family, Kind, Series, Value};
+
+impl Instruments {
+    /// The store.
+    pub(super) fn store(&self, each: &mut dyn FnMut(Family)) {
+        let decider = &self.service.decider;
+        let name = if matches!(decider.store, Store::Memory(_)) { "memory" } else { "redis" };
+        each(
+            Family::new("tollkeeper_store_info", Kind::Gauge, "Where counters live; always 1.")
+                .with(Series::of(Value::Level(1.0)).label("store", name)),
+        );
+        let mut errors = Family::new(
+            "tollkeeper_store_errors_total",
+            Kind::Counter,
+            "Draws that the store failed, by what went wrong, whoever answered them.",
+        );
+        errors
+            .series
+            .extend(decider.failed_draws().map(|(kind, count)| Series::of(Value::Count(count)).label("kind", kind)));
+        each(errors);
+        let mut policies = Family::new(
+            "tollkeeper_policy_verdicts_total",
+            Kind::Counter,
+            "Draws that the store failed, by the policy that answered.",
+        );
+        policies.series.extend(
+            StorePolicy::ALL
+                .into_iter()
+                .map(|policy| Series::of(Value::Count(decider.decided_by(policy))).label("policy", policy.name())),
+        );
+        each(policies);
+        let (lost, misconfigured) = self.health.store();
+        each(gauge("tollkeeper_store_lost", "Whether no server of a deployment takes draws.", u8::from(lost)));
+        let help = "Whether the store is set up in a way that somebody has to mend.";
+        each(gauge("tollkeeper_store_misconfigured", help, u8::from(misconfigured)));
+        match &decider.store {
+            Store::Memory(memory) => in_memory(each, memory.usage()),
+            Store::Redis(redis) => {
+                in_memory(each, redis.local().usage());
+                in_redis(each, redis);
+            }
+        }
+    }
+}
+
+/// Counters in this process: all there are, or those that stand in.
+fn in_memory(each: &mut dyn FnMut(Family), usage: Usage) {
+    each(gauge("tollkeeper_keys", "Counters in this process.", usage.counters));
+    each(gauge("tollkeeper_memory_bytes", "What they take, in bytes.", usage.bytes));
+    each(gauge("tollkeeper_memory_capacity_bytes", "What they may take, in bytes.", usage.capacity_bytes));
+    each(counter("tollkeeper_keys_evicted_total", "Counters that gave way to others.", usage.evicted));
+}
+
+fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
+    each(
+        Family::new(
+            "tollkeeper_store_duration_seconds",
+            Kind::Histogram,
+            "How long the draws of a request waited for Redis; those answered here are not in it.",
+        )
+        .with(Series::of(Value::Times(Box::new(redis.waits().observed())))),
+    );
+    each(counter("tollkeeper_draws_total", "Draws that were asked for.", redis.draws()));
+    each(counter("tollkeeper_store_calls_total", "Calls of Redis that they took.", redis.calls()));
+    let help = "Draws that nobody waited for to the end; they may have been charged.";
+    each(counter("tollkeeper_draws_abandoned_total", help, redis.abandoned()));
+    let help = "Draws that were refused here by what Redis had just said.";
+    each(counter("tollkeeper_known_over_hits_total", help, redis.refused_locally()));
+    eventual(each, redis);
+    let (main, per_second) = redis.conditions();
+    let mut breakers =
+        Family::new("tollkeeper_breaker_open", Kind::Gauge, "Whether nothing is sent to a server that failed.");
+    let nodes = main.nodes.iter().chain(per_second.iter().flat_map(|condition| &condition.nodes));
+    let mut nodes: Vec<&(String, bool)> = nodes.collect();
+    nodes.sort_unstable();
+    nodes.dedup_by(|a, b| a.0 == b.0);
+    breakers.series.extend(
+        nodes.into_iter().map(|(node, open)| Series::of(level_of(u8::from(*open))).label("node", node.clone())),
+    );
+    each(breakers);
+    pool(each, "redis_pool", &main);
+    if let Some(condition) = &per_second {
+        pool(each, "redis_per_second_pool", condition);
+    }
+}
+
+/// Eventual rules.
+fn eventual(each: &mut dyn FnMut(Family), redis: &Redis) {
+    let (usage, replicas) = (redis.eventual().usage(), redis.replicas());
+    let from = |from: &'static str, count| Series::of(Value::Count(count)).label("from", from);
+    each(
+        Family::new(
+            "tollkeeper_eventual_hits_total",
+            Kind::Counter,
+            "Hits of eventual rules that were admitted here, by what allowed it.",
+        )
+        .with(from("share", usage.shared))
+        .with(from("lease", usage.leased)),
+    );
+    each(counter("tollkeeper_leased_hits_total", "Hits that were charged ahead.", usage.lent));
+    each(counter("tollkeeper_lease_hits_left_total", "Hits that were left of leases when they ended.", usage.returned));
+    if let Some(live) = replicas.live() {
+        each(gauge(
+            "tollkeeper_live_replicas",
+            "Processes that share this Redis, as last counted.",
+            NonZeroU32::get(live),
+        ));
+    }
+    if let Some(slot) = replicas.slot() {
+        each(gauge("tollkeeper_slot", "The slot whose share of eventual limits this process may use.", slot));
+    }
+}
+
+/// Connections, under the names that envoyproxy/ratelimit has for them.
+fn pool(each: &mut dyn FnMut(Family), of: &'static str, condition: &Condition) {
+    let stats = |what: &str| format!("ratelimit.{of}.{what}");
+    let name = |what: &str| format!("ratelimit_{of}_{what}");
+    let closed = condition.opened.saturating_sub(condition.connections as u64);
+    let counted = |what, help, count| {
+        Family::new(name(what), Kind::Counter, help).with(Series::of(Value::Count(count)).stats(stats(what)))
+    };
+    each(
+        Family::new(name("cx_active"), Kind::Gauge, "Connections to Redis in use.")
+            .with(Series::of(level_of(condition.connections)).stats(stats("cx_active"))),
+    );
+    each(counted("cx_total", "Connections to Redis that were opened.", condition.opened));
+    each(counted("cx_local_close", "Connections to Redis that ended.", closed));
+}

@@ -1,0 +1,61 @@
+//! What counters in Redis know of themselves, for whoever reads metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Redis;
+use crate::telemetry::metrics::histogram::Histogram;
+
+/// How the servers of a deployment are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// Connections in use.
+    pub connections: usize,
+    /// Connections that were put in use since the start.
+    pub opened: u64,
+    /// Each server that has counters, and whether its breaker is open.
+    pub nodes: Vec<(String, bool)>,
+}
+
+/// Draws that were asked for and have no answer yet; if it is dropped before they have, nobody waits for them.
+pub(super) struct Asked<'a> {
+    pub(super) abandoned: &'a AtomicU64,
+    pub(super) draws: usize,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.abandoned.fetch_add(self.draws as u64, Ordering::Relaxed);
+    }
+}
+
+impl Redis {
+    /// How many calls were made: fewer than draws where they were combined.
+    pub fn calls(&self) -> u64 {
+        self.shared.calls.load(Ordering::Relaxed)
+    }
+
+    /// How its servers are: those of REDIS_URL, and those of REDIS_PERSECOND_URL if there are any.
+    pub fn conditions(&self) -> (Condition, Option<Condition>) {
+        (self.shared.main.condition(), self.shared.per_second.as_ref().map(|route| route.condition()))
+    }
+
+    /// How many draws were asked for.
+    pub fn draws(&self) -> u64 {
+        self.shared.draws.load(Ordering::Relaxed)
+    }
+
+    /// How many draws nobody waited for to the end: their callers gave up, or their time was over.
+    pub fn abandoned(&self) -> u64 {
+        self.shared.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// How long draws waited for an answer of Redis, or for its absence.
+    pub fn waits(&self) -> &Histogram {
+        &self.shared.waits
+    }
+
+    /// How many draws were refused without a call since the start: by what Redis had just said of their counters.
+    pub fn refused_locally(&self) -> u64 {
+        self.shared.over.refused()
+    }
+}

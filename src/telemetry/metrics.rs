@@ -1,0 +1,74 @@
+//! What is counted and timed, and how it is told.
+//!
+//! On the way of a request a metric is one addition to a number that was found beforehand; everything else happens when
+//! somebody reads. What other parts of the process know of themselves is not kept twice here: whoever reads asks them.
+//! Names that come from strangers have a bound.
+
+pub mod family;
+pub mod histogram;
+pub mod mapper;
+pub mod meter;
+pub mod meters;
+pub mod prometheus;
+pub mod statsd;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use self::histogram::Histogram;
+use self::meters::Meters;
+
+/// What is counted on the way of requests.
+#[derive(Debug)]
+pub struct Metrics {
+    /// By limit.
+    pub meters: Meters,
+    /// How long decisions took, without the time that answers were held.
+    pub decisions: Histogram,
+    /// How long calls of `ShouldRateLimit` took.
+    pub calls: Histogram,
+    /// How long calls of the health service took.
+    pub health_checks: Histogram,
+    service_errors: AtomicU64,
+    global_shadow_mode: AtomicU64,
+}
+
+impl Default for Metrics {
+    /// With room for what a few requests bring: for tools and tests.
+    fn default() -> Self {
+        Self::new(1000)
+    }
+}
+
+impl Metrics {
+    /// Nothing counted yet; at most so many series of names that come with requests.
+    pub fn new(most_requested: usize) -> Self {
+        Self {
+            meters: Meters::new(most_requested),
+            decisions: Histogram::default(),
+            calls: Histogram::default(),
+            health_checks: Histogram::default(),
+            service_errors: AtomicU64::new(0),
+            global_shadow_mode: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a request that could not be decided through no fault of the store.
+    pub fn note_service_error(&self) {
+        self.service_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that SHADOW_MODE let pass.
+    pub fn note_global_shadow(&self) {
+        self.global_shadow_mode.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests that could not be decided through no fault of the store.
+    pub fn service_errors(&self) -> u64 {
+        self.service_errors.load(Ordering::Relaxed)
+    }
+
+    /// Requests that SHADOW_MODE let pass.
+    pub fn global_shadow_mode(&self) -> u64 {
+        self.global_shadow_mode.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,234 @@
+//! `PROMETHEUS_MAPPER_YAML`: the names of statsd become names and labels of Prometheus, as an operator says.
+//!
+//! The file is that of statsd_exporter, which envoyproxy/ratelimit has inside: a list of mappings of which the first
+//! that matches a name decides, by glob (`*` is one part between dots) or by regular expression. Honoured are `match`,
+//! `match_type`, `match_metric_type`, `name`, `labels`, `action: drop`, `scale` and the `defaults` of them; how a
+//! histogram is divided and how long a series lives is decided here, and those keys are passed over. A regular
+//! expression matches a whole name and not a part: in a part of a name, `over_limit` also finds
+//! `over_limit_with_local_cache` and counts it twice.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use regex::Regex;
+use serde::Deserialize;
+
+use super::family::Kind;
+
+/// What an operator's file says.
+#[derive(Debug)]
+pub struct Mapper {
+    mappings: Vec<Mapping>,
+    /// What became of names until now.
+    known: Mutex<HashMap<String, Option<Arc<Mapped>>>>,
+}
+
+/// What a name becomes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mapped {
+    /// The name in Prometheus.
+    pub name: String,
+    /// The labels, by name.
+    pub labels: Vec<(String, String)>,
+    /// By what the value is multiplied.
+    pub scale: f64,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    pattern: Regex,
+    kind: Option<Kind>,
+    drops: bool,
+    name: String,
+    labels: Vec<(String, String)>,
+    scale: f64,
+}
+
+/// Why a file can not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MapperError {
+    /// It can not be read.
+    #[error("{0}")]
+    Unreadable(#[from] std::io::Error),
+    /// It is no such file.
+    #[error("{0}")]
+    Yaml(String),
+    /// One of its mappings, from 1, is wrong.
+    #[error("mapping {place}: {what}")]
+    Mapping {
+        /// Which.
+        place: usize,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// The file as written. Keys that are not here are others' affair.
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default)]
+    defaults: Defaults,
+    #[serde(default)]
+    mappings: Vec<Written>,
+}
+
+#[derive(Default, Deserialize)]
+struct Defaults {
+    match_type: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Written {
+    #[serde(rename = "match")]
+    pattern: String,
+    match_type: Option<String>,
+    match_metric_type: Option<String>,
+    action: Option<String>,
+    name: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    scale: Option<f64>,
+}
+
+/// A larger file is a mistake, in bytes.
+const LARGEST_BYTES: u64 = 1 << 20;
+
+impl Mapper {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn read(path: &Path) -> Result<Self, MapperError> {
+        if std::fs::metadata(path)?.len() > LARGEST_BYTES {
+            return Err(MapperError::Yaml("larger than 1 MiB".to_owned()));
+        }
+        Self::parse(&std::fs::read_to_string(path)?)
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, MapperError> {
+        let document: Document =
+            serde_saphyr::from_str(text).map_err(|error| MapperError::Yaml(error.to_string().replace('\n', " ")))?;
+        let default = document.defaults.match_type.unwrap_or_default();
+        let mapping = |(place, written): (usize, &Written)| {
+            Mapping::of(written, &default).map_err(|what| MapperError::Mapping { place: place + 1, what })
+        };
+        let mappings = document.mappings.iter().enumerate().map(mapping).collect::<Result<_, _>>()?;
+        Ok(Self { mappings, known: Mutex::default() })
+    }
+
+    /// What a name of this kind becomes; `None`: it is dropped. One that nothing maps keeps its name, with what
+    /// Prometheus does not take replaced by `_`.
+    pub fn map(&self, stats: &str, kind: Kind) -> Option<Arc<Mapped>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mapped) = known.get(stats) {
+            return mapped.clone();
+        }
+        let mapped = self.look_up(stats, kind).map(Arc::new);
+        known.insert(stats.to_owned(), mapped.clone());
+        mapped
+    }
+
+    /// Forgets what became of names if many more are known than are used.
+    pub fn sweep(&self, used: usize) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() > 2 * used + 1000 {
+            known.clear();
+        }
+    }
+
+    fn look_up(&self, stats: &str, kind: Kind) -> Option<Mapped> {
+        let fits = |mapping: &&Mapping| mapping.kind.is_none_or(|wanted| wanted == kind);
+        let found = self
+            .mappings
+            .iter()
+            .filter(fits)
+            .find_map(|mapping| mapping.pattern.captures(stats).map(|captures| (mapping, captures)));
+        let Some((mapping, captures)) = found else {
+            return Some(Mapped { name: escaped(stats), labels: Vec::new(), scale: 1.0 });
+        };
+        if mapping.drops {
+            return None;
+        }
+        let expand = |text: &str| {
+            let mut expanded = String::new();
+            captures.expand(text, &mut expanded);
+            expanded
+        };
+        let labels = mapping.labels.iter().map(|(name, value)| (name.clone(), expand(value))).collect();
+        Some(Mapped { name: escaped(&expand(&mapping.name)), labels, scale: mapping.scale })
+    }
+}
+
+impl Mapping {
+    fn of(written: &Written, default_type: &str) -> Result<Self, String> {
+        let match_type = written.match_type.as_deref().unwrap_or(default_type);
+        let pattern = match match_type {
+            "" | "glob" => glob(&written.pattern),
+            "regex" => format!("^(?:{})$", written.pattern),
+            other => return Err(format!("match_type `{other}` is neither glob nor regex")),
+        };
+        let pattern = Regex::new(&pattern).map_err(|_| format!("`{}` is no regular expression", written.pattern))?;
+        let drops = match written.action.as_deref() {
+            None | Some("" | "map") => false,
+            Some("drop") => true,
+            Some(other) => return Err(format!("action `{other}` is neither map nor drop")),
+        };
+        let kind = match written.match_metric_type.as_deref() {
+            None | Some("") => None,
+            Some("counter") => Some(Kind::Counter),
+            Some("gauge") => Some(Kind::Gauge),
+            Some("timer" | "observer") => Some(Kind::Histogram),
+            Some(other) => return Err(format!("match_metric_type `{other}` is none of counter, gauge and observer")),
+        };
+        let name = written.name.clone().unwrap_or_default();
+        if name.is_empty() && !drops {
+            return Err("it has no name".to_owned());
+        }
+        if let Some(label) = written.labels.keys().find(|label| escaped(label) != **label) {
+            return Err(format!("`{label}` is no name of a label"));
+        }
+        let scale = written.scale.unwrap_or(1.0);
+        if !scale.is_finite() {
+            return Err("scale is no number".to_owned());
+        }
+        let labels = written.labels.iter().map(|(name, value)| (name.clone(), in_braces(value))).collect();
+        Ok(Self { pattern, kind, drops, name: in_braces(&name), labels, scale })
+    }
+}
+
+/// A glob as a regular expression: each `*` is a group that holds one part between dots.
+fn glob(glob: &str) -> String {
+    format!("^{}$", glob.split('*').map(regex::escape).collect::<Vec<_>>().join("([^.]*)"))
+}
+
+/// `$1` as `${1}`, so that what follows it is not taken for a part of the group's name.
+fn in_braces(text: &str) -> String {
+    let mut braced = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        let (before, after) = rest.split_at(at);
+        let digits = after[1..].bytes().take_while(u8::is_ascii_digit).count();
+        braced.push_str(before);
+        match digits {
+            0 => braced.push('$'),
+            _ => braced.extend(["${", &after[1..=digits], "}"]),
+        }
+        rest = &after[1 + digits..];
+    }
+    braced + rest
+}
+
+/// A name that Prometheus takes.
+pub(super) fn escaped(name: &str) -> String {
+    let mut escaped: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
+    if escaped.starts_with(|c: char| c.is_ascii_digit()) || escaped.is_empty() {
+        escaped.insert(0, '_');
+    }
+    escaped
+}
