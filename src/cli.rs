@@ -7,6 +7,7 @@
 
 mod print;
 mod target;
+mod debug_listener;
 mod question;
 mod rules;
 mod client;
@@ -15,6 +16,7 @@ mod environment;
 mod check;
 mod explain;
 mod call;
+mod top;
 mod schema;
 mod go_flags;
 mod config_check_cmd;
@@ -56,6 +58,9 @@ enum Command {
     /// Ask a running server, as Envoy would
     #[command(after_long_help = call::HELP)]
     Call(call::Args),
+    /// Show which keys a running server refuses most, or what stands out of its limits
+    #[command(after_long_help = top::HELP)]
+    Top(top::Args),
     /// Print the JSON Schema of a rule file, for editors
     #[command(after_long_help = schema::HELP)]
     Schema,
@@ -133,6 +138,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Call(args)) => call::run(&args),
+        Some(Command::Top(args)) => top::run(&args),
         Some(Command::Schema) => schema::run(),
     }
 }

@@ -7,6 +7,7 @@
 //! here.
 
 mod account;
+pub mod counters;
 mod draw;
 pub mod explain;
 mod failures;
@@ -26,6 +27,7 @@ use self::merge::merge;
 use self::selection::{Selection, select};
 use crate::algorithm::Level;
 use crate::clock::Time;
+use crate::counter::PathHasher;
 use crate::decision::Decision;
 use crate::limit::StorePolicy;
 use crate::request::Request;
@@ -46,6 +48,8 @@ pub struct Decider {
     /// Where it is counted what came of them.
     pub metrics: Arc<Metrics>,
     failures: Failures,
+    /// Turns keys into the hashes that they are counted by.
+    paths: PathHasher,
 }
 
 /// What is taken once for a decision, where the request came in.
@@ -91,10 +95,20 @@ enum Outcome {
     Failed(StorePolicy),
 }
 
+impl Outcome {
+    /// Whether the limit at `place` refused.
+    fn refuses(&self, place: usize) -> bool {
+        match self {
+            Self::Free | Self::Failed(_) => false,
+            Self::Drawn(Drawn { levels, .. }) | Self::StoodIn(levels) => !levels[place].admitted,
+        }
+    }
+}
+
 impl Decider {
     /// Decides by the counters of `store`.
     pub fn new(store: Store, behaviour: Behaviour, metrics: Arc<Metrics>) -> Self {
-        Self { store, behaviour, metrics, failures: Failures::default() }
+        Self { store, behaviour, metrics, failures: Failures::default(), paths: PathHasher::default() }
     }
 
     /// Decides a request by counters in this process, those of [`Decider::store`]; it waits for nothing.

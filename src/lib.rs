@@ -35,6 +35,7 @@ pub mod health;
 pub mod pb;
 pub mod grpc;
 pub mod scrape;
+pub mod report;
 pub mod http;
 pub mod server;
 pub mod cli;

@@ -108,7 +108,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
         store: matches!(&settings.store, settings::Store::Redis(redis) if redis.health_needs_connection),
     };
     let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
-    let metrics = Arc::new(Metrics::new(settings.metrics.most_requested));
+    let metrics = Arc::new(Metrics::new(settings.metrics.most_requested, settings.metrics.top_keys));
     let decider = Decider::new(store, settings.behaviour.clone(), Arc::clone(&metrics));
     let service = Arc::new(Service::new(clock.clone(), Arc::clone(&rules), decider));
     let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock, metrics };
@@ -134,7 +134,8 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     };
     let flusher = Flusher::start(&settings.metrics, instruments.clone())
         .map_err(|error| ServerError::System { what: "the sender of metrics", error })?;
-    let site = Site { instruments, max_body_bytes: settings.grpc.max_message_bytes, exposition };
+    let max_body_bytes = settings.grpc.max_message_bytes;
+    let site = Site { instruments, max_body_bytes, exposition, admin: settings.admin.clone() };
     let mut background = JoinSet::new();
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
@@ -279,6 +280,10 @@ async fn sweep(service: Arc<Service>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     for turn in (0..SWEEP_SHARES).cycle() {
         ticks.tick().await;
-        service.decider.store.sweep(service.clock.now(), turn, SWEEP_SHARES);
+        let now = service.clock.now();
+        service.decider.store.sweep(now, turn, SWEEP_SHARES);
+        if turn == 0 {
+            service.decider.metrics.top.sweep(now);
+        }
     }
 }

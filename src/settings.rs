@@ -30,12 +30,15 @@ use address::Address;
 use environment::Environment;
 use metrics::Metrics;
 use redis::Redis;
+use value::Secret;
 
 /// All settings, by concern.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Where to listen.
     pub listeners: Listeners,
+    /// Who may do on the debug listener what is more than looking; `None`: nobody.
+    pub admin: Option<AdminToken>,
     /// How gRPC connections are kept.
     pub grpc: Grpc,
     /// Where rules come from, and what they start from.
@@ -74,6 +77,20 @@ pub enum GrpcListener {
     Tcp(Address),
     /// On a unix socket at this path.
     Unix(PathBuf),
+}
+
+/// What proves that a caller may do more than look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminToken {
+    /// This, of [`AdminToken::LEAST_BYTES`] at least.
+    Text(Secret),
+    /// What this file holds when it is asked for.
+    File(PathBuf),
+}
+
+impl AdminToken {
+    /// The shortest token, in bytes: nobody guesses so long a one.
+    pub const LEAST_BYTES: usize = 16;
 }
 
 /// How gRPC connections are kept.

@@ -4,6 +4,9 @@
 //! Nothing below the edge logs; algorithms and matching never do. Text that came from outside is escaped where it is
 //! written, so callers pass it as it is.
 
+pub mod begun;
+pub mod distinct;
 pub mod logs;
 pub mod metrics;
 pub mod occasionally;
+pub mod top;

@@ -9,11 +9,12 @@ use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
 use super::client::{Client, block_on};
-use super::print::{complain, ended, plain, print, remark};
+use super::print::{complain, ended, print, remark};
 use super::target::Target;
 use super::{Outcome, question};
 use crate::http::json::response_to_json;
 use crate::pb::RateLimitRequest;
+use crate::report::text::plain;
 use crate::settings::parse;
 use crate::settings::setting::Kind;
 use crate::settings::value::Value;

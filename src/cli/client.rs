@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-use super::print::{plain, span};
+use super::print::span;
 use super::target::Target;
 use crate::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::report::text::plain;
 
 /// A connection to a server.
 pub(super) struct Client {

@@ -9,11 +9,12 @@ use std::time::Duration;
 use super::Outcome;
 use super::client::{Client, block_on};
 use super::go_flags::{self, Flag};
-use super::print::{complain, ended, plain, print};
+use super::print::{complain, ended, print};
 use super::question::{descriptor, descriptor_text};
 use super::target::Target;
 use crate::http::json::response_to_json;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
+use crate::report::text::plain;
 
 const fn text(name: &'static str, help: &'static str) -> Flag {
     Flag { name, is_switch: false, help }

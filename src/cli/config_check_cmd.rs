@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 
 use super::Outcome;
 use super::go_flags::{self, Flag};
-use super::print::{complain, ended, plain, print};
+use super::print::{complain, ended, print};
 use super::rules::{self, Rules};
 use crate::config::compile::{Options, Source};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::source::{self, Layout, MAX_FILES, MAX_TOTAL_BYTES};
 use crate::config::yaml::Documents;
+use crate::report::text::plain;
 
 const FLAGS: [Flag; 2] = [
     Flag { name: "config_dir", is_switch: false, help: "path to directory containing rate limit configs" },

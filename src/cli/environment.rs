@@ -4,7 +4,8 @@
 
 use serde::Serialize;
 
-use super::print::{count, plain, table};
+use super::print::{count, table};
+use crate::report::text::plain;
 use crate::settings::report::{self, Fate};
 
 /// A variable of the environment.

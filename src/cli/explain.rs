@@ -6,17 +6,17 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use super::print::{complain, ended, plain, print, short, span};
+use super::print::{complain, ended, print, short, span};
 use super::rules::{Rules, settings};
 use super::target::Target;
-use super::{Outcome, question};
+use super::{Outcome, debug_listener, question};
 use crate::config::compile::Options;
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
 use crate::grpc::decode;
 use crate::http::json::request_to_json;
 use crate::pb::RateLimitRequest;
+use crate::report::text::plain;
 
 /// What `explain` takes.
 #[derive(Debug, clap::Args)]
@@ -44,11 +44,6 @@ Examples:
   tollkeeper explain --addr 10.0.0.7:6070 --request request.json --json
 
 Exit codes: 0 explained, 1 the rules have errors or the server did not answer, 2 bad usage.";
-
-/// How long a server may take to explain.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// The largest explanation that is read, in bytes.
-const MOST_BYTES: u64 = 64 << 20;
 
 const NO_COUNTERS: &str =
     "\nThis is what the files say; a running server, asked with --addr, shows its counters too.\n";
@@ -91,33 +86,10 @@ fn read(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, St
 
 /// What a running server says.
 fn ask(target: &Target, request: &RateLimitRequest) -> Result<Explanation, String> {
-    let Target::Tcp(address) = target else {
-        return Err(format!("--addr {target}: the debug listener has no unix socket; give HOST:PORT"));
-    };
-    let failed = |error: ureq::Error| {
-        format!(
-            "{address} did not answer: {error}; is the service running, with its debug listener (DEBUG_PORT) there?"
-        )
-    };
     let body = request_to_json(request).map_err(|error| error.to_string())?;
-    let agent = ureq::Agent::config_builder()
-        .timeout_global(Some(TIMEOUT))
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .proxy(None)
-        .build()
-        .new_agent();
-    let mut response = agent.post(format!("http://{address}/explain")).send(&body).map_err(failed)?;
-    let page = response.body_mut().with_config().limit(MOST_BYTES).read_to_vec().map_err(failed)?;
-    if response.status() == 404 {
-        return Err(format!("{address} has no /explain; is it the debug listener (DEBUG_PORT) of a tollkeeper?"));
-    }
-    if response.status() != 200 {
-        let message = short(String::from_utf8_lossy(&page).trim_end());
-        return Err(format!("{address} answered {}: {message}", response.status()));
-    }
+    let page = debug_listener::ask(target, "/explain", Some(&body))?;
     serde_json::from_slice(&page).map_err(|_| {
-        format!("{address} answered, but not with an explanation; is it the debug listener of this version?")
+        format!("{target} answered, but not with an explanation; is it the debug listener of this version?")
     })
 }
 

@@ -6,7 +6,8 @@
 use std::ffi::OsString;
 
 use super::Outcome;
-use super::print::{complain, ended, plain, print};
+use super::print::{complain, ended, print};
+use crate::report::text::plain;
 use crate::settings::parse;
 
 /// A flag that a tool takes.

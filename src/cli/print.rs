@@ -10,6 +10,7 @@ use std::io::{self, ErrorKind, Write as _};
 use comfy_table::{Table, presets};
 
 use super::Outcome;
+use crate::report::text::plain;
 
 /// Writes to standard output.
 pub(super) fn print(text: impl Display) -> io::Result<()> {
@@ -37,21 +38,6 @@ pub(super) fn ended(written: io::Result<()>, outcome: Outcome) -> Outcome {
         }
         _ => outcome,
     }
-}
-
-/// `text` without power over a terminal: control characters, and those that turn the direction of writing, are written
-/// as escapes.
-pub(super) fn plain(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
-    for character in text.chars() {
-        let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if character.is_control() || turns {
-            plain.extend(character.escape_default());
-        } else {
-            plain.push(character);
-        }
-    }
-    plain
 }
 
 /// `plain`, and no more than 60 characters of it: for a line that has other things to say.

@@ -8,11 +8,12 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::print::{complain, plain};
+use super::print::complain;
 use crate::config::compile::{Compiled, Options, Source, compile};
 use crate::config::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::config::source::{self, Layout, MAX_FILE_BYTES, Refused, SourceError};
 use crate::config::yaml::{Documents, text};
+use crate::report::text::plain;
 use crate::rule::set::RuleSet;
 use crate::settings::Settings;
 

@@ -5,9 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::Outcome;
-use super::print::{complain, plain};
+use super::print::complain;
 use crate::config::source::Layout;
 use crate::config::yaml::Documents;
+use crate::report::text::plain;
 use crate::server::{self, RuleFiles, ServerError};
 use crate::settings::{Settings, reference};
 use crate::telemetry::logs;

@@ -12,11 +12,15 @@ use smallvec::SmallVec;
 use super::selection::{Selected, Selection};
 use super::{Decider, Edge, Outcome};
 use crate::algorithm::Level;
+use crate::clock::Time;
+use crate::counter::Path;
 use crate::limit::StorePolicy;
 use crate::request::{Entry, Hits, Request};
 use crate::rule::set::DomainRules;
-use crate::store::Origin;
+use crate::store::{Origin, Store};
+use crate::telemetry::begun::Begun;
 use crate::telemetry::metrics::meter::{Count, Meter};
+use crate::telemetry::top::LONGEST_KEY_BYTES;
 
 /// Where a limit is counted.
 enum Counted<'r> {
@@ -48,8 +52,12 @@ impl Decider {
             if selection.domain.is_none() {
                 self.metrics.meters.note_unknown_domain(request.domain);
             }
+            self.note_keys(edge.now, (request, place), selection, outcome);
             for (at, selected) in selection.limits.iter().enumerate() {
                 let Some(meter) = self.counted(edge, selection, selected, &descriptor.entries) else { continue };
+                if let (Counted::Request(_), Some(rule)) = (&meter, selected.meter) {
+                    rule.note_elsewhere(outcome.refuses(at));
+                }
                 let near = near_hits(selected, self.behaviour.near_limit_ratio);
                 match outcome {
                     Outcome::Free => {}
@@ -69,6 +77,38 @@ impl Decider {
                         meter.add(by_policy(*policy), 1);
                     }
                 }
+            }
+        }
+    }
+
+    /// Counts which keys came, which were refused, and remembers those whose counters began here.
+    fn note_keys(&self, now: Time, question: (&Request<'_>, usize), selection: &Selection<'_>, outcome: &Outcome) {
+        let descriptor = &question.0.descriptors[question.1];
+        let (levels, began_here) = match outcome {
+            Outcome::Drawn(found) => (&found.levels, matches!(self.store, Store::Memory(_))),
+            Outcome::StoodIn(levels) => (levels, false),
+            Outcome::Free | Outcome::Failed(_) => return,
+        };
+        let Hits::Take(hits) = descriptor.hits else { return };
+        let path = selection.path(question);
+        let key = self.paths.key(&path);
+        for (at, (selected, level)) in selection.limits.iter().zip(levels).enumerate() {
+            // A limit that came with the request is told of with others of its kind.
+            let Some(meter) = selected.meter.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
+                continue;
+            };
+            // The upper half; the lower one chooses the shard of what is refused.
+            let hash = u64::try_from(key >> 64).unwrap_or(u64::MAX);
+            if at == 0 {
+                meter.keys.note(hash);
+                if began_here && level.before == 0 && level.admitted {
+                    meter_begun(&self.metrics.begun, meter, &descriptor.entries);
+                }
+            }
+            if !level.admitted {
+                meter.refused_keys.note(hash);
+                let id = key ^ u128::from(meter.serial()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+                self.metrics.top.note(id, (meter, hits), now, || key_text(&path));
             }
         }
     }
@@ -101,6 +141,30 @@ impl Decider {
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.meters.of_request(&names)
     }
+}
+
+fn meter_begun(begun: &Begun, meter: &Meter, entries: &[Entry<'_>]) {
+    begun.note(meter, entries.iter().flat_map(|entry| [entry.key, entry.value]));
+}
+
+/// `key=value,key=value`, cut where it is too long; where values share a counter, the pattern stands for them.
+fn key_text(path: &Path<'_>) -> Arc<str> {
+    let mut text = String::new();
+    for (place, entry) in path.entries.iter().enumerate() {
+        let shared = path.shared.iter().find(|(shared, _)| *shared == place).map(|(_, pattern)| *pattern);
+        // What would be cut need not be looked at.
+        let value = shared.unwrap_or(entry.value);
+        let part = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(LONGEST_KEY_BYTES)]).into_owned();
+        let comma = if text.is_empty() { "" } else { "," };
+        text += &format!("{comma}{}={}", part(entry.key), part(value));
+        if text.len() > LONGEST_KEY_BYTES {
+            let end = (0..=LONGEST_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+            text.truncate(end);
+            text += "...";
+            break;
+        }
+    }
+    text.into()
 }
 
 /// `key_value`, or `key` if there is no value.

@@ -235,13 +235,20 @@ fn explained_limit(selected: &Selected<'_>, any_is_strict: bool, level: Option<&
         guarantee: guarantee(&selected.limit, any_is_strict),
         shadow_mode: selected.shadow,
         quota_mode: selected.quota,
-        counter: level.map(|level| ExplainedCounter {
+        counter: level.map(ExplainedCounter::of),
+    }
+}
+
+impl ExplainedCounter {
+    /// What a look found.
+    pub(super) const fn of(level: &Level) -> Self {
+        Self {
             passes: level.admitted,
             used: level.after,
             remaining: level.remaining,
             reset_us: level.reset_us,
             retry_after_us: level.retry_after_us,
-        }),
+        }
     }
 }
 
@@ -261,7 +268,7 @@ fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
 }
 
 /// `10 per 5 minutes by token_bucket, bucket_size 20`.
-fn limit_text(limit: &Limit) -> String {
+pub fn limit_text(limit: &Limit) -> String {
     let (count, unit) = (limit.period().multiplier(), limit.period().unit().name());
     let period = if count == 1 { unit.to_owned() } else { format!("{count} {unit}s") };
     let capacity = match limit.algorithm() {
@@ -273,7 +280,8 @@ fn limit_text(limit: &Limit) -> String {
     format!("{} per {period} by {}{capacity}{rejected}", limit.requests_per_unit(), limit.algorithm())
 }
 
-fn descriptor_text(descriptor: &Descriptor<'_>) -> String {
+/// `key=value,key=value`, as it was sent.
+pub fn descriptor_text(descriptor: &Descriptor<'_>) -> String {
     descriptor.entries.iter().map(entry_text).collect::<Vec<_>>().join(",")
 }
 

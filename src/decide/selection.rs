@@ -113,17 +113,27 @@ impl<'r> Selection<'r> {
         if self.limits.is_empty() {
             return None;
         }
-        let descriptor = &request.descriptors[place];
+        let hits = request.descriptors[place].hits;
         let counter = |selected: &'a Selected<'_>| Counter {
             term: Term { limit: &selected.limit, enforced: !selected.shadow },
             tag: selected.tag,
             epoch: selected.epoch,
         };
         Some(Draw {
-            path: Path { domain: request.domain, entries: &descriptor.entries, shared: &self.shared },
+            path: self.path((request, place)),
             counters: self.limits.iter().map(counter).collect(),
-            ask: Ask::new(descriptor.hits, hold_us),
+            ask: Ask::new(hits, hold_us),
         })
+    }
+
+    /// What the counters of this selection, the one at `place`, are found by.
+    pub(super) fn path<'a>(&'a self, (request, place): (&'a Request<'_>, usize)) -> Path<'a> {
+        Path { domain: request.domain, entries: &request.descriptors[place].entries, shared: &self.shared }
+    }
+
+    /// All limits of a rule; `shared` are the places of values that share a counter, with their patterns.
+    pub(super) fn of_rule(rule: &'r CompiledRule, shared: SmallVec<[(usize, &'r [u8]); 1]>) -> Self {
+        Self { rule: Some(rule), limits: limits_of(rule), shared, ..Self::default() }
     }
 
     /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost,

@@ -100,7 +100,7 @@ fn value(value: &Value) -> String {
 }
 
 /// Makes a page where it is in nobody's way.
-async fn apart(make: impl FnOnce() -> String + Send + 'static) -> Option<String> {
+pub(super) async fn apart(make: impl FnOnce() -> String + Send + 'static) -> Option<String> {
     static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
     let _turn = ONE_AT_A_TIME.acquire().await.ok()?;
     let (done, made) = oneshot::channel();

@@ -1,7 +1,7 @@
 //! The pages of both HTTP listeners, and how each answers.
 //!
 //! What envoyproxy/ratelimit serves, it serves alike: `/json` and `/healthcheck` to everyone, `/rlconfig` on the debug
-//! listener. Nothing here writes. Bodies are bounded; what can not be read gets a status and no page of its own.
+//! listener. What writes, or shows whose counters there are, needs the token. Bodies are bounded; what can not be read gets a status and no page of its own.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -13,18 +13,19 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get};
+use axum::routing::{any, get, post};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use super::json;
 use super::metrics::{Exposition, stats};
+use super::{admin, json, reports};
 use crate::decide::explain::Explanation;
 use crate::grpc::decode;
 use crate::grpc::service::DEFAULT_DEADLINE;
 use crate::pb::rate_limit_response::Code;
 use crate::rule::render;
 use crate::scrape::Instruments;
+use crate::settings::AdminToken;
 
 /// What the pages show.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct Site {
     pub max_body_bytes: usize,
     /// How Prometheus gets it, if it does.
     pub exposition: Option<Arc<Exposition>>,
+    /// What proves that a caller may do more than look.
+    pub admin: Option<AdminToken>,
 }
 
 /// The pages for callers and probes.
@@ -58,6 +61,11 @@ pub fn debug(site: Site) -> Router {
         .route("/explain", any(explain))
         .route("/stats", get(stats))
         .route("/store", get(store))
+        .route("/top", get(reports::top))
+        .route("/rules", get(reports::rules))
+        .route("/settings", get(admin::settings))
+        .route("/counters", get(admin::counters))
+        .route("/reset", post(admin::reset))
         .fallback(index)
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
         .layer(middleware::from_fn(in_time))
@@ -73,12 +81,20 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 /// The pages of the debug listener, by name.
-const PAGES: [(&str, &str); 5] = [
+const PAGES: [(&str, &str); 10] = [
+    ("/counters?domain=D&rule=R", "the counters of a rule, as json; `most=N`, 100 if it is not said; needs the token"),
     ("/explain", "what a request (as for /json) would meet, and its counters, charging nothing"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration, as json"),
+    ("/reset", "a POST of a request (as for /json) lets go of its counters; needs the token"),
+    (
+        "/rules",
+        "what each limit did, and which seem wrong, as json; `format=text`, `rule=NAME`, `finding=KIND`, `most=N`",
+    ),
+    ("/settings", "every setting as it is in force, secrets masked, as json"),
     ("/stats", "all counters, as text: names as statsd gets them, or those of prometheus"),
     ("/store", "what became of draws since the start: failures, local refusals, shares and leases, replicas, as json"),
+    ("/top", "the keys that are refused most, as json; `format=text`, `minutes=1..10`, `rule=NAME`, `most=N`"),
 ];
 
 async fn index() -> String {
@@ -135,7 +151,7 @@ async fn store(State(site): State<Site>) -> Response {
     pretty(&site.instruments.service.decider.tally())
 }
 
-fn pretty(what: &impl Serialize) -> Response {
+pub(super) fn pretty(what: &impl Serialize) -> Response {
     match serde_json::to_string_pretty(what) {
         Ok(page) => json_page(StatusCode::OK, page),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -180,7 +196,7 @@ fn explanation_page(explanation: &Explanation) -> Response {
 }
 
 /// A page that says what went wrong, as Go's library for HTTP writes it.
-fn failure(status: StatusCode, body: impl Into<Body>) -> Response {
+pub(super) fn failure(status: StatusCode, body: impl Into<Body>) -> Response {
     let mut response = text(status, body);
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
@@ -190,6 +206,6 @@ pub(super) fn text(status: StatusCode, body: impl Into<Body>) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
 }
 
-fn json_page(status: StatusCode, body: String) -> Response {
+pub(super) fn json_page(status: StatusCode, body: String) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }

@@ -16,7 +16,9 @@ use super::address::{Address, Host};
 use super::environment::{Environment, Verdict};
 use super::setting::DurationText;
 use super::value::{Secret, Value};
-use super::{Behaviour, Grpc, GrpcListener, HeaderNames, Listeners, Logs, Memory, Notice, Problem, Rules, Settings};
+use super::{
+    AdminToken, Behaviour, Grpc, GrpcListener, HeaderNames, Listeners, Logs, Memory, Notice, Problem, Rules, Settings,
+};
 use super::{Shutdown, parse, table};
 use crate::limit::StorePolicy;
 use crate::telemetry::logs;
@@ -94,6 +96,7 @@ impl Values {
     fn settings(&mut self, in_redis: bool) -> Settings {
         Settings {
             listeners: self.listeners(),
+            admin: self.admin(),
             grpc: Grpc {
                 max_connection_age: self.time("GRPC_MAX_CONNECTION_AGE"),
                 max_connection_age_grace: self.time("GRPC_MAX_CONNECTION_AGE_GRACE"),
@@ -124,6 +127,24 @@ impl Values {
             grpc: if socket.as_os_str().is_empty() { GrpcListener::Tcp(tcp) } else { GrpcListener::Unix(socket) },
             http: self.address("HOST", "PORT"),
             debug: self.address("DEBUG_HOST", "DEBUG_PORT"),
+        }
+    }
+
+    fn admin(&mut self) -> Option<AdminToken> {
+        let (token, file) = (self.secret("TOLLKEEPER_ADMIN_TOKEN"), self.path("TOLLKEEPER_ADMIN_TOKEN_FILE"));
+        let (has_token, has_file) = (!token.reveal().is_empty(), !file.as_os_str().is_empty());
+        if has_token && has_file {
+            let fix = "give one of them";
+            self.problem("TOLLKEEPER_ADMIN_TOKEN_FILE", "set beside TOLLKEEPER_ADMIN_TOKEN", fix);
+        }
+        if has_token && token.reveal().len() < AdminToken::LEAST_BYTES {
+            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", AdminToken::LEAST_BYTES);
+            self.problem("TOLLKEEPER_ADMIN_TOKEN", "too short to be a secret", &fix);
+        }
+        match (has_token, has_file) {
+            (true, _) => Some(AdminToken::Text(token)),
+            (false, true) => Some(AdminToken::File(file)),
+            (false, false) => None,
         }
     }
 

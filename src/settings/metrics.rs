@@ -22,6 +22,8 @@ pub struct Metrics {
     pub path_label: bool,
     /// The most names that requests may make.
     pub most_requested: usize,
+    /// About how many keys `/top` counts in a minute; 0: none.
+    pub top_keys: usize,
 }
 
 /// What Prometheus gets.

@@ -4,9 +4,12 @@
 
 use std::ffi::OsString;
 
+use serde::Serialize;
+
 use super::assemble::{self, Assembled};
 use super::environment::{Environment, Verdict};
 use super::setting::Status;
+use super::table::{self, TABLE};
 
 /// One variable of the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +63,41 @@ impl Fate {
     pub const fn stops_the_start(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Invalid { .. })
     }
+}
+
+/// A setting, and what it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Effective {
+    /// Its variable; of a family, the one that is set.
+    pub name: String,
+    /// What it is set to, or its default; masked if it is a secret.
+    pub value: String,
+    /// Whether the environment sets it, rather than its default holding.
+    pub set: bool,
+    /// Nothing comes of it, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<&'static str>,
+}
+
+/// What each setting is, in the order of the documentation, in a process that was started with this environment.
+pub fn effective(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Effective> {
+    let lines = report(vars);
+    let mut all = Vec::with_capacity(TABLE.len());
+    for setting in TABLE {
+        let set = lines.iter().filter(|line| table::find(&line.name).is_some_and(|of| of.name == setting.name));
+        let before = all.len();
+        all.extend(set.map(|line| Effective {
+            name: line.name.clone(),
+            value: line.value.clone().unwrap_or_default(),
+            set: true,
+            idle: if let Fate::NoEffect { why } = line.fate { Some(why) } else { None },
+        }));
+        if all.len() == before && !setting.name.ends_with('*') {
+            let (name, value) = (setting.name.to_owned(), setting.default.to_owned());
+            all.push(Effective { name, value, set: false, idle: None });
+        }
+    }
+    all
 }
 
 /// A line for each variable that is known, in the order of the documentation, then one for each that is not and looks

@@ -35,6 +35,10 @@ pub static TABLE: &[Setting] = table! {
         "DEBUG_HOST" Kind::Text, "0.0.0.0", Honoured, "address of /rlconfig and what else shows the inside";
         "DEBUG_PORT" PORT, "6070", Differs("there are no /debug/pprof pages"),
             "port of /rlconfig and what else shows the inside; 0: any free one";
+        "TOLLKEEPER_ADMIN_TOKEN" Kind::Secret, "", Honoured,
+            "what a caller of the debug listener must show to reset or list counters or to set the log level; 16 bytes at least";
+        "TOLLKEEPER_ADMIN_TOKEN_FILE" Kind::Path, "", Honoured,
+            "file with what TOLLKEEPER_ADMIN_TOKEN would say; read at each such call";
     }
     Grpc {
         "GRPC_MAX_CONNECTION_AGE" AGE, "24h", Honoured, "a connection is asked to close after this time; 0: never";
@@ -141,6 +145,8 @@ pub static TABLE: &[Setting] = table! {
             "the metrics of limits have a label `path` with the whole path, beside `domain`, `key1` and so on";
         "TOLLKEEPER_METRIC_SERIES" Kind::Int { min: 0, max: 10_000_000 }, "10000", Honoured,
             "the most names that requests may make: detailed_metric, value_to_metric, limits of Envoy's, unknown domains";
+        "TOLLKEEPER_TOP_KEYS" Kind::Int { min: 0, max: 1_000_000 }, "2048", Honoured,
+            "how many of the keys that are refused most /top counts in a minute; 0: none";
         "EXTRA_TAGS" Kind::Map, "", Honoured, "tags on every metric: k:v,k:v";
         "STATS_FLUSH_INTERVAL" span(Duration::from_millis(10), HOUR, false), "10s", Honoured, "how often metrics are sent to statsd";
         "DISABLE_STATS" Kind::Bool, "false", Honoured, "no metrics at all, whatever else is set";

@@ -110,6 +110,11 @@ impl Local {
         });
     }
 
+    /// Lets go of the counters of a draw.
+    pub fn forget(&self, draw: &Draw<'_>) {
+        self.memory.forget(draw);
+    }
+
     /// Drops what has expired from a share of the counters: the `turn`th of `turns`.
     pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
         self.memory.sweep(now, turn, turns);

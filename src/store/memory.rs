@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use self::shard::Shard;
 use crate::algorithm::{Level, State};
 use crate::clock::Time;
-use crate::counter::{Draw, Path, PathHasher};
+use crate::counter::{Counter, Draw, Path, PathHasher};
 use crate::limit::Limit;
 
 /// The counters of this process.
@@ -81,6 +81,16 @@ impl Memory {
     pub fn draw_spilled(&self, draw: &Draw<'_>, now: Time) -> SmallVec<[Level; 1]> {
         let path = self.hasher.key(&draw.path);
         lock(&self.spill).draw(path, draw, now).expect("it always has room")
+    }
+
+    /// Lets go of the counters of a draw; how many of them there were.
+    pub fn forget(&self, draw: &Draw<'_>) -> usize {
+        let path = self.hasher.key(&draw.path);
+        let forget = |counter: &Counter<'_>| {
+            let key = path ^ counter.tag;
+            self.shard(path).forget(key) | lock(&self.spill).forget(key)
+        };
+        draw.counters.iter().filter(|counter| forget(counter)).count()
     }
 
     /// Whether [`Memory::draw`] would pass all limits, trials too; changes nothing.

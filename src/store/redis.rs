@@ -27,6 +27,7 @@ mod route;
 pub mod script;
 mod send;
 mod settle;
+pub mod survey;
 mod tls;
 
 use std::collections::HashMap;

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::histogram::Histogram;
 use self::meters::Meters;
+use super::begun::Begun;
+use super::top::Top;
 
 /// What is counted on the way of requests.
 #[derive(Debug)]
@@ -28,6 +30,10 @@ pub struct Metrics {
     pub calls: Histogram,
     /// How long calls of the health service took.
     pub health_checks: Histogram,
+    /// The keys that are refused most.
+    pub top: Top,
+    /// The keys whose counters began last.
+    pub begun: Begun,
     service_errors: AtomicU64,
     global_shadow_mode: AtomicU64,
 }
@@ -35,18 +41,21 @@ pub struct Metrics {
 impl Default for Metrics {
     /// With room for what a few requests bring: for tools and tests.
     fn default() -> Self {
-        Self::new(1000)
+        Self::new(1000, 256)
     }
 }
 
 impl Metrics {
-    /// Nothing counted yet; at most so many series of names that come with requests.
-    pub fn new(most_requested: usize) -> Self {
+    /// Nothing counted yet; at most so many series of names that come with requests, and so many of the keys that are
+    /// refused most.
+    pub fn new(most_requested: usize, top_keys: usize) -> Self {
         Self {
             meters: Meters::new(most_requested),
             decisions: Histogram::default(),
             calls: Histogram::default(),
             health_checks: Histogram::default(),
+            top: Top::new(top_keys),
+            begun: Begun::default(),
             service_errors: AtomicU64::new(0),
             global_shadow_mode: AtomicU64::new(0),
         }

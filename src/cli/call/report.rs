@@ -3,10 +3,11 @@
 //! A bounded number of answers is shown; all are counted and timed. What the server wrote is made plain.
 
 use crate::cli::client::{Answer, micros};
-use crate::cli::print::{plain, short, span, table};
+use crate::cli::print::{short, span, table};
 use crate::cli::question::descriptor_text;
 use crate::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit};
 use crate::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
+use crate::report::text::plain;
 
 /// The most answers shown, the last one aside.
 const MOST_SHOWN: u32 = 20;

@@ -29,6 +29,7 @@ impl Values {
             tags,
             path_label: self.bool("TOLLKEEPER_METRIC_PATH_LABEL"),
             most_requested: self.int("TOLLKEEPER_METRIC_SERIES"),
+            top_keys: self.int("TOLLKEEPER_TOP_KEYS"),
         }
     }
 

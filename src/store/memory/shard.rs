@@ -104,6 +104,15 @@ impl Shard {
         })
     }
 
+    /// Lets go of a counter; whether it was there.
+    pub(super) fn forget(&mut self, key: u128) -> bool {
+        let place = self.place_of(key);
+        place.is_some_and(|place| {
+            self.remove(place);
+            true
+        })
+    }
+
     /// Puts a state in place of what a counter holds; one that is not there and finds no room is left out.
     pub(super) fn put(&mut self, (key, limit): (u128, &Limit), mut state: State, now: Time) {
         let mut slots = [self.slot(key, Term { limit, enforced: true })];

@@ -18,7 +18,7 @@ use super::key;
 use super::node::Node;
 use super::route::Route;
 use super::script::{self, Drawing, Replayed, Script};
-use super::send::bytes;
+use super::send::{bytes, integer};
 use crate::clock::Time;
 
 /// How often a call is sent elsewhere.
@@ -73,6 +73,28 @@ impl Place {
         loop {
             match work.go_on(&way.node, way.asking, deadline).await {
                 Ok(replayed) => return Ok(replayed),
+                Err(refused) => way.follow(refused, slot)?,
+            }
+        }
+    }
+}
+
+impl Place {
+    /// Lets go of the counters; how many there were. Not later than `deadline`.
+    pub(super) async fn unlink(&self, deadline: Instant) -> Result<u64, RedisError> {
+        let slot = || self.slot();
+        let keys = match &self.manner {
+            Manner::Script(_, keys) => &**keys,
+            Manner::Count(window) => std::slice::from_ref(&window.key),
+        };
+        let words: SmallVec<[&[u8]; 4]> = [&b"UNLINK"[..]].into_iter().chain(keys.iter().map(|key| &**key)).collect();
+        let mut way = Way::begin(&self.route, slot, deadline).await?;
+        loop {
+            match way.node.call_aside(&words, way.asking, deadline).await {
+                Ok(reply) => {
+                    let gone = integer(&reply).and_then(|gone| u64::try_from(gone).ok());
+                    return gone.ok_or(RedisError::BadReply);
+                }
                 Err(refused) => way.follow(refused, slot)?,
             }
         }

@@ -44,8 +44,10 @@ pub(super) fn head(prefix: &str) -> BytesMut {
     head
 }
 
+/// What has a meaning in a path.
+const SPECIAL: &[u8] = br"\|={}";
+
 fn write_path(key: &mut BytesMut, path: &Path<'_>) {
-    const SPECIAL: &[u8] = br"\|={}";
     escape(key, path.domain.as_bytes(), SPECIAL);
     let mut shared = path.shared.iter().peekable();
     for (place, entry) in path.entries.iter().enumerate() {
@@ -81,6 +83,67 @@ fn shorten(key: &mut BytesMut, start: usize) {
             write!(key, "{byte:02x}").expect("a buffer grows");
         }
     }
+}
+
+/// A path as the text of a key tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Written {
+    /// The domain.
+    pub domain: Vec<u8>,
+    /// Key and value of each entry.
+    pub entries: Vec<[Vec<u8>; 2]>,
+    /// Places of the entries whose value is a pattern that several values share.
+    pub shared: Vec<usize>,
+}
+
+/// What SCAN finds the counters of a domain by.
+pub(super) fn pattern_of(prefix: &str, domain: &str) -> Vec<u8> {
+    let mut key = head(prefix);
+    escape(&mut key, domain.as_bytes(), SPECIAL);
+    key.extend_from_slice(b"|");
+    let mut pattern = Vec::with_capacity(key.len() + 8);
+    for byte in key {
+        if br"*?[]\".contains(&byte) {
+            pattern.push(b'\\');
+        }
+        pattern.push(byte);
+    }
+    pattern.push(b'*');
+    pattern
+}
+
+/// The path that a key is of; `None` if it is no key of this form, or its path was too long to be told.
+pub fn read(prefix: &str, key: &[u8]) -> Option<Written> {
+    let path = key.strip_prefix(&*head(prefix))?;
+    let end = path.iter().position(|byte| *byte == b'}')?;
+    let mut parts = path[..end].split(|byte| *byte == b'|');
+    let domain = unescape(parts.next()?)?;
+    let (mut entries, mut shared) = (Vec::new(), Vec::new());
+    for (place, part) in parts.enumerate() {
+        let equals = part.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (&part[..equals], &part[equals + 1..]);
+        let value = match value.strip_prefix(br"\*") {
+            Some(pattern) => {
+                shared.push(place);
+                pattern
+            }
+            None => value,
+        };
+        entries.push([unescape(name)?, unescape(value)?]);
+    }
+    Some(Written { domain, entries, shared })
+}
+
+fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
+    let mut plain = Vec::with_capacity(text.len());
+    while let Some(place) = text.iter().position(|byte| *byte == b'\\') {
+        plain.extend_from_slice(&text[..place]);
+        let digits = std::str::from_utf8(text.get(place + 1..place + 3)?).ok()?;
+        plain.push(u8::from_str_radix(digits, 16).ok()?);
+        text = &text[place + 3..];
+    }
+    plain.extend_from_slice(text);
+    Some(plain)
 }
 
 /// What tells the counters of a path apart: two periods of one length are one.

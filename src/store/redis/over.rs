@@ -167,7 +167,8 @@ impl Over {
         }
     }
 
-    fn forget(&self, id: u128) {
+    /// Lets go of a refusal: the counter is no longer what it was.
+    pub fn forget(&self, id: u128) {
         if self.kept() > 0
             && let Some(mut shard) = self.shard(id)
         {

@@ -167,6 +167,11 @@ impl Route {
         }
     }
 
+    /// The nodes that own something.
+    pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.chart.current()
+    }
+
     /// What somebody has to mend, if anything.
     pub(super) fn misconfigured(&self) -> Option<Arc<String>> {
         let of_chart = self.chart.misconfigured.load_full();

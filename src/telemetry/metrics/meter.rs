@@ -4,9 +4,12 @@
 //! a reload that keeps a rule keeps its counts. The names are made safe here once: whatever a stranger or a rule file
 //! wrote, no name ends a line of statsd or begins another field of one.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::family::Label;
+use crate::telemetry::distinct::Distinct;
 
 /// What a limit did. Hits unless it says otherwise; each is `ratelimit.service.rate_limit.<key>.<name>` in statsd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +79,14 @@ impl Count {
 #[repr(align(128))]
 pub struct Meter {
     counts: [AtomicU64; Count::ALL],
-    name: Name,
+    name: Arc<Name>,
+    serial: u64,
+    since: Instant,
+    /// The keys that met it.
+    pub keys: Distinct,
+    /// Those that it refused.
+    pub refused_keys: Distinct,
+    elsewhere: [AtomicU64; 2],
 }
 
 /// The names of a limit.
@@ -118,6 +128,12 @@ impl Name {
         begins.zip(&*self.ends).map(|(begin, end)| self.key.get(begin..*end as usize).unwrap_or_default())
     }
 
+    /// Whether it is the name `above`, or begins with it and a dot.
+    pub fn is_or_is_below(&self, above: &str) -> bool {
+        let rest = self.key.strip_prefix(above);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
+
     /// `domain`, then `key1`, `key2` and so on.
     pub fn labels(&self) -> Vec<Label> {
         const KEYS: [&str; 8] = ["domain", "key1", "key2", "key3", "key4", "key5", "key6", "key7"];
@@ -129,12 +145,52 @@ impl Name {
 impl Meter {
     /// Nothing counted yet.
     pub fn new(name: Name) -> Self {
-        Self { counts: Default::default(), name }
+        static SERIALS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            counts: Default::default(),
+            name: Arc::new(name),
+            serial: SERIALS.fetch_add(1, Ordering::Relaxed),
+            since: Instant::now(),
+            keys: Distinct::default(),
+            refused_keys: Distinct::default(),
+            elsewhere: Default::default(),
+        }
     }
 
     /// Its names.
-    pub const fn name(&self) -> &Name {
+    pub fn name(&self) -> &Name {
         &self.name
+    }
+
+    /// Its names, to be kept by whoever tells of it.
+    pub const fn shared_name(&self) -> &Arc<Name> {
+        &self.name
+    }
+
+    /// What tells it from all other meters of this process.
+    pub const fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// How long it has been counting.
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Decisions of any verdict.
+    pub fn decisions(&self) -> u64 {
+        Count::VERDICTS.iter().map(|(count, _)| self.get(*count)).sum()
+    }
+
+    /// Notes a decision that is counted under a name that the request made.
+    pub fn note_elsewhere(&self, refused: bool) {
+        self.elsewhere[usize::from(refused)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Decisions of any verdict, and those that refused or would have, under whatever name they are counted.
+    pub fn all_decisions(&self) -> (u64, u64) {
+        let [passed, refused] = [0, 1].map(|which: usize| self.elsewhere[which].load(Ordering::Relaxed));
+        (self.decisions() + passed + refused, self.get(Count::Over) + self.get(Count::Shadow) + refused)
     }
 
     /// Counts; nothing is written where it counts 0.

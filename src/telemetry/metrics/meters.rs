@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::meter::{Count, Meter, Name};
+use super::meter::{Meter, Name};
 
 /// Stands for the domains and the limits without a rule for which there is no room.
 pub const OTHER: &str = "_other";
@@ -169,8 +169,7 @@ impl Meters {
         write(&self.rules).retain(|_, meter| Arc::strong_count(meter) > 1);
         let mut gone = 0;
         write(&self.requested).retain(|_, requested| {
-            let total = Count::VERDICTS.iter().map(|(count, _)| requested.meter.get(*count)).sum();
-            let stays = stays(total, (&mut requested.seen, &mut requested.idle));
+            let stays = stays(requested.meter.decisions(), (&mut requested.seen, &mut requested.idle));
             gone += usize::from(!stays);
             stays
         });

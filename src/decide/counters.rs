@@ -1,0 +1,174 @@
+//! What an operator may do with counters: list those of a rule, and let go of those of a request.
+//!
+//! Redis tells its keys; memory knows hashes only, so there the keys whose counters began last are looked up. Either
+//! way a counter that is listed was looked at as `explain` does, charging nothing.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use smallvec::SmallVec;
+
+use super::explain::ExplainedCounter;
+use super::selection::{Selection, select};
+use super::{Decider, Edge, draw};
+use crate::algorithm::Level;
+use crate::counter::Draw;
+use crate::request::{Descriptor, Entry, Hits, Request};
+use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
+use crate::store::Store;
+use crate::store::redis::Purpose;
+use crate::store::redis::failure::RedisError;
+use crate::store::redis::key::Written;
+
+/// How long Redis may take to list or to forget.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Counters that are looked at together.
+const AT_ONCE: usize = 100;
+
+/// The counters of a rule.
+#[derive(Debug, Serialize)]
+pub struct Listing {
+    /// Those that count something.
+    pub counters: Vec<Listed>,
+    /// Whether there are no others.
+    pub complete: bool,
+    /// What it rests on.
+    pub note: &'static str,
+}
+
+/// The counters of one descriptor.
+#[derive(Debug, Serialize)]
+pub struct Listed {
+    /// Key and value of each entry; the pattern, where values share a counter.
+    pub entries: Vec<[String; 2]>,
+    /// A counter for each limit of the rule.
+    pub limits: Vec<ExplainedCounter>,
+}
+
+/// Why counters could not be listed or forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("redis: {0}; the user needs +scan and +unlink for this")]
+pub struct AdminError(RedisError);
+
+const BY_SCAN: &str = "found by their keys in redis";
+const BY_MEMORY: &str = "of the keys whose counters began last in this process";
+
+impl Decider {
+    /// The counters of a rule that count something, `most` of them at most.
+    ///
+    /// # Errors
+    /// Redis could not be asked.
+    pub async fn list(
+        &self,
+        edge: Edge<'_>,
+        (rules, domain, rule): (&RuleSet, &DomainRules, &CompiledRule),
+        most: usize,
+    ) -> Result<Listing, AdminError> {
+        let (candidates, complete, note) = match &self.store {
+            Store::Memory(_) => (self.begun(rules, domain, rule), false, BY_MEMORY),
+            Store::Redis(redis) => {
+                let until = Instant::now() + PATIENCE;
+                let wanted = |path: &Written| {
+                    rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
+                };
+                let survey = redis.survey(&domain.name, most, until, wanted).await.map_err(AdminError)?;
+                (survey.paths, survey.complete && survey.untold == 0, BY_SCAN)
+            }
+        };
+        let mut counters = Vec::new();
+        let mut rest = &*candidates;
+        while !rest.is_empty() && counters.len() < most {
+            let (some, others) = rest.split_at(rest.len().min(AT_ONCE));
+            counters.extend(self.look_at(edge, (&domain.name, rule), some).await);
+            rest = others;
+        }
+        let complete = complete && counters.len() <= most;
+        counters.truncate(most);
+        Ok(Listing { counters, complete, note })
+    }
+
+    /// Lets go of all counters that `request` would draw from; how many there were, by descriptor.
+    ///
+    /// # Errors
+    /// Redis could not be asked; the counters of some descriptors may be gone.
+    pub async fn forget(&self, edge: Edge<'_>, request: &Request<'_>) -> Result<Vec<u64>, AdminError> {
+        let Some(rules) = edge.rules else { return Ok(Vec::new()) };
+        let selections = select(&self.behaviour, rules, request);
+        let mut gone = Vec::with_capacity(selections.len());
+        for (place, selection) in selections.iter().enumerate() {
+            gone.push(match (selection.draw((request, place), 0), &self.store) {
+                (None, _) => 0,
+                (Some(draw), Store::Memory(memory)) => memory.forget(&draw) as u64,
+                (Some(draw), Store::Redis(redis)) => {
+                    redis.forget(&draw, (edge.now, Instant::now() + PATIENCE)).await.map_err(AdminError)?
+                }
+            });
+        }
+        Ok(gone)
+    }
+
+    /// Those of the keys begun last that meet a rule, as Redis would tell them.
+    fn begun(&self, rules: &RuleSet, domain: &DomainRules, rule: &CompiledRule) -> Vec<Written> {
+        let Some(limit) = rule.limits.first() else { return Vec::new() };
+        let mut known = HashSet::new();
+        let keys = self.metrics.begun.of(&limit.meter).into_iter().filter_map(|parts| {
+            let mut parts = parts.into_iter();
+            let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
+            let found = rules.find(domain, &borrowed(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;
+            let patterns: Vec<(usize, Vec<u8>)> =
+                found.shared.iter().map(|(place, pattern)| (*place, pattern.to_vec())).collect();
+            let shared = patterns.iter().map(|(place, _)| *place).collect();
+            patterns.into_iter().for_each(|(place, pattern)| entries[place][1] = pattern);
+            let path = Written { domain: domain.name.clone().into_bytes(), entries, shared };
+            known.insert(path.clone()).then_some(path)
+        });
+        keys.collect()
+    }
+
+    /// Those of the candidates that count something.
+    async fn look_at(
+        &self,
+        edge: Edge<'_>,
+        (domain, rule): (&str, &CompiledRule),
+        candidates: &[Written],
+    ) -> Vec<Listed> {
+        let descriptors = candidates.iter().map(|path| Descriptor {
+            entries: borrowed(&path.entries),
+            hits: Hits::Look,
+            hits_addend: None,
+            limit_override: None,
+        });
+        let request = Request { domain, descriptors: descriptors.collect(), hits_addend: 0 };
+        let selections: Vec<Selection<'_>> =
+            candidates.iter().map(|path| Selection::of_rule(rule, shared(path))).collect();
+        let draws: Vec<Draw<'_>> = selections
+            .iter()
+            .enumerate()
+            .filter_map(|(place, selection)| selection.draw((&request, place), edge.hold_us))
+            .collect();
+        let levels: Vec<Option<SmallVec<[Level; 1]>>> = match &self.store {
+            Store::Memory(memory) => draws.iter().map(|draw| memory.draw(draw, edge.now).ok()).collect(),
+            Store::Redis(redis) => {
+                let edge = Edge { until: Some(Instant::now() + PATIENCE), ..edge };
+                let found = draw::ask(redis, &draws, Purpose::Trial, edge).await;
+                found.into_iter().map(|found| Some(found.ok()?.levels)).collect()
+            }
+        };
+        let counting = candidates.iter().zip(levels).filter_map(|(candidate, levels)| {
+            let levels = levels.filter(|levels| levels.iter().any(|level| level.after > 0))?;
+            let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+            let entries = candidate.entries.iter().map(|[key, value]| [text(key), text(value)]).collect();
+            Some(Listed { entries, limits: levels.iter().map(ExplainedCounter::of).collect() })
+        });
+        counting.collect()
+    }
+}
+
+fn shared(path: &Written) -> SmallVec<[(usize, &[u8]); 1]> {
+    path.shared.iter().map(|place| (*place, &*path.entries[*place][1])).collect()
+}
+
+fn borrowed(entries: &[[Vec<u8>; 2]]) -> SmallVec<[Entry<'_>; 4]> {
+    entries.iter().map(|[key, value]| Entry { key, value }).collect()
+}

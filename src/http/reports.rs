@@ -1,0 +1,65 @@
+//! `/top` and `/rules`: what the limits refuse, and whether they are the right ones.
+//!
+//! JSON, or text where the query says `format=text`. Making one looks at every limit: that is done where metrics are
+//! read, apart from decisions and one at a time.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use serde::Serialize;
+
+use super::metrics::apart;
+use super::routes::{Site, json_page, text};
+use crate::report::{Format, rules, top};
+
+/// `/top`
+pub(super) async fn top(State(site): State<Site>, asked: Result<Query<top::Wanted>, QueryRejection>) -> Response {
+    let wanted = match asked {
+        Ok(Query(wanted)) => wanted,
+        Err(why) => return misunderstood(&why),
+    };
+    let (service, format) = (site.instruments.service, wanted.format);
+    let make = move || {
+        let report = top::Report::of(&service.decider.metrics.top, service.clock.now(), &wanted);
+        written(format, &report, top::Report::text)
+    };
+    page(format, apart(make).await)
+}
+
+/// `/rules`
+pub(super) async fn rules(State(site): State<Site>, asked: Result<Query<rules::Wanted>, QueryRejection>) -> Response {
+    let wanted = match asked {
+        Ok(Query(wanted)) => wanted,
+        Err(why) => return misunderstood(&why),
+    };
+    let (service, format) = (site.instruments.service, wanted.format);
+    let Some(loaded) = service.rules.load_full() else {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
+    };
+    let make = move || {
+        let top = &service.decider.metrics.top;
+        let report = rules::Report::of(&loaded.rules, top, service.clock.now(), &wanted);
+        written(format, &report, rules::Report::text)
+    };
+    page(format, apart(make).await)
+}
+
+pub(super) fn misunderstood(why: &QueryRejection) -> Response {
+    text(StatusCode::BAD_REQUEST, format!("{}\n", why.body_text()))
+}
+
+fn written<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> String {
+    match format {
+        Format::Json => serde_json::to_string_pretty(report).unwrap_or_default(),
+        Format::Text => as_text(report),
+    }
+}
+
+fn page(format: Format, page: Option<String>) -> Response {
+    match (format, page) {
+        (_, None) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        (Format::Json, Some(page)) => json_page(StatusCode::OK, page),
+        (Format::Text, Some(page)) => text(StatusCode::OK, page),
+    }
+}

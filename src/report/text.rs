@@ -1,0 +1,39 @@
+//! Reports as text: columns that line up, and nothing that a stranger sent with power over a terminal.
+
+/// `text` on one line, and without characters that steer a terminal or turn the direction of writing: those are written
+/// as escapes.
+pub fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for character in text.chars() {
+        let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if character.is_control() || turns {
+            plain.extend(character.escape_default());
+        } else {
+            plain.push(character);
+        }
+    }
+    plain
+}
+
+/// Rows under headings. A column is as wide as its widest cell; numbers stand to the right, the last column is as it
+/// is.
+pub(super) fn columns<const N: usize>(headings: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<[String; N]> = std::iter::once(headings.map(str::to_owned)).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut page = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let is_number = cell.bytes().next().is_some_and(|byte| byte.is_ascii_digit() || byte == b'-');
+            line += &match column + 1 == N {
+                true => cell.clone(),
+                false if is_number => format!("{cell:>width$}  "),
+                false => format!("{cell:<width$}  "),
+            };
+        }
+        page += line.trim_end();
+        page.push('\n');
+    }
+    page
+}

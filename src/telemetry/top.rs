@@ -1,0 +1,178 @@
+//! The keys that are refused most, over the last minutes.
+//!
+//! Refusals are counted by a [`SpaceSaving`] sketch for each minute, in shards, so that two threads rarely want the
+//! same one. A refusal costs a short lock; what is admitted never comes here. A pane of time is a minute of the clock
+//! that decisions follow, and the last [`MINUTES`] are kept, however long nobody looks. What is told of a key is how
+//! often it was refused at least, and at most.
+
+pub mod space_saving;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use self::space_saving::{Counter, SpaceSaving};
+use super::metrics::meter::{Meter, Name};
+use crate::clock::Time;
+
+/// How many minutes are kept, the one that is running included.
+pub const MINUTES: u64 = 10;
+/// Refusals of a key within so many seconds of a minute are a short burst.
+pub const BURST_SECONDS: u32 = 5;
+/// The longest text of a key, in bytes; the rest is cut.
+pub const LONGEST_KEY_BYTES: usize = 256;
+
+const SHARDS: usize = 8;
+const MINUTE_S: u64 = 60;
+
+/// The keys that are refused most.
+#[derive(Debug)]
+pub struct Top {
+    shards: Box<[Mutex<VecDeque<Pane>>]>,
+    counters_per_shard: usize,
+}
+
+#[derive(Debug)]
+struct Pane {
+    minute: u64,
+    sketch: SpaceSaving<What>,
+}
+
+/// A key: of which limit, and its text.
+#[derive(Clone, Debug)]
+struct What {
+    limit: Arc<Name>,
+    text: Arc<str>,
+}
+
+/// A key that was refused.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// The limit that refused it.
+    pub limit: Arc<Name>,
+    /// `key=value,key=value`, perhaps cut.
+    pub text: Arc<str>,
+    /// Hits that were refused, at least.
+    pub at_least: u64,
+    /// Hits that were refused, at most.
+    pub at_most: u64,
+    /// Of those of `at_least`, how many came in short bursts: minutes in which it was refused in [`BURST_SECONDS`]
+    /// seconds at most.
+    pub in_bursts: u64,
+    /// The most hits of one such burst.
+    pub largest_burst: u64,
+}
+
+/// What a look found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// All that have a counter, the one that was refused most first.
+    pub keys: Vec<Refused>,
+    /// The most that a key that is not among them can have been refused.
+    pub most_missed: u64,
+}
+
+impl Top {
+    /// Nothing refused yet; about so many keys are counted at once, 0 for none.
+    pub fn new(keys: usize) -> Self {
+        let shards = if keys == 0 { 0 } else { SHARDS };
+        Self { shards: (0..shards).map(|_| Mutex::default()).collect(), counters_per_shard: keys.div_ceil(SHARDS) }
+    }
+
+    /// Counts `hits` that a limit refused a key. `id` is a hash of key and limit that nobody can aim.
+    pub fn note(&self, id: u128, (meter, hits): (&Meter, u64), now: Time, text: impl FnOnce() -> Arc<str>) {
+        if self.shards.is_empty() {
+            return;
+        }
+        let seconds = now.as_micros() / 1_000_000;
+        let (minute, mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
+        let mut panes = self.lock(id);
+        if panes.back().is_none_or(|newest| newest.minute < minute) {
+            drop_old(&mut panes, minute);
+            panes.push_back(Pane { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
+        }
+        // A clock that was set back counts in the newest minute.
+        if let Some(pane) = panes.back_mut() {
+            pane.sketch.note(id, (hits, mark), || What { limit: Arc::clone(meter.shared_name()), text: text() });
+        }
+    }
+
+    /// What was refused in the last `minutes`, the one that is running included; only by limits that are `wanted`.
+    pub fn look(&self, now: Time, minutes: u64, wanted: impl Fn(&Name) -> bool) -> Found {
+        let minute = now.as_micros() / 1_000_000 / MINUTE_S;
+        let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
+        let mut found = Found::default();
+        for shard in &self.shards {
+            let mut keys: HashMap<u128, Sum> = HashMap::new();
+            let mut missed = 0;
+            for pane in lock(shard).iter().filter(|pane| pane.minute >= first) {
+                let most_missed = pane.sketch.most_missed();
+                missed += most_missed;
+                for (id, what, counter) in pane.sketch.iter().filter(|(_, what, _)| wanted(&what.limit)) {
+                    keys.entry(id).or_insert_with(|| Sum::new(what)).add(counter, most_missed);
+                }
+            }
+            found.most_missed = found.most_missed.max(missed);
+            found.keys.extend(keys.into_values().map(|sum| sum.refused(missed)));
+        }
+        found.keys.sort_by(|a, b| (b.at_least, b.at_most, &a.text).cmp(&(a.at_least, a.at_most, &b.text)));
+        found
+    }
+
+    /// Lets go of minutes that are over.
+    pub fn sweep(&self, now: Time) {
+        let minute = now.as_micros() / 1_000_000 / MINUTE_S;
+        self.shards.iter().for_each(|shard| drop_old(&mut lock(shard), minute));
+    }
+
+    fn lock(&self, id: u128) -> MutexGuard<'_, VecDeque<Pane>> {
+        let place = usize::try_from(id % self.shards.len() as u128).expect("there are few shards");
+        lock(&self.shards[place])
+    }
+}
+
+/// The counters of a key, over several minutes.
+struct Sum {
+    refused: Refused,
+    /// What the minutes in which it has a counter could have missed of it, had it none.
+    counted: u64,
+}
+
+impl Sum {
+    fn new(what: &What) -> Self {
+        let refused = Refused {
+            limit: Arc::clone(&what.limit),
+            text: Arc::clone(&what.text),
+            at_least: 0,
+            at_most: 0,
+            in_bursts: 0,
+            largest_burst: 0,
+        };
+        Self { refused, counted: 0 }
+    }
+
+    fn add(&mut self, counter: Counter, most_missed: u64) {
+        let certain = counter.count - counter.error;
+        self.refused.at_least += certain;
+        self.refused.at_most += counter.count;
+        self.counted += most_missed;
+        if counter.marks.count_ones() <= BURST_SECONDS {
+            self.refused.in_bursts += certain;
+            self.refused.largest_burst = self.refused.largest_burst.max(certain);
+        }
+    }
+
+    /// `missed`: what all minutes together can have missed of a key.
+    fn refused(self, missed: u64) -> Refused {
+        Refused { at_most: self.refused.at_most + missed.saturating_sub(self.counted), ..self.refused }
+    }
+}
+
+fn drop_old(panes: &mut VecDeque<Pane>, minute: u64) {
+    while panes.front().is_some_and(|oldest| oldest.minute + MINUTES <= minute) {
+        panes.pop_front();
+    }
+}
+
+fn lock(shard: &Mutex<VecDeque<Pane>>) -> MutexGuard<'_, VecDeque<Pane>> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
