@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test says what it measured, its helpers too")]
 
+#[path = "suite/admin.rs"]
+mod admin;
 #[path = "suite/algorithms.rs"]
 mod algorithms;
 #[path = "suite/cli.rs"]
@@ -53,6 +55,10 @@ mod redis_requests;
 mod redis_slots;
 #[path = "suite/reload.rs"]
 mod reload;
+#[path = "suite/reports.rs"]
+mod reports;
+#[path = "suite/rolling.rs"]
+mod rolling;
 #[path = "suite/settings.rs"]
 mod settings;
 #[path = "suite/source.rs"]

@@ -1,4 +1,5 @@
-//! What the debug listener lets an operator do beside looking: only with the token, and never without a line in the log.
+//! What the debug listener lets an operator do beside looking: only with the token, and never without a line in the
+//! log.
 //!
 //! The token is compared as a hash, so that the time it takes tells nothing of it, and a file with it is read at each
 //! call, so that a new one holds at once. Every call that asks for something here is logged, refused ones too, with

@@ -1,7 +1,8 @@
 //! The pages of both HTTP listeners, and how each answers.
 //!
 //! What envoyproxy/ratelimit serves, it serves alike: `/json` and `/healthcheck` to everyone, `/rlconfig` on the debug
-//! listener. What writes, or shows whose counters there are, needs the token. Bodies are bounded; what can not be read gets a status and no page of its own.
+//! listener. What writes, or shows whose counters there are, needs the token. Bodies are bounded; what can not be read
+//! gets a status and no page of its own.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

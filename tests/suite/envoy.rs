@@ -29,7 +29,7 @@ impl Pair {
 
     fn start_with(name: &str, setup: Setup) -> Self {
         let tollkeeper = setup.start();
-        let envoy = Envoy::start(name, tollkeeper.grpc_port());
+        let envoy = Envoy::start(name, &[tollkeeper.grpc_port()]);
         Self { envoy, tollkeeper }
     }
 
@@ -73,7 +73,10 @@ fn every_bootstrap_is_valid_as_it_is_shipped() {
         }
     }
     checked.sort();
-    assert_eq!(checked, ["egress.yaml", "gateway.yaml", "layers.yaml", "queue.yaml", "tcp.yaml", "usage.yaml"]);
+    assert_eq!(
+        checked,
+        ["egress.yaml", "gateway.yaml", "layers.yaml", "queue.yaml", "replicas.yaml", "tcp.yaml", "usage.yaml"]
+    );
 }
 
 #[test]

@@ -315,6 +315,7 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
             instruments: Instruments { service, health, path_label: false },
             max_body_bytes: 1 << 20,
             exposition: None,
+            admin: None,
         };
         let port = runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

@@ -43,12 +43,13 @@ pub(crate) fn validate(bootstrap: &Path) -> Output {
 }
 
 impl Envoy {
-    /// Runs `envoy/NAME.yaml` against the tollkeeper at that port and waits until it is ready.
-    pub(crate) fn start(name: &str, tollkeeper: u16) -> Self {
+    /// Runs `envoy/NAME.yaml` against the tollkeepers at these ports and waits until it is ready.
+    pub(crate) fn start(name: &str, tollkeepers: &[u16]) -> Self {
         let (listener, upstream, admin) = (Port::reserve(), Port::reserve(), Port::reserve());
         let mut bootstrap = read(&repository(&format!("envoy/{name}.yaml")));
         let ports = [(10_000, listener.number()), (10_001, upstream.number()), (9901, admin.number())];
-        for (shipped, own) in ports.into_iter().chain([(8081, tollkeeper)]) {
+        let tollkeepers = (8081..).zip(tollkeepers.iter().copied());
+        for (shipped, own) in ports.into_iter().chain(tollkeepers) {
             let (from, to) = (format!("port_value: {shipped} "), format!("port_value: {own} "));
             assert!(bootstrap.contains(&from), "envoy/{name}.yaml uses no port {shipped}");
             bootstrap = bootstrap.replace(&from, &to);

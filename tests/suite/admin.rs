@@ -1,0 +1,232 @@
+//! What an operator may do with the token, what nobody may without it, and what the log says of both.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::harness::grpc::{Client, question};
+use super::harness::http::{self, Response};
+use super::harness::redis;
+use super::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
+use super::harness::wait_for;
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- {key: login, rate_limit: {unit: day, requests_per_unit: 3}}
+- key: user
+  rate_limit:
+  - {unit: day, requests_per_unit: 3}
+  - {unit: hour, requests_per_unit: 100, algorithm: token_bucket}
+- {key: path, value: /a*, share_threshold: true, rate_limit: {unit: day, requests_per_unit: 3}}
+";
+const TOKEN: &str = "correct horse battery staple";
+
+fn server() -> Setup {
+    with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+}
+
+fn with_token() -> Setup {
+    server().env("TOLLKEEPER_ADMIN_TOKEN", TOKEN)
+}
+
+/// Patient, so that a busy machine does not make another verdict of a wait.
+fn counting_in(redis: &redis::Server, setup: Setup) -> Setup {
+    setup.env("REDIS_URL", redis.address()).env("REDIS_SOCKET_TYPE", "tcp").env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+}
+
+fn draw(server: &Tollkeeper, key: &str, value: &str) -> bool {
+    let answer = Client::connect(server.grpc_port()).ask(&question("shop", &[(key, value)])).unwrap();
+    answer.overall_code == 1
+}
+
+fn draw_times(server: &Tollkeeper, key: &str, value: &str, times: usize) {
+    for _ in 0..times {
+        draw(server, key, value);
+    }
+}
+
+fn by(token: &str, request: http::Request) -> Response {
+    request.header("authorization", format!("Bearer {token}")).send()
+}
+
+fn reset(server: &Tollkeeper, token: &str, key: &str, value: &str) -> Response {
+    let body = json!({"domain": "shop", "descriptors": [{"entries": [{"key": key, "value": value}]}]}).to_string();
+    by(token, http::post(server.debug_port(), "/reset", body))
+}
+
+fn counters(server: &Tollkeeper, rule: &str) -> Value {
+    let answer = by(TOKEN, http::get(server.debug_port(), &format!("/counters?domain=shop&rule={rule}")));
+    serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+}
+
+/// `value: used`, in order.
+fn used(listing: &Value) -> Vec<String> {
+    let counters = listing["counters"].as_array().unwrap().iter();
+    let line = |counter: &Value| {
+        let used: Vec<_> =
+            counter["limits"].as_array().unwrap().iter().map(|limit| limit["used"].to_string()).collect();
+        format!("{}: {}", counter["entries"][0][1].as_str().unwrap(), used.join(" "))
+    };
+    let mut lines: Vec<_> = counters.map(line).collect();
+    lines.sort();
+    lines
+}
+
+fn lists_and_resets(setup: Setup, complete: bool) {
+    let server = setup.env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).start();
+    wait_for("the store to be there", || {
+        let answer = by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login"));
+        (answer.status == 200).then_some(())
+    });
+    draw_times(&server, "login", "ann", 5);
+    draw(&server, "login", "b|o=b{}*");
+    draw_times(&server, "user", "u1", 2);
+    draw(&server, "path", "/a1");
+    draw(&server, "path", "/a2");
+    let listing = counters(&server, "shop.login");
+    assert_eq!(used(&listing), ["ann: 5", "b|o=b{}*: 1"]);
+    assert_eq!(listing["complete"], complete, "{listing}");
+    assert_eq!(used(&counters(&server, "shop.user")), ["u1: 2 2"]);
+    assert_eq!(used(&counters(&server, "shop.path_/a*")), ["/a*: 2"]);
+    let few = by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login&most=1")).text();
+    assert_eq!(few.matches("\"used\"").count(), 1, "{few}");
+
+    assert!(!draw(&server, "login", "ann"), "ann is over");
+    let answer = reset(&server, TOKEN, "login", "ann");
+    assert_eq!((answer.status, answer.text().replace(char::is_whitespace, "")), (200, r#"{"reset":[1]}"#.to_owned()));
+    assert!(draw(&server, "login", "ann"), "ann begins anew");
+    assert_eq!(used(&counters(&server, "shop.login")), ["ann: 1", "b|o=b{}*: 1"]);
+    assert!(reset(&server, TOKEN, "user", "u1").text().contains('2'), "a counter for each limit");
+    assert!(reset(&server, TOKEN, "user", "nobody").text().contains('0'));
+
+    let log = server.stderr();
+    let line = |what: &str| log.lines().filter(|line| line.contains(what)).map(str::to_owned).collect::<Vec<_>>();
+    let resets = line("counters reset");
+    assert_eq!(resets.len(), 3, "{log}");
+    assert!(resets[0].contains("descriptors=\"login=ann\"") && resets[0].contains("counters=1"), "{}", resets[0]);
+    assert!(resets[0].contains("peer=\"127.0.0.1:") || resets[0].contains("peer=127.0.0.1:"), "{}", resets[0]);
+    assert!(line("counters listed").len() > 5, "{log}");
+    assert!(!log.contains(TOKEN), "{log}");
+}
+
+#[test]
+fn counters_in_memory_are_listed_and_reset() {
+    lists_and_resets(server(), false);
+}
+
+#[test]
+fn counters_in_redis_are_listed_and_reset() {
+    let redis = redis::options().start();
+    lists_and_resets(counting_in(&redis, server()), true);
+}
+
+#[test]
+fn a_counter_in_the_format_of_envoyproxy_ratelimit_is_reset_too() {
+    let redis = redis::options().start();
+    let server = counting_in(&redis, with_token()).env("TOLLKEEPER_KEY_FORMAT", "ratelimit").start();
+    wait_for("the store to be there", || (reset(&server, TOKEN, "login", "ann").status == 200).then_some(()));
+    draw_times(&server, "login", "ann", 4);
+    assert!(!draw(&server, "login", "ann"));
+    assert!(reset(&server, TOKEN, "login", "ann").text().contains('1'));
+    assert!(draw(&server, "login", "ann"));
+}
+
+#[test]
+fn nobody_lists_or_resets_without_the_token() {
+    let cases = [
+        (server(), vec![(None, 403), (Some(TOKEN), 403)]),
+        (
+            with_token(),
+            vec![(None, 401), (Some(""), 401), (Some("correct horse battery stapl"), 401), (Some(TOKEN), 200)],
+        ),
+    ];
+    for (setup, tries) in cases {
+        let server = setup.start();
+        for (token, expected) in tries {
+            let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"login","value":"x"}]}]}"#;
+            let requests = [
+                http::post(server.debug_port(), "/reset", body),
+                http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login"),
+            ];
+            for request in requests {
+                let answer = match token {
+                    Some(token) => by(token, request),
+                    None => request.send(),
+                };
+                assert_eq!(answer.status, expected, "{token:?}: {answer:?}");
+                assert_eq!(answer.header("www-authenticate").is_some(), expected == 401, "{answer:?}");
+            }
+        }
+        let log = server.stderr();
+        assert!(log.contains("admin call refused") && !log.contains(TOKEN), "{log}");
+    }
+}
+
+#[test]
+fn a_token_in_a_file_may_change_while_it_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    fs::write(&file, format!("{TOKEN}\n")).unwrap();
+    let server = server().env("TOLLKEEPER_ADMIN_TOKEN_FILE", &file).start();
+    assert_eq!(reset(&server, TOKEN, "login", "x").status, 200);
+    fs::write(&file, "another token that is long enough").unwrap();
+    assert_eq!(reset(&server, TOKEN, "login", "x").status, 401);
+    assert_eq!(reset(&server, "another token that is long enough", "login", "x").status, 200);
+    for (text, what) in [(Some(""), "no token"), (Some("short"), "no token"), (None, "No such file")] {
+        match text {
+            Some(text) => fs::write(&file, text).unwrap(),
+            None => fs::remove_file(&file).unwrap(),
+        }
+        let answer = reset(&server, "", "login", "x");
+        assert_eq!(answer.status, 500, "{answer:?}");
+        assert!(
+            answer.text().starts_with("TOLLKEEPER_ADMIN_TOKEN_FILE: ") && answer.text().contains(what),
+            "{answer:?}"
+        );
+    }
+}
+
+#[test]
+fn a_token_that_can_be_guessed_stops_the_start() {
+    let ended = server().env("TOLLKEEPER_ADMIN_TOKEN", "secret").run();
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("TOLLKEEPER_ADMIN_TOKEN") && ended.stderr.contains("16 bytes"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("secret\""), "{}", ended.stderr);
+    let ended = with_token().env("TOLLKEEPER_ADMIN_TOKEN_FILE", "/nowhere").run();
+    assert!(ended.stderr.contains("TOLLKEEPER_ADMIN_TOKEN_FILE"), "{}", ended.stderr);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_reason() {
+    let server = with_token().start();
+    let port = server.debug_port();
+    let many = (0..101).map(|_| r#"{"entries":[{"key":"login","value":"x"}]}"#).collect::<Vec<_>>().join(",");
+    for (request, status, why) in [
+        (http::post(port, "/reset", "{"), 400, "EOF"),
+        (http::post(port, "/reset", format!(r#"{{"domain":"shop","descriptors":[{many}]}}"#)), 400, "100 descriptors"),
+        (http::get(port, "/reset"), 405, ""),
+        (http::get(port, "/counters?domain=shop"), 400, "rule"),
+        (http::get(port, "/counters?domain=none&rule=x"), 404, "domain"),
+        (http::get(port, "/counters?domain=shop&rule=shop.none"), 404, "/rlconfig"),
+    ] {
+        let answer = by(TOKEN, request);
+        assert!(answer.status == status && answer.text().contains(why), "{answer:?}");
+    }
+}
+
+#[test]
+fn settings_in_force_are_shown_with_secrets_masked() {
+    let redis = redis::options().start();
+    let server = with_token()
+        .env("REDIS_URL", format!("redis://me:hunter2hunter2@{}", redis.address()))
+        .env("REDIS_AUTH", "opensesame!")
+        .start();
+    let page = http::get(server.debug_port(), "/settings").send().text();
+    assert!(!page.contains("hunter2") && !page.contains("opensesame") && !page.contains(TOKEN), "{page}");
+    let all: Vec<Value> = serde_json::from_str(&page).unwrap();
+    let find = |name: &str| all.iter().find(|setting| setting["name"] == name).unwrap().clone();
+    assert_eq!(find("TOLLKEEPER_DRAIN_PERIOD"), json!({"name": "TOLLKEEPER_DRAIN_PERIOD", "value": "0s", "set": true}));
+    assert_eq!(find("NEAR_LIMIT_RATIO"), json!({"name": "NEAR_LIMIT_RATIO", "value": "0.8", "set": false}));
+    assert_eq!(find("REDIS_AUTH")["set"], true);
+}

@@ -1,0 +1,308 @@
+//! The keys that are refused most, and what stands out of the limits: within the bounds that are stated, on any store.
+
+use std::collections::{BTreeMap, HashSet};
+
+use proptest::prelude::*;
+use tollkeeper::clock::Time;
+use tollkeeper::report::rules::{self, FindingKind};
+use tollkeeper::report::top;
+use tollkeeper::telemetry::distinct::Distinct;
+use tollkeeper::telemetry::metrics::meter::{Meter, Name};
+use tollkeeper::telemetry::top::space_saving::SpaceSaving;
+use tollkeeper::telemetry::top::{MINUTES, Top};
+
+use super::harness::desk::Desk;
+use super::harness::shop::{about, answer, at_once, load};
+use super::harness::tollkeeper::with_rules;
+use super::harness::{grpc, http};
+
+/// On the minute.
+const NOON: Time = Time::from_secs(1_800_000_000);
+const SECOND_US: u64 = 1_000_000;
+
+fn desk(rules: &str) -> Desk {
+    let desk = Desk::new::<&str>([], NOON);
+    load(&desk, rules);
+    desk
+}
+
+fn ask(desk: &Desk, descriptors: &str, times: usize) {
+    (0..times).for_each(|_| drop(answer(desk, &about(descriptors))));
+}
+
+fn top(desk: &Desk, wanted: &top::Wanted) -> top::Report {
+    top::Report::of(&desk.service.decider.metrics.top, desk.now(), wanted)
+}
+
+fn rules(desk: &Desk) -> BTreeMap<String, rules::OfLimit> {
+    let loaded = desk.service.rules.load_full().expect("rules are loaded");
+    let top = &desk.service.decider.metrics.top;
+    let report = rules::Report::of(&loaded.rules, top, desk.now(), &rules::Wanted::default());
+    report.rules.into_iter().map(|told| (told.rule.clone(), told)).collect()
+}
+
+fn findings(told: &rules::OfLimit) -> Vec<FindingKind> {
+    told.findings.iter().map(|finding| finding.kind).collect()
+}
+
+/// `rule key: at least, at most`, in the order of the report.
+fn lines(keys: &[top::Key]) -> Vec<String> {
+    let line =
+        |key: &top::Key| format!("{} {}: {} to {}", key.rule, key.key, key.refused_at_least, key.refused_at_most);
+    keys.iter().map(line).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_count_is_off_by_its_error_at_most_and_what_is_missing_by_what_is_said(
+        keys in prop::collection::vec((0_u128..40, 1_u64..5), 1..400),
+        most in 1_usize..12,
+    ) {
+        let mut sketch = SpaceSaving::new(most);
+        let mut truth: BTreeMap<u128, u64> = BTreeMap::new();
+        for (key, hits) in &keys {
+            sketch.note(*key, (*hits, 1), || *key);
+            *truth.entry(*key).or_default() += hits;
+        }
+        let counted: BTreeMap<u128, _> = sketch.iter().map(|(id, _, counter)| (id, counter)).collect();
+        prop_assert!(counted.len() <= most);
+        let sum: u64 = truth.values().sum();
+        prop_assert!(sketch.most_missed() <= sum / most as u64);
+        for (key, hits) in truth {
+            match counted.get(&key) {
+                Some(counter) => {
+                    prop_assert!(counter.count - counter.error <= hits && hits <= counter.count, "{key}: {hits}");
+                }
+                None => prop_assert!(hits <= sketch.most_missed(), "{key}: {hits} > {}", sketch.most_missed()),
+            }
+        }
+    }
+
+    #[test]
+    fn keys_of_several_minutes_are_told_within_their_bounds(
+        refusals in prop::collection::vec((0_u64..6, 0_usize..30, 1_u64..4), 1..300),
+    ) {
+        // As small as it can be: one counter in each shard.
+        let top = Top::new(8);
+        let meter = Meter::new(Name::new(["shop", "key"]));
+        let mut truth: BTreeMap<String, u64> = BTreeMap::new();
+        let mut refusals = refusals;
+        refusals.sort_by_key(|(minute, ..)| *minute);
+        for (minute, key, hits) in refusals {
+            let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+            top.note(id, (&meter, hits), NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
+            *truth.entry(key.to_string()).or_default() += hits;
+        }
+        let found = top.look(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);
+        let told: BTreeMap<&str, _> = found.keys.iter().map(|key| (&*key.text, key)).collect();
+        for (key, hits) in &truth {
+            match told.get(&**key) {
+                Some(told) => prop_assert!(told.at_least <= *hits && *hits <= told.at_most, "{key}: {hits}, {told:?}"),
+                None => prop_assert!(*hits <= found.most_missed, "{key}: {hits} > {}", found.most_missed),
+            }
+        }
+    }
+}
+
+#[test]
+fn distinct_keys_are_estimated_within_a_few_standard_errors() {
+    let distinct = Distinct::default();
+    assert_eq!(distinct.estimate(), 0);
+    let (mut noted, mut checked) = (0_u64, 0);
+    for most in [1_u64, 10, 100, 1000, 10_000, 100_000, 1_000_000] {
+        while noted < most {
+            noted += 1;
+            // Twice: what was seen before counts nothing.
+            let hash = mixed(noted);
+            distinct.note(hash);
+            distinct.note(hash);
+        }
+        let estimate = distinct.estimate();
+        assert!(estimate.abs_diff(most) * 100 <= most * 15, "{estimate} for {most}");
+        checked += 1;
+    }
+    assert_eq!(checked, 7);
+}
+
+/// A hash as good as random, the same in every run.
+fn mixed(number: u64) -> u64 {
+    // splitmix64
+    let mut hash = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
+#[test]
+fn the_keys_refused_most_are_told_over_all_and_by_limit() {
+    let desk = desk(
+        "descriptors:\n\
+         - {key: login, rate_limit: {unit: hour, requests_per_unit: 2}}\n\
+         - {key: path, value: /a*, share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n\
+         - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
+    );
+    ask(&desk, "login=ann", 9);
+    ask(&desk, "login=bob", 4);
+    ask(&desk, "login=eve", 2);
+    ask(&desk, "path=/a1", 3);
+    ask(&desk, "path=/a2", 3);
+    ask(&desk, "trial=x", 4);
+    let report = top(&desk, &top::Wanted::default());
+    assert_eq!(report.most_missed, 0);
+    assert_eq!(
+        lines(&report.over_all),
+        [
+            "shop.login login=ann: 7 to 7",
+            "shop.path_/a* path=/a*: 5 to 5",
+            "shop.trial trial=x: 3 to 3",
+            "shop.login login=bob: 2 to 2"
+        ]
+    );
+    let sums: Vec<_> = report.by_limit.iter().map(|of| (of.rule.as_str(), of.refused_at_least)).collect();
+    assert_eq!(sums, [("shop.login", 9), ("shop.path_/a*", 5), ("shop.trial", 3)]);
+    let only = top(&desk, &top::Wanted { rule: Some("shop.login".into()), most: Some(1), ..Default::default() });
+    assert_eq!(lines(&only.over_all), ["shop.login login=ann: 7 to 7"]);
+    assert_eq!(only.by_limit.len(), 1);
+    // A name that merely begins alike is another.
+    let none = top(&desk, &top::Wanted { rule: Some("shop.log".into()), ..Default::default() });
+    assert!(none.over_all.is_empty());
+}
+
+#[test]
+fn what_was_refused_leaves_with_its_minute() {
+    let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n");
+    ask(&desk, "login=ann", 6);
+    desk.pass_us(2 * 60 * SECOND_US);
+    ask(&desk, "login=ann", 3);
+    let refused = |minutes: u64| {
+        let report = top(&desk, &top::Wanted { minutes: Some(minutes), ..Default::default() });
+        report.over_all.first().map_or(0, |key| key.refused_at_least)
+    };
+    assert_eq!([1, 2, 3, 10].map(refused), [3, 3, 8, 8]);
+    desk.pass_us(8 * 60 * SECOND_US);
+    assert_eq!([1, 10].map(refused), [0, 3]);
+    desk.pass_us(2 * 60 * SECOND_US);
+    assert_eq!(refused(10), 0);
+}
+
+#[test]
+fn rotating_values_take_no_more_room_and_hide_nobody() {
+    let desk = Desk::new([("TOLLKEEPER_TOP_KEYS", "64")], NOON);
+    load(&desk, "descriptors:\n- {key: id, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
+    for round in 0..2000 {
+        ask(&desk, &format!("id=rotating{round}"), 1);
+        ask(&desk, "id=heavy", 1);
+    }
+    let report = top(&desk, &top::Wanted { most: Some(1000), ..Default::default() });
+    // The desk's metrics are those of a test: room for 256.
+    assert!(report.over_all.len() <= 256, "{}", report.over_all.len());
+    let heavy = &report.over_all[0];
+    assert_eq!(heavy.key, "id=heavy");
+    assert!(heavy.refused_at_least <= 2000 && 2000 <= heavy.refused_at_most, "{heavy:?}");
+    assert!(report.most_missed <= 4000 / 32, "{}", report.most_missed);
+}
+
+#[test]
+fn refusals_of_many_threads_are_all_counted() {
+    let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
+    at_once(4, |thread| ask(&desk, &format!("login=k{}", thread % 2), 500));
+    let report = top(&desk, &top::Wanted::default());
+    assert_eq!(lines(&report.over_all), ["shop.login login=k0: 1000 to 1000", "shop.login login=k1: 1000 to 1000"]);
+}
+
+#[test]
+fn what_stands_out_of_a_limit_is_found() {
+    let desk = desk(
+        "descriptors:\n\
+         - {key: never, rate_limit: {unit: minute, requests_per_unit: 5}}\n\
+         - {key: wide, rate_limit: {unit: minute, requests_per_unit: 500}}\n\
+         - {key: request, rate_limit: {unit: minute, requests_per_unit: 5}}\n\
+         - {key: bursty, rate_limit: {unit: second, requests_per_unit: 10}}\n\
+         - {key: steady, rate_limit: {unit: second, requests_per_unit: 10}}\n\
+         - {key: bucket, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket}}\n",
+    );
+    ask(&desk, "wide=x", 150);
+    (0..200).for_each(|number| ask(&desk, &format!("request={number}"), 1));
+    for second in 0..60 {
+        if second < 3 {
+            ask(&desk, "bursty=x", 40);
+            ask(&desk, "bucket=x", 40);
+        }
+        ask(&desk, "steady=x", 12);
+        desk.pass_us(SECOND_US);
+    }
+    let told = rules(&desk);
+    let found: Vec<_> = told.iter().map(|(name, told)| (name.as_str(), findings(told))).collect();
+    assert_eq!(
+        found,
+        [
+            ("shop.bucket", vec![]),
+            ("shop.bursty", vec![FindingKind::TokenBucket]),
+            ("shop.never", vec![FindingKind::NeverMatched]),
+            ("shop.request", vec![FindingKind::NeverRefused, FindingKind::KeysSeenOnce]),
+            ("shop.steady", vec![]),
+            ("shop.wide", vec![FindingKind::NeverRefused]),
+        ]
+    );
+    let numbers = |name: &str| {
+        let told = &told[name];
+        (told.matched, told.refused, told.distinct_keys, told.distinct_refused_keys, told.burst_share)
+    };
+    assert_eq!(numbers("shop.bursty"), (120, 90, 1, 1, Some(1.0)));
+    assert_eq!(numbers("shop.steady"), (720, 120, 1, 1, Some(0.0)));
+    let advice = &told["shop.bursty"].findings[0].advice;
+    assert!(advice.contains("90 of 90 hits") && advice.contains("`bucket_size: 100`"), "{advice}");
+    let (request, distinct) = (&told["shop.request"], told["shop.request"].distinct_keys);
+    assert!(request.matched == 200 && distinct.abs_diff(200) < 40, "{distinct}");
+}
+
+#[test]
+fn a_rule_whose_metrics_are_named_by_requests_is_told_of_as_one() {
+    let desk =
+        desk("descriptors:\n- {key: user, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n");
+    ask(&desk, "user=a", 3);
+    ask(&desk, "user=b", 1);
+    let told = rules(&desk);
+    assert_eq!(told.keys().collect::<Vec<_>>(), ["shop.user"]);
+    let told = &told["shop.user"];
+    assert_eq!((told.matched, told.refused, told.distinct_keys), (4, 2, 2));
+}
+
+#[test]
+fn a_strangers_text_has_no_power_over_a_terminal() {
+    let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
+    ask(&desk, "login=\u{1b}[2Jx\n\u{202e}y", 1);
+    ask(&desk, &format!("login={}", "ä".repeat(400)), 1);
+    let report = top(&desk, &top::Wanted::default());
+    let text = report.text();
+    assert!(text.contains(r"login=\u{1b}[2Jx\n\u{202e}y"), "{text}");
+    assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
+    let longest = report.over_all.iter().map(|key| key.key.len()).max();
+    assert!(longest <= Some(256 + "...".len()), "{longest:?}");
+}
+
+#[test]
+fn the_pages_of_a_process_tell_both_and_refuse_what_they_do_not_know() {
+    let server =
+        with_rules("domain: shop\ndescriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n")
+            .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+            .start();
+    let client = grpc::Client::connect(server.grpc_port());
+    (0..5).for_each(|_| drop(client.ask(&grpc::question("shop", &[("login", "ann")])).unwrap()));
+    let page = |path: &str| http::get(server.debug_port(), path).send();
+    let json: serde_json::Value = serde_json::from_slice(&page("/top?minutes=10").body).unwrap();
+    assert_eq!(json["over_all"][0]["key"], "login=ann");
+    assert_eq!(json["over_all"][0]["refused_at_least"], 4);
+    let text = page("/top?format=text").text();
+    assert!(text.contains("login=ann"), "{text}");
+    let json: serde_json::Value = serde_json::from_slice(&page("/rules").body).unwrap();
+    assert_eq!(json["rules"][0]["matched"], 5);
+    assert!(page("/rules?format=text").text().starts_with("MATCHED"));
+    assert!(page("/rules?finding=never_matched").text().contains("\"limits\": 0"));
+    for wrong in ["/top?minute=1", "/top?minutes=x", "/rules?finding=nothing", "/rules?format=xml"] {
+        assert_eq!(page(wrong).status, 400, "{wrong}");
+    }
+    let index = page("/").text();
+    let named: HashSet<_> = index.lines().filter_map(|line| line.split([':', '?']).next()).collect();
+    assert!(["/top", "/rules", "/settings", "/counters", "/reset"].iter().all(|page| named.contains(page)), "{index}");
+}

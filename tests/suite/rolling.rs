@@ -1,0 +1,188 @@
+//! A rolling restart under open-loop load: through a real Envoy and from a gRPC client that heeds health, three
+//! replicas that share a Redis are restarted one after the other. No request is lost, and a strict limit is kept
+//! exactly.
+//!
+//! The load has no mercy: a request is sent at its time whatever became of those before. What each client was told is
+//! compared with what it asked, so that a request that was lost, let through by Envoy or answered by another policy than
+//! the counter can not hide.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tollkeeper::pb::RateLimitRequest;
+use tollkeeper::pb::rate_limit_response::Code;
+use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::harness::envoy::Envoy;
+use super::harness::port::Port;
+use super::harness::redis::{self, Server};
+use super::harness::tollkeeper::{Tollkeeper, with_rules};
+use super::harness::{grpc, read, repository, wait_for};
+
+/// Time between two requests of the one client and of the other.
+const PACE: Duration = Duration::from_millis(8);
+/// Requests that one user sends before the next begins; the limit is 100.
+const REQUESTS_PER_USER: usize = 150;
+const LIMIT: usize = 100;
+/// Those who send: more than there are requests on their way at any time.
+const SENDERS: usize = 32;
+
+/// What clients sent and were told: by user, requests and those that passed.
+#[derive(Debug, Default)]
+struct Book {
+    next: AtomicUsize,
+    done: AtomicBool,
+    users: Mutex<BTreeMap<String, [usize; 2]>>,
+    lost: Mutex<Vec<String>>,
+}
+
+impl Book {
+    /// The next user to ask for, at its time; `None` once it is over.
+    fn next(&self, begun: Instant) -> Option<String> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let due = begun + PACE * u32::try_from(number).expect("it does not last that long");
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        (!self.done.load(Ordering::Relaxed)).then(|| format!("user{}", number / REQUESTS_PER_USER))
+    }
+
+    fn enter(&self, user: String, told: Result<bool, String>) {
+        match told {
+            Ok(passed) => {
+                let mut users = self.users.lock().unwrap();
+                let [sent, admitted] = users.entry(user).or_default();
+                *sent += 1;
+                *admitted += usize::from(passed);
+            }
+            Err(error) => self.lost.lock().unwrap().push(error),
+        }
+    }
+}
+
+fn replica(redis: &Server, port: &Port) -> Tollkeeper {
+    with_rules(&read(&repository("envoy/replicas.rules.yaml")))
+        .env("REDIS_URL", redis.address())
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        // A machine that is busy with tests must not turn waits into verdicts of another kind.
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+        .env("GRPC_PORT", port.number().to_string())
+        .start()
+}
+
+/// A client of all replicas that asks those that say they serve, in turn.
+#[derive(Debug)]
+struct Balanced {
+    runtime: tokio::runtime::Runtime,
+    replicas: Vec<(Channel, Arc<AtomicBool>)>,
+    turn: AtomicUsize,
+}
+
+impl Balanced {
+    fn over(ports: &[Port]) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let replicas = ports.iter().map(|port| {
+            let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", port.number())).unwrap();
+            let (channel, serves) =
+                (runtime.block_on(async { endpoint.connect_lazy() }), Arc::new(AtomicBool::new(false)));
+            runtime.spawn(watch(endpoint, Arc::clone(&serves)));
+            (channel, serves)
+        });
+        let replicas = replicas.collect();
+        Self { runtime, replicas, turn: AtomicUsize::new(0) }
+    }
+
+    fn serving(&self) -> usize {
+        self.replicas.iter().filter(|(_, serves)| serves.load(Ordering::Relaxed)).count()
+    }
+
+    fn ask(&self, question: RateLimitRequest) -> Result<bool, String> {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let in_turn = (first..first + self.replicas.len()).map(|place| &self.replicas[place % self.replicas.len()]);
+        let mut serving = in_turn.filter(|(_, serves)| serves.load(Ordering::Relaxed));
+        let (channel, _) = serving.next().ok_or("no replica says that it serves")?;
+        let mut client = RateLimitServiceClient::new(channel.clone());
+        let answer = self.runtime.block_on(client.should_rate_limit(question));
+        answer.map(|answer| answer.into_inner().overall_code() == Code::Ok).map_err(|status| status.to_string())
+    }
+}
+
+/// Follows what a replica says of itself.
+async fn watch(endpoint: Endpoint, serves: Arc<AtomicBool>) {
+    loop {
+        if let Ok(channel) = endpoint.connect().await
+            && let Ok(stream) = HealthClient::new(channel).watch(HealthCheckRequest::default()).await
+        {
+            let mut stream = stream.into_inner();
+            while let Ok(Some(answer)) = stream.message().await {
+                serves.store(answer.status() == ServingStatus::Serving, Ordering::Relaxed);
+            }
+        }
+        serves.store(false, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Healthy members of Envoy's cluster.
+fn healthy(envoy: &Envoy) -> u64 {
+    envoy.stat("cluster.tollkeeper.membership_healthy")
+}
+
+#[test]
+fn a_rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
+    let redis = redis::options().start();
+    let ports = [Port::reserve(), Port::reserve(), Port::reserve()];
+    let mut replicas: Vec<Tollkeeper> = ports.iter().map(|port| replica(&redis, port)).collect();
+    let envoy = Envoy::start("replicas", &ports.each_ref().map(Port::number));
+    let client = Balanced::over(&ports);
+    wait_for("all replicas to serve", || (healthy(&envoy) == 3 && client.serving() == 3).then_some(()));
+
+    let (book, begun) = (Book::default(), Instant::now());
+    let through_envoy = |user: &str| {
+        let answer = envoy.get("/").header("x-user", user).try_send().map_err(|error| error.to_string())?;
+        match answer.status {
+            200 => Ok(true),
+            429 => Ok(false),
+            status => Err(format!("Envoy answered {status}")),
+        }
+    };
+    thread::scope(|scope| {
+        for sender in 0..SENDERS {
+            let (book, client, through_envoy) = (&book, &client, &through_envoy);
+            scope.spawn(move || {
+                while let Some(user) = book.next(begun) {
+                    let told = match sender % 2 {
+                        0 => through_envoy(&user),
+                        _ => client.ask(grpc::question("replicas", &[("user", &user)])),
+                    };
+                    book.enter(user, told);
+                }
+            });
+        }
+        for (replica_of, port) in replicas.iter_mut().zip(&ports) {
+            replica_of.signal("TERM");
+            let status = replica_of.wait();
+            assert!(status.success(), "{status}: {}", replica_of.stderr());
+            *replica_of = replica(&redis, port);
+            wait_for("the new replica to serve", || (healthy(&envoy) == 3 && client.serving() == 3).then_some(()));
+        }
+        book.done.store(true, Ordering::Relaxed);
+    });
+
+    let (users, lost) = (book.users.into_inner().unwrap(), book.lost.into_inner().unwrap());
+    let sent: usize = users.values().map(|[sent, _]| sent).sum();
+    println!("{sent} requests of {} users in {:?}, {} lost", users.len(), begun.elapsed(), lost.len());
+    assert!(lost.is_empty(), "{} of {sent} lost: {:?}", lost.len(), &lost[..lost.len().min(5)]);
+    for (user, [sent, admitted]) in &users {
+        assert_eq!(*admitted, LIMIT.min(*sent), "{user} sent {sent}");
+    }
+    assert!(users.len() > 5, "{users:?}");
+    for stat in ["ratelimit.error", "ratelimit.failure_mode_allowed"] {
+        assert_eq!(envoy.stat(&format!("cluster.upstream.{stat}")), 0, "{stat}");
+    }
+}
