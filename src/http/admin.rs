@@ -23,6 +23,7 @@ use crate::grpc::decode;
 use crate::grpc::service::DEFAULT_DEADLINE;
 use crate::settings::AdminToken;
 use crate::settings::report::effective;
+use crate::telemetry::logs::{self, AUDIT, Level};
 
 /// Where a request came from.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +59,6 @@ impl FromRequestParts<Site> for Admin {
     }
 }
 
-/// The target of the lines that tell who did what.
-const AUDIT: &str = "tollkeeper::audit";
 const NO_TOKEN: &str = "this needs a token: set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE";
 /// The longest token that a file is read for, in bytes.
 const LONGEST_TOKEN_BYTES: usize = 4096;
@@ -170,3 +169,23 @@ pub(super) async fn reset(admin: Admin, State(site): State<Site>, body: Bytes) -
 
 /// Descriptors that one call resets, at most.
 const MOST_RESET: usize = 100;
+
+/// `/log_level`: what is logged.
+pub(super) async fn log_level() -> Response {
+    text(StatusCode::OK, format!("{}\n", logs::current().name()))
+}
+
+/// `PUT /log_level`: logs what the body names and graver, until the process ends.
+pub(super) async fn set_log_level(admin: Admin, body: Bytes) -> Response {
+    let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::from_name) else {
+        let names = Level::NAMES.join(", ");
+        return text(StatusCode::BAD_REQUEST, format!("the body is to be a level and no more: {names}\n"));
+    };
+    // Said before it is so: whoever reads the log knows from where on it tells more, or less.
+    let (peer, from, to) = (admin.peer, logs::current().name(), level.name());
+    tracing::warn!(target: AUDIT, peer, from, to, "log level changed");
+    match logs::set(level) {
+        Ok(()) => log_level().await,
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}

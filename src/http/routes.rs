@@ -67,6 +67,7 @@ pub fn debug(site: Site) -> Router {
         .route("/settings", get(admin::settings))
         .route("/counters", get(admin::counters))
         .route("/reset", post(admin::reset))
+        .route("/log_level", get(admin::log_level).put(admin::set_log_level))
         .fallback(index)
         .layer(DefaultBodyLimit::max(site.max_body_bytes))
         .layer(middleware::from_fn(in_time))
@@ -82,9 +83,10 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 /// The pages of the debug listener, by name.
-const PAGES: [(&str, &str); 10] = [
+const PAGES: [(&str, &str); 11] = [
     ("/counters?domain=D&rule=R", "the counters of a rule, as json; `most=N`, 100 if it is not said; needs the token"),
     ("/explain", "what a request (as for /json) would meet, and its counters, charging nothing"),
+    ("/log_level", "what is logged; a PUT of a level's name changes it until the process ends, and needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration, as json"),
     ("/reset", "a POST of a request (as for /json) lets go of its counters; needs the token"),

@@ -3,9 +3,11 @@
 //! The keys and the names of the levels are those of the log that operators of envoyproxy/ratelimit already collect:
 //! `@timestamp`, `level`, `@message` in JSON; `time`, `level`, `msg` in text; other fields beside them. No character of
 //! a message or field can end its line, start another or steer a terminal: whatever is not printable is escaped, and a
-//! value longer than [`LONGEST_VALUE_BYTES`] is cut. Spans are not written here: they are for traces.
+//! value longer than [`LONGEST_VALUE_BYTES`] is cut. Spans are not written here: they are for traces. The level may be
+//! changed while the process runs; what is not written then costs as little as if it had been so from the start.
 
 use std::fmt::{self, Write as _};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -14,7 +16,8 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Registry};
+use tracing_subscriber::reload::{self, Handle};
 
 use crate::clock::{Clock, Time};
 
@@ -23,6 +26,9 @@ pub const LONGEST_VALUE_BYTES: usize = 16 * 1024;
 
 /// The target of an error that ends the process: written with the level `fatal`.
 pub const FATAL: &str = "tollkeeper::fatal";
+
+/// The target of the lines that tell who did what to a running process: written at any level.
+pub const AUDIT: &str = "tollkeeper::audit";
 
 /// Which events are written: those of the level and the graver ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +68,19 @@ impl Level {
         })
     }
 
+    /// Its name as it is written in `LOG_LEVEL`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Panic => "panic",
+            Self::Fatal => "fatal",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+
     const fn filter(self) -> LevelFilter {
         match self {
             Self::Panic | Self::Fatal => LevelFilter::OFF,
@@ -84,9 +103,44 @@ pub enum Format {
     Json,
 }
 
+/// Why the log can not be begun, or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// It was begun before.
+    #[error("the log was begun before")]
+    Begun,
+    /// [`init`] was not called.
+    #[error("the log was not begun")]
+    NotBegun,
+}
+
+/// The level that [`init`] or [`set`] set last.
+static LEVEL: Mutex<Level> = Mutex::new(Level::Warn);
+/// By what the level is changed; there once [`init`] was called.
+static FILTER: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
+
 /// Sends the events of this process to stderr, from now to its end; an error if it was called before.
-pub fn init(level: Level, format: Format) -> Result<(), tracing::subscriber::SetGlobalDefaultError> {
-    tracing::subscriber::set_global_default(subscriber(level, format, Clock::System, std::io::stderr))
+pub fn init(level: Level, format: Format) -> Result<(), LogError> {
+    let (subscriber, filter) = changeable(level, format, Clock::System, std::io::stderr);
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::Begun)?;
+    FILTER.set(filter).map_err(|_| LogError::Begun)?;
+    *LEVEL.lock().unwrap_or_else(PoisonError::into_inner) = level;
+    Ok(())
+}
+
+/// The level in force.
+pub fn current() -> Level {
+    *LEVEL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts another level in force, until the process ends; an error if there is no log yet.
+pub fn set(level: Level) -> Result<(), LogError> {
+    let filter = FILTER.get().ok_or(LogError::NotBegun)?;
+    // Held meanwhile, so that what is told is what is in force.
+    let mut current = LEVEL.lock().unwrap_or_else(PoisonError::into_inner);
+    filter.reload(targets(level)).map_err(|_| LogError::NotBegun)?;
+    *current = level;
+    Ok(())
 }
 
 /// What [`init`] installs, with a clock and a writer of the caller's choice.
@@ -94,13 +148,33 @@ pub fn subscriber<W>(level: Level, format: Format, clock: Clock, writer: W) -> i
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
+    changeable(level, format, clock, writer).0
+}
+
+fn changeable<W>(
+    level: Level,
+    format: Format,
+    clock: Clock,
+    writer: W,
+) -> (impl Subscriber + Send + Sync, Handle<Targets, Registry>)
+where
+    W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
+{
+    let (filter, handle) = reload::Layer::new(targets(level));
+    let lines = tracing_subscriber::fmt::layer().event_format(Lines { format, clock }).with_writer(writer);
+    (tracing_subscriber::registry().with(filter).with(lines), handle)
+}
+
+/// Whose events are written at that level.
+fn targets(level: Level) -> Targets {
     let fatal = if level == Level::Panic { LevelFilter::OFF } else { level.filter().max(LevelFilter::ERROR) };
     // The libraries below speak to their developers: only their warnings concern an operator, unless all is asked for.
     let libraries = if level == Level::Trace { LevelFilter::DEBUG } else { level.filter().min(LevelFilter::WARN) };
-    let targets =
-        Targets::new().with_default(libraries).with_target("tollkeeper", level.filter()).with_target(FATAL, fatal);
-    let lines = tracing_subscriber::fmt::layer().event_format(Lines { format, clock }).with_writer(writer);
-    tracing_subscriber::registry().with(targets).with(lines)
+    Targets::new()
+        .with_default(libraries)
+        .with_target("tollkeeper", level.filter())
+        .with_target(FATAL, fatal)
+        .with_target(AUDIT, level.filter().max(LevelFilter::WARN))
 }
 
 /// Writes an event as a line.

@@ -230,3 +230,66 @@ fn settings_in_force_are_shown_with_secrets_masked() {
     assert_eq!(find("NEAR_LIMIT_RATIO"), json!({"name": "NEAR_LIMIT_RATIO", "value": "0.8", "set": false}));
     assert_eq!(find("REDIS_AUTH")["set"], true);
 }
+
+/// What a PUT of `body` to `/log_level` is answered.
+fn put_level(server: &Tollkeeper, token: Option<&str>, body: &str) -> Response {
+    let request = http::post(server.debug_port(), "/log_level", body).method("PUT");
+    match token {
+        Some(token) => by(token, request),
+        None => request.send(),
+    }
+}
+
+#[test]
+fn the_log_level_changes_while_it_runs() {
+    let server = with_token().env("LOG_LEVEL", "error").start();
+    let page = || http::get(server.debug_port(), "/log_level").send().text();
+    assert_eq!(page(), "error\n");
+    let changed = put_level(&server, Some(TOKEN), "INFO\n");
+    assert_eq!((changed.status, changed.text().as_str()), (200, "info\n"));
+    assert_eq!(page(), "info\n");
+    let reload = || {
+        let version = server.status()["version"].as_u64().unwrap();
+        fs::write(server.rules(), format!("{RULES}# after {version}\n")).unwrap();
+        wait_for("another version", || (server.status()["version"].as_u64().unwrap() > version).then_some(()));
+    };
+    assert!(!server.stderr().contains("rules loaded"), "a warning: {}", server.stderr());
+    reload();
+    wait_for("a warning", || server.stderr().contains("rules loaded").then_some(()));
+    // The libraries below have much to say of a connection.
+    draw(&server, "login", "ann");
+    assert!(!server.stderr().contains("level=debug"), "{}", server.stderr());
+    assert_eq!(put_level(&server, Some(TOKEN), "trace").status, 200);
+    draw(&server, "login", "ann");
+    wait_for("what helps a developer", || server.stderr().contains("level=debug").then_some(()));
+    assert_eq!(put_level(&server, Some(TOKEN), "panic").status, 200);
+    let lines = server.stderr().matches("rules loaded").count();
+    reload();
+    assert_eq!(server.stderr().matches("rules loaded").count(), lines);
+    assert_eq!(put_level(&server, Some(TOKEN), "debug").status, 200);
+    let log = server.stderr();
+    let audit: Vec<_> = log.lines().filter(|line| line.contains("log level changed")).collect();
+    assert_eq!(audit.len(), 4, "at any level: {log}");
+    assert!(audit[0].contains("from=error to=info") && audit[0].contains("peer=127.0.0.1:"), "{audit:?}");
+    assert!(audit[3].contains("from=panic to=debug"), "{audit:?}");
+}
+
+#[test]
+fn nobody_changes_the_log_level_without_the_token_or_to_what_is_none() {
+    let server = with_token().start();
+    for (token, body, status, why) in [
+        (None, "debug", 401, "Bearer"),
+        (Some("another token, of some length"), "debug", 401, "Bearer"),
+        (Some(TOKEN), "loud", 400, "panic, fatal, error, warn, warning, info, debug, trace"),
+        (Some(TOKEN), "", 400, "panic, fatal"),
+        (Some(TOKEN), "debug, please", 400, "panic, fatal"),
+    ] {
+        let answer = put_level(&server, token, body);
+        assert!(answer.status == status && answer.text().contains(why), "{token:?} {body}: {answer:?}");
+    }
+    assert_eq!(http::get(server.debug_port(), "/log_level").send().text(), "warn\n");
+    let log = server.stderr();
+    assert!(!log.contains("log level changed") && log.contains("admin call refused"), "{log}");
+    let closed = self::server().start();
+    assert_eq!(put_level(&closed, Some(TOKEN), "debug").status, 403);
+}
