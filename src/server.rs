@@ -9,6 +9,7 @@
 mod connection;
 mod flush;
 mod gathered;
+mod guest;
 mod listen;
 mod reload;
 mod signals;

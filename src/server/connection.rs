@@ -12,12 +12,12 @@ use axum::Router;
 use axum::serve::Listener;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::service::TowerToHyperService;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::gathered::Gathered;
+use super::guest::{Entrance, Guest, Origin};
 use crate::settings::Grpc;
 
 /// How the connections of a listener are kept.
@@ -28,6 +28,8 @@ pub(super) struct Care {
     age: Option<Duration>,
     /// So much later it is cut off; `None`: never.
     grace: Option<Duration>,
+    /// Whether requests are told where they came from.
+    tells_peer: bool,
 }
 
 /// How long a client may take for the head of a request, from the end of the one before.
@@ -42,7 +44,7 @@ impl Care {
     pub(super) fn http() -> Self {
         let mut builder = Builder::new(TokioExecutor::new()).http1_only();
         builder.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST_HEAD_TIMEOUT);
-        Self { builder, age: None, grace: None }
+        Self { builder, age: None, grace: None, tells_peer: true }
     }
 
     /// For gRPC: HTTP/2 without TLS.
@@ -55,17 +57,24 @@ impl Care {
             .max_pending_accept_reset_streams(MOST_GIVEN_UP)
             .keep_alive_interval(settings.keepalive_interval)
             .keep_alive_timeout(settings.keepalive_timeout);
-        Self { builder, age: settings.max_connection_age, grace: settings.max_connection_age_grace }
+        Self { builder, age: settings.max_connection_age, grace: settings.max_connection_age_grace, tells_peer: false }
     }
 
     /// Accepts and serves until `stopping` says so and all connections are closed.
-    pub(super) async fn serve(self, mut listener: impl Listener, pages: Router, mut stopping: watch::Receiver<bool>) {
+    pub(super) async fn serve<L>(self, mut listener: L, pages: Router, mut stopping: watch::Receiver<bool>)
+    where
+        L: Listener,
+        L::Addr: Origin,
+    {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
                 // It waits a second after an error such as too many open files, instead of spinning.
-                (io, _) = listener.accept() => {
-                    connections.spawn(self.clone().connection(TokioIo::new(Gathered::new(io)), pages.clone(), stopping.clone()));
+                (io, address) = listener.accept() => {
+                    let guest = Guest { peer: address.peer().filter(|_| self.tells_peer) };
+                    let entrance = Entrance::new(pages.clone(), guest);
+                    let io = TokioIo::new(Gathered::new(io));
+                    connections.spawn(self.clone().connection(io, entrance, stopping.clone()));
                 }
                 Some(_) = connections.join_next() => {}
                 () = stopped(&mut stopping) => break,
@@ -76,11 +85,11 @@ impl Care {
         while connections.join_next().await.is_some() {}
     }
 
-    async fn connection<I>(self, io: I, pages: Router, mut stopping: watch::Receiver<bool>)
+    async fn connection<I>(self, io: I, entrance: Entrance, mut stopping: watch::Receiver<bool>)
     where
         I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
-        let mut connection = pin!(self.builder.serve_connection(io, TowerToHyperService::new(pages)));
+        let mut connection = pin!(self.builder.serve_connection(io, entrance));
         let old = async {
             match self.age {
                 Some(age) => sleep(spread(age)).await,

@@ -1,7 +1,7 @@
 //! The listeners: opened all at once before anything is served, so that a port taken is one clear line.
 
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
@@ -93,7 +93,7 @@ impl Listeners {
 }
 
 /// A small answer must not wait for more to send.
-fn tcp(listener: TcpListener) -> io::Result<impl Listener> {
+fn tcp(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
     // A connection on which this fails is gone already.
     Ok(tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| drop(stream.set_nodelay(true))))
 }
