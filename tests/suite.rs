@@ -13,6 +13,8 @@ mod cli;
 mod config;
 #[path = "suite/decide.rs"]
 mod decide;
+#[path = "suite/documents.rs"]
+mod documents;
 #[path = "suite/envoy.rs"]
 mod envoy;
 #[path = "suite/example.rs"]

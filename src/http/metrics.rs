@@ -1,7 +1,7 @@
 //! The page for Prometheus, and `/stats` for people.
 //!
-//! A page with ten thousand rules is work for some tens of milliseconds: it is made on a thread of its own that decisions
-//! go before, one page at a time, and whoever asks more often waits.
+//! A page with ten thousand rules is work for some tens of milliseconds: it is made on a thread of its own that
+//! decisions go before, one page at a time, and whoever asks more often waits.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //! exactly.
 //!
 //! The load has no mercy: a request is sent at its time whatever became of those before. What each client was told is
-//! compared with what it asked, so that a request that was lost, let through by Envoy or answered by another policy than
-//! the counter can not hide.
+//! compared with what it asked, so that a request that was lost, let through by Envoy or answered by another policy
+//! than the counter can not hide.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! What a reading of all instruments gives: families of series, each with a value.
 //!
-//! A series has two names. `stats` is the one that envoyproxy/ratelimit has for it, in dots; statsd gets it, and mapping
-//! files speak of it. The family's name and the labels are for Prometheus. Whoever reads asks for one family after the
-//! other, so that ten thousand rules do not take the room of all their series at once.
+//! A series has two names. `stats` is the one that envoyproxy/ratelimit has for it, in dots; statsd gets it, and
+//! mapping files speak of it. The family's name and the labels are for Prometheus. Whoever reads asks for one family
+//! after the other, so that ten thousand rules do not take the room of all their series at once.
 
 use std::borrow::Cow;
 
