@@ -39,8 +39,7 @@ impl RuleSet {
         let part = |(entry, step): (&Entry<'_>, &Step<'_>)| match step.met {
             _ if step.shares => text(step.composite),
             _ if rule.rule.detailed_metric => joined(entry, !any_shares),
-            Met::Wildcard if step.by_value => joined(entry, true),
-            Met::Default if step.by_value => joined(entry, false),
+            Met::Wildcard | Met::Default if step.by_value => joined(entry, false),
             _ => text(step.composite),
         };
         entries.iter().zip(&steps).map(part).collect()

@@ -159,19 +159,19 @@ fn check_env_says_what_becomes_of_each_variable() {
     ];
     let ended = Run { env: &env, ..Run::default() }.with(&["check", "--env"]);
     let expected = "\
-VARIABLE             VALUE     FATE            NOTE
-GRPC_PORT            99999     invalid         out of range; give a whole number, 0 to 65535
-BACKEND_TYPE         memcache  refused         counters in memcache leak under load and are not supported; give redis, or unset it to count in this process
+VARIABLE             VALUE     FATE       NOTE
+GRPC_PORT            99999     invalid    out of range; give a whole number, 0 to 65535
+BACKEND_TYPE         memcache  refused    counters in memcache leak under load and are not supported; give redis, or unset it to count in this process
 LOG_LEVEL            debug     honoured
-USE_STATSD           true      without effect  metrics are not in this release
-TOLLKEEPER_LOG_MAXX            unknown         not known; did you mean TOLLKEEPER_LOG_MAX?
-5 variables: 1 honoured, 1 without effect, 1 unknown, 1 refused, 1 invalid; it would not start
+USE_STATSD           true      different  the default there is true; several kinds of metrics may be on at once
+TOLLKEEPER_LOG_MAXX            unknown    not known; did you mean TOLLKEEPER_LOG_MAX?
+5 variables: 1 honoured, 1 different, 1 unknown, 1 refused, 1 invalid; it would not start
 ";
     assert_eq!((ended.code, ended.stdout.as_str()), (1, expected), "{ended:?}");
 
     let cases = [
         (&env[..0], 0, "no variable is set that concerns tollkeeper, so the defaults hold\n"),
-        (&env[1..3], 0, "2 variables: 1 honoured, 1 without effect\n"),
+        (&env[1..3], 0, "2 variables: 1 honoured, 1 different\n"),
         (&env[3..4], 1, "1 variable: 1 refused; it would not start\n"),
     ];
     for (env, code, end) in cases {

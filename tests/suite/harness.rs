@@ -28,6 +28,8 @@ pub(crate) mod replica;
 pub(crate) mod shop;
 #[path = "harness/signal.rs"]
 pub(crate) mod signal;
+#[path = "harness/statsd.rs"]
+pub(crate) mod statsd;
 #[path = "harness/tollkeeper.rs"]
 pub(crate) mod tollkeeper;
 

@@ -75,7 +75,8 @@ const PEER: &[(&str, &str)] = &[
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "0"),
     ("USE_DOG_STATSD", "false"),
     ("USE_DOG_STATSD_MOGRIFIERS", ""),
-    ("USE_STATSD", "true"),
+    // There it is true; here, not set means where STATSD_HOST or STATSD_PORT says where.
+    ("USE_STATSD", ""),
     ("STATSD_HOST", "localhost"),
     ("STATSD_PORT", "8125"),
     ("EXTRA_TAGS", ""),
@@ -396,7 +397,7 @@ fn a_bad_value_is_named_with_its_fix() {
         (
             "STATS_FLUSH_INTERVAL",
             "x",
-            "STATS_FLUSH_INTERVAL=x: not a duration; give a duration such as 150us, 10s or 1h30m",
+            "STATS_FLUSH_INTERVAL=x: not a duration; give a duration such as 1.5s, 10ms to 1h",
         ),
         (
             "TOLLKEEPER_POLL_INTERVAL",
@@ -524,8 +525,7 @@ fn what_is_harmless_gets_one_line() {
         ("TOLLKEEPER_PORT_8081_TCP_PROTO", "tcp"),
     ];
     let expected = [
-        "USE_PROMETHEUS has no effect: metrics are not in this release",
-        "DD_* has no effect: metrics are not in this release",
+        "DD_* has no effect: metrics are sent by another client than Datadog's",
         "MEMCACHE_HOST_PORT has no effect: it is only read with BACKEND_TYPE=memcache",
         "SHADOWMODE is not known and has no effect; did you mean SHADOW_MODE?",
         "TOLLKEEPER_GRPC_PORT is not known and has no effect; did you mean GRPC_PORT?",
@@ -562,7 +562,7 @@ fn the_report_tells_the_fate_of_each_variable() {
                 "give more, or a TOLLKEEPER_DRAIN_PERIOD of at most 1s",
             ),
         ),
-        line("STATSD_PORT", "8125", Fate::NoEffect { why: "metrics are not in this release" }),
+        line("STATSD_PORT", "8125", Fate::Honoured),
         line(
             "REDIS_POOL_SIZE",
             "2",

@@ -5,6 +5,7 @@
 //! Redis under the very keys of that program; against the binary over gRPC; and against another one over `/json`, both
 //! started with the environment that the recorded program had. Whatever differs stands in [`DIFFERENCES`] with its
 //! reason, and what stands there has to differ. Under the same keys nothing does, and Redis holds the same in the end.
+//! What statsd is told meanwhile is compared in [`stats`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -23,7 +24,7 @@ use tollkeeper::rule::render::rlconfig_lines;
 use super::harness::desk::{Desk, Question};
 use super::harness::redis::{self, Server};
 use super::harness::replica::Replica;
-use super::harness::tollkeeper::{Tollkeeper, with_runtime_files};
+use super::harness::tollkeeper::{Setup, Tollkeeper, with_runtime_files};
 use super::harness::{http, read, repository};
 
 /// Answers that differ from those recorded: the line, the steps from 0, and why.
@@ -67,6 +68,8 @@ struct Line {
     steps: Vec<Step>,
     /// What Redis held after the last of them, by key without the start of the window.
     counters: BTreeMap<String, i64>,
+    /// What statsd was told by then, without what all the names begin with.
+    stats: BTreeMap<String, i64>,
 }
 
 struct Step {
@@ -82,6 +85,9 @@ type Answer = Result<RateLimitResponse, String>;
 const END_OF_WINDOW: &str = "END_OF_WINDOW";
 /// [`END_OF_WINDOW`] where a duration has to be: no answer is negative.
 const END_OF_WINDOW_S: i64 = -1;
+
+#[path = "vectors/stats.rs"]
+mod stats;
 
 fn recorded() -> Vec<Group> {
     let text = read(&repository("tests/vectors/peer.jsonl"));
@@ -99,6 +105,7 @@ fn recorded() -> Vec<Group> {
             rlconfig: items(&line["rlconfig"]).map(|line| line.as_str().expect("a line").to_owned()).collect(),
             steps: items(&line["steps"]).map(step).collect(),
             counters: counters(&line["counters"]),
+            stats: counters(&line["stats"]),
         });
     }
     groups.into_values().collect()
@@ -258,9 +265,13 @@ impl Group {
         self.lines.iter().flat_map(|line| line.files.clone()).collect()
     }
 
-    fn start(&self) -> Tollkeeper {
+    fn setup(&self) -> Setup {
         let setup = with_runtime_files(self.files());
-        self.env.iter().fold(setup, |setup, (name, value)| setup.env(name, value)).start()
+        self.env.iter().fold(setup, |setup, (name, value)| setup.env(name, value))
+    }
+
+    fn start(&self) -> Tollkeeper {
+        self.setup().start()
     }
 
     fn rlconfig(&self) -> Vec<&str> {
@@ -363,13 +374,17 @@ fn decides_every_recorded_request_alike_by_counters_in_redis() {
     assert_as_listed(recorded().iter().flat_map(|group| replay_in_redis(group, &server, "tollkeeper")).collect());
 }
 
+/// The hour of the clock.
+fn hour() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs() / 3600
+}
+
 /// Replays every group against a process of its own, a few at a time.
 ///
 /// All recorded limits are of an hour or longer, and windows of all those lengths begin with an hour of the clock. A
 /// replay through which the hour turned says nothing, as counts may have begun anew between any two of its requests, so
 /// it is made again with a fresh process whatever came of it. It takes seconds, so that happens once in a row.
 fn replay_processes(ask: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync) -> Vec<Difference> {
-    let hour = || SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs() / 3600;
     let replay = |group: &Group| loop {
         let began_in = hour();
         let tollkeeper = group.start();

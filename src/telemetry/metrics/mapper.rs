@@ -1,11 +1,11 @@
 //! `PROMETHEUS_MAPPER_YAML`: the names of statsd become names and labels of Prometheus, as an operator says.
 //!
 //! The file is that of statsd_exporter, which envoyproxy/ratelimit has inside: a list of mappings of which the first
-//! that matches a name decides, by glob (`*` is one part between dots) or by regular expression. Honoured are `match`,
-//! `match_type`, `match_metric_type`, `name`, `labels`, `action: drop`, `scale` and the `defaults` of them; how a
-//! histogram is divided and how long a series lives is decided here, and those keys are passed over. A regular
-//! expression matches a whole name and not a part: in a part of a name, `over_limit` also finds
-//! `over_limit_with_local_cache` and counts it twice.
+//! that matches a name decides, by glob (`*` is one part between dots) or by regular expression; as there, all globs
+//! are tried before any regular expression. Honoured are `match`, `match_type`, `match_metric_type`, `name`, `labels`,
+//! `action: drop`, `scale` and the `defaults` of them; how a histogram is divided and how long a series lives is
+//! decided here, and those keys are passed over. A regular expression matches a whole name and not a part: in a part
+//! of a name, `over_limit` also finds `over_limit_with_local_cache` and counts it twice.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -38,6 +38,7 @@ pub struct Mapped {
 #[derive(Debug)]
 struct Mapping {
     pattern: Regex,
+    is_glob: bool,
     kind: Option<Kind>,
     drops: bool,
     name: String,
@@ -117,7 +118,9 @@ impl Mapper {
         let mapping = |(place, written): (usize, &Written)| {
             Mapping::of(written, &default).map_err(|what| MapperError::Mapping { place: place + 1, what })
         };
-        let mappings = document.mappings.iter().enumerate().map(mapping).collect::<Result<_, _>>()?;
+        let mut mappings = document.mappings.iter().enumerate().map(mapping).collect::<Result<Vec<_>, _>>()?;
+        // In statsd_exporter a regular expression has its turn only where no glob matched, wherever it stands.
+        mappings.sort_by_key(|mapping| !mapping.is_glob);
         Ok(Self { mappings, known: Mutex::default() })
     }
 
@@ -167,9 +170,9 @@ impl Mapper {
 impl Mapping {
     fn of(written: &Written, default_type: &str) -> Result<Self, String> {
         let match_type = written.match_type.as_deref().unwrap_or(default_type);
-        let pattern = match match_type {
-            "" | "glob" => glob(&written.pattern),
-            "regex" => format!("^(?:{})$", written.pattern),
+        let (pattern, is_glob) = match match_type {
+            "" | "glob" => (glob(&written.pattern), true),
+            "regex" => (format!("^(?:{})$", written.pattern), false),
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
         let pattern = Regex::new(&pattern).map_err(|_| format!("`{}` is no regular expression", written.pattern))?;
@@ -197,7 +200,7 @@ impl Mapping {
             return Err("scale is no number".to_owned());
         }
         let labels = written.labels.iter().map(|(name, value)| (name.clone(), in_braces(value))).collect();
-        Ok(Self { pattern, kind, drops, name: in_braces(&name), labels, scale })
+        Ok(Self { pattern, is_glob, kind, drops, name: in_braces(&name), labels, scale })
     }
 }
 

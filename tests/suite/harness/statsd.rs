@@ -1,0 +1,106 @@
+//! A statsd server that keeps every line it is sent, over UDP or TCP.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use socket2::SockRef;
+
+use super::wait_for;
+
+/// A server on a port of 127.0.0.1; it ends with the process, or soon after it is dropped.
+#[derive(Debug)]
+pub(crate) struct Statsd {
+    port: u16,
+    lines: Arc<Mutex<Vec<String>>>,
+    stopped: Arc<AtomicBool>,
+}
+
+/// A server over UDP on a port of the system's choice.
+pub(crate) fn udp() -> Statsd {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
+    // Nothing may be lost: what comes at once has to fit.
+    SockRef::from(&socket).set_recv_buffer_size(4 << 20).expect("a buffer can be made larger");
+    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket can be told when to give up");
+    let statsd = Statsd::at(socket.local_addr().expect("it is bound").port());
+    let (lines, stopped) = (Arc::clone(&statsd.lines), Arc::clone(&statsd.stopped));
+    thread::spawn(move || {
+        let mut packet = vec![0; 65_536];
+        while !stopped.load(Ordering::Relaxed) {
+            let Ok(length) = socket.recv(&mut packet) else { continue };
+            let text = String::from_utf8_lossy(&packet[..length]).into_owned();
+            lines.lock().expect("nobody panics with it").extend(text.split('\n').map(str::to_owned));
+        }
+    });
+    statsd
+}
+
+/// A server over TCP on this port; 0: one of the system's choice.
+pub(crate) fn tcp(port: u16) -> Statsd {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
+    let statsd = Statsd::at(listener.local_addr().expect("it is bound").port());
+    let lines = Arc::clone(&statsd.lines);
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let lines = Arc::clone(&lines);
+            thread::spawn(move || {
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    lines.lock().expect("nobody panics with it").push(line);
+                }
+            });
+        }
+    });
+    statsd
+}
+
+impl Statsd {
+    fn at(port: u16) -> Self {
+        Self { port, lines: Arc::default(), stopped: Arc::default() }
+    }
+
+    /// Its port.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The lines that came until now.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lines.lock().expect("nobody panics with it").clone()
+    }
+
+    /// Waits for all that was sent over UDP until now: a packet goes behind it, and is waited for.
+    pub(crate) fn settle(&self) {
+        const LAST: &str = "the end";
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
+        socket.send_to(LAST.as_bytes(), (Ipv4Addr::LOCALHOST, self.port)).expect("loopback takes it");
+        wait_for("statsd to read what it was sent", || {
+            let mut lines = self.lines.lock().expect("nobody panics with it");
+            let has_ended = lines.iter().any(|line| line == LAST);
+            lines.retain(|line| line != LAST);
+            has_ended.then_some(())
+        });
+    }
+
+    /// What the counters add up to, by all that stands before the value; panics at a line that is none.
+    pub(crate) fn counters(&self) -> BTreeMap<String, i64> {
+        let mut sums = BTreeMap::new();
+        for line in self.lines() {
+            let (name, value) = line.split_once(':').unwrap_or_else(|| panic!("no line of statsd: {line:?}"));
+            if let Some((count, tags)) = value.split_once("|c") {
+                let count: i64 = count.parse().unwrap_or_else(|_| panic!("no count: {line:?}"));
+                *sums.entry(format!("{name}{tags}")).or_default() += count;
+            }
+        }
+        sums
+    }
+}
+
+impl Drop for Statsd {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+}

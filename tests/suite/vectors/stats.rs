@@ -1,0 +1,99 @@
+//! What statsd is told of every recorded request: the counters of the program being replaced, to the last hit.
+//!
+//! The sink is a real one, UDP on loopback, and each process is stopped so that its last counts are sent.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{DIFFERENCES, Group, hour, http, recorded, redis, request_from_json};
+use crate::harness::statsd;
+use crate::harness::tollkeeper::Setup;
+
+/// What all names of limits begin with.
+const OF_LIMITS: &str = "ratelimit.service.rate_limit.";
+
+/// What comes of [`told`] in one hour of the clock: windows begin with it, and counts with them.
+fn told_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BTreeMap<String, i64> {
+    loop {
+        let began_in = hour();
+        let counters = told(group, setup());
+        if hour() == began_in {
+            return counters;
+        }
+    }
+}
+
+/// Asks all that was recorded of a process that sends to statsd, and gives what was sent of limits.
+fn told(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
+    let statsd = statsd::udp();
+    let mut tollkeeper = setup
+        .env("USE_STATSD", "true")
+        .env("STATSD_HOST", "127.0.0.1")
+        .env("STATSD_PORT", statsd.port().to_string())
+        .env("STATSD_PROTOCOL", "udp")
+        .env("STATS_FLUSH_INTERVAL", "50ms")
+        .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+        .start();
+    for step in group.lines.iter().flat_map(|line| &line.steps) {
+        http::post(tollkeeper.http_port(), "/json", step.request.clone()).send();
+    }
+    tollkeeper.signal("TERM");
+    assert!(tollkeeper.wait().success(), "{}", tollkeeper.stderr());
+    // What was sent before the process ended is in the socket, and in the order in which it was sent.
+    statsd.settle();
+    let counters = statsd.counters().into_iter();
+    counters.filter_map(|(name, count)| Some((name.strip_prefix(OF_LIMITS)?.to_owned(), count))).collect()
+}
+
+/// The names that differ, with both values.
+fn differences(group: &Group, ours: &BTreeMap<String, i64>) -> Vec<String> {
+    let mut theirs: BTreeMap<String, i64> = group.lines.iter().flat_map(|line| line.stats.clone()).collect();
+    // Of a domain that is no line's nothing was recorded; there each descriptor counts once.
+    for request in group.lines.iter().flat_map(|line| &line.steps).map(|step| &step.request) {
+        let request = request_from_json(request).expect("it was recorded in this form");
+        if !request.domain.is_empty() && group.lines.iter().all(|line| line.name != request.domain) {
+            *theirs.entry(format!("{}.domain_not_found", request.domain)).or_default() +=
+                i64::try_from(request.descriptors.len()).expect("there are few");
+        }
+    }
+    theirs.retain(|_, count| *count > 0);
+    let names: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    let differing = names.into_iter().filter(|name| ours.get(*name) != theirs.get(*name));
+    differing.map(|name| format!("{name}: ours {:?}, theirs {:?}", ours.get(name), theirs.get(name))).collect()
+}
+
+#[test]
+fn the_counters_are_all_there() {
+    let stats = recorded().iter().flat_map(|group| &group.lines).map(|line| line.stats.len()).sum::<usize>();
+    assert_eq!(stats, 1989);
+}
+
+#[test]
+fn statsd_is_told_the_same_under_the_same_keys() {
+    let server = redis::options().start();
+    let mut wrong = Vec::new();
+    for group in recorded() {
+        let setup = || {
+            server.ask::<()>(&["FLUSHALL"]);
+            let setup = group.setup().env("BACKEND_TYPE", "redis").env("REDIS_SOCKET_TYPE", "tcp");
+            // A machine that is busy must not be taken for a Redis that is away.
+            let setup = setup.env("REDIS_URL", server.address()).env("TOLLKEEPER_STORE_TIMEOUT", "10s");
+            setup.env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
+        };
+        wrong.extend(differences(&group, &told_in_one_hour(&group, setup)));
+    }
+    assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Only where an answer differs do counters: a hit on another counter is near or over at another time.
+#[test]
+fn statsd_is_told_the_same_but_for_answers_that_differ() {
+    let mut wrong = Vec::new();
+    for group in recorded() {
+        let found = differences(&group, &told_in_one_hour(&group, || group.setup()));
+        wrong.extend(found.into_iter().filter(|found| {
+            let domain = found.split('.').next().unwrap_or_default();
+            DIFFERENCES.iter().all(|(name, ..)| *name != domain)
+        }));
+    }
+    assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n"));
+}
