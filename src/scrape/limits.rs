@@ -1,6 +1,7 @@
 //! What limits did, by limit.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Instruments, counter, gauge};
@@ -26,7 +27,9 @@ impl Instruments {
             each(family);
         }
         each(decisions(&meters));
-        each(self.configured());
+        let (configured, met) = self.in_force();
+        each(configured);
+        each(met);
         let mut uncharged = Family::new(
             "tollkeeper_rule_overshoot_hits_total",
             Kind::Counter,
@@ -60,24 +63,33 @@ impl Instruments {
         labels
     }
 
-    /// What the rules in force allow.
-    fn configured(&self) -> Family {
-        let mut family = Family::new("tollkeeper_rule_limit", Kind::Gauge, "Hits that a limit allows in its period.");
+    /// What the rules in force allow, and how often they were met, under whatever name that was counted: the
+    /// decisions of a rule with `detailed_metric` or `value_to_metric` are under names that requests made.
+    fn in_force(&self) -> (Family, Family) {
+        let help = "Hits that a limit allows in its period.";
+        let mut configured = Family::new("tollkeeper_rule_limit", Kind::Gauge, help);
+        let help = "Decisions on a limit of the rules in force, under whatever name they are counted elsewhere.";
+        let mut met = Family::new("tollkeeper_rule_decisions_total", Kind::Counter, help);
         let loaded = self.service.rules.load();
-        let Some(loaded) = loaded.as_ref() else { return family };
-        for of_rule in loaded.rules.rules().flat_map(|compiled| &compiled.limits) {
-            let (limit, name) = (&of_rule.limit, of_rule.meter.name());
+        let Some(loaded) = loaded.as_ref() else { return (configured, met) };
+        // Rules whose names come out the same, `a_b` and `a` with the value `b`, share a meter.
+        let mut seen = HashSet::new();
+        for limit in loaded.rules.rules().flat_map(|compiled| &compiled.limits) {
+            let (meter, limit) = (&limit.meter, &limit.limit);
             let consistency =
                 if matches!(limit.consistency(), Consistency::Eventual(_)) { "eventual" } else { "strict" };
             let series = Series::of(Value::Level(f64::from(limit.requests_per_unit())))
-                .label("domain", name.domain())
-                .label("rule", name.key())
+                .label("domain", meter.name().domain())
+                .label("rule", meter.name().key())
                 .label("algorithm", limit.algorithm().to_string())
                 .label("period", limit.period().to_string())
                 .label("consistency", consistency);
-            family.series.push(series);
+            configured.series.push(series);
+            if seen.insert(Arc::as_ptr(meter)) {
+                met.series.push(of_rule(meter.name(), meter.all_decisions().0));
+            }
         }
-        family
+        (configured, met)
     }
 }
 
