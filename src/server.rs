@@ -13,6 +13,7 @@ mod guest;
 mod listen;
 mod reload;
 mod signals;
+mod traces;
 
 use std::io;
 use std::num::NonZeroU32;
@@ -74,6 +75,9 @@ pub enum ServerError {
     /// A file that maps the names of metrics can not be used: which, and why.
     #[error("PROMETHEUS_MAPPER_YAML={0}")]
     Mapper(String),
+    /// Traces can not be sent as a setting says: which, and why.
+    #[error("{0}")]
+    Traces(String),
     /// Answers were still held when the shutdown timeout ended, and were cut off.
     #[error("TOLLKEEPER_SHUTDOWN_TIMEOUT: answers were still held after {} s and were cut off", .0.as_secs_f64())]
     CutOff(Duration),
@@ -98,6 +102,7 @@ const SWEEP_SHARES: usize = 32;
 /// A listener that can not be opened; work that had to be cut off at the end.
 pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError> {
     let exposition = exposition(&settings.metrics)?;
+    let tracer = settings.tracing.as_ref().map(traces::start).transpose().map_err(ServerError::Traces)?;
     let mut signals = Signals::listen().map_err(|error| ServerError::System { what: "signal handlers", error })?;
     let listeners = Listeners::open(&settings)?;
     let clock = Clock::System;
@@ -111,7 +116,9 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
     let metrics = Arc::new(Metrics::new(settings.metrics.most_requested, settings.metrics.top_keys));
     let decider = Decider::new(store, settings.behaviour.clone(), Arc::clone(&metrics));
-    let service = Arc::new(Service::new(clock.clone(), Arc::clone(&rules), decider));
+    let mut service = Service::new(clock.clone(), Arc::clone(&rules), decider);
+    service.tracer = tracer;
+    let service = Arc::new(service);
     let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock, metrics };
     let first = source::read(&files.layout);
     reloader.load(&first);
@@ -223,8 +230,17 @@ async fn drain(
             ended = closed => ended,
             () = answered => Ok(()),
         };
-        service.decider.store.leave().await;
-        flusher.finish().await;
+        let sink = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.sink));
+        let last_spans = async {
+            if let Some(sink) = sink {
+                traces::finish(sink).await;
+            }
+        };
+        let last_metrics = async {
+            service.decider.store.leave().await;
+            flusher.finish().await;
+        };
+        tokio::join!(last_metrics, last_spans);
         ended
     };
     let timeout = settings.timeout;

@@ -15,6 +15,7 @@ pub mod reference;
 pub mod report;
 pub mod setting;
 pub mod table;
+pub mod tracing;
 mod url;
 pub mod value;
 
@@ -30,6 +31,7 @@ use address::Address;
 use environment::Environment;
 use metrics::Metrics;
 use redis::Redis;
+use tracing::Tracing;
 use value::Secret;
 
 /// All settings, by concern.
@@ -55,6 +57,8 @@ pub struct Settings {
     pub logs: Logs,
     /// Where metrics go.
     pub metrics: Metrics,
+    /// Where traces go; `None`: there are none.
+    pub tracing: Option<Tracing>,
     /// Threads that serve; `None`: one for each core.
     pub worker_threads: Option<NonZeroUsize>,
 }

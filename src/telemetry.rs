@@ -10,3 +10,4 @@ pub mod logs;
 pub mod metrics;
 pub mod occasionally;
 pub mod top;
+pub mod traces;

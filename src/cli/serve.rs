@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     match ended {
         Ok(()) => Outcome::Done,
         Err(error) => {
-            let misused = matches!(error, ServerError::Listen { .. });
+            let misused = matches!(error, ServerError::Listen { .. } | ServerError::Traces(_));
             tracing::error!(target: logs::FATAL, "{error}");
             if misused { Outcome::Misused } else { Outcome::Failed }
         }

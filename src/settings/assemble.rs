@@ -6,6 +6,7 @@
 
 mod metrics;
 mod redis;
+mod tracing;
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -116,6 +117,7 @@ impl Values {
                 format: if self.word("LOG_FORMAT") == "json" { logs::Format::Json } else { logs::Format::Text },
             },
             metrics: self.metrics(),
+            tracing: self.tracing(),
             worker_threads: NonZeroUsize::new(self.int("TOLLKEEPER_WORKER_THREADS")),
         }
     }

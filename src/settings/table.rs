@@ -157,13 +157,50 @@ pub static TABLE: &[Setting] = table! {
             "settings of the Datadog client";
     }
     Tracing {
-        "TRACING_ENABLED" Kind::Bool, "false", NoEffect { when: When::True, why: NO_TRACING }, "send traces over OTLP";
-        "TRACING_SERVICE_NAME" Kind::Text, "RateLimit", NO_TRACING_YET, "name of the service in traces";
-        "TRACING_SERVICE_NAMESPACE" Kind::Text, "", NO_TRACING_YET, "namespace of the service in traces";
-        "TRACING_SERVICE_INSTANCE_ID" Kind::Text, "", NO_TRACING_YET, "instance in traces; empty: a random one";
-        "TRACING_EXPORTER_PROTOCOL" Kind::Text, "http", NO_TRACING_YET, "http or grpc";
-        "TRACING_SAMPLING_RATE" ANY_FLOAT, "1", NO_TRACING_YET, "share of the traces begun here that is kept";
-        "OTEL_EXPORTER_OTLP_*" Kind::Secret, "", NO_TRACING_YET, "where traces go, and with which headers and certificates";
+        "TRACING_ENABLED" Kind::Bool, "false", Honoured, "send traces over OTLP";
+        "TRACING_SERVICE_NAME" Kind::Text, "RateLimit", Honoured, "name of the service in traces; goes before OTEL_SERVICE_NAME";
+        "TRACING_SERVICE_NAMESPACE" Kind::Text, "", Honoured, "namespace of the service in traces";
+        "TRACING_SERVICE_INSTANCE_ID" Kind::Text, "", Honoured, "instance in traces; empty: a random one";
+        "TRACING_EXPORTER_PROTOCOL" exactly(&["http", "grpc", ""]), "http", Honoured,
+            "how the collector is spoken to; goes before OTEL_EXPORTER_OTLP_PROTOCOL";
+        "TRACING_SAMPLING_RATE" SHARE, "1", Differs("a number outside of 0 to 1 stops the start"),
+            "share of the traces begun here that is kept; goes before OTEL_TRACES_SAMPLER";
+        "TOLLKEEPER_TRACE_DESCRIPTORS" Kind::Bool, "false", Honoured,
+            "spans hold the keys and values of descriptors, which may tell who somebody is";
+        "OTEL_SDK_DISABLED" Kind::Bool, "false", Honoured, "no traces, whatever else is set";
+        "OTEL_SERVICE_NAME" Kind::Text, "", Honoured, "name of the service in traces";
+        "OTEL_RESOURCE_ATTRIBUTES" Kind::Text, "", Honoured, "what else tells this process from others in traces: k=v,k=v";
+        "OTEL_EXPORTER_OTLP_ENDPOINT" Kind::Url, "", Honoured,
+            "URL of the collector; not set: http://localhost:4318, or :4317 over gRPC";
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" Kind::Url, "", Honoured, "the same for traces; over HTTP with the whole path";
+        "OTEL_EXPORTER_OTLP_PROTOCOL" OTLP, "", Honoured, "how the collector is spoken to";
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" OTLP, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_HEADERS" Kind::Secret, "", Honoured, "headers that the collector gets: k=v,k=v";
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS" Kind::Secret, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_TIMEOUT" MILLISECONDS, "10000", Honoured, "the longest that sending spans takes, in milliseconds";
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT" MILLISECONDS, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_COMPRESSION" COMPRESSION, "", Honoured, "how spans are compressed";
+        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION" COMPRESSION, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_CERTIFICATE" Kind::Path, "", Honoured, "authority to trust in place of those of the system";
+        "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE" Kind::Path, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" Kind::Path, "", Honoured, "certificate shown to the collector";
+        "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE" Kind::Path, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY" Kind::Path, "", Honoured, "its private key";
+        "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY" Kind::Path, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_INSECURE" Kind::Bool, "false", NoEffect { when: When::True, why: "http:// or https:// says it" },
+            "speak to the collector without TLS";
+        "OTEL_EXPORTER_OTLP_*" Kind::Secret, "",
+            NoEffect { when: When::Filled, why: "it says nothing about traces, or is not known" }, "other things sent over OTLP";
+        "OTEL_TRACES_SAMPLER" exactly(&SAMPLERS), "", Honoured, "which traces are kept; not set: as TRACING_SAMPLING_RATE says";
+        "OTEL_TRACES_SAMPLER_ARG" SHARE, "1", Honoured, "share of the traces that a sampler by ratio keeps";
+        "OTEL_PROPAGATORS" Kind::List, "tracecontext,b3,b3multi", Honoured,
+            "how callers may say of which trace they are; W3C goes before B3";
+        "OTEL_BSP_MAX_QUEUE_SIZE" Kind::Int { min: 1, max: 1_000_000 }, "2048", Honoured,
+            "spans that may wait to be sent; more are dropped and counted";
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE" Kind::Int { min: 1, max: 100_000 }, "512", Honoured, "spans that are sent at once, at most";
+        "OTEL_BSP_SCHEDULE_DELAY" MILLISECONDS, "5000", Honoured, "the longest that a span waits to be sent, in milliseconds";
+        "OTEL_BSP_EXPORT_TIMEOUT" MILLISECONDS, "30000",
+            NoEffect { when: When::Set, why: "OTEL_EXPORTER_OTLP_TIMEOUT is the one that counts" }, "see OTEL_EXPORTER_OTLP_TIMEOUT";
     }
     Tls {
         "GRPC_SERVER_USE_TLS" Kind::Bool, "false", Refused(NO_SERVER_TLS), "serve gRPC over TLS";
@@ -272,6 +309,19 @@ const DAY: Duration = Duration::from_secs(86_400);
 const PORT: Kind = Kind::Int { min: 0, max: 65_535 };
 const ANY_INT: Kind = Kind::Int { min: i64::MIN, max: i64::MAX };
 const ANY_FLOAT: Kind = Kind::Float { min: f64::MIN, max: f64::MAX };
+const SHARE: Kind = Kind::Float { min: 0.0, max: 1.0 };
+const MILLISECONDS: Kind = Kind::Int { min: 1, max: 3_600_000 };
+const OTLP: Kind = exactly(&["http/protobuf", "grpc", ""]);
+const COMPRESSION: Kind = any_case(&["none", "gzip", ""]);
+const SAMPLERS: [&str; 7] = [
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+    "",
+];
 const AT_LEAST_1: Kind = Kind::Int { min: 1, max: i64::MAX };
 const AT_LEAST_0: Kind = Kind::Int { min: 0, max: i64::MAX };
 const AGE: Kind = span(Duration::from_millis(1), LONGEST, true);
@@ -290,8 +340,6 @@ const fn any_case(words: &'static [&'static str]) -> Kind {
     Kind::OneOf { words, any_case: true }
 }
 
-const NO_TRACING: &str = "traces are not in this release";
-const NO_TRACING_YET: Status = NoEffect { when: When::Filled, why: NO_TRACING };
 const WITHOUT_TLS: Status = NoEffect { when: When::Filled, why: "it is only read with GRPC_SERVER_USE_TLS=true" };
 const WITHOUT_XDS: Status = NoEffect { when: When::Filled, why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW" };
 const WITHOUT_MEMCACHE: Status = NoEffect { when: When::Filled, why: "it is only read with BACKEND_TYPE=memcache" };
