@@ -15,7 +15,6 @@ use crate::request::{Hits, Request};
 use crate::store::local::Local;
 use crate::store::memory::Memory;
 use crate::store::redis::failure::RedisError;
-use crate::store::redis::occasion::Occasion;
 use crate::store::redis::{Levels, Purpose, Redis};
 use crate::store::{DrawError, Drawn};
 
@@ -125,9 +124,7 @@ pub(super) async fn ask(
     edge: Edge<'_>,
 ) -> SmallVec<[Result<Drawn, RedisError>; 2]> {
     match edge.until {
-        Some(until) if !draws.is_empty() => {
-            redis.draw_all(draws, purpose, Occasion { now: edge.now, until, anchor: edge.anchor }).await
-        }
+        Some(until) if !draws.is_empty() => redis.draw_all(draws, purpose, (edge.now, until)).await,
         _ => draws.iter().map(|_| Err(RedisError::NoTime)).collect(),
     }
 }

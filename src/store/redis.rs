@@ -19,7 +19,6 @@ mod lead;
 mod lend;
 mod line;
 mod node;
-pub mod occasion;
 pub mod over;
 mod probe;
 pub mod readings;
@@ -28,7 +27,6 @@ mod route;
 pub mod script;
 mod send;
 mod settle;
-mod spans;
 pub mod survey;
 mod tls;
 
@@ -52,7 +50,6 @@ use self::eventual::{Eventual, Lending, Lent, Report, log_beyond_us};
 use self::failure::RedisError;
 use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
-use self::occasion::Occasion;
 use self::over::Over;
 use self::probe::Probe;
 use self::readings::Asked;
@@ -179,20 +176,15 @@ impl Redis {
         self.shared.timeout
     }
 
-    /// Makes all draws of a request at once; one result for each, in their order, not later than the occasion says.
+    /// Makes all draws of a request at once; one result for each, in their order, not later than `until`.
     ///
-    /// The counters' own time is that of Redis.
-    pub async fn draw_all(
-        &self,
-        draws: &[Draw<'_>],
-        purpose: Purpose,
-        occasion: impl Into<Occasion<'_>>,
-    ) -> SmallVec<[Answer; 2]> {
+    /// `now` is this process's time; the counters' own time is that of Redis.
+    pub async fn draw_all(&self, draws: &[Draw<'_>], purpose: Purpose, when: (Time, Instant)) -> SmallVec<[Answer; 2]> {
         let begun = Instant::now();
         let Shared { abandoned, waits, .. } = &*self.shared;
         self.shared.draws.fetch_add(draws.len() as u64, Ordering::Relaxed);
         let mut asked = Asked { abandoned, draws: draws.len() };
-        let answers = self.answers(draws, purpose, occasion.into()).await;
+        let answers = self.answers(draws, purpose, when).await;
         asked.draws = answers.iter().filter(|answer| matches!(answer, Err(RedisError::Timeout))).count();
         let is_known = |answer: &Answer| answer.as_ref().is_ok_and(|found| found.origin != Origin::Store);
         if !answers.iter().all(is_known) {
@@ -201,13 +193,17 @@ impl Redis {
         answers
     }
 
-    async fn answers(&self, draws: &[Draw<'_>], purpose: Purpose, occasion: Occasion<'_>) -> SmallVec<[Answer; 2]> {
-        let now = occasion.now;
+    async fn answers(
+        &self,
+        draws: &[Draw<'_>],
+        purpose: Purpose,
+        (now, until): (Time, Instant),
+    ) -> SmallVec<[Answer; 2]> {
         if let [draw] = draws {
             let drawings = SmallVec::from_iter([drawing(draw, purpose)]);
             let (id, path) = self.shared.id(draw, now);
             let group = Group { id, path, drawings, places: SmallVec::from([0]) };
-            let mut answers = self.shared.bring(group, draws, occasion).answers().await;
+            let mut answers = self.shared.bring(group, draws, (now, until)).answers().await;
             return answers.pop().into_iter().collect();
         }
         // All are brought before the first is awaited: so they travel together, and at once.
@@ -215,7 +211,7 @@ impl Redis {
         let mut pending: SmallVec<[Pending; 2]> = SmallVec::new();
         for group in self.shared.group(draws, purpose, now) {
             places.extend_from_slice(&group.places);
-            pending.push(self.shared.bring(group, draws, occasion));
+            pending.push(self.shared.bring(group, draws, (now, until)));
         }
         let answered = join_all(pending.into_iter().map(|pending| pending.answers())).await;
         let mut answers: SmallVec<[Answer; 2]> = draws.iter().map(|_| Err(RedisError::Broken)).collect();
@@ -324,8 +320,7 @@ impl Shared {
     }
 
     /// Sends the draws of one group, or has them wait for the call that is in flight.
-    fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], occasion: Occasion<'_>) -> Pending {
-        let Occasion { now, until, anchor } = occasion;
+    fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], (now, until): (Time, Instant)) -> Pending {
         let draw = &draws[group.places[0]];
         let lending = self.lending(&group);
         if let Some(lending) = &lending
@@ -342,14 +337,13 @@ impl Shared {
         // How little time a caller has says nothing about the server: its call goes on without it.
         let mut hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
-        let way = match self.combiner.enter(group.id, group.drawings, occasion) {
+        let way = match self.combiner.enter(group.id, group.drawings, (now, until)) {
             Turn::Wait { answers, long } => {
                 hurried |= long;
                 Way::Waits(answers)
             }
             Turn::Lead(drawings) => {
-                let mut place = self.place(draw, (group.id, group.path), lending, now);
-                place.anchors = anchor.cloned().into_iter().collect();
+                let place = self.place(draw, (group.id, group.path), lending, now);
                 let busy = Busy::new(Arc::clone(self), group.id);
                 Way::Led(drawings.len(), Lead::of(lead(busy, place, drawings, deadline)))
             }
@@ -373,7 +367,7 @@ impl Shared {
             Manner::Count,
         );
         let (route, gives_time) = (Arc::clone(self.route(draw)), self.gives_time);
-        Place { manner, id, route, path, now, gives_time, lending, anchors: Vec::new() }
+        Place { manner, id, route, path, now, gives_time, lending }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
@@ -397,12 +391,7 @@ impl Shared {
             return Ok(Vec::new());
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let mut span = place.span(drawings.len());
-        let outcome = place.call(drawings, deadline, span.as_mut()).await;
-        if let (Some(span), Err(error)) = (&mut span, &outcome) {
-            span.fail(error.name(), error.to_string());
-        }
-        drop(span);
+        let outcome = place.call(drawings, deadline).await;
         let lease = (lent > 0).then(|| drawings.pop()).flatten();
         let mut replayed = outcome?;
         let leased = lease.and_then(|_| replayed.levels.pop());
