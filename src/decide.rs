@@ -37,6 +37,7 @@ use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::store::{DrawError, Drawn, Store};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::traces::Anchor;
 
 /// Decides requests: the counters, and what the process was told about deciding.
 #[derive(Debug)]
@@ -63,6 +64,8 @@ pub struct Edge<'r> {
     pub hold_us: u64,
     /// When Redis must have answered; `None`: the caller leaves no time to ask it. Memory does not look at it.
     pub until: Option<Instant>,
+    /// The span of the decision, if it has one.
+    pub anchor: Option<&'r Anchor>,
 }
 
 /// Why a request has no decision. The texts are envoyproxy/ratelimit's.

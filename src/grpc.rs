@@ -6,5 +6,6 @@
 pub mod decode;
 pub mod encode;
 pub mod health;
+mod spans;
 pub mod service;
 pub mod routes;

@@ -7,14 +7,13 @@
 //! ends it at once. Rules that change are put in force by a task of its own.
 
 mod connection;
-mod door;
 mod flush;
 mod gathered;
 mod guest;
-mod identity;
 mod listen;
 mod reload;
 mod signals;
+mod traces;
 
 use std::io;
 use std::num::NonZeroU32;
@@ -47,7 +46,6 @@ use crate::store::health::StoreHealth;
 use crate::store::local::Local;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
-use crate::telemetry::doors::Doors;
 use crate::telemetry::metrics::Metrics;
 
 /// Why a process could not run.
@@ -77,9 +75,9 @@ pub enum ServerError {
     /// A file that maps the names of metrics can not be used: which, and why.
     #[error("PROMETHEUS_MAPPER_YAML={0}")]
     Mapper(String),
-    /// The certificate of a listener can not be used: the setting, and why.
+    /// Traces can not be sent as a setting says: which, and why.
     #[error("{0}")]
-    Certificate(String),
+    Traces(String),
     /// Answers were still held when the shutdown timeout ended, and were cut off.
     #[error("TOLLKEEPER_SHUTDOWN_TIMEOUT: answers were still held after {} s and were cut off", .0.as_secs_f64())]
     CutOff(Duration),
@@ -104,9 +102,9 @@ const SWEEP_SHARES: usize = 32;
 /// A listener that can not be opened; work that had to be cut off at the end.
 pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError> {
     let exposition = exposition(&settings.metrics)?;
+    let tracer = settings.tracing.as_ref().map(traces::start).transpose().map_err(ServerError::Traces)?;
     let mut signals = Signals::listen().map_err(|error| ServerError::System { what: "signal handlers", error })?;
-    let doors = Arc::new(Doors::default());
-    let listeners = Listeners::open(&settings, &doors)?;
+    let listeners = Listeners::open(&settings)?;
     let clock = Clock::System;
     let rules = Arc::new(LiveRules::default());
     let store = open_store(&settings);
@@ -118,7 +116,9 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
     let metrics = Arc::new(Metrics::new(settings.metrics.most_requested, settings.metrics.top_keys));
     let decider = Decider::new(store, settings.behaviour.clone(), Arc::clone(&metrics));
-    let service = Arc::new(Service::new(clock.clone(), Arc::clone(&rules), decider));
+    let mut service = Service::new(clock.clone(), Arc::clone(&rules), decider);
+    service.tracer = tracer;
+    let service = Arc::new(service);
     let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock, metrics };
     let first = source::read(&files.layout);
     reloader.load(&first);
@@ -134,11 +134,10 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
         .map_err(|error| ServerError::System { what: "the watcher of rule files", error })?;
 
     let (stop, stopping) = watch::channel(false);
-    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics)).await;
+    let grpc_health = GrpcHealth::new(Arc::clone(&health)).await;
     let instruments = Instruments {
         service: Arc::clone(&service),
         health: Arc::clone(&health),
-        doors,
         path_label: settings.metrics.path_label,
     };
     let flusher = Flusher::start(&settings.metrics, instruments.clone())
@@ -149,9 +148,6 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
-    for identity in listeners.identities() {
-        background.spawn(identity.follow());
-    }
     background.spawn(report_store(Arc::clone(&service), store_health));
     let [grpc, http, inside, prometheus] = listeners.addresses();
     let mut serving = listeners
@@ -234,8 +230,17 @@ async fn drain(
             ended = closed => ended,
             () = answered => Ok(()),
         };
-        service.decider.store.leave().await;
-        flusher.finish().await;
+        let sink = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.sink));
+        let last_spans = async {
+            if let Some(sink) = sink {
+                traces::finish(sink).await;
+            }
+        };
+        let last_metrics = async {
+            service.decider.store.leave().await;
+            flusher.finish().await;
+        };
+        tokio::join!(last_metrics, last_spans);
         ended
     };
     let timeout = settings.timeout;

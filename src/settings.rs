@@ -7,7 +7,6 @@
 
 pub mod address;
 mod assemble;
-pub mod bounds;
 mod environment;
 pub mod metrics;
 pub mod parse;
@@ -16,7 +15,7 @@ pub mod reference;
 pub mod report;
 pub mod setting;
 pub mod table;
-pub mod tls;
+pub mod tracing;
 mod url;
 pub mod value;
 
@@ -29,11 +28,10 @@ use std::time::Duration;
 use crate::limit::StorePolicy;
 use crate::telemetry::logs;
 use address::Address;
-use bounds::Bounds;
 use environment::Environment;
 use metrics::Metrics;
 use redis::Redis;
-use tls::Tls;
+use tracing::Tracing;
 use value::Secret;
 
 /// All settings, by concern.
@@ -41,8 +39,6 @@ use value::Secret;
 pub struct Settings {
     /// Where to listen.
     pub listeners: Listeners,
-    /// What clients may take of them.
-    pub bounds: Bounds,
     /// Who may do on the debug listener what is more than looking; `None`: nobody.
     pub admin: Option<AdminToken>,
     /// How gRPC connections are kept.
@@ -61,6 +57,8 @@ pub struct Settings {
     pub logs: Logs,
     /// Where metrics go.
     pub metrics: Metrics,
+    /// Where traces go; `None`: there are none.
+    pub tracing: Option<Tracing>,
     /// Threads that serve; `None`: one for each core.
     pub worker_threads: Option<NonZeroUsize>,
 }
@@ -74,10 +72,6 @@ pub struct Listeners {
     pub http: Address,
     /// `/rlconfig` and what else shows the inside.
     pub debug: Address,
-    /// How the first is encrypted; `None`: not at all.
-    pub grpc_tls: Option<Tls>,
-    /// How the second is.
-    pub http_tls: Option<Tls>,
 }
 
 /// Where the rate limit service listens.

@@ -6,8 +6,8 @@
 
 pub mod begun;
 pub mod distinct;
-pub mod doors;
 pub mod logs;
 pub mod metrics;
 pub mod occasionally;
 pub mod top;
+pub mod traces;

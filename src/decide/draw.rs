@@ -15,6 +15,7 @@ use crate::request::{Hits, Request};
 use crate::store::local::Local;
 use crate::store::memory::Memory;
 use crate::store::redis::failure::RedisError;
+use crate::store::redis::occasion::Occasion;
 use crate::store::redis::{Levels, Purpose, Redis};
 use crate::store::{DrawError, Drawn};
 
@@ -124,7 +125,9 @@ pub(super) async fn ask(
     edge: Edge<'_>,
 ) -> SmallVec<[Result<Drawn, RedisError>; 2]> {
     match edge.until {
-        Some(until) if !draws.is_empty() => redis.draw_all(draws, purpose, (edge.now, until)).await,
+        Some(until) if !draws.is_empty() => {
+            redis.draw_all(draws, purpose, Occasion { now: edge.now, until, anchor: edge.anchor }).await
+        }
         _ => draws.iter().map(|_| Err(RedisError::NoTime)).collect(),
     }
 }

@@ -3,7 +3,8 @@
 //! The time and the rules are taken here, once for each request, and passed down. A decision by memory never waits; one
 //! by Redis waits as long as the caller's deadline and the store's allow, and keeps the rules meanwhile. An
 //! answer that a leaky bucket holds sleeps here, after the rules were let go, and costs a timer. This is the only
-//! place where errors become gRPC codes. What a caller sends besides the message (its deadline) is read here too.
+//! place where errors become gRPC codes. What a caller sends besides the message (its deadline, the trace that it is
+//! of) is read here too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
-use super::{decode, encode};
+use super::{decode, encode, spans};
 use crate::clock::Clock;
 use crate::config::live::{LiveRules, Loaded};
 use crate::decide::{DecideError, Decider, Edge};
@@ -21,6 +22,7 @@ use crate::pb::{RateLimitRequest, RateLimitResponse};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
 /// Answers requests, whichever way they came in.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct Service {
     pub rules: Arc<LiveRules>,
     /// What decides.
     pub decider: Decider,
+    /// What begins traces, if any are wanted.
+    pub tracer: Option<Tracer>,
     held: AtomicUsize,
 }
 
@@ -75,25 +79,36 @@ impl AnswerError {
 impl Service {
     /// A service that holds no answer yet.
     pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
-        Self { clock, rules, decider, held: AtomicUsize::new(0) }
+        Self { clock, rules, decider, tracer: None, held: AtomicUsize::new(0) }
+    }
+
+    /// The span of a request with these headers, if it is sampled.
+    pub fn begin<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
+        self.tracer.as_ref()?.begin(name, header)
     }
 
     /// Decides a request, and holds the answer for as long as the decision says. `deadline` is how long the caller
-    /// waits from now on.
+    /// waits from now on; `span` is that of the whole request.
     pub async fn answer(
         &self,
         message: &RateLimitRequest,
         deadline: Duration,
+        span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
         let (begun, metrics) = (Instant::now(), &self.decider.metrics);
+        let span = span.map(|span| span.anchor().child("decide", SpanKind::Internal));
         let decided = match &self.decider.store {
             Store::Memory(memory) => self.decide(memory, message, deadline),
             // Boxed, so that answers from memory do not carry the room that waiting takes.
-            Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline)).await,
+            Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline, span.as_ref())).await,
         };
         metrics.decisions.observe(begun.elapsed());
         if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
             metrics.note_service_error();
+        }
+        if let Some(span) = span {
+            let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
+            spans::conclude(span, message, &decided, shows_descriptors);
         }
         let (response, hold) = decided?;
         if !hold.is_zero() {
@@ -122,16 +137,18 @@ impl Service {
         Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
     }
 
-    /// Decides a request by counters in Redis; the answer, and how long it is to be held from then on.
+    /// Decides a request by counters in Redis, for the span of that decision; the answer, and how long it is to be held
+    /// from then on.
     pub async fn decide_shared(
         &self,
         redis: &Redis,
         message: &RateLimitRequest,
         deadline: Duration,
+        span: Option<&Span>,
     ) -> Result<(RateLimitResponse, Duration), AnswerError> {
         check_size(message)?;
         let rules = self.rules.load_full();
-        let edge = self.edge(rules.as_deref(), deadline);
+        let edge = Edge { anchor: span.map(Span::anchor), ..self.edge(rules.as_deref(), deadline) };
         let decision = self.decider.decide_shared(redis, edge, &decode::request(message)).await?;
         Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
     }
@@ -148,6 +165,7 @@ impl Service {
             now: self.clock.now(),
             hold_us: u64::try_from(hold.as_micros()).unwrap_or(u64::MAX),
             until: (!store_time.is_zero()).then(|| Instant::now() + store_time),
+            anchor: None,
         }
     }
 }
@@ -187,7 +205,15 @@ impl RateLimitService for Rpc {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let deadline = deadline(request.metadata()).unwrap_or(DEFAULT_DEADLINE);
         let begun = Instant::now();
-        let answer = self.0.answer(request.get_ref(), deadline).await;
+        let metadata = request.metadata();
+        let mut span = self.0.begin(spans::CALL, |name| metadata.get(name).map(|value| value.as_encoded_bytes()));
+        if let Some(span) = &mut span {
+            spans::begin_call(span);
+        }
+        let answer = self.0.answer(request.get_ref(), deadline, span.as_ref()).await;
+        if let Some(span) = span {
+            spans::end_call(span, answer.as_ref().err());
+        }
         self.0.decider.metrics.calls.observe(begun.elapsed());
         match answer {
             Ok(response) => Ok(Response::new(response)),

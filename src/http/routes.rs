@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
@@ -27,6 +27,7 @@ use crate::pb::rate_limit_response::Code;
 use crate::rule::render;
 use crate::scrape::Instruments;
 use crate::settings::AdminToken;
+use crate::telemetry::traces::Span;
 
 /// What the pages show.
 #[derive(Clone, Debug)]
@@ -107,10 +108,26 @@ async fn index() -> String {
     })
 }
 
-async fn decide_json(State(site): State<Site>, body: Bytes) -> Response {
+async fn decide_json(State(site): State<Site>, method: Method, headers: HeaderMap, body: Bytes) -> Response {
+    let name = if method == Method::POST { "POST /json" } else { "/json" };
+    let span = site.instruments.service.begin(name, |name| headers.get(name).map(HeaderValue::as_bytes));
+    let response = answer_json(&site, &body, span.as_ref()).await;
+    if let Some(mut span) = span {
+        span.note_text("http.request.method", method.as_str());
+        span.note("http.route", "/json");
+        span.note("http.response.status_code", i64::from(response.status().as_u16()));
+        if response.status().is_server_error() {
+            span.fail("500", "the answer has no form in json");
+        }
+    }
+    response
+}
+
+async fn answer_json(site: &Site, body: &[u8], span: Option<&Span>) -> Response {
     let bad_request = || failure(StatusCode::BAD_REQUEST, "Bad Request\n");
-    let Ok(request) = json::request_from_json(&body) else { return bad_request() };
-    let Ok(response) = site.instruments.service.answer(&request, DEFAULT_DEADLINE).await else { return bad_request() };
+    let Ok(request) = json::request_from_json(body) else { return bad_request() };
+    let answer = site.instruments.service.answer(&request, DEFAULT_DEADLINE, span).await;
+    let Ok(response) = answer else { return bad_request() };
     let status = match response.overall_code() {
         Code::Ok => StatusCode::OK,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,

@@ -6,7 +6,7 @@
 
 mod metrics;
 mod redis;
-mod tls;
+mod tracing;
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -97,7 +97,6 @@ impl Values {
     fn settings(&mut self, in_redis: bool) -> Settings {
         Settings {
             listeners: self.listeners(),
-            bounds: self.bounds(),
             admin: self.admin(),
             grpc: Grpc {
                 max_connection_age: self.time("GRPC_MAX_CONNECTION_AGE"),
@@ -118,6 +117,7 @@ impl Values {
                 format: if self.word("LOG_FORMAT") == "json" { logs::Format::Json } else { logs::Format::Text },
             },
             metrics: self.metrics(),
+            tracing: self.tracing(),
             worker_threads: NonZeroUsize::new(self.int("TOLLKEEPER_WORKER_THREADS")),
         }
     }
@@ -129,8 +129,6 @@ impl Values {
             grpc: if socket.as_os_str().is_empty() { GrpcListener::Tcp(tcp) } else { GrpcListener::Unix(socket) },
             http: self.address("HOST", "PORT"),
             debug: self.address("DEBUG_HOST", "DEBUG_PORT"),
-            grpc_tls: self.grpc_tls(),
-            http_tls: self.http_tls(),
         }
     }
 

@@ -53,40 +53,6 @@ pub static TABLE: &[Setting] = table! {
             "the largest request that is read";
         "TOLLKEEPER_REFLECTION" Kind::Bool, "false", Honoured, "offer gRPC server reflection";
     }
-    Bounds {
-        "TOLLKEEPER_MAX_CONNECTIONS" AT_LEAST_0, "10000", Honoured,
-            "connections that a listener may have open, a third of the open files that the system allows at most; 0: that third";
-        "TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS" AT_LEAST_0, "2000", Honoured,
-            "those of them that may come from one address, which of IPv6 is a /64; 0: all";
-        "TOLLKEEPER_MAX_CONCURRENT_REQUESTS" AT_LEAST_0, "65536", Honoured,
-            "requests that may be read, decided or held at once over gRPC and /json; more are refused at once; 0: any number";
-        "TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS" AT_LEAST_0, "16384", Honoured,
-            "those of them that may come from one address to one listener; 0: all";
-        "TOLLKEEPER_MAX_HEADER_BYTES" Kind::Bytes { min: 8 << 10, max: 1 << 20 }, "16KiB", Honoured,
-            "the largest head of a request over gRPC or to /json";
-        "TOLLKEEPER_HEAD_TIMEOUT" span(Duration::from_millis(100), HOUR, false), "60s", Honoured,
-            "how long a client may take for a TLS handshake, its first request, and over HTTP/1 the head of each";
-        "TOLLKEEPER_IDLE_TIMEOUT" span(Duration::from_millis(100), DAY, true), "1h", Honoured,
-            "a gRPC connection without a new request for this time is asked to close; 0: it may stay";
-    }
-    Tls {
-        "GRPC_SERVER_USE_TLS" Kind::Bool, "false", Honoured, "serve gRPC over TLS";
-        "GRPC_SERVER_TLS_CERT" Kind::Path, "", Differs("it need not lie beside the key"),
-            "certificate chain of the gRPC listener, PEM; read again when it changes";
-        "GRPC_SERVER_TLS_KEY" Kind::Path, "", Honoured, "its private key, PEM; read again when it changes";
-        "GRPC_SERVER_TLS_CA_CERT" Kind::Path, "",
-            NoEffect { when: When::Filled, why: "envoyproxy/ratelimit does not read it either" }, "set by Envoy Gateway";
-        "GRPC_CLIENT_TLS_CACERT" Kind::Path, "",
-            Differs("the authorities of the system are not trusted besides; it stops the start without TLS"),
-            "authorities that must have signed a client's certificate, PEM; read again when they change";
-        "GRPC_CLIENT_TLS_SAN" Kind::Text, "", Differs("it stops the start without GRPC_CLIENT_TLS_CACERT"),
-            "DNS name that a client's certificate must hold among its alternative names";
-        "TOLLKEEPER_HTTP_TLS_CERT" Kind::Path, "", Honoured,
-            "certificate chain of the listener of /json and the health pages, PEM; not set: it serves without TLS";
-        "TOLLKEEPER_HTTP_TLS_KEY" Kind::Path, "", Honoured, "its private key, PEM";
-        "TOLLKEEPER_HTTP_TLS_CLIENT_CACERT" Kind::Path, "", Honoured,
-            "authorities that must have signed the certificate of who comes there, PEM; probes need one too";
-    }
     Rules {
         "CONFIG_TYPE" exactly(&["FILE", "GRPC_XDS_SOTW"]), "FILE", Refused(NO_XDS), "where rules come from";
         "RUNTIME_ROOT" Kind::Path, "/srv/runtime_data/current", Honoured, "directory in or below which the rule files are";
@@ -191,13 +157,59 @@ pub static TABLE: &[Setting] = table! {
             "settings of the Datadog client";
     }
     Tracing {
-        "TRACING_ENABLED" Kind::Bool, "false", NoEffect { when: When::True, why: NO_TRACING }, "send traces over OTLP";
-        "TRACING_SERVICE_NAME" Kind::Text, "RateLimit", NO_TRACING_YET, "name of the service in traces";
-        "TRACING_SERVICE_NAMESPACE" Kind::Text, "", NO_TRACING_YET, "namespace of the service in traces";
-        "TRACING_SERVICE_INSTANCE_ID" Kind::Text, "", NO_TRACING_YET, "instance in traces; empty: a random one";
-        "TRACING_EXPORTER_PROTOCOL" Kind::Text, "http", NO_TRACING_YET, "http or grpc";
-        "TRACING_SAMPLING_RATE" ANY_FLOAT, "1", NO_TRACING_YET, "share of the traces begun here that is kept";
-        "OTEL_EXPORTER_OTLP_*" Kind::Secret, "", NO_TRACING_YET, "where traces go, and with which headers and certificates";
+        "TRACING_ENABLED" Kind::Bool, "false", Honoured, "send traces over OTLP";
+        "TRACING_SERVICE_NAME" Kind::Text, "RateLimit", Honoured, "name of the service in traces; goes before OTEL_SERVICE_NAME";
+        "TRACING_SERVICE_NAMESPACE" Kind::Text, "", Honoured, "namespace of the service in traces";
+        "TRACING_SERVICE_INSTANCE_ID" Kind::Text, "", Honoured, "instance in traces; empty: a random one";
+        "TRACING_EXPORTER_PROTOCOL" exactly(&["http", "grpc", ""]), "http", Honoured,
+            "how the collector is spoken to; goes before OTEL_EXPORTER_OTLP_PROTOCOL";
+        "TRACING_SAMPLING_RATE" SHARE, "1", Differs("a number outside of 0 to 1 stops the start"),
+            "share of the traces begun here that is kept; goes before OTEL_TRACES_SAMPLER";
+        "TOLLKEEPER_TRACE_DESCRIPTORS" Kind::Bool, "false", Honoured,
+            "spans hold the keys and values of descriptors, which may tell who somebody is";
+        "OTEL_SDK_DISABLED" Kind::Bool, "false", Honoured, "no traces, whatever else is set";
+        "OTEL_SERVICE_NAME" Kind::Text, "", Honoured, "name of the service in traces";
+        "OTEL_RESOURCE_ATTRIBUTES" Kind::Text, "", Honoured, "what else tells this process from others in traces: k=v,k=v";
+        "OTEL_EXPORTER_OTLP_ENDPOINT" Kind::Url, "", Honoured,
+            "URL of the collector; not set: http://localhost:4318, or :4317 over gRPC";
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" Kind::Url, "", Honoured, "the same for traces; over HTTP with the whole path";
+        "OTEL_EXPORTER_OTLP_PROTOCOL" OTLP, "", Honoured, "how the collector is spoken to";
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" OTLP, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_HEADERS" Kind::Secret, "", Honoured, "headers that the collector gets: k=v,k=v";
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS" Kind::Secret, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_TIMEOUT" MILLISECONDS, "10000", Honoured, "the longest that sending spans takes, in milliseconds";
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT" MILLISECONDS, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_COMPRESSION" COMPRESSION, "", Honoured, "how spans are compressed";
+        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION" COMPRESSION, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_CERTIFICATE" Kind::Path, "", Honoured, "authority to trust in place of those of the system";
+        "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE" Kind::Path, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" Kind::Path, "", Honoured, "certificate shown to the collector";
+        "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE" Kind::Path, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY" Kind::Path, "", Honoured, "its private key";
+        "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY" Kind::Path, "", Honoured, "the same for traces";
+        "OTEL_EXPORTER_OTLP_INSECURE" Kind::Bool, "false", NoEffect { when: When::True, why: "http:// or https:// says it" },
+            "speak to the collector without TLS";
+        "OTEL_EXPORTER_OTLP_*" Kind::Secret, "",
+            NoEffect { when: When::Filled, why: "it says nothing about traces, or is not known" }, "other things sent over OTLP";
+        "OTEL_TRACES_SAMPLER" exactly(&SAMPLERS), "", Honoured, "which traces are kept; not set: as TRACING_SAMPLING_RATE says";
+        "OTEL_TRACES_SAMPLER_ARG" SHARE, "1", Honoured, "share of the traces that a sampler by ratio keeps";
+        "OTEL_PROPAGATORS" Kind::List, "tracecontext,b3,b3multi", Honoured,
+            "how callers may say of which trace they are; W3C goes before B3";
+        "OTEL_BSP_MAX_QUEUE_SIZE" Kind::Int { min: 1, max: 1_000_000 }, "2048", Honoured,
+            "spans that may wait to be sent; more are dropped and counted";
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE" Kind::Int { min: 1, max: 100_000 }, "512", Honoured, "spans that are sent at once, at most";
+        "OTEL_BSP_SCHEDULE_DELAY" MILLISECONDS, "5000", Honoured, "the longest that a span waits to be sent, in milliseconds";
+        "OTEL_BSP_EXPORT_TIMEOUT" MILLISECONDS, "30000",
+            NoEffect { when: When::Set, why: "OTEL_EXPORTER_OTLP_TIMEOUT is the one that counts" }, "see OTEL_EXPORTER_OTLP_TIMEOUT";
+    }
+    Tls {
+        "GRPC_SERVER_USE_TLS" Kind::Bool, "false", Refused(NO_SERVER_TLS), "serve gRPC over TLS";
+        "GRPC_SERVER_TLS_CERT" Kind::Path, "", WITHOUT_TLS, "certificate of the gRPC listener";
+        "GRPC_SERVER_TLS_KEY" Kind::Path, "", WITHOUT_TLS, "private key of the gRPC listener";
+        "GRPC_SERVER_TLS_CA_CERT" Kind::Path, "",
+            NoEffect { when: When::Filled, why: "envoyproxy/ratelimit does not read it either" }, "set by Envoy Gateway";
+        "GRPC_CLIENT_TLS_CACERT" Kind::Path, "", Refused(NO_CLIENT_TLS), "authority that must have signed a client's certificate";
+        "GRPC_CLIENT_TLS_SAN" Kind::Text, "", Refused(NO_CLIENT_TLS), "DNS name that a client's certificate must hold";
     }
     Xds {
         "CONFIG_GRPC_XDS_NODE_ID" Kind::Text, "default", WITHOUT_XDS, "node id";
@@ -297,6 +309,19 @@ const DAY: Duration = Duration::from_secs(86_400);
 const PORT: Kind = Kind::Int { min: 0, max: 65_535 };
 const ANY_INT: Kind = Kind::Int { min: i64::MIN, max: i64::MAX };
 const ANY_FLOAT: Kind = Kind::Float { min: f64::MIN, max: f64::MAX };
+const SHARE: Kind = Kind::Float { min: 0.0, max: 1.0 };
+const MILLISECONDS: Kind = Kind::Int { min: 1, max: 3_600_000 };
+const OTLP: Kind = exactly(&["http/protobuf", "grpc", ""]);
+const COMPRESSION: Kind = any_case(&["none", "gzip", ""]);
+const SAMPLERS: [&str; 7] = [
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+    "",
+];
 const AT_LEAST_1: Kind = Kind::Int { min: 1, max: i64::MAX };
 const AT_LEAST_0: Kind = Kind::Int { min: 0, max: i64::MAX };
 const AGE: Kind = span(Duration::from_millis(1), LONGEST, true);
@@ -315,8 +340,7 @@ const fn any_case(words: &'static [&'static str]) -> Kind {
     Kind::OneOf { words, any_case: true }
 }
 
-const NO_TRACING: &str = "traces are not in this release";
-const NO_TRACING_YET: Status = NoEffect { when: When::Filled, why: NO_TRACING };
+const WITHOUT_TLS: Status = NoEffect { when: When::Filled, why: "it is only read with GRPC_SERVER_USE_TLS=true" };
 const WITHOUT_XDS: Status = NoEffect { when: When::Filled, why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW" };
 const WITHOUT_MEMCACHE: Status = NoEffect { when: When::Filled, why: "it is only read with BACKEND_TYPE=memcache" };
 const PIPELINED: Status = NoEffect { when: When::Not("0"), why: "calls go out as they come, without waiting" };
@@ -338,4 +362,14 @@ const NO_BACKEND: &[Refusal] = &[Refusal {
     when: When::Is("memcache"),
     why: "counters in memcache leak under load and are not supported",
     instead: "give redis, or unset it to count in this process",
+}];
+const NO_SERVER_TLS: &[Refusal] = &[Refusal {
+    when: When::True,
+    why: "TLS is not in this release",
+    instead: "unset it and let a sidecar or mesh encrypt",
+}];
+const NO_CLIENT_TLS: &[Refusal] = &[Refusal {
+    when: When::Filled,
+    why: "checking certificates of clients is not in this release",
+    instead: "unset it and let a sidecar or mesh check them",
 }];

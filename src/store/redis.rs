@@ -19,6 +19,7 @@ mod lead;
 mod lend;
 mod line;
 mod node;
+pub mod occasion;
 pub mod over;
 mod probe;
 pub mod readings;
@@ -27,6 +28,7 @@ mod route;
 pub mod script;
 mod send;
 mod settle;
+mod spans;
 pub mod survey;
 mod tls;
 
@@ -50,6 +52,7 @@ use self::eventual::{Eventual, Lending, Lent, Report, log_beyond_us};
 use self::failure::RedisError;
 use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
+use self::occasion::Occasion;
 use self::over::Over;
 use self::probe::Probe;
 use self::readings::Asked;
@@ -176,15 +179,20 @@ impl Redis {
         self.shared.timeout
     }
 
-    /// Makes all draws of a request at once; one result for each, in their order, not later than `until`.
+    /// Makes all draws of a request at once; one result for each, in their order, not later than the occasion says.
     ///
-    /// `now` is this process's time; the counters' own time is that of Redis.
-    pub async fn draw_all(&self, draws: &[Draw<'_>], purpose: Purpose, when: (Time, Instant)) -> SmallVec<[Answer; 2]> {
+    /// The counters' own time is that of Redis.
+    pub async fn draw_all(
+        &self,
+        draws: &[Draw<'_>],
+        purpose: Purpose,
+        occasion: impl Into<Occasion<'_>>,
+    ) -> SmallVec<[Answer; 2]> {
         let begun = Instant::now();
         let Shared { abandoned, waits, .. } = &*self.shared;
         self.shared.draws.fetch_add(draws.len() as u64, Ordering::Relaxed);
         let mut asked = Asked { abandoned, draws: draws.len() };
-        let answers = self.answers(draws, purpose, when).await;
+        let answers = self.answers(draws, purpose, occasion.into()).await;
         asked.draws = answers.iter().filter(|answer| matches!(answer, Err(RedisError::Timeout))).count();
         let is_known = |answer: &Answer| answer.as_ref().is_ok_and(|found| found.origin != Origin::Store);
         if !answers.iter().all(is_known) {
@@ -193,17 +201,13 @@ impl Redis {
         answers
     }
 
-    async fn answers(
-        &self,
-        draws: &[Draw<'_>],
-        purpose: Purpose,
-        (now, until): (Time, Instant),
-    ) -> SmallVec<[Answer; 2]> {
+    async fn answers(&self, draws: &[Draw<'_>], purpose: Purpose, occasion: Occasion<'_>) -> SmallVec<[Answer; 2]> {
+        let now = occasion.now;
         if let [draw] = draws {
             let drawings = SmallVec::from_iter([drawing(draw, purpose)]);
             let (id, path) = self.shared.id(draw, now);
             let group = Group { id, path, drawings, places: SmallVec::from([0]) };
-            let mut answers = self.shared.bring(group, draws, (now, until)).answers().await;
+            let mut answers = self.shared.bring(group, draws, occasion).answers().await;
             return answers.pop().into_iter().collect();
         }
         // All are brought before the first is awaited: so they travel together, and at once.
@@ -211,7 +215,7 @@ impl Redis {
         let mut pending: SmallVec<[Pending; 2]> = SmallVec::new();
         for group in self.shared.group(draws, purpose, now) {
             places.extend_from_slice(&group.places);
-            pending.push(self.shared.bring(group, draws, (now, until)));
+            pending.push(self.shared.bring(group, draws, occasion));
         }
         let answered = join_all(pending.into_iter().map(|pending| pending.answers())).await;
         let mut answers: SmallVec<[Answer; 2]> = draws.iter().map(|_| Err(RedisError::Broken)).collect();
@@ -320,7 +324,8 @@ impl Shared {
     }
 
     /// Sends the draws of one group, or has them wait for the call that is in flight.
-    fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], (now, until): (Time, Instant)) -> Pending {
+    fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], occasion: Occasion<'_>) -> Pending {
+        let Occasion { now, until, anchor } = occasion;
         let draw = &draws[group.places[0]];
         let lending = self.lending(&group);
         if let Some(lending) = &lending
@@ -337,13 +342,14 @@ impl Shared {
         // How little time a caller has says nothing about the server: its call goes on without it.
         let mut hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
-        let way = match self.combiner.enter(group.id, group.drawings, (now, until)) {
+        let way = match self.combiner.enter(group.id, group.drawings, occasion) {
             Turn::Wait { answers, long } => {
                 hurried |= long;
                 Way::Waits(answers)
             }
             Turn::Lead(drawings) => {
-                let place = self.place(draw, (group.id, group.path), lending, now);
+                let mut place = self.place(draw, (group.id, group.path), lending, now);
+                place.anchors = anchor.cloned().into_iter().collect();
                 let busy = Busy::new(Arc::clone(self), group.id);
                 Way::Led(drawings.len(), Lead::of(lead(busy, place, drawings, deadline)))
             }
@@ -367,7 +373,7 @@ impl Shared {
             Manner::Count,
         );
         let (route, gives_time) = (Arc::clone(self.route(draw)), self.gives_time);
-        Place { manner, id, route, path, now, gives_time, lending }
+        Place { manner, id, route, path, now, gives_time, lending, anchors: Vec::new() }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
@@ -391,7 +397,12 @@ impl Shared {
             return Ok(Vec::new());
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let outcome = place.call(drawings, deadline).await;
+        let mut span = place.span(drawings.len());
+        let outcome = place.call(drawings, deadline, span.as_mut()).await;
+        if let (Some(span), Err(error)) = (&mut span, &outcome) {
+            span.fail(error.name(), error.to_string());
+        }
+        drop(span);
         let lease = (lent > 0).then(|| drawings.pop()).flatten();
         let mut replayed = outcome?;
         let leased = lease.and_then(|_| replayed.levels.pop());

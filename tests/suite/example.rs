@@ -45,7 +45,7 @@ impl Desk {
             entries.iter().map(|(key, value)| Entry { key: key.as_bytes(), value: value.as_bytes() }).collect();
         let descriptor = Descriptor { entries, hits: Hits::Take(1), hits_addend: None, limit_override: None };
         let request = Request { domain: "example", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 };
-        let edge = Edge { rules: Some(&self.rules), now: ORIGIN.plus_us(at_us), hold_us: 0, until: None };
+        let edge = Edge { rules: Some(&self.rules), now: ORIGIN.plus_us(at_us), hold_us: 0, until: None, anchor: None };
         let Store::Memory(memory) = &self.decider.store else { panic!("the counters are elsewhere") };
         let passes = |_: &u64| !self.decider.decide(memory, edge, &request).expect("a good request").over_limit;
         u64::try_from((0..times).filter(passes).count()).expect("a small number")

@@ -19,7 +19,9 @@ use super::node::Node;
 use super::route::Route;
 use super::script::{self, Drawing, Replayed, Script};
 use super::send::{bytes, integer};
+use super::spans;
 use crate::clock::Time;
+use crate::telemetry::traces::{Anchor, Span};
 
 /// How often a call is sent elsewhere.
 const MOST_REDIRECTIONS: usize = 5;
@@ -39,6 +41,8 @@ pub(super) struct Place {
     pub(super) gives_time: bool,
     /// What may be leased on them; `None`: they are strict.
     pub(super) lending: Option<Lending>,
+    /// The spans that the call is made for.
+    pub(super) anchors: Vec<Anchor>,
 }
 
 /// How counters are drawn from.
@@ -60,10 +64,18 @@ impl Place {
 
     /// Makes the call; not later than `deadline`, give or take what others in this process need.
     ///
-    /// Where the replies say that it did not run, it is sent again as they say.
-    pub(super) async fn call(&self, drawings: &Drawings, deadline: Instant) -> Result<Replayed, RedisError> {
+    /// Where the replies say that it did not run, it is sent again as they say. `span` is told to whom.
+    pub(super) async fn call(
+        &self,
+        drawings: &Drawings,
+        deadline: Instant,
+        mut span: Option<&mut Span>,
+    ) -> Result<Replayed, RedisError> {
         let slot = || self.slot();
         let mut way = Way::begin(&self.route, slot, deadline).await?;
+        if let Some(span) = &mut span {
+            spans::sent_to(span, way.node.endpoint());
+        }
         let mut work = match &self.manner {
             Manner::Script(script, keys) => {
                 Work::Script { script, keys, drawings, now: self.gives_time.then_some(self.now) }
@@ -73,7 +85,12 @@ impl Place {
         loop {
             match work.go_on(&way.node, way.asking, deadline).await {
                 Ok(replayed) => return Ok(replayed),
-                Err(refused) => way.follow(refused, slot)?,
+                Err(refused) => {
+                    way.follow(refused, slot)?;
+                    if let Some(span) = &mut span {
+                        spans::sent_to(span, way.node.endpoint());
+                    }
+                }
             }
         }
     }

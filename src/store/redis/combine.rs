@@ -16,11 +16,13 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::failure::RedisError;
+use super::occasion::Occasion;
 use super::script::{Drawing, MOST_DRAWS};
 use super::{Answer, Levels};
 use crate::clock::Time;
 use crate::store::Drawn;
 use crate::store::guard::patiently;
+use crate::telemetry::traces::{Anchor, MOST_LINKS};
 
 /// The most draws that wait for one counter; more fail at once.
 const MOST_WAITING: usize = 32 * MOST_DRAWS;
@@ -49,6 +51,8 @@ struct Waiting {
     now: Time,
     /// It belongs to the same request as the one before it.
     joined: bool,
+    /// The span that it is made for; none if it is joined.
+    anchor: Option<Anchor>,
 }
 
 /// What to do about draws that were brought.
@@ -70,6 +74,8 @@ pub(super) struct Batch {
     pub(super) drawings: Drawings,
     /// The latest time among theirs.
     pub(super) now: Time,
+    /// The spans that they are made for, as many as one can link to.
+    pub(super) anchors: Vec<Anchor>,
     /// `None`: answered already.
     answers: Vec<Option<(oneshot::Sender<Answer>, Instant)>>,
 }
@@ -81,9 +87,9 @@ impl Default for Combiner {
 }
 
 impl Combiner {
-    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`], made at `now`; it wants answers by
-    /// `until`.
-    pub(super) fn enter(&self, id: u128, drawings: Drawings, (now, until): (Time, Instant)) -> Turn {
+    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`].
+    pub(super) fn enter(&self, id: u128, drawings: Drawings, occasion: Occasion<'_>) -> Turn {
+        let Occasion { now, until, anchor } = occasion;
         let mut shard = self.shard(id);
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
@@ -97,7 +103,8 @@ impl Combiner {
                 // Nobody is there to take it: whoever sent it may be gone, which is not our affair.
                 let _gone = answer.send(Err(RedisError::Overloaded));
             } else {
-                waiting.push_back(Waiting { drawing, answer, until, now, joined });
+                let anchor = anchor.filter(|_| !joined).cloned();
+                waiting.push_back(Waiting { drawing, answer, until, now, joined, anchor });
                 joined = true;
             }
             receiver
@@ -124,8 +131,9 @@ impl Combiner {
             if !batch.drawings.is_empty() && batch.drawings.len() + together > MOST_DRAWS {
                 break;
             }
-            for Waiting { drawing, answer, until, now, .. } in waiting.drain(..together) {
+            for Waiting { drawing, answer, until, now, anchor, .. } in waiting.drain(..together) {
                 batch.now = batch.now.max(now);
+                batch.anchors.extend(anchor.filter(|_| batch.anchors.len() <= MOST_LINKS));
                 batch.drawings.push(drawing);
                 batch.answers.push(Some((answer, until)));
             }

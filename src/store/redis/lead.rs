@@ -84,6 +84,7 @@ async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
         let deadline = Instant::now() + busy.shared.timeout;
         // A counter may be busy for so long that the first draw's time is no longer anybody's.
         place.now = batch.now;
+        place.anchors = std::mem::take(&mut batch.anchors);
         batch.answer_some(|drawing| busy.shared.admit_again(&place, drawing));
         let mut drawings = std::mem::take(&mut batch.drawings);
         let outcome = match drawings.is_empty() {

@@ -56,7 +56,7 @@ impl Shared {
 
     /// Leases before it is needed, unless a call is in flight, which sees to that itself.
     fn lease_ahead(self: &Arc<Self>, group: &Group, draw: &Draw<'_>, lending: &Lending, (now, at): (Time, Instant)) {
-        if let Turn::Lead(none) = self.combiner.enter(group.id, Drawings::new(), (now, at)) {
+        if let Turn::Lead(none) = self.combiner.enter(group.id, Drawings::new(), (now, at).into()) {
             let place = self.place(draw, (group.id, group.path), Some(lending.clone()), now);
             let busy = Busy::new(Arc::clone(self), group.id);
             tokio::spawn(lead(busy, place, none, at + self.timeout));

@@ -101,7 +101,7 @@ impl Out {
         };
         let drawings: Drawings = SmallVec::from_iter([refund]);
         // If it fails they stay charged: what was charged may always go unused.
-        let _lost = self.place.call(&drawings, Instant::now() + PATIENCE).await;
+        let _lost = self.place.call(&drawings, Instant::now() + PATIENCE, None).await;
     }
 }
 

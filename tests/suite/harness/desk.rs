@@ -99,7 +99,9 @@ impl Desk {
     pub(crate) fn ask_within(&self, question: &Question, deadline: Duration) -> Result<Answer, AnswerError> {
         let decided = match &self.service.decider.store {
             Store::Memory(memory) => self.service.decide(memory, &question.0, deadline),
-            Store::Redis(redis) => store_runtime().block_on(self.service.decide_shared(redis, &question.0, deadline)),
+            Store::Redis(redis) => {
+                store_runtime().block_on(self.service.decide_shared(redis, &question.0, deadline, None))
+            }
         };
         decided.map(|(response, hold)| Answer { response, hold })
     }

@@ -68,7 +68,7 @@ impl Replica {
     }
 
     async fn answer(&self, question: &Question) -> Result<Answer, AnswerError> {
-        let decided = self.desk.service.decide_shared(self.redis(), &question.0, DEFAULT_DEADLINE).await;
+        let decided = self.desk.service.decide_shared(self.redis(), &question.0, DEFAULT_DEADLINE, None).await;
         decided.map(|(response, hold)| Answer { response, hold })
     }
 

@@ -1,0 +1,76 @@
+//! What spans tell of a call and of its decision.
+//!
+//! Names are those of OpenTelemetry's conventions where there are any: `rpc.*` as of their release candidate. What a
+//! caller asked for is told only where that is wanted: keys and values may tell who somebody is.
+
+use std::time::Duration;
+
+use super::decode;
+use super::service::AnswerError;
+use crate::decide::explain::descriptor_text;
+use crate::pb::rate_limit_response::Code;
+use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::telemetry::traces::Span;
+
+/// The name of the method, and of its span.
+pub(super) const CALL: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// The descriptors of a request that are told, at most.
+const MOST_TOLD: usize = 16;
+
+/// What is known of a call at once.
+pub(super) fn begin_call(span: &mut Span) {
+    span.note("rpc.system.name", "grpc");
+    span.note("rpc.method", CALL);
+}
+
+/// How a call ended.
+pub(super) fn end_call(mut span: Span, error: Option<&AnswerError>) {
+    let code = error.map_or("OK", |error| code_name(error.code()));
+    span.note("rpc.response.status_code", code);
+    match error {
+        // Who asks wrongly is no error of ours.
+        Some(error) if error.code() != tonic::Code::InvalidArgument => span.fail(code, error.to_string()),
+        Some(_) | None => {}
+    }
+}
+
+/// The name of a code that calls end with.
+const fn code_name(code: tonic::Code) -> &'static str {
+    match code {
+        tonic::Code::Ok => "OK",
+        tonic::Code::InvalidArgument => "INVALID_ARGUMENT",
+        tonic::Code::Unavailable => "UNAVAILABLE",
+        _ => "UNKNOWN",
+    }
+}
+
+/// What was decided.
+pub(super) fn conclude(
+    mut span: Span,
+    message: &RateLimitRequest,
+    decided: &Result<(RateLimitResponse, Duration), AnswerError>,
+    shows_descriptors: bool,
+) {
+    span.note_text("tollkeeper.domain", &message.domain);
+    span.note("tollkeeper.descriptors", i64::try_from(message.descriptors.len()).unwrap_or(i64::MAX));
+    if shows_descriptors {
+        let request = decode::request(message);
+        let told = request.descriptors.iter().take(MOST_TOLD).map(descriptor_text);
+        span.note_text("tollkeeper.request", &told.collect::<Vec<_>>().join("; "));
+    }
+    match decided {
+        Ok((response, hold)) => {
+            let code = match response.overall_code() {
+                Code::OverLimit => "OVER_LIMIT",
+                Code::Ok => "OK",
+                Code::Unknown => "UNKNOWN",
+            };
+            span.note("tollkeeper.code", code);
+            if !hold.is_zero() {
+                span.note("tollkeeper.hold_ms", i64::try_from(hold.as_millis()).unwrap_or(i64::MAX));
+            }
+        }
+        Err(error) => span.fail(code_name(error.code()), error.to_string()),
+    }
+}

@@ -1,0 +1,119 @@
+//! What a request's headers say of the trace that it belongs to: W3C `traceparent`, or B3 in one header or several.
+//!
+//! Headers come from strangers. What is not exactly as its specification has it is taken as not sent, nothing is
+//! allocated to find out, and the first form that says something is the one that counts. Nothing is sent on from here,
+//! so only reading is needed.
+
+use std::str::FromStr;
+
+use opentelemetry::trace::{SpanId, TraceId, TraceState};
+
+/// The forms that are looked for, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Formats {
+    /// `traceparent` and `tracestate`, <https://www.w3.org/TR/trace-context/>.
+    pub tracecontext: bool,
+    /// `b3`, <https://github.com/openzipkin/b3-propagation>.
+    pub b3: bool,
+    /// `x-b3-traceid` and so on, of the same.
+    pub b3_multi: bool,
+}
+
+/// What the caller said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remote {
+    /// The trace, and the caller's span in it.
+    pub ids: Option<(TraceId, SpanId)>,
+    /// Whether it is sampled; `None`: that is left to us.
+    pub sampled: Option<bool>,
+}
+
+/// The longest `tracestate` that is kept, in bytes: what W3C asks everybody to pass on.
+const LONGEST_STATE_BYTES: usize = 512;
+
+impl Formats {
+    /// What the headers say.
+    pub fn remote<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Remote {
+        let said = || {
+            let w3c = || traceparent(header("traceparent")?);
+            let single = || b3(header("b3")?);
+            None.or_else(|| if self.tracecontext { w3c() } else { None })
+                .or_else(|| if self.b3 { single() } else { None })
+                .or_else(|| if self.b3_multi { b3_multi(header) } else { None })
+        };
+        said().unwrap_or_default()
+    }
+}
+
+/// What `tracestate` says; nothing if it is too long or wrong.
+pub fn state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> TraceState {
+    let text = header("tracestate").filter(|bytes| bytes.len() <= LONGEST_STATE_BYTES);
+    let text = text.and_then(|bytes| std::str::from_utf8(bytes).ok());
+    text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
+}
+
+/// `00-<trace>-<span>-<flags>`; a later version may have more behind it.
+fn traceparent(text: &[u8]) -> Option<Remote> {
+    const LENGTH: usize = 55;
+    let (head, more) = text.split_at_checked(LENGTH)?;
+    let is_lower = head.iter().all(|byte| !byte.is_ascii_uppercase());
+    if !is_lower || head[2] != b'-' || head[35] != b'-' || head[52] != b'-' {
+        return None;
+    }
+    let version = hex(&head[..2])?;
+    let fits = if version == 0 { more.is_empty() } else { more.is_empty() || more[0] == b'-' };
+    if version == 0xff || !fits {
+        return None;
+    }
+    let flags = hex(&head[53..])?;
+    Some(Remote { ids: Some(ids(&head[3..35], &head[36..52])?), sampled: Some(flags & 1 == 1) })
+}
+
+/// `<trace>-<span>[-<decision>[-<parent>]]`, or a decision alone.
+fn b3(text: &[u8]) -> Option<Remote> {
+    if let Some(sampled) = decision(text) {
+        return Some(Remote { ids: None, sampled: Some(sampled) });
+    }
+    let mut parts = text.split(|byte| *byte == b'-');
+    let ids = ids(parts.next()?, parts.next()?)?;
+    let sampled = match parts.next() {
+        None => None,
+        Some(word) => Some(decision(word)?),
+    };
+    let parent_fits = parts.next().is_none_or(|parent| parent.len() == 16 && hex(parent).is_some());
+    (parent_fits && parts.next().is_none()).then_some(Remote { ids: Some(ids), sampled })
+}
+
+fn b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Remote> {
+    let trace = header("x-b3-traceid");
+    let ids = trace.and_then(|trace| ids(trace, header("x-b3-spanid")?));
+    let debug = header("x-b3-flags") == Some(b"1");
+    let sampled = if debug { Some(true) } else { header("x-b3-sampled").and_then(decision) };
+    (ids.is_some() || sampled.is_some()).then_some(Remote { ids, sampled })
+}
+
+/// A decision of B3; `true` and `false` are what early senders wrote.
+fn decision(word: &[u8]) -> Option<bool> {
+    match word {
+        b"1" | b"d" | b"true" => Some(true),
+        b"0" | b"false" => Some(false),
+        _ => None,
+    }
+}
+
+/// A trace of 16 or 32 digits, and a span of 16; neither may be 0.
+fn ids(trace: &[u8], span: &[u8]) -> Option<(TraceId, SpanId)> {
+    if ![16, 32].contains(&trace.len()) || span.len() != 16 {
+        return None;
+    }
+    let (trace, span) = (hex(trace)?, u64::try_from(hex(span)?).ok()?);
+    (trace != 0 && span != 0).then(|| (TraceId::from(trace), SpanId::from(span)))
+}
+
+/// The number of these digits, of which there are 32 at most.
+fn hex(digits: &[u8]) -> Option<u128> {
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = char::from(*digit).to_digit(16)?;
+        Some(number << 4 | u128::from(digit))
+    })
+}
