@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use crate::grpc::service::Service;
 use crate::health::Health;
+use crate::telemetry::doors::Doors;
 use crate::telemetry::metrics::family::{Family, Kind, Series, Value};
 
 /// What is read.
@@ -21,6 +22,8 @@ pub struct Instruments {
     pub service: Arc<Service>,
     /// How the process is.
     pub health: Arc<Health>,
+    /// What is counted at the listeners.
+    pub doors: Arc<Doors>,
     /// Whether the metrics of limits have a label with the whole path.
     pub path_label: bool,
 }
@@ -32,6 +35,7 @@ impl Instruments {
         self.calls(each);
         self.store(each);
         self.rules(each);
+        self.doors(each);
         process::read(each);
     }
 
@@ -114,6 +118,30 @@ impl Instruments {
         each(Family::new("tollkeeper_build_info", Kind::Gauge, "The program; always 1.").with(version));
         let ready = u8::from(self.health.is_ready());
         each(gauge("tollkeeper_ready", "Whether /readyz says yes.", ready));
+    }
+}
+
+impl Instruments {
+    /// Connections, and who was turned away.
+    fn doors(&self, each: &mut dyn FnMut(Family)) {
+        let mut open = Family::new("tollkeeper_connections", Kind::Gauge, "Open connections.");
+        let mut ends = Family::new(
+            "tollkeeper_certificate_not_after_seconds",
+            Kind::Gauge,
+            "When the certificate of a listener ends, in seconds since 1970.",
+        );
+        for (listener, door) in self.doors.all() {
+            open.series.push(Series::of(level_of(door.connections())).label("listener", listener));
+            if let Some(seconds) = door.not_after() {
+                ends.series.push(Series::of(level_of(seconds)).label("listener", listener));
+            }
+        }
+        each(open);
+        each(ends);
+        let help = "Connections that were closed at once because there were too many.";
+        each(counter("tollkeeper_connections_refused_total", help, self.doors.refused_connections()));
+        let help = "Requests that were refused at once because there were too many.";
+        each(counter("tollkeeper_overload_refusals_total", help, self.doors.refused_requests()));
     }
 }
 

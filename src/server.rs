@@ -7,9 +7,11 @@
 //! ends it at once. Rules that change are put in force by a task of its own.
 
 mod connection;
+mod door;
 mod flush;
 mod gathered;
 mod guest;
+mod identity;
 mod listen;
 mod reload;
 mod signals;
@@ -46,6 +48,7 @@ use crate::store::health::StoreHealth;
 use crate::store::local::Local;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::telemetry::doors::Doors;
 use crate::telemetry::metrics::Metrics;
 
 /// Why a process could not run.
@@ -78,6 +81,9 @@ pub enum ServerError {
     /// Traces can not be sent as a setting says: which, and why.
     #[error("{0}")]
     Traces(String),
+    /// The certificate of a listener can not be used: the setting, and why.
+    #[error("{0}")]
+    Certificate(String),
     /// Answers were still held when the shutdown timeout ended, and were cut off.
     #[error("TOLLKEEPER_SHUTDOWN_TIMEOUT: answers were still held after {} s and were cut off", .0.as_secs_f64())]
     CutOff(Duration),
@@ -104,7 +110,8 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let exposition = exposition(&settings.metrics)?;
     let tracer = settings.tracing.as_ref().map(traces::start).transpose().map_err(ServerError::Traces)?;
     let mut signals = Signals::listen().map_err(|error| ServerError::System { what: "signal handlers", error })?;
-    let listeners = Listeners::open(&settings)?;
+    let doors = Arc::new(Doors::default());
+    let listeners = Listeners::open(&settings, &doors)?;
     let clock = Clock::System;
     let rules = Arc::new(LiveRules::default());
     let store = open_store(&settings);
@@ -134,10 +141,11 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
         .map_err(|error| ServerError::System { what: "the watcher of rule files", error })?;
 
     let (stop, stopping) = watch::channel(false);
-    let grpc_health = GrpcHealth::new(Arc::clone(&health)).await;
+    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics)).await;
     let instruments = Instruments {
         service: Arc::clone(&service),
         health: Arc::clone(&health),
+        doors,
         path_label: settings.metrics.path_label,
     };
     let flusher = Flusher::start(&settings.metrics, instruments.clone())
@@ -148,6 +156,9 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
+    for identity in listeners.identities() {
+        background.spawn(identity.follow());
+    }
     background.spawn(report_store(Arc::clone(&service), store_health));
     let [grpc, http, inside, prometheus] = listeners.addresses();
     let mut serving = listeners

@@ -7,6 +7,7 @@
 
 pub mod address;
 mod assemble;
+pub mod bounds;
 mod environment;
 pub mod metrics;
 pub mod parse;
@@ -16,6 +17,7 @@ pub mod report;
 pub mod setting;
 pub mod table;
 pub mod tracing;
+pub mod tls;
 mod url;
 pub mod value;
 
@@ -28,9 +30,11 @@ use std::time::Duration;
 use crate::limit::StorePolicy;
 use crate::telemetry::logs;
 use address::Address;
+use bounds::Bounds;
 use environment::Environment;
 use metrics::Metrics;
 use redis::Redis;
+use tls::Tls;
 use tracing::Tracing;
 use value::Secret;
 
@@ -39,6 +43,8 @@ use value::Secret;
 pub struct Settings {
     /// Where to listen.
     pub listeners: Listeners,
+    /// What clients may take of them.
+    pub bounds: Bounds,
     /// Who may do on the debug listener what is more than looking; `None`: nobody.
     pub admin: Option<AdminToken>,
     /// How gRPC connections are kept.
@@ -72,6 +78,10 @@ pub struct Listeners {
     pub http: Address,
     /// `/rlconfig` and what else shows the inside.
     pub debug: Address,
+    /// How the first is encrypted; `None`: not at all.
+    pub grpc_tls: Option<Tls>,
+    /// How the second is.
+    pub http_tls: Option<Tls>,
 }
 
 /// Where the rate limit service listens.

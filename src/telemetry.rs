@@ -6,6 +6,7 @@
 
 pub mod begun;
 pub mod distinct;
+pub mod doors;
 pub mod logs;
 pub mod metrics;
 pub mod occasionally;

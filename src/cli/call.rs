@@ -6,9 +6,10 @@
 mod report;
 
 use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::client::{Client, block_on};
+use super::client::{Client, Tls, block_on};
 use super::print::{complain, ended, print, remark};
 use super::target::Target;
 use super::{Outcome, question};
@@ -27,6 +28,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
     addr: Target,
     #[command(flatten)]
+    secure: Secure,
+    #[command(flatten)]
     question: question::Args,
     /// Hits of the request; 0 looks without charging
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "request")]
@@ -43,6 +46,33 @@ pub(super) struct Args {
     json: bool,
 }
 
+/// How to speak TLS.
+#[derive(Debug, clap::Args)]
+struct Secure {
+    /// Speak TLS; the server's certificate must be signed by an authority of the system or of --ca
+    #[arg(long)]
+    tls: bool,
+    /// PEM file of authorities to trust
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    ca: Option<PathBuf>,
+    /// PEM file of the certificate to show to a server that asks for one
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "key")]
+    cert: Option<PathBuf>,
+    /// PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "cert")]
+    key: Option<PathBuf>,
+    /// The name that the server's certificate must hold, if it is not the host of --addr
+    #[arg(long, value_name = "NAME", requires = "tls")]
+    server_name: Option<String>,
+}
+
+impl Secure {
+    fn tls(&self) -> Option<Tls> {
+        let identity = self.cert.clone().zip(self.key.clone());
+        self.tls.then(|| Tls { ca: self.ca.clone(), identity, server_name: self.server_name.clone() })
+    }
+}
+
 pub(super) const HELP: &str = "\
 Each question is charged, unless --hits is 0. Of more than 20 answers the table shows those whose codes differ from the \
 answer before, and the last.
@@ -51,7 +81,7 @@ Examples:
   tollkeeper call --domain example --descriptor login=ann --count 6
   tollkeeper call --addr unix:/run/tollkeeper.sock --domain example --descriptor user=42,action=like
   tollkeeper call --domain example --descriptor 'path=/a\\,b' --descriptor api_key=k1 --json
-  tollkeeper call --request refund.json
+  tollkeeper call --addr limits:8081 --tls --ca ca.crt --cert me.crt --key me.key --request refund.json
 
 A request file says what flags can not, such as giving hits back:
   {\"domain\": \"example\", \"descriptors\": [
@@ -98,7 +128,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 
 /// Asks as often as wanted. The inner result is that of writing, which ends the asking too.
 async fn ask(args: &Args, request: &RateLimitRequest, report: &mut Report) -> Result<io::Result<()>, String> {
-    let mut client = Client::connect(&args.addr, args.timeout).await?;
+    let mut client = Client::connect(&args.addr, args.timeout, args.secure.tls().as_ref()).await?;
     let mut told = Instant::now();
     for number in 1..=args.count {
         let answer = client.ask(request).await?;

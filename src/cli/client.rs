@@ -4,9 +4,10 @@
 
 use std::error::Error;
 use std::future::Future;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
 use super::print::span;
@@ -30,17 +31,53 @@ pub(super) struct Answer {
     pub(super) took: Duration,
 }
 
+/// How to speak TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tls {
+    /// Authorities to trust besides those of the system.
+    pub(super) ca: Option<PathBuf>,
+    /// The certificate to show, and its key.
+    pub(super) identity: Option<(PathBuf, PathBuf)>,
+    /// The name that the server's certificate must hold, if it is not the host.
+    pub(super) server_name: Option<String>,
+}
+
+impl Tls {
+    fn config(&self) -> Result<ClientTlsConfig, String> {
+        let mut config = ClientTlsConfig::new().with_native_roots();
+        if let Some(ca) = &self.ca {
+            config = config.ca_certificate(Certificate::from_pem(contents(ca)?));
+        }
+        if let Some((certificate, key)) = &self.identity {
+            config = config.identity(Identity::from_pem(contents(certificate)?, contents(key)?));
+        }
+        Ok(match &self.server_name {
+            Some(name) => config.domain_name(name),
+            None => config,
+        })
+    }
+}
+
+fn contents(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("{}: {error}", plain(&path.to_string_lossy())))
+}
+
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
     /// Connects. `timeout` is how long each answer may take, and the server is told so.
-    pub(super) async fn connect(target: &Target, timeout: Duration) -> Result<Self, String> {
+    pub(super) async fn connect(target: &Target, timeout: Duration, tls: Option<&Tls>) -> Result<Self, String> {
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let address = match target {
-            Target::Tcp(address) => format!("http://{address}"),
+            Target::Tcp(address) => format!("{scheme}://{address}"),
+            Target::Unix(_) if tls.is_some() => return Err(format!("{target}: TLS is for HOST:PORT only")),
             Target::Unix(path) => format!("unix:{path}"),
         };
-        let endpoint = Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", cause(&error)))?;
+        let mut endpoint = Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", cause(&error)))?;
+        if let Some(tls) = tls {
+            endpoint = endpoint.tls_config(tls.config()?).map_err(|error| format!("TLS: {}", cause(&error)))?;
+        }
         let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|error| {
             format!("{target} can not be reached: {}; is the service running there?", cause(&error))
         })?;

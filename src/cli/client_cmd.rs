@@ -1,14 +1,15 @@
 //! `client_cmd`: the test client of envoyproxy/ratelimit, its flags and its lines.
 //!
 //! One request with one hit. Descriptors are split there at every `=`, so a value with one is refused; here it is
-//! split at the first. TLS is not in this release, and asking for it is an error rather than a request in the clear.
+//! split at the first. Files for TLS without `-grpc-use-tls` are an error rather than a request in the clear.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Outcome;
-use super::client::{Client, block_on};
-use super::go_flags::{self, Flag};
+use super::client::{Client, Tls, block_on};
+use super::go_flags::{self, Flag, Given};
 use super::print::{complain, ended, print};
 use super::question::{descriptor, descriptor_text};
 use super::target::Target;
@@ -24,10 +25,10 @@ const FLAGS: [Flag; 8] = [
     text("dial_string", "url of ratelimit server in <host>:<port> form (default \"localhost:8081\")"),
     text("domain", "rate limit configuration domain to query"),
     text("descriptors", "descriptor list to query in <key>=<value>,<key>=<value>,... form; repeatable"),
-    Flag { name: "grpc-use-tls", is_switch: true, help: "not in this release" },
-    text("grpc-server-ca-file", "not in this release"),
-    text("grpc-cert-file", "not in this release"),
-    text("grpc-key-file", "not in this release"),
+    Flag { name: "grpc-use-tls", is_switch: true, help: "speak TLS" },
+    text("grpc-server-ca-file", "authorities to trust besides those of the system, PEM"),
+    text("grpc-cert-file", "certificate to show to the server, PEM"),
+    text("grpc-key-file", "its private key, PEM"),
     text("oltp-protocol", "without effect: this client sends no spans"),
 ];
 
@@ -40,11 +41,10 @@ pub(super) fn run(arguments: &[OsString]) -> Outcome {
         Ok(given) => given,
         Err(outcome) => return outcome,
     };
-    let has_file = |name: &&str| given.last(name).is_some_and(|file| !file.is_empty());
-    let files = ["grpc-server-ca-file", "grpc-cert-file", "grpc-key-file"].iter().find(|name| has_file(name));
-    if let Some(flag) = given.is_on("grpc-use-tls").then_some(&"grpc-use-tls").or(files) {
-        return misused(&format!("-{flag}: TLS is not in this release; leave it out to ask in the clear"));
-    }
+    let tls = match tls(&given) {
+        Ok(tls) => tls,
+        Err(problem) => return misused(&problem),
+    };
     let address = given.last("dial_string").unwrap_or("localhost:8081");
     let target: Target = match address.parse() {
         Ok(target) => target,
@@ -59,7 +59,24 @@ pub(super) fn run(arguments: &[OsString]) -> Outcome {
         Err(problem) => return misused(&problem),
     };
     let domain = given.last("domain").unwrap_or_default().to_owned();
-    ask(&target, &RateLimitRequest { domain, descriptors, hits_addend: 1 })
+    ask(&target, tls.as_ref(), &RateLimitRequest { domain, descriptors, hits_addend: 1 })
+}
+
+/// How to speak TLS, if it is asked for.
+fn tls(given: &Given) -> Result<Option<Tls>, String> {
+    let file = |name: &str| given.last(name).filter(|file| !file.is_empty()).map(PathBuf::from);
+    let (ca, certificate, key) = (file("grpc-server-ca-file"), file("grpc-cert-file"), file("grpc-key-file"));
+    if !given.is_on("grpc-use-tls") {
+        let files = [("grpc-server-ca-file", &ca), ("grpc-cert-file", &certificate), ("grpc-key-file", &key)];
+        return match files.iter().find(|(_, file)| file.is_some()) {
+            Some((flag, _)) => Err(format!("-{flag}: no TLS is spoken without -grpc-use-tls; give that too")),
+            None => Ok(None),
+        };
+    }
+    if certificate.is_some() != key.is_some() {
+        return Err("-grpc-cert-file and -grpc-key-file: give both or none".to_owned());
+    }
+    Ok(Some(Tls { ca, identity: certificate.zip(key), server_name: None }))
 }
 
 fn misused(what: &str) -> Outcome {
@@ -67,13 +84,13 @@ fn misused(what: &str) -> Outcome {
     Outcome::Misused
 }
 
-fn ask(target: &Target, request: &RateLimitRequest) -> Outcome {
+fn ask(target: &Target, tls: Option<&Tls>, request: &RateLimitRequest) -> Outcome {
     let shown: Vec<String> =
         request.descriptors.iter().map(|descriptor| format!("[{}]", plain(&descriptor_text(descriptor)))).collect();
     let mut page =
         format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", plain(&request.domain), shown.join(" "));
     let answered = block_on(async {
-        let answer = Client::connect(target, TIMEOUT).await?.ask(request).await?;
+        let answer = Client::connect(target, TIMEOUT, tls).await?.ask(request).await?;
         response_to_json(&answer.response).map_err(|error| error.to_string())
     });
     let outcome = match answered {

@@ -30,7 +30,7 @@ Examples:
   tollkeeper serve --config rules/ --config more.yaml
   RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit tollkeeper
 
-Exit codes: 0 ended by a signal, 1 failed, 2 a setting is wrong or a port is taken.
+Exit codes: 0 ended by a signal, 1 failed, 2 a setting or a certificate is wrong or a port is taken.
 
 Everything else is set by variables of the environment; `tollkeeper check --env` says what becomes of each.
 
@@ -76,7 +76,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     match ended {
         Ok(()) => Outcome::Done,
         Err(error) => {
-            let misused = matches!(error, ServerError::Listen { .. } | ServerError::Traces(_));
+            let misused =
+                matches!(error, ServerError::Listen { .. } | ServerError::Traces(_) | ServerError::Certificate(_));
             tracing::error!(target: logs::FATAL, "{error}");
             if misused { Outcome::Misused } else { Outcome::Failed }
         }

@@ -5,27 +5,32 @@
 //! keep the process from ending.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
-use tonic_health::pb::health_server::HealthServer;
+use tonic_health::pb::health_server::{self, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::health::Health;
 use crate::pb::rate_limit_service_server::SERVICE_NAME;
+use crate::telemetry::metrics::Metrics;
 
 /// gRPC health.
 #[derive(Clone, Debug)]
 pub struct GrpcHealth {
     health: Arc<Health>,
+    metrics: Arc<Metrics>,
     reporter: HealthReporter,
 }
 
 const NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
 impl GrpcHealth {
-    /// Reports `health`.
-    pub async fn new(health: Arc<Health>) -> Self {
-        let this = Self { health, reporter: HealthReporter::new() };
+    /// Reports `health`; calls are counted in `metrics`.
+    pub async fn new(health: Arc<Health>, metrics: Arc<Metrics>) -> Self {
+        let this = Self { health, metrics, reporter: HealthReporter::new() };
         this.sync().await;
         this
     }
@@ -54,7 +59,31 @@ impl GrpcHealth {
     }
 
     /// The service.
-    pub fn server(&self) -> HealthServer<HealthService> {
-        HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
+    pub fn server(&self) -> HealthServer<Timed> {
+        let service = HealthService::from_health_reporter(self.reporter.clone());
+        HealthServer::new(Timed { service, metrics: Arc::clone(&self.metrics) })
+    }
+}
+
+/// The service, timed.
+#[derive(Debug)]
+pub struct Timed {
+    service: HealthService,
+    metrics: Arc<Metrics>,
+}
+
+#[tonic::async_trait]
+impl health_server::Health for Timed {
+    type WatchStream = <HealthService as health_server::Health>::WatchStream;
+
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        let begun = Instant::now();
+        let answer = self.service.check(request).await;
+        self.metrics.health_checks.observe(begun.elapsed());
+        answer
+    }
+
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.service.watch(request).await
     }
 }

@@ -1,24 +1,30 @@
 //! Connections: accepted, served, asked to close, cut off.
 //!
 //! All listeners share this loop. A connection is asked to close (GOAWAY, or `connection: close`) when it is old or
-//! the process stops, and is cut off when its grace is over; dropping the loop cuts off all. What a client may put off
-//! is bounded by time: the head of an HTTP/1 request, the answer to an HTTP/2 ping. TLS is not here.
+//! idle or the process stops, and is cut off when its grace is over; dropping the loop cuts off all. What a client may
+//! put off is bounded by time: the TLS handshake, its first request, the head of an HTTP/1 request, the answer to an
+//! HTTP/2 ping. A handshake is part of its connection, so that a slow one keeps nobody else from being accepted.
 
 use std::future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::door::{Door, Guest, Purpose};
 use super::gathered::Gathered;
-use super::guest::{Entrance, Guest, Origin};
+use super::guest::{Entrance, Origin};
+use super::identity::{self, Identity};
 use crate::settings::Grpc;
+use crate::settings::bounds::Bounds;
 
 /// How the connections of a listener are kept.
 #[derive(Clone, Debug)]
@@ -28,41 +34,64 @@ pub(super) struct Care {
     age: Option<Duration>,
     /// So much later it is cut off; `None`: never.
     grace: Option<Duration>,
-    /// Whether requests are told where they came from.
-    tells_peer: bool,
+    /// How long a client may take to begin.
+    head_timeout: Duration,
+    /// After so long without a request a connection is asked to close; `None`: never.
+    idle_timeout: Option<Duration>,
 }
-
-/// How long a client may take for the head of a request, from the end of the one before.
-const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls that a client may give up before they are begun. More, and its connection is closed; the default of 20 is what
 /// an Envoy gives up at its timeout of 20 ms when this process is not let run for a moment.
 const MOST_GIVEN_UP: usize = 2048;
+/// How long a client that has asked nothing is waited for once it was told to go.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// Requests that a browser or the like may have open on one connection over HTTP/2.
+const MOST_PAGES: u32 = 256;
 
 impl Care {
-    /// For HTTP/1.1.
-    pub(super) fn http() -> Self {
-        let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST_HEAD_TIMEOUT);
-        Self { builder, age: None, grace: None, tells_peer: true }
+    /// For HTTP/1.1, and with TLS for HTTP/2 too.
+    pub(super) fn http(bounds: &Bounds, purpose: Purpose, is_secured: bool) -> Self {
+        let mut builder = Builder::new(TokioExecutor::new());
+        if !is_secured {
+            builder = builder.http1_only();
+        }
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(bounds.head_timeout);
+        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MOST_PAGES);
+        builder.http2().max_header_list_size(bounds.head_bytes);
+        if purpose.is_public() {
+            builder.http1().max_buf_size(usize::try_from(bounds.head_bytes).unwrap_or(usize::MAX));
+        }
+        Self { builder, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout: None }
     }
 
-    /// For gRPC: HTTP/2 without TLS.
-    pub(super) fn grpc(settings: &Grpc) -> Self {
+    /// For gRPC: HTTP/2.
+    pub(super) fn grpc(bounds: &Bounds, settings: &Grpc) -> Self {
         let mut builder = Builder::new(TokioExecutor::new()).http2_only();
         builder
             .http2()
             .timer(TokioTimer::new())
+            .max_header_list_size(bounds.head_bytes)
             .max_concurrent_streams(settings.max_concurrent_streams)
             .max_pending_accept_reset_streams(MOST_GIVEN_UP)
             .keep_alive_interval(settings.keepalive_interval)
             .keep_alive_timeout(settings.keepalive_timeout);
-        Self { builder, age: settings.max_connection_age, grace: settings.max_connection_age_grace, tells_peer: false }
+        Self {
+            builder,
+            age: settings.max_connection_age,
+            grace: settings.max_connection_age_grace,
+            head_timeout: bounds.head_timeout,
+            idle_timeout: bounds.idle_timeout,
+        }
     }
 
     /// Accepts and serves until `stopping` says so and all connections are closed.
-    pub(super) async fn serve<L>(self, mut listener: L, pages: Router, mut stopping: watch::Receiver<bool>)
-    where
+    pub(super) async fn serve<L>(
+        self,
+        mut listener: L,
+        (door, identity): (Arc<Door>, Option<Arc<Identity>>),
+        pages: Router,
+        mut stopping: watch::Receiver<bool>,
+    ) where
         L: Listener,
         L::Addr: Origin,
     {
@@ -71,10 +100,15 @@ impl Care {
             tokio::select! {
                 // It waits a second after an error such as too many open files, instead of spinning.
                 (io, address) = listener.accept() => {
-                    let guest = Guest { peer: address.peer().filter(|_| self.tells_peer) };
-                    let entrance = Entrance::new(pages.clone(), guest);
-                    let io = TokioIo::new(Gathered::new(io));
-                    connections.spawn(self.clone().connection(io, entrance, stopping.clone()));
+                    let Some(guest) = door.admit(address.peer()) else { continue };
+                    let (care, pages, stopping) = (self.clone(), pages.clone(), stopping.clone());
+                    match &identity {
+                        None => connections.spawn(care.connection(io, guest, pages, stopping)),
+                        Some(identity) => {
+                            let handshake = identity.accept(io);
+                            connections.spawn(care.secured(handshake, guest, pages, stopping))
+                        }
+                    };
                 }
                 Some(_) = connections.join_next() => {}
                 () = stopped(&mut stopping) => break,
@@ -85,27 +119,67 @@ impl Care {
         while connections.join_next().await.is_some() {}
     }
 
-    async fn connection<I>(self, io: I, entrance: Entrance, mut stopping: watch::Receiver<bool>)
-    where
-        I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    async fn secured<I>(
+        self,
+        handshake: tokio_rustls::Accept<I>,
+        guest: Arc<Guest>,
+        pages: Router,
+        mut stopping: watch::Receiver<bool>,
+    ) where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let mut connection = pin!(self.builder.serve_connection(io, entrance));
+        let shaken = tokio::select! {
+            shaken = timeout(self.head_timeout, handshake) => shaken,
+            () = stopped(&mut stopping) => return,
+        };
+        match shaken {
+            Ok(Ok(io)) => self.connection(io, guest, pages, stopping).await,
+            Ok(Err(error)) => identity::tell_refused(&error, guest.purpose(), guest.peer),
+            Err(_) => {}
+        }
+    }
+
+    async fn connection<I>(self, io: I, guest: Arc<Guest>, pages: Router, mut stopping: watch::Receiver<bool>)
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let entrance = Entrance::new(pages, Arc::clone(&guest));
+        let mut connection = pin!(self.builder.serve_connection(TokioIo::new(Gathered::new(io)), entrance));
         let old = async {
             match self.age {
                 Some(age) => sleep(spread(age)).await,
                 None => future::pending().await,
             }
         };
+        let mut grace = self.grace;
         // How a connection ends is its client's affair: an error says nothing that an operator could mend.
         tokio::select! {
             _ = connection.as_mut() => return,
             () = old => {}
+            never_asked = self.quiet(&guest) => if never_asked {
+                grace = Some(FAREWELL);
+            },
             () = stopped(&mut stopping) => {}
         }
         connection.as_mut().graceful_shutdown();
-        match self.grace {
+        match grace {
             Some(grace) => drop(timeout(grace, connection).await),
             None => drop(connection.await),
+        }
+    }
+
+    /// Waits until the client has asked nothing for too long; whether it never has.
+    async fn quiet(&self, guest: &Guest) -> bool {
+        sleep(self.head_timeout).await;
+        if !guest.has_asked() {
+            return true;
+        }
+        let Some(idle_timeout) = self.idle_timeout else { return future::pending().await };
+        loop {
+            sleep(idle_timeout).await;
+            if !guest.has_asked() {
+                return false;
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
-//! The listeners: opened all at once before anything is served, so that a port taken is one clear line.
+//! The listeners: opened all at once before anything is served, so that a port taken or a certificate that is none is
+//! one clear line.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use axum::serve::{Listener, ListenerExt as _};
 use tokio::net::UnixListener;
@@ -12,21 +14,30 @@ use tokio::task::JoinSet;
 
 use super::ServerError;
 use super::connection::Care;
+use super::door::{Door, House, Purpose};
+use super::identity::Identity;
 use crate::grpc;
 use crate::grpc::health::GrpcHealth;
 use crate::http::metrics;
 use crate::http::routes::{self, Site};
 use crate::settings::address::Address;
+use crate::settings::bounds::Bounds;
+use crate::settings::tls::Tls;
 use crate::settings::{Grpc, GrpcListener, Settings};
+use crate::telemetry::doors::Doors;
 
 /// Open listeners.
 #[derive(Debug)]
 pub(super) struct Listeners {
-    grpc: GrpcSocket,
-    http: TcpListener,
-    debug: TcpListener,
-    prometheus: Option<TcpListener>,
+    grpc: (GrpcSocket, Gate),
+    http: (TcpListener, Gate),
+    debug: (TcpListener, Gate),
+    prometheus: Option<(TcpListener, Gate)>,
+    bounds: Bounds,
 }
+
+/// Who may come in, and what is shown to them.
+type Gate = (Arc<Door>, Option<Arc<Identity>>);
 
 #[derive(Debug)]
 enum GrpcSocket {
@@ -36,7 +47,8 @@ enum GrpcSocket {
 
 impl Listeners {
     /// Opens all of them.
-    pub(super) fn open(settings: &Settings) -> Result<Self, ServerError> {
+    pub(super) fn open(settings: &Settings, doors: &Arc<Doors>) -> Result<Self, ServerError> {
+        let house = Arc::new(House::new(settings.bounds, Arc::clone(doors)));
         let grpc = match &settings.listeners.grpc {
             GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(["GRPC_HOST", "GRPC_PORT"], address)?),
             GrpcListener::Unix(path) => match open_unix(path) {
@@ -54,17 +66,28 @@ impl Listeners {
         let debug = open(["DEBUG_HOST", "DEBUG_PORT"], &settings.listeners.debug)?;
         let prometheus = settings.metrics.prometheus.as_ref();
         let prometheus = prometheus.map(|of| open(["PROMETHEUS_ADDR", "PROMETHEUS_ADDR"], &of.address)).transpose()?;
-        Ok(Self { grpc, http, debug, prometheus })
+        Ok(Self {
+            grpc: (grpc, gate(house.door(Purpose::Grpc), settings.listeners.grpc_tls.as_ref())?),
+            http: (http, gate(house.door(Purpose::Http), settings.listeners.http_tls.as_ref())?),
+            debug: (debug, (house.door(Purpose::Debug), None)),
+            prometheus: prometheus.map(|listener| (listener, (house.door(Purpose::Prometheus), None))),
+            bounds: settings.bounds,
+        })
+    }
+
+    /// Those that have a certificate.
+    pub(super) fn identities(&self) -> impl Iterator<Item = Arc<Identity>> {
+        [&self.grpc.1, &self.http.1].into_iter().filter_map(|(_, identity)| identity.clone())
     }
 
     /// Where they listen, for the log: the address, or the path of the socket.
     pub(super) fn addresses(&self) -> [String; 4] {
-        let grpc = match &self.grpc {
+        let grpc = match &self.grpc.0 {
             GrpcSocket::Tcp(listener) => address(listener),
             GrpcSocket::Unix(_, path) => path.display().to_string(),
         };
-        let prometheus = self.prometheus.as_ref().map_or_else(|| "off".to_owned(), address);
-        [grpc, address(&self.http), address(&self.debug), prometheus]
+        let prometheus = self.prometheus.as_ref().map_or_else(|| "off".to_owned(), |(listener, _)| address(listener));
+        [grpc, address(&self.http.0), address(&self.debug.0), prometheus]
     }
 
     /// Serves on all of them until `stopping` says so and all connections are closed.
@@ -76,20 +99,30 @@ impl Listeners {
         stopping: &watch::Receiver<bool>,
     ) -> io::Result<JoinSet<()>> {
         let mut serving = JoinSet::new();
-        let (care, pages) = (Care::grpc(settings), grpc::routes::routes(settings, &site.instruments.service, health));
-        match self.grpc {
-            GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, pages, stopping.clone())),
+        let bounds = &self.bounds;
+        let (socket, gate) = self.grpc;
+        let care = Care::grpc(bounds, settings);
+        let pages = grpc::routes::routes(settings, &site.instruments.service, health);
+        match socket {
+            GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, gate, pages, stopping.clone())),
             GrpcSocket::Unix(listener, _) => {
-                serving.spawn(care.serve(UnixListener::from_std(listener)?, pages, stopping.clone()))
+                serving.spawn(care.serve(UnixListener::from_std(listener)?, gate, pages, stopping.clone()))
             }
         };
         let prometheus = self.prometheus.map(|listener| (listener, metrics::routes(&site)));
         let public = (self.http, routes::public(site.clone()));
-        for (listener, pages) in [public, (self.debug, routes::debug(site))].into_iter().chain(prometheus) {
-            serving.spawn(Care::http().serve(tcp(listener)?, pages, stopping.clone()));
+        for ((listener, gate), pages) in [public, (self.debug, routes::debug(site))].into_iter().chain(prometheus) {
+            let care = Care::http(bounds, gate.0.purpose(), gate.1.is_some());
+            serving.spawn(care.serve(tcp(listener)?, gate, pages, stopping.clone()));
         }
         Ok(serving)
     }
+}
+
+/// With the certificate that the settings name, if they do.
+fn gate(door: Arc<Door>, tls: Option<&Tls>) -> Result<Gate, ServerError> {
+    let identity = tls.map(|tls| Identity::load(tls, &door)).transpose().map_err(ServerError::Certificate)?;
+    Ok((door, identity.map(Arc::new)))
 }
 
 /// A small answer must not wait for more to send.

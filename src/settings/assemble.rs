@@ -7,6 +7,7 @@
 mod metrics;
 mod redis;
 mod tracing;
+mod tls;
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -97,6 +98,7 @@ impl Values {
     fn settings(&mut self, in_redis: bool) -> Settings {
         Settings {
             listeners: self.listeners(),
+            bounds: self.bounds(),
             admin: self.admin(),
             grpc: Grpc {
                 max_connection_age: self.time("GRPC_MAX_CONNECTION_AGE"),
@@ -129,6 +131,8 @@ impl Values {
             grpc: if socket.as_os_str().is_empty() { GrpcListener::Tcp(tcp) } else { GrpcListener::Unix(socket) },
             http: self.address("HOST", "PORT"),
             debug: self.address("DEBUG_HOST", "DEBUG_PORT"),
+            grpc_tls: self.grpc_tls(),
+            http_tls: self.http_tls(),
         }
     }
 

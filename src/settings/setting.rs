@@ -222,6 +222,8 @@ impl fmt::Display for When {
 pub enum Group {
     Listeners,
     Grpc,
+    Bounds,
+    Tls,
     Rules,
     Answers,
     Counters,
@@ -229,7 +231,6 @@ pub enum Group {
     Logs,
     Metrics,
     Tracing,
-    Tls,
     Xds,
     Redis,
     Memcache,
@@ -237,9 +238,11 @@ pub enum Group {
 
 impl Group {
     /// All, in the order of the documentation.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Listeners,
         Self::Grpc,
+        Self::Bounds,
+        Self::Tls,
         Self::Rules,
         Self::Answers,
         Self::Counters,
@@ -247,7 +250,6 @@ impl Group {
         Self::Logs,
         Self::Metrics,
         Self::Tracing,
-        Self::Tls,
         Self::Xds,
         Self::Redis,
         Self::Memcache,
@@ -258,6 +260,8 @@ impl Group {
         match self {
             Self::Listeners => "Listeners",
             Self::Grpc => "gRPC",
+            Self::Bounds => "What clients may take",
+            Self::Tls => "TLS of the listeners",
             Self::Rules => "Rules and their files",
             Self::Answers => "Answers",
             Self::Counters => "Counters",
@@ -265,7 +269,6 @@ impl Group {
             Self::Logs => "Logs",
             Self::Metrics => "Metrics",
             Self::Tracing => "Tracing",
-            Self::Tls => "TLS",
             Self::Xds => "Rules over xDS",
             Self::Redis => "Counters in Redis",
             Self::Memcache => "Counters in memcache",

@@ -53,6 +53,40 @@ pub static TABLE: &[Setting] = table! {
             "the largest request that is read";
         "TOLLKEEPER_REFLECTION" Kind::Bool, "false", Honoured, "offer gRPC server reflection";
     }
+    Bounds {
+        "TOLLKEEPER_MAX_CONNECTIONS" AT_LEAST_0, "10000", Honoured,
+            "connections that a listener may have open, a third of the open files that the system allows at most; 0: that third";
+        "TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS" AT_LEAST_0, "2000", Honoured,
+            "those of them that may come from one address, which of IPv6 is a /64; 0: all";
+        "TOLLKEEPER_MAX_CONCURRENT_REQUESTS" AT_LEAST_0, "65536", Honoured,
+            "requests that may be read, decided or held at once over gRPC and /json; more are refused at once; 0: any number";
+        "TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS" AT_LEAST_0, "16384", Honoured,
+            "those of them that may come from one address to one listener; 0: all";
+        "TOLLKEEPER_MAX_HEADER_BYTES" Kind::Bytes { min: 8 << 10, max: 1 << 20 }, "16KiB", Honoured,
+            "the largest head of a request over gRPC or to /json";
+        "TOLLKEEPER_HEAD_TIMEOUT" span(Duration::from_millis(100), HOUR, false), "60s", Honoured,
+            "how long a client may take for a TLS handshake, its first request, and over HTTP/1 the head of each";
+        "TOLLKEEPER_IDLE_TIMEOUT" span(Duration::from_millis(100), DAY, true), "1h", Honoured,
+            "a gRPC connection without a new request for this time is asked to close; 0: it may stay";
+    }
+    Tls {
+        "GRPC_SERVER_USE_TLS" Kind::Bool, "false", Honoured, "serve gRPC over TLS";
+        "GRPC_SERVER_TLS_CERT" Kind::Path, "", Differs("it need not lie beside the key"),
+            "certificate chain of the gRPC listener, PEM; read again when it changes";
+        "GRPC_SERVER_TLS_KEY" Kind::Path, "", Honoured, "its private key, PEM; read again when it changes";
+        "GRPC_SERVER_TLS_CA_CERT" Kind::Path, "",
+            NoEffect { when: When::Filled, why: "envoyproxy/ratelimit does not read it either" }, "set by Envoy Gateway";
+        "GRPC_CLIENT_TLS_CACERT" Kind::Path, "",
+            Differs("the authorities of the system are not trusted besides; it stops the start without TLS"),
+            "authorities that must have signed a client's certificate, PEM; read again when they change";
+        "GRPC_CLIENT_TLS_SAN" Kind::Text, "", Differs("it stops the start without GRPC_CLIENT_TLS_CACERT"),
+            "DNS name that a client's certificate must hold among its alternative names";
+        "TOLLKEEPER_HTTP_TLS_CERT" Kind::Path, "", Honoured,
+            "certificate chain of the listener of /json and the health pages, PEM; not set: it serves without TLS";
+        "TOLLKEEPER_HTTP_TLS_KEY" Kind::Path, "", Honoured, "its private key, PEM";
+        "TOLLKEEPER_HTTP_TLS_CLIENT_CACERT" Kind::Path, "", Honoured,
+            "authorities that must have signed the certificate of who comes there, PEM; probes need one too";
+    }
     Rules {
         "CONFIG_TYPE" exactly(&["FILE", "GRPC_XDS_SOTW"]), "FILE", Refused(NO_XDS), "where rules come from";
         "RUNTIME_ROOT" Kind::Path, "/srv/runtime_data/current", Honoured, "directory in or below which the rule files are";
@@ -202,15 +236,6 @@ pub static TABLE: &[Setting] = table! {
         "OTEL_BSP_EXPORT_TIMEOUT" MILLISECONDS, "30000",
             NoEffect { when: When::Set, why: "OTEL_EXPORTER_OTLP_TIMEOUT is the one that counts" }, "see OTEL_EXPORTER_OTLP_TIMEOUT";
     }
-    Tls {
-        "GRPC_SERVER_USE_TLS" Kind::Bool, "false", Refused(NO_SERVER_TLS), "serve gRPC over TLS";
-        "GRPC_SERVER_TLS_CERT" Kind::Path, "", WITHOUT_TLS, "certificate of the gRPC listener";
-        "GRPC_SERVER_TLS_KEY" Kind::Path, "", WITHOUT_TLS, "private key of the gRPC listener";
-        "GRPC_SERVER_TLS_CA_CERT" Kind::Path, "",
-            NoEffect { when: When::Filled, why: "envoyproxy/ratelimit does not read it either" }, "set by Envoy Gateway";
-        "GRPC_CLIENT_TLS_CACERT" Kind::Path, "", Refused(NO_CLIENT_TLS), "authority that must have signed a client's certificate";
-        "GRPC_CLIENT_TLS_SAN" Kind::Text, "", Refused(NO_CLIENT_TLS), "DNS name that a client's certificate must hold";
-    }
     Xds {
         "CONFIG_GRPC_XDS_NODE_ID" Kind::Text, "default", WITHOUT_XDS, "node id";
         "CONFIG_GRPC_XDS_NODE_METADATA" Kind::Text, "", WITHOUT_XDS, "node metadata: k=v,k=v";
@@ -340,7 +365,6 @@ const fn any_case(words: &'static [&'static str]) -> Kind {
     Kind::OneOf { words, any_case: true }
 }
 
-const WITHOUT_TLS: Status = NoEffect { when: When::Filled, why: "it is only read with GRPC_SERVER_USE_TLS=true" };
 const WITHOUT_XDS: Status = NoEffect { when: When::Filled, why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW" };
 const WITHOUT_MEMCACHE: Status = NoEffect { when: When::Filled, why: "it is only read with BACKEND_TYPE=memcache" };
 const PIPELINED: Status = NoEffect { when: When::Not("0"), why: "calls go out as they come, without waiting" };
@@ -362,14 +386,4 @@ const NO_BACKEND: &[Refusal] = &[Refusal {
     when: When::Is("memcache"),
     why: "counters in memcache leak under load and are not supported",
     instead: "give redis, or unset it to count in this process",
-}];
-const NO_SERVER_TLS: &[Refusal] = &[Refusal {
-    when: When::True,
-    why: "TLS is not in this release",
-    instead: "unset it and let a sidecar or mesh encrypt",
-}];
-const NO_CLIENT_TLS: &[Refusal] = &[Refusal {
-    when: When::Filled,
-    why: "checking certificates of clients is not in this release",
-    instead: "unset it and let a sidecar or mesh check them",
 }];

@@ -566,8 +566,16 @@ fn client_cmd_speaks_as_its_model() {
     let nobody = format!("127.0.0.1:{}", Port::reserve().number());
     for (arguments, code, expected) in [
         (["-dial_string", nobody.as_str(), "-domain=d"], 1, "request error: 127.0.0.1"),
-        (["-grpc-use-tls", "-domain", "d"], 2, "-grpc-use-tls: TLS is not in this release"),
-        (["-grpc-server-ca-file", "ca.pem", "-domain=d"], 2, "-grpc-server-ca-file: TLS is not in this release"),
+        (
+            ["-grpc-use-tls", "-grpc-key-file=k", "-domain=d"],
+            2,
+            "-grpc-cert-file and -grpc-key-file: give both or none",
+        ),
+        (
+            ["-grpc-server-ca-file", "ca.pem", "-domain=d"],
+            2,
+            "-grpc-server-ca-file: no TLS is spoken without -grpc-use-tls",
+        ),
         (["-descriptors", "a", "-domain=d"], 2, "-descriptors a: `a` has no `=`"),
         (["-dial_string", "x", "-domain=d"], 2, "-dial_string x: give HOST:PORT"),
     ] {

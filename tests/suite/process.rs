@@ -247,6 +247,7 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
         ("TRACING_ENABLED", "true"),
     ];
     let refused = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("GRPC_SERVER_USE_TLS", "true")];
+    let unreadable = &refused[1..];
     let setup = |more: &[(&str, &str)]| {
         let named = harmless.iter().chain(more);
         let setup = tollkeeper::without_rules().called("ratelimit", &[]).env("RUNTIME_ROOT", root.path());
@@ -258,7 +259,10 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
         assert!(server.stderr().contains(named), "{named} has no effect, and nothing says so: {}", server.stderr());
     }
     let ended = setup(&refused).run();
-    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 2), "{}", ended.stderr);
+    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 1), "{}", ended.stderr);
+    let ended = setup(unreadable).run();
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("GRPC_SERVER_TLS_CERT=/certs/tls.crt: it can not be read"), "{}", ended.stderr);
 }
 
 #[test]

@@ -18,6 +18,8 @@ use tollkeeper::telemetry::logs;
 
 #[path = "settings/redis.rs"]
 mod redis;
+#[path = "settings/tls.rs"]
+mod tls;
 
 type Vars<'a> = &'a [(&'a str, &'a str)];
 
@@ -490,13 +492,6 @@ fn what_would_change_a_verdict_and_is_missing_stops_the_start() {
             "GRPC_XDS_SOTW",
             "rules over xDS are not in this release; unset it and give the rules as files, by --config or RUNTIME_ROOT",
         ),
-        ("GRPC_SERVER_USE_TLS", "t", "t", "TLS is not in this release; unset it and let a sidecar or mesh encrypt"),
-        (
-            "GRPC_CLIENT_TLS_SAN",
-            "x",
-            "x",
-            "checking certificates of clients is not in this release; unset it and let a sidecar or mesh check them",
-        ),
     ] {
         assert_eq!(problems(&[(name, value)]), [format!("{name}={shown}: {rest}")]);
     }
@@ -623,7 +618,7 @@ const ENVOY_GATEWAY: Vars<'static> = &[
 fn the_environment_of_envoy_gateway_is_understood_and_what_it_lacks_is_named() {
     let lines = problems(ENVOY_GATEWAY);
     let names: Vec<&str> = lines.iter().map(|line| line.split('=').next().unwrap()).collect();
-    let missing = ["CONFIG_TYPE", "GRPC_SERVER_USE_TLS"];
+    let missing = ["CONFIG_TYPE"];
     assert_eq!(names, missing);
     let lines = report(os(ENVOY_GATEWAY));
     assert_eq!(lines.len(), ENVOY_GATEWAY.len());
@@ -634,6 +629,8 @@ fn the_environment_of_envoy_gateway_is_understood_and_what_it_lacks_is_named() {
     assert_eq!(settings.rules.root, Path::new("/data"));
     assert!(settings.rules.ignore_dot_files && !settings.rules.watch_root);
     assert_eq!(settings.logs.level, logs::Level::Info);
+    let tls = settings.listeners.grpc_tls.unwrap();
+    assert_eq!((tls.key.path.as_path(), tls.clients), (Path::new("/certs/tls.key"), None));
     let Store::Redis(redis) = settings.store else { panic!("{:?}", settings.store) };
     assert!(redis.main.tls.is_some_and(|tls| tls.client.is_some()));
 }

@@ -312,7 +312,7 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
         let needs = Needs { domain: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
         let site = Site {
-            instruments: Instruments { service, health, path_label: false },
+            instruments: Instruments { service, health, doors: Arc::default(), path_label: false },
             max_body_bytes: 1 << 20,
             exposition: None,
             admin: None,
@@ -339,7 +339,7 @@ fn those_who_watch_are_told_when_the_store_is_lost_and_back() {
         let rules = Arc::clone(&desk(&[], 1, RULES).service.rules);
         let store = Arc::new(StoreHealth::default());
         let needs = Needs { domain: false, store: true };
-        let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs))).await;
+        let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default()).await;
         tokio::spawn(health.clone().follow_store());
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

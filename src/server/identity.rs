@@ -1,0 +1,272 @@
+//! Who a listener is, and whom it lets in: its certificate, its key, and the authorities that vouch for clients.
+//!
+//! The files are read every second and compared by their contents, so that it does not matter how they are replaced: by
+//! a rename, by a swapped link on the way, or in place. What differs counts once two readings in a row agree, and then
+//! all of it or nothing: a pair that does not fit leaves the old one in force, with one line in the log. Connections
+//! that are open go on as they are; sessions are not resumed across a change.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::client::verify_server_name;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{Accept, TlsAcceptor};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::door::{Door, Purpose};
+use crate::clock::Clock;
+use crate::settings::tls::{self, Clients, Tls};
+use crate::telemetry::occasionally::Occasionally;
+
+/// Who a listener is.
+#[derive(Debug)]
+pub(super) struct Identity {
+    tls: Tls,
+    door: Arc<Door>,
+    config: ArcSwap<ServerConfig>,
+    /// What was read at the start.
+    read: blake3::Hash,
+}
+
+/// How often the files are compared.
+const COMPARED: Duration = Duration::from_secs(1);
+/// A larger file is a mistake, in bytes.
+const LARGEST_BYTES: u64 = 1 << 20;
+
+impl Identity {
+    /// Reads the files; an error names the setting and says what to do.
+    pub(super) fn load(tls: &Tls, door: &Arc<Door>) -> Result<Self, String> {
+        let material = Material::read(tls);
+        let read = fingerprint(&material);
+        let (config, not_after) = material?.config(tls, door.purpose())?;
+        note(door, tls, not_after);
+        Ok(Self { tls: tls.clone(), door: Arc::clone(door), config: ArcSwap::from_pointee(config), read })
+    }
+
+    /// Begins a handshake.
+    pub(super) fn accept<I: AsyncRead + AsyncWrite + Unpin>(&self, io: I) -> Accept<I> {
+        TlsAcceptor::from(self.config.load_full()).accept(io)
+    }
+
+    /// Puts what changes in force, for ever.
+    pub(super) async fn follow(self: Arc<Self>) {
+        // What was acted upon last, and what the reading before said.
+        let (mut known, mut before) = (self.read, self.read);
+        loop {
+            tokio::time::sleep(COMPARED).await;
+            let tls = self.tls.clone();
+            let Ok(material) = tokio::task::spawn_blocking(move || Material::read(&tls)).await else { continue };
+            let read = fingerprint(&material);
+            if read != known && read == before {
+                known = read;
+                self.replace(material);
+            }
+            before = read;
+        }
+    }
+
+    fn replace(&self, material: Result<Material, String>) {
+        match material.and_then(|material| material.config(&self.tls, self.door.purpose())) {
+            Ok((config, not_after)) => {
+                self.config.store(Arc::new(config));
+                let tls::File { setting, path } = &self.tls.certificate;
+                tracing::warn!("{setting}={}: the new certificate is in force", path.display());
+                note(&self.door, &self.tls, not_after);
+            }
+            Err(problem) => tracing::warn!("{problem}; the certificate before stays in force"),
+        }
+    }
+}
+
+/// Notes when a certificate ends.
+fn note(door: &Door, tls: &Tls, not_after: i64) {
+    door.meter().note_not_after(not_after);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    if i64::try_from(now).is_ok_and(|now| not_after < now) {
+        let tls::File { setting, path } = &tls.certificate;
+        tracing::warn!("{setting}={}: the certificate has expired; clients will refuse it", path.display());
+    }
+}
+
+/// Tells of a client that did not get through the handshake; those that only look whether somebody listens are not
+/// told of.
+pub(super) fn tell_refused(error: &io::Error, purpose: Purpose, peer: Option<SocketAddr>) {
+    static SAID: Occasionally = Occasionally::every(Duration::from_secs(60));
+    if error.kind() == io::ErrorKind::InvalidData
+        && let Some(suppressed) = SAID.due(Clock::System.now())
+    {
+        let peer = peer.map(|peer| peer.to_string());
+        tracing::warn!(listener = purpose.name(), peer, suppressed, %error, "a TLS handshake failed");
+    }
+}
+
+/// The contents of the files.
+struct Material {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    authorities: Option<Vec<u8>>,
+}
+
+impl Material {
+    fn read(tls: &Tls) -> Result<Self, String> {
+        Ok(Self {
+            certificate: contents(&tls.certificate)?,
+            key: contents(&tls.key)?,
+            authorities: tls.clients.as_ref().map(|clients| contents(&clients.authorities)).transpose()?,
+        })
+    }
+
+    /// How to speak TLS with it, and when the certificate ends.
+    fn config(&self, tls: &Tls, purpose: Purpose) -> Result<(ServerConfig, i64), String> {
+        let provider = Arc::new(ring::default_provider());
+        let chain = certificates(&tls.certificate, &self.certificate)?;
+        let not_after = not_after(&chain[0]).ok_or_else(|| {
+            wrong(&tls.certificate, "the first certificate in it can not be read; give one in X.509, as PEM")
+        })?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key)
+            .map_err(|_| wrong(&tls.key, "no private key in it; give one as PEM that needs no password"))?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| wrong(&tls.certificate, &error.to_string()))?;
+        let builder = match (&tls.clients, &self.authorities) {
+            (Some(clients), Some(pem)) => builder.with_client_cert_verifier(verifier(clients, pem, provider)?),
+            _ => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
+            Error::InconsistentKeys(_) => {
+                let whose = format!("not the key of {}; give the pair", tls.certificate.setting);
+                wrong(&tls.key, &whose)
+            }
+            error => wrong(&tls.key, &format!("the key can not be used: {error}")),
+        })?;
+        config.alpn_protocols = match purpose {
+            Purpose::Grpc => vec![b"h2".to_vec()],
+            _ => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        };
+        Ok((config, not_after))
+    }
+}
+
+/// Tells readings apart: by contents, or by what is in the way of them.
+fn fingerprint(material: &Result<Material, String>) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |part: &[u8]| {
+        hasher.update(&part.len().to_le_bytes());
+        hasher.update(part);
+    };
+    match material {
+        Ok(Material { certificate, key, authorities }) => {
+            let parts = [certificate.as_slice(), key, authorities.as_deref().unwrap_or_default()];
+            parts.into_iter().for_each(add);
+        }
+        Err(problem) => add(problem.as_bytes()),
+    }
+    hasher.finalize()
+}
+
+fn contents(file: &tls::File) -> Result<Vec<u8>, String> {
+    let mut contents = Vec::new();
+    let read = File::open(&file.path).and_then(|open| open.take(LARGEST_BYTES + 1).read_to_end(&mut contents));
+    match read {
+        Ok(length) if length as u64 > LARGEST_BYTES => Err(wrong(file, "larger than 1 MiB; give a PEM file")),
+        Ok(_) => Ok(contents),
+        Err(error) => Err(wrong(file, &format!("it can not be read: {error}"))),
+    }
+}
+
+/// At least one.
+fn certificates(file: &tls::File, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err(wrong(file, "no certificate in it; give one as PEM")),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong(file, &format!("not PEM: {error}"))),
+    }
+}
+
+fn not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(certificate.validity().not_after.timestamp())
+}
+
+/// `NAME=path: what`, as all problems with settings are told.
+fn wrong(file: &tls::File, what: &str) -> String {
+    format!("{}={}: {what}", file.setting, file.path.display())
+}
+
+/// Verifies the certificates of clients: only those that these authorities have signed, not those of the system, which
+/// sign for anybody.
+fn verifier(
+    clients: &Clients,
+    pem: &[u8],
+    provider: Arc<rustls::crypto::CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&clients.authorities, pem)? {
+        let added = roots.add(certificate);
+        added.map_err(|error| wrong(&clients.authorities, &format!("not a certificate of an authority: {error}")))?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    let verifier = verifier.map_err(|error| wrong(&clients.authorities, &error.to_string()))?;
+    let Some((setting, name)) = &clients.name else { return Ok(verifier) };
+    let name = ServerName::try_from(name.clone()).map_err(|_| format!("{setting}={name}: not a DNS name"))?;
+    Ok(Arc::new(Named { verifier, name }))
+}
+
+/// Lets in only who has a certificate for this name, among its alternative names; that of its subject does not count.
+#[derive(Debug)]
+struct Named {
+    verifier: Arc<dyn ClientCertVerifier>,
+    name: ServerName<'static>,
+}
+
+impl ClientCertVerifier for Named {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.verifier.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
+        // Names in certificates are matched alike, whoever shows them.
+        verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}

@@ -1,0 +1,110 @@
+//! TLS of the listeners, and what clients may take: what is given together, and what is refused.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tollkeeper::settings::bounds::Bounds;
+use tollkeeper::settings::tls::File;
+
+use super::{notices, problems, read};
+
+const GRPC: [(&str, &str); 3] =
+    [("GRPC_SERVER_USE_TLS", "true"), ("GRPC_SERVER_TLS_CERT", "/tls.crt"), ("GRPC_SERVER_TLS_KEY", "/keys/tls.key")];
+
+#[test]
+fn listeners_are_encrypted_where_it_is_asked_for() {
+    let listeners = read(&[]).listeners;
+    assert_eq!((listeners.grpc_tls, listeners.http_tls), (None, None));
+    let more = [("GRPC_CLIENT_TLS_CACERT", "/ca.crt"), ("GRPC_CLIENT_TLS_SAN", "envoy.example")];
+    let listeners = read(&[&GRPC[..], &more].concat()).listeners;
+    let tls = listeners.grpc_tls.unwrap();
+    assert_eq!(tls.certificate, File { setting: "GRPC_SERVER_TLS_CERT", path: "/tls.crt".into() });
+    assert_eq!(tls.key, File { setting: "GRPC_SERVER_TLS_KEY", path: "/keys/tls.key".into() });
+    let clients = tls.clients.unwrap();
+    assert_eq!(clients.authorities.path, Path::new("/ca.crt"));
+    assert_eq!(clients.name, Some(("GRPC_CLIENT_TLS_SAN", "envoy.example".to_owned())));
+    assert_eq!(listeners.http_tls, None);
+    let http = [("TOLLKEEPER_HTTP_TLS_CERT", "/a"), ("TOLLKEEPER_HTTP_TLS_KEY", "/b")];
+    let tls = read(&http).listeners.http_tls.unwrap();
+    assert_eq!((tls.key.path.as_path(), tls.clients), (Path::new("/b"), None));
+}
+
+#[test]
+fn half_a_setup_stops_the_start_and_says_what_is_missing() {
+    let with = |more: &[(&'static str, &'static str)]| [&GRPC[..1], more].concat();
+    let (certificate, key) = (GRPC[1], GRPC[2]);
+    for (vars, expected) in [
+        (
+            with(&[]),
+            "GRPC_SERVER_USE_TLS=true: there is no certificate to serve with; give GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY",
+        ),
+        (with(&[certificate]), "GRPC_SERVER_TLS_CERT=/tls.crt: the certificate has no key; give GRPC_SERVER_TLS_KEY"),
+        (with(&[key]), "GRPC_SERVER_TLS_KEY=/keys/tls.key: the key has no certificate; give GRPC_SERVER_TLS_CERT"),
+        (
+            with(&[certificate, key, ("GRPC_CLIENT_TLS_SAN", "a.b")]),
+            "GRPC_CLIENT_TLS_SAN=a.b: no client is asked for a certificate; give GRPC_CLIENT_TLS_CACERT, the authority that signed it",
+        ),
+        (
+            with(&[certificate, key, ("GRPC_CLIENT_TLS_CACERT", "/ca"), ("GRPC_CLIENT_TLS_SAN", "*.b")]),
+            "GRPC_CLIENT_TLS_SAN=*.b: not a name that a certificate can hold; give one DNS name, without a wildcard",
+        ),
+        (
+            vec![("GRPC_CLIENT_TLS_CACERT", "/ca")],
+            "GRPC_CLIENT_TLS_CACERT=/ca: no client is asked for a certificate without TLS; set GRPC_SERVER_USE_TLS=true, or unset it to let everybody in",
+        ),
+        (
+            vec![("GRPC_CLIENT_TLS_SAN", "a.b")],
+            "GRPC_CLIENT_TLS_SAN=a.b: no client is asked for a certificate without TLS; set GRPC_SERVER_USE_TLS=true, or unset it to let everybody in",
+        ),
+        (
+            vec![("TOLLKEEPER_HTTP_TLS_CERT", "/a")],
+            "TOLLKEEPER_HTTP_TLS_CERT=/a: the certificate has no key; give TOLLKEEPER_HTTP_TLS_KEY",
+        ),
+        (
+            vec![("TOLLKEEPER_HTTP_TLS_CLIENT_CACERT", "/a")],
+            "TOLLKEEPER_HTTP_TLS_CLIENT_CACERT=/a: no client is asked for a certificate without TLS; give TOLLKEEPER_HTTP_TLS_CERT and TOLLKEEPER_HTTP_TLS_KEY, or unset it to let everybody in",
+        ),
+    ] {
+        assert_eq!(problems(&vars), [expected]);
+    }
+    // Envoy Gateway names the files whether or not they are used.
+    let idle = notices(&GRPC[1..]);
+    assert_eq!(idle.len(), 2, "{idle:?}");
+    assert!(idle.iter().all(|notice| notice.ends_with("it is only read with GRPC_SERVER_USE_TLS=true")), "{idle:?}");
+}
+
+#[test]
+fn bounds_have_defaults_and_zero_is_none() {
+    let seconds = Duration::from_secs;
+    let defaults = Bounds {
+        connections: Some(10_000),
+        connections_per_address: Some(2000),
+        requests: Some(65_536),
+        requests_per_address: Some(16_384),
+        head_bytes: 16 << 10,
+        head_timeout: seconds(60),
+        idle_timeout: Some(seconds(3600)),
+    };
+    assert_eq!(read(&[]).bounds, defaults);
+    let none = read(&[
+        ("TOLLKEEPER_MAX_CONNECTIONS", "0"),
+        ("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "0"),
+        ("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "0"),
+        ("TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS", "0"),
+        ("TOLLKEEPER_MAX_HEADER_BYTES", "64KiB"),
+        ("TOLLKEEPER_HEAD_TIMEOUT", "5s"),
+        ("TOLLKEEPER_IDLE_TIMEOUT", "0"),
+    ]);
+    let expected = Bounds {
+        connections: None,
+        connections_per_address: None,
+        requests: None,
+        requests_per_address: None,
+        head_bytes: 64 << 10,
+        head_timeout: seconds(5),
+        idle_timeout: None,
+    };
+    assert_eq!(none.bounds, expected);
+    assert_eq!(problems(&[("TOLLKEEPER_MAX_HEADER_BYTES", "100")]).len(), 1);
+    assert_eq!(problems(&[("TOLLKEEPER_MAX_CONNECTIONS", "-1")]).len(), 1);
+}
