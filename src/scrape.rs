@@ -14,6 +14,7 @@ use crate::grpc::service::Service;
 use crate::health::Health;
 use crate::telemetry::doors::Doors;
 use crate::telemetry::metrics::family::{Family, Kind, Series, Value};
+use crate::telemetry::traces::sink::Fates;
 
 /// What is read.
 #[derive(Clone, Debug)]
@@ -91,6 +92,14 @@ impl Instruments {
             )
             .with(Series::of(Value::Count(metrics.global_shadow_mode())).stats("ratelimit.service.global_shadow_mode")),
         );
+        if let Some(tracer) = &self.service.tracer {
+            let Fates { sent, dropped, failed } = tracer.sink.fates();
+            let of = |outcome: &'static str, count| Series::of(Value::Count(count)).label("outcome", outcome);
+            let help =
+                "Spans that ended: sent to the collector, dropped for want of room, or not taken by the collector.";
+            let spans = Family::new("tollkeeper_spans_total", Kind::Counter, help);
+            each(spans.with(of("sent", sent)).with(of("dropped", dropped)).with(of("failed", failed)));
+        }
         each(gauge("tollkeeper_answers_held", "Answers that wait for their time.", self.service.held()));
     }
 

@@ -75,6 +75,8 @@ mod stores;
 mod textbook;
 #[path = "suite/tidy.rs"]
 mod tidy;
+#[path = "suite/traces.rs"]
+mod traces;
 #[path = "suite/vectors.rs"]
 mod vectors;
 #[path = "suite/vectors_config.rs"]

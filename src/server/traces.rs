@@ -78,16 +78,16 @@ fn uuid(random: TraceId) -> String {
 }
 
 fn over_grpc(settings: &Tracing) -> Result<SpanExporter, String> {
+    let builder = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint).with_timeout(settings.timeout);
+    // Files are read in any case: what is wrong with them is to be known.
+    let tls = tonic_tls(&settings.tls)?;
+    let builder = if settings.endpoint.starts_with("https://") { builder.with_tls_config(tls) } else { builder };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("TRACING_ENABLED: no runtime for traces: {error}"))?;
-    let _within = runtime.enter();
-    let builder = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint).with_timeout(settings.timeout);
-    let builder = match settings.endpoint.starts_with("https://") {
-        true => builder.with_tls_config(tonic_tls(&settings.tls)?),
-        false => builder,
+    let exporter = {
+        let _within = runtime.enter();
+        builder.build()
     };
-    let exporter = builder.build().map_err(|error| wrong(settings, &error))?;
-    drop(_within);
     // Encoding and the connection have a thread of their own, for as long as the process runs.
     let drive = move || {
         yield_to_decisions();
@@ -95,7 +95,7 @@ fn over_grpc(settings: &Tracing) -> Result<SpanExporter, String> {
     };
     let thread = std::thread::Builder::new().name("traces".to_owned()).spawn(drive);
     thread.map_err(|error| format!("TRACING_ENABLED: no thread for traces: {error}"))?;
-    Ok(exporter)
+    exporter.map_err(|error| wrong(settings, &error))
 }
 
 fn tonic_tls(tls: &Tls) -> Result<ClientTlsConfig, String> {

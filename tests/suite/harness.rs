@@ -4,6 +4,8 @@
 //! when its value is dropped. Nothing sleeps for a fixed time: [`wait_for`] asks until a condition holds, and gives up
 //! at a deadline that only a broken server reaches. Nothing is skipped: a missing Envoy or Redis fails the test.
 
+#[path = "harness/collector.rs"]
+pub(crate) mod collector;
 #[path = "harness/counters.rs"]
 pub(crate) mod counters;
 #[path = "harness/desk.rs"]

@@ -189,7 +189,7 @@ fn the_table_has_each_name_once_and_defaults_of_their_kind() {
     for (i, setting) in table::TABLE.iter().enumerate() {
         let name = setting.name;
         assert!(table::TABLE[..i].iter().all(|other| other.name != name), "{name} twice");
-        let is_own = name.starts_with("TOLLKEEPER_");
+        let is_own = name.starts_with("TOLLKEEPER_") || name.starts_with("OTEL_");
         assert!(is_own || PEER.iter().any(|(known, _)| setting.covers(known)), "{name} is neither's");
         assert!(
             !setting.doc.is_empty() && setting.doc.len() < 120 && !setting.doc.contains('|'),

@@ -65,6 +65,20 @@ impl Client {
         Ok(self.runtime.block_on(client.should_rate_limit(question.clone()))?.into_inner())
     }
 
+    /// Asks the service with these headers.
+    pub(crate) fn ask_with(
+        &self,
+        question: &RateLimitRequest,
+        headers: &[(&'static str, &str)],
+    ) -> Result<RateLimitResponse, Status> {
+        let mut client = RateLimitServiceClient::new(self.channel.clone());
+        let mut request = Request::new(question.clone());
+        for (name, value) in headers {
+            request.metadata_mut().append(*name, value.parse().expect("the value is one"));
+        }
+        Ok(self.runtime.block_on(client.should_rate_limit(request))?.into_inner())
+    }
+
     /// Asks the service with a compressed message.
     pub(crate) fn ask_compressed(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let client = RateLimitServiceClient::new(self.channel.clone());

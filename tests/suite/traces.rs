@@ -1,0 +1,432 @@
+//! Traces as a collector gets them from a running process, and that nothing about them delays or fails a decision.
+
+use std::net::TcpListener;
+
+use super::harness::collector::{Collector, Received};
+use super::harness::grpc::{Client, question};
+use super::harness::http;
+use super::harness::proxy::{Mode, Proxy};
+use super::harness::redis;
+use super::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
+use super::harness::{PATIENCE, wait_for};
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- {key: login, rate_limit: {unit: day, requests_per_unit: 1000}}
+- {key: never, rate_limit: {unit: day, requests_per_unit: 0}}
+";
+const CALL: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const PARENT: &str = "00f067aa0ba902b7";
+const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+const NOT_SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
+
+/// Traces to that URL, soon.
+fn traced(url: &str) -> Setup {
+    with_rules(RULES)
+        .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+        .env("TRACING_ENABLED", "true")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        .env("OTEL_BSP_SCHEDULE_DELAY", "10")
+}
+
+fn over_grpc(setup: Setup) -> Setup {
+    setup.env("TRACING_EXPORTER_PROTOCOL", "grpc")
+}
+
+fn ask(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
+    Client::connect(server.grpc_port()).ask_with(&question("shop", &[("login", "ann")]), headers).unwrap();
+}
+
+/// The attribute of that name; panics without one.
+fn attribute<'r>(received: &'r Received, name: &str) -> &'r str {
+    received.attributes.get(name).unwrap_or_else(|| panic!("no {name} in {received:?}"))
+}
+
+#[test]
+fn a_call_goes_on_with_the_trace_of_its_caller_in_every_form() {
+    let forms: [&[(&'static str, &str)]; 6] = [
+        &[("traceparent", SAMPLED), ("tracestate", "vendor=1")],
+        &[("b3", "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-1")],
+        &[("b3", "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-d-05e3ac9a4f6e3b90")],
+        &[("x-b3-traceid", TRACE), ("x-b3-spanid", PARENT), ("x-b3-sampled", "1")],
+        &[("x-b3-traceid", TRACE), ("x-b3-spanid", PARENT), ("x-b3-flags", "1")],
+        // W3C goes before B3.
+        &[("traceparent", SAMPLED), ("b3", "0")],
+    ];
+    for (collector, setup) in
+        [(Collector::grpc(), over_grpc as fn(Setup) -> Setup), (Collector::http(), |setup: Setup| setup)]
+    {
+        // Nothing that begins here would be sampled.
+        let server = setup(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
+        for (count, form) in (1..).zip(forms) {
+            ask(&server, form);
+            let calls = collector.wait_for(CALL, count);
+            let [trace, own, parent] = calls[count - 1].ids();
+            assert_eq!((trace.as_str(), parent.as_str()), (TRACE, PARENT), "{form:?}");
+            let decisions = collector.wait_for("decide", count);
+            assert_eq!(decisions[count - 1].ids()[2], own, "{form:?}");
+        }
+        assert_eq!(collector.received()[0].span.trace_state, "vendor=1");
+    }
+}
+
+#[test]
+fn spans_tell_what_was_asked_and_decided_and_by_whom() {
+    let collector = Collector::grpc();
+    let server = over_grpc(traced(&collector.url()))
+        .env("TRACING_SERVICE_NAMESPACE", "edge")
+        .env("OTEL_SERVICE_NAME", "limits")
+        .env("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,team=a%20b")
+        .start();
+    ask(&server, &[]);
+    let call = &collector.wait_for(CALL, 1)[0];
+    let decision = &collector.wait_for("decide", 1)[0];
+    assert_eq!((call.span.kind, decision.span.kind), (2, 1), "server and internal");
+    assert!(call.span.parent_span_id.is_empty());
+    assert_eq!(decision.ids()[..1], call.ids()[..1]);
+    for (name, value) in [("rpc.system.name", "grpc"), ("rpc.method", CALL), ("rpc.response.status_code", "OK")] {
+        assert_eq!(attribute(call, name), value);
+    }
+    for (name, value) in [("tollkeeper.domain", "shop"), ("tollkeeper.descriptors", "1"), ("tollkeeper.code", "OK")] {
+        assert_eq!(attribute(decision, name), value);
+    }
+    assert!(decision.span.start_time_unix_nano >= call.span.start_time_unix_nano);
+    assert!(decision.span.end_time_unix_nano >= decision.span.start_time_unix_nano);
+    for (name, value) in [
+        ("service.name", "limits"),
+        ("service.namespace", "edge"),
+        ("team", "a b"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("telemetry.sdk.language", "rust"),
+    ] {
+        assert_eq!(call.resource.get(name).map(String::as_str), Some(value), "{name}: {:?}", call.resource);
+    }
+    assert_eq!(call.resource["service.instance.id"].len(), 36, "{:?}", call.resource);
+    assert!(!format!("{:?}", collector.received()).contains("ann"), "nobody asked to see who it was");
+
+    let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"never","value":"b"}]}]}"#;
+    http::post(server.http_port(), "/json", body).header("traceparent", SAMPLED).send();
+    let page = &collector.wait_for("POST /json", 1)[0];
+    assert_eq!((page.ids()[0].as_str(), page.ids()[2].as_str()), (TRACE, PARENT));
+    for (name, value) in
+        [("http.request.method", "POST"), ("http.route", "/json"), ("http.response.status_code", "429")]
+    {
+        assert_eq!(attribute(page, name), value);
+    }
+    assert_eq!(attribute(&collector.wait_for("decide", 2)[1], "tollkeeper.code"), "OVER_LIMIT");
+
+    let wrong = Client::connect(server.grpc_port()).ask(&question("", &[("login", "ann")]));
+    assert!(wrong.is_err());
+    let call = &collector.wait_for(CALL, 2)[1];
+    assert_eq!(attribute(call, "rpc.response.status_code"), "INVALID_ARGUMENT");
+    assert_eq!(collector.wait_for("decide", 3)[2].span.status.as_ref().unwrap().code, 2, "an error");
+}
+
+#[test]
+fn descriptors_are_told_where_that_is_wanted_and_only_so_much_of_them() {
+    let collector = Collector::http();
+    let server = traced(&collector.url()).env("TOLLKEEPER_TRACE_DESCRIPTORS", "true").start();
+    let long = "x".repeat(5000);
+    for value in ["ann", &long] {
+        Client::connect(server.grpc_port()).ask(&question("shop", &[("login", value)])).unwrap();
+    }
+    let decisions = collector.wait_for("decide", 2);
+    assert_eq!(attribute(&decisions[0], "tollkeeper.request"), "login=ann");
+    assert_eq!(attribute(&decisions[1], "tollkeeper.request").len(), 1024);
+}
+
+#[test]
+fn what_the_caller_decided_holds_and_else_the_ratio() {
+    let collector = Collector::http();
+    let b3 = |decision: &str| format!("{TRACE}-{PARENT}-{decision}");
+    let (b3_no, b3_undecided) = (b3("0"), format!("{TRACE}-{PARENT}"));
+    let no: [&[(&'static str, &str)]; 4] =
+        [&[("traceparent", NOT_SAMPLED)], &[("b3", &b3_no)], &[("b3", "0")], &[("x-b3-sampled", "0")]];
+    let all: [(&[(&str, &str)], &[&[(&'static str, &str)]], &[&[(&'static str, &str)]]); 6] = [
+        (&[("TRACING_SAMPLING_RATE", "1")], &[&[], &[("b3", &b3_undecided)]], &no),
+        (
+            &[("TRACING_SAMPLING_RATE", "0")],
+            &[&[("traceparent", SAMPLED)], &[("b3", "1")]],
+            &[&[], &[("b3", &b3_undecided)]],
+        ),
+        (&[("OTEL_TRACES_SAMPLER", "always_on")], &[&[("traceparent", NOT_SAMPLED)], &[]], &[]),
+        (&[("OTEL_TRACES_SAMPLER", "always_off")], &[], &[&[("traceparent", SAMPLED)], &[]]),
+        (
+            &[("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "0")],
+            &[&[("traceparent", SAMPLED)]],
+            &[&[]],
+        ),
+        (
+            &[("OTEL_PROPAGATORS", "b3")],
+            &[&[("traceparent", NOT_SAMPLED)], &[("x-b3-sampled", "0")]],
+            &[&[("b3", "0")]],
+        ),
+    ];
+    for (env, sampled, not_sampled) in all {
+        let before = collector.received().iter().filter(|received| received.span.name == CALL).count();
+        let setup = env.iter().fold(traced(&collector.url()), |setup, (name, value)| setup.env(name, value));
+        let mut server = setup.start();
+        not_sampled.iter().for_each(|headers| ask(&server, headers));
+        sampled.iter().for_each(|headers| ask(&server, headers));
+        // The end sends all there are.
+        server.signal("TERM");
+        assert_eq!(server.wait().code(), Some(0));
+        let calls = collector.received().iter().filter(|received| received.span.name == CALL).count() - before;
+        assert_eq!(calls, sampled.len(), "{env:?}: {}", server.stderr());
+    }
+}
+
+#[test]
+fn a_ratio_keeps_about_that_share() {
+    let collector = Collector::grpc();
+    let mut server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0.5").start();
+    let client = Client::connect(server.grpc_port());
+    for _ in 0..400 {
+        client.ask(&question("shop", &[("login", "ann")])).unwrap();
+    }
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    let calls = collector.received().iter().filter(|received| received.span.name == CALL).count();
+    // Outside of this in one run of 10^15: eight standard deviations.
+    assert!((120..=280).contains(&calls), "{calls} of 400");
+}
+
+#[test]
+fn what_is_no_context_is_taken_as_none() {
+    let collector = Collector::http();
+    let server = traced(&collector.url()).start();
+    let bad = [
+        ("traceparent", "00-00000000000000000000000000000000-00f067aa0ba902b7-00"),
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-00"),
+        ("traceparent", "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-00"),
+        ("traceparent", "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"),
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-more"),
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0"),
+        ("traceparent", "00_4bf92f3577b34da6a3ce929d0e0e4736_00f067aa0ba902b7_00"),
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e473g-00f067aa0ba902b7-00"),
+        ("traceparent", ""),
+        ("b3", "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-2"),
+        ("b3", "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0-5"),
+        ("b3", "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0-05e3ac9a4f6e3b90-"),
+        ("b3", "4bf92f3577b34da6-0"),
+        ("b3", "-"),
+        ("x-b3-sampled", "no"),
+        ("x-b3-traceid", TRACE),
+    ];
+    for (count, header) in (1..).zip(bad) {
+        ask(&server, &[header]);
+        let call = &collector.wait_for(CALL, count)[count - 1];
+        assert!(call.span.parent_span_id.is_empty() && call.ids()[0] != TRACE, "{header:?}: {call:?}");
+    }
+    // A later version of W3C's may have more, and a state that is none is left out.
+    let later = format!("01{}-more", &SAMPLED[2..]);
+    ask(&server, &[("traceparent", &later), ("tracestate", "no state, = at all")]);
+    let call = &collector.wait_for(CALL, bad.len() + 1)[bad.len()];
+    assert_eq!((call.ids()[0].as_str(), call.span.trace_state.as_str()), (TRACE, ""));
+}
+
+#[test]
+fn a_call_of_redis_is_a_span_of_its_own() {
+    let redis = redis::options().start();
+    let collector = Collector::grpc();
+    let proxy = Proxy::to(&redis.address());
+    let address = format!("127.0.0.1:{}", proxy.port());
+    let server = over_grpc(traced(&collector.url()))
+        .env("REDIS_URL", &address)
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .start();
+    wait_for("the store to be there", || {
+        ask(&server, &[]);
+        collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
+    });
+    let call = collector.wait_for("EVALSHA", 1).pop().unwrap();
+    let decision = collector.wait_for("decide", 1).into_iter().find(|decision| decision.ids()[1] == call.ids()[2]);
+    assert!(decision.is_some(), "below the decision: {call:?}");
+    assert_eq!(call.span.kind, 3, "a client's");
+    for (name, value) in [
+        ("db.system.name", "redis"),
+        ("db.operation.name", "EVALSHA"),
+        ("server.address", "127.0.0.1"),
+        ("server.port", &proxy.port().to_string()),
+        ("tollkeeper.draws", "1"),
+    ] {
+        assert_eq!(attribute(&call, name), value);
+    }
+    assert!(!format!("{call:?}").contains("ann"), "{call:?}");
+}
+
+#[test]
+fn a_call_for_several_requests_links_to_them() {
+    const TOGETHER: usize = 8;
+    let redis = redis::options().start();
+    let collector = Collector::grpc();
+    let proxy = Proxy::to(&redis.address());
+    let server = over_grpc(traced(&collector.url()))
+        .env("REDIS_URL", format!("127.0.0.1:{}", proxy.port()))
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("TRACING_SAMPLING_RATE", "1")
+        .start();
+    wait_for("the store to be there", || {
+        ask(&server, &[]);
+        collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
+    });
+    let before: usize = collector.received().iter().filter(|received| received.span.name == "EVALSHA").count();
+    let drawn_before = draws(&server);
+    proxy.set(Mode::Hold);
+    let client = Client::connect(server.grpc_port());
+    std::thread::scope(|scope| {
+        let asked = question("shop", &[("login", "hot")]);
+        let answers = scope.spawn(move || client.ask_together(&asked, TOGETHER, PATIENCE));
+        wait_for("all to be there", || (draws(&server) >= drawn_before + TOGETHER).then_some(()));
+        proxy.set(Mode::Pass);
+        assert!(answers.join().unwrap().iter().all(Result::is_ok));
+    });
+    let drawn = |calls: &[Received]| -> usize { calls.iter().map(|call| number(call, "tollkeeper.draws")).sum() };
+    let calls = wait_for("all calls", || {
+        let calls: Vec<_> = collector.wait_for("EVALSHA", before).split_off(before);
+        (drawn(&calls) == TOGETHER).then_some(calls)
+    });
+    assert!(calls.len() < TOGETHER, "some went together: {calls:?}");
+    for call in &calls {
+        assert_eq!(call.span.links.len(), number(call, "tollkeeper.draws") - 1, "{call:?}");
+        for link in &call.span.links {
+            let decisions = collector.wait_for("decide", 1);
+            assert!(decisions.iter().any(|decision| decision.span.span_id == link.span_id), "{link:?}");
+        }
+    }
+}
+
+/// How many draws were asked for.
+fn draws(server: &Tollkeeper) -> usize {
+    let stats = http::get(server.debug_port(), "/stats").send().text();
+    let line = stats.lines().find_map(|line| line.strip_prefix("tollkeeper_draws_total"));
+    line.unwrap_or_else(|| panic!("{stats}")).trim_start_matches([':', ' ']).parse().unwrap()
+}
+
+fn number(received: &Received, name: &str) -> usize {
+    attribute(received, name).parse().unwrap()
+}
+
+#[test]
+fn a_store_that_fails_shows_in_the_span_of_the_call() {
+    let redis = redis::options().start();
+    let collector = Collector::http();
+    let server = traced(&collector.url())
+        .env("REDIS_URL", redis.address())
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
+        .start();
+    wait_for("the store to be there", || {
+        ask(&server, &[]);
+        collector.received().iter().any(|received| received.span.name == "INCRBY").then_some(())
+    });
+    redis.freeze();
+    ask(&server, &[]);
+    let failed = wait_for("a call that failed", || {
+        collector.received().into_iter().find(|received| received.attributes.contains_key("error.type"))
+    });
+    assert_eq!((failed.span.name.as_str(), attribute(&failed, "error.type")), ("INCRBY", "timeout"));
+    assert_eq!(failed.span.status.as_ref().unwrap().code, 2);
+    redis.thaw();
+}
+
+#[test]
+fn headers_for_the_collector_are_sent_and_never_shown() {
+    for (collector, setup) in
+        [(Collector::grpc(), over_grpc as fn(Setup) -> Setup), (Collector::http(), |setup: Setup| setup)]
+    {
+        let secret = "authorization=Bearer%20hunter2";
+        let server = setup(traced(&collector.url())).env("OTEL_EXPORTER_OTLP_HEADERS", secret).start();
+        ask(&server, &[]);
+        assert_eq!(collector.wait_for(CALL, 1)[0].authorization, "Bearer hunter2");
+        let page = http::get(server.debug_port(), "/settings").send().text();
+        assert!(!page.contains("hunter2") && page.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{page}");
+        assert!(!server.stderr().contains("hunter2"), "{}", server.stderr());
+    }
+}
+
+/// Traces to a collector that is not as it should be; decisions go on, and so does the end.
+fn goes_on(setup: Setup, why: &str) {
+    let mut server = setup.env("OTEL_BSP_MAX_QUEUE_SIZE", "16").env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4").start();
+    let client = Client::connect(server.grpc_port());
+    for _ in 0..200 {
+        client.ask(&question("shop", &[("login", "ann")])).unwrap();
+    }
+    wait_for(why, || server.stderr().contains("spans are lost").then_some(()));
+    client.ask(&question("shop", &[("login", "ann")])).unwrap();
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
+    let log = server.stderr();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("spans are lost")).collect();
+    assert_eq!(lines.len(), 1, "one line a minute: {log}");
+    assert!(lines[0].contains("OTEL_EXPORTER_OTLP_ENDPOINT"), "{log}");
+}
+
+#[test]
+fn a_collector_that_is_away_or_hangs_costs_nothing_but_spans() {
+    let away = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let nobody = format!("http://{}", away.local_addr().unwrap());
+    drop(away);
+    let hangs = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let silent = format!("http://{}", hangs.local_addr().unwrap());
+    for url in [&nobody, &silent] {
+        goes_on(traced(url), "a line over HTTP");
+        goes_on(over_grpc(traced(url)), "a line over gRPC");
+    }
+}
+
+#[test]
+fn spans_are_counted_by_what_became_of_them() {
+    let collector = Collector::http();
+    let server = traced(&collector.url()).start();
+    ask(&server, &[]);
+    collector.wait_for("decide", 1);
+    wait_for("both spans to be counted", || {
+        let stats = http::get(server.debug_port(), "/stats").send().text();
+        stats
+            .lines()
+            .any(|line| line.contains("tollkeeper_spans_total") && line.contains("sent") && line.ends_with('2'))
+            .then_some(())
+    });
+}
+
+#[test]
+fn wrong_settings_stop_the_start_with_a_line_that_names_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let empty = directory.path().join("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let empty = empty.to_str().unwrap();
+    for (name, value, why) in [
+        ("TRACING_EXPORTER_PROTOCOL", "udp", "http or grpc"),
+        ("TRACING_SAMPLING_RATE", "5", "0 to 1"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "otel:4317", "http://host:port"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "http://host:port"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:hunter2@otel:4317", "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2", "name=value"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "http/protobuf or grpc"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "whole number"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", "No such file"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", empty, "no certificate"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", empty, "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team", "name=value"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote", "always_on"),
+        ("OTEL_TRACES_SAMPLER_ARG", "2", "0 to 1"),
+        ("OTEL_PROPAGATORS", "xray", "tracecontext"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096", "OTEL_BSP_MAX_QUEUE_SIZE"),
+    ] {
+        let ended = with_rules(RULES)
+            .env("TRACING_ENABLED", "true")
+            .env("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+            .env("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1000")
+            .env(name, value)
+            .run();
+        let lines: Vec<_> = ended.stderr.lines().filter(|line| !line.contains("level=warning")).collect();
+        assert_eq!((ended.code, lines.len()), (Some(2), 1), "{name}={value}: {}", ended.stderr);
+        assert!(lines[0].contains(name) && lines[0].contains(why), "{name}={value}: {}", ended.stderr);
+        assert!(!ended.stderr.contains("hunter2"), "{}", ended.stderr);
+    }
+}
