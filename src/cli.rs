@@ -6,7 +6,6 @@
 //! 1 failed (`check` found problems), 2 bad usage or settings.
 
 mod print;
-mod target;
 mod debug_listener;
 mod question;
 mod rules;
@@ -17,6 +16,7 @@ mod check;
 mod explain;
 mod call;
 mod top;
+mod bench;
 mod schema;
 mod go_flags;
 mod config_check_cmd;
@@ -61,6 +61,9 @@ enum Command {
     /// Show which keys a running server refuses most, or what stands out of its limits
     #[command(after_long_help = top::HELP)]
     Top(top::Args),
+    /// Put a load on any rate limit service: throughput, latencies, exactness
+    #[command(after_long_help = bench::HELP)]
+    Bench(Box<bench::Args>),
     /// Print the JSON Schema of a rule file, for editors
     #[command(after_long_help = schema::HELP)]
     Schema,
@@ -139,6 +142,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Call(args)) => call::run(&args),
         Some(Command::Top(args)) => top::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Schema) => schema::run(),
     }
 }

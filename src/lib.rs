@@ -38,4 +38,5 @@ pub mod scrape;
 pub mod report;
 pub mod http;
 pub mod server;
+pub mod bench;
 pub mod cli;

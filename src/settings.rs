@@ -16,6 +16,7 @@ pub mod reference;
 pub mod report;
 pub mod setting;
 pub mod table;
+pub mod target;
 pub mod tracing;
 pub mod tls;
 mod url;

@@ -7,6 +7,8 @@
 mod admin;
 #[path = "suite/algorithms.rs"]
 mod algorithms;
+#[path = "suite/bench.rs"]
+mod bench;
 #[path = "suite/cli.rs"]
 mod cli;
 #[path = "suite/config.rs"]

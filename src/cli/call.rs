@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use super::client::{Client, Tls, block_on};
 use super::print::{complain, ended, print, remark};
-use super::target::Target;
 use super::{Outcome, question};
 use crate::http::json::response_to_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
 use crate::settings::parse;
 use crate::settings::setting::Kind;
+use crate::settings::target::Target;
 use crate::settings::value::Value;
 use report::Report;
 

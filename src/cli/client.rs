@@ -11,10 +11,10 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Code, Request, Status};
 
 use super::print::span;
-use super::target::Target;
 use crate::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::pb::{RateLimitRequest, RateLimitResponse};
 use crate::report::text::plain;
+use crate::settings::target::Target;
 
 /// A connection to a server.
 pub(super) struct Client {
@@ -111,6 +111,12 @@ impl Client {
 /// Waits for a client on a small runtime of its own.
 pub(super) fn block_on<T>(asking: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| format!("the runtime can not be started: {error}"))?.block_on(asking)
+}
+
+/// The same on all CPUs, for a client that has much to do.
+pub(super) fn block_on_all<T>(asking: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(|error| format!("the runtime can not be started: {error}"))?.block_on(asking)
 }
 

@@ -12,10 +12,10 @@ use super::client::{Client, Tls, block_on};
 use super::go_flags::{self, Flag, Given};
 use super::print::{complain, ended, print};
 use super::question::{descriptor, descriptor_text};
-use super::target::Target;
 use crate::http::json::response_to_json;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::report::text::plain;
+use crate::settings::target::Target;
 
 const fn text(name: &'static str, help: &'static str) -> Flag {
     Flag { name, is_switch: false, help }

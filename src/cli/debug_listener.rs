@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::print::short;
-use super::target::Target;
+use crate::settings::target::Target;
 
 /// How long a server may take.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 
 use super::print::{complain, ended, print, short, span};
 use super::rules::{Rules, settings};
-use super::target::Target;
 use super::{Outcome, debug_listener, question};
 use crate::config::compile::Options;
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
@@ -17,6 +16,7 @@ use crate::grpc::decode;
 use crate::http::json::request_to_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
+use crate::settings::target::Target;
 
 /// What `explain` takes.
 #[derive(Debug, clap::Args)]

@@ -33,15 +33,27 @@ const MOST_BYTES: u64 = 4 << 20;
 impl Args {
     /// The request, or one line that says what is wrong with its file.
     pub(super) fn request(&self) -> Result<RateLimitRequest, String> {
-        let Some(path) = &self.request else {
-            let (domain, descriptors) = (self.domain.clone().unwrap_or_default(), self.descriptors.clone());
-            return Ok(RateLimitRequest { domain, descriptors, hits_addend: 0 });
-        };
-        let text = read(path).map_err(|error| format!("--request {}: {error}", path.display()))?;
-        if text.len() as u64 > MOST_BYTES {
-            return Err(format!("--request {}: more than {MOST_BYTES} bytes; split the request", path.display()));
+        match self.file()? {
+            Some((name, text)) => request_from_json(&text).map_err(|error| format!("{name}: {error}")),
+            None => Ok(self.of_flags()),
         }
-        request_from_json(&text).map_err(|error| format!("--request {}: {error}", path.display()))
+    }
+
+    /// The request that the flags say.
+    pub(super) fn of_flags(&self) -> RateLimitRequest {
+        let (domain, descriptors) = (self.domain.clone().unwrap_or_default(), self.descriptors.clone());
+        RateLimitRequest { domain, descriptors, hits_addend: 0 }
+    }
+
+    /// The request's file, if it is in one: how to call it in a message, and its text.
+    pub(super) fn file(&self) -> Result<Option<(String, Vec<u8>)>, String> {
+        let Some(path) = &self.request else { return Ok(None) };
+        let name = format!("--request {}", path.display());
+        let text = read(path).map_err(|error| format!("{name}: {error}"))?;
+        if text.len() as u64 > MOST_BYTES {
+            return Err(format!("{name}: more than {MOST_BYTES} bytes; split the request"));
+        }
+        Ok(Some((name, text)))
     }
 }
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::print::{complain, ended, print};
-use super::target::Target;
 use super::{Outcome, debug_listener};
 use crate::report::{rules, top};
+use crate::settings::target::Target;
 
 /// What `top` takes.
 #[derive(Debug, clap::Args)]

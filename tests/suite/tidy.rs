@@ -175,14 +175,14 @@ fn only_those_who_may_know_a_library_name_it() {
     let of = |modules: &'static [&'static str]| {
         move |text: &Text| text.module().is_none_or(|module| modules.contains(&module))
     };
-    let protobuf = mentions(&sources, &["crate::pb", "prost"], of(&["pb", "grpc", "http", "cli"]));
+    let protobuf = mentions(&sources, &["crate::pb", "prost"], of(&["pb", "grpc", "http", "cli", "bench"]));
     assert_none("protobuf", &protobuf);
     assert_none("printing", &mentions(&sources, &["println!", "eprintln!", "print!", "eprint!"], of(&["cli"])));
     // Rules are read from events; the mapping file of another program, by its typed layer.
     let yaml = |text: &Text| text.name.starts_with("src/config/yaml") || text.name.ends_with("metrics/mapper.rs");
     assert_none("YAML", &mentions(&sources, &["granit_parser", "serde_saphyr"], yaml));
     assert_none("the command line", &mentions(&sources, &["clap"], of(&["cli"])));
-    let network = of(&["grpc", "http", "server", "cli", "pb"]);
+    let network = of(&["grpc", "http", "server", "cli", "pb", "bench"]);
     assert_none("HTTP and gRPC", &mentions(&sources, &["tonic", "axum", "hyper"], network));
     assert_none("file events", &mentions(&sources, &["notify::"], |text| text.name.starts_with("src/config/watch")));
     // The pure ones: time and input come to them as arguments.

@@ -6,11 +6,11 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use crate::settings::address::{Address, Host};
+use super::address::{Address, Host};
 
 /// Where to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Target {
+pub enum Target {
     /// `host:port`, as a URL has it.
     Tcp(String),
     /// The path of a unix socket.
