@@ -21,6 +21,8 @@ mod documents;
 mod envoy;
 #[path = "suite/example.rs"]
 mod example;
+#[path = "suite/fuzz_corpus.rs"]
+mod fuzz_corpus;
 #[path = "suite/harness.rs"]
 mod harness;
 #[path = "suite/hostile.rs"]
@@ -53,6 +55,8 @@ mod redis_over;
 mod redis_ratelimit;
 #[path = "suite/redis_replicas.rs"]
 mod redis_replicas;
+#[path = "suite/redis_replies.rs"]
+mod redis_replies;
 #[path = "suite/redis_requests.rs"]
 mod redis_requests;
 #[path = "suite/redis_slots.rs"]

@@ -6,7 +6,7 @@
 
 use std::marker::PhantomData;
 
-use bytes::Buf as _;
+use bytes::Buf;
 use prost::Message;
 use prost::encoding::decode_varint;
 use tonic::Status;
@@ -54,18 +54,24 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // A field takes a byte at least, so a message of fewer bytes need not be counted. The buffer is one piece: its
-        // chunk is all of the message.
-        let mut left = MOST_FIELDS;
-        if buffer.remaining() >= MOST_FIELDS {
-            count_fields(buffer.chunk(), true, &mut left);
-        }
-        if left == 0 {
-            return Err(Status::invalid_argument(format!("the message has {MOST_FIELDS} fields or more")));
-        }
-        let decoded = U::decode(buffer).map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Some(decoded))
+        decode(buffer).map(Some)
     }
+}
+
+/// The message that is all of `buffer`, which is one piece.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` if it has [`MOST_FIELDS`] fields or more, `INTERNAL` if it is no such message.
+pub fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
+    // A field takes a byte at least, so a message of fewer bytes need not be counted.
+    let mut left = MOST_FIELDS;
+    if buffer.remaining() >= MOST_FIELDS {
+        count_fields(buffer.chunk(), true, &mut left);
+    }
+    if left == 0 {
+        return Err(Status::invalid_argument(format!("the message has {MOST_FIELDS} fields or more")));
+    }
+    U::decode(buffer).map_err(|error| Status::internal(error.to_string()))
 }
 
 /// Takes one from `left` for each field of `message`, and with `within` for those of its descriptors. Stops where the

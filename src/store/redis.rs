@@ -24,6 +24,7 @@ pub mod over;
 mod probe;
 pub mod readings;
 pub mod replicas;
+pub mod reply;
 mod route;
 pub mod script;
 mod send;

@@ -18,10 +18,9 @@ use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::failure::{RedisError, Refused};
-use super::line::Reply;
 use super::node::Node;
+use super::reply::{self, Reply};
 use super::script::{Drawing, Replayed};
-use super::send;
 use crate::algorithm::{Level, MOST_COUNTED, State, Term, draw_together, fixed_window};
 use crate::clock::Time;
 use crate::counter::{Counter, Draw, Path};
@@ -264,5 +263,5 @@ impl Window {
 }
 
 fn integer(reply: &Reply) -> Result<i64, Refused> {
-    send::integer(reply).ok_or(Refused::Failed(RedisError::WrongType))
+    reply::integer(reply).ok_or(Refused::Failed(RedisError::WrongType))
 }

@@ -13,9 +13,9 @@ use tokio::time::{sleep, timeout};
 use super::complaint::Complaint;
 use super::connect::{self, Connection, DialError, Entrance};
 use super::failure::{RedisError, Refused};
-use super::line::Reply;
-use super::route::{Chart, SLOTS};
-use super::send::{integer, send_and_tell, text};
+use super::reply::{Range, Reply, endpoint, ranges};
+use super::route::Chart;
+use super::send::send_and_tell;
 use crate::settings::redis::{Endpoint, Topology};
 
 /// How often sentinels are asked when all is well.
@@ -182,7 +182,7 @@ fn nonsense(witness: &Witness) -> DialError {
 }
 
 /// The slots as the first node sees them that serves, or the first seed that answers.
-async fn ask_cluster(chart: &Chart, seeds: &mut Vec<Witness>) -> Result<Vec<(u16, u16, Endpoint)>, DialError> {
+async fn ask_cluster(chart: &Chart, seeds: &mut Vec<Witness>) -> Result<Vec<Range>, DialError> {
     // Nodes that have not been asked yet become witnesses too: seeds may be long gone.
     for node in chart.current() {
         if !seeds.iter().any(|witness| witness.endpoint == *node.endpoint()) {
@@ -212,7 +212,7 @@ async fn ask_cluster(chart: &Chart, seeds: &mut Vec<Witness>) -> Result<Vec<(u16
 }
 
 /// Keeps as witnesses the seeds and the owners of slots.
-fn forget_gone(witnesses: &mut Vec<Witness>, topology: &Topology, ranges: &[(u16, u16, Endpoint)]) {
+fn forget_gone(witnesses: &mut Vec<Witness>, topology: &Topology, ranges: &[Range]) {
     let Topology::Cluster(seeds) = topology else { return };
     witnesses.retain(|witness| {
         seeds.contains(&witness.endpoint) || ranges.iter().any(|(_, _, owner)| *owner == witness.endpoint)
@@ -226,33 +226,4 @@ fn cluster_trouble(error: DialError) -> DialError {
         }
         _ => error,
     }
-}
-
-/// What CLUSTER SLOTS says: `[first, last, [host, port, ...], replicas...]` for each range. `None` if it is nonsense.
-fn ranges(answer: &Reply, asked: &Endpoint) -> Option<Vec<(u16, u16, Endpoint)>> {
-    let Reply::Array(ranges) = answer else { return None };
-    // Each slot is in one range at most: so there are no more owners than slots.
-    let mut ranges: Vec<_> = ranges.iter().map(|range| one_range(range, asked)).collect::<Option<_>>()?;
-    ranges.sort_by_key(|(first, ..)| *first);
-    ranges.is_sorted_by(|(_, last, _), (first, ..)| last < first).then_some(ranges)
-}
-
-fn one_range(range: &Reply, asked: &Endpoint) -> Option<(u16, u16, Endpoint)> {
-    let Reply::Array(parts) = range else { return None };
-    let [first, last, Reply::Array(master), ..] = &**parts else { return None };
-    let [host, port, ..] = &**master else { return None };
-    let slot = |reply: &Reply| u16::try_from(integer(reply)?).ok().filter(|slot| *slot < SLOTS);
-    let (first, last) = (slot(first)?, slot(last)?);
-    (first <= last).then_some((first, last, endpoint(host, port, asked)?))
-}
-
-/// A host and a port as servers announce them; without a host, the one that was asked.
-fn endpoint(host: &Reply, port: &Reply, asked: &Endpoint) -> Option<Endpoint> {
-    let port = u16::try_from(integer(port)?).ok().filter(|port| *port != 0)?;
-    let host = match (text(host), asked) {
-        (None | Some(""), Endpoint::Tcp { host, .. }) => host.clone(),
-        (Some(host), _) if !host.is_empty() && host != "?" => host.to_owned(),
-        _ => return None,
-    };
-    Some(Endpoint::Tcp { host, port })
 }

@@ -131,7 +131,7 @@ impl RedisError {
 
 /// What an error reply asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub enum Refused {
     /// The script itself: the server does not have it.
     NoScript,
     /// To go to the node that owns the slot now.
@@ -144,7 +144,7 @@ pub(super) enum Refused {
 
 impl Refused {
     /// What an error reply, `text`, means.
-    pub(super) fn from_reply(text: &str) -> Self {
+    pub fn from_reply(text: &str) -> Self {
         let mut words = text.split_ascii_whitespace();
         let address = |words: &mut dyn Iterator<Item = &str>| words.nth(1).map(str::to_owned);
         let failure = match words.next().unwrap_or_default() {

@@ -19,19 +19,15 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, BytesMut};
 use futures_util::task::AtomicWaker;
-use redis_protocol::resp2::decode::decode_bytes_mut;
-use redis_protocol::resp2::types::BytesFrame;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep_until};
 
 use super::failure::RedisError;
+use super::reply::{self, Reply};
 use crate::lull::Lull;
 use crate::store::guard::YIELDS;
-
-/// What a server says to one command, an error reply included.
-pub(super) type Reply = BytesFrame;
 
 /// What became of a command.
 type Outcome = Result<Reply, RedisError>;
@@ -257,9 +253,7 @@ impl Traffic {
             self.input.reserve(READ);
             let Poll::Ready(read) = pin!(self.stream.read_buf(&mut self.input)).poll(context) else { return Ok(()) };
             let read = read?;
-            while let Some((reply, ..)) =
-                decode_bytes_mut(&mut self.input).map_err(|_| io::Error::other("no reply of a Redis"))?
-            {
+            while let Some(reply) = reply::next(&mut self.input)? {
                 self.replies.push(reply);
             }
             self.hand_out()?;
@@ -288,7 +282,7 @@ impl Traffic {
         }
         match replies.next() {
             None => Ok(()),
-            Some(BytesFrame::Error(text)) => Err(io::Error::other(text.to_string())),
+            Some(Reply::Error(text)) => Err(io::Error::other(text.to_string())),
             Some(_) => Err(io::Error::other("a reply to nothing")),
         }
     }

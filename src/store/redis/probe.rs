@@ -9,9 +9,10 @@ use bytes::Bytes;
 
 use super::connect::{DialError, Entrance};
 use super::failure::{RedisError, Refused};
-use super::line::{Line, Reply};
+use super::line::Line;
+use super::reply::{Reply, text};
 use super::script::{self, Counted, Drawing};
-use super::send::{send_and_tell, text};
+use super::send::send_and_tell;
 use super::{key, route};
 use crate::algorithm::Ask;
 use crate::limit::{Algorithm, Limit, Period, Terms, Unit};

@@ -10,9 +10,8 @@ use std::time::Instant;
 use super::Redis;
 use super::failure::{RedisError, Refused};
 use super::key::{self, Written};
-use super::line::Reply;
 use super::node::Node;
-use super::send::bytes;
+use super::reply::{Reply, bytes};
 use crate::clock::Time;
 use crate::counter::Draw;
 

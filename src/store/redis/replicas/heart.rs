@@ -20,8 +20,8 @@ use crate::store::local::Sharers;
 use crate::store::redis::Redis;
 use crate::store::redis::call::Way;
 use crate::store::redis::failure::RedisError;
+use crate::store::redis::reply::bytes;
 use crate::store::redis::route::Route;
-use crate::store::redis::send::bytes;
 use crate::store::redis::{key, script};
 use crate::telemetry::occasionally::Occasionally;
 

@@ -1,0 +1,49 @@
+//! Somebody who decides, by rules of every kind, from memory, as the service does.
+
+use std::ffi::OsString;
+use std::sync::{Arc, LazyLock};
+
+use tollkeeper::clock::Time;
+use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::yaml::Documents;
+use tollkeeper::decide::{Decider, Edge};
+use tollkeeper::grpc::{decode, encode};
+use tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
+use tollkeeper::rule::set::RuleSet;
+use tollkeeper::settings::Settings;
+use tollkeeper::store::Store;
+use tollkeeper::store::memory::Memory;
+
+/// 2026-01-01.
+const NOW: Time = Time::from_secs(1_767_225_600);
+
+/// Every algorithm, wildcards, shared counters, lists, quotas, trials, replacement, metadata and names by value.
+const RULES: &str = include_str!("desk.yaml");
+
+static SET: LazyLock<RuleSet> = LazyLock::new(|| {
+    let source = Source { name: Arc::from("desk"), text: RULES.as_bytes().to_vec(), documents: Documents::All };
+    let compiled = compile(&[source], &Options::default()).unwrap_or_else(|problems| panic!("{problems}"));
+    RuleSet::new(compiled.domains)
+});
+
+static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
+    let on = ["LIMIT_RESPONSE_HEADERS_ENABLED", "RESPONSE_DYNAMIC_METADATA", "TOLLKEEPER_METADATA_VERDICTS"];
+    let variables = on.into_iter().map(|name| (OsString::from(name), OsString::from("true")));
+    Settings::from_env(variables).expect("valid settings").0
+});
+
+/// The answer to a request that is asked three times; `None` if it has no answer but an error.
+pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
+    let decider = Decider::new(Store::Memory(Memory::new(0)), SETTINGS.behaviour.clone(), Arc::default());
+    let Store::Memory(memory) = &decider.store else { unreachable!("it was put there") };
+    let request = decode::request(message);
+    let mut answer = None;
+    for passed_us in [0, 1, 90_000_000] {
+        let edge = Edge { rules: Some(&SET), now: NOW.plus_us(passed_us), hold_us: 1_000_000, until: None };
+        let decided = decider.decide(memory, edge, &request);
+        let refused = message.domain.is_empty() || message.descriptors.is_empty();
+        assert_eq!(decided.is_err(), refused, "{message:?}");
+        answer = decided.ok().map(|decision| encode::response(&decision));
+    }
+    answer
+}

@@ -1,0 +1,99 @@
+//! Draws from memory, one after the other: each finds what the algorithm alone would find.
+//!
+//! Input: 12 bytes for the limit, then 8 for each draw: what is done to the clock, by how much, and the hits.
+
+use tollkeeper::algorithm::{Ask, Level, State, Term, draw_together};
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Counter, Draw, Path};
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::memory::Memory;
+
+/// 2026-01-01.
+const ORIGIN: Time = Time::from_secs(1_767_225_600);
+
+pub(crate) fn check(data: &[u8]) {
+    let Some((head, draws)) = data.split_first_chunk::<12>() else { return };
+    let Some(limits) = limits(head) else { return };
+    let memory = Memory::new(0);
+    let terms: Vec<Term<'_>> = limits.iter().map(|limit| Term { limit, enforced: true }).collect();
+    let mut states: Vec<State> = limits.iter().map(|limit| State::empty(limit.algorithm())).collect();
+    // What was swept away is forgotten, and a clock that is set back would tell.
+    let sweeps = head[1] & 8 == 0;
+    let mut now = ORIGIN;
+    for draw in draws.chunks_exact(8).take(200) {
+        let by = u64::from(u16::from_le_bytes([draw[1], draw[2]]));
+        now = match draw[0] % 6 {
+            0 => now,
+            1 => now.plus_us(by),
+            2 => now.plus_us(by * 1_000),
+            3 => now.plus_us(by * 1_000_000),
+            4 => now.plus_us(by * 86_400_000_000),
+            5 if sweeps => now,
+            // Clocks are set back, too.
+            _ => Time::from_micros(now.as_micros().saturating_sub(by * 1_000)),
+        };
+        let count = u64::from(u32::from_le_bytes([draw[3], draw[4], draw[5], 0])) >> (draw[6] % 24);
+        let ask = Ask::new(Hits::new(count << (draw[6] / 24), draw[7] & 1 == 1), u64::from(draw[7] >> 1) * 10_000);
+        let expected = draw_together(&terms, &mut states, now, ask);
+        let found = drawn(&memory, &terms, now, ask);
+        assert_eq!(found, expected.to_vec(), "{ask:?} at {now:?} of {limits:?}");
+        for (level, limit) in found.iter().zip(&limits) {
+            sound(level, limit, ask);
+        }
+        if sweeps && draw[7] & 2 == 2 {
+            memory.sweep(now, 0, 1);
+        }
+    }
+}
+
+/// What holds whatever was drawn.
+fn sound(level: &Level, limit: &Limit, ask: Ask) {
+    assert!(level.remaining <= limit.capacity().max(limit.requests_per_unit()), "{level:?} of {limit:?}");
+    assert!(!level.admitted || level.retry_after_us.is_none(), "{level:?}");
+    assert!(level.admitted || level.hold_us == 0, "{level:?}");
+    assert!(level.hold_us <= ask.hold_us, "{level:?}");
+}
+
+fn drawn(memory: &Memory, terms: &[Term<'_>], now: Time, ask: Ask) -> Vec<Level> {
+    let entries = [Entry { key: b"k", value: b"v" }];
+    let counters =
+        terms.iter().map(|term| Counter { term: *term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
+    let draw = Draw { path: Path { domain: "d", entries: &entries, shared: &[] }, counters, ask };
+    memory.draw(&draw, now).expect("two counters find room").to_vec()
+}
+
+/// One limit, or two of different algorithms; `None` if there is no such limit.
+fn limits(head: &[u8; 12]) -> Option<Vec<Limit>> {
+    let requests = u32::from_le_bytes([head[2], head[3], head[4], head[5]]) >> (head[6] % 32);
+    let units = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
+    let period = Period::new(units[usize::from(head[7]) % units.len()], u32::from(head[8] % 16) + 1)?;
+    let size = u32::from(head[9]) << (head[10] % 24);
+    let both = head[1] % 8;
+    let one = |number: u8| {
+        let algorithm = Algorithm::ALL[usize::from(number) % Algorithm::ALL.len()];
+        let mut terms = Terms::new(algorithm, requests, period);
+        terms.sole = both >= 5;
+        let sized = head[11] & 1 == 1;
+        match algorithm {
+            Algorithm::TokenBucket => terms.bucket_size = sized.then_some(size),
+            Algorithm::LeakyBucket => terms.queue_size = sized.then_some(size),
+            _ => {}
+        }
+        if matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket) && head[11] & 2 == 2 {
+            terms.max_wait_us = Some(u64::from(head[10]) * 1_000);
+        }
+        if algorithm != Algorithm::LeakyBucket && head[11] & 4 == 4 {
+            terms.count_rejected = Some(head[11] & 8 == 8);
+        }
+        terms.calendar_months = head[11] & 16 == 16;
+        Limit::new(&terms).ok()
+    };
+    let first = one(head[0])?;
+    if both >= 5 {
+        return Some(vec![first]);
+    }
+    let second = one(both)?;
+    (second.algorithm() != first.algorithm()).then(|| vec![first, second])
+}

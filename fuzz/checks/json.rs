@@ -1,0 +1,20 @@
+//! The body of `/json`, against another reader of JSON; what is accepted is decided and answered.
+
+use tollkeeper::http::json::{request_from_json, request_to_json, response_to_json};
+
+use super::desk;
+
+pub(crate) fn check(data: &[u8]) {
+    let Ok(request) = request_from_json(data) else { return };
+    let other: serde_json::Value = serde_json::from_slice(data).expect("what is accepted is JSON");
+    assert!(other.is_object(), "{other}");
+    if let Some(domain) = other.get("domain").and_then(serde_json::Value::as_str) {
+        assert_eq!(request.domain, domain);
+    }
+    let text = request_to_json(&request).expect("what came as text can be text");
+    assert_eq!(request_from_json(text.as_bytes()).expect("it is our own"), request);
+    if let Some(response) = desk::decide(&request) {
+        let answer = response_to_json(&response).expect("our own answer");
+        serde_json::from_str::<serde_json::Value>(&answer).expect("our own JSON");
+    }
+}

@@ -1,0 +1,86 @@
+//! What a Redis may answer: replies, and what becomes of each, wherever the network cuts them.
+
+use bytes::BytesMut;
+use smallvec::SmallVec;
+use tollkeeper::algorithm::Ask;
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::Hits;
+use tollkeeper::settings::redis::Endpoint;
+use tollkeeper::store::redis::failure::Refused;
+use tollkeeper::store::redis::key;
+use tollkeeper::store::redis::reply::{self, Reply};
+use tollkeeper::store::redis::script::{Counted, Drawing, replay};
+
+/// What is longer is not cut: each piece is looked at from the beginning.
+const LONGEST_CUT: usize = 512;
+
+pub(crate) fn check(data: &[u8]) {
+    let mut input = BytesMut::from(data);
+    let (replies, whole) = all(&mut input);
+    replies.iter().for_each(understand);
+    replay_all(data);
+    if data.len() > LONGEST_CUT {
+        return;
+    }
+    let mut input = BytesMut::new();
+    let (mut pieces, mut good) = (Vec::new(), true);
+    for byte in data {
+        input.extend_from_slice(&[*byte]);
+        let (more, still_good) = all(&mut input);
+        pieces.extend(more);
+        good = still_good;
+        if !good {
+            break;
+        }
+    }
+    assert_eq!((pieces, good), (replies, whole));
+}
+
+/// The replies, and whether nothing was wrong.
+fn all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
+    let mut replies = Vec::new();
+    loop {
+        match reply::next(input) {
+            Ok(Some(reply)) => replies.push(reply),
+            Ok(None) => return (replies, true),
+            Err(_) => return (replies, false),
+        }
+    }
+}
+
+fn understand(reply: &Reply) {
+    let asked = Endpoint::Tcp { host: "h".to_owned(), port: 1 };
+    if let Some(ranges) = reply::ranges(reply, &asked) {
+        assert!(ranges.iter().all(|(first, last, _)| first <= last && *last < 16_384), "{ranges:?}");
+        let slots: usize = ranges.iter().map(|(first, last, _)| usize::from(last - first) + 1).sum();
+        assert!(slots <= 16_384, "{ranges:?}");
+    }
+    if let Reply::Error(text) = reply {
+        let _meaning = Refused::from_reply(text);
+    }
+    if let Some(bytes) = reply::bytes(reply) {
+        replay_all(bytes);
+        let _path = key::read("", bytes);
+    }
+    if let Reply::Array(parts) = reply {
+        parts.iter().for_each(understand);
+    }
+    let _number = reply::integer(reply);
+}
+
+/// As what a script returns, of each algorithm, and of all of them together.
+fn replay_all(bytes: &[u8]) {
+    let counted = |algorithm| {
+        let terms = Terms::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
+        Counted { limit: Limit::new(&terms).expect("a plain limit"), enforced: true, tag: 0 }
+    };
+    let alone = Algorithm::ALL.map(|algorithm| SmallVec::from_iter([counted(algorithm)]));
+    let together = [Algorithm::ALL.into_iter().map(counted).collect()];
+    for counters in alone.into_iter().chain(together) {
+        let draw = |hits| Drawing { counters: counters.clone(), ask: Ask::new(hits, 1000), trial: false, until: None };
+        let draws = [Hits::Take(3), Hits::Look, Hits::Refund(1), Hits::Take(1 << 32)].map(draw);
+        if let Ok(replayed) = replay(&draws, bytes) {
+            assert_eq!((replayed.levels.len(), replayed.states.len()), (draws.len(), counters.len()));
+        }
+    }
+}

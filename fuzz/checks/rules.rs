@@ -1,0 +1,33 @@
+//! Rule files of any bytes: they are refused with messages, or become the same rules each time.
+
+use std::sync::Arc;
+
+use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::yaml::Documents;
+use tollkeeper::rule::render::rlconfig_lines;
+use tollkeeper::rule::set::RuleSet;
+
+pub(crate) fn check(data: &[u8]) {
+    for documents in [Documents::All, Documents::FirstOnly] {
+        let source = Source { name: Arc::from("f.yaml"), text: data.to_vec(), documents };
+        let read = || compile(std::slice::from_ref(&source), &Options::default());
+        match read() {
+            Ok(compiled) => {
+                let again = read().expect("it was accepted before");
+                assert_eq!(format!("{compiled:?}"), format!("{again:?}"));
+                let names: Vec<_> = compiled.domains.iter().map(|domain| domain.name.clone()).collect();
+                assert!(!names.is_empty(), "rules without a domain");
+                let warnings = compiled.warnings.to_string();
+                let rules = RuleSet::new(compiled.domains);
+                assert!(names.iter().all(|name| rules.domain(name).is_some()), "{names:?}");
+                assert_eq!(rlconfig_lines(&rules), rlconfig_lines(&RuleSet::new(again.domains)));
+                assert!(warnings.len() < 1000 * (data.len() + 100), "{} bytes of warnings", warnings.len());
+            }
+            Err(problems) => {
+                assert!(problems.errors().iter().next().is_some(), "refused without a reason");
+                let text = problems.to_string();
+                assert!(!text.is_empty() && text.len() < 1000 * (data.len() + 100), "{} bytes of problems", text.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Which rule an entry meets, against a matcher so plain that it is right: every `*` tries every length.
+//!
+//! Input: a line for each rule, `key` or `key=value`, and the entry as the last line.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::Entry;
+use tollkeeper::rule::set::RuleSet;
+use tollkeeper::rule::{Allowance, Defaults, Domain, Node, Origin, Refusal, Rule, RuleLimit};
+
+/// Longer than what is tried takes the plain matcher too long.
+const LONGEST: usize = 256;
+
+pub(crate) fn check(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Some((rules, entry)) = text.rsplit_once('\n').filter(|_| text.len() <= LONGEST) else { return };
+    let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let mut known = HashSet::new();
+    let nodes: Vec<Node> = rules
+        .lines()
+        .filter_map(|line| {
+            let (key, value) = pair(line).unwrap_or((line.to_owned(), String::new()));
+            let node = node(key, value);
+            (!node.key.is_empty() && known.insert(node.composite())).then_some(node)
+        })
+        .collect();
+    let patterns: Vec<String> = nodes.iter().map(Node::composite).collect();
+    let domain = Domain { name: "d".to_owned(), defaults: Defaults::default(), descriptors: nodes };
+    let rules = RuleSet::new(vec![domain]);
+    let (key, value) = pair(entry).unwrap_or((entry.to_owned(), String::new()));
+    let asked = [Entry { key: key.as_bytes(), value: value.as_bytes() }];
+    let found = rules.find(rules.domain("d").expect("it was put there"), &asked);
+    let found = found.map(|found| found.rule.rule.path.clone());
+    let wanted = format!("{key}_{value}");
+    let expected = patterns
+        .iter()
+        .find(|pattern| **pattern == wanted)
+        .or_else(|| patterns.iter().find(|p| p.contains('*') && plainly_matches(p.as_bytes(), wanted.as_bytes())))
+        .or_else(|| patterns.iter().find(|pattern| **pattern == key));
+    assert_eq!(found.as_ref(), expected, "{patterns:?} and {wanted:?}");
+}
+
+/// Each row says for one more byte of the pattern which beginnings of the text match.
+fn plainly_matches(pattern: &[u8], text: &[u8]) -> bool {
+    let mut matched = vec![false; text.len() + 1];
+    matched[0] = true;
+    for byte in pattern {
+        let mut next = vec![false; text.len() + 1];
+        for length in 0..=text.len() {
+            next[length] = match byte {
+                b'*' => matched[length] || (length > 0 && next[length - 1]),
+                _ => length > 0 && matched[length - 1] && text[length - 1] == *byte,
+            };
+        }
+        matched = next;
+    }
+    matched[text.len()]
+}
+
+/// A rule that is known by its composite key.
+fn node(key: String, value: String) -> Node {
+    let origin = Origin { file: Arc::from("f"), line: 1, column: 1 };
+    let terms = Terms::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
+    let limit = Limit::new(&terms).expect("a plain limit");
+    let limit = RuleLimit { limit, name: String::new(), shadow: false, quota: false, epoch: 0 };
+    let mut node = Node {
+        key,
+        value,
+        rule: None,
+        share_threshold: false,
+        value_to_metric: false,
+        descriptors: Vec::new(),
+        origin: origin.clone(),
+    };
+    node.rule = Some(Rule {
+        path: node.composite(),
+        origin,
+        allowance: Allowance::Limits(vec![limit]),
+        replaces: Vec::new(),
+        metadata: None,
+        refusal: Refusal::default(),
+        detailed_metric: false,
+    });
+    node
+}

@@ -1,0 +1,8 @@
+#![no_main]
+
+#[path = "../checks/decide.rs"]
+mod checks;
+#[path = "../checks/desk.rs"]
+mod desk;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::check(data));

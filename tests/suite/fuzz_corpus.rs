@@ -1,0 +1,82 @@
+//! What the fuzzers have found worth keeping, run again here: every input of `fuzz/corpus/` through the check that it
+//! was made for. `fuzz/README.md` says how inputs are looked for.
+
+#[path = "../../fuzz/checks/decide.rs"]
+mod decide;
+#[path = "../../fuzz/checks/desk.rs"]
+mod desk;
+#[path = "../../fuzz/checks/draws.rs"]
+mod draws;
+#[path = "../../fuzz/checks/json.rs"]
+mod json;
+#[path = "../../fuzz/checks/mapper.rs"]
+mod mapper;
+#[path = "../../fuzz/checks/redis.rs"]
+mod redis;
+#[path = "../../fuzz/checks/rules.rs"]
+mod rules;
+#[path = "../../fuzz/checks/settings.rs"]
+mod settings;
+#[path = "../../fuzz/checks/wildcard.rs"]
+mod wildcard;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use super::harness::repository;
+
+type Check = fn(&[u8]);
+
+const CHECKS: [(&str, Check); 8] = [
+    ("decide", decide::check),
+    ("draws", draws::check),
+    ("json", json::check),
+    ("mapper", mapper::check),
+    ("redis", redis::check),
+    ("rules", rules::check),
+    ("settings", settings::check),
+    ("wildcard", wildcard::check),
+];
+
+/// The names in a directory of `fuzz/`, without `ending`.
+fn names(directory: &str, ending: &str) -> BTreeSet<String> {
+    let entries = fs::read_dir(repository("fuzz").join(directory)).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.map(|name| name.strip_suffix(ending).unwrap_or_else(|| panic!("{directory}/{name}")).to_owned()).collect()
+}
+
+#[test]
+fn every_input_of_the_corpus_passes_its_check() {
+    for (target, check) in CHECKS {
+        let mut inputs = 0;
+        for entry in fs::read_dir(repository("fuzz/corpus").join(target)).unwrap() {
+            let path = entry.unwrap().path();
+            let data = fs::read(&path).unwrap();
+            // Says which input it was, where the check only says what is wrong.
+            if std::panic::catch_unwind(|| check(&data)).is_err() {
+                panic!("{} does not pass", path.display());
+            }
+            inputs += 1;
+        }
+        assert!(inputs > 5, "{target} has {inputs} inputs");
+    }
+}
+
+#[test]
+fn every_check_is_fuzzed_with_a_corpus() {
+    let checks: BTreeSet<_> = CHECKS.iter().map(|(target, _)| (*target).to_owned()).collect();
+    assert_eq!(names("fuzz_targets", ".rs"), checks);
+    assert_eq!(names("corpus", ""), checks);
+    assert_eq!(names("dictionaries", ".dict"), checks);
+}
+
+#[test]
+fn the_corpus_stays_small() {
+    const MOST_BYTES: u64 = 1 << 20;
+    let mut bytes = 0;
+    for (target, _) in CHECKS {
+        let entries = fs::read_dir(repository("fuzz/corpus").join(target)).unwrap();
+        bytes += entries.map(|entry| entry.unwrap().metadata().unwrap().len()).sum::<u64>();
+    }
+    assert!(bytes <= MOST_BYTES, "{bytes} bytes");
+}
