@@ -39,7 +39,8 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
     let request = decode::request(message);
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {
-        let edge = Edge { rules: Some(&SET), now: NOW.plus_us(passed_us), hold_us: 1_000_000, until: None };
+        let now = NOW.plus_us(passed_us);
+        let edge = Edge { rules: Some(&SET), now, hold_us: 1_000_000, until: None, anchor: None };
         let decided = decider.decide(memory, edge, &request);
         let refused = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), refused, "{message:?}");
