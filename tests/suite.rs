@@ -27,6 +27,8 @@ mod fuzz_corpus;
 mod harness;
 #[path = "suite/hostile.rs"]
 mod hostile;
+#[path = "suite/limits.rs"]
+mod limits;
 #[path = "suite/logs.rs"]
 mod logs;
 #[path = "suite/memory.rs"]
@@ -83,6 +85,8 @@ mod textbook;
 mod tidy;
 #[path = "suite/traces.rs"]
 mod traces;
+#[path = "suite/tls.rs"]
+mod tls;
 #[path = "suite/vectors.rs"]
 mod vectors;
 #[path = "suite/vectors_config.rs"]

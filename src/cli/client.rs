@@ -19,6 +19,8 @@ use crate::settings::target::Target;
 /// A connection to a server.
 pub(super) struct Client {
     target: Target,
+    /// What to think of if a connection breaks.
+    hint: &'static str,
     timeout: Duration,
     rpc: RateLimitServiceClient<Channel>,
 }
@@ -81,7 +83,12 @@ impl Client {
         let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|error| {
             format!("{target} can not be reached: {}; is the service running there?", cause(&error))
         })?;
-        Ok(Self { target: target.clone(), timeout, rpc: RateLimitServiceClient::new(channel) })
+        let hint = match (target, tls) {
+            (Target::Tcp(_), None) => "; perhaps the server speaks TLS",
+            (_, Some(Tls { identity: None, .. })) => "; perhaps the server wants a certificate",
+            _ => "",
+        };
+        Ok(Self { target: target.clone(), hint, timeout, rpc: RateLimitServiceClient::new(channel) })
     }
 
     /// Asks.
@@ -102,7 +109,7 @@ impl Client {
                 format!("{target} did not answer within {}; see --timeout", span(micros(self.timeout)))
             }
             // Only a status that was made here has a cause.
-            _ if status.source().is_some() => format!("{target} did not answer: {}", cause(status)),
+            _ if status.source().is_some() => format!("{target} did not answer: {}{}", cause(status), self.hint),
             code => format!("{target} answered {code:?}: {}", plain(status.message())),
         }
     }

@@ -45,6 +45,11 @@ pub(crate) fn validate(bootstrap: &Path) -> Output {
 impl Envoy {
     /// Runs `envoy/NAME.yaml` against the tollkeepers at these ports and waits until it is ready.
     pub(crate) fn start(name: &str, tollkeepers: &[u16]) -> Self {
+        Self::start_with(name, tollkeepers, |bootstrap| bootstrap)
+    }
+
+    /// The same with a bootstrap that was changed.
+    pub(crate) fn start_with(name: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
         let (listener, upstream, admin) = (Port::reserve(), Port::reserve(), Port::reserve());
         let mut bootstrap = read(&repository(&format!("envoy/{name}.yaml")));
         let ports = [(10_000, listener.number()), (10_001, upstream.number()), (9901, admin.number())];
@@ -61,7 +66,7 @@ impl Envoy {
 
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let (config, log) = (files.path().join("envoy.yaml"), files.path().join("log"));
-        fs::write(&config, bootstrap).expect("the bootstrap can be written");
+        fs::write(&config, change(bootstrap)).expect("the bootstrap can be written");
         let log = File::create(log).expect("a file can be made");
         let mut command = Command::new(binary());
         command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning", "-c"]).arg(config);

@@ -10,7 +10,7 @@ use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response};
@@ -52,9 +52,26 @@ impl Client {
         Self::to(format!("unix:{}", path.display()))
     }
 
+    /// Connects to a port of `localhost` over TLS: trusts what is in the file `ca`, and shows `NAME.crt` of the same
+    /// directory if a name is given.
+    pub(crate) fn connect_tls(port: u16, ca: &Path, name: Option<&str>) -> Self {
+        let pem = |path: &Path| std::fs::read(path).expect("the certificate is there");
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(ca)));
+        if let Some(name) = name {
+            let of = |ending: &str| pem(&ca.with_file_name(format!("{name}.{ending}")));
+            tls = tls.identity(Identity::from_pem(of("crt"), of("key")));
+        }
+        let endpoint = Endpoint::from_shared(format!("https://localhost:{port}")).expect("the target is valid");
+        Self::by(endpoint.tls_config(tls).expect("the certificates are valid"))
+    }
+
     fn to(target: String) -> Self {
+        Self::by(Endpoint::from_shared(target).expect("the target is valid"))
+    }
+
+    fn by(endpoint: Endpoint) -> Self {
         let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
-        let endpoint = Endpoint::from_shared(target).expect("the target is valid").timeout(PATIENCE);
+        let endpoint = endpoint.timeout(PATIENCE);
         let channel = runtime.block_on(endpoint.connect()).expect("the server accepts");
         Self { runtime, channel }
     }

@@ -39,6 +39,11 @@ impl Certificates {
         self.issue(name, &["localhost", "127.0.0.1"], &usages);
     }
 
+    /// Makes a new key and certificate for a client of these names, `NAME.crt` and `NAME.key`.
+    pub(crate) fn issue_client(&self, name: &str, hosts: &[&str]) {
+        self.issue(name, hosts, &[ExtendedKeyUsagePurpose::ClientAuth]);
+    }
+
     fn issue(&self, name: &str, hosts: &[&str], usages: &[ExtendedKeyUsagePurpose]) {
         let hosts: Vec<_> = hosts.iter().map(|host| (*host).to_owned()).collect();
         let mut params = CertificateParams::new(hosts).expect("the hosts are names and addresses");
