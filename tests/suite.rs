@@ -17,6 +17,8 @@ mod config;
 mod decide;
 #[path = "suite/documents.rs"]
 mod documents;
+#[path = "suite/deploy.rs"]
+mod deploy;
 #[path = "suite/envoy.rs"]
 mod envoy;
 #[path = "suite/example.rs"]
