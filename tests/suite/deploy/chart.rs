@@ -55,6 +55,7 @@ fn values_that_contradict_each_other_are_refused_with_a_fix() {
         (&["existingConfigMap=mine", "rules.a\\.yaml=domain: a"], &["keep one"]),
         (&["tls.enabled=true"], &["tls.existingSecret"]),
         (&["tls.clientCAKey=ca.crt"], &["set tls.enabled"]),
+        (&["tls.http=true"], &["set tls.enabled"]),
         (&["tls.enabled=true", "tls.existingSecret=pair", "tls.clientSAN=a"], &["set tls.clientCAKey"]),
         (&["redis.url=redis:6379", "redis.tls.enabled=true", "redis.tls.certKey=a"], &["redis.tls.keyKey"]),
         (&["shutdown.drainSeconds=25"], &["shutdown.timeoutSeconds must be longer"]),
@@ -161,6 +162,12 @@ fn certificates_are_mounted_where_settings_say() {
     assert_eq!(full.setting("GRPC_SERVER_TLS_KEY"), format!("{mount}/tls.key"));
     assert_eq!(full.setting("GRPC_CLIENT_TLS_CACERT"), format!("{mount}/ca.crt"));
     assert_eq!(full.setting("GRPC_CLIENT_TLS_SAN"), "gateway.example");
+    assert_eq!(full.setting("TOLLKEEPER_HTTP_TLS_CERT"), format!("{mount}/tls.crt"));
+    for (rendering, scheme) in [(full, "HTTPS"), (&RENDERINGS[0], "HTTP")] {
+        for probe in ["readinessProbe", "livenessProbe"] {
+            assert_eq!(rendering.container()[probe]["httpGet"]["scheme"], scheme, "{probe}");
+        }
+    }
     let (redis, mount) = volume(full, "redis-tls").unwrap();
     assert_eq!(redis["secret"]["secretName"], "redis-tls");
     assert_eq!(full.setting("REDIS_TLS_CACERT"), format!("{mount}/ca.crt"));
