@@ -58,7 +58,8 @@ fn alerts_fire_when_they_should_and_not_before() {
     let cases: Vec<_> = cases.collect();
     for alert in alerts() {
         let of_alert = cases.iter().filter(|case| case["alertname"] == alert["alert"]);
-        let (quiet, firing): (Vec<_>, Vec<_>) = of_alert.copied().partition(|case| list(&case["exp_alerts"]).is_empty());
+        let (quiet, firing): (Vec<_>, Vec<_>) =
+            of_alert.copied().partition(|case| list(&case["exp_alerts"]).is_empty());
         assert!(!quiet.is_empty() && !firing.is_empty(), "{}", alert["alert"]);
     }
 }
