@@ -156,9 +156,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
-    for identity in listeners.identities() {
-        background.spawn(identity.follow());
-    }
+    listeners.follow_certificates(&mut background);
     background.spawn(report_store(Arc::clone(&service), store_health));
     let [grpc, http, inside, prometheus] = listeners.addresses();
     let mut serving = listeners

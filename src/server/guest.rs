@@ -87,6 +87,7 @@ fn is_probe(purpose: Purpose, path: &str) -> bool {
 }
 
 /// An answer on its way.
+#[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind, and a box for each is what it avoids")]
 pub(super) enum Answering {
     /// From the pages; the turn ends with it.
     Routed(Answer, Option<Turn>),

@@ -75,9 +75,11 @@ impl Listeners {
         })
     }
 
-    /// Those that have a certificate.
-    pub(super) fn identities(&self) -> impl Iterator<Item = Arc<Identity>> {
-        [&self.grpc.1, &self.http.1].into_iter().filter_map(|(_, identity)| identity.clone())
+    /// Puts certificates in force as they change, for as long as `background` lasts.
+    pub(super) fn follow_certificates(&self, background: &mut JoinSet<()>) {
+        for identity in [&self.grpc.1.1, &self.http.1.1].into_iter().flatten() {
+            background.spawn(Arc::clone(identity).follow());
+        }
     }
 
     /// Where they listen, for the log: the address, or the path of the socket.
