@@ -1,0 +1,119 @@
+//! What a decision allocates: counted in a binary of its own, because counting replaces the allocator.
+//!
+//! The count is that of the thread that decides, and a decision from memory needs no other. Absolute numbers are
+//! nobody's business here: what is compared is the same call with and without what is to cost nothing.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use tollkeeper::clock::Clock;
+use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::live::LiveRules;
+use tollkeeper::config::yaml::Documents;
+use tollkeeper::decide::Decider;
+use tollkeeper::grpc::service::{Rpc, Service};
+use tollkeeper::pb::rate_limit_descriptor::Entry;
+use tollkeeper::pb::rate_limit_service_server::RateLimitService as _;
+use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
+use tollkeeper::rule::set::RuleSet;
+use tollkeeper::settings::Settings;
+use tollkeeper::store::Store;
+use tollkeeper::store::memory::Memory;
+use tollkeeper::telemetry::traces::context::Formats;
+use tollkeeper::telemetry::traces::sink::{Queue, Sink};
+use tollkeeper::telemetry::traces::{Sampler, Tracer};
+use tonic::Request;
+
+const RULES: &str = "\
+domain: shop
+descriptors: [{key: login, rate_limit: {unit: day, requests_per_unit: 1000000}}]
+";
+const CALLS: u64 = 100;
+
+/// Takes spans, and that is all.
+#[derive(Debug)]
+struct Nobody;
+
+impl SpanExporter for Nobody {
+    async fn export(&self, _: Vec<SpanData>) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+/// A tracer that keeps this share of what begins here.
+fn tracer(ratio: f64) -> Tracer {
+    let queue = Queue { most_spans: 10_000, most_at_once: 100, delay: Duration::from_secs(3600) };
+    Tracer {
+        sampler: Sampler { follows_parent: true, ratio },
+        formats: Formats { tracecontext: true, b3: true, b3_multi: true },
+        shows_descriptors: false,
+        sink: Arc::new(Sink::start(Nobody, &Resource::builder_empty().build(), queue, ("OTEL", || {}))),
+    }
+}
+
+fn service(tracer: Option<Tracer>) -> Rpc {
+    let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
+    let source = Source { name: "rules.yaml".into(), text: RULES.into(), documents: Documents::FirstOnly };
+    let compiled = compile(&[source], &Options::default()).unwrap_or_else(|found| panic!("{found}"));
+    let decider = Decider::new(Store::Memory(Memory::new(1 << 22)), settings.behaviour, Arc::default());
+    let mut service = Service::new(Clock::System, Arc::new(LiveRules::default()), decider);
+    let rules = RuleSet::metered(compiled.domains, &service.decider.metrics.meters);
+    service.rules.replace(rules, vec!["rules.yaml".into()], service.clock.now());
+    service.tracer = tracer;
+    Rpc(Arc::new(service))
+}
+
+/// What so many calls with these headers allocate.
+fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 {
+    let rpc = service(tracer);
+    let request = || {
+        let entry = Entry { key: "login".into(), value: "ann".into() };
+        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+        let message =
+            RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], ..RateLimitRequest::default() };
+        let mut request = Request::new(message);
+        for (name, value) in headers {
+            request.metadata_mut().append(*name, value.parse().unwrap());
+        }
+        request
+    };
+    let ask = |request| drop(rpc.should_rate_limit(request).now_or_never().expect("memory answers at once").unwrap());
+    // What is made once, at the first call of a thread, is not what a call costs.
+    (0..10).for_each(|_| ask(request()));
+    let requests: Vec<_> = (0..CALLS).map(|_| request()).collect();
+    allocation_counter::measure(|| requests.into_iter().for_each(ask)).count_total
+}
+
+#[test]
+fn a_call_that_is_not_sampled_allocates_nothing_for_traces() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const SPAN: &str = "00f067aa0ba902b7";
+    let with_state = ("tracestate", "vendor=1,other=2");
+    let not_sampled = format!("00-{TRACE}-{SPAN}-00");
+    let b3 = format!("{TRACE}-{SPAN}-0");
+    let undecided = format!("{TRACE}-{SPAN}");
+    let situations: [&[(&'static str, &str)]; 7] = [
+        &[],
+        &[("traceparent", &not_sampled), with_state],
+        &[("traceparent", "00-nonsense"), with_state],
+        &[("b3", &b3)],
+        &[("b3", &undecided)],
+        &[("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), ("x-b3-sampled", "0")],
+        &[("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN)],
+    ];
+    for headers in situations {
+        let without = allocations(None, headers);
+        assert!(without > CALLS, "something is counted: {without}");
+        assert_eq!(allocations(Some(tracer(0.0)), headers), without, "{headers:?}");
+    }
+    let sampled = format!("00-{TRACE}-{SPAN}-01");
+    let (without, with) =
+        (allocations(None, &[("traceparent", &sampled)]), allocations(Some(tracer(0.0)), &[("traceparent", &sampled)]));
+    assert!(with > without + CALLS, "a span is not for nothing: {with} and {without}");
+}
