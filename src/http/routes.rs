@@ -88,9 +88,9 @@ const PAGES: [(&str, &str); 11] = [
     ("/counters?domain=D&rule=R", "the counters of a rule, as json; `most=N`, 100 if it is not said; needs the token"),
     ("/explain", "what a request (as for /json) would meet, and its counters, charging nothing"),
     ("/log_level", "what is logged; a PUT of a level's name changes it until the process ends, and needs the token"),
+    ("/reset", "a POST of a request (as for /json) lets go of its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration, as json"),
-    ("/reset", "a POST of a request (as for /json) lets go of its counters; needs the token"),
     (
         "/rules",
         "what each limit did, and which seem wrong, as json; `format=text`, `rule=NAME`, `finding=KIND`, `most=N`",

@@ -96,6 +96,11 @@ impl Collector {
         Self { port, kept, _runtime: runtime }
     }
 
+    /// Where it is, on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Where it is.
     pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
