@@ -54,7 +54,7 @@ fn alerts_fire_when_they_should_and_not_before() {
     // Each is tested both ways.
     let tests = ["alerts.test.yaml", "alerts.long.test.yaml"]
         .map(|name| documents(&read(&repository(&format!("deploy/prometheus/{name}")))).remove(0)["tests"].clone());
-    let cases = tests.iter().flat_map(|tests| list(tests)).flat_map(|test| list(&test["alert_rule_test"]));
+    let cases = tests.iter().flat_map(list).flat_map(|test| list(&test["alert_rule_test"]));
     let cases: Vec<_> = cases.collect();
     for alert in alerts() {
         let of_alert = cases.iter().filter(|case| case["alertname"] == alert["alert"]);
