@@ -26,9 +26,9 @@ fn ask(client: &Client) -> Result<(), Code> {
     client.ask(&question("shop", &[("user", "ann")])).map(drop).map_err(|status| status.code())
 }
 
-/// Whether the server has closed it; it sends nothing else.
+/// Whether the server closes it, and sends nothing before.
 fn is_closed(stream: &mut TcpStream) -> bool {
-    matches!(stream.read(&mut [0]), Ok(0) | Err(_))
+    http::last_words(stream).is_empty()
 }
 
 /// The number that `/stats` has for that name.
@@ -142,8 +142,7 @@ fn who_takes_too_long_to_begin_is_dropped() {
     });
     let mut silent = Frames::connect(server.grpc_port());
     for stream in &mut streams {
-        let mut last_words = Vec::new();
-        let _ = stream.read_to_end(&mut last_words);
+        let last_words = http::last_words(stream);
         assert!(!last_words.starts_with(b"HTTP/1.1 200"), "{}", last_words.escape_ascii());
     }
     // Who speaks HTTP/2 and has nothing to ask is told first.
@@ -172,9 +171,7 @@ fn answer_to_header(port: u16, length: usize) -> String {
         format!("GET /healthcheck HTTP/1.1\r\nconnection: close\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(length));
     // The server may answer, and close, before it has read all.
     let _ = stream.write_all(head.as_bytes());
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned()
+    String::from_utf8_lossy(&http::last_words(&mut stream)).lines().next().unwrap_or_default().to_owned()
 }
 
 #[test]

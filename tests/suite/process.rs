@@ -242,9 +242,7 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
         ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
         ("USE_PROMETHEUS", "true"),
-        ("PROMETHEUS_ADDR", ":19001"),
-        ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
-        ("TRACING_ENABLED", "true"),
+        ("PROMETHEUS_ADDR", "127.0.0.1:0"),
     ];
     let refused = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("GRPC_SERVER_USE_TLS", "true")];
     let unreadable = &refused[1..];

@@ -1,7 +1,6 @@
 //! Listeners over TLS: who gets in, what is served when files change, and what stops the start.
 
 use std::fs;
-use std::io::Read as _;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -347,8 +346,7 @@ fn who_dawdles_with_a_handshake_keeps_nobody_waiting_and_is_dropped() {
         .collect();
     call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap();
     for stream in &mut dawdlers {
-        // At its end, or reset: in any case it does not last.
-        let _ = stream.read_to_end(&mut Vec::new());
+        http::last_words(stream);
     }
     call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap();
 }

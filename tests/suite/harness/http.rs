@@ -89,6 +89,17 @@ pub(crate) fn connect(port: u16, source: Ipv4Addr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
+/// What the server still sends until it closes the connection, or resets it; panics if it does neither.
+pub(crate) fn last_words(stream: &mut TcpStream) -> Vec<u8> {
+    let mut words = Vec::new();
+    match stream.read_to_end(&mut words) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            panic!("the server keeps the connection open")
+        }
+        _ => words,
+    }
+}
+
 /// An answer.
 #[derive(Clone)]
 pub(crate) struct Response {
