@@ -146,7 +146,9 @@ impl Decider {
         (request, selections): (&Request<'_>, &[Selection<'r>]),
         outcomes: &[Outcome],
     ) -> Result<Decision<'r>, DecideError> {
-        self.account(edge, (request, selections), outcomes);
+        if !self.metrics.is_off() {
+            self.account(edge, (request, selections), outcomes);
+        }
         let decision = merge(&self.behaviour, request, selections, outcomes)?;
         if decision.shadowed {
             self.metrics.note_global_shadow();

@@ -121,7 +121,8 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
         store: matches!(&settings.store, settings::Store::Redis(redis) if redis.health_needs_connection),
     };
     let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
-    let metrics = Arc::new(Metrics::new(settings.metrics.most_requested, settings.metrics.top_keys));
+    let metrics = Metrics::new(settings.metrics.most_requested, settings.metrics.top_keys);
+    let metrics = Arc::new(if settings.metrics.is_off { metrics.switched_off() } else { metrics });
     let decider = Decider::new(store, settings.behaviour.clone(), Arc::clone(&metrics));
     let mut service = Service::new(clock.clone(), Arc::clone(&rules), decider);
     service.tracer = tracer;

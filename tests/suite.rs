@@ -35,6 +35,8 @@ mod limits;
 mod logs;
 #[path = "suite/memory.rs"]
 mod memory;
+#[path = "suite/metrics.rs"]
+mod metrics;
 #[path = "suite/process.rs"]
 mod process;
 #[path = "suite/proto.rs"]

@@ -95,14 +95,15 @@ impl Service {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
-        let (begun, metrics) = (Instant::now(), &self.decider.metrics);
+        let metrics = &self.decider.metrics;
+        let begun = metrics.begin();
         let span = span.map(|span| span.anchor().child("decide", SpanKind::Internal));
         let decided = match &self.decider.store {
             Store::Memory(memory) => self.decide(memory, message, deadline),
             // Boxed, so that answers from memory do not carry the room that waiting takes.
             Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline, span.as_ref())).await,
         };
-        metrics.decisions.observe(begun.elapsed());
+        metrics.decisions.observe_since(begun);
         if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
             metrics.note_service_error();
         }
@@ -204,7 +205,7 @@ impl RateLimitService for Rpc {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let deadline = deadline(request.metadata()).unwrap_or(DEFAULT_DEADLINE);
-        let begun = Instant::now();
+        let begun = self.0.decider.metrics.begin();
         let metadata = request.metadata();
         let mut span = self.0.begin(spans::CALL, |name| metadata.get(name).map(|value| value.as_encoded_bytes()));
         if let Some(span) = &mut span {
@@ -214,7 +215,7 @@ impl RateLimitService for Rpc {
         if let Some(span) = span {
             spans::end_call(span, answer.as_ref().err());
         }
-        self.0.decider.metrics.calls.observe(begun.elapsed());
+        self.0.decider.metrics.calls.observe_since(begun);
         match answer {
             Ok(response) => Ok(Response::new(response)),
             Err(error) => Err(Status::new(error.code(), error.to_string())),

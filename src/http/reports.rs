@@ -20,6 +20,9 @@ pub(super) async fn top(State(site): State<Site>, asked: Result<Query<top::Wante
         Err(why) => return misunderstood(&why),
     };
     let (service, format) = (site.instruments.service, wanted.format);
+    if service.decider.metrics.is_off() {
+        return nothing_is_counted();
+    }
     let make = move || {
         let report = top::Report::of(&service.decider.metrics.top, service.clock.now(), &wanted);
         written(format, &report, top::Report::text)
@@ -34,6 +37,9 @@ pub(super) async fn rules(State(site): State<Site>, asked: Result<Query<rules::W
         Err(why) => return misunderstood(&why),
     };
     let (service, format) = (site.instruments.service, wanted.format);
+    if service.decider.metrics.is_off() {
+        return nothing_is_counted();
+    }
     let Some(loaded) = service.rules.load_full() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
@@ -43,6 +49,11 @@ pub(super) async fn rules(State(site): State<Site>, asked: Result<Query<rules::W
         written(format, &report, rules::Report::text)
     };
     page(format, apart(make).await)
+}
+
+/// No report is better than one of zeros, which would call every rule idle.
+fn nothing_is_counted() -> Response {
+    text(StatusCode::NOT_FOUND, "nothing is counted: unset DISABLE_STATS\n")
 }
 
 pub(super) fn misunderstood(why: &QueryRejection) -> Response {

@@ -72,8 +72,9 @@ impl Instruments {
         let mut met = Family::new("tollkeeper_rule_decisions_total", Kind::Counter, help);
         let loaded = self.service.rules.load();
         let Some(loaded) = loaded.as_ref() else { return (configured, met) };
-        // Rules whose names come out the same, `a_b` and `a` with the value `b`, share a meter.
-        let mut seen = HashSet::new();
+        // Rules whose names come out the same, `a_b` and `a` with the value `b`, share a meter, and no series may come
+        // twice: of limits that differ in nothing but their number the first is told.
+        let (mut seen, mut told) = (HashSet::new(), HashSet::new());
         for limit in loaded.rules.rules().flat_map(|compiled| &compiled.limits) {
             let (meter, limit) = (&limit.meter, &limit.limit);
             let consistency =
@@ -84,7 +85,9 @@ impl Instruments {
                 .label("algorithm", limit.algorithm().to_string())
                 .label("period", limit.period().to_string())
                 .label("consistency", consistency);
-            configured.series.push(series);
+            if told.insert(series.labels.clone()) {
+                configured.series.push(series);
+            }
             if seen.insert(Arc::as_ptr(meter)) {
                 met.series.push(of_rule(meter.name(), meter.all_decisions().0));
             }

@@ -10,6 +10,8 @@ use super::address::Address;
 /// Where metrics go.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metrics {
+    /// Whether nothing is counted, served or sent.
+    pub is_off: bool,
     /// Where Prometheus gets them, if it does.
     pub prometheus: Option<Prometheus>,
     /// Where they are sent.

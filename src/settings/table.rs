@@ -183,7 +183,7 @@ pub static TABLE: &[Setting] = table! {
             "how many of the keys that are refused most /top counts in a minute; 0: none";
         "EXTRA_TAGS" Kind::Map, "", Honoured, "tags on every metric: k:v,k:v";
         "STATS_FLUSH_INTERVAL" span(Duration::from_millis(10), HOUR, false), "10s", Honoured, "how often metrics are sent to statsd";
-        "DISABLE_STATS" Kind::Bool, "false", Honoured, "no metrics at all, whatever else is set";
+        "DISABLE_STATS" Kind::Bool, "false", Honoured, "no metrics at all, whatever else is set; /top, /rules and the counts of /stats are off too";
         "NEAR_LIMIT_RATIO" Kind::Float { min: 0.0, max: 1.0 }, "0.8", Honoured, "share of a limit from which a hit counts as near it";
         "GOSTATS_*" Kind::Text, "", NoEffect { when: When::Filled, why: "metrics are sent by a program that is not Go" },
             "settings of a Go statsd library";

@@ -13,6 +13,7 @@ pub mod prometheus;
 pub mod statsd;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use self::histogram::Histogram;
 use self::meters::Meters;
@@ -36,6 +37,7 @@ pub struct Metrics {
     pub begun: Begun,
     service_errors: AtomicU64,
     global_shadow_mode: AtomicU64,
+    is_off: bool,
 }
 
 impl Default for Metrics {
@@ -58,7 +60,25 @@ impl Metrics {
             begun: Begun::default(),
             service_errors: AtomicU64::new(0),
             global_shadow_mode: AtomicU64::new(0),
+            is_off: false,
         }
+    }
+
+    /// The same where nothing is counted or timed on the way of a request.
+    #[must_use]
+    pub fn switched_off(mut self) -> Self {
+        self.is_off = true;
+        self
+    }
+
+    /// Whether nothing is counted.
+    pub const fn is_off(&self) -> bool {
+        self.is_off
+    }
+
+    /// The time, if anything is timed: for [`Histogram::observe_since`].
+    pub fn begin(&self) -> Option<Instant> {
+        (!self.is_off).then(Instant::now)
     }
 
     /// Counts a request that could not be decided through no fault of the store.

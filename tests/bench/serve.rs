@@ -7,12 +7,15 @@
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload,
 //! redis-keys, redis-hot, redis-open, redis-ten,
-//! eventual, eventual-calls, eventual-flood.
+//! eventual, eventual-calls, eventual-flood,
+//! metrics, scrape.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
 #[path = "serve/load.rs"]
 mod load;
+#[path = "serve/metrics.rs"]
+mod metrics;
 #[path = "serve/process.rs"]
 mod process;
 #[path = "serve/redis.rs"]
@@ -64,6 +67,12 @@ fn main() {
         }
         if wanted("reload") {
             reload().await;
+        }
+        if wanted("metrics") {
+            metrics::cost().await;
+        }
+        if wanted("scrape") {
+            metrics::scrape().await;
         }
         if ["redis-keys", "redis-hot", "redis-open", "redis-ten", "eventual", "eventual-calls", "eventual-flood"]
             .into_iter()
@@ -159,10 +168,14 @@ async fn reload() {
 
 /// A rule file with a token bucket that every call meets, and others beside it.
 fn rule_file(rules: usize) -> tempfile::NamedTempFile {
+    // Nothing is refused, and a key that was used once lives for hours.
+    rule_file_of("{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}", rules)
+}
+
+/// A rule file with this limit on what every call meets, and others beside it.
+fn rule_file_of(limit: &str, rules: usize) -> tempfile::NamedTempFile {
     let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
     let mut text = String::from("domain: bench\ndescriptors:\n");
-    // Nothing is refused, and a key that was used once lives for hours.
-    let limit = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
     text.push_str(&format!("  - key: user\n    rate_limit: {limit}\n"));
     for rule in 1..rules {
         text.push_str(&format!(

@@ -28,6 +28,8 @@ pub(crate) mod redis;
 pub(crate) mod replica;
 #[path = "harness/shop.rs"]
 pub(crate) mod shop;
+#[path = "harness/scrape.rs"]
+pub(crate) mod scrape;
 #[path = "harness/signal.rs"]
 pub(crate) mod signal;
 #[path = "harness/statsd.rs"]

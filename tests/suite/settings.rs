@@ -579,6 +579,43 @@ fn the_report_tells_the_fate_of_each_variable() {
     assert_eq!(stopping, ["PORT", "TOLLKEEPER_SHUTDOWN_TIMEOUT"]);
 }
 
+#[test]
+fn statsd_is_on_where_it_is_asked_for_or_its_place_is_named() {
+    let on = |vars: Vars<'_>| {
+        let sinks = read(vars).metrics.sinks;
+        let protocols = sinks.iter().map(|sink| (sink.host.clone(), sink.port, sink.protocol.clone()));
+        protocols.map(|(host, port, protocol)| format!("{host}:{port} {protocol:?}")).collect::<Vec<_>>()
+    };
+    let (tcp, dog) = ("localhost:8125 Tcp", "localhost:8125 Dog([])");
+    assert_eq!(on(&[]), [""; 0]);
+    assert_eq!(on(&[("USE_STATSD", "true")]), [tcp]);
+    assert_eq!(on(&[("STATSD_PORT", "8125")]), [tcp]);
+    assert_eq!(on(&[("STATSD_HOST", "a"), ("STATSD_PROTOCOL", "UDP")]), ["a:8125 Udp"]);
+    assert_eq!(on(&[("STATSD_PORT", "1"), ("USE_STATSD", "false")]), [""; 0]);
+    // Who says where DogStatsD is has not asked for statsd too.
+    assert_eq!(on(&[("USE_DOG_STATSD", "true"), ("STATSD_PORT", "8125")]), [dog]);
+    assert_eq!(on(&[("USE_DOG_STATSD", "true"), ("USE_STATSD", "true")]), [tcp, dog]);
+    assert_eq!(on(&[("USE_STATSD", "true"), ("DISABLE_STATS", "true")]), [""; 0]);
+    for (vars, line) in [
+        (&[("STATSD_HOST", "")], "STATSD_HOST=: names no server; give the host and the port of statsd"),
+        (&[("STATSD_PORT", "0")], "STATSD_PORT=0: names no server; give the host and the port of statsd"),
+        (&[("STATSD_PORT", "x")], "STATSD_PORT=x: not a whole number; give a whole number, 0 to 65535"),
+    ] {
+        assert_eq!(problems(vars), [line]);
+    }
+    assert_eq!(
+        problems(&[
+            ("USE_DOG_STATSD", "true"),
+            ("USE_DOG_STATSD_MOGRIFIERS", "A,B,C"),
+            ("DOG_STATSD_MOGRIFIER_A_NAME", "n"),
+            ("DOG_STATSD_MOGRIFIER_B_PATTERN", "("),
+            ("DOG_STATSD_MOGRIFIER_C_PATTERN", "c"),
+        ])
+        .len(),
+        3
+    );
+}
+
 /// What Envoy Gateway sets.
 const ENVOY_GATEWAY: Vars<'static> = &[
     ("RUNTIME_ROOT", "/data"),

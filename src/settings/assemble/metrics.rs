@@ -23,6 +23,7 @@ impl Values {
         }
         let is_off = self.bool("DISABLE_STATS");
         Metrics {
+            is_off,
             prometheus: self.prometheus().filter(|_| !is_off),
             sinks: if is_off { Vec::new() } else { self.sinks() },
             flush_interval: self.duration("STATS_FLUSH_INTERVAL"),

@@ -6,7 +6,7 @@
 //! observation. Nothing here knows what is measured.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The upper bounds of the buckets, in microseconds, ascending; what lies above the last is in one more bucket.
 pub const BOUNDS_US: [u64; 22] = [
@@ -51,6 +51,13 @@ impl Histogram {
         let stripe = &self.stripes[stripe()];
         stripe.counts[bucket].fetch_add(1, Ordering::Relaxed);
         stripe.sum_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Counts what began then and ends now; `None`: nothing is timed.
+    pub fn observe_since(&self, begun: Option<Instant>) {
+        if let Some(begun) = begun {
+            self.observe(begun.elapsed());
+        }
     }
 
     /// What was observed until now.

@@ -95,6 +95,9 @@ struct Written {
 /// A larger file is a mistake, in bytes.
 const LARGEST_BYTES: u64 = 1 << 20;
 
+/// How the names begin that no file maps: a series of another kind may have them.
+const NATIVE: [&str; 2] = ["tollkeeper_", "process_"];
+
 impl Mapper {
     /// Reads a file.
     ///
@@ -192,7 +195,11 @@ impl Mapping {
         if name.is_empty() && !drops {
             return Err("it has no name".to_owned());
         }
-        if let Some(label) = written.labels.keys().find(|label| escaped(label) != **label) {
+        if NATIVE.iter().any(|start| name.starts_with(start)) {
+            return Err(format!("`{name}` is the name of another metric"));
+        }
+        let is_taken = |label: &str| label.starts_with("__") || label == "le";
+        if let Some(label) = written.labels.keys().find(|label| escaped(label) != **label || is_taken(label)) {
             return Err(format!("`{label}` is no name of a label"));
         }
         let scale = written.scale.unwrap_or(1.0);

@@ -1,0 +1,175 @@
+//! What metrics cost: a decision with them on and off, and a scrape of ten thousand rules.
+//!
+//! Off is `DISABLE_STATS=true`: nothing is counted at all. On is what an operator has: everything counted, a page for
+//! Prometheus that somebody fetches every second, far more often than they do in earnest.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::load::{STREAMS, at, drive, median, paced};
+use crate::process::{ServerProcess, free_port};
+use crate::{ROUND, ROUNDS, request, rule_file, rule_file_of};
+
+/// What is asked of both.
+struct Situation {
+    label: &'static str,
+    limit: &'static str,
+    keys: u64,
+    scraped: bool,
+}
+
+const PASSES: &str = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
+const REFUSES: &str = "{unit: day, requests_per_unit: 1}";
+
+/// CPU of the server per decision with metrics on, beside that with metrics off; at most 1.05 times.
+pub(crate) async fn cost() {
+    println!("{:<34} {:>10} {:>10} {:>7} {:>9}", "metrics", "us/call", "off", "ratio", "calls/s");
+    for situation in [
+        Situation { label: "one hot key", limit: PASSES, keys: 1, scraped: false },
+        Situation { label: "100 000 keys", limit: PASSES, keys: 100_000, scraped: false },
+        Situation { label: "100 000 keys, scraped each second", limit: PASSES, keys: 100_000, scraped: true },
+        Situation { label: "one hot key, refused", limit: REFUSES, keys: 1, scraped: false },
+        Situation { label: "100 000 keys, refused", limit: REFUSES, keys: 100_000, scraped: false },
+    ] {
+        compare(&situation).await;
+    }
+}
+
+async fn compare(situation: &Situation) {
+    let rules = rule_file_of(situation.limit, 10);
+    let (on, page) = scraped_server(rules.path());
+    let off = ServerProcess::tollkeeper(rules.path(), &[("DISABLE_STATS", "true")]);
+    let warm = Duration::from_secs(1 + situation.keys / 100_000);
+    for server in [&on, &off] {
+        drive(server, situation.keys, request, (STREAMS, warm)).await;
+    }
+    let scraper = situation.scraped.then(|| Scraper::start(page));
+    let (mut ratios, mut ons, mut offs, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..2 * ROUNDS {
+        // Whoever goes second finds a warmer machine: they take turns.
+        let (with, without) = if round % 2 == 0 {
+            let with = measure(&on, situation.keys).await;
+            (with, measure(&off, situation.keys).await)
+        } else {
+            let without = measure(&off, situation.keys).await;
+            (measure(&on, situation.keys).await, without)
+        };
+        ratios.push(with.0 / without.0);
+        ons.push(with.0);
+        offs.push(without.0);
+        rates.push(with.1);
+    }
+    drop(scraper);
+    println!(
+        "{:<34} {:>10.2} {:>10.2} {:>7.3} {:>9.0}",
+        situation.label,
+        median(&mut ons),
+        median(&mut offs),
+        median(&mut ratios),
+        median(&mut rates)
+    );
+}
+
+async fn measure(server: &ServerProcess, keys: u64) -> (f64, f64) {
+    let cost = drive(server, keys, request, (STREAMS, ROUND)).await;
+    (cost.us_per_call, cost.calls_per_s)
+}
+
+/// How long a scrape of 10 000 rules takes, at most 100 ms, and what it does to those who are decided meanwhile.
+pub(crate) async fn scrape() {
+    let rules = rule_file(10_000);
+    let (server, page) = scraped_server(rules.path());
+    drive(&server, 1000, request, (STREAMS, Duration::from_secs(1))).await;
+    let size = fetch(page);
+    let mut alone: Vec<f64> = (0..20).map(|_| timed_fetch(page)).collect();
+    println!(
+        "scrape of 10 000 rules: {:.1} ms, slowest of 20 {:.1} ms, {:.1} MB",
+        median(&mut alone),
+        alone.last().expect("there are 20"),
+        size as f64 / 1e6
+    );
+    let (mut p99s, mut p999s) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let mut found = [Vec::new(), Vec::new()];
+        for scraped in if round % 2 == 0 { [true, false] } else { [false, true] } {
+            let scraper = scraped.then(|| Scraper::start(page));
+            found[usize::from(scraped)] = paced(&server, 2000, Duration::from_secs(10), request).await;
+            let slowest = scraper.map(Scraper::stop);
+            let latencies = &found[usize::from(scraped)];
+            println!(
+                "2000 calls/s, {}: p50 {} us, p99 {} us, p99.9 {} us{}",
+                if scraped { "scraped each second" } else { "not scraped" },
+                at(latencies, 500),
+                at(latencies, 990),
+                at(latencies, 999),
+                slowest.map_or_else(String::new, |ms| format!(", slowest scrape {ms:.1} ms"))
+            );
+        }
+        let [without, with] = found;
+        p99s.push(at(&with, 990) as f64 / at(&without, 990) as f64);
+        p999s.push(at(&with, 999) as f64 / at(&without, 999) as f64);
+    }
+    println!("scraped to not scraped: p99 {:.3}, p99.9 {:.3}", median(&mut p99s), median(&mut p999s));
+}
+
+/// A server that Prometheus may come to, and where.
+fn scraped_server(rules: &std::path::Path) -> (ServerProcess, SocketAddr) {
+    let page = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let address = page.to_string();
+    (ServerProcess::tollkeeper(rules, &[("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", &address)]), page)
+}
+
+/// Fetches the page each second, until it is dropped.
+struct Scraper {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<f64>>,
+}
+
+impl Scraper {
+    fn start(page: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut slowest = 0.0_f64;
+            while !stopped.load(Ordering::Relaxed) {
+                slowest = slowest.max(timed_fetch(page));
+                thread::sleep(Duration::from_secs(1));
+            }
+            slowest
+        });
+        Self { stop, thread: Some(thread) }
+    }
+
+    /// Ends it; the longest that a page took, in milliseconds.
+    fn stop(mut self) -> f64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map_or(0.0, |thread| thread.join().expect("scraping ends"))
+    }
+}
+
+impl Drop for Scraper {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How long the page took, in milliseconds.
+fn timed_fetch(page: SocketAddr) -> f64 {
+    let begun = Instant::now();
+    fetch(page);
+    begun.elapsed().as_secs_f64() * 1e3
+}
+
+/// The size of the page, in bytes.
+fn fetch(page: SocketAddr) -> usize {
+    let mut stream = TcpStream::connect(page).expect("a connection");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("it is sent");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("an answer");
+    assert!(answer.starts_with(b"HTTP/1.1 200 "), "no page");
+    answer.len()
+}

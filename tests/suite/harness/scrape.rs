@@ -1,0 +1,97 @@
+//! What Prometheus gets, read number by number.
+
+use std::collections::BTreeMap;
+
+use super::http;
+use super::port::Port;
+use super::tollkeeper::Setup;
+
+/// A page as Prometheus gets it.
+#[derive(Debug)]
+pub(crate) struct Scrape {
+    /// As it came.
+    pub(crate) text: String,
+    /// The values, by `name{label="value",...}` with labels in the order of their names.
+    pub(crate) samples: BTreeMap<String, f64>,
+    /// The types of families: counter, gauge or histogram.
+    pub(crate) types: BTreeMap<String, String>,
+}
+
+/// Lets Prometheus come to a port of the harness's choice, which is reserved as long as the second value lives.
+pub(crate) fn scraped(setup: Setup) -> (Setup, Port) {
+    let port = Port::reserve();
+    let address = format!("127.0.0.1:{}", port.number());
+    (setup.env("USE_PROMETHEUS", "true").env("PROMETHEUS_ADDR", address), port)
+}
+
+/// The page at this port.
+pub(crate) fn scrape(port: u16) -> Scrape {
+    let page = http::get(port, "/metrics").send();
+    assert_eq!(page.status, 200, "{page:?}");
+    assert_eq!(page.header("content-type").as_deref(), Some("text/plain; version=0.0.4"));
+    Scrape::parse(page.text())
+}
+
+impl Scrape {
+    fn parse(text: String) -> Self {
+        let (mut samples, mut types) = (BTreeMap::new(), BTreeMap::new());
+        for line in text.lines() {
+            if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+                assert!(types.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} comes twice");
+            } else if !line.starts_with('#') {
+                let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line:?}"));
+                let value = value.parse().unwrap_or_else(|_| panic!("no number: {line:?}"));
+                let name = sorted(name);
+                assert!(samples.insert(name.clone(), value).is_none(), "{name} comes twice");
+            }
+        }
+        Self { text, samples, types }
+    }
+
+    /// A value; panics where there is none.
+    pub(crate) fn value(&self, name: &str) -> f64 {
+        *self.samples.get(name).unwrap_or_else(|| panic!("no {name} in\n{}", self.text))
+    }
+
+    /// A count; panics where there is none or it is no whole number.
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        let value = self.value(name);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is checked")]
+        let count = value as u64;
+        #[expect(clippy::cast_precision_loss, reason = "it is checked")]
+        {
+            assert!((count as f64).to_bits() == value.to_bits(), "{name} is {value}");
+        }
+        count
+    }
+
+    /// The samples whose names begin so, as `name value`.
+    pub(crate) fn beginning(&self, start: &str) -> Vec<String> {
+        let wanted = self.samples.iter().filter(|(name, _)| name.starts_with(start));
+        wanted.map(|(name, value)| format!("{name} {value}")).collect()
+    }
+}
+
+/// The name with its labels in order.
+fn sorted(name: &str) -> String {
+    let Some((name, labels)) = name.strip_suffix('}').and_then(|name| name.split_once('{')) else {
+        return name.to_owned();
+    };
+    let (mut parts, mut start, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
+    for (at, byte) in labels.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => quoted = !quoted,
+            b',' if !quoted => {
+                parts.push(&labels[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&labels[start..]);
+    parts.retain(|part| !part.is_empty());
+    parts.sort_unstable();
+    format!("{name}{{{}}}", parts.join(","))
+}

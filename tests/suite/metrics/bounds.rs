@@ -1,0 +1,144 @@
+//! Names that requests make: what rules want in them, and how many there can be.
+
+use super::{Watched, with_rules};
+use crate::harness::grpc::{self, Client};
+
+const NAMED: &str = "\
+domain: shop
+descriptors:
+  - key: path
+    detailed_metric: true
+    rate_limit: {unit: day, requests_per_unit: 1}
+  - key: tenant
+    value_to_metric: true
+    descriptors:
+      - key: user
+        rate_limit:
+          - {unit: day, requests_per_unit: 100}
+          - {unit: year, requests_per_unit: 100}
+  - key: host
+    value: '*.example.com'
+    share_threshold: true
+    value_to_metric: true
+    rate_limit: {unit: day, requests_per_unit: 100}
+  - key: agent
+    value: curl*
+    value_to_metric: true
+    rate_limit: {unit: day, requests_per_unit: 100}
+";
+
+/// `labels value` of the series of a limit's counter that are not 0.
+fn counted(watched: &Watched, name: &str) -> Vec<String> {
+    let start = format!("ratelimit_service_rate_limit_{name}{{domain=");
+    let found = watched.scrape().beginning(&start);
+    let lines = found.iter().filter(|line| !line.ends_with(" 0")).map(|line| line[start.len()..].to_owned());
+    lines.collect()
+}
+
+#[test]
+fn rules_may_want_values_in_the_names_of_their_metrics() {
+    let watched = Watched::start(with_rules(NAMED));
+    for (descriptor, passes) in [
+        ("path=/a", true),
+        ("path=/a", false),
+        ("path=/b|c", true),
+        ("path=", true),
+        ("tenant=t1,user=x", true),
+        ("tenant=t2,user=x", true),
+        ("tenant=t2,user=y", true),
+        ("host=a.example.com", true),
+        ("host=b.example.com", true),
+        ("agent=curl/8", true),
+    ] {
+        assert_eq!(watched.ask("shop", descriptor, 1), passes, "{descriptor}");
+    }
+    let expected = [
+        r#""shop",key1="agent_curl/8"} 1"#,
+        // What shares a counter shares a name.
+        r#""shop",key1="host_*.example.com"} 2"#,
+        r#""shop",key1="path_"} 1"#,
+        r#""shop",key1="path_/a"} 2"#,
+        r#""shop",key1="path_/b_c"} 1"#,
+        r#""shop",key1="tenant_t1",key2="user",key3="year_fixed_window"} 1"#,
+        r#""shop",key1="tenant_t1",key2="user"} 1"#,
+        r#""shop",key1="tenant_t2",key2="user",key3="year_fixed_window"} 2"#,
+        r#""shop",key1="tenant_t2",key2="user"} 2"#,
+    ];
+    assert_eq!(counted(&watched, "total_hits"), expected);
+    assert_eq!(counted(&watched, "over_limit"), [r#""shop",key1="path_/a"} 1"#]);
+    let found = watched.scrape();
+    let verdict = "tollkeeper_decisions_total{domain=\"shop\",rule=\"shop.path_/a\",verdict=\"over_limit\"}";
+    assert_eq!((found.count(verdict), found.count("tollkeeper_metric_series_overflow_total")), (1, 0));
+    // agent, path thrice, tenant twice with two limits each; the pattern of host is the rule's own name.
+    assert_eq!(found.count("tollkeeper_metric_series"), 8);
+}
+
+#[test]
+fn what_finds_no_room_is_counted_with_its_rule_and_how_often_is_told() {
+    let watched = Watched::start(with_rules(NAMED).env("TOLLKEEPER_METRIC_SERIES", "3"));
+    for value in 0..10 {
+        assert!(watched.ask("shop", &format!("path=/{value}"), 1));
+    }
+    // Those that are known go on.
+    assert!(!watched.ask("shop", "path=/0", 1));
+    let expected = [
+        r#""shop",key1="path"} 7"#,
+        r#""shop",key1="path_/0"} 2"#,
+        r#""shop",key1="path_/1"} 1"#,
+        r#""shop",key1="path_/2"} 1"#,
+    ];
+    assert_eq!(counted(&watched, "total_hits"), expected, "all 11 hits are somewhere");
+    let series = |watched: &Watched| {
+        let found = watched.scrape();
+        ["", "_limit", "_overflow_total"].map(|name| found.count(&format!("tollkeeper_metric_series{name}")))
+    };
+    assert_eq!(series(&watched), [3, 3, 7]);
+    // A name that is too long is no name either.
+    let long = Watched::start(with_rules(NAMED));
+    assert!(long.ask("shop", &format!("path=/{}", "x".repeat(600)), 1));
+    assert_eq!(counted(&long, "total_hits"), [r#""shop",key1="path"} 1"#]);
+    assert_eq!(series(&long), [0, 10_000, 1]);
+}
+
+#[test]
+fn strangers_share_one_name_once_there_is_no_room() {
+    let watched = Watched::start(with_rules(NAMED).env("TOLLKEEPER_METRIC_SERIES", "2"));
+    for domain in 0..6 {
+        assert!(watched.ask(&format!("d{domain}"), "a=b", 1));
+    }
+    assert!(watched.ask(&"d".repeat(1000), "a=b", 1));
+    let expected = [r#""_other"} 5"#, r#""d0"} 1"#, r#""d1"} 1"#];
+    assert_eq!(counted(&watched, "domain_not_found"), expected);
+    // Limits that come with a request are named by it, too.
+    let client = Client::connect(watched.server.grpc_port());
+    for value in ["x", "y"] {
+        let mut question = grpc::question("shop", &[("brought", value)]);
+        question.descriptors[0].limit = Some(tollkeeper::pb::rate_limit_descriptor::RateLimitOverride {
+            requests_per_unit: 5,
+            unit: 3,
+            ..Default::default()
+        });
+        assert_eq!(client.ask(&question).unwrap().statuses[0].limit_remaining, 4);
+    }
+    assert_eq!(counted(&watched, "total_hits"), [r#""shop",key1="_other"} 2"#]);
+    let found = watched.scrape();
+    // One more than the setting says, for all others together.
+    assert_eq!(found.count("tollkeeper_metric_series"), 3);
+    assert!(found.samples.keys().all(|name| !name.contains("d5") && !name.contains("dddd")));
+}
+
+#[test]
+fn no_name_breaks_the_page_or_a_line_of_statsd() {
+    let watched = Watched::start(with_rules(NAMED));
+    let evil = "x\ntollkeeper_rules 99\r\n\u{1b}[31m\"\\{}:|@#=é";
+    assert!(watched.ask("shop", &format!("path={evil}"), 1));
+    assert!(watched.ask(evil, "a=b", 1));
+    let found = watched.scrape();
+    assert_eq!(found.count("tollkeeper_rules"), 4);
+    let name = counted(&watched, "total_hits");
+    assert_eq!(name.len(), 1, "{name:?}");
+    assert!(name[0].contains("path_x_tollkeeper_rules 99__") && !name[0].contains(['\n', '\r', '\u{1b}']), "{name:?}");
+    let stats = crate::harness::http::get(watched.server.debug_port(), "/stats").send().text();
+    let line = stats.lines().find(|line| line.contains("tollkeeper_rules 99")).expect("it is told");
+    assert_eq!(line.matches([':', '|']).count(), 1, "{line}");
+}

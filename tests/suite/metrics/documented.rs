@@ -1,0 +1,110 @@
+//! The tables of `docs/metrics.md` against what processes tell: each metric, its type and its labels, both ways.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
+use crate::harness::{read, repository};
+
+/// What these processes do not have: certificates.
+const ELSEWHERE: [&str; 1] = ["tollkeeper_certificate_not_after_seconds"];
+
+/// Type and labels by name.
+type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
+
+/// The rows of the tables whose first column is the name of a metric.
+fn documented() -> Metrics {
+    let page = read(&repository("docs/metrics.md"));
+    let mut metrics = Metrics::new();
+    for line in page.lines().filter(|line| {
+        line.starts_with("| `ratelimit_") || line.starts_with("| `tollkeeper_") || line.starts_with("| `process_")
+    }) {
+        let columns: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, kind, labels, unit, meaning] = columns[..] else { panic!("five columns: {line}") };
+        assert!(!unit.is_empty() && !meaning.is_empty(), "{line}");
+        let labels = labels.split('`').skip(1).step_by(2).map(generic).collect();
+        let entry = (kind.to_owned(), labels);
+        assert!(metrics.insert(name.trim_matches('`').to_owned(), entry).is_none(), "{name} has two rows");
+    }
+    metrics
+}
+
+/// `key1`, `key2` and so on are one kind of label.
+fn generic(label: &str) -> String {
+    label.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned()
+}
+
+/// The families of a page and their labels, without those that buckets have.
+fn told(scrape: &Scrape) -> Metrics {
+    let labels = |family: &str, kind: &str| -> BTreeSet<String> {
+        let of_family = |name: &&String| {
+            let own = name.split('{').next().unwrap_or_default();
+            own == family || kind == "histogram" && own.strip_prefix(family) == Some("_bucket")
+        };
+        let names = scrape.samples.keys().filter(of_family);
+        names.flat_map(|name| name.split("=\"").map(last_word).collect::<Vec<_>>()).collect()
+    };
+    let without = |mut labels: BTreeSet<String>| {
+        labels.remove("le");
+        labels.remove("");
+        labels
+    };
+    let types = scrape.types.iter();
+    types.map(|(name, kind)| (name.clone(), (kind.clone(), without(labels(name, kind))))).collect()
+}
+
+/// The name of the label at the end of a piece that stands before `="`; empty for the last piece, which has none.
+fn last_word(piece: &str) -> String {
+    let is_end = piece.ends_with('}') || !piece.contains(['{', ',']);
+    if is_end { String::new() } else { generic(piece.rsplit(['{', ',']).next().unwrap_or_default()) }
+}
+
+/// Everything that a process has that counts in memory, and one that counts in Redis.
+fn all() -> Metrics {
+    const REDIS: &str = "\
+domain: shop
+descriptors:
+  - {key: strict, rate_limit: {unit: day, requests_per_unit: 2, count_rejected: false}}
+  - {key: second, rate_limit: {unit: second, requests_per_unit: 2}}
+  - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
+";
+    let memory = Watched::start(with_rules(SHOP));
+    send_traffic(&memory.server);
+    let (main, per_second) = (redis::options().start(), redis::options().start());
+    let setup = with_rules(REDIS)
+        .env("REDIS_URL", main.address())
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_PERSECOND", "true")
+        .env("REDIS_PERSECOND_URL", per_second.address())
+        .env("REDIS_PERSECOND_SOCKET_TYPE", "tcp")
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s");
+    let shared = Watched::start(setup);
+    let scrape = wait_for("a share and a refusal from memory", || {
+        for descriptor in ["strict=x", "second=x", "shared=x"] {
+            shared.ask("shop", descriptor, 1);
+        }
+        let found = shared.scrape();
+        let lacks =
+            ["ratelimit_service_rate_limit_over_limit_with_local_cache", "tollkeeper_rule_overshoot_hits_total"];
+        lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
+    });
+    let mut all = told(&memory.scrape());
+    for (name, (kind, labels)) in told(&scrape) {
+        let known = all.entry(name).or_insert((kind, BTreeSet::new()));
+        known.1.extend(labels);
+    }
+    all
+}
+
+#[test]
+fn the_page_has_every_metric_with_its_type_and_labels() {
+    let (page, told) = (documented(), all());
+    assert!(page.len() > 40, "{page:#?}");
+    let names: BTreeSet<&String> = page.keys().chain(told.keys()).collect();
+    let wrong: Vec<String> = names
+        .into_iter()
+        .filter(|name| page.get(*name) != told.get(*name))
+        .filter(|name| told.contains_key(*name) || !ELSEWHERE.contains(&name.as_str()))
+        .map(|name| format!("{name}: the page has {:?}, processes have {:?}", page.get(name), told.get(name)))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
