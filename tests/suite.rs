@@ -33,6 +33,8 @@ mod hostile;
 mod limits;
 #[path = "suite/logs.rs"]
 mod logs;
+#[path = "suite/mapper.rs"]
+mod mapper;
 #[path = "suite/memory.rs"]
 mod memory;
 #[path = "suite/metrics.rs"]

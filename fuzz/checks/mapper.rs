@@ -5,9 +5,6 @@
 use tollkeeper::telemetry::metrics::family::Kind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
-/// The most bytes that a name, or all labels with their values, may become.
-const MOST_BYTES: usize = 64 << 10;
-
 pub(crate) fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let (file, name) = text.rsplit_once('\n').unwrap_or((text, "ratelimit.service.rate_limit.a.b.total_hits"));
@@ -26,8 +23,10 @@ pub(crate) fn check(data: &[u8]) {
     for mapped in mapped.iter().flatten() {
         assert!(is_name(&mapped.name), "{:?}", mapped.name);
         assert!(mapped.labels.iter().all(|(label, _)| is_name(label)), "{:?}", mapped.labels);
-        let bytes = mapped.labels.iter().map(|(label, value)| label.len() + value.len()).sum::<usize>();
-        assert!(mapped.name.len() <= MOST_BYTES && bytes <= MOST_BYTES, "{} and {bytes} bytes", mapped.name.len());
+        // A template has 1024 bytes, and 16 references at most.
+        let most_bytes = 1025 + 16 * name.len();
+        let values = mapped.labels.iter().map(|(_, value)| value);
+        assert!(mapped.labels.len() <= 32 && values.chain([&mapped.name]).all(|text| text.len() <= most_bytes));
         assert!(mapped.scale.is_finite());
     }
 }

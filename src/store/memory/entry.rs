@@ -45,7 +45,8 @@ impl Entry {
 
     /// Whether it is as good as empty at `now_s`, which is rounded down: never too early.
     pub(super) const fn is_expired(&self, now_s: u32) -> bool {
-        self.expires_s <= now_s
+        // In 2106 the seconds end: from then on counters only give way to others.
+        self.expires_s <= now_s && now_s != u32::MAX
     }
 
     /// How much of the limit is used, of 255; `None` if it is over at `now_s`, which is rounded down.

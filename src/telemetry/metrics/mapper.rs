@@ -6,12 +6,15 @@
 //! `action: drop`, `scale` and the `defaults` of them; how a histogram is divided and how long a series lives is
 //! decided here, and those keys are passed over. A regular expression matches a whole name and not a part: in a part
 //! of a name, `over_limit` also finds `over_limit_with_local_cache` and counts it twice.
+//!
+//! What a file costs is bounded: how many mappings it has, how large their expressions become, and what a name or a
+//! label can grow to.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 
 use super::family::Kind;
@@ -21,8 +24,11 @@ use super::family::Kind;
 pub struct Mapper {
     mappings: Vec<Mapping>,
     /// What became of names until now.
-    known: Mutex<HashMap<String, Option<Arc<Mapped>>>>,
+    known: Mutex<HashMap<String, Fates>>,
 }
+
+/// What a name becomes as a counter, a gauge and a histogram; the inner `None`: it is dropped.
+type Fates = [Option<Option<Arc<Mapped>>>; 3];
 
 /// What a name becomes.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,6 +100,16 @@ struct Written {
 
 /// A larger file is a mistake, in bytes.
 const LARGEST_BYTES: u64 = 1 << 20;
+/// Each takes some milliseconds to read and some kilobytes to keep, if it is as large as it may be.
+const MOST_MAPPINGS: usize = 1000;
+/// The largest regular expression, in bytes of memory; the usual ones take some hundreds.
+const LARGEST_EXPRESSION: usize = 64 << 10;
+/// The longest template of a name or of a label's value, in bytes.
+const LONGEST_TEMPLATE: usize = 1024;
+/// The most references to groups in a template: each may stand for a whole name.
+const MOST_REFERENCES: usize = 16;
+/// The most labels of a mapping.
+const MOST_LABELS: usize = 32;
 
 /// How the names begin that no file maps: a series of another kind may have them.
 const NATIVE: [&str; 2] = ["tollkeeper_", "process_"];
@@ -117,6 +133,9 @@ impl Mapper {
     pub fn parse(text: &str) -> Result<Self, MapperError> {
         let document: Document =
             serde_saphyr::from_str(text).map_err(|error| MapperError::Yaml(error.to_string().replace('\n', " ")))?;
+        if document.mappings.len() > MOST_MAPPINGS {
+            return Err(MapperError::Yaml(format!("more than {MOST_MAPPINGS} mappings")));
+        }
         let default = document.defaults.match_type.unwrap_or_default();
         let mapping = |(place, written): (usize, &Written)| {
             Mapping::of(written, &default).map_err(|what| MapperError::Mapping { place: place + 1, what })
@@ -131,11 +150,11 @@ impl Mapper {
     /// Prometheus does not take replaced by `_`.
     pub fn map(&self, stats: &str, kind: Kind) -> Option<Arc<Mapped>> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mapped) = known.get(stats) {
+        if let Some(mapped) = known.get(stats).and_then(|fates| fates[kind as usize].as_ref()) {
             return mapped.clone();
         }
         let mapped = self.look_up(stats, kind).map(Arc::new);
-        known.insert(stats.to_owned(), mapped.clone());
+        known.entry(stats.to_owned()).or_default()[kind as usize] = Some(mapped.clone());
         mapped
     }
 
@@ -175,10 +194,10 @@ impl Mapping {
         let match_type = written.match_type.as_deref().unwrap_or(default_type);
         let (pattern, is_glob) = match match_type {
             "" | "glob" => (glob(&written.pattern), true),
-            "regex" => (format!("^(?:{})$", written.pattern), false),
+            "regex" => (whole(&written.pattern)?, false),
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
-        let pattern = Regex::new(&pattern).map_err(|_| format!("`{}` is no regular expression", written.pattern))?;
+        let pattern = expression(&pattern).map_err(|what| format!("match `{}` {what}", shortened(&written.pattern)))?;
         let drops = match written.action.as_deref() {
             None | Some("" | "map") => false,
             Some("drop") => true,
@@ -195,6 +214,7 @@ impl Mapping {
         if name.is_empty() && !drops {
             return Err("it has no name".to_owned());
         }
+        written.is_small(&name)?;
         if NATIVE.iter().any(|start| name.starts_with(start)) {
             return Err(format!("`{name}` is the name of another metric"));
         }
@@ -209,6 +229,49 @@ impl Mapping {
         let labels = written.labels.iter().map(|(name, value)| (name.clone(), in_braces(value))).collect();
         Ok(Self { pattern, is_glob, kind, drops, name: in_braces(&name), labels, scale })
     }
+}
+
+impl Written {
+    /// Says which of its templates could become too much.
+    fn is_small(&self, name: &str) -> Result<(), String> {
+        if is_too_long(name) {
+            return Err(format!("name {TOO_LONG}"));
+        }
+        if self.labels.len() > MOST_LABELS {
+            return Err(format!("more than {MOST_LABELS} labels"));
+        }
+        match self.labels.iter().find(|(label, value)| is_too_long(label) || is_too_long(value)) {
+            Some((label, _)) => Err(format!("label `{}` {TOO_LONG}", shortened(label))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is said of a template that could become too much.
+const TOO_LONG: &str = "is too long: 1024 bytes at most, with 16 references to groups";
+
+fn is_too_long(template: &str) -> bool {
+    template.len() > LONGEST_TEMPLATE || template.bytes().filter(|byte| *byte == b'$').count() > MOST_REFERENCES
+}
+
+/// The beginning of a text, for a message.
+fn shortened(text: &str) -> String {
+    const SHOWN: usize = 80;
+    text.char_indices().nth(SHOWN).map_or_else(|| text.to_owned(), |(end, _)| format!("{}...", &text[..end]))
+}
+
+/// A regular expression of bounded size, or what is wrong with it.
+fn expression(pattern: &str) -> Result<Regex, String> {
+    RegexBuilder::new(pattern).size_limit(LARGEST_EXPRESSION).build().map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => "is too large a regular expression".to_owned(),
+        _ => "is no regular expression".to_owned(),
+    })
+}
+
+/// A regular expression that matches whole names. It must be one by itself: between brackets, `a)|(b` is another.
+fn whole(pattern: &str) -> Result<String, String> {
+    expression(pattern).map_err(|what| format!("match `{}` {what}", shortened(pattern)))?;
+    Ok(format!("^(?:{pattern})$"))
 }
 
 /// A glob as a regular expression: each `*` is a group that holds one part between dots.

@@ -1,0 +1,78 @@
+//! `PROMETHEUS_MAPPER_YAML` is a file from outside: whatever it says, it is refused or maps within bounds.
+
+use std::time::{Duration, Instant};
+
+use tollkeeper::telemetry::metrics::family::Kind;
+use tollkeeper::telemetry::metrics::mapper::Mapper;
+
+/// The first line of what is wrong with a file.
+fn refused(file: &str) -> String {
+    Mapper::parse(file).map(|_| ()).unwrap_err().to_string()
+}
+
+fn mapping(lines: &str) -> String {
+    format!("mappings:\n- {}\n", lines.replace('\n', "\n  "))
+}
+
+#[test]
+fn a_name_is_mapped_by_its_kind_whichever_kind_is_asked_first() {
+    let file = mapping("match: a.*\nname: counted\nmatch_metric_type: counter");
+    for first in [Kind::Counter, Kind::Gauge] {
+        let mapper = Mapper::parse(&file).unwrap();
+        mapper.map("a.b", first);
+        assert_eq!(mapper.map("a.b", Kind::Counter).unwrap().name, "counted");
+        assert_eq!(mapper.map("a.b", Kind::Gauge).unwrap().name, "a_b");
+    }
+}
+
+#[test]
+fn a_regular_expression_is_one_by_itself() {
+    // Within a group it would be one: `(?:a)|(?:b)`.
+    for pattern in ["a)|(?:b", "a)(b", "("] {
+        let said = refused(&mapping(&format!("match: '{pattern}'\nmatch_type: regex\nname: n")));
+        assert!(said.contains("is no regular expression"), "{said}");
+    }
+}
+
+#[test]
+fn templates_are_bounded() {
+    let references = "$1".repeat(17);
+    let long = "x".repeat(1025);
+    for template in [&references, &long] {
+        let said = refused(&mapping(&format!("match: '*'\nname: '{template}'")));
+        assert!(said.contains("name is too long"), "{said}");
+        let said = refused(&mapping(&format!("match: '*'\nname: n\nlabels: {{ l: '{template}' }}")));
+        assert!(said.contains("`l` is too long"), "{said}");
+    }
+    let labels: String = (0..33).map(|number| format!("l{number}: x, ")).collect();
+    assert!(refused(&mapping(&format!("match: '*'\nname: n\nlabels: {{ {labels} }}"))).contains("labels"));
+    let template = "$1".repeat(16);
+    let mapper = Mapper::parse(&mapping(&format!("match: '*'\nname: 'n{template}'"))).unwrap();
+    assert_eq!(mapper.map("x", Kind::Counter).unwrap().name, format!("n{}", "x".repeat(16)));
+}
+
+#[test]
+fn a_file_of_large_expressions_is_refused_soon() {
+    const LONGEST: Duration = Duration::from_secs(60);
+    let began = Instant::now();
+    let said = refused(&mapping("match: '(?:a{1000}){100}'\nmatch_type: regex\nname: n"));
+    assert!(said.contains("too large"), "{said}");
+    // Each of a size that is taken, and more of them than anybody maps.
+    let one = "- match: '(?:a{100}){9}'\n  match_type: regex\n  name: n\n";
+    let said = refused(&format!("mappings:\n{}", one.repeat(15_000)));
+    assert!(said.contains("mappings"), "{said}");
+    assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_file_that_is_no_yaml_or_nests_without_end_is_refused() {
+    let nested = format!("mappings: {}", "[".repeat(500_000));
+    let named = format!("mappings:\n- match: a\n  name: {}", "{a: ".repeat(100_000));
+    let bomb: String = (1..40).fold("a0: &a0 [x]\n".to_owned(), |text, level| {
+        format!("{text}a{level}: &a{level} [*a{0}, *a{0}, *a{0}, *a{0}]\n", level - 1)
+    });
+    for file in [&*nested, &named, &format!("{bomb}mappings: *a39\n"), "\u{0}", "mappings: 1", "- a", "&a [*a]"] {
+        let said = refused(file);
+        assert!(!said.is_empty() && said.len() < 2000 && !said.contains('\n'), "{said}");
+    }
+}
