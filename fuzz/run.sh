@@ -3,8 +3,8 @@
 #
 #     fuzz/run.sh 65 [TARGET...]
 #
-# It builds them first (cargo-fuzz and a nightly toolchain are needed; FUZZ_BUILT=1 uses those built before). What
-# grows goes to fuzz/grown/, inputs that fail to fuzz/artifacts/, and a line for each minute to fuzz/grown/log.tsv:
+# It builds them first (cargo-fuzz and a nightly toolchain are needed), or takes them from the directory FUZZ_BUILT.
+# What grows goes to fuzz/grown/, inputs that fail to fuzz/artifacts/, and a line for each minute to fuzz/grown/log.tsv:
 # target, seconds of CPU, executions, coverage, exit code. A target that finds something is not run again. It may be
 # ended and started anew at any time: the minutes in the log count.
 set -euo pipefail
@@ -15,7 +15,7 @@ shift
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(cd fuzz_targets && ls -- *.rs | sed 's/\.rs$//')
 [ -n "${FUZZ_BUILT:-}" ] || cargo +nightly fuzz build -O
-built=target/x86_64-unknown-linux-gnu/release
+built=${FUZZ_BUILT:-target/x86_64-unknown-linux-gnu/release}
 mkdir -p grown artifacts
 log=grown/log.tsv
 touch "$log"
