@@ -253,7 +253,7 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
     };
     let server = setup(&[]).start();
     assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
-    for named in ["USE_PROMETHEUS", "CONFIG_GRPC_XDS_SERVER_URL"] {
+    for named in ["GRPC_SERVER_TLS_CERT", "CONFIG_GRPC_XDS_SERVER_URL"] {
         assert!(server.stderr().contains(named), "{named} has no effect, and nothing says so: {}", server.stderr());
     }
     let ended = setup(&refused).run();
