@@ -61,9 +61,7 @@ impl Care {
         if purpose.is_public() {
             builder.http1().max_buf_size(usize::try_from(bounds.head_bytes).unwrap_or(usize::MAX));
         }
-        // Over HTTP/1 the time for the head is the time between two requests as well.
-        let idle_timeout = is_secured.then_some(bounds.head_timeout);
-        Self { builder, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
+        Self { builder, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout: None }
     }
 
     /// For gRPC: HTTP/2.
