@@ -23,9 +23,9 @@ touch "$log"
 # The target with the least CPU so far that has found nothing, and what all have had.
 next() {
     printf '%s\n' "${targets[@]}" | awk -F '\t' '
-        FNR == NR { cpu[$1] += $2; if ($5 != 0) found[$1] = 1; next }
+        of == "log" { cpu[$1] += $2; if ($5 != 0) found[$1] = 1; next }
         { sum += cpu[$1]; if (!found[$1] && (best == "" || cpu[$1] < cpu[best])) best = $1 }
-        END { printf "%d %s\n", sum, best }' "$log" -
+        END { printf "%d %s\n", sum, best }' of=log "$log" of=targets -
 }
 
 while read -r had target < <(next) && [ "$had" -lt "$wanted_s" ] && [ -n "$target" ]; do
