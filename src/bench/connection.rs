@@ -195,6 +195,7 @@ fn status(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn lost(error: h2::Error) -> Failure {
     Failure::Connection(error.to_string())
 }

@@ -165,13 +165,25 @@ impl Spread {
     }
 }
 
+/// A template, a descriptor of it, and a limit with its period in microseconds.
+type Place = (u16, u16, u64, u64);
+
+/// What the counters of a limit come to.
+#[derive(Default)]
+struct Sum {
+    judgement: Judgement,
+    counters: u64,
+    over_in_a_period: u64,
+    over_in_a_window: u64,
+}
+
 /// Each limit that was met, and the descriptors without one.
 fn limits(plan: &Plan, events: &mut [Event], stated: Option<(u64, u64)>) -> (Vec<Limit>, u64) {
     let names: Vec<(String, Vec<String>)> =
         plan.mix.templates().map(|template| (template.domain().to_owned(), template.descriptors().collect())).collect();
     events.sort_unstable_by_key(|event| (event.counter, event.at_us));
     let mut unlimited = 0;
-    let mut sums: HashMap<(u16, u16, u64, u64), (Judgement, [u64; 3])> = HashMap::new();
+    let mut sums: HashMap<Place, Sum> = HashMap::new();
     for counter in events.chunk_by(|one, next| one.counter == next.counter) {
         // A limit may change while it is asked for: the last word holds.
         let told = counter.iter().rev().find_map(|event| event.limit).and_then(|(limit, unit)| {
@@ -184,31 +196,30 @@ fn limits(plan: &Plan, events: &mut [Event], stated: Option<(u64, u64)>) -> (Vec
         };
         let verdicts: Vec<Verdict> = counter.iter().map(verdict).collect();
         let judgement = judge(&verdicts, limit, period_us);
-        let (sum, [counters, over_period, over_window]) =
-            sums.entry((counter[0].template, counter[0].descriptor, limit, period_us)).or_default();
-        *sum += judgement;
-        *counters += 1;
-        *over_period += u64::from(judgement.most_in_a_period > limit);
-        *over_window += u64::from(judgement.most_in_a_window > limit);
+        let sum = sums.entry((counter[0].template, counter[0].descriptor, limit, period_us)).or_default();
+        sum.judgement += judgement;
+        sum.counters += 1;
+        sum.over_in_a_period += u64::from(judgement.most_in_a_period > limit);
+        sum.over_in_a_window += u64::from(judgement.most_in_a_window > limit);
     }
     let mut limits: Vec<_> = sums.into_iter().collect();
     limits.sort_unstable_by_key(|(place, _)| *place);
-    let limits = limits.into_iter().map(|((template, descriptor, limit, period_us), (sum, counts))| {
+    let limits = limits.into_iter().map(|((template, descriptor, limit, period_us), sum)| {
         let (domain, descriptors) = &names[usize::from(template)];
         Limit {
             domain: domain.clone(),
             descriptor: descriptors[usize::from(descriptor)].clone(),
             limit,
             period_seconds: period_us as f64 / 1e6,
-            counters: counts[0],
-            asked: sum.asked,
-            admitted: sum.admitted,
-            most_in_a_period: sum.most_in_a_period,
-            most_in_a_window: sum.most_in_a_window,
-            counters_over_in_a_period: counts[1],
-            counters_over_in_a_window: counts[2],
-            wrongly_admitted: sum.wrongly_admitted,
-            wrongly_refused: sum.wrongly_refused,
+            counters: sum.counters,
+            asked: sum.judgement.asked,
+            admitted: sum.judgement.admitted,
+            most_in_a_period: sum.judgement.most_in_a_period,
+            most_in_a_window: sum.judgement.most_in_a_window,
+            counters_over_in_a_period: sum.over_in_a_period,
+            counters_over_in_a_window: sum.over_in_a_window,
+            wrongly_admitted: sum.judgement.wrongly_admitted,
+            wrongly_refused: sum.judgement.wrongly_refused,
         }
     });
     (limits.collect(), unlimited)

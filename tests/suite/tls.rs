@@ -56,8 +56,8 @@ fn call(port: u16, arguments: &[&str]) -> Result<String, String> {
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
-fn text(path: PathBuf) -> String {
-    path.to_str().unwrap().to_owned()
+fn text(path: impl AsRef<Path>) -> String {
+    path.as_ref().to_str().unwrap().to_owned()
 }
 
 /// `--tls`, and flags with files of these names.
@@ -251,8 +251,7 @@ fn a_new_authority_for_clients_is_taken_without_a_restart() {
     let trusted = others.path("trusted.crt");
     fs::copy(certificates.path("ca.crt"), &trusted).unwrap();
     let gets_in = || {
-        let (ca, certificate, key) =
-            (text(trusted.clone()), text(others.path("client.crt")), text(others.path("client.key")));
+        let (ca, certificate, key) = (text(&trusted), text(others.path("client.crt")), text(others.path("client.key")));
         call(server.grpc_port(), &["--tls", "--ca", &ca, "--cert", &certificate, "--key", &key]).is_ok()
     };
     assert!(!gets_in());
