@@ -3,6 +3,10 @@
 use std::net::TcpListener;
 use std::time::SystemTime;
 
+use opentelemetry::trace::{SpanId, TraceId};
+use proptest::prelude::*;
+use tollkeeper::telemetry::traces::context::{Formats, Remote};
+
 use super::harness::collector::{Collector, Received};
 use super::harness::envoy::Envoy;
 use super::harness::grpc::{Client, question};
@@ -227,6 +231,45 @@ fn what_is_no_context_is_taken_as_none() {
     ask(&server, &[("traceparent", &later), ("tracestate", "no state, = at all")]);
     let call = &collector.wait_for(CALL, bad.len() + 1)[bad.len()];
     assert_eq!((call.ids()[0].as_str(), call.span.trace_state.as_str()), (TRACE, ""));
+}
+
+proptest! {
+    /// Whatever strangers send is read without a panic, and what comes of it is a context or none.
+    #[test]
+    fn any_bytes_are_a_context_or_none(
+        parent in of_header("(00|01|ff|..)-([0-9a-f]{32}|0{32}|.{32})-([0-9a-f]{16}|0{16})-(00|01|..)(-.{0,8})?"),
+        single in of_header("([0-9a-fA-F]{16}|[0-9a-f]{32}|.{0,40})(-([0-9a-f]{16}|0{16}))?(-[01d2])?(-[0-9a-f]{0,17})?"),
+        trace in of_header("[0-9a-f]{16}|[0-9a-f]{32}|0{32}|.{0,40}"),
+        span in of_header("[0-9a-f]{16}|.{0,20}"),
+        word in of_header("0|1|true|false|.{0,3}"),
+    ) {
+        let formats = Formats { tracecontext: true, b3: true, b3_multi: true };
+        let headers = [
+            ("traceparent", &parent), ("b3", &single), ("x-b3-traceid", &trace), ("x-b3-spanid", &span),
+            ("x-b3-sampled", &word), ("x-b3-flags", &word),
+        ];
+        // All of them, and each form alone.
+        for some in [&headers[..], &headers[..1], &headers[1..2], &headers[2..]] {
+            let header = |name| some.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_slice());
+            let Remote { ids, .. } = formats.remote(&header);
+            if let Some((trace, span)) = ids {
+                prop_assert!(trace != TraceId::INVALID && span != SpanId::INVALID);
+                let digits = (trace.to_string(), span.to_string());
+                let said = |text: &str| some.iter().any(|(_, value)| {
+                    String::from_utf8_lossy(value).to_ascii_lowercase().contains(text)
+                });
+                prop_assert!(said(digits.0.trim_start_matches('0')) && said(&digits.1), "{digits:?}");
+            }
+        }
+    }
+}
+
+/// What looks like that, or anything.
+fn of_header(pattern: &'static str) -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        3 => proptest::string::bytes_regex(pattern).unwrap(),
+        1 => proptest::collection::vec(any::<u8>(), 0..80),
+    ]
 }
 
 #[test]
