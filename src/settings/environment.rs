@@ -53,8 +53,8 @@ impl Environment {
     pub(crate) fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Self {
         let mut environment = Self::default();
         for (name, value) in vars {
-            // All known names are ASCII.
-            let Some(name) = name.to_str() else { continue };
+            // So are all known names, and what is said of one that is not known must be a line.
+            let Some(name) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_graphic())) else { continue };
             match table::find(name) {
                 Some(setting) => {
                     if environment.known.iter().all(|other| other.name != name) {

@@ -510,6 +510,9 @@ fn what_is_harmless_gets_one_line() {
         ("SHADOWMODE", "true"),
         ("TOLLKEEPER_GRPC_PORT", "1"),
         ("TOLLKEEPER_NOVELTY", "1"),
+        // No notice could be one line.
+        ("TOLLKEEPER_LOG\nMAX", "1"),
+        ("TOLLKEEPER_\u{1b}[2J", "1"),
         ("UNRELATED", "1"),
         ("HOSTNAME", "pod-1"),
         // What Kubernetes sets for a service called tollkeeper.
