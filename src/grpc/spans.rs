@@ -15,6 +15,8 @@ use crate::telemetry::traces::Span;
 /// The name of the method, and of its span.
 pub(super) const CALL: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
+const STATUS_CODE: &str = "rpc.response.status_code";
+
 /// The descriptors of a request that are told, at most.
 const MOST_TOLD: usize = 16;
 
@@ -22,12 +24,14 @@ const MOST_TOLD: usize = 16;
 pub(super) fn begin_call(span: &mut Span) {
     span.note("rpc.system.name", "grpc");
     span.note("rpc.method", CALL);
+    // That is what becomes of it if its caller gives up: then nobody comes to say otherwise.
+    span.note(STATUS_CODE, "CANCELLED");
 }
 
 /// How a call ended.
 pub(super) fn end_call(mut span: Span, error: Option<&AnswerError>) {
     let code = error.map_or("OK", |error| code_name(error.code()));
-    span.note("rpc.response.status_code", code);
+    span.replace(STATUS_CODE, code);
     match error {
         // Who asks wrongly is no error of ours.
         Some(error) if error.code() != tonic::Code::InvalidArgument => span.fail(code, error.to_string()),

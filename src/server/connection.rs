@@ -61,7 +61,9 @@ impl Care {
         if purpose.is_public() {
             builder.http1().max_buf_size(usize::try_from(bounds.head_bytes).unwrap_or(usize::MAX));
         }
-        Self { builder, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout: None }
+        // Over HTTP/1 the time for the head is the time between two requests as well.
+        let idle_timeout = is_secured.then_some(bounds.head_timeout);
+        Self { builder, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
     }
 
     /// For gRPC: HTTP/2.

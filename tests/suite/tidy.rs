@@ -185,6 +185,7 @@ fn only_those_who_may_know_a_library_name_it() {
     let network = of(&["grpc", "http", "server", "cli", "pb", "bench"]);
     assert_none("HTTP and gRPC", &mentions(&sources, &["tonic", "axum", "hyper"], network));
     assert_none("file events", &mentions(&sources, &["notify::"], |text| text.name.starts_with("src/config/watch")));
+    assert_none("OpenTelemetry", &mentions(&sources, &["opentelemetry"], of(&["telemetry", "server"])));
     // The pure ones: time and input come to them as arguments.
     let pure = ["algorithm", "rule", "limit", "request", "decision"];
     let words = ["SystemTime", "Instant::now", "std::fs", "std::env", "tokio", "tracing::"];

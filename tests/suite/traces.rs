@@ -13,6 +13,7 @@ use super::harness::grpc::{Client, question};
 use super::harness::http;
 use super::harness::proxy::{Mode, Proxy};
 use super::harness::redis;
+use super::harness::redis::certificates::Certificates;
 use super::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
 use super::harness::{PATIENCE, read, repository, wait_for};
 
@@ -41,6 +42,9 @@ fn over_grpc(setup: Setup) -> Setup {
     setup.env("TRACING_EXPORTER_PROTOCOL", "grpc")
 }
 
+/// Both ways to the collector.
+const WAYS: [fn(Setup) -> Setup; 2] = [over_grpc, |setup| setup];
+
 fn ask(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
     Client::connect(server.grpc_port()).ask_with(&question("shop", &[("login", "ann")]), headers).unwrap();
 }
@@ -61,9 +65,8 @@ fn a_call_goes_on_with_the_trace_of_its_caller_in_every_form() {
         // W3C goes before B3.
         &[("traceparent", SAMPLED), ("b3", "0")],
     ];
-    for (collector, setup) in
-        [(Collector::grpc(), over_grpc as fn(Setup) -> Setup), (Collector::http(), |setup: Setup| setup)]
-    {
+    for setup in WAYS {
+        let collector = Collector::start();
         // Nothing that begins here would be sampled.
         let server = setup(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
         for (count, form) in (1..).zip(forms) {
@@ -80,7 +83,7 @@ fn a_call_goes_on_with_the_trace_of_its_caller_in_every_form() {
 
 #[test]
 fn spans_tell_what_was_asked_and_decided_and_by_whom() {
-    let collector = Collector::grpc();
+    let collector = Collector::start();
     let server = over_grpc(traced(&collector.url()))
         .env("TRACING_SERVICE_NAMESPACE", "edge")
         .env("OTEL_SERVICE_NAME", "limits")
@@ -132,7 +135,7 @@ fn spans_tell_what_was_asked_and_decided_and_by_whom() {
 
 #[test]
 fn descriptors_are_told_where_that_is_wanted_and_only_so_much_of_them() {
-    let collector = Collector::http();
+    let collector = Collector::start();
     let server = traced(&collector.url()).env("TOLLKEEPER_TRACE_DESCRIPTORS", "true").start();
     let long = "x".repeat(5000);
     for value in ["ann", &long] {
@@ -143,14 +146,17 @@ fn descriptors_are_told_where_that_is_wanted_and_only_so_much_of_them() {
     assert_eq!(attribute(&decisions[1], "tollkeeper.request").len(), 1024);
 }
 
+/// The headers of each of several calls.
+type Many<'a> = &'a [&'a [(&'static str, &'a str)]];
+
 #[test]
 fn what_the_caller_decided_holds_and_else_the_ratio() {
-    let collector = Collector::http();
+    let collector = Collector::start();
     let b3 = |decision: &str| format!("{TRACE}-{PARENT}-{decision}");
     let (b3_no, b3_undecided) = (b3("0"), format!("{TRACE}-{PARENT}"));
     let no: [&[(&'static str, &str)]; 4] =
         [&[("traceparent", NOT_SAMPLED)], &[("b3", &b3_no)], &[("b3", "0")], &[("x-b3-sampled", "0")]];
-    let all: [(&[(&str, &str)], &[&[(&'static str, &str)]], &[&[(&'static str, &str)]]); 6] = [
+    let all: [(&[(&str, &str)], Many<'_>, Many<'_>); 6] = [
         (&[("TRACING_SAMPLING_RATE", "1")], &[&[], &[("b3", &b3_undecided)]], &no),
         (
             &[("TRACING_SAMPLING_RATE", "0")],
@@ -186,7 +192,7 @@ fn what_the_caller_decided_holds_and_else_the_ratio() {
 
 #[test]
 fn a_ratio_keeps_about_that_share() {
-    let collector = Collector::grpc();
+    let collector = Collector::start();
     let mut server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0.5").start();
     let client = Client::connect(server.grpc_port());
     for _ in 0..400 {
@@ -201,7 +207,7 @@ fn a_ratio_keeps_about_that_share() {
 
 #[test]
 fn what_is_no_context_is_taken_as_none() {
-    let collector = Collector::http();
+    let collector = Collector::start();
     let server = traced(&collector.url()).start();
     let bad = [
         ("traceparent", "00-00000000000000000000000000000000-00f067aa0ba902b7-00"),
@@ -275,7 +281,7 @@ fn of_header(pattern: &'static str) -> impl Strategy<Value = Vec<u8>> {
 #[test]
 fn a_call_of_redis_is_a_span_of_its_own() {
     let redis = redis::options().start();
-    let collector = Collector::grpc();
+    let collector = Collector::start();
     let proxy = Proxy::to(&redis.address());
     let address = format!("127.0.0.1:{}", proxy.port());
     let server = over_grpc(traced(&collector.url()))
@@ -307,7 +313,7 @@ fn a_call_of_redis_is_a_span_of_its_own() {
 fn a_call_for_several_requests_links_to_them() {
     const TOGETHER: usize = 8;
     let redis = redis::options().start();
-    let collector = Collector::grpc();
+    let collector = Collector::start();
     let proxy = Proxy::to(&redis.address());
     let server = over_grpc(traced(&collector.url()))
         .env("REDIS_URL", format!("127.0.0.1:{}", proxy.port()))
@@ -360,7 +366,7 @@ fn number(received: &Received, name: &str) -> usize {
 #[test]
 fn a_store_that_fails_shows_in_the_span_of_the_call() {
     let redis = redis::options().start();
-    let collector = Collector::http();
+    let collector = Collector::start();
     let server = traced(&collector.url())
         .env("REDIS_URL", redis.address())
         .env("REDIS_SOCKET_TYPE", "tcp")
@@ -389,7 +395,7 @@ fn example_for_envoy() -> String {
 
 #[test]
 fn an_envoy_that_traces_as_the_docs_say_has_its_calls_in_its_traces() {
-    let collector = Collector::grpc();
+    let collector = Collector::start();
     let server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
     let cluster = format!(
         "    - name: otel_collector
@@ -426,9 +432,8 @@ fn an_envoy_that_traces_as_the_docs_say_has_its_calls_in_its_traces() {
 
 #[test]
 fn headers_for_the_collector_are_sent_and_never_shown() {
-    for (collector, setup) in
-        [(Collector::grpc(), over_grpc as fn(Setup) -> Setup), (Collector::http(), |setup: Setup| setup)]
-    {
+    for setup in WAYS {
+        let collector = Collector::start();
         let secret = "authorization=Bearer%20hunter2";
         let server = setup(traced(&collector.url())).env("OTEL_EXPORTER_OTLP_HEADERS", secret).start();
         ask(&server, &[]);
@@ -437,6 +442,51 @@ fn headers_for_the_collector_are_sent_and_never_shown() {
         assert!(!page.contains("hunter2") && page.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{page}");
         assert!(!server.stderr().contains("hunter2"), "{}", server.stderr());
     }
+}
+
+#[test]
+fn a_collector_behind_tls_is_trusted_by_the_authority_that_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let certificates = Certificates::new(directory.path());
+    for setup in WAYS {
+        let collector = Collector::tls(&certificates);
+        let trusting = |authority| {
+            let setup = setup(traced(&collector.url()));
+            setup.env("OTEL_EXPORTER_OTLP_CERTIFICATE", certificates.path(authority)).start()
+        };
+        let server = trusting("other_ca.crt");
+        ask(&server, &[]);
+        wait_for("a line", || server.stderr().contains("spans are lost").then_some(()));
+        let server = trusting("ca.crt");
+        ask(&server, &[("traceparent", SAMPLED)]);
+        assert_eq!(collector.wait_for(CALL, 1)[0].ids()[0], TRACE, "the first of all");
+    }
+}
+
+#[test]
+fn a_call_that_its_caller_gave_up_is_told_of_too() {
+    let redis = redis::options().start();
+    let collector = Collector::start();
+    let server = traced(&collector.url())
+        .env("REDIS_URL", redis.address())
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+        .start();
+    wait_for("the store to be there", || {
+        ask(&server, &[]);
+        collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
+    });
+    redis.freeze();
+    let client = Client::connect(server.grpc_port());
+    let begun = draws(&server);
+    client.give_up(&question("shop", &[("login", "bob")]), || draws(&server) > begun);
+    let gave_up = wait_for("a call that was given up", || {
+        let mut calls = collector.wait_for(CALL, 1);
+        calls.retain(|call| attribute(call, "rpc.response.status_code") == "CANCELLED");
+        calls.pop()
+    });
+    assert!(gave_up.span.end_time_unix_nano > gave_up.span.start_time_unix_nano);
+    redis.thaw();
 }
 
 /// Traces to a collector that is not as it should be; decisions go on, and so does the end.
@@ -471,7 +521,7 @@ fn a_collector_that_is_away_or_hangs_costs_nothing_but_spans() {
 
 #[test]
 fn spans_are_counted_by_what_became_of_them() {
-    let collector = Collector::http();
+    let collector = Collector::start();
     let server = traced(&collector.url()).start();
     ask(&server, &[]);
     collector.wait_for("decide", 1);

@@ -8,14 +8,24 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tonic::{Request, Response, Status};
 
+use super::redis::certificates::Certificates;
 use super::wait_for;
 
 /// A span as it was received.
@@ -46,54 +56,39 @@ struct Kept(Arc<Mutex<Vec<Received>>>);
 #[derive(Debug)]
 pub(crate) struct Collector {
     port: u16,
+    is_tls: bool,
     kept: Kept,
     _runtime: Runtime,
 }
 
 impl Collector {
-    /// Takes OTLP over gRPC.
-    pub(crate) fn grpc() -> Self {
-        Self::start(|kept, listener| async move {
-            let listener = tokio::net::TcpListener::from_std(listener).expect("the listener can be used");
-            let routes = tonic::service::Routes::new(TraceServiceServer::new(kept)).prepare().into_axum_router();
-            let mut connections = tokio::task::JoinSet::new();
-            while let Ok((io, _)) = listener.accept().await {
-                let service = hyper_util::service::TowerToHyperService::new(routes.clone());
-                connections.spawn(async move {
-                    let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
-                    let _ended = builder.serve_connection(hyper_util::rt::TokioIo::new(io), service).await;
-                });
-            }
-        })
+    /// Takes OTLP over gRPC, and over HTTP at `/v1/traces`.
+    pub(crate) fn start() -> Self {
+        Self::behind(None)
     }
 
-    /// Takes OTLP over HTTP, at `/v1/traces`.
-    pub(crate) fn http() -> Self {
-        Self::start(|kept, listener| async move {
-            let listener = tokio::net::TcpListener::from_std(listener).expect("the listener can be used");
-            let take = |headers: HeaderMap, body: Bytes| async move {
-                let message = ExportTraceServiceRequest::decode(body);
-                let Ok(message) = message else { return (StatusCode::BAD_REQUEST, Vec::new()) };
-                let authorization = headers.get("authorization").and_then(|value| value.to_str().ok());
-                kept.keep(message, authorization.unwrap_or_default());
-                (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
-            };
-            let _ended = axum::serve(listener, Router::new().route("/v1/traces", post(take))).await;
-        })
+    /// The same over TLS, with a certificate for `localhost`.
+    pub(crate) fn tls(certificates: &Certificates) -> Self {
+        let pem = |name| certificates.path(name);
+        let chain = CertificateDer::pem_file_iter(pem("server.crt")).expect("there is a certificate");
+        let key = PrivateKeyDer::from_pem_file(pem("server.key")).expect("there is a key");
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let config = config.with_safe_default_protocol_versions().expect("there are versions").with_no_client_auth();
+        let chain = chain.collect::<Result<_, _>>().expect("the certificates are some");
+        let mut config = config.with_single_cert(chain, key).expect("the key fits");
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Self::behind(Some(TlsAcceptor::from(Arc::new(config))))
     }
 
-    fn start<F>(serve: impl FnOnce(Kept, TcpListener) -> F) -> Self
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    fn behind(tls: Option<TlsAcceptor>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime can be built");
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
         listener.set_nonblocking(true).expect("a listener need not block");
         let port = listener.local_addr().expect("it has an address").port();
         let kept = Kept::default();
-        runtime.spawn(serve(kept.clone(), listener));
-        Self { port, kept, _runtime: runtime }
+        runtime.spawn(serve(kept.clone(), listener, tls.clone()));
+        Self { port, is_tls: tls.is_some(), kept, _runtime: runtime }
     }
 
     /// Where it is, on 127.0.0.1.
@@ -103,7 +98,7 @@ impl Collector {
 
     /// Where it is.
     pub(crate) fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        if self.is_tls { format!("https://localhost:{}", self.port) } else { format!("http://127.0.0.1:{}", self.port) }
     }
 
     /// What it has got so far.
@@ -117,6 +112,36 @@ impl Collector {
             let named: Vec<_> = self.received().into_iter().filter(|received| received.span.name == name).collect();
             (named.len() >= count).then_some(named)
         })
+    }
+}
+
+/// Takes connections for as long as it is run.
+async fn serve(kept: Kept, listener: TcpListener, tls: Option<TlsAcceptor>) {
+    let listener = tokio::net::TcpListener::from_std(listener).expect("the listener can be used");
+    let over_http = kept.clone();
+    let take = |headers: HeaderMap, body: Bytes| async move {
+        let Ok(message) = ExportTraceServiceRequest::decode(body) else { return (StatusCode::BAD_REQUEST, Vec::new()) };
+        let authorization = headers.get("authorization").and_then(|value| value.to_str().ok());
+        over_http.keep(message, authorization.unwrap_or_default());
+        (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
+    };
+    let grpc = tonic::service::Routes::new(TraceServiceServer::new(kept)).prepare().into_axum_router();
+    let routes = grpc.merge(Router::new().route("/v1/traces", post(take)));
+    let mut connections = JoinSet::new();
+    while let Ok((io, _)) = listener.accept().await {
+        let (service, tls) = (TowerToHyperService::new(routes.clone()), tls.clone());
+        connections.spawn(async move {
+            let builder = Builder::new(TokioExecutor::new());
+            // How a connection ends is its client's affair.
+            match tls {
+                None => drop(builder.serve_connection(TokioIo::new(io), service).await),
+                Some(tls) => {
+                    if let Ok(io) = tls.accept(io).await {
+                        drop(builder.serve_connection(TokioIo::new(io), service).await);
+                    }
+                }
+            }
+        });
     }
 }
 

@@ -96,6 +96,21 @@ impl Client {
         Ok(self.runtime.block_on(client.should_rate_limit(request))?.into_inner())
     }
 
+    /// Asks the service, and gives up once that is so.
+    pub(crate) fn give_up(&self, question: &RateLimitRequest, when: impl Fn() -> bool) {
+        let mut client = RateLimitServiceClient::new(self.channel.clone());
+        self.runtime.block_on(async {
+            let mut call = std::pin::pin!(client.should_rate_limit(question.clone()));
+            while tokio::time::timeout(Duration::from_millis(10), &mut call).await.is_err() {
+                if when() {
+                    break;
+                }
+            }
+        });
+        // Saying so takes a turn of the connection.
+        self.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
+    }
+
     /// Asks the service with a compressed message.
     pub(crate) fn ask_compressed(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let client = RateLimitServiceClient::new(self.channel.clone());

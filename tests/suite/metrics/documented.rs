@@ -67,7 +67,9 @@ descriptors:
   - {key: second, rate_limit: {unit: second, requests_per_unit: 2}}
   - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
 ";
-    let memory = Watched::start(with_rules(SHOP));
+    // Traces are counted where they are on, sent or not.
+    let traced = [("TRACING_ENABLED", "true"), ("TRACING_SAMPLING_RATE", "0")];
+    let memory = Watched::start(traced.iter().fold(with_rules(SHOP), |setup, (name, value)| setup.env(name, value)));
     send_traffic(&memory.server);
     let (main, per_second) = (redis::options().start(), redis::options().start());
     let setup = with_rules(REDIS)
