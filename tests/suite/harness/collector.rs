@@ -87,8 +87,9 @@ impl Collector {
         listener.set_nonblocking(true).expect("a listener need not block");
         let port = listener.local_addr().expect("it has an address").port();
         let kept = Kept::default();
-        runtime.spawn(serve(kept.clone(), listener, tls.clone()));
-        Self { port, is_tls: tls.is_some(), kept, _runtime: runtime }
+        let is_tls = tls.is_some();
+        runtime.spawn(serve(kept.clone(), listener, tls));
+        Self { port, is_tls, kept, _runtime: runtime }
     }
 
     /// Where it is, on 127.0.0.1.
