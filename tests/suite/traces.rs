@@ -148,6 +148,8 @@ fn descriptors_are_told_where_that_is_wanted_and_only_so_much_of_them() {
 
 /// The headers of each of several calls.
 type Many<'a> = &'a [&'a [(&'static str, &'a str)]];
+/// Settings, calls that are sampled under them, and calls that are not.
+type Situation<'a> = (&'a [(&'a str, &'a str)], Many<'a>, Many<'a>);
 
 #[test]
 fn what_the_caller_decided_holds_and_else_the_ratio() {
@@ -156,7 +158,7 @@ fn what_the_caller_decided_holds_and_else_the_ratio() {
     let (b3_no, b3_undecided) = (b3("0"), format!("{TRACE}-{PARENT}"));
     let no: [&[(&'static str, &str)]; 4] =
         [&[("traceparent", NOT_SAMPLED)], &[("b3", &b3_no)], &[("b3", "0")], &[("x-b3-sampled", "0")]];
-    let all: [(&[(&str, &str)], Many<'_>, Many<'_>); 6] = [
+    let all: [Situation<'_>; 6] = [
         (&[("TRACING_SAMPLING_RATE", "1")], &[&[], &[("b3", &b3_undecided)]], &no),
         (
             &[("TRACING_SAMPLING_RATE", "0")],
