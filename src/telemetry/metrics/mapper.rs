@@ -197,7 +197,7 @@ impl Mapping {
             "regex" => (whole(&written.pattern)?, false),
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
-        let pattern = expression(&pattern).map_err(|what| format!("`{}` {what}", shortened(&written.pattern)))?;
+        let pattern = expression(&pattern).map_err(|what| format!("match `{}` {what}", shortened(&written.pattern)))?;
         let drops = match written.action.as_deref() {
             None | Some("" | "map") => false,
             Some("drop") => true,
@@ -270,7 +270,7 @@ fn expression(pattern: &str) -> Result<Regex, String> {
 
 /// A regular expression that matches whole names. It must be one by itself: between brackets, `a)|(b` is another.
 fn whole(pattern: &str) -> Result<String, String> {
-    expression(pattern).map_err(|what| format!("`{}` {what}", shortened(pattern)))?;
+    expression(pattern).map_err(|what| format!("match `{}` {what}", shortened(pattern)))?;
     Ok(format!("^(?:{pattern})$"))
 }
 
