@@ -8,4 +8,5 @@ pub mod encode;
 pub mod health;
 mod spans;
 pub mod service;
+pub mod call;
 pub mod routes;

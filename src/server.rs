@@ -13,6 +13,7 @@ mod gathered;
 mod guest;
 mod identity;
 mod listen;
+mod promptly;
 mod reload;
 mod signals;
 mod traces;

@@ -1,8 +1,8 @@
 //! Requests by template: what is asked again and again, with other values.
 //!
 //! In keys and values of descriptors, `{key}` is the number that the key space drew for the request, `{n}` the number
-//! of the request, `{random:N}` a number below N, and `{run}` eight letters that no other run has, so that counters are
-//! fresh. `{{` is a brace.
+//! of the request, `{random:N}` a number below N, and `{run}` eight letters that no other run has, so that counters
+//! are fresh. `{{` is a brace.
 
 use bytes::Bytes;
 use rand::RngExt as _;

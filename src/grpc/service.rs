@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tonic::metadata::MetadataMap;
+use axum::http::{HeaderMap, HeaderValue};
 use tonic::{Code, Request, Response, Status};
 
 use super::{decode, encode, spans};
@@ -85,6 +85,26 @@ impl Service {
     /// The span of a request with these headers, if it is sampled.
     pub fn begin<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
         self.tracer.as_ref()?.begin(name, header)
+    }
+
+    /// Answers a call that came with these headers.
+    pub(super) async fn call(
+        &self,
+        headers: &HeaderMap,
+        message: &RateLimitRequest,
+    ) -> Result<RateLimitResponse, Status> {
+        let deadline = deadline(headers).unwrap_or(DEFAULT_DEADLINE);
+        let begun = self.decider.metrics.begin();
+        let mut span = self.begin(spans::CALL, |name| headers.get(name).map(HeaderValue::as_bytes));
+        if let Some(span) = &mut span {
+            spans::begin_call(span);
+        }
+        let answer = self.answer(message, deadline, span.as_ref()).await;
+        if let Some(span) = span {
+            spans::end_call(span, answer.as_ref().err());
+        }
+        self.decider.metrics.calls.observe_since(begun);
+        answer.map_err(|error| Status::new(error.code(), error.to_string()))
     }
 
     /// Decides a request, and holds the answer for as long as the decision says. `deadline` is how long the caller
@@ -204,28 +224,14 @@ impl RateLimitService for Rpc {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let deadline = deadline(request.metadata()).unwrap_or(DEFAULT_DEADLINE);
-        let begun = self.0.decider.metrics.begin();
-        let metadata = request.metadata();
-        let mut span = self.0.begin(spans::CALL, |name| metadata.get(name).map(|value| value.as_encoded_bytes()));
-        if let Some(span) = &mut span {
-            spans::begin_call(span);
-        }
-        let answer = self.0.answer(request.get_ref(), deadline, span.as_ref()).await;
-        if let Some(span) = span {
-            spans::end_call(span, answer.as_ref().err());
-        }
-        self.0.decider.metrics.calls.observe_since(begun);
-        match answer {
-            Ok(response) => Ok(Response::new(response)),
-            Err(error) => Err(Status::new(error.code(), error.to_string())),
-        }
+        let (metadata, _, message) = request.into_parts();
+        self.0.call(&metadata.into_headers(), &message).await.map(Response::new)
     }
 }
 
 /// What `grpc-timeout` says: up to eight digits and a unit. `None` if it is not there or says nothing.
-fn deadline(metadata: &MetadataMap) -> Option<Duration> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+fn deadline(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let count: u64 = (digits.len() <= 8).then(|| digits.parse().ok())??;
     match unit {

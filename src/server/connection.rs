@@ -10,9 +10,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::serve::Listener;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -21,15 +20,16 @@ use tokio::time::{sleep, timeout};
 
 use super::door::{Door, Guest, Purpose};
 use super::gathered::Gathered;
-use super::guest::{Entrance, Origin};
+use super::guest::{Origin, Pages, entrance};
 use super::identity::{self, Identity};
+use super::promptly::Promptly;
 use crate::settings::Grpc;
 use crate::settings::bounds::Bounds;
 
 /// How the connections of a listener are kept.
 #[derive(Clone, Debug)]
 pub(super) struct Care {
-    builder: Builder<TokioExecutor>,
+    builder: Builder<Promptly>,
     /// After this time a connection is asked to close; `None`: never.
     age: Option<Duration>,
     /// So much later it is cut off; `None`: never.
@@ -51,7 +51,7 @@ const MOST_PAGES: u32 = 256;
 impl Care {
     /// For HTTP/1.1, and with TLS for HTTP/2 too.
     pub(super) fn http(bounds: &Bounds, purpose: Purpose, is_secured: bool) -> Self {
-        let mut builder = Builder::new(TokioExecutor::new());
+        let mut builder = Builder::new(Promptly);
         if !is_secured {
             builder = builder.http1_only();
         }
@@ -68,7 +68,7 @@ impl Care {
 
     /// For gRPC: HTTP/2.
     pub(super) fn grpc(bounds: &Bounds, settings: &Grpc) -> Self {
-        let mut builder = Builder::new(TokioExecutor::new()).http2_only();
+        let mut builder = Builder::new(Promptly).http2_only();
         builder
             .http2()
             .timer(TokioTimer::new())
@@ -91,7 +91,7 @@ impl Care {
         self,
         mut listener: L,
         (door, identity): (Arc<Door>, Option<Arc<Identity>>),
-        pages: Router,
+        pages: Pages,
         mut stopping: watch::Receiver<bool>,
     ) where
         L: Listener,
@@ -125,7 +125,7 @@ impl Care {
         self,
         handshake: tokio_rustls::Accept<I>,
         guest: Arc<Guest>,
-        pages: Router,
+        pages: Pages,
         mut stopping: watch::Receiver<bool>,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -141,11 +141,11 @@ impl Care {
         }
     }
 
-    async fn connection<I>(self, io: I, guest: Arc<Guest>, pages: Router, mut stopping: watch::Receiver<bool>)
+    async fn connection<I>(self, io: I, guest: Arc<Guest>, pages: Pages, mut stopping: watch::Receiver<bool>)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let entrance = Entrance::new(pages, Arc::clone(&guest));
+        let entrance = entrance(pages, Arc::clone(&guest));
         let mut connection = pin!(self.builder.serve_connection(TokioIo::new(Gathered::new(io)), entrance));
         let old = async {
             match self.age {

@@ -4,21 +4,20 @@
 //! listeners for HTTP is told where it came from; one to gRPC does without.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use axum::Router;
+use axum::http::Response;
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::IntoResponse as _;
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::service::Service;
+use hyper::service::{Service, service_fn};
 use hyper_util::service::TowerToHyperService;
 
-use super::door::{Guest, Purpose, Turn};
+use super::door::{Guest, Purpose};
+use crate::grpc::call::{self, Answer, Calls};
 use crate::http::admin::Peer;
 
 /// Where a connection came from.
@@ -40,42 +39,58 @@ impl Origin for tokio::net::unix::SocketAddr {
     }
 }
 
-/// Takes the requests of one connection to the pages.
+/// What a listener serves.
 #[derive(Clone, Debug)]
-pub(super) struct Entrance {
-    pages: TowerToHyperService<Router>,
-    guest: Arc<Guest>,
+pub(super) struct Pages {
+    router: TowerToHyperService<Router>,
+    /// The call that does not go by the router.
+    calls: Option<Calls>,
 }
 
-type Answer = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
-
-impl Entrance {
-    /// For the requests of `guest`.
-    pub(super) fn new(pages: Router, guest: Arc<Guest>) -> Self {
-        Self { pages: TowerToHyperService::new(pages), guest }
+impl From<Router> for Pages {
+    fn from(router: Router) -> Self {
+        Self { router: TowerToHyperService::new(router), calls: None }
     }
 }
 
-impl Service<Request<Incoming>> for Entrance {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Answering;
+impl Pages {
+    /// The same, but for a call that is answered by itself.
+    pub(super) fn with(self, calls: Calls) -> Self {
+        Self { calls: Some(calls), ..self }
+    }
+}
 
-    fn call(&self, mut request: Request<Incoming>) -> Answering {
-        self.guest.ask();
-        let purpose = self.guest.purpose();
+/// Takes the requests of one connection to the pages.
+pub(super) fn entrance(
+    pages: Pages,
+    guest: Arc<Guest>,
+) -> impl Service<Request<Incoming>, Response = Response<Answer>, Error = Infallible, Future: Send> {
+    service_fn(move |mut request: Request<Incoming>| {
+        guest.ask();
+        let purpose = guest.purpose();
         if purpose != Purpose::Grpc
-            && let Some(address) = self.guest.peer
+            && let Some(address) = guest.peer
         {
             request.extensions_mut().insert(Peer(address));
         }
-        let turn = if purpose.is_public() { self.guest.begin() } else { None };
-        if turn.is_none() && purpose.is_public() && !is_probe(purpose, request.uri().path()) {
-            self.guest.note_refused();
-            return Answering::Refused(purpose);
+        let turn = if purpose.is_public() { guest.begin() } else { None };
+        let is_refused = turn.is_none() && purpose.is_public() && !is_probe(purpose, request.uri().path());
+        if is_refused {
+            guest.note_refused();
         }
-        Answering::Routed(self.pages.call(request), turn)
-    }
+        let pages = (!is_refused).then(|| pages.clone());
+        async move {
+            let Some(Pages { router, calls }) = pages else {
+                return Ok(refusal(purpose).map(Answer::Page));
+            };
+            let answer = match calls {
+                Some(calls) if calls.takes(&request) => calls.answer(request).await,
+                _ => call::page(router.call(request).await),
+            };
+            drop(turn);
+            Ok(answer)
+        }
+    })
 }
 
 /// Whether somebody asks how the process is.
@@ -86,34 +101,10 @@ fn is_probe(purpose: Purpose, path: &str) -> bool {
     }
 }
 
-/// An answer on its way.
-#[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind, and a box for each is what it avoids")]
-pub(super) enum Answering {
-    /// From the pages; the turn ends with it.
-    Routed(Answer, Option<Turn>),
-    /// From here.
-    Refused(Purpose),
-}
-
-impl Future for Answering {
-    type Output = Result<Response, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut *self {
-            Self::Routed(answer, turn) => {
-                let answer = ready!(Pin::new(answer).poll(context));
-                drop(turn.take());
-                Poll::Ready(answer)
-            }
-            Self::Refused(purpose) => Poll::Ready(Ok(refusal(*purpose))),
-        }
-    }
-}
-
 const TOO_MANY: &str = "too many requests are being answered; try again later";
 
 /// A caller that is refused may ask again: nothing was charged.
-fn refusal(purpose: Purpose) -> Response {
+fn refusal(purpose: Purpose) -> axum::response::Response {
     match purpose {
         Purpose::Grpc => tonic::Status::resource_exhausted(TOO_MANY).into_http(),
         _ => {

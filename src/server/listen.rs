@@ -15,8 +15,10 @@ use tokio::task::JoinSet;
 use super::ServerError;
 use super::connection::Care;
 use super::door::{Door, House, Purpose};
+use super::guest::Pages;
 use super::identity::Identity;
 use crate::grpc;
+use crate::grpc::call::Calls;
 use crate::grpc::health::GrpcHealth;
 use crate::http::metrics;
 use crate::http::routes::{self, Site};
@@ -104,7 +106,9 @@ impl Listeners {
         let bounds = &self.bounds;
         let (socket, gate) = self.grpc;
         let care = Care::grpc(bounds, settings);
-        let pages = grpc::routes::routes(settings, &site.instruments.service, health);
+        let service = &site.instruments.service;
+        let calls = Calls::new(Arc::clone(service), settings.max_message_bytes);
+        let pages = Pages::from(grpc::routes::routes(settings, service, health)).with(calls);
         match socket {
             GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, gate, pages, stopping.clone())),
             GrpcSocket::Unix(listener, _) => {
@@ -115,7 +119,7 @@ impl Listeners {
         let public = (self.http, routes::public(site.clone()));
         for ((listener, gate), pages) in [public, (self.debug, routes::debug(site))].into_iter().chain(prometheus) {
             let care = Care::http(bounds, gate.0.purpose(), gate.1.is_some());
-            serving.spawn(care.serve(tcp(listener)?, gate, pages, stopping.clone()));
+            serving.spawn(care.serve(tcp(listener)?, gate, pages.into(), stopping.clone()));
         }
         Ok(serving)
     }

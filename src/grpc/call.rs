@@ -1,0 +1,164 @@
+//! The one call that is made tens of thousands of times a second, without what any other call needs.
+//!
+//! `ShouldRateLimit` as tonic serves it goes through a router, three boxed futures and two boxed bodies, which cost more
+//! than the decision. A request that needs nothing of that (a POST in plain protobuf) is read, decided and answered
+//! here; whatever else comes, compressed requests among it, is left to tonic's service. Both ways meet in
+//! [`Service::call`], and a message that is cut or too large is judged by tonic's own decoder.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body as _, Frame, Incoming};
+use prost::Message as _;
+use tonic::codec::Streaming;
+use tonic::{Status, body};
+
+use super::service::Service;
+use crate::pb::codec::{BoundedDecoder, decode};
+use crate::pb::{RateLimitRequest, RateLimitResponse};
+
+/// Answers `ShouldRateLimit`.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    service: Arc<Service>,
+    max_message_bytes: usize,
+}
+
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+/// A byte that says whether the message is compressed, and four with its length.
+const FRAME_HEAD_BYTES: usize = 5;
+
+impl Calls {
+    /// By `service`; a message has `max_message_bytes` at most.
+    pub const fn new(service: Arc<Service>, max_message_bytes: usize) -> Self {
+        Self { service, max_message_bytes }
+    }
+
+    /// Whether a request can be answered here.
+    pub fn takes<B>(&self, request: &Request<B>) -> bool {
+        request.uri().path() == METHOD
+            && request.method() == Method::POST
+            && request
+                .headers()
+                .get(header::CONTENT_TYPE)
+                .is_some_and(|of| of.as_bytes().starts_with(b"application/grpc"))
+            && !request.headers().contains_key("grpc-encoding")
+    }
+
+    /// Answers it.
+    pub async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
+        match self.decide(request).await {
+            Ok(response) => {
+                let mut answer = Response::new(Answer::of(&response));
+                answer.headers_mut().insert(header::CONTENT_TYPE, CONTENT_TYPE);
+                answer
+            }
+            Err(status) => status.into_http::<body::Body>().map(|_| Answer::Said),
+        }
+    }
+
+    async fn decide(&self, request: Request<Incoming>) -> Result<RateLimitResponse, Status> {
+        let (head, body) = request.into_parts();
+        let message = self.read(body).await?;
+        self.service.call(&head.headers, &message).await
+    }
+
+    /// The message, which nearly always comes in one piece.
+    async fn read(&self, mut body: Incoming) -> Result<RateLimitRequest, Status> {
+        let mut pieces = Bytes::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| Status::from_error(error.into()))?;
+            let Ok(piece) = frame.into_data() else { break };
+            pieces = if pieces.is_empty() { piece } else { [&pieces[..], &piece].concat().into() };
+            // What is longer need not be read to its end to be refused.
+            if pieces.len() > FRAME_HEAD_BYTES + self.max_message_bytes || body.is_end_stream() {
+                break;
+            }
+        }
+        if let Some((&[0, a, b, c, d], message)) = pieces.split_first_chunk()
+            && usize::try_from(u32::from_be_bytes([a, b, c, d])) == Ok(message.len())
+            && message.len() <= self.max_message_bytes
+        {
+            return decode(pieces.slice(FRAME_HEAD_BYTES..));
+        }
+        let decoder = BoundedDecoder::<RateLimitRequest>::default();
+        let mut messages = Streaming::new_request(decoder, Full::new(pieces), None, Some(self.max_message_bytes));
+        messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub enum Answer {
+    /// A message, and after it the word that all went well.
+    Message(Bytes),
+    /// That word.
+    Trailers,
+    /// Nothing more.
+    Said,
+    /// Of a page.
+    Page(Body),
+}
+
+impl Answer {
+    fn of(response: &RateLimitResponse) -> Self {
+        let length = response.encoded_len();
+        let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + length);
+        frame.put_u8(0);
+        frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+        // It fails where there is no room only.
+        let _ = response.encode(&mut frame);
+        Self::Message(frame.freeze())
+    }
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let next = match &mut *self {
+            Self::Page(page) => return Pin::new(page).poll_frame(context),
+            Self::Said => return Poll::Ready(None),
+            Self::Message(_) => Self::Trailers,
+            Self::Trailers => Self::Said,
+        };
+        let frame = match std::mem::replace(&mut *self, next) {
+            Self::Message(message) => Frame::data(message),
+            _ => Frame::trailers(HeaderMap::from_iter([(GRPC_STATUS, HeaderValue::from_static("0"))])),
+        };
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Page(page) => page.is_end_stream(),
+            Self::Said => true,
+            Self::Message(_) | Self::Trailers => false,
+        }
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        match self {
+            Self::Page(page) => page.size_hint(),
+            _ => hyper::body::SizeHint::default(),
+        }
+    }
+}
+
+/// A page, as such an answer.
+pub fn page(page: Result<Response<Body>, Infallible>) -> Response<Answer> {
+    let Ok(page) = page;
+    page.map(Answer::Page)
+}
