@@ -74,23 +74,32 @@ pub(super) fn entrance(
             request.extensions_mut().insert(Peer(address));
         }
         let turn = if purpose.is_public() { guest.begin() } else { None };
-        let is_refused = turn.is_none() && purpose.is_public() && !is_probe(purpose, request.uri().path());
-        if is_refused {
+        let way = if turn.is_none() && purpose.is_public() && !is_probe(purpose, request.uri().path()) {
             guest.note_refused();
-        }
-        let pages = (!is_refused).then(|| pages.clone());
+            Way::Out
+        } else {
+            match &pages.calls {
+                Some(calls) if calls.takes(&request) => Way::Call(calls.clone()),
+                _ => Way::Page(pages.router.clone()),
+            }
+        };
         async move {
-            let Some(Pages { router, calls }) = pages else {
-                return Ok(refusal(purpose).map(Answer::Page));
-            };
-            let answer = match calls {
-                Some(calls) if calls.takes(&request) => calls.answer(request).await,
-                _ => call::page(router.call(request).await),
+            let answer = match way {
+                Way::Out => refusal(purpose).map(Answer::Page),
+                Way::Call(calls) => calls.answer(request).await,
+                Way::Page(router) => call::page(router.call(request).await),
             };
             drop(turn);
             Ok(answer)
         }
     })
+}
+
+/// Where a request goes.
+enum Way {
+    Out,
+    Call(Calls),
+    Page(TowerToHyperService<Router>),
 }
 
 /// Whether somebody asks how the process is.
