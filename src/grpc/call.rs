@@ -3,7 +3,7 @@
 //! `ShouldRateLimit` as tonic serves it goes through a router, three boxed futures and two boxed bodies, which cost
 //! more than the decision. A request that needs nothing of that (a POST in plain protobuf) is read, decided and
 //! answered here; whatever else comes, compressed requests among it, is left to tonic's service. Both ways meet in
-//! [`Service::call`], and a message that is cut or too large is judged by tonic's own decoder.
+//! `Service::call`, and a message that is cut or too large is judged by tonic's own decoder.
 
 use std::convert::Infallible;
 use std::pin::Pin;

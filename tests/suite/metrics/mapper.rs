@@ -148,7 +148,10 @@ fn a_file_that_is_wrong_is_one_clear_line() {
         (mapping("name: x, labels: {__name__: c}"), "mapping 2: `__name__` is no name of a label"),
         (mapping("name: tollkeeper_rules"), "mapping 2: `tollkeeper_rules` is the name of another metric"),
         (mapping("name: x, scale: .nan"), "mapping 2: scale is no number"),
-        ("mappings: [{match: '(', match_type: regex, name: x}]".into(), "mapping 1: match `(` is no regular expression"),
+        (
+            "mappings: [{match: '(', match_type: regex, name: x}]".into(),
+            "mapping 1: match `(` is no regular expression",
+        ),
     ] {
         assert_eq!(Mapper::parse(&text).unwrap_err().to_string(), line, "{text}");
     }
