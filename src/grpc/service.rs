@@ -22,6 +22,7 @@ use crate::pb::{RateLimitRequest, RateLimitResponse};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::telemetry::metrics::histogram::Histogram;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
 /// Answers requests, whichever way they came in.
@@ -94,16 +95,15 @@ impl Service {
         message: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Status> {
         let deadline = deadline(headers).unwrap_or(DEFAULT_DEADLINE);
-        let begun = self.decider.metrics.begin();
         let mut span = self.begin(spans::CALL, |name| headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
             spans::begin_call(span);
         }
-        let answer = self.answer(message, deadline, span.as_ref()).await;
+        let timed = Some(&self.decider.metrics.calls);
+        let answer = self.answer_timed((message, deadline), span.as_ref(), timed).await;
         if let Some(span) = span {
             spans::end_call(span, answer.as_ref().err());
         }
-        self.decider.metrics.calls.observe_since(begun);
         answer.map_err(|error| Status::new(error.code(), error.to_string()))
     }
 
@@ -115,6 +115,16 @@ impl Service {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
+        self.answer_timed((message, deadline), span, None).await
+    }
+
+    /// The same, with the time until the answer counted in `timed`.
+    async fn answer_timed(
+        &self,
+        (message, deadline): (&RateLimitRequest, Duration),
+        span: Option<&Span>,
+        timed: Option<&Histogram>,
+    ) -> Result<RateLimitResponse, AnswerError> {
         let metrics = &self.decider.metrics;
         let begun = metrics.begin();
         let span = span.map(|span| span.anchor().child("decide", SpanKind::Internal));
@@ -123,7 +133,12 @@ impl Service {
             // Boxed, so that answers from memory do not carry the room that waiting takes.
             Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline, span.as_ref())).await,
         };
-        metrics.decisions.observe_since(begun);
+        if let Some(begun) = begun {
+            // One look at the clock is enough for what is answered at once.
+            let (took, is_held) = (begun.elapsed(), matches!(&decided, Ok((_, hold)) if !hold.is_zero()));
+            metrics.decisions.observe(took);
+            timed.filter(|_| !is_held).into_iter().for_each(|timed| timed.observe(took));
+        }
         if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
             metrics.note_service_error();
         }
@@ -135,6 +150,9 @@ impl Service {
         if !hold.is_zero() {
             let _held = Held::new(&self.held);
             tokio::time::sleep(hold).await;
+            if let Some(timed) = timed {
+                timed.observe_since(begun);
+            }
         }
         Ok(response)
     }
