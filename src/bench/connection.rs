@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use h2::RecvStream;
 use h2::client::SendRequest;
 use http::{HeaderMap, Request, Uri};
@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tonic::Code;
 
+use crate::pb::codec::{FRAME_HEAD_BYTES, frame};
 use crate::pb::{RateLimitRequest, RateLimitResponse};
 use crate::settings::target::Target;
 
@@ -155,20 +156,8 @@ impl Connection {
     }
 }
 
-/// A byte that says whether it is compressed, and four with its length.
-const FRAME_HEAD_BYTES: usize = 5;
 /// The largest answer that is read, in bytes.
 const MOST_ANSWER_BYTES: usize = 4 << 20;
-
-fn frame(request: &RateLimitRequest) -> Bytes {
-    let length = request.encoded_len();
-    let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + length);
-    frame.put_u8(0);
-    frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // It fails where there is no room only.
-    let _ = request.encode(&mut frame);
-    frame.freeze()
-}
 
 async fn read(body: &mut RecvStream) -> Result<Vec<u8>, Failure> {
     let mut message = Vec::with_capacity(64);

@@ -12,15 +12,14 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Frame, Incoming};
-use prost::Message as _;
 use tonic::codec::Streaming;
 use tonic::{Status, body};
 
 use super::service::Service;
-use crate::pb::codec::{BoundedDecoder, decode};
+use crate::pb::codec::{BoundedDecoder, FRAME_HEAD_BYTES, decode, frame};
 use crate::pb::{RateLimitRequest, RateLimitResponse};
 
 /// Answers `ShouldRateLimit`.
@@ -33,8 +32,6 @@ pub struct Calls {
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-/// A byte that says whether the message is compressed, and four with its length.
-const FRAME_HEAD_BYTES: usize = 5;
 
 impl Calls {
     /// By `service`; a message has `max_message_bytes` at most.
@@ -57,7 +54,7 @@ impl Calls {
     pub async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
         match self.decide(request).await {
             Ok(response) => {
-                let mut answer = Response::new(Answer::of(&response));
+                let mut answer = Response::new(Answer::Message(frame(&response)));
                 answer.headers_mut().insert(header::CONTENT_TYPE, CONTENT_TYPE);
                 answer
             }
@@ -106,18 +103,6 @@ pub enum Answer {
     Said,
     /// Of a page.
     Page(Body),
-}
-
-impl Answer {
-    fn of(response: &RateLimitResponse) -> Self {
-        let length = response.encoded_len();
-        let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + length);
-        frame.put_u8(0);
-        frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-        // It fails where there is no room only.
-        let _ = response.encode(&mut frame);
-        Self::Message(frame.freeze())
-    }
 }
 
 impl hyper::body::Body for Answer {

@@ -6,7 +6,7 @@
 
 use std::marker::PhantomData;
 
-use bytes::Buf;
+use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 use prost::Message;
 use prost::encoding::decode_varint;
 use tonic::Status;
@@ -78,6 +78,20 @@ pub fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
         return Err(Status::invalid_argument(format!("the message has {MOST_FIELDS} fields or more")));
     }
     U::decode(buffer).map_err(|error| Status::internal(error.to_string()))
+}
+
+/// What stands before a message on its way: a byte that says whether it is compressed, and four with its length.
+pub const FRAME_HEAD_BYTES: usize = 5;
+
+/// `message` as gRPC sends it, uncompressed. It is shorter than 4 GiB, as any that was decoded.
+pub fn frame(message: &impl Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + length);
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    // It fails where there is no room only.
+    let _ = message.encode(&mut frame);
+    frame.freeze()
 }
 
 /// Takes one from `left` for each field of `message`, and with `within` for those of its descriptors. Stops where the
