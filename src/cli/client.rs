@@ -81,7 +81,13 @@ impl Client {
             endpoint = endpoint.tls_config(tls.config()?).map_err(|error| format!("TLS: {}", cause(&error)))?;
         }
         let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|error| {
-            format!("{target} can not be reached: {}; is the service running there?", cause(&error))
+            let why = cause(&error);
+            // Somebody is there, then, and is not trusted.
+            let hint = match why.contains("certificate") {
+                true => "see --ca and --server-name",
+                false => "is the service running there?",
+            };
+            format!("{target} can not be reached: {why}; {hint}")
         })?;
         let hint = match (target, tls) {
             (Target::Tcp(_), None) => "; perhaps the server speaks TLS",

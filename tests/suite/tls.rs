@@ -85,7 +85,7 @@ fn grpc_is_served_over_tls_to_those_who_trust_it() {
     let ca = text(certificates.path("ca.crt"));
     call(port, &["--tls", "--ca", &ca, "--server-name", "127.0.0.1"]).unwrap();
     for (arguments, why) in [
-        (vec!["--tls"], "UnknownIssuer"),
+        (vec!["--tls"], "UnknownIssuer; see --ca and --server-name"),
         (vec!["--tls", "--ca", &ca, "--server-name", "elsewhere.example"], "not valid for name"),
         (vec![], "speaks TLS"),
         (vec!["--tls", "--ca", "/nowhere"], "/nowhere"),
