@@ -137,7 +137,8 @@ impl Step {
         };
         let ask = Ask { hold_us, ..impatient };
         let until = self.until.filter(|_| matches!(ask.hits, Hits::Refund(_)));
-        let until = until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)));
+        let until =
+            until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
         std::iter::repeat_n(Drawing { counters, ask, trial: self.trial, until }, self.times)
     }
 }
