@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Frame, Incoming};
 use tonic::codec::Streaming;
@@ -68,26 +68,33 @@ impl Calls {
         self.service.call(&head.headers, &message).await
     }
 
-    /// The message, which nearly always comes in one piece.
+    /// The message, which nearly always comes in one piece and then is not copied.
     async fn read(&self, mut body: Incoming) -> Result<RateLimitRequest, Status> {
-        let mut pieces = Bytes::new();
+        let mut gathered = BytesMut::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Status::from_error(error.into()))?;
             let Ok(piece) = frame.into_data() else { break };
-            pieces = if pieces.is_empty() { piece } else { [&pieces[..], &piece].concat().into() };
+            if gathered.is_empty() && body.is_end_stream() {
+                return self.message(piece).await;
+            }
+            gathered.extend_from_slice(&piece);
             // What is longer need not be read to its end to be refused.
-            if pieces.len() > FRAME_HEAD_BYTES + self.max_message_bytes || body.is_end_stream() {
+            if gathered.len() > FRAME_HEAD_BYTES + self.max_message_bytes {
                 break;
             }
         }
-        if let Some((&[0, a, b, c, d], message)) = pieces.split_first_chunk()
+        self.message(gathered.freeze()).await
+    }
+
+    async fn message(&self, bytes: Bytes) -> Result<RateLimitRequest, Status> {
+        if let Some((&[0, a, b, c, d], message)) = bytes.split_first_chunk()
             && usize::try_from(u32::from_be_bytes([a, b, c, d])) == Ok(message.len())
             && message.len() <= self.max_message_bytes
         {
-            return decode(pieces.slice(FRAME_HEAD_BYTES..));
+            return decode(bytes.slice(FRAME_HEAD_BYTES..));
         }
         let decoder = BoundedDecoder::<RateLimitRequest>::default();
-        let mut messages = Streaming::new_request(decoder, Full::new(pieces), None, Some(self.max_message_bytes));
+        let mut messages = Streaming::new_request(decoder, Full::new(bytes), None, Some(self.max_message_bytes));
         messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
     }
 }

@@ -261,6 +261,44 @@ fn read_to_end_of(connection: &mut Frames, stream: u32, mut flags: u8) {
 }
 
 #[test]
+fn a_message_in_pieces_is_answered_as_in_one() {
+    let target = Target::start();
+    let good = grpc::question("shop", &[("open", "x")]).encode_to_vec();
+    let length = u32::try_from(good.len()).unwrap();
+    let whole = [&[0], &length.to_be_bytes()[..], &good].concat();
+    let mut connection = Frames::connect(target.server.grpc_port());
+    let mut answer_to = |stream: u32, pieces: &[&[u8]]| {
+        connection.call(stream, &[]).unwrap();
+        for (place, piece) in pieces.iter().enumerate() {
+            let flags = if place + 1 == pieces.len() { END_STREAM } else { 0 };
+            connection.send(DATA, flags, stream, piece).unwrap();
+        }
+        let mut frames = vec![connection.next().expect("the connection lives")];
+        while frames[frames.len() - 1].flags & END_STREAM == 0 {
+            frames.push(connection.next().expect("the connection lives"));
+        }
+        frames.into_iter().find(|frame| frame.kind == DATA).map(|frame| frame.payload)
+    };
+    let answer = answer_to(1, &[&whole]).expect("it is answered");
+    // Byte by byte, with an end of its own, in two parts, and with empty pieces among them.
+    let bytes: Vec<&[u8]> = whole.chunks(1).collect();
+    assert_eq!(answer_to(3, &bytes).as_ref(), Some(&answer));
+    assert_eq!(answer_to(5, &[&whole, b""]).as_ref(), Some(&answer));
+    assert_eq!(answer_to(7, &[&whole[..7], &whole[7..]]).as_ref(), Some(&answer));
+    assert_eq!(answer_to(9, &[b"", &whole[..3], b"", &whole[3..]]).as_ref(), Some(&answer));
+    // Of these there is nothing to answer.
+    for (stream, pieces) in [
+        (101, [&whole[..7], b""]),
+        (103, [b"", b""]),
+        (105, [b"\x01", &whole[1..]]),
+        (107, [&whole[..1], &[0xff; 300]]),
+    ] {
+        assert_eq!(answer_to(stream, &pieces), None, "{pieces:?}");
+    }
+    target.assert_unharmed();
+}
+
+#[test]
 fn small_messages_that_unfold_to_large_ones_take_no_room() {
     let target = Target::start();
     let descriptors = b"\x12\x00".repeat(2_000_000);
