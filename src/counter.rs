@@ -5,6 +5,7 @@
 //! the next. The number of hits a limit allows is no part of it, so a counter survives a change of that.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::LazyLock;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
@@ -17,10 +18,19 @@ use crate::request::Entry;
 pub struct Draw<'a> {
     /// Where they count.
     pub path: Path<'a>,
+    /// What [`Path::key`] says of it.
+    pub key: u128,
     /// At least one, no two of one tag.
     pub counters: SmallVec<[Counter<'a>; 1]>,
     /// What is drawn.
     pub ask: Ask,
+}
+
+impl<'a> Draw<'a> {
+    /// A draw of `ask` on these counters of a path: at least one, no two of one tag.
+    pub fn new(path: Path<'a>, counters: SmallVec<[Counter<'a>; 1]>, ask: Ask) -> Self {
+        Self { key: path.key(), path, counters, ask }
+    }
 }
 
 /// One counter of a path.
@@ -45,28 +55,20 @@ pub struct Path<'a> {
     pub shared: &'a [(usize, &'a [u8])],
 }
 
-/// Turns paths into 128-bit keys under a secret of this process: strangers choose the values, and must not be able
-/// to choose two that meet.
-#[derive(Clone, Copy, Debug)]
-pub struct PathHasher {
-    secret: (u64, u64),
-}
+/// What keys are made with in this process: strangers choose the values, and must not be able to choose two that meet.
+static SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
+    let random = RandomState::new();
+    SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8))
+});
 
-impl Default for PathHasher {
-    fn default() -> Self {
-        let random = RandomState::new();
-        Self { secret: (random.hash_one(1_u8), random.hash_one(2_u8)) }
-    }
-}
-
-impl PathHasher {
-    /// The key of a path. Parts are preceded by their length, and shared values by a mark, so that no two paths are
-    /// hashed alike.
-    pub fn key(&self, path: &Path<'_>) -> u128 {
-        let mut hasher = SipHasher13::new_with_keys(self.secret.0, self.secret.1);
-        write_part(&mut hasher, 0, path.domain.as_bytes());
-        let mut shared = path.shared.iter().peekable();
-        for (place, entry) in path.entries.iter().enumerate() {
+impl Path<'_> {
+    /// The 128-bit key that counters of this path are found by in this process; another process has another. Parts are
+    /// preceded by their length, and shared values by a mark, so that no two paths are hashed alike.
+    pub fn key(&self) -> u128 {
+        let mut hasher = *SECRET;
+        write_part(&mut hasher, 0, self.domain.as_bytes());
+        let mut shared = self.shared.iter().peekable();
+        for (place, entry) in self.entries.iter().enumerate() {
             write_part(&mut hasher, 0, entry.key);
             match shared.next_if(|(shared_place, _)| *shared_place == place) {
                 Some((_, pattern)) => write_part(&mut hasher, 1, pattern),

@@ -27,7 +27,6 @@ use self::merge::merge;
 use self::selection::{Selection, select};
 use crate::algorithm::Level;
 use crate::clock::Time;
-use crate::counter::PathHasher;
 use crate::decision::Decision;
 use crate::limit::StorePolicy;
 use crate::request::Request;
@@ -49,8 +48,6 @@ pub struct Decider {
     /// Where it is counted what came of them.
     pub metrics: Arc<Metrics>,
     failures: Failures,
-    /// Turns keys into the hashes that they are counted by.
-    paths: PathHasher,
 }
 
 /// What is taken once for a decision, where the request came in.
@@ -111,7 +108,7 @@ impl Outcome {
 impl Decider {
     /// Decides by the counters of `store`.
     pub fn new(store: Store, behaviour: Behaviour, metrics: Arc<Metrics>) -> Self {
-        Self { store, behaviour, metrics, failures: Failures::default(), paths: PathHasher::default() }
+        Self { store, behaviour, metrics, failures: Failures::default() }
     }
 
     /// Decides a request by counters in this process, those of [`Decider::store`]; it waits for nothing.

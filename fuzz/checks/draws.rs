@@ -71,7 +71,7 @@ fn drawn(memory: &Memory, terms: &[Term<'_>], now: Time, ask: Ask) -> Vec<Level>
     let entries = [Entry { key: b"k", value: b"v" }];
     let counters =
         terms.iter().map(|term| Counter { term: *term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
-    let draw = Draw { path: Path { domain: "d", entries: &entries, shared: &[] }, counters, ask };
+    let draw = Draw::new(Path { domain: "d", entries: &entries, shared: &[] }, counters, ask);
     memory.draw(&draw, now).expect("two counters find room").to_vec()
 }
 

@@ -90,8 +90,7 @@ impl Decider {
             Outcome::Free | Outcome::Failed(_) => return,
         };
         let Hits::Take(hits) = descriptor.hits else { return };
-        let path = selection.path(question);
-        let key = self.paths.key(&path);
+        let key = selection.key;
         for (at, (selected, level)) in selection.limits.iter().zip(levels).enumerate() {
             // A limit that came with the request is told of with others of its kind.
             let Some(meter) = selected.meter.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
@@ -108,7 +107,7 @@ impl Decider {
             if !level.admitted {
                 meter.refused_keys.note(hash);
                 let id = key ^ u128::from(meter.serial()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top.note(id, (meter, hits), now, || key_text(&path));
+                self.metrics.top.note(id, (meter, hits), now, || key_text(&selection.path(question)));
             }
         }
     }

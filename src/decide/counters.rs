@@ -140,8 +140,9 @@ impl Decider {
             limit_override: None,
         });
         let request = Request { domain, descriptors: descriptors.collect(), hits_addend: 0 };
+        let selections = candidates.iter().enumerate();
         let selections: Vec<Selection<'_>> =
-            candidates.iter().map(|path| Selection::of_rule(rule, shared(path))).collect();
+            selections.map(|(place, path)| Selection::of_rule(rule, shared(path), (&request, place))).collect();
         let draws: Vec<Draw<'_>> = selections
             .iter()
             .enumerate()

@@ -29,6 +29,8 @@ pub(super) struct Selection<'r> {
     pub(super) unlimited: bool,
     /// Entries whose values share a counter.
     shared: SmallVec<[(usize, &'r [u8]); 1]>,
+    /// The key of its path, if it has limits.
+    pub(super) key: u128,
     /// What a refusal says.
     pub(super) refusal: Option<&'r Refusal>,
     /// The domain, if it has rules.
@@ -62,6 +64,7 @@ pub(super) fn select<'r>(
     let mut selections: SmallVec<[Selection<'r>; 2]> =
         request.descriptors.iter().map(|descriptor| Selection::of(behaviour, (rules, domain), descriptor)).collect();
     drop_replaced(&mut selections);
+    selections.iter_mut().enumerate().for_each(|(place, selection)| selection.find_key((request, place)));
     selections
 }
 
@@ -94,6 +97,7 @@ impl<'r> Selection<'r> {
                 limits: limits_of(found.rule),
                 unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
                 shared: found.shared,
+                key: 0,
                 refusal: Some(&found.rule.rule.refusal),
                 domain: Some(domain),
             },
@@ -121,6 +125,7 @@ impl<'r> Selection<'r> {
         };
         Some(Draw {
             path: self.path((request, place)),
+            key: self.key,
             counters: self.limits.iter().map(counter).collect(),
             ask: Ask::new(hits, hold_us),
         })
@@ -131,9 +136,23 @@ impl<'r> Selection<'r> {
         Path { domain: request.domain, entries: &request.descriptors[place].entries, shared: &self.shared }
     }
 
-    /// All limits of a rule; `shared` are the places of values that share a counter, with their patterns.
-    pub(super) fn of_rule(rule: &'r CompiledRule, shared: SmallVec<[(usize, &'r [u8]); 1]>) -> Self {
-        Self { rule: Some(rule), limits: limits_of(rule), shared, ..Self::default() }
+    /// All limits of a rule, for the descriptor at a place; `shared` are the places of values that share a counter,
+    /// with their patterns.
+    pub(super) fn of_rule(
+        rule: &'r CompiledRule,
+        shared: SmallVec<[(usize, &'r [u8]); 1]>,
+        question: (&Request<'_>, usize),
+    ) -> Self {
+        let mut selection = Self { rule: Some(rule), limits: limits_of(rule), shared, ..Self::default() };
+        selection.find_key(question);
+        selection
+    }
+
+    /// Hashes the path once, for all who need its key.
+    fn find_key(&mut self, question: (&Request<'_>, usize)) {
+        if !self.limits.is_empty() {
+            self.key = self.path(question).key();
+        }
     }
 
     /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost,

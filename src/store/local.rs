@@ -27,7 +27,7 @@ use crate::algorithm::{
     Level, State, Term, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use crate::clock::Time;
-use crate::counter::{Counter, Draw, Path};
+use crate::counter::{Counter, Draw};
 use crate::limit::Limit;
 use crate::request::Hits;
 
@@ -93,13 +93,9 @@ impl Local {
         self.with_shares(draw, |draw| self.memory.admits(draw, now))
     }
 
-    /// The key under which the levels of a path are remembered.
-    pub fn path_key(&self, path: &Path<'_>) -> u128 {
-        self.memory.path_key(path)
-    }
-
-    /// Keeps the levels that Redis reported for counters of a path, each given by its limit and tag; `states` are in
-    /// the same order. `now` is this process's time: what another clock stamped ahead of it counts as of now.
+    /// Keeps the levels that Redis reported for counters of the path with this key, each given by its limit and tag,
+    /// `states` in the same order. `now` is this process's time: what another clock stamped ahead of it counts as of
+    /// now.
     pub fn remember(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
         let replicas = self.sharers.count();
         self.memory.put(path, now, |put| {
@@ -135,7 +131,8 @@ impl Local {
             draw.counters.iter().map(|counter| counter.term.limit.share_of(replicas)).collect();
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { term: Term { limit, ..counter.term }, ..*counter };
         // Put together anew: what a draw borrows can not live shorter than the draw.
-        then(&Draw { path: draw.path, counters: draw.counters.iter().zip(&shares).map(under).collect(), ask: draw.ask })
+        let counters = draw.counters.iter().zip(&shares).map(under).collect();
+        then(&Draw { path: draw.path, key: draw.key, counters, ask: draw.ask })
     }
 }
 

@@ -19,13 +19,12 @@ use smallvec::SmallVec;
 use self::shard::Shard;
 use crate::algorithm::{Level, State};
 use crate::clock::Time;
-use crate::counter::{Counter, Draw, Path, PathHasher};
+use crate::counter::{Counter, Draw};
 use crate::limit::Limit;
 
 /// The counters of this process.
 #[derive(Debug)]
 pub struct Memory {
-    hasher: PathHasher,
     shards: Box<[Mutex<Shard>]>,
     /// For those that find no room in their shard and are to be limited all the same.
     spill: Mutex<Shard>,
@@ -63,7 +62,6 @@ impl Memory {
             (capacity_bytes / LEAST_SHARD_BYTES).clamp(1, ENOUGH_SHARDS).max(capacity_bytes / MOST_SHARD_BYTES);
         let shard_bytes = (capacity_bytes / shards).max(LEAST_SHARD_BYTES);
         Self {
-            hasher: PathHasher::default(),
             shards: (0..shards).map(|_| Mutex::new(Shard::new(shard_bytes))).collect(),
             spill: Mutex::new(Shard::that_always_has_room(LEAST_SHARD_BYTES.max(capacity_bytes / 256))),
         }
@@ -72,36 +70,27 @@ impl Memory {
     /// Decides all limits of a descriptor at once; the levels stand in the order of the draw's counters. A look never
     /// adds a counter.
     pub fn draw(&self, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
-        let path = self.hasher.key(&draw.path);
-        self.shard(path).draw(path, draw, now)
+        self.shard(draw.key).draw(draw, now)
     }
 
     /// Decides a draw for which there was no room, in a small table of its own in which any counter gives way: whoever
     /// fills the store is still limited, if not exactly, and so is everybody else.
     pub fn draw_spilled(&self, draw: &Draw<'_>, now: Time) -> SmallVec<[Level; 1]> {
-        let path = self.hasher.key(&draw.path);
-        lock(&self.spill).draw(path, draw, now).expect("it always has room")
+        lock(&self.spill).draw(draw, now).expect("it always has room")
     }
 
     /// Lets go of the counters of a draw; how many of them there were.
     pub fn forget(&self, draw: &Draw<'_>) -> usize {
-        let path = self.hasher.key(&draw.path);
         let forget = |counter: &Counter<'_>| {
-            let key = path ^ counter.tag;
-            self.shard(path).forget(key) | lock(&self.spill).forget(key)
+            let key = draw.key ^ counter.tag;
+            self.shard(draw.key).forget(key) | lock(&self.spill).forget(key)
         };
         draw.counters.iter().filter(|counter| forget(counter)).count()
     }
 
     /// Whether [`Memory::draw`] would pass all limits, trials too; changes nothing.
     pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
-        let path = self.hasher.key(&draw.path);
-        self.shard(path).admits(path, draw, now)
-    }
-
-    /// The key of a path in this store.
-    pub fn path_key(&self, path: &Path<'_>) -> u128 {
-        self.hasher.key(path)
+        self.shard(draw.key).admits(draw, now)
     }
 
     /// Puts states in place of what counters of a path hold: `each` is called once and says which, by limit, tag and

@@ -312,7 +312,7 @@ impl Shared {
     /// What tells a descriptor's counters from all others: their path and their tags; in the format of
     /// envoyproxy/ratelimit the window too. Beside it the path alone, by which levels are remembered.
     fn id(&self, draw: &Draw<'_>, now: Time) -> (u128, u128) {
-        let path = self.local.path_key(&draw.path);
+        let path = draw.key;
         let tags = draw.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
         let window = match self.format {
             KeyFormat::Tollkeeper => 0,

@@ -47,11 +47,11 @@ fn draw(store: &Memory, value: &[u8], limits: &[Limit], hits: Hits, now: Time) -
 fn with_draw<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&Draw<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value }];
     let counter = |limit| Counter { term: Term { limit, enforced: true }, tag: counter_tag(limit, 0), epoch: 0 };
-    then(&Draw {
-        path: Path { domain: "shop", entries: &entries, shared: &[] },
-        counters: limits.iter().map(counter).collect(),
-        ask: Ask::new(hits, u64::MAX),
-    })
+    then(&Draw::new(
+        Path { domain: "shop", entries: &entries, shared: &[] },
+        limits.iter().map(counter).collect(),
+        Ask::new(hits, u64::MAX),
+    ))
 }
 
 /// Draws one hit from one limit of a key with a number.

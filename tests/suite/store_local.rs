@@ -35,11 +35,11 @@ impl Desk {
             tag: counter_tag(&self.limit, 0),
             epoch: 0,
         };
-        then(&Draw {
-            path: Path { domain: "shop", entries: &entries, shared: &[] },
-            counters: [counter].into_iter().collect(),
-            ask: Ask::new(hits, 0),
-        })
+        then(&Draw::new(
+            Path { domain: "shop", entries: &entries, shared: &[] },
+            [counter].into_iter().collect(),
+            Ask::new(hits, 0),
+        ))
     }
 
     fn draw(&self, hits: Hits, now: Time) -> Level {
@@ -53,7 +53,7 @@ impl Desk {
     }
 
     fn remember(&self, value: &[u8], state: &State, now: Time) {
-        let path = self.with_draw(value, Hits::Look, |draw| self.local.path_key(&draw.path));
+        let path = self.with_draw(value, Hits::Look, |draw| draw.key);
         let counters = [(self.limit, counter_tag(&self.limit, 0))];
         self.local.remember(path, &counters, std::slice::from_ref(state), now);
     }

@@ -114,7 +114,7 @@ fn every_case_on_the_memory_store() {
             let counters =
                 terms.iter().map(|&term| Counter { term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
             let path = Path { domain: "textbook", entries: &entries, shared: &[] };
-            store.draw(&Draw { path, counters, ask }, now).expect("there is room").into_vec()
+            store.draw(&Draw::new(path, counters, ask), now).expect("there is room").into_vec()
         });
     }
 }

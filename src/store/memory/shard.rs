@@ -70,9 +70,9 @@ impl Shard {
     }
 
     /// Decides all limits of a descriptor.
-    pub(super) fn draw(&mut self, path: u128, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
+    pub(super) fn draw(&mut self, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
         if let [counter] = &*draw.counters {
-            let mut slots = [self.slot(path ^ counter.tag, counter.term)];
+            let mut slots = [self.slot(draw.key ^ counter.tag, counter.term)];
             self.make_room(&mut slots, draw.ask.hits, now)?;
             let mut state = self.take_state(&slots[0]);
             let level = state.draw(counter.term.limit, now, draw.ask);
@@ -80,7 +80,7 @@ impl Shard {
             return Ok(SmallVec::from([level]));
         }
         let mut slots: SmallVec<[Slot<'_>; 4]> =
-            draw.counters.iter().map(|counter| self.slot(path ^ counter.tag, counter.term)).collect();
+            draw.counters.iter().map(|counter| self.slot(draw.key ^ counter.tag, counter.term)).collect();
         self.make_room(&mut slots, draw.ask.hits, now)?;
         let terms: SmallVec<[Term<'_>; 4]> = slots.iter().map(|slot| slot.term).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
@@ -92,9 +92,9 @@ impl Shard {
     }
 
     /// Whether all limits of a descriptor would let the draw pass, trials too.
-    pub(super) fn admits(&mut self, path: u128, draw: &Draw<'_>, now: Time) -> bool {
+    pub(super) fn admits(&mut self, draw: &Draw<'_>, now: Time) -> bool {
         draw.counters.iter().all(|counter| {
-            let slot = self.slot(path ^ counter.tag, counter.term);
+            let slot = self.slot(draw.key ^ counter.tag, counter.term);
             let state = self.take_state(&slot);
             let admits = state.admits(counter.term.limit, now, draw.ask);
             if let Some(place) = slot.place {

@@ -112,10 +112,9 @@ impl Counters {
         let draws: Vec<_> = wanted
             .iter()
             .zip(&entries)
-            .map(|(wanted, entries)| Draw {
-                path: Path { domain: "counters", entries, shared: &[] },
-                counters: counters(&wanted.limits),
-                ask: wanted.ask,
+            .map(|(wanted, entries)| {
+                let path = Path { domain: "counters", entries, shared: &[] };
+                Draw::new(path, counters(&wanted.limits), wanted.ask)
             })
             .collect();
         let answers = self.redis.draw_all(&draws, purpose, when).await;
@@ -139,7 +138,7 @@ pub(crate) fn wait_until_known(redis: &Redis) {
     let entries = [Entry { key: b"known", value: b"" }];
     wait_for("a draw from redis", || {
         let path = Path { domain: "counters", entries: &entries, shared: &[] };
-        let look = Draw { path, counters: counters(&limits), ask: Ask::new(Hits::Look, 0) };
+        let look = Draw::new(path, counters(&limits), Ask::new(Hits::Look, 0));
         let until = Instant::now() + LONG;
         let answers = store_runtime().block_on(redis.draw_all(&[look], Purpose::Charge, (Time::from_secs(1), until)));
         answers[0].is_ok().then_some(())
