@@ -5,8 +5,7 @@
 //! all of it or nothing: a pair that does not fit leaves the old one in force, with one line in the log. Connections
 //! that are open go on as they are; sessions are not resumed across a change.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,8 +14,7 @@ use arc_swap::ArcSwap;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::verify_server_name;
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
@@ -26,7 +24,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::door::{Door, Purpose};
 use crate::clock::Clock;
-use crate::settings::tls::{self, Clients, Tls};
+use crate::settings::tls::{Clients, File, Tls};
 use crate::telemetry::occasionally::Occasionally;
 
 /// Who a listener is.
@@ -41,8 +39,6 @@ pub(super) struct Identity {
 
 /// How often the files are compared.
 const COMPARED: Duration = Duration::from_secs(1);
-/// A larger file is a mistake, in bytes.
-const LARGEST_BYTES: u64 = 1 << 20;
 
 impl Identity {
     /// Reads the files; an error names the setting and says what to do.
@@ -80,7 +76,7 @@ impl Identity {
         match material.and_then(|material| material.config(&self.tls, self.door.purpose())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
-                let tls::File { setting, path } = &self.tls.certificate;
+                let File { setting, path } = &self.tls.certificate;
                 tracing::warn!("{setting}={}: the new certificate is in force", path.display());
                 note(&self.door, &self.tls, not_after);
             }
@@ -94,7 +90,7 @@ fn note(door: &Door, tls: &Tls, not_after: i64) {
     door.meter().note_not_after(not_after);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if i64::try_from(now).is_ok_and(|now| not_after < now) {
-        let tls::File { setting, path } = &tls.certificate;
+        let File { setting, path } = &tls.certificate;
         tracing::warn!("{setting}={}: the certificate has expired; clients will refuse it", path.display());
     }
 }
@@ -121,35 +117,29 @@ struct Material {
 impl Material {
     fn read(tls: &Tls) -> Result<Self, String> {
         Ok(Self {
-            certificate: contents(&tls.certificate)?,
-            key: contents(&tls.key)?,
-            authorities: tls.clients.as_ref().map(|clients| contents(&clients.authorities)).transpose()?,
+            certificate: tls.certificate.contents()?,
+            key: tls.key.contents()?,
+            authorities: tls.clients.as_ref().map(|clients| clients.authorities.contents()).transpose()?,
         })
     }
 
     /// How to speak TLS with it, and when the certificate ends.
     fn config(&self, tls: &Tls, purpose: Purpose) -> Result<(ServerConfig, i64), String> {
         let provider = Arc::new(ring::default_provider());
-        let chain = certificates(&tls.certificate, &self.certificate)?;
+        let chain = tls.certificate.certificates(&self.certificate)?;
         let not_after = not_after(&chain[0]).ok_or_else(|| {
-            wrong(&tls.certificate, "the first certificate in it can not be read; give one in X.509, as PEM")
+            tls.certificate.wrong("the first certificate in it can not be read; give one in X.509, as PEM")
         })?;
-        let key = PrivateKeyDer::from_pem_slice(&self.key)
-            .map_err(|_| wrong(&tls.key, "no private key in it; give one as PEM that needs no password"))?;
+        let key = tls.key.private_key(&self.key)?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| wrong(&tls.certificate, &error.to_string()))?;
+            .map_err(|error| tls.certificate.wrong(error))?;
         let builder = match (&tls.clients, &self.authorities) {
             (Some(clients), Some(pem)) => builder.with_client_cert_verifier(verifier(clients, pem, provider)?),
             _ => builder.with_no_client_auth(),
         };
-        let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
-            Error::InconsistentKeys(_) => {
-                let whose = format!("not the key of {}; give the pair", tls.certificate.setting);
-                wrong(&tls.key, &whose)
-            }
-            error => wrong(&tls.key, &format!("the key can not be used: {error}")),
-        })?;
+        let mut config =
+            builder.with_single_cert(chain, key).map_err(|error| tls.key.misfit(&tls.certificate, &error))?;
         config.alpn_protocols = match purpose {
             Purpose::Grpc => vec![b"h2".to_vec()],
             _ => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
@@ -175,34 +165,9 @@ fn fingerprint(material: &Result<Material, String>) -> blake3::Hash {
     hasher.finalize()
 }
 
-fn contents(file: &tls::File) -> Result<Vec<u8>, String> {
-    let mut contents = Vec::new();
-    let read = File::open(&file.path).and_then(|open| open.take(LARGEST_BYTES + 1).read_to_end(&mut contents));
-    match read {
-        Ok(length) if length as u64 > LARGEST_BYTES => Err(wrong(file, "larger than 1 MiB; give a PEM file")),
-        Ok(_) => Ok(contents),
-        Err(error) => Err(wrong(file, &format!("it can not be read: {error}"))),
-    }
-}
-
-/// At least one.
-fn certificates(file: &tls::File, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match found {
-        Ok(found) if found.is_empty() => Err(wrong(file, "no certificate in it; give one as PEM")),
-        Ok(found) => Ok(found),
-        Err(error) => Err(wrong(file, &format!("not PEM: {error}"))),
-    }
-}
-
 fn not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(certificate.validity().not_after.timestamp())
-}
-
-/// `NAME=path: what`, as all problems with settings are told.
-fn wrong(file: &tls::File, what: &str) -> String {
-    format!("{}={}: {what}", file.setting, file.path.display())
 }
 
 /// Verifies the certificates of clients: only those that these authorities have signed, not those of the system, which
@@ -213,12 +178,9 @@ fn verifier(
     provider: Arc<rustls::crypto::CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(&clients.authorities, pem)? {
-        let added = roots.add(certificate);
-        added.map_err(|error| wrong(&clients.authorities, &format!("not a certificate of an authority: {error}")))?;
-    }
+    clients.authorities.add_authorities(pem, &mut roots)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    let verifier = verifier.map_err(|error| wrong(&clients.authorities, &error.to_string()))?;
+    let verifier = verifier.map_err(|error| clients.authorities.wrong(error))?;
     let Some((setting, name)) = &clients.name else { return Ok(verifier) };
     let name = ServerName::try_from(name.clone()).map_err(|_| format!("{setting}={name}: not a DNS name"))?;
     Ok(Arc::new(Named { verifier, name }))
