@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::RecvStream;
 use h2::client::SendRequest;
+use h2::{Ping, RecvStream};
 use http::{HeaderMap, Request, Uri};
 use prost::Message as _;
 use rustls::pki_types::ServerName;
@@ -35,6 +35,9 @@ pub struct Dial {
 /// Why a call has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
+    /// Nobody can be connected to.
+    #[error("can not be reached: {0}")]
+    Unreachable(String),
     /// None came in time.
     #[error("no answer within the timeout")]
     Late,
@@ -66,21 +69,23 @@ static OPENED: AtomicU64 = AtomicU64::new(0);
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 impl Dial {
-    /// Connects.
+    /// Connects. It is done once the server has answered: one that speaks something else, or does not take our
+    /// certificate, which TLS tells last of all, is found out here and not by every call.
     pub async fn connect(&self) -> Result<Connection, Failure> {
         let connected = timeout(self.timeout.max(Duration::from_secs(1)), self.open()).await;
-        connected.map_err(|_| Failure::Connection("timed out".to_owned()))?
+        connected.map_err(|_| Failure::Unreachable("timed out".to_owned()))?
     }
 
     async fn open(&self) -> Result<Connection, Failure> {
+        let away = |error: io::Error| Failure::Unreachable(error.to_string());
         let lost = |error: io::Error| Failure::Connection(error.to_string());
         match &self.target {
             Target::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(lost)?;
+                let stream = UnixStream::connect(path).await.map_err(away)?;
                 self.speak(stream, "localhost").await
             }
             Target::Tcp(address) => {
-                let stream = TcpStream::connect(address).await.map_err(lost)?;
+                let stream = TcpStream::connect(address).await.map_err(away)?;
                 stream.set_nodelay(true).map_err(lost)?;
                 match &self.tls {
                     None => self.speak(stream, address).await,
@@ -99,7 +104,17 @@ impl Dial {
     {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 24);
-        let (requests, connection) = builder.handshake(stream).await.map_err(lost)?;
+        let (requests, mut connection) = builder.handshake(stream).await.map_err(lost)?;
+        let mut pings = connection.ping_pong().ok_or_else(|| Failure::Connection("no ping can be sent".to_owned()))?;
+        tokio::select! {
+            biased;
+            // Why it ended says more than why there is no answer.
+            ended = &mut connection => {
+                ended.map_err(lost)?;
+                return Err(Failure::Connection("closed by the server".to_owned()));
+            }
+            answered = pings.ping(Ping::opaque()) => { answered.map_err(lost)?; }
+        }
         // How it ends, each call on it is told.
         tokio::spawn(connection);
         let scheme = if self.tls.is_some() { "https" } else { "http" };

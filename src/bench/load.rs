@@ -98,6 +98,23 @@ pub struct Event {
     pub admitted: bool,
 }
 
+/// Why a run came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// A connection that it was to begin with was not made.
+    #[error(transparent)]
+    Connection(Failure),
+    /// Something else, in a line.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Trouble {
+    fn from(what: String) -> Self {
+        Self::Other(what)
+    }
+}
+
 /// The most events that are kept: 400 MB of them.
 const MOST_EVENTS: usize = 10_000_000;
 /// The most kinds of failures that are told apart.
@@ -162,12 +179,11 @@ struct Line {
     record: Mutex<Record>,
 }
 
-/// Runs a plan, and tells of its progress now and then. An error says why it could not begin.
-pub async fn run(plan: Plan, mut progress: impl FnMut(Progress)) -> Result<Record, String> {
-    let target = &plan.dial.target;
+/// Runs a plan, and tells of its progress now and then. Nothing is asked before every connection is made.
+pub async fn run(plan: Plan, mut progress: impl FnMut(Progress)) -> Result<Record, Trouble> {
     let (mut lines, mut pacers) = (Vec::new(), Vec::new());
     for _ in 0..plan.connections {
-        let connection = plan.dial.connect().await.map_err(|failure| format!("{target}: {failure}"))?;
+        let connection = plan.dial.connect().await.map_err(Trouble::Connection)?;
         let (pacer, due) = unbounded_channel();
         pacers.push(pacer);
         let (connection, due) = (tokio::sync::Mutex::new(Some(connection)), tokio::sync::Mutex::new(due));

@@ -3,18 +3,20 @@
 mod report;
 
 use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 
-use super::client::block_on_all;
+use super::client::{advice, block_on_all};
 use super::print::{complain, ended, print, remark};
+use super::secure::{self, Tls};
 use super::{Outcome, question};
-use crate::bench::connection::Dial;
+use crate::bench::connection::{Dial, Failure};
 use crate::bench::findings::Findings;
 use crate::bench::keys::Keys;
-use crate::bench::load::{self, Plan, Progress};
+use crate::bench::load::{self, Plan, Progress, Trouble};
 use crate::bench::template::{Mix, Template};
 use crate::bench::usage::Source;
 use crate::http::json::request_from_json;
@@ -31,6 +33,8 @@ pub(super) struct Args {
     /// The gRPC listener of any rate limit service; unix:PATH for a socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
     addr: Target,
+    #[command(flatten)]
+    secure: secure::Args,
     #[command(flatten)]
     question: question::Args,
     /// Hits of each request
@@ -93,6 +97,7 @@ Examples:
   tollkeeper bench --domain example --descriptor 'login={key}' --keys uniform:100000
   tollkeeper bench --domain shop --descriptor 'api_key={run}{key}' --keys zipf:1000000:1.1 --rate 20000 --duration 30s
   tollkeeper bench --addr ratelimit:8081 --domain shop --descriptor 'user=u{key},path=/p{random:20}' --json
+  tollkeeper bench --addr limits:8081 --tls --ca ca.crt --cert me.crt --key me.key --domain shop --descriptor 'user={key}'
   tollkeeper bench --request mix.json --pid $(pidof tollkeeper)
 
 Exit codes: 0 every call was answered, 1 some were not, or none could be made, 2 bad usage.";
@@ -104,8 +109,9 @@ const STREAMS_OPEN: u16 = 250;
 
 /// Puts the load on, and tells.
 pub(super) fn run(args: &Args) -> Outcome {
-    let plan = match plan(args) {
-        Ok(plan) => plan,
+    let prepared = args.secure.tls(&args.addr).and_then(|tls| Ok((plan(args, tls.as_ref())?, tls)));
+    let (plan, tls) = match prepared {
+        Ok(prepared) => prepared,
         Err(problem) => {
             complain(plain(&problem));
             return Outcome::Misused;
@@ -120,7 +126,10 @@ pub(super) fn run(args: &Args) -> Outcome {
         let rate = answers as f64 / elapsed.as_secs_f64().max(0.001);
         bar.set_message(format!("{phase}: {answers} answers, {rate:.0} a second, {failures} without an answer"));
     };
-    let recorded = block_on_all(load::run(plan.clone(), told));
+    let recorded = block_on_all(async {
+        let recorded = load::run(plan.clone(), told).await;
+        recorded.map_err(|trouble| line(&trouble, &args.addr, tls.as_ref()))
+    });
     bar.finish_and_clear();
     let findings = match recorded {
         Ok(record) => Findings::new(&plan, record, args.limit),
@@ -157,7 +166,17 @@ fn bar(plan: &Plan) -> ProgressBar {
     ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn plan(args: &Args) -> Result<Plan, String> {
+/// What is told of a run that came to nothing.
+fn line(trouble: &Trouble, target: &Target, tls: Option<&Tls>) -> String {
+    let hint = match trouble {
+        Trouble::Connection(Failure::Unreachable(_)) => "; is the service running there?".to_owned(),
+        Trouble::Connection(failure) => advice(target, tls, &failure.to_string()),
+        Trouble::Other(_) => return trouble.to_string(),
+    };
+    format!("{target}: {trouble}{hint}")
+}
+
+fn plan(args: &Args, tls: Option<&Tls>) -> Result<Plan, String> {
     let run = letters();
     let template = |request| Template::new(request, &run);
     let mix = match args.question.file()? {
@@ -172,7 +191,11 @@ fn plan(args: &Args) -> Result<Plan, String> {
     let streams = args.streams.unwrap_or(if args.rate.is_some() { STREAMS_OPEN } else { STREAMS });
     let usage = args.pid.map(Source::Pid).or_else(|| args.metrics.clone().map(Source::Metrics));
     Ok(Plan {
-        dial: Dial { target: args.addr.clone(), tls: None, timeout: args.timeout },
+        dial: Dial {
+            target: args.addr.clone(),
+            tls: tls.map(|tls| (Arc::clone(&tls.config), tls.name.clone())),
+            timeout: args.timeout,
+        },
         mix,
         keys: args.keys,
         rate: args.rate,

@@ -6,11 +6,11 @@
 mod report;
 
 use std::io::{self, IsTerminal as _};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::client::{Client, Tls, block_on};
+use super::client::{Client, block_on};
 use super::print::{complain, ended, print, remark};
+use super::secure::{self, Tls};
 use super::{Outcome, question};
 use crate::http::json::response_to_json;
 use crate::pb::RateLimitRequest;
@@ -28,7 +28,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
     addr: Target,
     #[command(flatten)]
-    secure: Secure,
+    secure: secure::Args,
     #[command(flatten)]
     question: question::Args,
     /// Hits of the request; 0 looks without charging
@@ -44,33 +44,6 @@ pub(super) struct Args {
     /// Write each answer as a line of JSON, like the body of /json
     #[arg(long)]
     json: bool,
-}
-
-/// How to speak TLS.
-#[derive(Debug, clap::Args)]
-struct Secure {
-    /// Speak TLS; the server's certificate must be signed by an authority of the system or of --ca
-    #[arg(long)]
-    tls: bool,
-    /// PEM file of authorities to trust
-    #[arg(long, value_name = "FILE", requires = "tls")]
-    ca: Option<PathBuf>,
-    /// PEM file of the certificate to show to a server that asks for one
-    #[arg(long, value_name = "FILE", requires = "tls", requires = "key")]
-    cert: Option<PathBuf>,
-    /// PEM file of its private key
-    #[arg(long, value_name = "FILE", requires = "tls", requires = "cert")]
-    key: Option<PathBuf>,
-    /// The name that the server's certificate must hold, if it is not the host of --addr
-    #[arg(long, value_name = "NAME", requires = "tls")]
-    server_name: Option<String>,
-}
-
-impl Secure {
-    fn tls(&self) -> Option<Tls> {
-        let identity = self.cert.clone().zip(self.key.clone());
-        self.tls.then(|| Tls { ca: self.ca.clone(), identity, server_name: self.server_name.clone() })
-    }
 }
 
 pub(super) const HELP: &str = "\
@@ -96,8 +69,9 @@ const PROGRESS: Duration = Duration::from_millis(200);
 
 /// Asks.
 pub(super) fn run(args: &Args) -> Outcome {
-    let mut request = match args.question.request() {
-        Ok(request) => request,
+    let asked = args.question.request().and_then(|request| Ok((request, args.secure.tls(&args.addr)?)));
+    let (mut request, tls) = match asked {
+        Ok(asked) => asked,
         Err(problem) => {
             complain(plain(&problem));
             return Outcome::Misused;
@@ -111,7 +85,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         hits => request.hits_addend = hits,
     }
     let mut report = Report::new(&request, args.count);
-    let asked = block_on(ask(args, &request, &mut report));
+    let asked = block_on(ask(args, tls, &request, &mut report));
     if tells(args) {
         remark("\r\u{1b}[K");
     }
@@ -127,8 +101,13 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 /// Asks as often as wanted. The inner result is that of writing, which ends the asking too.
-async fn ask(args: &Args, request: &RateLimitRequest, report: &mut Report) -> Result<io::Result<()>, String> {
-    let mut client = Client::connect(&args.addr, args.timeout, args.secure.tls().as_ref()).await?;
+async fn ask(
+    args: &Args,
+    tls: Option<Tls>,
+    request: &RateLimitRequest,
+    report: &mut Report,
+) -> Result<io::Result<()>, String> {
+    let mut client = Client::connect(&args.addr, args.timeout, tls).await?;
     let mut told = Instant::now();
     for number in 1..=args.count {
         let answer = client.ask(request).await?;

@@ -4,13 +4,13 @@
 
 use std::error::Error;
 use std::future::Future;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use super::print::span;
+use super::secure::Tls;
 use crate::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::pb::{RateLimitRequest, RateLimitResponse};
 use crate::report::text::plain;
@@ -19,8 +19,7 @@ use crate::settings::target::Target;
 /// A connection to a server.
 pub(super) struct Client {
     target: Target,
-    /// What to think of if a connection breaks.
-    hint: &'static str,
+    tls: Option<Tls>,
     timeout: Duration,
     rpc: RateLimitServiceClient<Channel>,
 }
@@ -33,68 +32,32 @@ pub(super) struct Answer {
     pub(super) took: Duration,
 }
 
-/// How to speak TLS.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tls {
-    /// Authorities to trust besides those of the system.
-    pub(super) ca: Option<PathBuf>,
-    /// The certificate to show, and its key.
-    pub(super) identity: Option<(PathBuf, PathBuf)>,
-    /// The name that the server's certificate must hold, if it is not the host.
-    pub(super) server_name: Option<String>,
-}
-
-impl Tls {
-    fn config(&self) -> Result<ClientTlsConfig, String> {
-        let mut config = ClientTlsConfig::new().with_native_roots();
-        if let Some(ca) = &self.ca {
-            config = config.ca_certificate(Certificate::from_pem(contents(ca)?));
-        }
-        if let Some((certificate, key)) = &self.identity {
-            config = config.identity(Identity::from_pem(contents(certificate)?, contents(key)?));
-        }
-        Ok(match &self.server_name {
-            Some(name) => config.domain_name(name),
-            None => config,
-        })
-    }
-}
-
-fn contents(path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("{}: {error}", plain(&path.to_string_lossy())))
-}
-
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
     /// Connects. `timeout` is how long each answer may take, and the server is told so.
-    pub(super) async fn connect(target: &Target, timeout: Duration, tls: Option<&Tls>) -> Result<Self, String> {
+    pub(super) async fn connect(target: &Target, timeout: Duration, tls: Option<Tls>) -> Result<Self, String> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let address = match target {
             Target::Tcp(address) => format!("{scheme}://{address}"),
-            Target::Unix(_) if tls.is_some() => return Err(format!("{target}: TLS is for HOST:PORT only")),
             Target::Unix(path) => format!("unix:{path}"),
         };
         let mut endpoint = Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", cause(&error)))?;
-        if let Some(tls) = tls {
-            endpoint = endpoint.tls_config(tls.config()?).map_err(|error| format!("TLS: {}", cause(&error)))?;
+        if let Some(tls) = &tls {
+            endpoint = endpoint.tls_config(tls.of_tonic.clone()).map_err(|error| format!("TLS: {}", cause(&error)))?;
         }
         let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(|error| {
             let why = cause(&error);
-            // Somebody is there, then, and is not trusted.
-            let hint = match why.contains("certificate") {
-                true => "see --ca and --server-name",
-                false => "is the service running there?",
+            // Of TLS only somebody who is there can be the reason.
+            let is_of_tls = ["certificate", "corrupt message", "fatal alert"].iter().any(|word| why.contains(word));
+            let hint = match &tls {
+                Some(tls) if is_of_tls => tls.advice(&why),
+                _ => "is the service running there?",
             };
             format!("{target} can not be reached: {why}; {hint}")
         })?;
-        let hint = match (target, tls) {
-            (Target::Tcp(_), None) => "; perhaps the server speaks TLS",
-            (_, Some(Tls { identity: None, .. })) => "; perhaps the server wants a certificate",
-            _ => "",
-        };
-        Ok(Self { target: target.clone(), hint, timeout, rpc: RateLimitServiceClient::new(channel) })
+        Ok(Self { target: target.clone(), tls, timeout, rpc: RateLimitServiceClient::new(channel) })
     }
 
     /// Asks.
@@ -115,9 +78,22 @@ impl Client {
                 format!("{target} did not answer within {}; see --timeout", span(micros(self.timeout)))
             }
             // Only a status that was made here has a cause.
-            _ if status.source().is_some() => format!("{target} did not answer: {}{}", cause(status), self.hint),
+            _ if status.source().is_some() => {
+                let why = cause(status);
+                let advice = advice(target, self.tls.as_ref(), &why);
+                format!("{target} did not answer: {why}{advice}")
+            }
             code => format!("{target} answered {code:?}: {}", plain(status.message())),
         }
+    }
+}
+
+/// What to look at once a connection ended for this reason, as the end of a sentence.
+pub(super) fn advice(target: &Target, tls: Option<&Tls>, why: &str) -> String {
+    match (target, tls) {
+        (_, Some(tls)) => format!("; {}", tls.advice(why)),
+        (Target::Tcp(_), None) => "; perhaps the server speaks TLS; see --tls".to_owned(),
+        (Target::Unix(_), None) => String::new(),
     }
 }
 

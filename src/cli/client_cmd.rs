@@ -8,14 +8,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Outcome;
-use super::client::{Client, Tls, block_on};
+use super::client::{Client, block_on};
 use super::go_flags::{self, Flag, Given};
 use super::print::{complain, ended, print};
 use super::question::{descriptor, descriptor_text};
+use super::secure::{Files, Tls};
 use crate::http::json::response_to_json;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::report::text::plain;
 use crate::settings::target::Target;
+use crate::settings::tls::File;
 
 const fn text(name: &'static str, help: &'static str) -> Flag {
     Flag { name, is_switch: false, help }
@@ -41,14 +43,14 @@ pub(super) fn run(arguments: &[OsString]) -> Outcome {
         Ok(given) => given,
         Err(outcome) => return outcome,
     };
-    let tls = match tls(&given) {
-        Ok(tls) => tls,
-        Err(problem) => return misused(&problem),
-    };
     let address = given.last("dial_string").unwrap_or("localhost:8081");
     let target: Target = match address.parse() {
         Ok(target) => target,
         Err(fix) => return misused(&format!("-dial_string {address}: {fix}")),
+    };
+    let tls = match tls(&given, &target) {
+        Ok(tls) => tls,
+        Err(problem) => return misused(&problem),
     };
     let descriptors: Result<Vec<RateLimitDescriptor>, String> = given
         .all("descriptors")
@@ -59,24 +61,27 @@ pub(super) fn run(arguments: &[OsString]) -> Outcome {
         Err(problem) => return misused(&problem),
     };
     let domain = given.last("domain").unwrap_or_default().to_owned();
-    ask(&target, tls.as_ref(), &RateLimitRequest { domain, descriptors, hits_addend: 1 })
+    ask(&target, tls, &RateLimitRequest { domain, descriptors, hits_addend: 1 })
 }
 
 /// How to speak TLS, if it is asked for.
-fn tls(given: &Given) -> Result<Option<Tls>, String> {
-    let file = |name: &str| given.last(name).filter(|file| !file.is_empty()).map(PathBuf::from);
-    let (ca, certificate, key) = (file("grpc-server-ca-file"), file("grpc-cert-file"), file("grpc-key-file"));
+fn tls(given: &Given, target: &Target) -> Result<Option<Tls>, String> {
+    let file = |setting: &'static str| {
+        let path = given.last(&setting[1..]).filter(|path| !path.is_empty()).map(PathBuf::from)?;
+        Some(File { setting, path })
+    };
+    let (ca, certificate, key) = (file("-grpc-server-ca-file"), file("-grpc-cert-file"), file("-grpc-key-file"));
     if !given.is_on("grpc-use-tls") {
-        let files = [("grpc-server-ca-file", &ca), ("grpc-cert-file", &certificate), ("grpc-key-file", &key)];
-        return match files.iter().find(|(_, file)| file.is_some()) {
-            Some((flag, _)) => Err(format!("-{flag}: no TLS is spoken without -grpc-use-tls; give that too")),
+        return match [ca, certificate, key].iter().flatten().next() {
+            Some(file) => Err(format!("{}: no TLS is spoken without -grpc-use-tls; give that too", file.setting)),
             None => Ok(None),
         };
     }
     if certificate.is_some() != key.is_some() {
         return Err("-grpc-cert-file and -grpc-key-file: give both or none".to_owned());
     }
-    Ok(Some(Tls { ca, identity: certificate.zip(key), server_name: None }))
+    let files = Files { switch: "-grpc-use-tls", ca, identity: certificate.zip(key) };
+    Tls::read(&files, target, None).map(Some)
 }
 
 fn misused(what: &str) -> Outcome {
@@ -84,7 +89,7 @@ fn misused(what: &str) -> Outcome {
     Outcome::Misused
 }
 
-fn ask(target: &Target, tls: Option<&Tls>, request: &RateLimitRequest) -> Outcome {
+fn ask(target: &Target, tls: Option<Tls>, request: &RateLimitRequest) -> Outcome {
     let shown: Vec<String> =
         request.descriptors.iter().map(|descriptor| format!("[{}]", plain(&descriptor_text(descriptor)))).collect();
     let mut page =

@@ -12,7 +12,8 @@ use tollkeeper::bench::keys::Keys;
 use tollkeeper::bench::template::{Mix, Template, Values};
 use tollkeeper::pb::RateLimitRequest;
 
-use super::harness::tollkeeper::{PROGRAM, inherited, with_rules};
+use super::harness::redis::certificates::Certificates;
+use super::harness::tollkeeper::{PROGRAM, Setup, inherited, with_rules};
 use super::harness::{grpc, port::Port};
 
 fn drawn(keys: &str, count: usize) -> BTreeMap<u64, usize> {
@@ -217,12 +218,72 @@ fn several_requests_are_mixed_by_weight() {
     assert!(stderr.contains("mix.json: a mix needs a request whose weight is not 0"), "{stderr}");
 }
 
+fn over_tls(certificates: &Certificates) -> Setup {
+    let setup = with_rules(RULES).env("GRPC_SERVER_USE_TLS", "true");
+    let setup = setup.env("GRPC_SERVER_TLS_CERT", certificates.path("server.crt"));
+    setup.env("GRPC_SERVER_TLS_KEY", certificates.path("server.key"))
+}
+
+const USUAL: [&str; 5] = ["--domain", "shop", "--descriptor", "strict={run}{key}", "--addr"];
+
+/// A run that must come to nothing, and at once: the exit code, and the line that is told.
+fn refused(address: &str, arguments: &[&str]) -> (i32, String) {
+    let output = bench(&[&USUAL, &[address][..], arguments].concat());
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.stdout.is_empty(), "{arguments:?}: it ran, and found {}", String::from_utf8_lossy(&output.stdout));
+    (output.status.code().unwrap(), stderr)
+}
+
+#[test]
+fn a_load_over_tls_is_put_on_whom_the_flags_trust() {
+    let directory = tempfile::tempdir().unwrap();
+    let certificates = Certificates::new(directory.path());
+    let file = |name| certificates.path(name).to_str().unwrap().to_owned();
+    let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
+    let (trusting, showing) = (["--tls", "--ca", &ca], ["--cert", &cert, "--key", &key]);
+    let (open, plain) = (over_tls(&certificates).start(), with_rules(RULES).start());
+    let mutual = over_tls(&certificates).env("GRPC_CLIENT_TLS_CACERT", &ca).start();
+    let [open, mutual, plain] = [&open, &mutual, &plain].map(|server| format!("localhost:{}", server.grpc_port()));
+    for (address, more) in [(&open, &["--server-name", "127.0.0.1"][..]), (&open, &[]), (&mutual, &showing)] {
+        let found = found(&bench(&[&USUAL, &[address.as_str()][..], &trusting, more, &["--json"]].concat()));
+        assert!(found["answers"].as_u64() > Some(0) && found["errors"] == serde_json::json!({}), "{found}");
+    }
+
+    let other = file("other_ca.crt");
+    let of_another = ["--tls", "--ca", &ca, "--cert", &cert, "--key", &file("server.key")];
+    let name = |name| ["--tls", "--ca", &ca, "--server-name", name];
+    for (address, arguments, code, said) in [
+        (open.as_str(), &["--tls", "--ca", &other][..], 1, "UnknownIssuer; see --ca and --server-name"),
+        (&open, &["--tls"], 1, "UnknownIssuer; see --ca and --server-name"),
+        (&open, &name("elsewhere.example"), 1, "see --ca and --server-name"),
+        (&open, &[], 1, "; perhaps the server speaks TLS; see --tls"),
+        (&plain, &trusting, 1, "; perhaps the server speaks no TLS"),
+        // TLS has told both that all is well before the server looks at the certificate.
+        (&mutual, &trusting, 1, "; perhaps the server wants a certificate; see --cert"),
+        (&open, &name("no name"), 2, "--server-name=no name: no certificate can hold that"),
+        (&open, &["--tls", "--ca", "/nowhere"], 2, "--ca=/nowhere: it can not be read: No such file"),
+        (&open, &["--tls", "--ca", &key], 2, "no certificate in it; give one as PEM"),
+        (&open, &of_another, 2, "not the key of --cert; give the pair"),
+        ("unix:/run/toll", &trusting, 2, "--tls: TLS is for HOST:PORT only; leave it out for unix:/run/toll"),
+    ] {
+        let (ended, stderr) = refused(address, arguments);
+        assert_eq!((ended, stderr.lines().count()), (code, 1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(said), "{arguments:?}: {stderr}");
+    }
+    let (code, stderr) = refused(&open, &["--ca", &ca]);
+    assert!(code == 2 && stderr.contains("--tls"), "{stderr}");
+}
+
 #[test]
 fn what_can_not_be_run_is_told_in_a_line() {
     let nobody = Port::reserve();
     let address = format!("127.0.0.1:{}", nobody.number());
     for (arguments, code, said) in [
-        (&["--addr", &address, "--domain", "d", "--descriptor", "a=b"][..], 1, "Connection refused"),
+        (
+            &["--addr", &address, "--domain", "d", "--descriptor", "a=b"][..],
+            1,
+            "Connection refused (os error 111); is the service running there?",
+        ),
         (&["--domain", "d", "--descriptor", "a={b}"], 2, "{b} is no placeholder"),
         (&["--domain", "d", "--descriptor", "a=b", "--rate", "0"], 2, "calls a second"),
         (&["--domain", "d", "--descriptor", "a=b", "--keys", "all"], 2, "uniform:COUNT"),

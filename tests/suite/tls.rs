@@ -88,7 +88,8 @@ fn grpc_is_served_over_tls_to_those_who_trust_it() {
         (vec!["--tls"], "UnknownIssuer; see --ca and --server-name"),
         (vec!["--tls", "--ca", &ca, "--server-name", "elsewhere.example"], "not valid for name"),
         (vec![], "speaks TLS"),
-        (vec!["--tls", "--ca", "/nowhere"], "/nowhere"),
+        (vec!["--tls", "--ca", "/nowhere"], "--ca=/nowhere: it can not be read: No such file"),
+        (vec!["--tls", "--cert", &ca, "--key", &ca], "no private key in it; give one as PEM"),
     ] {
         let said = call(port, &arguments).unwrap_err();
         assert!(said.contains(why) && said.lines().count() == 1, "{arguments:?}: {said}");
@@ -151,6 +152,9 @@ fn the_client_of_the_peer_speaks_tls() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && said.contains("\"overallCode\":\"OK\""), "{said}");
     assert!(!run(&program, &[&usual[..], &files[..2]].concat()).status.success());
+    let output = run(&program, &[&usual[..], &["-grpc-server-ca-file", "/nowhere"]].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && said.contains("-grpc-server-ca-file=/nowhere: "), "{said}");
 }
 
 /// Waits until new connections are served with a certificate that this authority has signed.
