@@ -33,6 +33,9 @@ fn key_spaces_are_what_they_are_called() {
     let zipf = drawn("zipf:100", 100_000);
     assert!((18_500..20_100).contains(&zipf[&0]) && (1700..2150).contains(&zipf[&9]), "{zipf:?}");
     assert!(*zipf.keys().next_back().unwrap() < 100);
+    // With the exponent 2 it is 1 of 1.635, and a quarter of that.
+    let steep = drawn("zipf:100:2", 100_000);
+    assert!((60_300..62_000).contains(&steep[&0]) && (14_700..15_900).contains(&steep[&1]), "{steep:?}");
     for bad in ["", "two", "uniform", "uniform:0", "uniform:x", "zipf:10:-1", "zipf:10:11", "zipf:10:NaN", "zipf:1:1:1"]
     {
         assert!(bad.parse::<Keys>().is_err(), "{bad}");
@@ -141,7 +144,11 @@ proptest! {
 }
 
 fn bench(arguments: &[&str]) -> Output {
-    let common = ["--warm-up", "0s", "--duration", "500ms", "--connections", "2", "--timeout", "20s"];
+    bench_after("0s", arguments)
+}
+
+fn bench_after(warm_up: &str, arguments: &[&str]) -> Output {
+    let common = ["--warm-up", warm_up, "--duration", "500ms", "--connections", "2", "--timeout", "20s"];
     Command::new(PROGRAM).arg("bench").args(arguments).args(common).env_clear().envs(inherited()).output().unwrap()
 }
 
@@ -160,6 +167,8 @@ descriptors:
     rate_limit: { unit: hour, requests_per_unit: 20 }
   - key: minutes
     rate_limit: { unit: minute, unit_multiplier: 90, requests_per_unit: 20 }
+  - key: paced
+    rate_limit: { unit: second, requests_per_unit: 50, algorithm: leaky_bucket, queue_size: 9 }
 ";
 
 #[test]
@@ -193,6 +202,76 @@ fn a_run_tells_what_was_asked_and_how_exact_the_answers_were() {
     // Told what the limit is, it believes that and not the answer.
     let stated = &run(&["--descriptor", "minutes={run}", "--limit", "20/90m"])["limits"][0];
     assert_eq!([&stated["period_seconds"], &stated["admitted"]], [5400.0, 20.0], "{stated}");
+}
+
+#[test]
+fn what_comes_of_the_warm_up_is_not_measured() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "strict={run}", "--json"];
+    let open = found(&bench_after("500ms", &[&arguments[..], &["--rate", "200"]].concat()));
+    // What passed did so before.
+    assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["verdicts"]["over_limit"]], [100, 0, 100], "{open}");
+    // Counters know nothing of a warm-up: a limit is judged from its beginning.
+    assert_eq!([&open["limits"][0]["asked"], &open["limits"][0]["admitted"]], [200, 20], "{open}");
+}
+
+#[test]
+fn a_latency_counts_from_when_a_call_was_due() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    // Each connection has 50 calls in 500 ms and one of them on its way at a time; together they pass one in 20 ms. The
+    // last was due after 500 ms and is answered after 2 s, though its own answer took no more than 40 ms.
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "paced={run}", "--streams", "1", "--json"];
+    let paced = found(&bench(&[&arguments[..], &["--rate", "200"]].concat()));
+    assert_eq!(paced["verdicts"]["ok"], 100, "{paced}");
+    let us = |of: &str, which: &str| paced[of][which].as_u64().unwrap();
+    assert!(us("latency_us", "p50") > 500_000 && us("latency_us", "max") > 1_300_000, "{paced}");
+    assert!(us("unsent_us", "p50") > 500_000 && us("unsent_us", "p50") < us("latency_us", "p50"), "{paced}");
+    assert!(paced["later_than_20_ms"].as_u64() > Some(90), "{paced}");
+}
+
+#[test]
+fn a_seed_asks_for_the_same_keys_again() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let keys = ["--keys", "uniform:1000000000", "--hits", "20", "--rate", "200", "--streams", "1"];
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "strict={key}", "--json"];
+    // Each counter takes the hits of one call.
+    for (seed, passed) in [("1", 100), ("2", 100), ("1", 0)] {
+        let found = found(&bench(&[&arguments[..], &keys, &["--seed", seed]].concat()));
+        assert_eq!([&found["answers"], &found["verdicts"]["ok"]], [100, passed], "{seed}: {found}");
+        assert_eq!([&found["limits"][0]["asked"], &found["limits"][0]["admitted"]], [2000, 20 * passed], "{found}");
+    }
+}
+
+#[test]
+fn a_closed_loop_has_as_many_calls_on_their_way_as_it_is_told() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "paced={run}", "--json"];
+    // The bucket has room for nine.
+    for (streams, is_too_many) in [("4", false), ("5", true)] {
+        let found = found(&bench(&[&arguments[..], &["--streams", streams]].concat()));
+        assert_eq!(found["verdicts"]["over_limit"].as_u64() > Some(0), is_too_many, "{streams}: {found}");
+    }
+}
+
+#[test]
+fn calls_without_an_answer_are_told_and_fail_the_run() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let arguments = ["--addr", &address, "--domain", "", "--descriptor", "strict=a", "--rate", "200"];
+    let output = bench(&[&arguments[..], &["--json"]].concat());
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), &found["answers"]), (Some(1), &Value::from(0)), "{found}");
+    let errors = found["errors"].as_object().unwrap();
+    let (why, count) = errors.iter().next().unwrap();
+    assert!(errors.len() == 1 && why.contains("domain") && *count == 100, "{found}");
+    assert_eq!(stderr, "tollkeeper: some calls have no answer; see `errors`\n");
+    let page = String::from_utf8(bench(&arguments).stdout).unwrap();
+    assert!(page.contains(&format!("no answer  100 times: {why}")), "{page}");
 }
 
 #[test]
