@@ -8,6 +8,7 @@
 mod print;
 mod debug_listener;
 mod question;
+mod duration;
 mod secure;
 mod rules;
 mod client;

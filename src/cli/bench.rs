@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
+use tokio::runtime;
 
-use super::client::{advice, block_on_all};
+use super::client::{advice, block_on};
 use super::print::{complain, ended, print, remark};
 use super::secure::{self, Tls};
-use super::{Outcome, question};
+use super::{Outcome, duration, question};
 use crate::bench::connection::{Dial, Failure};
 use crate::bench::findings::Findings;
 use crate::bench::keys::Keys;
@@ -22,10 +23,7 @@ use crate::bench::usage::Source;
 use crate::http::json::request_from_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
-use crate::settings::parse;
-use crate::settings::setting::Kind;
 use crate::settings::target::Target;
-use crate::settings::value::Value;
 
 /// What `bench` takes.
 #[derive(Debug, clap::Args)]
@@ -54,13 +52,13 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     streams: Option<u16>,
     /// How long to measure
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = up_to_a_day)]
     duration: Duration,
     /// How long to ask before that
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration_or_none)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = up_to_an_hour_or_none)]
     warm_up: Duration,
     /// How long an answer may take; the server is told
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = up_to_a_day)]
     timeout: Duration,
     /// The limit of every descriptor, where the server does not tell it as it is, such as 100/90s
     #[arg(long, value_name = "HITS/DURATION", value_parser = limit)]
@@ -126,7 +124,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         let rate = answers as f64 / elapsed.as_secs_f64().max(0.001);
         bar.set_message(format!("{phase}: {answers} answers, {rate:.0} a second, {failures} without an answer"));
     };
-    let recorded = block_on_all(async {
+    let recorded = block_on(runtime::Builder::new_multi_thread(), async {
         let recorded = load::run(plan.clone(), told).await;
         recorded.map_err(|trouble| line(&trouble, &args.addr, tls.as_ref()))
     });
@@ -256,26 +254,17 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    of_kind(Kind::Duration { min: Duration::from_millis(1), max: Duration::from_secs(86_400), zero: false }, text)
+fn up_to_a_day(text: &str) -> Result<Duration, String> {
+    duration::within(Duration::from_millis(1), Duration::from_secs(86_400), text)
 }
 
-fn duration_or_none(text: &str) -> Result<Duration, String> {
-    of_kind(Kind::Duration { min: Duration::from_millis(1), max: Duration::from_secs(3600), zero: true }, text)
-}
-
-/// A duration as settings write theirs.
-fn of_kind(kind: Kind, text: &str) -> Result<Duration, String> {
-    match parse::value(kind, text) {
-        Ok(Value::Duration(duration)) => Ok(duration),
-        Ok(_) => Err("not a duration".to_owned()),
-        Err(fault) => Err(format!("{}; {}", fault.what, fault.fix)),
-    }
+fn up_to_an_hour_or_none(text: &str) -> Result<Duration, String> {
+    duration::within_or_none(Duration::from_millis(1), Duration::from_secs(3600), text)
 }
 
 /// Hits and microseconds.
 fn limit(text: &str) -> Result<(u64, u64), String> {
     let (hits, period) = text.split_once('/').ok_or("write HITS/DURATION, such as 100/90s")?;
     let hits = hits.parse().map_err(|_| format!("`{hits}` is no number of hits"))?;
-    Ok((hits, u64::try_from(duration(period)?.as_micros()).unwrap_or(u64::MAX)))
+    Ok((hits, u64::try_from(up_to_a_day(period)?.as_micros()).unwrap_or(u64::MAX)))
 }

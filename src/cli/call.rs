@@ -8,17 +8,16 @@ mod report;
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
+use tokio::runtime;
+
 use super::client::{Client, block_on};
 use super::print::{complain, ended, print, remark};
 use super::secure::{self, Tls};
-use super::{Outcome, question};
+use super::{Outcome, duration, question};
 use crate::http::json::response_to_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
-use crate::settings::parse;
-use crate::settings::setting::Kind;
 use crate::settings::target::Target;
-use crate::settings::value::Value;
 use report::Report;
 
 /// What `call` takes.
@@ -85,7 +84,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         hits => request.hits_addend = hits,
     }
     let mut report = Report::new(&request, args.count);
-    let asked = block_on(ask(args, tls, &request, &mut report));
+    let asked = block_on(runtime::Builder::new_current_thread(), ask(args, tls, &request, &mut report));
     if tells(args) {
         remark("\r\u{1b}[K");
     }
@@ -132,12 +131,6 @@ fn tells(args: &Args) -> bool {
     args.count > 1 && !args.json && io::stderr().is_terminal()
 }
 
-/// A timeout as settings write theirs.
 fn timeout(text: &str) -> Result<Duration, String> {
-    let kind = Kind::Duration { min: Duration::from_micros(1), max: Duration::from_secs(3600), zero: false };
-    match parse::value(kind, text) {
-        Ok(Value::Duration(timeout)) => Ok(timeout),
-        Ok(_) => Err("not a duration".to_owned()),
-        Err(fault) => Err(format!("{}; {}", fault.what, fault.fix)),
-    }
+    duration::within(Duration::from_micros(1), Duration::from_secs(3600), text)
 }

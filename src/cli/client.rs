@@ -6,6 +6,7 @@ use std::error::Error;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use tokio::runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
@@ -97,15 +98,12 @@ pub(super) fn advice(target: &Target, tls: Option<&Tls>, why: &str) -> String {
     }
 }
 
-/// Waits for a client on a small runtime of its own.
-pub(super) fn block_on<T>(asking: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| format!("the runtime can not be started: {error}"))?.block_on(asking)
-}
-
-/// The same on all CPUs, for a client that has much to do.
-pub(super) fn block_on_all<T>(asking: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+/// Waits for a client on a runtime of its own.
+pub(super) fn block_on<T>(
+    mut runtime: runtime::Builder,
+    asking: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let runtime = runtime.enable_all().build();
     runtime.map_err(|error| format!("the runtime can not be started: {error}"))?.block_on(asking)
 }
 

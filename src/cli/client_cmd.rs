@@ -7,6 +7,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::runtime;
+
 use super::Outcome;
 use super::client::{Client, block_on};
 use super::go_flags::{self, Flag, Given};
@@ -94,7 +96,7 @@ fn ask(target: &Target, tls: Option<Tls>, request: &RateLimitRequest) -> Outcome
         request.descriptors.iter().map(|descriptor| format!("[{}]", plain(&descriptor_text(descriptor)))).collect();
     let mut page =
         format!("dial string: {target}\ndomain: {}\ndescriptors: {}\n", plain(&request.domain), shown.join(" "));
-    let answered = block_on(async {
+    let answered = block_on(runtime::Builder::new_current_thread(), async {
         let answer = Client::connect(target, TIMEOUT, tls).await?.ask(request).await?;
         response_to_json(&answer.response).map_err(|error| error.to_string())
     });
