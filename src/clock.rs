@@ -7,9 +7,15 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
+
+/// A span of time in whole microseconds, rounded down; one that does not fit, of half a million years, is the longest
+/// that does.
+pub fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
 
 /// A point in time, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,7 +77,7 @@ impl Clock {
         match self {
             Self::System => {
                 let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                Time(u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX))
+                Time(micros(since_epoch))
             }
             Self::Manual(micros) => Time(micros.load(Ordering::Relaxed)),
         }

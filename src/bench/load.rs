@@ -20,7 +20,7 @@ use super::connection::{Connection, Dial, Failure};
 use super::keys::Keys;
 use super::template::{Mix, Values};
 use super::usage::{Source, Usage};
-use crate::clock::Clock;
+use crate::clock::{Clock, micros};
 use crate::pb::rate_limit_response::Code;
 use crate::pb::{RateLimitRequest, RateLimitResponse};
 
@@ -398,8 +398,4 @@ fn verdict(answer: &RateLimitResponse) -> usize {
         Code::OverLimit => 1,
         Code::Unknown => 2,
     }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

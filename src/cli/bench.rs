@@ -20,6 +20,7 @@ use crate::bench::keys::Keys;
 use crate::bench::load::{self, Plan, Progress, Trouble};
 use crate::bench::template::{Mix, Template};
 use crate::bench::usage::Source;
+use crate::clock::micros;
 use crate::http::json::request_from_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
@@ -266,5 +267,5 @@ fn up_to_an_hour_or_none(text: &str) -> Result<Duration, String> {
 fn limit(text: &str) -> Result<(u64, u64), String> {
     let (hits, period) = text.split_once('/').ok_or("write HITS/DURATION, such as 100/90s")?;
     let hits = hits.parse().map_err(|_| format!("`{hits}` is no number of hits"))?;
-    Ok((hits, u64::try_from(up_to_a_day(period)?.as_micros()).unwrap_or(u64::MAX)))
+    Ok((hits, micros(up_to_a_day(period)?)))
 }

@@ -12,6 +12,7 @@ use tonic::{Code, Request, Status};
 
 use super::print::span;
 use super::secure::Tls;
+use crate::clock::micros;
 use crate::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::pb::{RateLimitRequest, RateLimitResponse};
 use crate::report::text::plain;
@@ -105,11 +106,6 @@ pub(super) fn block_on<T>(
 ) -> Result<T, String> {
     let runtime = runtime.enable_all().build();
     runtime.map_err(|error| format!("the runtime can not be started: {error}"))?.block_on(asking)
-}
-
-/// A time in whole microseconds.
-pub(super) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The last of the errors that lie behind one another: it names the reason.

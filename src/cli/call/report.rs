@@ -2,9 +2,10 @@
 //!
 //! A bounded number of answers is shown; all are counted and timed. What the server wrote is made plain.
 
-use crate::cli::client::{Answer, micros};
+use crate::cli::client::Answer;
 use crate::cli::print::{short, span, table};
 use crate::cli::question::descriptor_text;
+use crate::clock::micros;
 use crate::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit::Unit};
 use crate::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::report::text::plain;

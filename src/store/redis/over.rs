@@ -20,6 +20,7 @@ use super::Levels;
 use super::combine::Hashed;
 use super::script::{Counted, Drawing};
 use crate::algorithm::Level;
+use crate::clock::micros;
 use crate::limit::Algorithm;
 use crate::request::Hits;
 
@@ -147,7 +148,7 @@ impl Over {
         }
         // Once one of those that refuse could pass, what is said of it would no longer be true.
         let waits = levels.iter().filter(|level| !level.admitted).filter_map(|level| level.retry_after_us);
-        let holds_us = waits.fold(micros_of(LONGEST), u64::min);
+        let holds_us = waits.fold(micros(LONGEST), u64::min);
         let (at_us, end_us) = (self.micros(answered), self.micros(sent).saturating_add(holds_us));
         if end_us <= at_us {
             return;
@@ -204,7 +205,7 @@ impl Over {
     }
 
     fn micros(&self, at: Instant) -> u64 {
-        micros_of(at.saturating_duration_since(self.origin))
+        micros(at.saturating_duration_since(self.origin))
     }
 }
 
@@ -249,8 +250,4 @@ fn refuses(drawing: &Drawing, levels: &Levels) -> bool {
 
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn micros_of(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 
 use self::claim::Reply;
-use crate::clock::Time;
+use crate::clock::{Time, micros};
 
 /// How long a claim lasts after it was sent; `lua/replicas.lua` has the same number.
 pub const CLAIM: Duration = Duration::from_secs(30);
@@ -131,9 +131,4 @@ impl Replicas {
             self.heard.store(Some(Heard { slot: None, ..**heard }.into()));
         }
     }
-}
-
-/// In whole microseconds, rounded down.
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }

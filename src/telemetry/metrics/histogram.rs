@@ -8,6 +8,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::clock::micros;
+
 /// The upper bounds of the buckets, in microseconds, ascending; what lies above the last is in one more bucket.
 pub const BOUNDS_US: [u64; 22] = [
     10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 7_500, 10_000, 15_000, 20_000, 25_000, 50_000, 100_000, 250_000,
@@ -44,7 +46,7 @@ pub struct Observed {
 impl Histogram {
     /// Counts one that took so long.
     pub fn observe(&self, took: Duration) {
-        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let us = micros(took);
         // A bound belongs to the bucket below it, as Prometheus has it; parts of a microsecond count as one more.
         let us = us.saturating_add(u64::from(!took.subsec_nanos().is_multiple_of(1_000)));
         let bucket = BOUNDS_US.partition_point(|bound| *bound < us);

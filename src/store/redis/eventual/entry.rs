@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::demand::Demand;
 use super::{Lent, Moment, Report, Terms};
 use crate::algorithm::{Ask, Level, State, Term, draw_together};
-use crate::clock::Time;
+use crate::clock::{Time, micros};
 use crate::request::Hits;
 use crate::store::redis::Levels;
 use crate::store::redis::script::{Counted, Drawing};
@@ -203,8 +203,4 @@ impl Entry {
         let Some(place) = self.leases.iter().position(|lease| lease.serial == serial) else { return 0 };
         self.leases.remove(place).left
     }
-}
-
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
