@@ -2,7 +2,7 @@
 //!
 //! The syntax is that of envoyproxy/ratelimit, with `rediss://` besides. What is wrong is said without repeating any
 //! of the text: wherever a slip was made, the password may be what follows it. Text that goes nowhere, such as a query
-//! nobody knows, is an error and not dropped.
+//! nobody knows, is an error and not dropped. What a host, a port and a `%20` are is the same in other URLs.
 
 use std::net::Ipv6Addr;
 
@@ -119,7 +119,7 @@ pub(crate) fn is_master_name(text: &str) -> bool {
 }
 
 /// `host:port`; the port may be missing where there is a default for it.
-fn endpoint(text: &str, default_port: Option<u16>) -> Result<Endpoint, Fault> {
+pub(crate) fn endpoint(text: &str, default_port: Option<u16>) -> Result<Endpoint, Fault> {
     let no_address = || Fault::new("not an address of Redis", FORMS);
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -148,7 +148,7 @@ fn endpoint(text: &str, default_port: Option<u16>) -> Result<Endpoint, Fault> {
 }
 
 /// `text` with each `%XX` as the byte that it stands for.
-fn decoded(text: &str) -> Result<String, Fault> {
+pub(crate) fn decoded(text: &str) -> Result<String, Fault> {
     let wrong = || Fault::new("it has a % that stands for nothing", "write a % in a user or password as %25");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -10,6 +10,7 @@ use super::Values;
 use crate::settings::setting::Group;
 use crate::settings::table::TABLE;
 use crate::settings::tracing::{Protocol, Tls, Tracing};
+use crate::settings::url::{decoded, endpoint};
 use crate::settings::value::Value;
 use crate::telemetry::traces::Sampler;
 use crate::telemetry::traces::context::Formats;
@@ -141,7 +142,7 @@ impl Values {
                 let (name, value) = pair.split_once('=')?;
                 let name = name.trim();
                 (!name.is_empty()).then_some(())?;
-                Some((name.to_owned(), decoded(value.trim())?))
+                Some((name.to_owned(), decoded(value.trim()).ok()?))
             })
             .collect();
         if pairs.is_none() {
@@ -228,15 +229,9 @@ fn check_url(url: &str) -> Result<(), &'static str> {
     if authority.contains('@') {
         return Err("holds a user or password, which goes into OTEL_EXPORTER_OTLP_HEADERS");
     }
-    let after_host = match authority.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').filter(|(host, _)| host.parse::<std::net::Ipv6Addr>().is_ok()),
-        None => Some(authority.split_at(authority.find(':').unwrap_or(authority.len()))),
-    };
-    let Some((host, port)) = after_host else { return Err("not a URL of a collector") };
-    let is_host = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._:".contains(&b)) && !host.is_empty();
-    let is_port = port.is_empty() || port[1..].parse::<u16>().is_ok_and(|port| port > 0);
+    let is_place = endpoint(authority, Some(443)).is_ok();
     let is_plain = rest.bytes().all(|b| b.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&b));
-    if is_host && is_port && is_plain { Ok(()) } else { Err("not a URL of a collector") }
+    if is_place && is_plain { Ok(()) } else { Err("not a URL of a collector") }
 }
 
 /// Whether `pair` is `name=value` of a header that can be sent.
@@ -244,17 +239,5 @@ fn is_header(pair: &str) -> bool {
     let Some((name, value)) = pair.trim().split_once('=') else { return false };
     let (name, value) = (name.trim(), decoded(value.trim()));
     let is_token = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&b));
-    is_token && !name.is_empty() && value.is_some_and(|value| value.bytes().all(|b| (b' '..=b'~').contains(&b)))
-}
-
-/// `text` with each `%20` and the like as the byte that it stands for; `None` if one of them is none.
-fn decoded(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        let (digits, rest) = part.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        bytes.extend_from_slice(rest.as_bytes());
-    }
-    String::from_utf8(bytes).ok()
+    is_token && !name.is_empty() && value.is_ok_and(|value| value.bytes().all(|b| (b' '..=b'~').contains(&b)))
 }
