@@ -12,12 +12,15 @@ use futures_util::FutureExt as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use prost::Message as _;
 use tollkeeper::clock::Clock;
 use tollkeeper::config::compile::{Options, Source, compile};
 use tollkeeper::config::live::LiveRules;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
-use tollkeeper::grpc::service::{Rpc, Service};
+use tollkeeper::grpc::decode;
+use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Rpc, Service};
+use tollkeeper::pb::codec::frame;
 use tollkeeper::pb::rate_limit_descriptor::Entry;
 use tollkeeper::pb::rate_limit_service_server::RateLimitService as _;
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
@@ -57,7 +60,7 @@ fn tracer(ratio: f64) -> Tracer {
     }
 }
 
-fn service(tracer: Option<Tracer>) -> Rpc {
+fn service(tracer: Option<Tracer>) -> Arc<Service> {
     let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
     let source = Source { name: "rules.yaml".into(), text: RULES.into(), documents: Documents::FirstOnly };
     let compiled = compile(&[source], &Options::default()).unwrap_or_else(|found| panic!("{found}"));
@@ -66,18 +69,20 @@ fn service(tracer: Option<Tracer>) -> Rpc {
     let rules = RuleSet::metered(compiled.domains, &service.decider.metrics.meters);
     service.rules.replace(rules, vec!["rules.yaml".into()], service.clock.now());
     service.tracer = tracer;
-    Rpc(Arc::new(service))
+    Arc::new(service)
+}
+
+fn question(user: &str) -> RateLimitRequest {
+    let entry = Entry { key: "login".into(), value: user.to_owned().into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+    RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], ..RateLimitRequest::default() }
 }
 
 /// What so many calls with these headers allocate.
 fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 {
-    let rpc = service(tracer);
+    let rpc = Rpc(service(tracer));
     let request = || {
-        let entry = Entry { key: "login".into(), value: "ann".into() };
-        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-        let message =
-            RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], ..RateLimitRequest::default() };
-        let mut request = Request::new(message);
+        let mut request = Request::new(question("ann"));
         for (name, value) in headers {
             request.metadata_mut().append(*name, value.parse().unwrap());
         }
@@ -116,4 +121,21 @@ fn a_call_that_is_not_sampled_allocates_nothing_for_traces() {
     let (without, with) =
         (allocations(None, &[("traceparent", &sampled)]), allocations(Some(tracer(0.0)), &[("traceparent", &sampled)]));
     assert!(with > without + CALLS, "a span is not for nothing: {with} and {without}");
+}
+
+/// From the bytes of a message to those of its answer: the statuses, and the answer as it is sent.
+#[test]
+fn a_decision_by_memory_allocates_twice() {
+    let service = service(None);
+    let decide = |message: &[u8]| {
+        let request = decode::in_place(message).expect("it is plain");
+        let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
+        frame(&answer.unwrap())
+    };
+    let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| question(&format!("user{user}")).encode_to_vec()).collect();
+    let count =
+        || allocation_counter::measure(|| messages.iter().for_each(|message| drop(decide(message)))).count_total;
+    // The first time each user's counter is made, and room for it.
+    let first = count();
+    assert_eq!(count(), 2 * CALLS, "the first time {first}");
 }

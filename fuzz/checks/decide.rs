@@ -22,11 +22,14 @@ pub(crate) fn check(data: &[u8]) {
         (Err(_), Ok(_)) => assert!(data.len() >= MOST_FIELDS, "refused, and prost accepts it"),
         (Ok(_), Err(error)) => panic!("accepted, and prost says {error}"),
     }
-    let Ok(request) = ours else { return };
+    let Ok(request) = ours else {
+        assert!(decode::in_place(data).is_none(), "it is no message");
+        return;
+    };
     same_by_reflection(data, &request);
     let again = RateLimitRequest::decode(&*request.encode_to_vec()).expect("it is our own");
     assert_eq!(again, request);
-    same_in_the_pipeline(&request);
+    same_in_the_pipeline(data, &request);
     if let Some(response) = desk::decide(&request) {
         let sent = response.encode_to_vec();
         assert_eq!(RateLimitResponse::decode(&*sent).expect("it is our own"), response);
@@ -54,8 +57,11 @@ fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
 }
 
 /// The view that is decided says what the message does.
-fn same_in_the_pipeline(message: &RateLimitRequest) {
+fn same_in_the_pipeline(data: &[u8], message: &RateLimitRequest) {
     let request = decode::request(message);
+    if let Some(in_place) = decode::in_place(data) {
+        assert_eq!(in_place, request);
+    }
     assert_eq!((request.domain, request.descriptors.len()), (&*message.domain, message.descriptors.len()));
     for (seen, sent) in request.descriptors.iter().zip(&message.descriptors) {
         let entries = seen.entries.iter().map(|entry| (entry.key, entry.value));

@@ -12,14 +12,15 @@ use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Frame, Incoming};
-use tonic::codec::Streaming;
+use tonic::codec::{DecodeBuf, Decoder, Streaming};
 use tonic::{Status, body};
 
+use super::decode;
 use super::service::Service;
-use crate::pb::codec::{BoundedDecoder, FRAME_HEAD_BYTES, decode, frame};
+use crate::pb::codec::{self, FRAME_HEAD_BYTES, frame};
 use crate::pb::{RateLimitRequest, RateLimitResponse};
 
 /// Answers `ShouldRateLimit`.
@@ -65,11 +66,19 @@ impl Calls {
     async fn decide(&self, request: Request<Incoming>) -> Result<RateLimitResponse, Status> {
         let (head, body) = request.into_parts();
         let message = self.read(body).await?;
-        self.service.call(&head.headers, &message).await
+        let decoded: RateLimitRequest;
+        let request = match decode::in_place(&message) {
+            Some(request) => request,
+            None => {
+                decoded = codec::decode(message.clone())?;
+                decode::request(&decoded)
+            }
+        };
+        self.service.call(&head.headers, &request).await
     }
 
-    /// The message, which nearly always comes in one piece and then is not copied.
-    async fn read(&self, mut body: Incoming) -> Result<RateLimitRequest, Status> {
+    /// The bytes of the message, which nearly always come in one piece and then are not copied.
+    async fn read(&self, mut body: Incoming) -> Result<Bytes, Status> {
         let mut gathered = BytesMut::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Status::from_error(error.into()))?;
@@ -86,16 +95,28 @@ impl Calls {
         self.message(gathered.freeze()).await
     }
 
-    async fn message(&self, bytes: Bytes) -> Result<RateLimitRequest, Status> {
+    async fn message(&self, mut bytes: Bytes) -> Result<Bytes, Status> {
         if let Some((&[0, a, b, c, d], message)) = bytes.split_first_chunk()
             && usize::try_from(u32::from_be_bytes([a, b, c, d])) == Ok(message.len())
             && message.len() <= self.max_message_bytes
         {
-            return decode(bytes.slice(FRAME_HEAD_BYTES..));
+            bytes.advance(FRAME_HEAD_BYTES);
+            return Ok(bytes);
         }
-        let decoder = BoundedDecoder::<RateLimitRequest>::default();
-        let mut messages = Streaming::new_request(decoder, Full::new(bytes), None, Some(self.max_message_bytes));
+        let mut messages = Streaming::new_request(Unread, Full::new(bytes), None, Some(self.max_message_bytes));
         messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
+    }
+}
+
+/// Leaves a message as it is: what has a bad frame has one for tonic, too.
+struct Unread;
+
+impl Decoder for Unread {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(message.copy_to_bytes(message.remaining())))
     }
 }
 

@@ -3,7 +3,14 @@
 //! This is where "not sent" and 0 part ways: a descriptor without a number of hits takes the request's, at least 1,
 //! and one with a 0 is a look. Nothing is refused here; an empty domain or list is for `decide` to answer, and
 //! an override's unit and multiplier stay as sent.
+//!
+//! What Envoy sends nearly always is read where it lies, without the message in between, which costs an allocation for
+//! every list and text. All else is left to prost: [`in_place`] may say nothing, but never something else than prost.
 
+use prost::encoding::{WireType, decode_key, decode_varint};
+use smallvec::SmallVec;
+
+use crate::pb::codec::MOST_FIELDS;
 use crate::pb::rate_limit_descriptor::RateLimitOverride;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::request::{Descriptor, Entry, Hits, LimitOverride, Request};
@@ -19,13 +26,16 @@ pub fn request(message: &RateLimitRequest) -> Request<'_> {
 }
 
 fn descriptor(sent: &RateLimitDescriptor, request_hits: u32) -> Descriptor<'_> {
-    let hits = sent.hits_addend.unwrap_or(u64::from(request_hits.max(1)));
     Descriptor {
         entries: sent.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect(),
-        hits: Hits::new(hits, sent.is_negative_hits),
+        hits: hits(sent.hits_addend, sent.is_negative_hits, request_hits),
         hits_addend: sent.hits_addend,
         limit_override: sent.limit.as_ref().map(limit_override),
     }
+}
+
+fn hits(sent: Option<u64>, is_negative: bool, request_hits: u32) -> Hits {
+    Hits::new(sent.unwrap_or(u64::from(request_hits.max(1))), is_negative)
 }
 
 fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
@@ -34,4 +44,94 @@ fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
         unit: sent.unit,
         unit_multiplier: sent.unit_multiplier.unwrap_or(1),
     }
+}
+
+/// The same of a message in protobuf; `None` if it is long, carries a limit or unknown fields, or may be none.
+pub fn in_place(message: &[u8]) -> Option<Request<'_>> {
+    // Shorter than this it can not unfold to more than may be decoded.
+    if message.len() >= MOST_FIELDS {
+        return None;
+    }
+    let mut request = Request::default();
+    for_each_field(message, |number, value| {
+        match (number, value) {
+            (1, Value::Bytes(domain)) => request.domain = std::str::from_utf8(domain).ok()?,
+            (2, Value::Bytes(descriptor)) => request.descriptors.push(descriptor_in_place(descriptor)?),
+            (3, Value::Number(hits)) => request.hits_addend = u32::try_from(hits).ok()?,
+            _ => return None,
+        }
+        Some(())
+    })?;
+    // The number of the request may come after its descriptors.
+    for descriptor in &mut request.descriptors {
+        descriptor.hits = hits(descriptor.hits_addend, matches!(descriptor.hits, Hits::Refund(_)), request.hits_addend);
+    }
+    Some(request)
+}
+
+/// With any hits to take, or to give back: how many is not known yet.
+fn descriptor_in_place(message: &[u8]) -> Option<Descriptor<'_>> {
+    let (mut entries, mut hits, mut hits_addend) = (SmallVec::new(), Hits::Take(1), None);
+    for_each_field(message, |number, value| {
+        match (number, value) {
+            (1, Value::Bytes(entry)) => entries.push(entry_in_place(entry)?),
+            // Of two numbers prost makes one, in a way of its own.
+            (3, Value::Bytes(number)) if hits_addend.is_none() => hits_addend = Some(number_in_place(number)?),
+            (4, Value::Number(is_negative)) => hits = Hits::new(1, is_negative != 0),
+            _ => return None,
+        }
+        Some(())
+    })?;
+    Some(Descriptor { entries, hits, hits_addend, limit_override: None })
+}
+
+fn entry_in_place(message: &[u8]) -> Option<Entry<'_>> {
+    let mut entry = Entry { key: &[], value: &[] };
+    for_each_field(message, |number, value| {
+        match (number, value) {
+            (1, Value::Bytes(key)) => entry.key = key,
+            (2, Value::Bytes(value)) => entry.value = value,
+            _ => return None,
+        }
+        Some(())
+    })?;
+    Some(entry)
+}
+
+/// A `google.protobuf.UInt64Value`.
+fn number_in_place(message: &[u8]) -> Option<u64> {
+    let mut found = 0;
+    for_each_field(message, |number, value| match (number, value) {
+        (1, Value::Number(number)) => {
+            found = number;
+            Some(())
+        }
+        _ => None,
+    })?;
+    Some(found)
+}
+
+/// What a field holds: there are no others in a request.
+enum Value<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+/// Goes through the fields of a message; stops where `each` says `None`, or the bytes are no such fields.
+fn for_each_field<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, Value<'a>) -> Option<()>) -> Option<()> {
+    while !message.is_empty() {
+        let (number, wire_type) = decode_key(&mut message).ok()?;
+        let value = match wire_type {
+            WireType::Varint => Value::Number(decode_varint(&mut message).ok()?),
+            WireType::LengthDelimited => {
+                let length = usize::try_from(decode_varint(&mut message).ok()?).ok()?;
+                let (bytes, rest) = message.split_at_checked(length)?;
+                message = rest;
+                Value::Bytes(bytes)
+            }
+            _ => return None,
+        };
+        each(number, value)?;
+    }
+    Some(())
 }

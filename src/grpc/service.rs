@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderValue};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Response, Status};
 
 use super::{decode, encode, spans};
 use crate::clock::Clock;
@@ -19,10 +19,10 @@ use crate::config::live::{LiveRules, Loaded};
 use crate::decide::{DecideError, Decider, Edge};
 use crate::pb::rate_limit_service_server::RateLimitService;
 use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::request::Request;
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
-use crate::telemetry::metrics::histogram::Histogram;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
 /// Answers requests, whichever way they came in.
@@ -89,18 +89,16 @@ impl Service {
     }
 
     /// Answers a call that came with these headers.
-    pub(super) async fn call(
-        &self,
-        headers: &HeaderMap,
-        message: &RateLimitRequest,
-    ) -> Result<RateLimitResponse, Status> {
+    pub(super) async fn call(&self, headers: &HeaderMap, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
         let deadline = deadline(headers).unwrap_or(DEFAULT_DEADLINE);
         let mut span = self.begin(spans::CALL, |name| headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
             spans::begin_call(span);
         }
-        let timed = Some(&self.decider.metrics.calls);
-        let answer = self.answer_timed((message, deadline), span.as_ref(), timed).await;
+        let (answer, took) = self.answer_timed(request, deadline, span.as_ref()).await;
+        if let Some(took) = took {
+            self.decider.metrics.calls.observe(took);
+        }
         if let Some(span) = span {
             spans::end_call(span, answer.as_ref().err());
         }
@@ -111,50 +109,48 @@ impl Service {
     /// waits from now on; `span` is that of the whole request.
     pub async fn answer(
         &self,
-        message: &RateLimitRequest,
+        request: &Request<'_>,
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
-        self.answer_timed((message, deadline), span, None).await
+        self.answer_timed(request, deadline, span).await.0
     }
 
-    /// The same, with the time until the answer counted in `timed`.
+    /// The same, and how long it took, if that is of interest.
     async fn answer_timed(
         &self,
-        (message, deadline): (&RateLimitRequest, Duration),
+        request: &Request<'_>,
+        deadline: Duration,
         span: Option<&Span>,
-        timed: Option<&Histogram>,
-    ) -> Result<RateLimitResponse, AnswerError> {
+    ) -> (Result<RateLimitResponse, AnswerError>, Option<Duration>) {
         let metrics = &self.decider.metrics;
         let begun = metrics.begin();
         let span = span.map(|span| span.anchor().child("decide", SpanKind::Internal));
         let decided = match &self.decider.store {
-            Store::Memory(memory) => self.decide(memory, message, deadline),
+            Store::Memory(memory) => self.decide(memory, request, deadline),
             // Boxed, so that answers from memory do not carry the room that waiting takes.
-            Store::Redis(redis) => Box::pin(self.decide_shared(redis, message, deadline, span.as_ref())).await,
+            Store::Redis(redis) => Box::pin(self.decide_shared(redis, request, deadline, span.as_ref())).await,
         };
-        if let Some(begun) = begun {
-            // One look at the clock is enough for what is answered at once.
-            let (took, is_held) = (begun.elapsed(), matches!(&decided, Ok((_, hold)) if !hold.is_zero()));
+        let took = begun.map(|begun| begun.elapsed());
+        if let Some(took) = took {
             metrics.decisions.observe(took);
-            timed.filter(|_| !is_held).into_iter().for_each(|timed| timed.observe(took));
         }
         if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
             metrics.note_service_error();
         }
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
-            spans::conclude(span, message, &decided, shows_descriptors);
+            spans::conclude(span, request, &decided, shows_descriptors);
         }
-        let (response, hold) = decided?;
-        if !hold.is_zero() {
-            let _held = Held::new(&self.held);
-            tokio::time::sleep(hold).await;
-            if let Some(timed) = timed {
-                timed.observe_since(begun);
+        match decided {
+            Ok((response, Duration::ZERO)) => (Ok(response), took),
+            Ok((response, hold)) => {
+                let _held = Held::new(&self.held);
+                tokio::time::sleep(hold).await;
+                (Ok(response), begun.map(|begun| begun.elapsed()))
             }
+            Err(error) => (Err(error), took),
         }
-        Ok(response)
     }
 
     /// How many answers are held now: decided, and not yet due.
@@ -166,13 +162,13 @@ impl Service {
     pub fn decide(
         &self,
         memory: &Memory,
-        message: &RateLimitRequest,
+        request: &Request<'_>,
         deadline: Duration,
     ) -> Result<(RateLimitResponse, Duration), AnswerError> {
-        check_size(message)?;
+        check_size(request)?;
         let rules = self.rules.load();
         let edge = self.edge(rules.as_deref(), deadline);
-        let decision = self.decider.decide(memory, edge, &decode::request(message))?;
+        let decision = self.decider.decide(memory, edge, request)?;
         Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
     }
 
@@ -181,14 +177,14 @@ impl Service {
     pub async fn decide_shared(
         &self,
         redis: &Redis,
-        message: &RateLimitRequest,
+        request: &Request<'_>,
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<(RateLimitResponse, Duration), AnswerError> {
-        check_size(message)?;
+        check_size(request)?;
         let rules = self.rules.load_full();
         let edge = Edge { anchor: span.map(Span::anchor), ..self.edge(rules.as_deref(), deadline) };
-        let decision = self.decider.decide_shared(redis, edge, &decode::request(message)).await?;
+        let decision = self.decider.decide_shared(redis, edge, request).await?;
         Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
     }
 
@@ -209,8 +205,8 @@ impl Service {
     }
 }
 
-fn check_size(message: &RateLimitRequest) -> Result<(), AnswerError> {
-    match message.descriptors.len() {
+fn check_size(request: &Request<'_>) -> Result<(), AnswerError> {
+    match request.descriptors.len() {
         0..=MOST_DESCRIPTORS => Ok(()),
         count => Err(AnswerError::TooManyDescriptors { count }),
     }
@@ -240,10 +236,10 @@ pub struct Rpc(pub Arc<Service>);
 impl RateLimitService for Rpc {
     async fn should_rate_limit(
         &self,
-        request: Request<RateLimitRequest>,
+        request: tonic::Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let (metadata, _, message) = request.into_parts();
-        self.0.call(&metadata.into_headers(), &message).await.map(Response::new)
+        self.0.call(&metadata.into_headers(), &decode::request(&message)).await.map(Response::new)
     }
 }
 

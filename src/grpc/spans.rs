@@ -5,11 +5,11 @@
 
 use std::time::Duration;
 
-use super::decode;
 use super::service::AnswerError;
 use crate::decide::explain::descriptor_text;
+use crate::pb::RateLimitResponse;
 use crate::pb::rate_limit_response::Code;
-use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::request::Request;
 use crate::telemetry::traces::Span;
 
 /// The name of the method, and of its span.
@@ -52,14 +52,13 @@ const fn code_name(code: tonic::Code) -> &'static str {
 /// What was decided.
 pub(super) fn conclude(
     mut span: Span,
-    message: &RateLimitRequest,
+    request: &Request<'_>,
     decided: &Result<(RateLimitResponse, Duration), AnswerError>,
     shows_descriptors: bool,
 ) {
-    span.note_text("tollkeeper.domain", &message.domain);
-    span.note("tollkeeper.descriptors", i64::try_from(message.descriptors.len()).unwrap_or(i64::MAX));
+    span.note_text("tollkeeper.domain", request.domain);
+    span.note("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
     if shows_descriptors {
-        let request = decode::request(message);
         let told = request.descriptors.iter().take(MOST_TOLD).map(descriptor_text);
         span.note_text("tollkeeper.request", &told.collect::<Vec<_>>().join("; "));
     }

@@ -126,6 +126,7 @@ async fn decide_json(State(site): State<Site>, method: Method, headers: HeaderMa
 async fn answer_json(site: &Site, body: &[u8], span: Option<&Span>) -> Response {
     let bad_request = || failure(StatusCode::BAD_REQUEST, "Bad Request\n");
     let Ok(request) = json::request_from_json(body) else { return bad_request() };
+    let request = decode::request(&request);
     let answer = site.instruments.service.answer(&request, DEFAULT_DEADLINE, span).await;
     let Ok(response) = answer else { return bad_request() };
     let status = match response.overall_code() {

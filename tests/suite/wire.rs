@@ -30,6 +30,16 @@ fn sent<M: Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).unwrap()
 }
 
+/// Whether bytes are read where they lie; if so, prost reads the same.
+fn in_place(bytes: &[u8]) -> bool {
+    let message = RateLimitRequest::decode(bytes);
+    let request = decode::in_place(bytes);
+    if let Some(request) = &request {
+        assert_eq!(request, &decode::request(message.as_ref().expect("prost reads it too")), "{bytes:02x?}");
+    }
+    request.is_some()
+}
+
 #[test]
 fn hits_come_from_the_descriptor_else_from_the_request_and_are_one_at_least() {
     let table = [
@@ -58,6 +68,7 @@ fn hits_come_from_the_descriptor_else_from_the_request_and_are_one_at_least() {
         let decoded = decode::request(&message);
         assert_eq!(decoded.descriptors[0].hits, expected, "{message:?}");
         assert_eq!(decoded.descriptors[0].hits_addend, of_descriptor, "{message:?}");
+        assert!(in_place(&message.encode_to_vec()), "{message:?}");
         assert_eq!(decoded.hits_addend, of_request, "{message:?}");
     }
 }
@@ -408,6 +419,19 @@ proptest! {
             prop_assert_eq!(entries, expected);
         }
         prop_assert_eq!(&sent(&message), &message);
+        let is_plain = message.descriptors.iter().all(|descriptor| descriptor.limit.is_none());
+        prop_assert_eq!(in_place(&message.encode_to_vec()), is_plain);
+    }
+
+    /// One after the other, messages are one message.
+    #[test]
+    fn what_is_read_in_place_is_what_prost_reads(first in any_request(), then in any_request()) {
+        in_place(&[first.encode_to_vec(), then.encode_to_vec()].concat());
+        let all = first.descriptors.iter().chain(&then.descriptors).flat_map(RateLimitDescriptor::encode_to_vec);
+        let all: Vec<u8> = all.collect();
+        let mut bytes = vec![0x12];
+        prost::encoding::encode_varint(all.len() as u64, &mut bytes);
+        in_place(&[bytes, all].concat());
     }
 
     #[test]
@@ -415,6 +439,7 @@ proptest! {
         if let Ok(message) = RateLimitRequest::decode(bytes.as_slice()) {
             decode::request(&message);
         }
+        in_place(&bytes);
         if let Ok(message) = RateLimitResponse::decode(bytes.as_slice()) {
             let _ = response_to_json(&message);
         }
@@ -435,6 +460,7 @@ proptest! {
             if let Ok(message) = RateLimitRequest::decode(damaged) {
                 decode::request(&message);
             }
+            in_place(damaged);
         }
     }
 

@@ -15,6 +15,7 @@ use tollkeeper::config::compile::{Options, Source, compile};
 use tollkeeper::config::live::LiveRules;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
+use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE, Service};
 use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::pb::rate_limit_response::{Code, DescriptorStatus};
@@ -97,10 +98,11 @@ impl Desk {
 
     /// The answer for a caller that waits so long.
     pub(crate) fn ask_within(&self, question: &Question, deadline: Duration) -> Result<Answer, AnswerError> {
+        let request = decode::request(&question.0);
         let decided = match &self.service.decider.store {
-            Store::Memory(memory) => self.service.decide(memory, &question.0, deadline),
+            Store::Memory(memory) => self.service.decide(memory, &request, deadline),
             Store::Redis(redis) => {
-                store_runtime().block_on(self.service.decide_shared(redis, &question.0, deadline, None))
+                store_runtime().block_on(self.service.decide_shared(redis, &request, deadline, None))
             }
         };
         decided.map(|(response, hold)| Answer { response, hold })

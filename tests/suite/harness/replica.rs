@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::clock::Time;
+use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE};
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
@@ -68,7 +69,8 @@ impl Replica {
     }
 
     async fn answer(&self, question: &Question) -> Result<Answer, AnswerError> {
-        let decided = self.desk.service.decide_shared(self.redis(), &question.0, DEFAULT_DEADLINE, None).await;
+        let request = decode::request(&question.0);
+        let decided = self.desk.service.decide_shared(self.redis(), &request, DEFAULT_DEADLINE, None).await;
         decided.map(|(response, hold)| Answer { response, hold })
     }
 
