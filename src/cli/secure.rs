@@ -6,13 +6,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustls::ClientConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use tonic::transport::{ClientTlsConfig, Identity};
 
 use crate::settings::target::Target;
-use crate::settings::tls::File;
+use crate::settings::tls::{File, trusted};
 
 /// How to speak TLS.
 #[derive(Debug, clap::Args)]
@@ -83,12 +83,7 @@ impl Tls {
             None => ServerName::try_from(host.trim_matches(['[', ']']))
                 .map_err(|_| format!("{target}: no certificate can hold this host; give a DNS name or an IP"))?,
         };
-        let mut roots = RootCertStore::empty();
-        // Some of a system's certificates may be unusable; the others will do.
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        if let Some(ca) = &files.ca {
-            ca.add_authorities(&ca.contents()?, &mut roots)?;
-        }
+        let roots = trusted(files.ca.as_ref())?;
         let of_tonic = ClientTlsConfig::new().trust_anchors(roots.roots.iter().cloned()).domain_name(name.to_str());
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()

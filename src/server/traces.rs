@@ -4,7 +4,6 @@
 //! when there are spans to send. Files with certificates are read once, here, so that what is wrong with them stops
 //! the start. The library reads headers and compression from the environment by itself.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +18,10 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator};
 use rustls::crypto::ring;
 use tonic::transport::{Certificate as TonicCertificate, ClientTlsConfig, Identity};
-use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider, parse_pem};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
 use crate::config::watch::yield_to_decisions;
+use crate::settings::tls::{File, of_system};
 use crate::settings::tracing::{Protocol, Tls, Tracing};
 use crate::telemetry::traces::Tracer;
 use crate::telemetry::traces::sink::Sink;
@@ -100,17 +100,14 @@ fn over_grpc(settings: &Tracing) -> Result<SpanExporter, String> {
 
 fn tonic_tls(tls: &Tls) -> Result<ClientTlsConfig, String> {
     let config = match &tls.ca {
-        Some((setting, path)) => {
-            certificates(setting, path)?;
-            ClientTlsConfig::new().ca_certificate(TonicCertificate::from_pem(read(setting, path)?))
-        }
+        Some(ca) => ClientTlsConfig::new().ca_certificate(TonicCertificate::from_pem(pem_of_certificates(ca)?)),
         None => ClientTlsConfig::new().with_native_roots(),
     };
     Ok(match &tls.client {
-        Some([(certificate, of_certificate), (key, of_key)]) => {
-            certificates(certificate, of_certificate)?;
-            private_key(key, of_key)?;
-            config.identity(Identity::from_pem(read(certificate, of_certificate)?, read(key, of_key)?))
+        Some((certificate, key)) => {
+            let secret = key.contents()?;
+            key.private_key(&secret)?;
+            config.identity(Identity::from_pem(pem_of_certificates(certificate)?, secret))
         }
         None => config,
     })
@@ -131,19 +128,13 @@ fn over_http(settings: &Tracing) -> Result<SpanExporter, String> {
 fn ureq_tls(settings: &Tracing) -> Result<TlsConfig, String> {
     let Tls { ca, client } = &settings.tls;
     let roots = match ca {
-        Some((setting, path)) => certificates(setting, path)?,
+        Some(ca) => certificates(ca)?,
         // There are many: they are read only where they are needed.
         None if !settings.endpoint.starts_with("https://") => Vec::new(),
-        None => {
-            let system = rustls_native_certs::load_native_certs().certs;
-            system.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
-        }
+        None => of_system().iter().map(|der| Certificate::from_der(der).to_owned()).collect(),
     };
     let client = match client {
-        Some([(certificate, of_certificate), (key, of_key)]) => {
-            let chain = certificates(certificate, of_certificate)?;
-            Some(ClientCert::new_with_certs(&chain, private_key(key, of_key)?))
-        }
+        Some((certificate, key)) => Some(ClientCert::new_with_certs(&certificates(certificate)?, private_key(key)?)),
         None => None,
     };
     let builder = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(RootCerts::new_with_certs(&roots));
@@ -154,20 +145,23 @@ fn wrong(settings: &Tracing, error: &ExporterBuildError) -> String {
     format!("{}: {error}", settings.setting)
 }
 
-fn read(setting: &str, path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("{setting}={}: {error}", path.display()))
+/// All of its certificates.
+fn certificates(file: &File) -> Result<Vec<Certificate<'static>>, String> {
+    let found = file.certificates(&file.contents()?)?;
+    Ok(found.iter().map(|der| Certificate::from_der(der).to_owned()).collect())
 }
 
-fn certificates(setting: &str, path: &Path) -> Result<Vec<Certificate<'static>>, String> {
-    let found: Result<Vec<_>, _> = parse_pem(&read(setting, path)?).collect();
-    let found = found.map_err(|error| format!("{setting}={}: {error}", path.display()))?;
-    let is_one = |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None };
-    let found: Vec<_> = found.into_iter().filter_map(is_one).collect();
-    if found.is_empty() { Err(format!("{setting}={}: no certificate in it", path.display())) } else { Ok(found) }
+fn private_key(file: &File) -> Result<PrivateKey<'static>, String> {
+    let pem = file.contents()?;
+    file.private_key(&pem)?;
+    PrivateKey::from_pem(&pem).map_err(|error| file.wrong(error))
 }
 
-fn private_key(setting: &str, path: &Path) -> Result<PrivateKey<'static>, String> {
-    PrivateKey::from_pem(&read(setting, path)?).map_err(|error| format!("{setting}={}: {error}", path.display()))
+/// Its contents, if there are certificates in it.
+fn pem_of_certificates(file: &File) -> Result<Vec<u8>, String> {
+    let pem = file.contents()?;
+    file.certificates(&pem)?;
+    Ok(pem)
 }
 
 /// Speaks HTTP to the collector, and waits meanwhile: on the thread that has nothing else to do.

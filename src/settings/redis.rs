@@ -11,6 +11,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::tls::File;
 use super::value::Secret;
 
 /// Counters in Redis, shared by all replicas.
@@ -169,9 +170,9 @@ impl fmt::Debug for Credentials {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
     /// Authorities to trust besides those of the system.
-    pub ca: Option<PathBuf>,
+    pub ca: Option<File>,
     /// The certificate to show, and its private key.
-    pub client: Option<(PathBuf, PathBuf)>,
+    pub client: Option<(File, File)>,
     /// Whether a trusted certificate may be for another name.
     pub skip_hostname: bool,
 }

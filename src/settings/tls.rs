@@ -1,4 +1,4 @@
-//! How listeners are encrypted, whom they let in, and the files that TLS is made of.
+//! How listeners are encrypted, whom they let in, and the files and authorities that TLS is made of.
 //!
 //! Files are named, not read: who listens or connects reads them when it needs them, again and again where certificates
 //! can be replaced. What is wrong with one is said in the same words everywhere, `NAME=path: what`, the name being what
@@ -8,6 +8,7 @@ use std::fmt::Display;
 use std::fs;
 use std::io::Read as _;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
@@ -96,4 +97,21 @@ impl File {
     pub(crate) fn wrong(&self, what: impl Display) -> String {
         format!("{}={}: {what}", self.setting, self.path.display())
     }
+}
+
+/// The system's authorities, read once: there are many, and a dial must not take long. Some may be unusable.
+pub(crate) fn of_system() -> &'static [CertificateDer<'static>] {
+    static SYSTEM: LazyLock<Vec<CertificateDer<'static>>> =
+        LazyLock::new(|| rustls_native_certs::load_native_certs().certs);
+    &SYSTEM
+}
+
+/// What a client trusts: the system's authorities, and those of the file.
+pub(crate) fn trusted(ca: Option<&File>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(of_system().iter().cloned());
+    if let Some(ca) = ca {
+        ca.add_authorities(&ca.contents()?, &mut roots)?;
+    }
+    Ok(roots)
 }

@@ -2,9 +2,9 @@
 //!
 //! What headers are sent along is not here: they are secrets, and whoever sends reads them from the environment itself.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use super::tls::File;
 use crate::telemetry::traces::Sampler;
 use crate::telemetry::traces::context::Formats;
 use crate::telemetry::traces::sink::Queue;
@@ -43,11 +43,11 @@ pub enum Protocol {
     Http,
 }
 
-/// TLS to a collector: files, each with the variable that names it.
+/// TLS to a collector.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     /// The authorities to trust in place of the system's.
-    pub ca: Option<(&'static str, PathBuf)>,
+    pub ca: Option<File>,
     /// The certificate to show, and its key.
-    pub client: Option<[(&'static str, PathBuf); 2]>,
+    pub client: Option<(File, File)>,
 }

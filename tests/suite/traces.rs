@@ -541,7 +541,9 @@ fn wrong_settings_stop_the_start_with_a_line_that_names_them() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty.pem");
     std::fs::write(&empty, "").unwrap();
-    let empty = empty.to_str().unwrap();
+    let large = directory.path().join("large.pem");
+    std::fs::write(&large, "x".repeat((1 << 20) + 1)).unwrap();
+    let [empty, large] = [&empty, &large].map(|path| path.to_str().unwrap());
     for (name, value, why) in [
         ("TRACING_EXPORTER_PROTOCOL", "udp", "http or grpc"),
         ("TRACING_SAMPLING_RATE", "5", "0 to 1"),
@@ -556,6 +558,7 @@ fn wrong_settings_stop_the_start_with_a_line_that_names_them() {
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "whole number"),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", "No such file"),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", empty, "no certificate"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", large, "larger than 1 MiB"),
         ("OTEL_EXPORTER_OTLP_CLIENT_KEY", empty, "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"),
         ("OTEL_RESOURCE_ATTRIBUTES", "team", "name=value"),
         ("OTEL_RESOURCE_ATTRIBUTES", "team=a%2", "name=value"),

@@ -350,8 +350,7 @@ impl Values {
             self.problem(names.tls, "a unix socket has no TLS", &fix);
         }
         let [ca, cert, key, skip] = TLS_FILES;
-        let path = |name| Some(self.path(name)).filter(|path| !path.as_os_str().is_empty());
-        let (ca, client) = (path(ca), (path(cert), path(key)));
+        let (ca, client) = (self.file(ca), (self.file(cert), self.file(key)));
         match client {
             (Some(_), None) => self.problem(cert, &format!("set without {key}"), "give both or none"),
             (None, Some(_)) => self.problem(key, &format!("set without {cert}"), "give both or none"),

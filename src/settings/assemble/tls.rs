@@ -83,7 +83,8 @@ impl Values {
         }
     }
 
-    fn file(&self, setting: &'static str) -> Option<File> {
+    /// The file that a variable names, if it names one.
+    pub(super) fn file(&self, setting: &'static str) -> Option<File> {
         Some(self.path(setting)).filter(|path| *path != PathBuf::new()).map(|path| File { setting, path })
     }
 

@@ -3,12 +3,12 @@
 //! The peer's TRACING_ names go before OpenTelemetry's own, and of those the ones for traces before the ones for
 //! everything, as their specification has it.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Values;
 use crate::settings::setting::Group;
 use crate::settings::table::TABLE;
+use crate::settings::tls::File;
 use crate::settings::tracing::{Protocol, Tls, Tracing};
 use crate::settings::url::{decoded, endpoint};
 use crate::settings::value::Value;
@@ -115,19 +115,18 @@ impl Values {
     }
 
     fn collector_tls(&mut self) -> Tls {
-        let file = |values: &Self, names| values.first_given(names).map(|name| (name, values.path(name)));
-        let (ca, certificate, key): (Option<(&str, PathBuf)>, _, _) =
-            (file(self, CERTIFICATES), file(self, CLIENT_CERTIFICATES), file(self, CLIENT_KEYS));
+        let file = |names| self.first_given(names).and_then(|name| self.file(name));
+        let (ca, certificate, key) = (file(CERTIFICATES), file(CLIENT_CERTIFICATES), file(CLIENT_KEYS));
         let client = match (certificate, key) {
-            (Some(certificate), Some(key)) => Some([certificate, key]),
+            (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            (Some((name, _)), None) => {
-                self.problem(name, "a certificate without its key", "give OTEL_EXPORTER_OTLP_CLIENT_KEY too");
+            (Some(File { setting, .. }), None) => {
+                self.problem(setting, "a certificate without its key", "give OTEL_EXPORTER_OTLP_CLIENT_KEY too");
                 None
             }
-            (None, Some((name, _))) => {
+            (None, Some(File { setting, .. })) => {
                 let fix = "give OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE too";
-                self.problem(name, "a key without its certificate", fix);
+                self.problem(setting, "a key without its certificate", fix);
                 None
             }
         };

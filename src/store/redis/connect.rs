@@ -237,7 +237,8 @@ impl Entrance {
         };
         let ca = self.tls.as_ref().and_then(|tls| tls.ca.as_ref());
         let client = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
-        credentials.into_iter().chain(ca).chain(client.into_iter().flat_map(|(certificate, key)| [certificate, key]))
+        let pair = client.into_iter().flat_map(|(certificate, key)| [certificate, key]);
+        credentials.into_iter().chain(ca.into_iter().chain(pair).map(|file| &file.path))
     }
 
     /// Whether a dial reads any file.

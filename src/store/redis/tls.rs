@@ -1,21 +1,20 @@
 //! TLS to Redis: the authorities to trust and the certificate to show, read anew for each connection.
 
-use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
 use crate::settings::redis::Tls;
+use crate::settings::tls::trusted;
 
 /// How to speak TLS as `tls` says; the error names the setting.
 pub(super) fn config(tls: &Tls) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
-    let roots = Arc::new(roots(tls.ca.as_deref())?);
+    let roots = Arc::new(trusted(tls.ca.as_ref())?);
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
         .build()
         .map_err(|error| format!("REDIS_TLS_CACERT: {error}"))?;
@@ -29,40 +28,13 @@ pub(super) fn config(tls: &Tls) -> Result<ClientConfig, String> {
     };
     Ok(match &tls.client {
         None => builder.with_no_client_auth(),
-        Some((certificate, key)) => builder
-            .with_client_auth_cert(certificates("REDIS_TLS_CLIENT_CERT", certificate)?, private_key(key)?)
-            .map_err(|error| format!("REDIS_TLS_CLIENT_CERT and REDIS_TLS_CLIENT_KEY do not fit: {error}"))?,
-    })
-}
-
-/// The system's authorities, read once: there are many, and a dial must not take long.
-static SYSTEM: LazyLock<Vec<CertificateDer<'static>>> =
-    LazyLock::new(|| rustls_native_certs::load_native_certs().certs);
-
-/// The system's authorities, and those of the file.
-fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    // Some of a system's certificates may be unusable; the others will do.
-    roots.add_parsable_certificates(SYSTEM.iter().cloned());
-    if let Some(path) = ca {
-        for certificate in certificates("REDIS_TLS_CACERT", path)? {
-            roots.add(certificate).map_err(|error| format!("REDIS_TLS_CACERT: {}: {error}", path.display()))?;
+        Some((certificate, key)) => {
+            let (chain, secret) = (certificate.contents()?, key.contents()?);
+            builder
+                .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
+                .map_err(|error| key.misfit(certificate, &error))?
         }
-    }
-    Ok(roots)
-}
-
-fn certificates(setting: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let wrong = |error: rustls::pki_types::pem::Error| format!("{setting}: {}: {error}", path.display());
-    let found: Vec<_> = CertificateDer::pem_file_iter(path).map_err(wrong)?.collect::<Result<_, _>>().map_err(wrong)?;
-    if found.is_empty() {
-        return Err(format!("{setting}: {}: no certificate in it", path.display()));
-    }
-    Ok(found)
-}
-
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| format!("REDIS_TLS_CLIENT_KEY: {}: {error}", path.display()))
+    })
 }
 
 /// Accepts a certificate for another name; its chain is verified.

@@ -167,7 +167,16 @@ fn tls_that_can_not_work_is_said() {
             ),
             wrong(
                 &[("REDIS_URL", &tls(&open)), ("REDIS_TLS_CACERT", &path("server.key"))],
-                &["REDIS_TLS_CACERT", "no certificate in it"],
+                &["REDIS_TLS_CACERT=", "no certificate in it"],
+            ),
+            wrong(
+                &[
+                    ("REDIS_URL", &tls(&server)),
+                    ("REDIS_TLS_CACERT", &ca),
+                    ("REDIS_TLS_CLIENT_CERT", &path("client.crt")),
+                    ("REDIS_TLS_CLIENT_KEY", &path("server.key")),
+                ],
+                &["REDIS_TLS_CLIENT_KEY=", "not the key of REDIS_TLS_CLIENT_CERT; give the pair"],
             ),
             wrong(&[("REDIS_URL", &tls(&server)), ("REDIS_TLS_CACERT", &ca)], &["REDIS_TLS_CLIENT_CERT"]),
             wrong(

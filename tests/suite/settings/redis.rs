@@ -1,12 +1,12 @@
 //! Which Redis an environment asks for: every form that is accepted, every contradiction, and no secret in any output.
 
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use tollkeeper::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, Topology};
 use tollkeeper::settings::report::{Fate, report};
+use tollkeeper::settings::tls::File;
 use tollkeeper::settings::value::{Secret, shown};
 use tollkeeper::settings::{Settings, Store, parse, reference, table};
 
@@ -141,13 +141,14 @@ fn each_variable_reaches_its_place() {
         ("TOLLKEEPER_MAX_REPLICAS", "1000"),
         ("TOLLKEEPER_KEY_FORMAT", "Ratelimit"),
     ]);
-    let client = Some((PathBuf::from("/cert"), PathBuf::from("/key")));
+    let file = |setting, path: &str| File { setting, path: path.into() };
+    let client = Some((file("REDIS_TLS_CLIENT_CERT", "/cert"), file("REDIS_TLS_CLIENT_KEY", "/key")));
     let main = Deployment {
         setting: "REDIS_URL",
         topology: single("a", 1),
         database: 0,
         credentials: inline(Some("ann"), "se:cret"),
-        tls: Some(Tls { ca: Some("/ca".into()), client, skip_hostname: true }),
+        tls: Some(Tls { ca: Some(file("REDIS_TLS_CACERT", "/ca")), client, skip_hostname: true }),
         connections: NonZeroUsize::new(4).unwrap(),
         dial_timeout: Duration::from_secs(2),
     };
