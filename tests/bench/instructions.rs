@@ -1,0 +1,138 @@
+//! What the single steps of a decision take, by situation, in instructions: figures that do not move with the
+//! machine's mood.
+//!
+//! Each figure is that of 1000 steps, the loop around them included: its last three digits are thousandths of a step.
+//! They run in callgrind, after all inputs of the situation were gone through twice: its model of the caches (32 KiB
+//! for data, 8 MiB at last, on every machine) then holds what it would hold of a server at work. `LL Hits` are misses
+//! of the first cache, `RAM Hits` those of the last; a cycle is estimated for each access, 5 for such a miss and 35 for
+//! one of the last, which puts situations in order and is no time. Hashes have secrets, so a count differs from run to
+//! run by some thousandths. There is one thread: callgrind runs several in turn, and nothing would be seen of what
+//! they share. Nothing is asserted: the figures are for people.
+//!
+//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` also compares with the run before. It wants valgrind, and
+//! `cargo install gungraun-runner` in the version of `gungraun` in Cargo.lock.
+
+#![expect(missing_docs, reason = "what the macros make has none")]
+
+#[path = "situations.rs"]
+mod situations;
+
+use std::mem::forget;
+
+use gungraun::{library_benchmark, library_benchmark_group, main};
+use tollkeeper::limit::Algorithm;
+
+use self::situations::Situation;
+use self::situations::deciding::{Deciding, Scene};
+use self::situations::drawing::Drawing;
+use self::situations::matching::Matching;
+use self::situations::messages::{Answering, Decoding, Encoding};
+
+/// As in the program: what is allocated is part of what is measured.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The steps of a figure.
+const STEPS: usize = 1000;
+
+fn steps<S: Situation>(mut situation: S) -> S {
+    (0..STEPS).for_each(|_| situation.step());
+    situation
+}
+
+#[library_benchmark(teardown = forget)]
+#[benches::exact_value(args = [10, 1000, 100_000], setup = Matching::exact)]
+#[benches::key_alone(args = [10, 1000, 100_000], setup = Matching::default_key)]
+#[benches::wildcard(args = [10, 1000, 100_000], setup = Matching::wildcard)]
+#[benches::two_levels(args = [10, 1000, 100_000], setup = Matching::nested)]
+#[benches::wildcard_in_file_order(args = [10, 1000, 10_000], setup = Matching::wildcard_in_order)]
+fn find(situation: Matching) -> Matching {
+    steps(situation)
+}
+
+#[library_benchmark(teardown = forget)]
+#[benches::token_bucket(args = [1, 10_000, 1_000_000], setup = token_bucket)]
+#[benches::leaky_bucket(args = [1, 10_000, 1_000_000], setup = leaky_bucket)]
+#[benches::fixed_window(args = [1, 10_000, 1_000_000], setup = fixed_window)]
+#[benches::sliding_window_counter(args = [1, 10_000, 1_000_000], setup = sliding_window_counter)]
+#[benches::sliding_window_log(args = [1, 10_000, 1_000_000], setup = sliding_window_log)]
+#[benches::long_log(args = [10, 100, 1000], setup = Drawing::long_log)]
+fn draw(situation: Drawing) -> Drawing {
+    steps(situation)
+}
+
+fn token_bucket(keys: usize) -> Drawing {
+    Drawing::new(Algorithm::TokenBucket, keys)
+}
+
+fn leaky_bucket(keys: usize) -> Drawing {
+    Drawing::new(Algorithm::LeakyBucket, keys)
+}
+
+fn fixed_window(keys: usize) -> Drawing {
+    Drawing::new(Algorithm::FixedWindow, keys)
+}
+
+fn sliding_window_counter(keys: usize) -> Drawing {
+    Drawing::new(Algorithm::SlidingWindowCounter, keys)
+}
+
+fn sliding_window_log(keys: usize) -> Drawing {
+    Drawing::new(Algorithm::SlidingWindowLog, keys)
+}
+
+#[library_benchmark(teardown = forget)]
+#[benches::admitted(args = [1, 2, 5, 10], setup = admitted)]
+#[benches::refused(args = [1, 2, 5, 10], setup = refused)]
+#[benches::without_metrics(args = [1, 10], setup = without_metrics)]
+#[benches::among_100_000_rules(args = [1, 10], setup = among_many_rules)]
+fn decide(situation: Deciding) -> Deciding {
+    steps(situation)
+}
+
+fn admitted(descriptors: usize) -> Deciding {
+    Deciding::new(Scene { descriptors, ..Scene::default() })
+}
+
+fn refused(descriptors: usize) -> Deciding {
+    Deciding::new(Scene { descriptors, refused: true, ..Scene::default() })
+}
+
+fn without_metrics(descriptors: usize) -> Deciding {
+    Deciding::new(Scene { descriptors, metrics: false, ..Scene::default() })
+}
+
+fn among_many_rules(descriptors: usize) -> Deciding {
+    Deciding::new(Scene { descriptors, rules: 100_000, ..Scene::default() })
+}
+
+#[library_benchmark(teardown = forget, setup = Decoding::new)]
+#[benches::values_of_13_bytes((1, 13), (10, 13))]
+#[benches::values_of_1000_bytes((1, 1000), (10, 1000))]
+fn decode(situation: Decoding) -> Decoding {
+    steps(situation)
+}
+
+#[library_benchmark(teardown = forget, setup = encoding)]
+#[benches::without_headers((1, false), (10, false))]
+#[benches::with_headers((1, true), (10, true))]
+fn encode(situation: Encoding) -> Encoding {
+    steps(situation)
+}
+
+fn encoding(descriptors: usize, headers: bool) -> Encoding {
+    Encoding::new(Scene { descriptors, headers, ..Scene::default() })
+}
+
+#[library_benchmark(teardown = forget)]
+#[benches::descriptors(args = [1, 2, 5, 10], setup = answering)]
+fn answer(situation: Answering) -> Answering {
+    steps(situation)
+}
+
+fn answering(descriptors: usize) -> Answering {
+    Answering::new(Scene { descriptors, ..Scene::default() })
+}
+
+library_benchmark_group!(name = steps_of_a_decision, benchmarks = [find, draw, decide, decode, encode, answer]);
+main!(library_benchmark_groups = steps_of_a_decision);

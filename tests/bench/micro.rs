@@ -1,0 +1,157 @@
+//! What the single steps of a decision take, by situation, in time.
+//!
+//! Time is that of this machine at this moment: only figures of one run compare, and with other work beside it not even
+//! those. What does not move with the machine's mood is counted by `instructions`, over the same situations. Where
+//! several threads draw at once, the figure is what a draw takes its thread: it would stay as it is with one, if they
+//! had nothing to share. Nothing is asserted: the figures are for people.
+//!
+//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, draw, decide, decode, encode, answer.
+
+#[path = "situations.rs"]
+mod situations;
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion};
+use tollkeeper::limit::Algorithm;
+
+use self::situations::Situation;
+use self::situations::deciding::{Deciding, Scene};
+use self::situations::drawing::Drawing;
+use self::situations::matching::Matching;
+use self::situations::messages::{Answering, Decoding, Encoding};
+
+/// As in the program: what is allocated is part of what is measured.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const RULES: [usize; 5] = [10, 100, 1000, 10_000, 100_000];
+const KEYS: [usize; 4] = [1, 10_000, 100_000, 1_000_000];
+const DESCRIPTORS: [usize; 4] = [1, 2, 5, 10];
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_millis(1500))
+        .configure_from_args();
+    matches(&mut criterion.benchmark_group("match"));
+    draws(&mut criterion.benchmark_group("draw"));
+    decisions(&mut criterion.benchmark_group("decide"));
+    messages(&mut criterion);
+    criterion.final_summary();
+}
+
+type Group<'c> = BenchmarkGroup<'c, WallTime>;
+
+/// Measures what `make` makes, once it is known that it is wanted.
+fn measure<S: Situation>(group: &mut Group<'_>, name: &str, make: impl Fn() -> S) {
+    let mut made = None;
+    group.bench_function(name, |bencher| {
+        let situation = made.get_or_insert_with(&make);
+        bencher.iter(|| situation.step());
+    });
+}
+
+fn matches(group: &mut Group<'_>) {
+    for rules in RULES {
+        measure(group, &format!("exact value/{rules} rules"), || Matching::exact(rules));
+        measure(group, &format!("key alone/{rules} rules"), || Matching::default_key(rules));
+        measure(group, &format!("wildcard/{rules} rules"), || Matching::wildcard(rules));
+        measure(group, &format!("two levels/{rules} rules"), || Matching::nested(rules));
+    }
+    // Each doubling doubles it, so the last would say nothing new.
+    for rules in &RULES[..4] {
+        measure(group, &format!("wildcard in file order/{rules} rules"), || Matching::wildcard_in_order(*rules));
+    }
+}
+
+fn draws(group: &mut Group<'_>) {
+    for algorithm in Algorithm::ALL {
+        for keys in KEYS {
+            let mut made = None;
+            for threads in [1, 2] {
+                let name = format!("{algorithm}/{keys} keys/{threads} threads");
+                group.bench_function(name, |bencher| {
+                    let situation = made.get_or_insert_with(|| Drawing::new(algorithm, keys));
+                    bencher.iter_custom(|draws| draw_at_once(situation, threads, draws));
+                });
+            }
+        }
+    }
+    measure(group, "sliding_window_log/1 keys, 1000 records/1 threads", || Drawing::long_log(1000));
+}
+
+/// How long several threads take for so many draws each, all of them on the same counters at the same time.
+fn draw_at_once(situation: &mut Drawing, threads: usize, draws: u64) -> Duration {
+    if threads == 1 {
+        let begun = Instant::now();
+        (0..draws).for_each(|_| situation.step());
+        return begun.elapsed();
+    }
+    let ready = Barrier::new(threads);
+    let took = std::thread::scope(|scope| {
+        let drawing = |part| {
+            let (mut situation, ready) = (situation.clone(), &ready);
+            // They begin far from each other.
+            situation.walk.at = situation.walk.places * part / threads;
+            scope.spawn(move || {
+                ready.wait();
+                let begun = Instant::now();
+                (0..draws).for_each(|_| situation.step());
+                (begun.elapsed(), situation)
+            })
+        };
+        let threads: Vec<_> = (0..threads).map(drawing).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it draws")).collect::<Vec<_>>()
+    });
+    let longest = took.iter().map(|(took, _)| *took).max().unwrap_or_default();
+    // The time that was made up goes on where they left it.
+    if let Some((_, last)) = took.into_iter().next() {
+        *situation = last;
+    }
+    longest
+}
+
+fn decisions(group: &mut Group<'_>) {
+    for rules in [10, 100_000] {
+        for descriptors in DESCRIPTORS {
+            for (refused, metrics) in [(false, true), (true, true), (false, false), (true, false)] {
+                let name = format!(
+                    "{descriptors} descriptors/{rules} rules/{}/metrics {}",
+                    if refused { "refused" } else { "admitted" },
+                    if metrics { "on" } else { "off" }
+                );
+                let scene = Scene { descriptors, rules, refused, metrics, ..Scene::default() };
+                measure(group, &name, || Deciding::new(scene));
+            }
+        }
+    }
+}
+
+fn messages(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decode");
+    for descriptors in [1, 10] {
+        for bytes in [13, 1000] {
+            let name = format!("{descriptors} descriptors/values of {bytes} bytes");
+            measure(&mut group, &name, || Decoding::new(descriptors, bytes));
+        }
+    }
+    group.finish();
+    let mut group = criterion.benchmark_group("encode");
+    for descriptors in [1, 10] {
+        for headers in [false, true] {
+            let name = format!("{descriptors} descriptors/headers {}", if headers { "on" } else { "off" });
+            let scene = Scene { descriptors, headers, ..Scene::default() };
+            measure(&mut group, &name, || Encoding::new(scene));
+        }
+    }
+    group.finish();
+    let mut group = criterion.benchmark_group("answer");
+    for descriptors in [1, 10] {
+        let scene = Scene { descriptors, ..Scene::default() };
+        measure(&mut group, &format!("{descriptors} descriptors"), || Answering::new(scene));
+    }
+}

@@ -1,0 +1,72 @@
+//! What the benches of single steps measure, for wall time (`micro`) and for instructions (`instructions`) alike.
+//!
+//! A situation is made ready once: its rules are loaded, its counters are there and have been drawn from. Each step
+//! then does one thing once, with the next of its inputs: the inputs are gone through in an order in which neighbours
+//! do not follow one another, over and over, so that a million of them do not fit into any cache, as in real life. Time
+//! is made up: it moves by the same with every step.
+
+#[path = "situations/deciding.rs"]
+pub(crate) mod deciding;
+#[path = "situations/drawing.rs"]
+pub(crate) mod drawing;
+#[path = "situations/matching.rs"]
+pub(crate) mod matching;
+#[path = "situations/messages.rs"]
+pub(crate) mod messages;
+
+use tollkeeper::clock::Time;
+use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::yaml::Documents;
+use tollkeeper::rule::Domain;
+
+/// The domain of all rules and requests here.
+pub(crate) const DOMAIN: &str = "bench";
+/// When all of it begins: counters keep 32 bits of seconds, so there is room behind.
+pub(crate) const BEGIN: Time = Time::from_secs(1_000_000_000);
+/// What the counters may take, as by default.
+const CAPACITY_BYTES: u64 = 512 << 20;
+
+/// One thing that is done again and again.
+pub(crate) trait Situation {
+    /// Does it once, with the next input; what comes of it is seen to be used.
+    fn step(&mut self);
+
+    /// How many different inputs there are.
+    fn inputs(&self) -> usize;
+
+    /// Goes through all inputs, twice.
+    fn warmed(mut self) -> Self
+    where
+        Self: Sized,
+    {
+        (0..2 * self.inputs()).for_each(|_| self.step());
+        self
+    }
+}
+
+/// A walk through places that visits each once before it begins anew, and no neighbours one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walk {
+    /// Where it is.
+    pub(crate) at: usize,
+    pub(crate) places: usize,
+}
+
+impl Walk {
+    /// Through so many places: a power of ten, so that a prime step visits them all.
+    pub(crate) const fn through(places: usize) -> Self {
+        Self { at: 0, places }
+    }
+
+    pub(crate) const fn next(&mut self) -> usize {
+        self.at = (self.at + 7919) % self.places;
+        self.at
+    }
+}
+
+/// The rules that a text in YAML says, below the line with the domain.
+fn rules(descriptors: &str) -> Vec<Domain> {
+    let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
+    let source = Source { name: "rules.yaml".into(), text, documents: Documents::FirstOnly };
+    compile(&[source], &Options::default()).map(|compiled| compiled.domains).expect("the rules are right")
+}

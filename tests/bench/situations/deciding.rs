@@ -1,0 +1,134 @@
+//! A decision by counters in this process: matching, draws, counting what came of them, and one verdict.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use tollkeeper::clock::Clock;
+use tollkeeper::config::live::LiveRules;
+use tollkeeper::decide::Decider;
+use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
+use tollkeeper::request::{Descriptor, Entry, Hits, Request};
+use tollkeeper::rule::set::RuleSet;
+use tollkeeper::settings::{HeaderNames, Settings};
+use tollkeeper::store::Store;
+use tollkeeper::store::memory::Memory;
+use tollkeeper::telemetry::metrics::Metrics;
+
+use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk, rules};
+
+/// The most descriptors of a request here.
+const MOST_DESCRIPTORS: usize = 10;
+/// How many callers take turns.
+pub(super) const USERS: usize = 1000;
+/// A key of which something is used lives for hours, and nothing is refused.
+const GENEROUS: &str = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
+/// The second hit of the day is refused.
+const STINGY: &str = "{unit: day, requests_per_unit: 1, algorithm: fixed_window}";
+
+/// What differs between decisions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scene {
+    /// Each meets a rule of its own.
+    pub(crate) descriptors: usize,
+    /// All rules, at least ten.
+    pub(crate) rules: usize,
+    /// Whether each descriptor is refused.
+    pub(crate) refused: bool,
+    /// Whether anything is counted.
+    pub(crate) metrics: bool,
+    /// Whether the answer has headers that describe the limits.
+    pub(crate) headers: bool,
+}
+
+impl Default for Scene {
+    /// One descriptor, admitted; counted; no headers.
+    fn default() -> Self {
+        Self { descriptors: 1, rules: 10, refused: false, metrics: true, headers: false }
+    }
+}
+
+impl Scene {
+    /// A service with these rules, and no counters yet.
+    pub(super) fn service(self) -> Service {
+        let (settings, _) = Settings::from_env(std::iter::empty()).expect("what is by default is right");
+        let mut behaviour = settings.behaviour;
+        let [limit, remaining, reset] =
+            ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
+        behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
+        let metrics = if self.metrics { Metrics::default() } else { Metrics::default().switched_off() };
+        let store = Store::Memory(Memory::new(CAPACITY_BYTES));
+        let decider = Decider::new(store, behaviour, Arc::new(metrics));
+        let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
+        let rules = RuleSet::metered(rules(&self.descriptors_of_rules()), &service.decider.metrics.meters);
+        assert_eq!(rules.rule_count(), self.rules);
+        service.rules.replace(rules, vec!["rules.yaml".into()], BEGIN);
+        service
+    }
+
+    fn descriptors_of_rules(self) -> String {
+        let limit = if self.refused { STINGY } else { GENEROUS };
+        let met = (0..MOST_DESCRIPTORS).map(|i| format!("- {{key: {}, rate_limit: {limit}}}\n", key(i)));
+        let others = (MOST_DESCRIPTORS..self.rules).map(|i| {
+            format!("- {{key: path, value: /service/{i}/items, rate_limit: {{unit: minute, requests_per_unit: 10}}}}\n")
+        });
+        met.chain(others).collect()
+    }
+}
+
+/// The key of the descriptor at `place`.
+pub(super) fn key(place: usize) -> String {
+    format!("user-{place}")
+}
+
+/// Requests of so many callers, one after the other.
+pub(crate) struct Deciding {
+    service: Service,
+    requests: Vec<Request<'static>>,
+    walk: Walk,
+}
+
+impl Deciding {
+    pub(crate) fn new(scene: Scene) -> Self {
+        let requests = (0..USERS).map(|user| request(user, scene.descriptors)).collect();
+        let situation = Self { service: scene.service(), requests, walk: Walk::through(USERS) };
+        let mut situation = situation.warmed();
+        let refused = (0..USERS).filter(|_| situation.refuses()).count();
+        assert_eq!(refused, if scene.refused { USERS } else { 0 });
+        situation
+    }
+
+    /// Whether the next request is refused.
+    fn refuses(&mut self) -> bool {
+        let service = &self.service;
+        let Store::Memory(memory) = &service.decider.store else { return false };
+        service.clock.set(service.clock.now().plus_us(1));
+        let request = black_box(&self.requests[self.walk.next()]);
+        let rules = service.rules.load();
+        let edge = service.edge(rules.as_deref(), DEFAULT_DEADLINE);
+        let decision = black_box(service.decider.decide(memory, edge, request));
+        decision.expect("it is decided").over_limit
+    }
+}
+
+impl Situation for Deciding {
+    fn step(&mut self) {
+        black_box(self.refuses());
+    }
+
+    fn inputs(&self) -> usize {
+        USERS
+    }
+}
+
+/// The question of a caller. Its texts are never given back: there are few.
+fn request(user: usize, descriptors: usize) -> Request<'static> {
+    let kept = |text: String| &*text.into_bytes().leak();
+    let value = kept(format!("user-{user:08}"));
+    let descriptor = |place| Descriptor {
+        entries: [Entry { key: kept(key(place)), value }].into_iter().collect(),
+        hits: Hits::Take(1),
+        hits_addend: None,
+        limit_override: None,
+    };
+    Request { domain: DOMAIN, descriptors: (0..descriptors).map(descriptor).collect(), hits_addend: 0 }
+}

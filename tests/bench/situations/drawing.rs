@@ -1,0 +1,94 @@
+//! A draw on counters in this process, the hash of its path included.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use smallvec::smallvec;
+use tollkeeper::algorithm::{Ask, Term};
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Counter, Draw, Path};
+use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::memory::Memory;
+
+use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk};
+
+/// Draws one hit from each of so many keys in turn; all are admitted, and no counter is ever empty again. A clone has
+/// the same counters.
+#[derive(Clone)]
+pub(crate) struct Drawing {
+    memory: Arc<Memory>,
+    /// The values of the entries.
+    values: Arc<[[u8; 12]]>,
+    limit: Limit,
+    tag: u128,
+    now: Time,
+    step_us: u64,
+    /// Where among the keys.
+    pub(crate) walk: Walk,
+}
+
+impl Drawing {
+    /// By this algorithm.
+    pub(crate) fn new(algorithm: Algorithm, keys: usize) -> Self {
+        let count = u32::try_from(keys).expect("there are few");
+        let (requests_per_unit, step_us) = match algorithm {
+            // What drains does so at half the rate of the draws, so that something is always used.
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => (30_000_000 / count, 1),
+            Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => (4_000_000_000, 1),
+            // Eight draws a minute, so that a log has eight records.
+            Algorithm::SlidingWindowLog => (10, 7_500_000 / u64::from(count)),
+        };
+        Self::of((algorithm, requests_per_unit), step_us, keys)
+    }
+
+    /// By a log of one key, of which this many records are of the last minute.
+    pub(crate) fn long_log(records: u32) -> Self {
+        Self::of((Algorithm::SlidingWindowLog, records + 1), 60_000_000 / u64::from(records), 1)
+    }
+
+    fn of((algorithm, requests_per_unit): (Algorithm, u32), step_us: u64, keys: usize) -> Self {
+        let room = u32::MAX / 2;
+        let terms = Terms {
+            bucket_size: (algorithm == Algorithm::TokenBucket).then_some(room),
+            queue_size: (algorithm == Algorithm::LeakyBucket).then_some(room),
+            ..Terms::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).expect("it is a period"))
+        };
+        let limit = Limit::new(&terms).expect("it is a limit");
+        let value = |key| format!("user{key:08}").into_bytes().try_into().expect("it is as long as that");
+        let situation = Self {
+            memory: Arc::new(Memory::new(CAPACITY_BYTES)),
+            values: (0..keys).map(value).collect(),
+            limit,
+            tag: counter_tag(&limit, 0),
+            now: BEGIN,
+            step_us,
+            walk: Walk::through(keys),
+        };
+        let mut situation = situation.warmed();
+        assert!((0..2000).all(|_| situation.draws()), "all are admitted");
+        assert_eq!(situation.memory.usage().counters, keys as u64);
+        situation
+    }
+
+    /// Whether the next draw is admitted.
+    fn draws(&mut self) -> bool {
+        self.now = self.now.plus_us(self.step_us);
+        let entries = [Entry { key: b"user", value: &self.values[self.walk.next()] }];
+        let path = Path { domain: DOMAIN, entries: black_box(&entries), shared: &[] };
+        let counter = Counter { term: Term { limit: &self.limit, enforced: true }, tag: self.tag, epoch: 0 };
+        let draw = Draw::new(path, smallvec![counter], Ask::new(Hits::Take(1), u64::MAX));
+        black_box(self.memory.draw(black_box(&draw), self.now)).is_ok_and(|levels| levels[0].admitted)
+    }
+}
+
+impl Situation for Drawing {
+    fn step(&mut self) {
+        black_box(self.draws());
+    }
+
+    fn inputs(&self) -> usize {
+        self.walk.places
+    }
+}
