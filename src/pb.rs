@@ -18,6 +18,11 @@ pub use generated::envoy::service::ratelimit::v3::{
 };
 pub use generated::envoy::r#type::v3::RateLimitUnit;
 
+/// The path of the service's only method, as HTTP/2 has it.
+pub const METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// The name of that method, as traces have it.
+pub const METHOD: &str = METHOD_PATH.split_at(1).1;
+
 /// The messages and the service as a serialized `google.protobuf.FileDescriptorSet`, imports included.
 ///
 /// `Entry.key` and `Entry.value` are `string` in it, as in Envoy's own files.

@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 use tonic::Code;
 
 use crate::pb::codec::{FRAME_HEAD_BYTES, frame};
-use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
 use crate::settings::target::Target;
 
 /// Where the server is, and how to speak to it.
@@ -66,7 +66,6 @@ pub struct Connection {
 
 /// Connections that this process opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
-const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 impl Dial {
     /// Connects. It is done once the server has answered: one that speaks something else, or does not take our
@@ -119,7 +118,7 @@ impl Dial {
         tokio::spawn(connection);
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let bad = |error: &dyn std::fmt::Display| Failure::Connection(error.to_string());
-        let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(METHOD).build();
+        let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(METHOD_PATH).build();
         let deadline = format!("{}u", self.timeout.as_micros()).try_into();
         Ok(Connection {
             requests,

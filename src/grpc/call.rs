@@ -21,7 +21,7 @@ use tonic::{Status, body};
 use super::decode;
 use super::service::Service;
 use crate::pb::codec::{self, FRAME_HEAD_BYTES, frame};
-use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
 
 /// Answers `ShouldRateLimit`.
 #[derive(Clone, Debug)]
@@ -30,7 +30,6 @@ pub struct Calls {
     max_message_bytes: usize,
 }
 
-const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
@@ -42,7 +41,7 @@ impl Calls {
 
     /// Whether a request can be answered here.
     pub fn takes<B>(&self, request: &Request<B>) -> bool {
-        request.uri().path() == METHOD
+        request.uri().path() == METHOD_PATH
             && request.method() == Method::POST
             && request
                 .headers()

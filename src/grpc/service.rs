@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::config::live::{LiveRules, Loaded};
 use crate::decide::{DecideError, Decider, Edge};
 use crate::pb::rate_limit_service_server::RateLimitService;
-use crate::pb::{RateLimitRequest, RateLimitResponse};
+use crate::pb::{METHOD, RateLimitRequest, RateLimitResponse};
 use crate::request::Request;
 use crate::store::Store;
 use crate::store::memory::Memory;
@@ -91,7 +91,7 @@ impl Service {
     /// Answers a call that came with these headers.
     pub(super) async fn call(&self, headers: &HeaderMap, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
         let deadline = deadline(headers).unwrap_or(DEFAULT_DEADLINE);
-        let mut span = self.begin(spans::CALL, |name| headers.get(name).map(HeaderValue::as_bytes));
+        let mut span = self.begin(METHOD, |name| headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
             spans::begin_call(span);
         }

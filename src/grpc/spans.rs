@@ -7,13 +7,10 @@ use std::time::Duration;
 
 use super::service::AnswerError;
 use crate::decide::explain::descriptor_text;
-use crate::pb::RateLimitResponse;
 use crate::pb::rate_limit_response::Code;
+use crate::pb::{METHOD, RateLimitResponse};
 use crate::request::Request;
 use crate::telemetry::traces::Span;
-
-/// The name of the method, and of its span.
-pub(super) const CALL: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 const STATUS_CODE: &str = "rpc.response.status_code";
 
@@ -23,7 +20,7 @@ const MOST_TOLD: usize = 16;
 /// What is known of a call at once.
 pub(super) fn begin_call(span: &mut Span) {
     span.note("rpc.system.name", "grpc");
-    span.note("rpc.method", CALL);
+    span.note("rpc.method", METHOD);
     // That is what becomes of it if its caller gives up: then nobody comes to say otherwise.
     span.note(STATUS_CODE, "CANCELLED");
 }
