@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, HeaderValue};
 use tonic::{Code, Response, Status};
 
 use super::{decode, encode, spans};
-use crate::clock::Clock;
+use crate::clock::{Clock, micros};
 use crate::config::live::{LiveRules, Loaded};
 use crate::decide::{DecideError, Decider, Edge};
 use crate::pb::rate_limit_service_server::RateLimitService;
@@ -198,7 +198,7 @@ impl Service {
         Edge {
             rules: rules.map(|loaded| &loaded.rules),
             now: self.clock.now(),
-            hold_us: u64::try_from(hold.as_micros()).unwrap_or(u64::MAX),
+            hold_us: micros(hold),
             until: (!store_time.is_zero()).then(|| Instant::now() + store_time),
             anchor: None,
         }
