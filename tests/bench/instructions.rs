@@ -106,9 +106,10 @@ fn among_many_rules(descriptors: usize) -> Deciding {
     Deciding::new(Scene { descriptors, rules: 100_000, ..Scene::default() })
 }
 
-#[library_benchmark(teardown = forget, setup = Decoding::new)]
-#[benches::values_of_13_bytes((1, 13), (10, 13))]
-#[benches::values_of_1000_bytes((1, 1000), (10, 1000))]
+#[library_benchmark(teardown = forget)]
+#[benches::values_of_13_bytes(args = [(1, 13), (10, 13)], setup = Decoding::in_place)]
+#[benches::values_of_1000_bytes(args = [(1, 1000), (10, 1000)], setup = Decoding::in_place)]
+#[benches::by_a_message(args = [(1, 13), (10, 13)], setup = Decoding::by_message)]
 fn decode(situation: Decoding) -> Decoding {
     steps(situation)
 }

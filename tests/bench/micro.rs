@@ -136,7 +136,8 @@ fn messages(criterion: &mut Criterion) {
     for descriptors in [1, 10] {
         for bytes in [13, 1000] {
             let name = format!("{descriptors} descriptors/values of {bytes} bytes");
-            measure(&mut group, &name, || Decoding::new(descriptors, bytes));
+            measure(&mut group, &name, || Decoding::in_place(descriptors, bytes));
+            measure(&mut group, &format!("{name}/by a message"), || Decoding::by_message(descriptors, bytes));
         }
     }
     group.finish();

@@ -14,15 +14,23 @@ pub(crate) mod matching;
 #[path = "situations/messages.rs"]
 pub(crate) mod messages;
 
+use bytes::Bytes;
 use tollkeeper::clock::Time;
 use tollkeeper::config::compile::{Options, Source, compile};
 use tollkeeper::config::yaml::Documents;
+use tollkeeper::pb::codec;
+use tollkeeper::pb::rate_limit_descriptor::Entry;
+use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
 use tollkeeper::rule::Domain;
 
 /// The domain of all rules and requests here.
 pub(crate) const DOMAIN: &str = "bench";
 /// When all of it begins: counters keep 32 bits of seconds, so there is room behind.
 pub(crate) const BEGIN: Time = Time::from_secs(1_000_000_000);
+/// How many callers take turns, where it is not the counters that are measured.
+const USERS: usize = 1000;
+/// How long a user's name is, where it does not matter.
+const NAME_BYTES: usize = 13;
 /// What the counters may take, as by default.
 const CAPACITY_BYTES: u64 = 512 << 20;
 
@@ -69,4 +77,18 @@ fn rules(descriptors: &str) -> Vec<Domain> {
     let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
     let source = Source { name: "rules.yaml".into(), text, documents: Documents::FirstOnly };
     compile(&[source], &Options::default()).map(|compiled| compiled.domains).expect("the rules are right")
+}
+
+/// The key of the descriptor at `place` of a request.
+fn key(place: usize) -> String {
+    format!("user-{place}")
+}
+
+/// The frame of a request with so many descriptors, each of which says the name of the user, so many bytes long.
+fn frame(user: usize, descriptors: usize, name_bytes: usize) -> Bytes {
+    let value = Bytes::from(format!("user-{user:0width$}", width = name_bytes - "user-".len()));
+    let entry = |place| Entry { key: key(place).into(), value: value.clone() };
+    let descriptor = |place| RateLimitDescriptor { entries: vec![entry(place)], ..RateLimitDescriptor::default() };
+    let descriptors = (0..descriptors).map(descriptor).collect();
+    codec::frame(&RateLimitRequest { domain: DOMAIN.to_owned(), descriptors, hits_addend: 0 })
 }

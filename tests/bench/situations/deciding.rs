@@ -6,20 +6,20 @@ use std::sync::Arc;
 use tollkeeper::clock::Clock;
 use tollkeeper::config::live::LiveRules;
 use tollkeeper::decide::Decider;
+use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
-use tollkeeper::request::{Descriptor, Entry, Hits, Request};
+use tollkeeper::pb::codec::FRAME_HEAD_BYTES;
+use tollkeeper::request::Request;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::{HeaderNames, Settings};
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
 use tollkeeper::telemetry::metrics::Metrics;
 
-use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk, rules};
+use super::{BEGIN, CAPACITY_BYTES, NAME_BYTES, Situation, USERS, Walk, frame, key, rules};
 
 /// The most descriptors of a request here.
 const MOST_DESCRIPTORS: usize = 10;
-/// How many callers take turns.
-pub(super) const USERS: usize = 1000;
 /// A key of which something is used lives for hours, and nothing is refused.
 const GENEROUS: &str = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
 /// The second hit of the day is refused.
@@ -75,11 +75,6 @@ impl Scene {
     }
 }
 
-/// The key of the descriptor at `place`.
-pub(super) fn key(place: usize) -> String {
-    format!("user-{place}")
-}
-
 /// Requests of so many callers, one after the other.
 pub(crate) struct Deciding {
     service: Service,
@@ -120,15 +115,8 @@ impl Situation for Deciding {
     }
 }
 
-/// The question of a caller. Its texts are never given back: there are few.
-fn request(user: usize, descriptors: usize) -> Request<'static> {
-    let kept = |text: String| &*text.into_bytes().leak();
-    let value = kept(format!("user-{user:08}"));
-    let descriptor = |place| Descriptor {
-        entries: [Entry { key: kept(key(place)), value }].into_iter().collect(),
-        hits: Hits::Take(1),
-        hits_addend: None,
-        limit_override: None,
-    };
-    Request { domain: DOMAIN, descriptors: (0..descriptors).map(descriptor).collect(), hits_addend: 0 }
+/// The request of a user. Its bytes are never given back: there are few.
+pub(super) fn request(user: usize, descriptors: usize) -> Request<'static> {
+    let frame: &'static [u8] = frame(user, descriptors, NAME_BYTES).to_vec().leak();
+    decode::in_place(&frame[FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")
 }

@@ -9,45 +9,43 @@ use tollkeeper::config::live::Loaded;
 use tollkeeper::decision::Decision;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::grpc::{decode, encode};
+use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::codec::{self, FRAME_HEAD_BYTES};
-use tollkeeper::pb::rate_limit_descriptor::Entry;
-use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
 use tollkeeper::store::Store;
 
-use super::deciding::{Scene, USERS, key};
-use super::{DOMAIN, Situation, Walk};
-
-/// The frame of a request whose values are as long as that.
-fn frame(user: usize, descriptors: usize, value_bytes: usize) -> Bytes {
-    let value = Bytes::from(format!("user-{user:0width$}", width = value_bytes - "user-".len()));
-    let entry = |place| Entry { key: key(place).into(), value: value.clone() };
-    let descriptor = |place| RateLimitDescriptor { entries: vec![entry(place)], ..RateLimitDescriptor::default() };
-    let descriptors = (0..descriptors).map(descriptor).collect();
-    codec::frame(&RateLimitRequest { domain: DOMAIN.to_owned(), descriptors, hits_addend: 0 })
-}
-
-fn message(frame: &Bytes) -> RateLimitRequest {
-    codec::decode(frame.slice(FRAME_HEAD_BYTES..)).expect("it is a message")
-}
+use super::deciding::{Scene, request};
+use super::{NAME_BYTES, Situation, USERS, Walk, frame};
 
 /// Reads frames.
 pub(crate) struct Decoding {
     frames: Vec<Bytes>,
+    /// Whether there is a message between frame and request, as for what is unusual.
+    by_message: bool,
     walk: Walk,
 }
 
 impl Decoding {
     /// Of so many descriptors, with values of so many bytes.
-    pub(crate) fn new(descriptors: usize, value_bytes: usize) -> Self {
+    pub(crate) fn in_place(descriptors: usize, value_bytes: usize) -> Self {
         let frames = (0..USERS).map(|user| frame(user, descriptors, value_bytes)).collect();
-        Self { frames, walk: Walk::through(USERS) }.warmed()
+        Self { frames, by_message: false, walk: Walk::through(USERS) }.warmed()
+    }
+
+    /// The same, as if something in them were unusual.
+    pub(crate) fn by_message(descriptors: usize, value_bytes: usize) -> Self {
+        Self { by_message: true, ..Self::in_place(descriptors, value_bytes) }.warmed()
     }
 }
 
 impl Situation for Decoding {
     fn step(&mut self) {
-        let message = message(black_box(&self.frames[self.walk.next()]));
-        black_box(decode::request(black_box(&message)));
+        let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
+        if self.by_message {
+            let message: RateLimitRequest = codec::decode(message).expect("it is a message");
+            black_box(decode::request(black_box(&message)));
+        } else {
+            black_box(decode::in_place(&message));
+        }
     }
 
     fn inputs(&self) -> usize {
@@ -66,10 +64,10 @@ impl Encoding {
         let service: &'static Service = Box::leak(Box::new(scene.service()));
         let rules: &'static Loaded = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
         let Store::Memory(memory) = &service.decider.store else { unreachable!("the counters are here") };
-        let message = message(&frame(1, scene.descriptors, 13));
+        let request = request(1, scene.descriptors);
         let decide = || {
             let edge = service.edge(Some(rules), DEFAULT_DEADLINE);
-            service.decider.decide(memory, edge, &decode::request(&message)).expect("it is decided")
+            service.decider.decide(memory, edge, &request).expect("it is decided")
         };
         // The first hit of the day is never refused.
         decide();
@@ -99,7 +97,7 @@ pub(crate) struct Answering {
 
 impl Answering {
     pub(crate) fn new(scene: Scene) -> Self {
-        let frames = (0..USERS).map(|user| frame(user, scene.descriptors, 13)).collect();
+        let frames = (0..USERS).map(|user| frame(user, scene.descriptors, NAME_BYTES)).collect();
         Self { service: scene.service(), frames, walk: Walk::through(USERS) }.warmed()
     }
 }
@@ -108,8 +106,9 @@ impl Situation for Answering {
     fn step(&mut self) {
         let service = &self.service;
         service.clock.set(service.clock.now().plus_us(1));
-        let message = message(black_box(&self.frames[self.walk.next()]));
-        let answer = service.answer(&message, DEFAULT_DEADLINE, None).now_or_never();
+        let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
+        let request = decode::in_place(&message).expect("nothing in it is unusual");
+        let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never();
         let response = answer.expect("memory answers at once").expect("it is answered");
         black_box(codec::frame(&response));
     }
