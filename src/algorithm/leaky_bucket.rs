@@ -25,6 +25,20 @@ pub struct State {
     pub last: Time,
 }
 
+impl State {
+    /// What is in it at `now`, as if nothing ever was if that is nothing; what was, if `now` is not later.
+    pub fn drained(self, limit: &Limit, now: Time) -> Self {
+        if now <= self.last {
+            return self;
+        }
+        let (queued, part) = Drain::at(limit, (u64::from(self.queued), self.part), self.last, now).parts();
+        if (queued, part) == (0, 0) {
+            return Self::default();
+        }
+        Self { queued: to_u32(queued), part, tail: self.tail, last: now }
+    }
+}
+
 /// Puts hits into the bucket.
 pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     let mut bucket = Drain::at(limit, (u64::from(state.queued), state.part), state.last, now);

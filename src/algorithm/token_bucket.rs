@@ -20,6 +20,17 @@ pub struct State {
     pub last: Time,
 }
 
+impl State {
+    /// What is out at `now`, as if nothing ever was if that is nothing; what was, if `now` is not later.
+    pub fn drained(self, limit: &Limit, now: Time) -> Self {
+        if now <= self.last {
+            return self;
+        }
+        let (used, part) = Drain::at(limit, (self.used, self.part), self.last, now).parts();
+        if (used, part) == (0, 0) { Self::default() } else { Self { used, part, last: now } }
+    }
+}
+
 /// Draws tokens.
 pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     let mut out = Drain::at(limit, (state.used, state.part), state.last, now);

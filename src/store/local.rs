@@ -140,11 +140,14 @@ impl Local {
 fn shared(state: &State, (limit, share): (&Limit, &Limit), now: Time) -> State {
     let part = Part { of: u64::from(limit.capacity().max(1)), is: u64::from(share.capacity().max(1)) };
     match state {
+        // A share may drain faster than that part of the limit, so what the limit has drained until now is left out.
         State::TokenBucket(state) => {
+            let state = state.drained(limit, now);
             let (used, rest) = part.of_drained((state.used, state.part), limit);
             State::TokenBucket(token_bucket::State { used, part: rest, last: state.last.min(now) })
         }
         State::LeakyBucket(state) => {
+            let state = state.drained(limit, now);
             let (queued, rest) = part.of_drained((u64::from(state.queued), state.part), limit);
             let narrow = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
             // Rounded down: what a refund may take is in favour of the caller.
