@@ -11,6 +11,7 @@ mod door;
 mod flush;
 mod gathered;
 mod guest;
+mod http2;
 mod identity;
 mod listen;
 mod promptly;

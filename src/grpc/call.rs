@@ -5,23 +5,20 @@
 //! answered here; whatever else comes, compressed requests among it, is left to tonic's service. Both ways meet in
 //! `Service::call`, and a message that is cut or too large is judged by tonic's own decoder.
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
+use axum::BoxError;
+use axum::http::{HeaderName, Method, Request, header};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::{Body as _, Frame, Incoming};
+use hyper::body::Body;
+use tonic::Status;
 use tonic::codec::{DecodeBuf, Decoder, Streaming};
-use tonic::{Status, body};
 
 use super::decode;
 use super::service::Service;
 use crate::pb::codec::{self, FRAME_HEAD_BYTES, frame};
-use crate::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
+use crate::pb::{METHOD_PATH, RateLimitRequest};
 
 /// Answers `ShouldRateLimit`.
 #[derive(Clone, Debug)]
@@ -30,8 +27,7 @@ pub struct Calls {
     max_message_bytes: usize,
 }
 
-const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 impl Calls {
     /// By `service`; a message has `max_message_bytes` at most.
@@ -47,22 +43,14 @@ impl Calls {
                 .headers()
                 .get(header::CONTENT_TYPE)
                 .is_some_and(|of| of.as_bytes().starts_with(b"application/grpc"))
-            && !request.headers().contains_key("grpc-encoding")
+            && !request.headers().contains_key(&GRPC_ENCODING)
     }
 
-    /// Answers it.
-    pub async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
-        match self.decide(request).await {
-            Ok(response) => {
-                let mut answer = Response::new(Answer::Message(frame(&response)));
-                answer.headers_mut().insert(header::CONTENT_TYPE, CONTENT_TYPE);
-                answer
-            }
-            Err(status) => status.into_http::<body::Body>().map(|_| Answer::Said),
-        }
-    }
-
-    async fn decide(&self, request: Request<Incoming>) -> Result<RateLimitResponse, Status> {
+    /// Answers it: a message as it is sent, or why there is none.
+    pub async fn answer<B>(&self, request: Request<B>) -> Result<Bytes, Status>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+    {
         let (head, body) = request.into_parts();
         let message = self.read(body).await?;
         let decoded: RateLimitRequest;
@@ -73,11 +61,14 @@ impl Calls {
                 decode::request(&decoded)
             }
         };
-        self.service.call(&head.headers, &request).await
+        Ok(frame(&self.service.call(&head.headers, &request).await?))
     }
 
     /// The bytes of the message, which nearly always come in one piece and then are not copied.
-    async fn read(&self, mut body: Incoming) -> Result<Bytes, Status> {
+    async fn read<B>(&self, mut body: B) -> Result<Bytes, Status>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
+    {
         let mut gathered = BytesMut::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Status::from_error(error.into()))?;
@@ -117,60 +108,4 @@ impl Decoder for Unread {
     fn decode(&mut self, message: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
         Ok(Some(message.copy_to_bytes(message.remaining())))
     }
-}
-
-/// The body of an answer.
-#[derive(Debug)]
-pub enum Answer {
-    /// A message, and after it the word that all went well.
-    Message(Bytes),
-    /// That word.
-    Trailers,
-    /// Nothing more.
-    Said,
-    /// Of a page.
-    Page(Body),
-}
-
-impl hyper::body::Body for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let next = match &mut *self {
-            Self::Page(page) => return Pin::new(page).poll_frame(context),
-            Self::Said => return Poll::Ready(None),
-            Self::Message(_) => Self::Trailers,
-            Self::Trailers => Self::Said,
-        };
-        let frame = match std::mem::replace(&mut *self, next) {
-            Self::Message(message) => Frame::data(message),
-            _ => Frame::trailers(HeaderMap::from_iter([(GRPC_STATUS, HeaderValue::from_static("0"))])),
-        };
-        Poll::Ready(Some(Ok(frame)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Page(page) => page.is_end_stream(),
-            Self::Said => true,
-            Self::Message(_) | Self::Trailers => false,
-        }
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        match self {
-            Self::Page(page) => page.size_hint(),
-            _ => hyper::body::SizeHint::default(),
-        }
-    }
-}
-
-/// A page, as such an answer.
-pub fn page(page: Result<Response<Body>, Infallible>) -> Response<Answer> {
-    let Ok(page) = page;
-    page.map(Answer::Page)
 }

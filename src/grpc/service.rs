@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use tonic::{Code, Response, Status};
 
 use super::{decode, encode, spans};
@@ -245,7 +245,8 @@ impl RateLimitService for Rpc {
 
 /// What `grpc-timeout` says: up to eight digits and a unit. `None` if it is not there or says nothing.
 fn deadline(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+    let text = headers.get(&GRPC_TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let count: u64 = (digits.len() <= 8).then(|| digits.parse().ok())??;
     match unit {

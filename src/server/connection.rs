@@ -6,13 +6,18 @@
 //! HTTP/2 ping. A handshake is part of its connection, so that a slow one keeps nobody else from being accepted.
 
 use std::future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{Request, Response};
 use axum::serve::Listener;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
+use axum::{BoxError, Router};
+use hyper::body::{Body, Incoming};
+use hyper::service::Service;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::{self, Builder};
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -20,16 +25,16 @@ use tokio::time::{sleep, timeout};
 
 use super::door::{Door, Guest, Purpose};
 use super::gathered::Gathered;
-use super::guest::{Origin, Pages, entrance};
+use super::guest::{Origin, entrance};
+use super::http2::Http2;
 use super::identity::{self, Identity};
-use super::promptly::Promptly;
 use crate::settings::Grpc;
 use crate::settings::bounds::Bounds;
 
 /// How the connections of a listener are kept.
 #[derive(Clone, Debug)]
 pub(super) struct Care {
-    builder: Builder<Promptly>,
+    manner: Manner,
     /// After this time a connection is asked to close; `None`: never.
     age: Option<Duration>,
     /// So much later it is cut off; `None`: never.
@@ -40,9 +45,30 @@ pub(super) struct Care {
     idle_timeout: Option<Duration>,
 }
 
-/// Calls that a client may give up before they are begun. More, and its connection is closed; the default of 20 is what
-/// an Envoy gives up at its timeout of 20 ms when this process is not let run for a moment.
-const MOST_GIVEN_UP: usize = 2048;
+/// How a listener speaks, and what answers.
+#[derive(Clone, Debug)]
+enum Manner {
+    Pages(Box<Builder<TokioExecutor>>, TowerToHyperService<Router>),
+    Grpc(Arc<Http2>),
+}
+
+/// A connection, which is served as it is polled, until it ends.
+pub(super) trait Talk: Future {
+    /// Asks the client to ask no more; it ends once all is answered.
+    fn wind_up(self: Pin<&mut Self>);
+}
+
+impl<I, S, B> Talk for auto::Connection<'_, TokioIo<I>, S, TokioExecutor>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Future: Send + 'static, Error: Into<BoxError>>,
+    I: AsyncRead + AsyncWrite + Unpin + 'static,
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    fn wind_up(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
 /// How long a client that has asked nothing is waited for once it was told to go.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// Requests that a browser or the like may have open on one connection over HTTP/2.
@@ -50,8 +76,8 @@ const MOST_PAGES: u32 = 256;
 
 impl Care {
     /// For HTTP/1.1, and with TLS for HTTP/2 too.
-    pub(super) fn http(bounds: &Bounds, purpose: Purpose, is_secured: bool) -> Self {
-        let mut builder = Builder::new(Promptly);
+    pub(super) fn http(bounds: &Bounds, purpose: Purpose, is_secured: bool, pages: Router) -> Self {
+        let mut builder = Builder::new(TokioExecutor::new());
         if !is_secured {
             builder = builder.http1_only();
         }
@@ -63,22 +89,14 @@ impl Care {
         }
         // Over HTTP/1 the time for the head is the time between two requests as well.
         let idle_timeout = is_secured.then_some(bounds.head_timeout);
-        Self { builder, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
+        let manner = Manner::Pages(Box::new(builder), TowerToHyperService::new(pages));
+        Self { manner, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
     }
 
     /// For gRPC: HTTP/2.
-    pub(super) fn grpc(bounds: &Bounds, settings: &Grpc) -> Self {
-        let mut builder = Builder::new(Promptly).http2_only();
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_header_list_size(bounds.head_bytes)
-            .max_concurrent_streams(settings.max_concurrent_streams)
-            .max_pending_accept_reset_streams(MOST_GIVEN_UP)
-            .keep_alive_interval(settings.keepalive_interval)
-            .keep_alive_timeout(settings.keepalive_timeout);
+    pub(super) fn grpc(bounds: &Bounds, settings: &Grpc, http2: Http2) -> Self {
         Self {
-            builder,
+            manner: Manner::Grpc(Arc::new(http2)),
             age: settings.max_connection_age,
             grace: settings.max_connection_age_grace,
             head_timeout: bounds.head_timeout,
@@ -91,7 +109,6 @@ impl Care {
         self,
         mut listener: L,
         (door, identity): (Arc<Door>, Option<Arc<Identity>>),
-        pages: Pages,
         mut stopping: watch::Receiver<bool>,
     ) where
         L: Listener,
@@ -103,12 +120,12 @@ impl Care {
                 // It waits a second after an error such as too many open files, instead of spinning.
                 (io, address) = listener.accept() => {
                     let Some(guest) = door.admit(address.peer()) else { continue };
-                    let (care, pages, stopping) = (self.clone(), pages.clone(), stopping.clone());
+                    let (care, stopping) = (self.clone(), stopping.clone());
                     match &identity {
-                        None => connections.spawn(care.connection(io, guest, pages, stopping)),
+                        None => connections.spawn(care.connection(io, guest, stopping)),
                         Some(identity) => {
                             let handshake = identity.accept(io);
-                            connections.spawn(care.secured(handshake, guest, pages, stopping))
+                            connections.spawn(care.secured(handshake, guest, stopping))
                         }
                     };
                 }
@@ -125,7 +142,6 @@ impl Care {
         self,
         handshake: tokio_rustls::Accept<I>,
         guest: Arc<Guest>,
-        pages: Pages,
         mut stopping: watch::Receiver<bool>,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -135,18 +151,30 @@ impl Care {
             () = stopped(&mut stopping) => return,
         };
         match shaken {
-            Ok(Ok(io)) => self.connection(io, guest, pages, stopping).await,
+            Ok(Ok(io)) => self.connection(io, guest, stopping).await,
             Ok(Err(error)) => identity::tell_refused(&error, guest.purpose(), guest.peer),
             Err(_) => {}
         }
     }
 
-    async fn connection<I>(self, io: I, guest: Arc<Guest>, pages: Pages, mut stopping: watch::Receiver<bool>)
+    async fn connection<I>(self, io: I, guest: Arc<Guest>, stopping: watch::Receiver<bool>)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let entrance = entrance(pages, Arc::clone(&guest));
-        let mut connection = pin!(self.builder.serve_connection(TokioIo::new(Gathered::new(io)), entrance));
+        let io = Gathered::new(io);
+        match &self.manner {
+            Manner::Pages(builder, pages) => {
+                let entrance = entrance(pages.clone(), Arc::clone(&guest));
+                self.keep(builder.serve_connection(TokioIo::new(io), entrance), &guest, stopping).await;
+            }
+            Manner::Grpc(http2) => {
+                self.keep(Arc::clone(http2).serve(io, Arc::clone(&guest)), &guest, stopping).await;
+            }
+        }
+    }
+
+    async fn keep(&self, talk: impl Talk, guest: &Guest, mut stopping: watch::Receiver<bool>) {
+        let mut talk = pin!(talk);
         let old = async {
             match self.age {
                 Some(age) => sleep(spread(age)).await,
@@ -156,17 +184,17 @@ impl Care {
         let mut grace = self.grace;
         // How a connection ends is its client's affair: an error says nothing that an operator could mend.
         tokio::select! {
-            _ = connection.as_mut() => return,
+            _ = talk.as_mut() => return,
             () = old => {}
-            never_asked = self.quiet(&guest) => if never_asked {
+            never_asked = self.quiet(guest) => if never_asked {
                 grace = Some(FAREWELL);
             },
             () = stopped(&mut stopping) => {}
         }
-        connection.as_mut().graceful_shutdown();
+        talk.as_mut().wind_up();
         match grace {
-            Some(grace) => drop(timeout(grace, connection).await),
-            None => drop(connection.await),
+            Some(grace) => drop(timeout(grace, talk).await),
+            None => drop(talk.await),
         }
     }
 

@@ -1,14 +1,13 @@
-//! The way of the requests of one connection to the pages.
+//! The way of requests past the door.
 //!
-//! A request too many goes no further than this, and costs neither a task nor a look at its body. A request to the
-//! listeners for HTTP is told where it came from; one to gRPC does without.
+//! A request too many goes no further than this, and costs no look at its body. A request to the listeners for HTTP is
+//! told where it came from; one to gRPC does without.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::Response;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::IntoResponse as _;
 use hyper::Request;
@@ -16,8 +15,7 @@ use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::service::TowerToHyperService;
 
-use super::door::{Guest, Purpose};
-use crate::grpc::call::{self, Answer, Calls};
+use super::door::{Guest, Purpose, Turn};
 use crate::http::admin::Peer;
 
 /// Where a connection came from.
@@ -39,67 +37,38 @@ impl Origin for tokio::net::unix::SocketAddr {
     }
 }
 
-/// What a listener serves.
-#[derive(Clone, Debug)]
-pub(super) struct Pages {
-    router: TowerToHyperService<Router>,
-    /// The call that does not go by the router.
-    calls: Option<Calls>,
-}
-
-impl From<Router> for Pages {
-    fn from(router: Router) -> Self {
-        Self { router: TowerToHyperService::new(router), calls: None }
+/// Lets a request for a path in, with its turn if it needs one; refuses it if there are too many.
+pub(super) fn enter(guest: &Arc<Guest>, path: &str) -> Result<Option<Turn>, Refusal> {
+    guest.ask();
+    let purpose = guest.purpose();
+    if !purpose.is_public() {
+        return Ok(None);
     }
-}
-
-impl Pages {
-    /// The same, but for a call that is answered by itself.
-    pub(super) fn with(self, calls: Calls) -> Self {
-        Self { calls: Some(calls), ..self }
+    let turn = guest.begin();
+    if turn.is_none() && !is_probe(purpose, path) {
+        guest.note_refused();
+        return Err(Refusal(purpose));
     }
+    Ok(turn)
 }
 
-/// Takes the requests of one connection to the pages.
+/// Takes the requests of one connection over HTTP to the pages.
 pub(super) fn entrance(
-    pages: Pages,
+    pages: TowerToHyperService<Router>,
     guest: Arc<Guest>,
-) -> impl Service<Request<Incoming>, Response = Response<Answer>, Error = Infallible, Future: Send> {
+) -> impl Service<Request<Incoming>, Response = axum::response::Response, Error = Infallible, Future: Send> {
     service_fn(move |mut request: Request<Incoming>| {
-        guest.ask();
-        let purpose = guest.purpose();
-        if purpose != Purpose::Grpc
-            && let Some(address) = guest.peer
-        {
+        if let Some(address) = guest.peer {
             request.extensions_mut().insert(Peer(address));
         }
-        let turn = if purpose.is_public() { guest.begin() } else { None };
-        let way = if turn.is_none() && purpose.is_public() && !is_probe(purpose, request.uri().path()) {
-            guest.note_refused();
-            Way::Out
-        } else {
-            match &pages.calls {
-                Some(calls) if calls.takes(&request) => Way::Call(calls.clone()),
-                _ => Way::Page(pages.router.clone()),
-            }
-        };
+        let way = enter(&guest, request.uri().path()).map(|turn| (turn, pages.clone()));
         async move {
-            let answer = match way {
-                Way::Out => refusal(purpose).map(Answer::Page),
-                Way::Call(calls) => calls.answer(request).await,
-                Way::Page(router) => call::page(router.call(request).await),
-            };
-            drop(turn);
-            Ok(answer)
+            match way {
+                Ok((_turn, pages)) => pages.call(request).await,
+                Err(refusal) => Ok(refusal.page()),
+            }
         }
     })
-}
-
-/// Where a request goes.
-enum Way {
-    Out,
-    Call(Calls),
-    Page(TowerToHyperService<Router>),
 }
 
 /// Whether somebody asks how the process is.
@@ -112,13 +81,19 @@ fn is_probe(purpose: Purpose, path: &str) -> bool {
 
 const TOO_MANY: &str = "too many requests are being answered; try again later";
 
-/// A caller that is refused may ask again: nothing was charged.
-fn refusal(purpose: Purpose) -> axum::response::Response {
-    match purpose {
-        Purpose::Grpc => tonic::Status::resource_exhausted(TOO_MANY).into_http(),
-        _ => {
-            let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
-            (StatusCode::SERVICE_UNAVAILABLE, headers, format!("{TOO_MANY}\n")).into_response()
+/// The answer to a request too many.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal(Purpose);
+
+impl Refusal {
+    /// A caller that is refused may ask again: nothing was charged.
+    pub(super) fn page(self) -> axum::response::Response {
+        match self.0 {
+            Purpose::Grpc => tonic::Status::resource_exhausted(TOO_MANY).into_http(),
+            _ => {
+                let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+                (StatusCode::SERVICE_UNAVAILABLE, headers, format!("{TOO_MANY}\n")).into_response()
+            }
         }
     }
 }

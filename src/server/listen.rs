@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::ServerError;
 use super::connection::Care;
 use super::door::{Door, House, Purpose};
-use super::guest::Pages;
+use super::http2::Http2;
 use super::identity::Identity;
 use crate::grpc;
 use crate::grpc::call::Calls;
@@ -105,21 +105,21 @@ impl Listeners {
         let mut serving = JoinSet::new();
         let bounds = &self.bounds;
         let (socket, gate) = self.grpc;
-        let care = Care::grpc(bounds, settings);
         let service = &site.instruments.service;
         let calls = Calls::new(Arc::clone(service), settings.max_message_bytes);
-        let pages = Pages::from(grpc::routes::routes(settings, service, health)).with(calls);
+        let http2 = Http2::new(bounds, settings, calls, grpc::routes::routes(settings, service, health));
+        let care = Care::grpc(bounds, settings, http2);
         match socket {
-            GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, gate, pages, stopping.clone())),
+            GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, gate, stopping.clone())),
             GrpcSocket::Unix(listener, _) => {
-                serving.spawn(care.serve(UnixListener::from_std(listener)?, gate, pages, stopping.clone()))
+                serving.spawn(care.serve(UnixListener::from_std(listener)?, gate, stopping.clone()))
             }
         };
         let prometheus = self.prometheus.map(|listener| (listener, metrics::routes(&site)));
         let public = (self.http, routes::public(site.clone()));
         for ((listener, gate), pages) in [public, (self.debug, routes::debug(site))].into_iter().chain(prometheus) {
-            let care = Care::http(bounds, gate.0.purpose(), gate.1.is_some());
-            serving.spawn(care.serve(tcp(listener)?, gate, pages.into(), stopping.clone()));
+            let care = Care::http(bounds, gate.0.purpose(), gate.1.is_some(), pages);
+            serving.spawn(care.serve(tcp(listener)?, gate, stopping.clone()));
         }
         Ok(serving)
     }

@@ -1,9 +1,9 @@
 //! Requests are begun in the task of their connection.
 //!
-//! HTTP/2 gives each request to an executor. Most of ours are done as soon as they are looked at: the message has come
-//! with the head, and a decision by memory waits for nothing. So each is polled once right here, and only what has to
-//! wait becomes a task. That saves a task and a wake-up for each decision, and what one reading of a connection brought
-//! is answered with one writing.
+//! Servers make each request a task. Most of ours are done as soon as they are looked at: the message has come with the
+//! head, and a decision by memory waits for nothing. So each is polled once right here, and only what has to wait
+//! becomes a task. That saves a task and a wake-up for each decision, and what one reading of a connection brought is
+//! answered with one writing.
 //!
 //! It must not keep others waiting, though: each costs the connection one of the steps that the runtime lets a task
 //! take in a row. When they are used up the rest become tasks, and the connection has its next turn after others.
@@ -11,25 +11,16 @@
 use std::pin::pin;
 use std::task::{Context, Waker};
 
-use hyper::rt::Executor;
 use tokio::task::coop::consume_budget;
 
 /// Polls once, and then spawns what is not done.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Promptly;
-
-impl<F> Executor<F> for Promptly
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, future: F) {
-        let mut future = Box::pin(future);
-        // Nobody is to be woken for this look: a task looks again as soon as it is spawned.
-        let mut unwatched = Context::from_waker(Waker::noop());
-        let may_run = pin!(consume_budget()).poll(&mut unwatched).is_ready();
-        if !may_run || future.as_mut().poll(&mut unwatched).is_pending() {
-            tokio::spawn(future);
-        }
+pub(super) fn promptly(work: impl Future<Output = ()> + Send + 'static) {
+    let mut work = Box::pin(work);
+    // Nobody is to be woken for this look: a task looks again as soon as it is spawned.
+    let mut unwatched = Context::from_waker(Waker::noop());
+    let may_run = pin!(consume_budget()).poll(&mut unwatched).is_ready();
+    if !may_run || work.as_mut().poll(&mut unwatched).is_pending() {
+        tokio::spawn(work);
     }
 }
 
@@ -46,7 +37,7 @@ mod tests {
     async fn what_waits_for_nothing_is_done_at_once() {
         let done = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&done);
-        Promptly.execute(async move {
+        promptly(async move {
             count.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(done.load(Ordering::Relaxed), 1);
@@ -55,7 +46,7 @@ mod tests {
     #[tokio::test]
     async fn what_waits_goes_on_when_it_is_woken() {
         let ((go, gone), (tell, told)) = (oneshot::channel(), oneshot::channel());
-        Promptly.execute(async move {
+        promptly(async move {
             gone.await.expect("it is told to go");
             tell.send(()).expect("somebody listens");
         });
@@ -73,7 +64,7 @@ mod tests {
             async move {
                 for _ in 0..BROUGHT {
                     let done = Arc::clone(&done);
-                    Promptly.execute(async move {
+                    promptly(async move {
                         done.fetch_add(1, Ordering::Relaxed);
                     });
                 }

@@ -371,6 +371,18 @@ fn a_connection_whose_client_is_gone_is_closed() {
     assert!(!said.is_empty());
 }
 
+#[test]
+fn a_connection_whose_client_answers_pings_stays() {
+    let server = server()
+        .env("TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL", "1s")
+        .env("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "100ms")
+        .env("GRPC_MAX_CONNECTION_AGE", "3s")
+        .start();
+    let mut connection = Frames::connect(server.grpc_port());
+    let last = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).last();
+    assert_eq!(last, Some(GOAWAY), "it was cut off before it was old");
+}
+
 fn is_refusal_of_peer(answer: &Response) -> bool {
     answer.status == 400
         && answer.text() == "Bad Request\n"

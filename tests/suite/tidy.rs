@@ -183,7 +183,7 @@ fn only_those_who_may_know_a_library_name_it() {
     assert_none("YAML", &mentions(&sources, &["granit_parser", "serde_saphyr"], yaml));
     assert_none("the command line", &mentions(&sources, &["clap"], of(&["cli"])));
     let network = of(&["grpc", "http", "server", "cli", "pb", "bench"]);
-    assert_none("HTTP and gRPC", &mentions(&sources, &["tonic", "axum", "hyper"], network));
+    assert_none("HTTP and gRPC", &mentions(&sources, &["tonic", "axum", "hyper", "h2::"], network));
     assert_none("file events", &mentions(&sources, &["notify::"], |text| text.name.starts_with("src/config/watch")));
     assert_none("OpenTelemetry", &mentions(&sources, &["opentelemetry"], of(&["telemetry", "server"])));
     // The pure ones: time and input come to them as arguments.
