@@ -9,8 +9,9 @@
 //! run by some thousandths. There is one thread: callgrind runs several in turn, and nothing would be seen of what
 //! they share. Nothing is asserted: the figures are for people.
 //!
-//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` also compares with the run before. It wants valgrind, and
-//! `cargo install gungraun-runner` in the version of `gungraun` in Cargo.lock.
+//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` takes some ten minutes, most of them for making ready
+//! what is measured, and compares with the run before. It wants valgrind, and `cargo install gungraun-runner` in the
+//! version of `gungraun` in Cargo.lock.
 
 #![expect(missing_docs, reason = "what the macros make has none")]
 

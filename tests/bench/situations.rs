@@ -21,7 +21,7 @@ use tollkeeper::config::yaml::Documents;
 use tollkeeper::pb::codec;
 use tollkeeper::pb::rate_limit_descriptor::Entry;
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
-use tollkeeper::rule::Domain;
+use tollkeeper::rule::{Domain, Node};
 
 /// The domain of all rules and requests here.
 pub(crate) const DOMAIN: &str = "bench";
@@ -77,6 +77,19 @@ fn rules(descriptors: &str) -> Vec<Domain> {
     let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
     let source = Source { name: "rules.yaml".into(), text, documents: Documents::FirstOnly };
     compile(&[source], &Options::default()).map(|compiled| compiled.domains).expect("the rules are right")
+}
+
+/// The same, of which the last descriptor stands for so many that differ from it in what `name` does to them: reading
+/// text takes callgrind longer than all that is measured.
+fn many_rules(descriptors: &str, count: usize, name: impl Fn(usize, &mut Node)) -> Vec<Domain> {
+    let mut domains = rules(descriptors);
+    let last = domains[0].descriptors.pop().expect("there is a descriptor");
+    domains[0].descriptors.extend((0..count).map(|i| {
+        let mut node = last.clone();
+        name(i, &mut node);
+        node
+    }));
+    domains
 }
 
 /// The key of the descriptor at `place` of a request.

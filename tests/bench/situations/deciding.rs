@@ -10,13 +10,14 @@ use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::pb::codec::FRAME_HEAD_BYTES;
 use tollkeeper::request::Request;
+use tollkeeper::rule::Domain;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::{HeaderNames, Settings};
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
 use tollkeeper::telemetry::metrics::Metrics;
 
-use super::{BEGIN, CAPACITY_BYTES, NAME_BYTES, Situation, USERS, Walk, frame, key, rules};
+use super::{BEGIN, CAPACITY_BYTES, NAME_BYTES, Situation, USERS, Walk, frame, key, many_rules};
 
 /// The most descriptors of a request here.
 const MOST_DESCRIPTORS: usize = 10;
@@ -59,19 +60,19 @@ impl Scene {
         let store = Store::Memory(Memory::new(CAPACITY_BYTES));
         let decider = Decider::new(store, behaviour, Arc::new(metrics));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
-        let rules = RuleSet::metered(rules(&self.descriptors_of_rules()), &service.decider.metrics.meters);
+        let rules = RuleSet::metered(self.rules(), &service.decider.metrics.meters);
         assert_eq!(rules.rule_count(), self.rules);
         service.rules.replace(rules, vec!["rules.yaml".into()], BEGIN);
         service
     }
 
-    fn descriptors_of_rules(self) -> String {
+    /// Ten rules that are met, and the others.
+    fn rules(self) -> Vec<Domain> {
         let limit = if self.refused { STINGY } else { GENEROUS };
         let met = (0..MOST_DESCRIPTORS).map(|i| format!("- {{key: {}, rate_limit: {limit}}}\n", key(i)));
-        let others = (MOST_DESCRIPTORS..self.rules).map(|i| {
-            format!("- {{key: path, value: /service/{i}/items, rate_limit: {{unit: minute, requests_per_unit: 10}}}}\n")
-        });
-        met.chain(others).collect()
+        let other = format!("- {{key: path, value: /, rate_limit: {limit}}}\n");
+        let descriptors: String = met.chain([other]).collect();
+        many_rules(&descriptors, self.rules - MOST_DESCRIPTORS, |i, node| node.value = format!("/service/{i}/items"))
     }
 }
 

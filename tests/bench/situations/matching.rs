@@ -4,12 +4,13 @@ use std::hint::black_box;
 
 use smallvec::SmallVec;
 use tollkeeper::request::Entry;
+use tollkeeper::rule::Domain;
 use tollkeeper::rule::set::RuleSet;
 
-use super::{DOMAIN, Situation, Walk, rules};
+use super::{DOMAIN, Situation, Walk, many_rules};
 
-/// What every rule says.
-const LIMIT: &str = "{unit: minute, requests_per_unit: 10}";
+/// What every rule is like.
+const PATH: &str = "- {key: path, value: /, rate_limit: {unit: minute, requests_per_unit: 10}}\n";
 
 /// Looks for each of the rules in turn.
 pub(crate) struct Matching {
@@ -22,43 +23,42 @@ pub(crate) struct Matching {
 impl Matching {
     /// Met by key and value.
     pub(crate) fn exact(count: usize) -> Self {
-        let rule = |i| format!("- {{key: path, value: /service/{i}/items, rate_limit: {LIMIT}}}\n");
-        Self::new(count, rule, |i| vec![("path".to_owned(), format!("/service/{i}/items"))])
+        let path = |i| format!("/service/{i}/items");
+        Self::new(many_rules(PATH, count, |i, node| node.value = path(i)), count, |i| vec![("path".into(), path(i))])
     }
 
     /// Met by the key alone.
     pub(crate) fn default_key(count: usize) -> Self {
-        let rule = |i| format!("- {{key: user-of-{i}, rate_limit: {LIMIT}}}\n");
-        Self::new(count, rule, |i| vec![(format!("user-of-{i}"), format!("user-{i:08}"))])
+        let key = |i| format!("user-of-{i}");
+        Self::new(many_rules(PATH, count, |i, node| (node.key, node.value) = (key(i), String::new())), count, |i| {
+            vec![(key(i), format!("user-{i:08}"))]
+        })
     }
 
     /// Met by a wildcard; what stands before the star differs.
     pub(crate) fn wildcard(count: usize) -> Self {
-        let rule = |i| format!("- {{key: path, value: /service/{i:06}/*, rate_limit: {LIMIT}}}\n");
-        Self::new(count, rule, |i| vec![("path".to_owned(), format!("/service/{i:06}/items"))])
+        let rules = many_rules(PATH, count, |i, node| node.value = format!("/service/{i:06}/*"));
+        Self::new(rules, count, |i| vec![("path".into(), format!("/service/{i:06}/items"))])
     }
 
     /// Met by a wildcard that begins with the star, so that only the order of the file tells which is tried first.
     pub(crate) fn wildcard_in_order(count: usize) -> Self {
-        let rule = |i| format!("- {{key: path, value: '*/service/{i:06}', rate_limit: {LIMIT}}}\n");
-        Self::new(count, rule, |i| vec![("path".to_owned(), format!("/eu/service/{i:06}"))])
+        let rules = many_rules(PATH, count, |i, node| node.value = format!("*/service/{i:06}"));
+        Self::new(rules, count, |i| vec![("path".into(), format!("/eu/service/{i:06}"))])
     }
 
     /// Met by key and value on each of two levels, the inner of ten rules.
     pub(crate) fn nested(count: usize) -> Self {
-        let rule = |i| {
-            let inner = format!("  - {{key: path, value: /items/{}, rate_limit: {LIMIT}}}\n", i % 10);
-            if i % 10 > 0 { inner } else { format!("- key: tenant\n  value: tenant-{i}\n  descriptors:\n{inner}") }
-        };
-        Self::new(count, rule, |i| {
-            let tenant = ("tenant".to_owned(), format!("tenant-{}", i / 10 * 10));
-            vec![tenant, ("path".to_owned(), format!("/items/{}", i % 10))]
+        let inner = |i| format!("  {}", PATH.replace("/,", &format!("/items/{i},")));
+        let outer = (0..10).map(inner).fold("- key: tenant\n  descriptors:\n".to_owned(), |text, inner| text + &inner);
+        let tenant = |i| format!("tenant-{i}");
+        Self::new(many_rules(&outer, count / 10, |i, node| node.value = tenant(i)), count, |i| {
+            vec![("tenant".into(), tenant(i / 10)), ("path".into(), format!("/items/{}", i % 10))]
         })
     }
 
-    fn new(count: usize, rule: impl Fn(usize) -> String, path: impl Fn(usize) -> Vec<(String, String)>) -> Self {
-        let text: String = (0..count).map(rule).collect();
-        let rules = RuleSet::new(rules(&text));
+    fn new(rules: Vec<Domain>, count: usize, path: impl Fn(usize) -> Vec<(String, String)>) -> Self {
+        let rules = RuleSet::new(rules);
         assert_eq!(rules.rule_count(), count);
         let situation = Self { rules, paths: (0..count).map(path).collect(), walk: Walk::through(count) };
         assert!((0..count).all(|place| situation.finds(place)), "each rule is met");
