@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use axum::BoxError;
-use axum::http::{HeaderName, Method, Request, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header, request};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Body;
@@ -36,22 +36,19 @@ impl Calls {
     }
 
     /// Whether a request can be answered here.
-    pub fn takes<B>(&self, request: &Request<B>) -> bool {
-        request.uri().path() == METHOD_PATH
-            && request.method() == Method::POST
-            && request
-                .headers()
-                .get(header::CONTENT_TYPE)
-                .is_some_and(|of| of.as_bytes().starts_with(b"application/grpc"))
-            && !request.headers().contains_key(&GRPC_ENCODING)
+    pub fn takes(&self, head: &request::Parts) -> bool {
+        let is_grpc = |of: &HeaderValue| of.as_bytes().starts_with(b"application/grpc");
+        head.uri.path() == METHOD_PATH
+            && head.method == Method::POST
+            && head.headers.get(header::CONTENT_TYPE).is_some_and(is_grpc)
+            && !head.headers.contains_key(&GRPC_ENCODING)
     }
 
-    /// Answers it: a message as it is sent, or why there is none.
-    pub async fn answer<B>(&self, request: Request<B>) -> Result<Bytes, Status>
+    /// Answers one with these headers and this body: a message as it is sent, or why there is none.
+    pub async fn answer<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Status>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {
-        let (head, body) = request.into_parts();
         let message = self.read(body).await?;
         let decoded: RateLimitRequest;
         let request = match decode::in_place(&message) {
@@ -61,7 +58,7 @@ impl Calls {
                 decode::request(&decoded)
             }
         };
-        Ok(frame(&self.service.call(&head.headers, &request).await?))
+        Ok(frame(&self.service.call(headers, &request).await?))
     }
 
     /// The bytes of the message, which nearly always come in one piece and then are not copied.
@@ -94,7 +91,8 @@ impl Calls {
             return Ok(bytes);
         }
         let mut messages = Streaming::new_request(Unread, Full::new(bytes), None, Some(self.max_message_bytes));
-        messages.message().await?.ok_or_else(|| Status::internal("Missing request message."))
+        let message = Box::pin(async move { messages.message().await });
+        message.await?.ok_or_else(|| Status::internal("Missing request message."))
     }
 }
 

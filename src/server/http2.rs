@@ -27,7 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::connection::Talk;
-use super::door::Guest;
+use super::door::{Guest, Turn};
 use super::guest::enter;
 use super::promptly::promptly;
 use crate::grpc::call::Calls;
@@ -162,35 +162,49 @@ impl Pings {
 
 /// Answers one request. How that ends is its client's affair: an error says nothing that an operator could mend.
 async fn answer(http2: Arc<Http2>, guest: Arc<Guest>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
-    let turn = match enter(&guest, request.uri().path()) {
+    let (head, body) = request.into_parts();
+    let turn = match enter(&guest, head.uri.path()) {
         Ok(turn) => turn,
         Err(refusal) => {
             let _gone = send_head(&mut respond, refusal.page(), true);
             return;
         }
     };
-    let request = request.map(Received);
-    if http2.calls.takes(&request) {
-        let answer = unless_given_up(&mut respond, http2.calls.answer(request)).await;
+    let body = Received(body);
+    let _gone = if http2.calls.takes(&head) {
+        let call = pin!(http2.calls.answer(&head.headers, body));
+        let answer = unless_given_up(&mut respond, call).await;
         drop(turn);
-        let _gone = match answer {
+        match answer {
             Some(Ok(message)) => send_message(&mut respond, message),
             Some(Err(status)) => send_head(&mut respond, status.into_http::<Body>(), true).map(drop),
             None => Ok(()),
-        };
+        }
     } else {
-        let page = http2.router.call(request.map(Body::new));
-        let page = unless_given_up(&mut respond, page).await;
+        // Boxed, so that a call does not carry the room that it takes.
+        Box::pin(http2.page(Request::from_parts(head, Body::new(body)), turn, respond)).await
+    };
+}
+
+impl Http2 {
+    /// Answers what is not the call.
+    async fn page(
+        &self,
+        request: Request<Body>,
+        turn: Option<Turn>,
+        mut respond: SendResponse<Bytes>,
+    ) -> Result<(), h2::Error> {
+        let page = unless_given_up(&mut respond, pin!(self.router.call(request))).await;
         drop(turn);
-        if let Some(Ok::<_, Infallible>(page)) = page {
-            let _gone = send_page(&mut respond, page).await;
+        match page {
+            Some(Ok::<_, Infallible>(page)) => send_page(&mut respond, page).await,
+            None => Ok(()),
         }
     }
 }
 
 /// What comes of it, unless the client gives the request up before.
-async fn unless_given_up<F: Future>(respond: &mut SendResponse<Bytes>, work: F) -> Option<F::Output> {
-    let mut work = pin!(work);
+async fn unless_given_up<F: Future>(respond: &mut SendResponse<Bytes>, mut work: Pin<&mut F>) -> Option<F::Output> {
     poll_fn(|context| match work.as_mut().poll(context) {
         Poll::Ready(done) => Poll::Ready(Some(done)),
         Poll::Pending => respond.poll_reset(context).map(|_| None),
