@@ -15,8 +15,8 @@ pub mod huge_pages;
 mod http2;
 mod identity;
 mod listen;
-mod promptly;
 mod reload;
+mod requests;
 mod signals;
 mod traces;
 

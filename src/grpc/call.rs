@@ -19,6 +19,7 @@ use super::decode;
 use super::service::Service;
 use crate::pb::codec::{self, FRAME_HEAD_BYTES, frame};
 use crate::pb::{METHOD_PATH, RateLimitRequest};
+use crate::store::Store;
 
 /// Answers `ShouldRateLimit`.
 #[derive(Clone, Debug)]
@@ -33,6 +34,11 @@ impl Calls {
     /// By `service`; a message has `max_message_bytes` at most.
     pub const fn new(service: Arc<Service>, max_message_bytes: usize) -> Self {
         Self { service, max_message_bytes }
+    }
+
+    /// Whether hardly any answer has to wait: counters in this process are asked at once.
+    pub fn are_prompt(&self) -> bool {
+        matches!(self.service.decider.store, Store::Memory(_))
     }
 
     /// Whether a request can be answered here.

@@ -29,7 +29,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::connection::Talk;
 use super::door::{Guest, Turn};
 use super::guest::enter;
-use super::promptly::promptly;
+use super::requests::Requests;
 use crate::grpc::call::Calls;
 use crate::settings::Grpc;
 use crate::settings::bounds::Bounds;
@@ -69,20 +69,24 @@ impl Http2 {
     }
 
     /// Serves a connection.
-    pub(super) fn serve<I>(self: Arc<Self>, io: I, guest: Arc<Guest>) -> Conversation<I>
+    pub(super) fn serve<I>(self: Arc<Self>, io: I, guest: Arc<Guest>) -> impl Talk + Send
     where
-        I: AsyncRead + AsyncWrite + Unpin,
+        I: AsyncRead + AsyncWrite + Unpin + Send,
     {
         let state = State::Begins(self.builder.handshake(io));
-        Conversation { http2: self, guest, state, winds_up: false }
+        let requests = Requests::new(self.calls.are_prompt());
+        let pings = self.pings;
+        let begin = move |request, respond| answer(Arc::clone(&self), Arc::clone(&guest), request, respond);
+        Conversation { state, begin, requests, pings, winds_up: false }
     }
 }
 
 /// A connection, which is served as it is polled.
-pub(super) struct Conversation<I> {
-    http2: Arc<Http2>,
-    guest: Arc<Guest>,
+struct Conversation<I, B, F> {
     state: State<I>,
+    begin: B,
+    requests: Requests<F>,
+    pings: Option<(Duration, Duration)>,
     winds_up: bool,
 }
 
@@ -91,7 +95,12 @@ enum State<I> {
     Goes(Connection<I, Bytes>, Option<Pings>),
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> Talk for Conversation<I> {
+impl<I, B, F> Talk for Conversation<I, B, F>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    B: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Unpin,
+    F: Future<Output = ()>,
+{
     fn wind_up(mut self: Pin<&mut Self>) {
         self.winds_up = true;
         if let State::Goes(connection, _) = &mut self.state {
@@ -100,7 +109,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Talk for Conversation<I> {
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> Future for Conversation<I> {
+impl<I, B, F> Future for Conversation<I, B, F>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    B: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Unpin,
+    F: Future<Output = ()>,
+{
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -113,7 +127,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Future for Conversation<I> {
                     if this.winds_up {
                         connection.graceful_shutdown();
                     }
-                    let pings = this.http2.pings.and_then(|times| Some(Pings::new(connection.ping_pong()?, times)));
+                    let pings = this.pings.and_then(|times| Some(Pings::new(connection.ping_pong()?, times)));
                     this.state = State::Goes(connection, pings);
                     continue;
                 }
@@ -121,8 +135,18 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Future for Conversation<I> {
             if pings.as_mut().is_some_and(|pings| pings.poll_lost(context).is_ready()) {
                 return Poll::Ready(());
             }
-            let Some(Ok((request, respond))) = ready!(connection.poll_accept(context)) else { return Poll::Ready(()) };
-            promptly(answer(Arc::clone(&this.http2), Arc::clone(&this.guest), request, respond));
+            // What was answered is written on the way.
+            loop {
+                ready!(this.requests.poll_turn(context));
+                match connection.poll_accept(context) {
+                    Poll::Ready(Some(Ok((request, respond)))) => this.requests.begin((this.begin)(request, respond)),
+                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+                    Poll::Pending => break,
+                }
+            }
+            if !this.requests.go_on(context) {
+                return Poll::Pending;
+            }
         }
     }
 }
