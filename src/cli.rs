@@ -28,7 +28,6 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::server::huge_pages;
 use clap::{Parser, Subcommand, ValueEnum};
 
 /// A rate limit decision service for Envoy.
@@ -120,8 +119,6 @@ fn is_question(argument: &OsString) -> bool {
 
 /// Runs the command that `arguments` ask for, the program's name first.
 pub fn main(arguments: &[OsString]) -> ExitCode {
-    // Before there is anything to remember.
-    huge_pages::defer();
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
     let outcome = match name {
         Some("ratelimit") if !arguments.iter().any(is_question) => serve::as_ratelimit(arguments),

@@ -11,7 +11,6 @@ mod door;
 mod flush;
 mod gathered;
 mod guest;
-pub mod huge_pages;
 mod http2;
 mod identity;
 mod listen;
@@ -306,7 +305,6 @@ async fn report_store(service: Arc<Service>, health: Arc<StoreHealth>) {
 
 /// Drops expired counters, a share of the store at a time.
 async fn sweep(service: Arc<Service>) {
-    let mut is_grown = false;
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     for turn in (0..SWEEP_SHARES).cycle() {
@@ -315,7 +313,6 @@ async fn sweep(service: Arc<Service>) {
         service.decider.store.sweep(now, turn, SWEEP_SHARES);
         if turn == 0 {
             service.decider.metrics.top.sweep(now);
-            is_grown = is_grown || huge_pages::allow_if_grown();
         }
     }
 }
