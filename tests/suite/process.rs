@@ -341,14 +341,6 @@ fn compressed_requests_are_read() {
 }
 
 #[test]
-fn a_process_that_has_just_started_takes_no_huge_pages() {
-    let server = server().start();
-    let status = fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("THP_enabled:"));
-    assert_eq!(line, Some("THP_enabled:\t0"), "{status}");
-}
-
-#[test]
 fn a_connection_is_asked_to_close_when_it_is_old() {
     let server = server().env("GRPC_MAX_CONNECTION_AGE", "100ms").start();
     let mut connection = Frames::connect(server.grpc_port());
