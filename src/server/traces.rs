@@ -21,7 +21,7 @@ use tonic::transport::{Certificate as TonicCertificate, ClientTlsConfig, Identit
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
 use crate::config::watch::yield_to_decisions;
-use crate::settings::tls::{File, of_system};
+use crate::settings::tls::{File, of_system, trusted};
 use crate::settings::tracing::{Protocol, Tls, Tracing};
 use crate::telemetry::traces::Tracer;
 use crate::telemetry::traces::sink::Sink;
@@ -101,7 +101,7 @@ fn over_grpc(settings: &Tracing) -> Result<SpanExporter, String> {
 fn tonic_tls(tls: &Tls) -> Result<ClientTlsConfig, String> {
     let config = match &tls.ca {
         Some(ca) => ClientTlsConfig::new().ca_certificate(TonicCertificate::from_pem(pem_of_certificates(ca)?)),
-        None => ClientTlsConfig::new().with_native_roots(),
+        None => ClientTlsConfig::new().trust_anchors(trusted(None)?.roots),
     };
     Ok(match &tls.client {
         Some((certificate, key)) => {
