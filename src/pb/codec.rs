@@ -49,12 +49,6 @@ where
 #[derive(Clone, Copy, Debug)]
 pub struct BoundedDecoder<U>(PhantomData<U>);
 
-impl<U> Default for BoundedDecoder<U> {
-    fn default() -> Self {
-        Self(PhantomData)
-    }
-}
-
 impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Item = U;
     type Error = Status;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, header};
 use bytes::Bytes;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
@@ -25,6 +25,8 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep};
+use tonic::Status;
+use tonic::metadata::GRPC_CONTENT_TYPE;
 
 use super::connection::Talk;
 use super::door::{Guest, Turn};
@@ -50,9 +52,6 @@ pub(super) struct Http2 {
 const MOST_GIVEN_UP: usize = 2048;
 /// What a client may send before it is read, on one call and on all of a connection.
 const WINDOW_BYTES: u32 = 1024 * 1024;
-
-const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
-static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 impl Http2 {
     /// As the settings say.
@@ -239,10 +238,10 @@ async fn unless_given_up<F: Future>(respond: &mut SendResponse<Bytes>, mut work:
 /// A message waits with h2 until its client takes it: it is small, and one client has only so many calls.
 fn send_message(respond: &mut SendResponse<Bytes>, message: Bytes) -> Result<(), h2::Error> {
     let mut head = Response::new(());
-    head.headers_mut().insert(header::CONTENT_TYPE, CONTENT_TYPE);
+    head.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     let mut stream = respond.send_response(head, false)?;
     stream.send_data(message, false)?;
-    stream.send_trailers(HeaderMap::from_iter([(GRPC_STATUS.clone(), HeaderValue::from_static("0"))]))
+    stream.send_trailers(HeaderMap::from_iter([(Status::GRPC_STATUS, HeaderValue::from_static("0"))]))
 }
 
 fn send_head(
@@ -290,7 +289,11 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<()
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let Some(room) = poll_fn(|context| stream.poll_capacity(context)).await else { return Ok(()) };
-        stream.send_data(data.split_to(room?.min(data.len())), false)?;
+        // There may be none left by now: then there is no piece to send, not an empty one.
+        match room?.min(data.len()) {
+            0 => {}
+            room => stream.send_data(data.split_to(room), false)?,
+        }
     }
     Ok(())
 }

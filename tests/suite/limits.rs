@@ -4,10 +4,11 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 
+use prost::Message as _;
 use tonic::Code;
 
 use super::harness::frames::{END_STREAM, Frames, GOAWAY, HEADERS};
-use super::harness::grpc::{Client, question};
+use super::harness::grpc::{Client, SHOULD_RATE_LIMIT, question};
 use super::harness::http::{self, connect};
 use super::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
 use super::harness::wait_for;
@@ -203,4 +204,45 @@ fn a_head_that_is_too_long_is_refused() {
     let _ = frames.message(1, 0, b"", END_STREAM);
     assert!(!is_answered(&mut frames));
     assert_eq!(ask(&Client::connect(server.grpc_port())), Ok(()));
+}
+
+/// What a call is answered, by a client that takes so many bytes at a time: the message, and the status.
+async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8>, String) {
+    let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    let mut builder = h2::client::Builder::new();
+    let (mut requests, connection) =
+        builder.initial_window_size(at_a_time).handshake::<_, bytes::Bytes>(stream).await.unwrap();
+    tokio::spawn(connection);
+    let request =
+        axum::http::Request::post(format!("http://tollkeeper{path}")).header("content-type", "application/grpc");
+    let (answer, mut body) = requests.send_request(request.body(()).unwrap(), false).unwrap();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    body.send_data([&[0], &length[..], message].concat().into(), true).unwrap();
+    let mut body = answer.await.unwrap().into_body();
+    let mut gathered = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.unwrap();
+        assert!((1..=at_a_time as usize).contains(&piece.len()), "{} bytes", piece.len());
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        gathered.extend_from_slice(&piece);
+    }
+    let trailers = body.trailers().await.unwrap().expect("it is gRPC");
+    (gathered, trailers["grpc-status"].to_str().unwrap().to_owned())
+}
+
+#[test]
+fn who_takes_a_few_bytes_at_a_time_gets_all_of_it() {
+    let server = server().start();
+    let asked = question("shop", &[("user", "ann")]).encode_to_vec();
+    // The service itself, and a page of the router.
+    for (path, message) in [(SHOULD_RATE_LIMIT, asked.as_slice()), ("/grpc.health.v1.Health/Check", b"")] {
+        let answer = |at_a_time| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(taken(server.grpc_port(), path, message, at_a_time))
+        };
+        let (whole, status) = answer(65_535);
+        assert!(whole.len() > 5 && status == "0", "{path}: {whole:?}, {status}");
+        let (pieces, status) = answer(3);
+        assert_eq!((pieces.len(), status.as_str()), (whole.len(), "0"), "{path}");
+    }
 }
