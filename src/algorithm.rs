@@ -1,10 +1,10 @@
 //! The five algorithms: pure arithmetic on what a counter has used.
 //!
-//! `draw(limit, state, now, hits, hold_us) -> (state, level)`. The state is what was *used*, never what is left, so a
+//! `charge(limit, state, now, hits, hold_us) -> (state, level)`. The state is what was *used*, never what is left, so a
 //! limit may change under a live counter. Everything is an integer; times are microseconds; products that can pass
 //! 64 bits go through u128. Rounding is against the caller, but for sliding_window_counter, which floors.
 //!
-//! A counter's time never runs backwards: an algorithm's now is the later of the draw's and the last charge's. A
+//! A counter's time never runs backwards: an algorithm's now is the later of the charge's and the last charge's. A
 //! last charge more than a period ahead means that the clock was wrong, and the state is discarded.
 //!
 //! No clock, no I/O, no log here, and nothing about where states are kept.
@@ -27,7 +27,7 @@ pub const MOST_COUNTED: u64 = 1 << 53;
 
 /// What is asked of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct ChargeRequest {
     /// The hits to take, to look for, or to give back.
     pub hits: Hits,
     /// The longest the answer may be held, in microseconds; the limit's own `max_wait` holds besides.
@@ -36,17 +36,17 @@ pub struct Ask {
     pub refused_elsewhere: bool,
 }
 
-impl Ask {
-    /// A draw of `hits` by itself.
+impl ChargeRequest {
+    /// A charge of `hits` by itself.
     pub const fn new(hits: Hits, hold_us: u64) -> Self {
         Self { hits, hold_us, refused_elsewhere: false }
     }
 
-    /// How many hits must fit for the draw to pass: a look asks for one more, a refund for none.
+    /// How many hits must fit for the charge to pass: a look asks for one more, a refund for none.
     const fn wanted(self) -> u64 {
         match self.hits {
-            Hits::Look => 1,
-            Hits::Take(count) => count,
+            Hits::Peek => 1,
+            Hits::Charge(count) => count,
             Hits::Refund(_) => 0,
         }
     }
@@ -54,15 +54,15 @@ impl Ask {
     /// What becomes of the hits once it is known whether they fit.
     const fn effect(self, fits: bool, limit: &Limit) -> Effect {
         match self.hits {
-            Hits::Take(count) if fits && !self.refused_elsewhere => Effect::Charge(count),
-            Hits::Take(count) if limit.count_rejected() => Effect::Debt(count),
+            Hits::Charge(count) if fits && !self.refused_elsewhere => Effect::Charge(count),
+            Hits::Charge(count) if limit.count_rejected() => Effect::Debt(count),
             Hits::Refund(count) => Effect::Refund(count),
-            Hits::Take(_) | Hits::Look => Effect::Nothing,
+            Hits::Charge(_) | Hits::Peek => Effect::Nothing,
         }
     }
 }
 
-/// What a draw does to a state.
+/// What a charge does to a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     /// Nothing: a look, or a refusal that does not count.
@@ -75,12 +75,12 @@ enum Effect {
     Refund(u64),
 }
 
-/// What a draw found and what it promises. Times count from the draw's own now.
+/// What a charge found and what it promises. Times count from the charge's own now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Level {
+pub struct ChargeResult {
     /// Whether this limit lets the hits pass.
     pub admitted: bool,
-    /// Hits counted before the draw, rounded as the algorithm rounds.
+    /// Hits counted before the charge, rounded as the algorithm rounds.
     pub before: u64,
     /// Hits counted after it; those refused are in it only if they count.
     pub after: u64,
@@ -90,7 +90,7 @@ pub struct Level {
     /// Until the limit is full again (fixed_window: until the window ends), in microseconds; 0 if it is, or never will
     /// be.
     pub reset_us: u64,
-    /// Until the same draw could pass, at the earliest, in microseconds. `None` if it passed, or never will.
+    /// Until the same charge could pass, at the earliest, in microseconds. `None` if it passed, or never will.
     pub retry_after_us: Option<u64>,
     /// How long the answer is to be held, in microseconds; 0 if the hits do not pass.
     pub hold_us: u64,
@@ -112,7 +112,7 @@ pub enum State {
 }
 
 impl State {
-    /// The state of a counter that nothing was drawn from.
+    /// The state of a counter that nothing was charged from.
     pub fn empty(algorithm: Algorithm) -> Self {
         match algorithm {
             Algorithm::TokenBucket => Self::TokenBucket(Default::default()),
@@ -123,7 +123,7 @@ impl State {
         }
     }
 
-    /// The time that [`State::draw`] works at: the later of the draw's and the last charge's, unless that is void.
+    /// The time that [`State::charge`] works at: the later of the charge's and the last charge's, unless that is void.
     pub fn time(&self, limit: &Limit, now: Time) -> Time {
         effective_now(now, self.last(), limit.period_us()).map_or(now, |(at, _)| at)
     }
@@ -139,27 +139,27 @@ impl State {
         }
     }
 
-    /// Draws from this state, which must be of the limit's algorithm; any other is taken as empty.
-    pub fn draw(&mut self, limit: &Limit, now: Time, ask: Ask) -> Level {
+    /// Charges from this state, which must be of the limit's algorithm; any other is taken as empty.
+    pub fn charge(&mut self, limit: &Limit, now: Time, ask: ChargeRequest) -> ChargeResult {
         match (limit.algorithm(), &mut *self) {
-            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::draw(limit, state, now, ask),
-            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::draw(limit, state, now, ask),
-            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::draw(limit, state, now, ask),
+            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::charge(limit, state, now, ask),
+            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::charge(limit, state, now, ask),
+            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::charge(limit, state, now, ask),
             (Algorithm::SlidingWindowLog, Self::SlidingWindowLog(state)) => {
-                sliding_window_log::draw(limit, state, now, ask)
+                sliding_window_log::charge(limit, state, now, ask)
             }
             (Algorithm::SlidingWindowCounter, Self::SlidingWindowCounter(state)) => {
-                sliding_window_counter::draw(limit, state, now, ask)
+                sliding_window_counter::charge(limit, state, now, ask)
             }
             (algorithm, _) => {
                 *self = Self::empty(algorithm);
-                self.draw(limit, now, ask)
+                self.charge(limit, now, ask)
             }
         }
     }
 
-    /// Whether [`State::draw`] would let the hits pass; changes nothing.
-    pub fn admits(&self, limit: &Limit, now: Time, ask: Ask) -> bool {
+    /// Whether [`State::charge`] would let the hits pass; changes nothing.
+    pub fn admits(&self, limit: &Limit, now: Time, ask: ChargeRequest) -> bool {
         match (limit.algorithm(), self) {
             (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::admits(limit, state, now, ask),
             (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::admits(limit, state, now, ask),
@@ -177,27 +177,32 @@ impl State {
 
 /// One of the limits that are decided together for a descriptor.
 #[derive(Clone, Copy, Debug)]
-pub struct Term<'r> {
+pub struct EnforcedLimit<'r> {
     /// The limit.
     pub limit: &'r Limit,
     /// Whether its refusal refuses the descriptor; a trial's does not.
     pub enforced: bool,
 }
 
-/// Draws from all limits of a descriptor at once: hits are charged to all of them, or, if an enforced one refuses, to
+/// Charges from all limits of a descriptor at once: hits are charged to all of them, or, if an enforced one refuses, to
 /// none but those where refused hits count. `states` are those of `terms`, in the same order.
-pub fn draw_together(terms: &[Term<'_>], states: &mut [State], now: Time, ask: Ask) -> SmallVec<[Level; 1]> {
+pub fn charge_together(
+    terms: &[EnforcedLimit<'_>],
+    states: &mut [State],
+    now: Time,
+    ask: ChargeRequest,
+) -> SmallVec<[ChargeResult; 1]> {
     if let ([term], [state]) = (terms, &mut *states) {
-        return SmallVec::from([state.draw(term.limit, now, ask)]);
+        return SmallVec::from([state.charge(term.limit, now, ask)]);
     }
     let refused =
         terms.iter().zip(states.iter()).any(|(term, state)| term.enforced && !state.admits(term.limit, now, ask));
     // Where these hits do not fit either, it makes no difference that another limit refused them.
-    let ask = Ask { refused_elsewhere: ask.refused_elsewhere || refused, ..ask };
-    terms.iter().zip(states).map(|(term, state)| state.draw(term.limit, now, ask)).collect()
+    let ask = ChargeRequest { refused_elsewhere: ask.refused_elsewhere || refused, ..ask };
+    terms.iter().zip(states).map(|(term, state)| state.charge(term.limit, now, ask)).collect()
 }
 
-/// The time an algorithm works at, and how far it lies ahead of the draw's own.
+/// The time an algorithm works at, and how far it lies ahead of the charge's own.
 ///
 /// `None` if the last charge lies more than a period ahead: the state is void.
 fn effective_now(now: Time, last: Time, period_us: u64) -> Option<(Time, u64)> {

@@ -1,4 +1,4 @@
-//! What a matched descriptor draws from: a path, and the limits that count along it.
+//! What a matched descriptor charges from: a path, and the limits that count along it.
 //!
 //! A counter is identified by its path (domain and entries, with a pattern in place of a shared value) and its limit's
 //! algorithm, period and epoch. Two paths never share a counter: wherever a path becomes a key, every part is told from
@@ -10,25 +10,25 @@ use std::sync::LazyLock;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
-use crate::algorithm::{Ask, Term};
+use crate::algorithm::{ChargeRequest, EnforcedLimit};
 use crate::request::Entry;
 
-/// A draw on all counters of one descriptor, which are decided together.
+/// A charge on all counters of one descriptor, which are decided together.
 #[derive(Clone, Debug)]
-pub struct Draw<'a> {
+pub struct Charge<'a> {
     /// Where they count.
     pub path: Path<'a>,
     /// What [`Path::key`] says of it.
     pub key: u128,
     /// At least one, no two of one tag.
     pub counters: SmallVec<[Counter<'a>; 1]>,
-    /// What is drawn.
-    pub ask: Ask,
+    /// What is charged.
+    pub ask: ChargeRequest,
 }
 
-impl<'a> Draw<'a> {
-    /// A draw of `ask` on these counters of a path: at least one, no two of one tag.
-    pub fn new(path: Path<'a>, counters: SmallVec<[Counter<'a>; 1]>, ask: Ask) -> Self {
+impl<'a> Charge<'a> {
+    /// A charge of `ask` on these counters of a path: at least one, no two of one tag.
+    pub fn new(path: Path<'a>, counters: SmallVec<[Counter<'a>; 1]>, ask: ChargeRequest) -> Self {
         Self { key: path.key(), path, counters, ask }
     }
 }
@@ -37,7 +37,7 @@ impl<'a> Draw<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Counter<'a> {
     /// Its limit.
-    pub term: Term<'a>,
+    pub term: EnforcedLimit<'a>,
     /// What tells it from others of the path: see [`crate::rule::set::counter_tag`].
     pub tag: u128,
     /// Raised by whoever wants to begin anew; part of the tag.

@@ -1,14 +1,14 @@
-//! The pipeline on one screen: select, draw, merge.
+//! The pipeline on one screen: select, charge, merge.
 //!
 //! The service, `/json`, `explain` and the benches all come through here, so they can not disagree. Limits are selected
-//! for a request as a whole, because a rule may replace others of the same request; then each descriptor draws from
-//! its counters; then the verdicts merge. Counters in this process are drawn from at once and nothing waits; those in
+//! for a request as a whole, because a rule may replace others of the same request; then each descriptor charges from
+//! its counters; then the verdicts merge. Counters in this process are charged from at once and nothing waits; those in
 //! Redis are asked for all descriptors together. A store failure becomes a verdict by the rule's policy here and only
 //! here.
 
 mod account;
 pub mod counters;
-mod draw;
+mod charge;
 pub mod explain;
 mod failures;
 mod merge;
@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use self::failures::Failures;
 use self::merge::merge;
 use self::selection::{Selection, select};
-use crate::algorithm::Level;
+use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::decision::Decision;
 use crate::limit::StorePolicy;
@@ -34,9 +34,9 @@ use crate::rule::set::RuleSet;
 use crate::settings::Behaviour;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
-use crate::store::{DrawError, Drawn, Store};
+use crate::store::{ChargeError, Store, StoreOutcome};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::traces::Anchor;
+use crate::telemetry::traces::SpanRef;
 
 /// Decides requests: the counters, and what the process was told about deciding.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub struct Decider {
 
 /// What is taken once for a decision, where the request came in.
 #[derive(Clone, Copy, Debug)]
-pub struct Edge<'r> {
+pub struct DecisionContext<'r> {
     /// The rules; `None` before any were loaded.
     pub rules: Option<&'r RuleSet>,
     /// The time.
@@ -62,7 +62,7 @@ pub struct Edge<'r> {
     /// When Redis must have answered; `None`: the caller leaves no time to ask it. Memory does not look at it.
     pub until: Option<Instant>,
     /// The span of the decision, if it has one.
-    pub anchor: Option<&'r Anchor>,
+    pub span_ref: Option<&'r SpanRef>,
 }
 
 /// Why a request has no decision. The texts are envoyproxy/ratelimit's.
@@ -82,15 +82,15 @@ pub enum DecideError {
     Store,
 }
 
-/// What came of the draw of one descriptor.
+/// What came of the charge of one descriptor.
 #[derive(Clone, Debug)]
 enum Outcome {
     /// It has no limit.
     Free,
     /// What its limits found, and who decided.
-    Drawn(Drawn),
+    Charged(StoreOutcome),
     /// The store failed, and these are the levels of what stands in for it.
-    StoodIn(SmallVec<[Level; 1]>),
+    Fallback(SmallVec<[ChargeResult; 1]>),
     /// The store failed, and this is the rule's policy, which is not `local`.
     Failed(StorePolicy),
 }
@@ -100,7 +100,7 @@ impl Outcome {
     fn refuses(&self, place: usize) -> bool {
         match self {
             Self::Free | Self::Failed(_) => false,
-            Self::Drawn(Drawn { levels, .. }) | Self::StoodIn(levels) => !levels[place].admitted,
+            Self::Charged(StoreOutcome { levels, .. }) | Self::Fallback(levels) => !levels[place].admitted,
         }
     }
 }
@@ -115,36 +115,36 @@ impl Decider {
     pub fn decide<'r>(
         &'r self,
         memory: &Memory,
-        edge: Edge<'r>,
+        context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        let selections = self.select(edge, request)?;
-        let outcomes = self.draw(memory, edge, (request, &selections));
-        self.conclude(edge, (request, &selections), &outcomes)
+        let selections = self.select(context, request)?;
+        let outcomes = self.charge(memory, context, (request, &selections));
+        self.conclude(context, (request, &selections), &outcomes)
     }
 
     /// Decides a request by counters in Redis, that of [`Decider::store`]; it waits for them no longer than until
-    /// `edge.until`.
+    /// `context.until`.
     pub async fn decide_shared<'r>(
         &'r self,
         redis: &Redis,
-        edge: Edge<'r>,
+        context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        let selections = self.select(edge, request)?;
-        let outcomes = self.draw_shared(redis, edge, (request, &selections)).await;
-        self.conclude(edge, (request, &selections), &outcomes)
+        let selections = self.select(context, request)?;
+        let outcomes = self.charge_shared(redis, context, (request, &selections)).await;
+        self.conclude(context, (request, &selections), &outcomes)
     }
 
-    /// Counts what came of the draws, and merges it.
+    /// Counts what came of the charges, and merges it.
     fn conclude<'r>(
         &'r self,
-        edge: Edge<'r>,
+        context: DecisionContext<'r>,
         (request, selections): (&Request<'_>, &[Selection<'r>]),
         outcomes: &[Outcome],
     ) -> Result<Decision<'r>, DecideError> {
         if !self.metrics.is_off() {
-            self.account(edge, (request, selections), outcomes);
+            self.account(context, (request, selections), outcomes);
         }
         let decision = merge(&self.behaviour, request, selections, outcomes)?;
         if decision.shadowed {
@@ -153,24 +153,28 @@ impl Decider {
         Ok(decision)
     }
 
-    /// How many draws the store failed since the start, by the name of what went wrong.
-    pub fn failed_draws(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        DrawError::all().map(|error| (error.name(), self.failures.count(error)))
+    /// How many charges the store failed since the start, by the name of what went wrong.
+    pub fn failed_charges(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        ChargeError::all().map(|error| (error.name(), self.failures.count(error)))
     }
 
-    /// How many draws the store failed since the start and this policy answered.
+    /// How many charges the store failed since the start and this policy answered.
     pub fn decided_by(&self, policy: StorePolicy) -> u64 {
         self.failures.decided_by(policy)
     }
 
     /// The limits of each descriptor.
-    fn select<'r>(&self, edge: Edge<'r>, request: &Request<'_>) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
+    fn select<'r>(
+        &self,
+        context: DecisionContext<'r>,
+        request: &Request<'_>,
+    ) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
         if request.domain.is_empty() {
             return Err(DecideError::EmptyDomain);
         }
         if request.descriptors.is_empty() {
             return Err(DecideError::NoDescriptors);
         }
-        Ok(select(&self.behaviour, edge.rules.ok_or(DecideError::NoRules)?, request))
+        Ok(select(&self.behaviour, context.rules.ok_or(DecideError::NoRules)?, request))
     }
 }

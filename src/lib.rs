@@ -4,13 +4,13 @@
 //!
 //! ```text
 //! grpc/decode -> request -> rule (match) -> counter (key, limit, hits)
-//!             -> store (draw) -> decision (merge) -> grpc/encode
+//!             -> store (charge) -> decision (merge) -> grpc/encode
 //! ```
 //!
 //! What is true everywhere:
 //! - one `now` and one rule set per decision, taken at the edge and passed down
 //! - matching and algorithms are pure: no clock, no I/O, no log
-//! - over limit is a value, never an error; a store failure is an error of that draw, and `decide` turns it into a
+//! - over limit is a value, never an error; a store failure is an error of that charge, and `decide` turns it into a
 //!   verdict by the rule's policy
 //! - a rule set is valid by construction; a reload replaces all of it or nothing
 //! - everything has a bound: maps, queues, batches, waits, label values, key lengths
@@ -19,7 +19,7 @@
 //! The modules stand in reading order, and a module uses only modules above it (a test checks this).
 
 pub mod clock;
-pub mod lull;
+pub mod coalesce;
 pub mod telemetry;
 pub mod request;
 pub mod limit;

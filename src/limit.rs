@@ -1,6 +1,6 @@
 //! A limit: how many hits pass in which period, by which algorithm, and what is promised about it.
 //!
-//! `Terms` is what somebody wrote; `Limit` is what the algorithms use. `Limit::new` is the only way from one to the
+//! `LimitSpec` is what somebody wrote; `Limit` is what the algorithms use. `Limit::new` is the only way from one to the
 //! other, so that a `Limit` is valid once built and no algorithm checks anything again.
 
 use std::fmt;
@@ -226,7 +226,7 @@ impl StorePolicy {
 
 /// A limit as somebody asked for it. `None` stands for "not said".
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct LimitSpec {
     /// How hits are counted.
     pub algorithm: Algorithm,
     /// Hits in a period; 0 refuses everything.
@@ -253,7 +253,7 @@ pub struct Terms {
     pub log_max: u32,
 }
 
-impl Terms {
+impl LimitSpec {
     /// The plainest limit: so many a period, all else as by default.
     pub const fn new(algorithm: Algorithm, requests_per_unit: u32, period: Period) -> Self {
         Self {
@@ -338,7 +338,7 @@ pub struct Limit {
 
 impl Limit {
     /// The limit that `terms` describe, or the first thing that is wrong with them.
-    pub fn new(terms: &Terms) -> Result<Self, LimitError> {
+    pub fn new(terms: &LimitSpec) -> Result<Self, LimitError> {
         let algorithm = terms.algorithm;
         let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
         let token = algorithm == Algorithm::TokenBucket;
@@ -410,7 +410,7 @@ impl Limit {
     }
 
     /// What a share or a lease can not express: held answers, and debt.
-    fn check_eventual(terms: &Terms) -> Result<(), LimitError> {
+    fn check_eventual(terms: &LimitSpec) -> Result<(), LimitError> {
         let with = if terms.algorithm == Algorithm::LeakyBucket {
             "leaky_bucket: a queue needs one order of arrival for all replicas"
         } else if terms.max_wait_us.is_some_and(|wait| wait > 0) {

@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 
-/// The most hits one draw can carry; larger numbers are clamped to it.
+/// The most hits one charge can carry; larger numbers are clamped to it.
 pub const MOST_HITS: u64 = 1 << 32;
 
 /// One `ShouldRateLimit` question.
@@ -25,7 +25,7 @@ pub struct Request<'a> {
 pub struct Descriptor<'a> {
     /// The path, outermost first; may be empty, which matches no rule.
     pub entries: SmallVec<[Entry<'a>; 4]>,
-    /// What is drawn from each limit that matches.
+    /// What is charged from each limit that matches.
     pub hits: Hits,
     /// The number of hits as it was sent with this descriptor, if any.
     pub hits_addend: Option<u64>,
@@ -53,13 +53,13 @@ pub struct LimitOverride {
     pub unit_multiplier: u32,
 }
 
-/// What one draw takes from a counter.
+/// What one charge takes from a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hits {
     /// Nothing: a free look at whether one more hit would pass.
-    Look,
+    Peek,
     /// So many hits, 1 to [`MOST_HITS`].
-    Take(u64),
+    Charge(u64),
     /// So many hits given back, 1 to [`MOST_HITS`]; never refused.
     Refund(u64),
 }
@@ -69,8 +69,8 @@ impl Hits {
     pub const fn new(count: u64, negative: bool) -> Self {
         let count = if count > MOST_HITS { MOST_HITS } else { count };
         match (count, negative) {
-            (0, _) => Self::Look,
-            (_, false) => Self::Take(count),
+            (0, _) => Self::Peek,
+            (_, false) => Self::Charge(count),
             (_, true) => Self::Refund(count),
         }
     }

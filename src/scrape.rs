@@ -70,7 +70,7 @@ impl Instruments {
             )
             .with(Series::of(Value::Times(Box::new(metrics.decisions.observed())))),
         );
-        let failed: u64 = self.service.decider.failed_draws().map(|(_, count)| count).sum();
+        let failed: u64 = self.service.decider.failed_charges().map(|(_, count)| count).sum();
         let error = |kind: &'static str, count| {
             let stats = format!("ratelimit.service.call.should_rate_limit.{kind}");
             Series::of(Value::Count(count)).label("err_type", kind).stats(stats)
@@ -79,7 +79,7 @@ impl Instruments {
             Family::new(
                 "ratelimit_service_should_rate_limit_error",
                 Kind::Counter,
-                "Draws that the store failed, answered by policy or not; requests that could not be decided at all.",
+                "Charges that the store failed, answered by policy or not; requests that could not be decided at all.",
             )
             .with(error("redis_error", failed))
             .with(error("service_error", metrics.service_errors())),

@@ -46,8 +46,8 @@ use crate::http::routes::Site;
 use crate::scrape::Instruments;
 use crate::settings::{self, Settings, Shutdown};
 use crate::store::Store;
+use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
-use crate::store::local::Local;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::telemetry::doors::Doors;
@@ -289,7 +289,7 @@ fn open_store(settings: &Settings) -> Store {
                 "counters are kept in redis"
             );
             let sharers = redis.replicas.unwrap_or(NonZeroU32::MIN);
-            let store = Redis::start(redis, Local::new(capacity_bytes, sharers));
+            let store = Redis::start(redis, Fallback::new(capacity_bytes, sharers));
             store.claim_slot();
             Store::Redis(Box::new(store))
         }

@@ -5,7 +5,7 @@
 
 pub mod guard;
 pub mod health;
-pub mod local;
+pub mod fallback;
 pub mod memory;
 pub mod redis;
 
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use self::memory::{Full, Memory};
 use self::redis::Redis;
 use self::redis::failure::RedisError;
-use crate::algorithm::Level;
+use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 
 /// How long giving back what was leased may take.
@@ -51,18 +51,18 @@ impl Store {
     }
 }
 
-/// What a draw found.
+/// What a charge found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drawn {
+pub struct StoreOutcome {
     /// Of each of its limits, in their order.
-    pub levels: SmallVec<[Level; 1]>,
+    pub levels: SmallVec<[ChargeResult; 1]>,
     /// Who decided it.
-    pub origin: Origin,
+    pub decided_by: DecidedBy,
 }
 
-/// Who decided a draw.
+/// Who decided a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum DecidedBy {
     /// The store.
     Store,
     /// This process, by what Redis had just refused.
@@ -73,16 +73,16 @@ pub enum Origin {
     Lease,
 }
 
-impl Drawn {
+impl StoreOutcome {
     /// Decided by the store.
-    pub const fn by_store(levels: SmallVec<[Level; 1]>) -> Self {
-        Self { levels, origin: Origin::Store }
+    pub const fn by_store(levels: SmallVec<[ChargeResult; 1]>) -> Self {
+        Self { levels, decided_by: DecidedBy::Store }
     }
 }
 
-/// Why a draw was not decided by the store. What is answered then is the affair of the rule's policy.
+/// Why a charge was not decided by the store. What is answered then is the affair of the rule's policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DrawError {
+pub enum ChargeError {
     /// By memory.
     #[error(transparent)]
     Full(#[from] Full),
@@ -91,16 +91,16 @@ pub enum DrawError {
     Redis(#[from] RedisError),
 }
 
-impl DrawError {
+impl ChargeError {
     /// How many kinds there are.
     pub const KINDS: usize = 1 + RedisError::ALL.len();
 
-    /// All kinds, in the order of [`DrawError::place`].
+    /// All kinds, in the order of [`ChargeError::place`].
     pub fn all() -> impl Iterator<Item = Self> {
         std::iter::once(Self::Full(Full)).chain(RedisError::ALL.into_iter().map(Self::Redis))
     }
 
-    /// The place of its kind among all, below [`DrawError::KINDS`].
+    /// The place of its kind among all, below [`ChargeError::KINDS`].
     pub fn place(self) -> usize {
         match self {
             Self::Full(Full) => 0,

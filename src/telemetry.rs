@@ -9,6 +9,6 @@ pub mod distinct;
 pub mod doors;
 pub mod logs;
 pub mod metrics;
-pub mod occasionally;
+pub mod log_throttle;
 pub mod top;
 pub mod traces;

@@ -68,9 +68,9 @@ fn same_in_the_pipeline(data: &[u8], message: &RateLimitRequest) {
         assert!(entries.eq(sent.entries.iter().map(|entry| (&*entry.key, &*entry.value))));
         let hits = sent.hits_addend.unwrap_or(u64::from(message.hits_addend.max(1))).min(MOST_HITS);
         let expected = match (hits, sent.is_negative_hits) {
-            (0, _) => Hits::Look,
+            (0, _) => Hits::Peek,
             (_, true) => Hits::Refund(hits),
-            (_, false) => Hits::Take(hits),
+            (_, false) => Hits::Charge(hits),
         };
         assert_eq!(seen.hits, expected);
     }

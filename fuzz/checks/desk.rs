@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use tollkeeper::clock::Time;
 use tollkeeper::config::compile::{Options, Source, compile};
 use tollkeeper::config::yaml::Documents;
-use tollkeeper::decide::{Decider, Edge};
+use tollkeeper::decide::{Decider, DecisionContext};
 use tollkeeper::grpc::{decode, encode};
 use tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::rule::set::RuleSet;
@@ -40,7 +40,7 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {
         let now = NOW.plus_us(passed_us);
-        let edge = Edge { rules: Some(&SET), now, hold_us: 1_000_000, until: None, anchor: None };
+        let edge = DecisionContext { rules: Some(&SET), now, hold_us: 1_000_000, until: None, span_ref: None };
         let decided = decider.decide(memory, edge, &request);
         let refused = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), refused, "{message:?}");

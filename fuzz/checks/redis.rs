@@ -2,14 +2,14 @@
 
 use bytes::BytesMut;
 use smallvec::SmallVec;
-use tollkeeper::algorithm::Ask;
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
 use tollkeeper::settings::redis::Endpoint;
 use tollkeeper::store::redis::failure::Refused;
 use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::reply::{self, Reply};
-use tollkeeper::store::redis::script::{Counted, Drawing, replay};
+use tollkeeper::store::redis::script::{ChargeCommand, Counted, replay};
 
 /// What is longer is not cut: each piece is looked at from the beginning.
 const LONGEST_CUT: usize = 512;
@@ -71,16 +71,21 @@ fn understand(reply: &Reply) {
 /// As what a script returns, of each algorithm, and of all of them together.
 fn replay_all(bytes: &[u8]) {
     let counted = |algorithm| {
-        let terms = Terms::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
+        let terms = LimitSpec::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
         Counted { limit: Limit::new(&terms).expect("a plain limit"), enforced: true, tag: 0 }
     };
     let alone = Algorithm::ALL.map(|algorithm| SmallVec::from_iter([counted(algorithm)]));
     let together = [Algorithm::ALL.into_iter().map(counted).collect()];
     for counters in alone.into_iter().chain(together) {
-        let draw = |hits| Drawing { counters: counters.clone(), ask: Ask::new(hits, 1000), trial: false, until: None };
-        let draws = [Hits::Take(3), Hits::Look, Hits::Refund(1), Hits::Take(1 << 32)].map(draw);
-        if let Ok(replayed) = replay(&draws, bytes) {
-            assert_eq!((replayed.levels.len(), replayed.states.len()), (draws.len(), counters.len()));
+        let charge = |hits| ChargeCommand {
+            counters: counters.clone(),
+            ask: ChargeRequest::new(hits, 1000),
+            trial: false,
+            until: None,
+        };
+        let charges = [Hits::Charge(3), Hits::Peek, Hits::Refund(1), Hits::Charge(1 << 32)].map(charge);
+        if let Ok(replayed) = replay(&charges, bytes) {
+            assert_eq!((replayed.levels.len(), replayed.states.len()), (charges.len(), counters.len()));
         }
     }
 }

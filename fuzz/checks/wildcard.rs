@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::rule::{Allowance, Defaults, Domain, Node, Origin, Refusal, Rule, RuleLimit};
@@ -62,7 +62,7 @@ fn plainly_matches(pattern: &[u8], text: &[u8]) -> bool {
 /// A rule that is known by its composite key.
 fn node(key: String, value: String) -> Node {
     let origin = Origin { file: Arc::from("f"), line: 1, column: 1 };
-    let terms = Terms::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
+    let terms = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
     let limit = Limit::new(&terms).expect("a plain limit");
     let limit = RuleLimit { limit, name: String::new(), shadow: false, quota: false, epoch: 0 };
     let mut node = Node {

@@ -4,11 +4,11 @@
 //! number, `requests_per_unit`, so that nothing is ever rounded while time passes; only what is told to a caller is.
 //! A state keeps it as quotient and remainder by the period, so that it fits a Lua number.
 
-use super::{Ask, effective_now, to_u32};
+use super::{ChargeRequest, effective_now, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
-/// A level at the time of a draw.
+/// A level at the time of a charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain<'l> {
     limit: &'l Limit,
@@ -16,7 +16,7 @@ pub(super) struct Drain<'l> {
     pub(super) units: u128,
     /// The time it is at.
     pub(super) at: Time,
-    /// How far that lies ahead of the draw's own now, in microseconds.
+    /// How far that lies ahead of the charge's own now, in microseconds.
     pub(super) ahead_us: u64,
 }
 
@@ -57,7 +57,7 @@ impl<'l> Drain<'l> {
         u128::from(hits) * u128::from(self.limit.period_us())
     }
 
-    /// Microseconds from the draw's own now until the level has drained to `units`, rounded up; 0 if it has.
+    /// Microseconds from the charge's own now until the level has drained to `units`, rounded up; 0 if it has.
     ///
     /// More than 64 bits hold: 2^32 hits that drain at one a year do so long after time as [`Time`] has it ends.
     /// The limit must not be 0.
@@ -68,8 +68,8 @@ impl<'l> Drain<'l> {
         }
     }
 
-    /// Microseconds from the draw's own now until its hits have room; 0 if they have, `None` if they never will.
-    pub(super) fn until_room_us(&self, ask: Ask) -> Option<u128> {
+    /// Microseconds from the charge's own now until its hits have room; 0 if they have, `None` if they never will.
+    pub(super) fn until_room_us(&self, ask: ChargeRequest) -> Option<u128> {
         if ask.wanted() == 0 {
             return Some(0);
         }
@@ -77,13 +77,13 @@ impl<'l> Drain<'l> {
         (self.limit.requests_per_unit() > 0).then(|| self.until_us(self.units_of(room)))
     }
 
-    /// Microseconds from the draw's own now until the level is empty; 0 if it is, or if it never drains.
+    /// Microseconds from the charge's own now until the level is empty; 0 if it is, or if it never drains.
     pub(super) fn until_empty_us(&self) -> u64 {
         if self.limit.requests_per_unit() == 0 { 0 } else { to_us(self.until_us(0)) }
     }
 
-    /// The longest that the answer to a draw may be held, in microseconds.
-    pub(super) fn patience_us(&self, ask: Ask) -> u128 {
+    /// The longest that the answer to a charge may be held, in microseconds.
+    pub(super) fn patience_us(&self, ask: ChargeRequest) -> u128 {
         u128::from(ask.hold_us.min(self.limit.max_wait_us()))
     }
 }

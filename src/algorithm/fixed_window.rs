@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use super::{Ask, Effect, Level, MOST_COUNTED, effective_now, to_u32};
+use super::{ChargeRequest, ChargeResult, Effect, MOST_COUNTED, effective_now, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::request::Hits;
@@ -26,7 +26,7 @@ pub struct State {
 }
 
 /// Counts hits.
-pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
+pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
     let window = Count::at(limit, state, now);
     let fits = window.fits(limit, ask);
     let effect = ask.effect(fits, limit);
@@ -41,7 +41,7 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     let ends_us = window.ahead_us + window.end.since_us(window.at);
     // In the next window the count is 0: what could not pass then never will.
     let ever = Count { count: 0, ..window }.fits(limit, ask);
-    Level {
+    ChargeResult {
         admitted: fits,
         before: window.count,
         after,
@@ -52,12 +52,12 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     }
 }
 
-/// Whether [`draw`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
+/// Whether [`charge`] would pass.
+pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
     Count::at(limit, state, now).fits(limit, ask)
 }
 
-/// The count of the window that a draw falls in.
+/// The count of the window that a charge falls in.
 #[derive(Clone, Copy)]
 struct Count {
     count: u64,
@@ -78,12 +78,12 @@ impl Count {
         Self { count: if live { state.count } else { 0 }, at, ahead_us, end }
     }
 
-    fn fits(&self, limit: &Limit, ask: Ask) -> bool {
+    fn fits(&self, limit: &Limit, ask: ChargeRequest) -> bool {
         let most = u64::from(limit.requests_per_unit());
         match ask.hits {
             Hits::Refund(_) => true,
-            Hits::Look if limit.count_rejected() => self.count <= most,
-            Hits::Look | Hits::Take(_) => self.count.saturating_add(ask.wanted()) <= most,
+            Hits::Peek if limit.count_rejected() => self.count <= most,
+            Hits::Peek | Hits::Charge(_) => self.count.saturating_add(ask.wanted()) <= most,
         }
     }
 }

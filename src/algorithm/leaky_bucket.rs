@@ -8,7 +8,7 @@
 //! state therefore keeps how many of the places belong to the request admitted last.
 
 use super::drain::{Drain, to_us};
-use super::{Ask, Effect, Level, to_u32};
+use super::{ChargeRequest, ChargeResult, Effect, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -40,7 +40,7 @@ impl State {
 }
 
 /// Puts hits into the bucket.
-pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
+pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
     let mut bucket = Drain::at(limit, (u64::from(state.queued), state.part), state.last, now);
     let before = bucket.hits();
     let early_us = early_us(&bucket, ask);
@@ -64,7 +64,7 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
         let (queued, part) = bucket.parts();
         *state = State { queued: to_u32(queued), part, tail, last: bucket.at };
     }
-    Level {
+    ChargeResult {
         admitted: fits,
         before,
         after: bucket.hits(),
@@ -75,14 +75,14 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     }
 }
 
-/// Whether [`draw`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
+/// Whether [`charge`] would pass.
+pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
     early_us(&Drain::at(limit, (u64::from(state.queued), state.part), state.last, now), ask) == Some(0)
 }
 
-/// How much too early a draw comes, in microseconds: until its hits have room and need not wait longer than they may.
+/// How much too early a charge comes, in microseconds: until its hits have room and need not wait longer than they may.
 /// `None` if they will never have room.
-fn early_us(bucket: &Drain<'_>, ask: Ask) -> Option<u64> {
+fn early_us(bucket: &Drain<'_>, ask: ChargeRequest) -> Option<u64> {
     let until_room_us = bucket.until_room_us(ask)?;
     if ask.wanted() == 0 {
         return Some(0);

@@ -1,10 +1,10 @@
 //! sliding_window_counter: this window's count plus the last one's, weighted by what is left of it.
 //!
-//! weight = floor(current + previous x (period - elapsed in this window) / period); a draw passes if the weight plus
+//! weight = floor(current + previous x (period - elapsed in this window) / period); a charge passes if the weight plus
 //! its hits is within the limit. It takes the last window's hits to have come evenly, so it can be off either way, at a
 //! fixed cost of two counts. This is the one algorithm that rounds in favour of the caller.
 
-use super::{Ask, Effect, Level, effective_now, to_u32};
+use super::{ChargeRequest, ChargeResult, Effect, effective_now, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -20,7 +20,7 @@ pub struct State {
 }
 
 /// Counts hits.
-pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
+pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
     let mut counts = Counts::at(limit, state, now);
     let before = counts.weight();
     let most = u64::from(limit.requests_per_unit());
@@ -41,7 +41,7 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
         *state = State { current: counts.current, previous: counts.previous, last: counts.at };
     }
     let after = counts.weight();
-    Level {
+    ChargeResult {
         admitted: fits,
         before,
         after,
@@ -55,12 +55,12 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     }
 }
 
-/// Whether [`draw`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
+/// Whether [`charge`] would pass.
+pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
     Counts::at(limit, state, now).fits(limit, ask)
 }
 
-/// The counts at the time of a draw.
+/// The counts at the time of a charge.
 struct Counts {
     current: u64,
     previous: u64,
@@ -91,11 +91,11 @@ impl Counts {
         self.current + scale(self.previous, self.period_us - self.elapsed_us, self.period_us)
     }
 
-    fn fits(&self, limit: &Limit, ask: Ask) -> bool {
+    fn fits(&self, limit: &Limit, ask: ChargeRequest) -> bool {
         ask.wanted() == 0 || self.weight() + ask.wanted() <= u64::from(limit.requests_per_unit())
     }
 
-    /// Microseconds from the draw's own now until the weight is at most `most`; 0 if it is.
+    /// Microseconds from the charge's own now until the weight is at most `most`; 0 if it is.
     ///
     /// Within this window only the previous count falls; in the next one this window's count does.
     fn until_weight_us(&self, most: u64) -> u64 {

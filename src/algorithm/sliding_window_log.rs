@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Ask, Effect, Level, effective_now, to_u32};
+use super::{ChargeRequest, ChargeResult, Effect, effective_now, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -34,13 +34,13 @@ pub struct Record {
 }
 
 /// Enters hits into the log.
-pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
+pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
     let window = Window::at(limit, state, now);
     let before = window.held;
     let most = u64::from(limit.requests_per_unit());
     let fits = window.fits(limit, ask);
     let effect = ask.effect(fits, limit);
-    // A draw without effect leaves no trace, not even of the time it saw.
+    // A charge without effect leaves no trace, not even of the time it saw.
     let mut out = window.out;
     if effect != Effect::Nothing {
         state.records.drain(..out);
@@ -58,7 +58,7 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     }
     let after = if effect == Effect::Nothing { before } else { state.held };
     let until_out = |record: &Record| window.ahead_us + record.at.plus_us(limit.period_us()).since_us(window.at);
-    Level {
+    ChargeResult {
         admitted: fits,
         before,
         after,
@@ -73,12 +73,12 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     }
 }
 
-/// Whether [`draw`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
+/// Whether [`charge`] would pass.
+pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
     Window::at(limit, state, now).fits(limit, ask)
 }
 
-/// What of a log lies in the window of a draw.
+/// What of a log lies in the window of a charge.
 struct Window {
     at: Time,
     ahead_us: u64,
@@ -102,7 +102,7 @@ impl Window {
         Self { at, ahead_us, out, held: state.held - gone }
     }
 
-    fn fits(&self, limit: &Limit, ask: Ask) -> bool {
+    fn fits(&self, limit: &Limit, ask: ChargeRequest) -> bool {
         ask.wanted() == 0 || self.held + ask.wanted() <= u64::from(limit.requests_per_unit())
     }
 }

@@ -1,11 +1,11 @@
 //! token_bucket: tokens come back continuously, at `requests_per_unit` a period; idle time earns a burst.
 //!
-//! The state is the tokens that are out. They come back with the time that passed, computed at each draw; no timer.
-//! A draw passes if the bucket holds as many tokens as it has hits. With `max_wait` a draw that lacks tokens takes
+//! The state is the tokens that are out. They come back with the time that passed, computed at each charge; no timer.
+//! A charge passes if the bucket holds as many tokens as it has hits. With `max_wait` a charge that lacks tokens takes
 //! them in advance and is held until they have come; the tokens out can then exceed the bucket.
 
 use super::drain::{Drain, to_us};
-use super::{Ask, Effect, Level};
+use super::{ChargeRequest, ChargeResult, Effect};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -31,8 +31,8 @@ impl State {
     }
 }
 
-/// Draws tokens.
-pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
+/// Charges tokens.
+pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
     let mut out = Drain::at(limit, (state.used, state.part), state.last, now);
     let before = out.hits();
     let fits = early_us(&out, ask) == Some(0);
@@ -51,7 +51,7 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
         let (used, part) = out.parts();
         *state = State { used, part, last: out.at };
     }
-    Level {
+    ChargeResult {
         admitted: fits,
         before,
         after: out.hits(),
@@ -66,13 +66,13 @@ pub fn draw(limit: &Limit, state: &mut State, now: Time, ask: Ask) -> Level {
     }
 }
 
-/// Whether [`draw`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: Ask) -> bool {
+/// Whether [`charge`] would pass.
+pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
     early_us(&Drain::at(limit, (state.used, state.part), state.last, now), ask) == Some(0)
 }
 
-/// How much too early a draw comes, in microseconds: until it need not wait for its tokens longer than it may. `None`
+/// How much too early a charge comes, in microseconds: until it need not wait for its tokens longer than it may. `None`
 /// if there will never be enough.
-fn early_us(out: &Drain<'_>, ask: Ask) -> Option<u64> {
+fn early_us(out: &Drain<'_>, ask: ChargeRequest) -> Option<u64> {
     Some(to_us(out.until_room_us(ask)?.saturating_sub(out.patience_us(ask))))
 }

@@ -1,8 +1,8 @@
 //! What came of a request, counted by limit.
 //!
 //! The sums are those of envoyproxy/ratelimit, by hits: all that were asked for, within the limit, near it and over it,
-//! where a draw that crosses a line counts on both sides of it. Where refused hits do not count there is no crossing: a
-//! refused draw is over as a whole. Beside them stands the verdict, once for each decision. Counting changes nothing
+//! where a charge that crosses a line counts on both sides of it. Where refused hits do not count there is no crossing: a
+//! refused charge is over as a whole. Beside them stands the verdict, once for each decision. Counting changes nothing
 //! and waits for nothing.
 
 use std::sync::Arc;
@@ -10,28 +10,28 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::selection::{Selected, Selection};
-use super::{Decider, Edge, Outcome};
-use crate::algorithm::Level;
+use super::{Decider, DecisionContext, Outcome};
+use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::Path;
 use crate::limit::StorePolicy;
 use crate::request::{Entry, Hits, Request};
 use crate::rule::set::DomainRules;
-use crate::store::{Origin, Store};
+use crate::store::{DecidedBy, Store};
 use crate::telemetry::begun::Begun;
-use crate::telemetry::metrics::meter::{Count, Meter};
+use crate::telemetry::metrics::limit_stats::{Count, LimitStats};
 use crate::telemetry::top::LONGEST_KEY_BYTES;
 
 /// Where a limit is counted.
 enum Counted<'r> {
-    Rule(&'r Meter),
-    Request(Arc<Meter>),
+    Rule(&'r LimitStats),
+    Request(Arc<LimitStats>),
 }
 
 impl std::ops::Deref for Counted<'_> {
-    type Target = Meter;
+    type Target = LimitStats;
 
-    fn deref(&self) -> &Meter {
+    fn deref(&self) -> &LimitStats {
         match self {
             Self::Rule(meter) => meter,
             Self::Request(meter) => meter,
@@ -43,7 +43,7 @@ impl Decider {
     /// Counts what came of each descriptor of a request.
     pub(super) fn account<'r>(
         &self,
-        edge: Edge<'r>,
+        context: DecisionContext<'r>,
         (request, selections): (&Request<'_>, &[Selection<'r>]),
         outcomes: &[Outcome],
     ) {
@@ -52,26 +52,26 @@ impl Decider {
             if selection.domain.is_none() {
                 self.metrics.meters.note_unknown_domain(request.domain);
             }
-            self.note_keys(edge.now, (request, place), selection, outcome);
+            self.note_keys(context.now, (request, place), selection, outcome);
             for (at, selected) in selection.limits.iter().enumerate() {
-                let Some(meter) = self.counted(edge, selection, selected, &descriptor.entries) else { continue };
+                let Some(meter) = self.counted(context, selection, selected, &descriptor.entries) else { continue };
                 if let (Counted::Request(_), Some(rule)) = (&meter, selected.meter) {
                     rule.note_elsewhere(outcome.refuses(at));
                 }
                 let near = near_hits(selected, self.behaviour.near_limit_ratio);
                 match outcome {
                     Outcome::Free => {}
-                    Outcome::Drawn(found) => {
+                    Outcome::Charged(found) => {
                         let level = &found.levels[at];
-                        count(&meter, selected, descriptor.hits, (level, near, found.origin));
+                        count(&meter, selected, descriptor.hits, (level, near, found.decided_by));
                         meter.add(verdict(selected, level), 1);
                     }
-                    Outcome::StoodIn(levels) => {
-                        count(&meter, selected, descriptor.hits, (&levels[at], near, Origin::Store));
+                    Outcome::Fallback(levels) => {
+                        count(&meter, selected, descriptor.hits, (&levels[at], near, DecidedBy::Store));
                         meter.add(Count::Local, 1);
                     }
                     Outcome::Failed(policy) => {
-                        if let Hits::Take(hits) = descriptor.hits {
+                        if let Hits::Charge(hits) = descriptor.hits {
                             meter.add(Count::TotalHits, hits);
                         }
                         meter.add(by_policy(*policy), 1);
@@ -85,11 +85,11 @@ impl Decider {
     fn note_keys(&self, now: Time, question: (&Request<'_>, usize), selection: &Selection<'_>, outcome: &Outcome) {
         let descriptor = &question.0.descriptors[question.1];
         let (levels, began_here) = match outcome {
-            Outcome::Drawn(found) => (&found.levels, matches!(self.store, Store::Memory(_))),
-            Outcome::StoodIn(levels) => (levels, false),
+            Outcome::Charged(found) => (&found.levels, matches!(self.store, Store::Memory(_))),
+            Outcome::Fallback(levels) => (levels, false),
             Outcome::Free | Outcome::Failed(_) => return,
         };
-        let Hits::Take(hits) = descriptor.hits else { return };
+        let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
         for (at, (selected, level)) in selection.limits.iter().zip(levels).enumerate() {
             // A limit that came with the request is told of with others of its kind.
@@ -115,7 +115,7 @@ impl Decider {
     /// Where a limit is counted: with its rule, or under a name that the request makes.
     fn counted<'r>(
         &self,
-        edge: Edge<'r>,
+        context: DecisionContext<'r>,
         selection: &Selection<'r>,
         selected: &Selected<'r>,
         entries: &[Entry<'_>],
@@ -123,7 +123,7 @@ impl Decider {
         let domain = selection.domain?;
         match (selected.meter, selection.rule) {
             (Some(meter), Some(compiled)) if compiled.named_by_request => {
-                let mut parts = edge.rules?.name_by_request(domain, compiled, entries);
+                let mut parts = context.rules?.name_by_request(domain, compiled, entries);
                 parts.extend(compiled.rule.limit_suffix(selected.place));
                 Some(self.of_request(domain, &parts).map_or(Counted::Rule(meter), Counted::Request))
             }
@@ -135,14 +135,14 @@ impl Decider {
         }
     }
 
-    fn of_request(&self, domain: &DomainRules, parts: &[String]) -> Option<Arc<Meter>> {
+    fn of_request(&self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.meters.of_request(&names)
     }
 }
 
-fn meter_begun(begun: &Begun, meter: &Meter, entries: &[Entry<'_>]) {
+fn meter_begun(begun: &Begun, meter: &LimitStats, entries: &[Entry<'_>]) {
     begun.note(meter, entries.iter().flat_map(|entry| [entry.key, entry.value]));
 }
 
@@ -172,11 +172,16 @@ fn composite(entry: &Entry<'_>) -> String {
     if value.is_empty() { key.into_owned() } else { format!("{key}_{value}") }
 }
 
-/// Counts the hits of one draw on one limit.
-fn count(meter: &Meter, selected: &Selected<'_>, hits: Hits, (level, near, origin): (&Level, u64, Origin)) {
+/// Counts the hits of one charge on one limit.
+fn count(
+    meter: &LimitStats,
+    selected: &Selected<'_>,
+    hits: Hits,
+    (level, near, decided_by): (&ChargeResult, u64, DecidedBy),
+) {
     let hits = match hits {
-        Hits::Take(hits) => hits,
-        Hits::Look => return,
+        Hits::Charge(hits) => hits,
+        Hits::Peek => return,
         Hits::Refund(hits) => return meter.add(Count::TotalNegativeHits, hits),
     };
     let most = u64::from(selected.limit.capacity());
@@ -189,16 +194,16 @@ fn count(meter: &Meter, selected: &Selected<'_>, hits: Hits, (level, near, origi
             meter.add(Count::NearLimit, if before >= near { hits } else { after - near });
         }
         meter.add(Count::WithinLimit, hits);
-        if origin == Origin::Share {
+        if decided_by == DecidedBy::Share {
             meter.add(Count::Uncharged, hits);
         }
         return;
     }
-    let is_counted = selected.limit.count_rejected() && origin != Origin::KnownOver;
+    let is_counted = selected.limit.count_rejected() && decided_by != DecidedBy::KnownOver;
     let over = if is_counted && level.before < most { (level.before + hits).saturating_sub(most) } else { hits };
     meter.add(Count::OverLimit, over);
     meter.add(Count::NearLimit, if is_counted { most.saturating_sub(level.before.max(near)) } else { 0 });
-    if origin == Origin::KnownOver {
+    if decided_by == DecidedBy::KnownOver {
         meter.add(Count::OverLimitWithLocalCache, hits);
     }
     if selected.shadow {
@@ -219,7 +224,7 @@ fn near_hits(selected: &Selected<'_>, ratio: f32) -> u64 {
     }
 }
 
-const fn verdict(selected: &Selected<'_>, level: &Level) -> Count {
+const fn verdict(selected: &Selected<'_>, level: &ChargeResult) -> Count {
     match (level.admitted, selected.shadow) {
         (true, _) => Count::Ok,
         (false, true) => Count::Shadow,

@@ -11,13 +11,13 @@ use smallvec::SmallVec;
 
 use super::explain::ExplainedCounter;
 use super::selection::{Selection, select};
-use super::{Decider, Edge, draw};
-use crate::algorithm::Level;
-use crate::counter::Draw;
+use super::{Decider, DecisionContext, charge};
+use crate::algorithm::ChargeResult;
+use crate::counter::Charge;
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::Store;
-use crate::store::redis::Purpose;
+use crate::store::redis::ChargeMode;
 use crate::store::redis::failure::RedisError;
 use crate::store::redis::key::Written;
 
@@ -61,7 +61,7 @@ impl Decider {
     /// Redis could not be asked.
     pub async fn list(
         &self,
-        edge: Edge<'_>,
+        context: DecisionContext<'_>,
         (rules, domain, rule): (&RuleSet, &DomainRules, &CompiledRule),
         most: usize,
     ) -> Result<Listing, AdminError> {
@@ -80,7 +80,7 @@ impl Decider {
         let mut rest = &*candidates;
         while !rest.is_empty() && counters.len() < most {
             let (some, others) = rest.split_at(rest.len().min(AT_ONCE));
-            counters.extend(self.look_at(edge, (&domain.name, rule), some).await);
+            counters.extend(self.look_at(context, (&domain.name, rule), some).await);
             rest = others;
         }
         let complete = complete && counters.len() <= most;
@@ -88,20 +88,20 @@ impl Decider {
         Ok(Listing { counters, complete, note })
     }
 
-    /// Lets go of all counters that `request` would draw from; how many there were, by descriptor.
+    /// Lets go of all counters that `request` would charge from; how many there were, by descriptor.
     ///
     /// # Errors
     /// Redis could not be asked; the counters of some descriptors may be gone.
-    pub async fn forget(&self, edge: Edge<'_>, request: &Request<'_>) -> Result<Vec<u64>, AdminError> {
-        let Some(rules) = edge.rules else { return Ok(Vec::new()) };
+    pub async fn forget(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Result<Vec<u64>, AdminError> {
+        let Some(rules) = context.rules else { return Ok(Vec::new()) };
         let selections = select(&self.behaviour, rules, request);
         let mut gone = Vec::with_capacity(selections.len());
         for (place, selection) in selections.iter().enumerate() {
-            gone.push(match (selection.draw((request, place), 0), &self.store) {
+            gone.push(match (selection.charge((request, place), 0), &self.store) {
                 (None, _) => 0,
-                (Some(draw), Store::Memory(memory)) => memory.forget(&draw) as u64,
-                (Some(draw), Store::Redis(redis)) => {
-                    redis.forget(&draw, (edge.now, Instant::now() + PATIENCE)).await.map_err(AdminError)?
+                (Some(charge), Store::Memory(memory)) => memory.forget(&charge) as u64,
+                (Some(charge), Store::Redis(redis)) => {
+                    redis.forget(&charge, (context.now, Instant::now() + PATIENCE)).await.map_err(AdminError)?
                 }
             });
         }
@@ -129,13 +129,13 @@ impl Decider {
     /// Those of the candidates that count something.
     async fn look_at(
         &self,
-        edge: Edge<'_>,
+        context: DecisionContext<'_>,
         (domain, rule): (&str, &CompiledRule),
         candidates: &[Written],
     ) -> Vec<Listed> {
         let descriptors = candidates.iter().map(|path| Descriptor {
             entries: borrowed(&path.entries),
-            hits: Hits::Look,
+            hits: Hits::Peek,
             hits_addend: None,
             limit_override: None,
         });
@@ -143,16 +143,16 @@ impl Decider {
         let selections = candidates.iter().enumerate();
         let selections: Vec<Selection<'_>> =
             selections.map(|(place, path)| Selection::of_rule(rule, shared(path), (&request, place))).collect();
-        let draws: Vec<Draw<'_>> = selections
+        let charges: Vec<Charge<'_>> = selections
             .iter()
             .enumerate()
-            .filter_map(|(place, selection)| selection.draw((&request, place), edge.hold_us))
+            .filter_map(|(place, selection)| selection.charge((&request, place), context.hold_us))
             .collect();
-        let levels: Vec<Option<SmallVec<[Level; 1]>>> = match &self.store {
-            Store::Memory(memory) => draws.iter().map(|draw| memory.draw(draw, edge.now).ok()).collect(),
+        let levels: Vec<Option<SmallVec<[ChargeResult; 1]>>> = match &self.store {
+            Store::Memory(memory) => charges.iter().map(|charge| memory.charge(charge, context.now).ok()).collect(),
             Store::Redis(redis) => {
-                let edge = Edge { until: Some(Instant::now() + PATIENCE), ..edge };
-                let found = draw::ask(redis, &draws, Purpose::Trial, edge).await;
+                let context = DecisionContext { until: Some(Instant::now() + PATIENCE), ..context };
+                let found = charge::ask(redis, &charges, ChargeMode::DryRun, context).await;
                 found.into_iter().map(|found| Some(found.ok()?.levels)).collect()
             }
         };

@@ -1,6 +1,6 @@
 //! What a request would meet, told to a person: the steps of matching, and the counters without charging them.
 //!
-//! It selects as a decision does and asks the same store, with looks in place of draws, so it can not tell another
+//! It selects as a decision does and asks the same store, with looks in place of charges, so it can not tell another
 //! story than the decision. The values are those of the request: whoever prints them escapes them.
 
 use std::borrow::Cow;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::selection::{Selected, Selection, select};
-use super::{Decider, Edge, draw};
-use crate::algorithm::Level;
-use crate::counter::Draw;
+use super::{Decider, DecisionContext, charge};
+use crate::algorithm::ChargeResult;
+use crate::counter::Charge;
 use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::matching::Met;
@@ -19,7 +19,7 @@ use crate::rule::set::{DomainRules, RuleSet};
 use crate::rule::trace::{End, Miss, Place, Step};
 use crate::settings::Behaviour;
 use crate::store::Store;
-use crate::store::redis::{Levels, Purpose};
+use crate::store::redis::{ChargeMode, ChargeResults};
 
 /// What a request would meet.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -104,7 +104,7 @@ pub struct ExplainedCounter {
 impl Explanation {
     /// What `request` would meet, by these rules; `counters` are the levels of each descriptor's limits, as far as they
     /// are known.
-    pub fn of(behaviour: &Behaviour, rules: &RuleSet, request: &Request<'_>, counters: &[Vec<Level>]) -> Self {
+    pub fn of(behaviour: &Behaviour, rules: &RuleSet, request: &Request<'_>, counters: &[Vec<ChargeResult>]) -> Self {
         let domain = rules.domain(request.domain);
         let selections = select(behaviour, rules, request);
         let descriptors =
@@ -123,22 +123,22 @@ impl Explanation {
 }
 
 impl Decider {
-    /// Looks at the counters that `request` would draw from, charging nothing: the levels of each descriptor's limits,
+    /// Looks at the counters that `request` would charge from, charging nothing: the levels of each descriptor's limits,
     /// none where there are no limits or the store failed.
-    pub async fn look(&self, edge: Edge<'_>, request: &Request<'_>) -> Vec<Vec<Level>> {
+    pub async fn look(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<Vec<ChargeResult>> {
         let mut counters = vec![Vec::new(); request.descriptors.len()];
-        let Some(rules) = edge.rules else { return counters };
+        let Some(rules) = context.rules else { return counters };
         let selections = select(&self.behaviour, rules, request);
         let looks = selections.iter().enumerate().filter_map(|(place, selection)| {
-            let mut draw = selection.draw((request, place), edge.hold_us)?;
-            draw.ask.hits = Hits::Look;
-            Some((place, draw))
+            let mut charge = selection.charge((request, place), context.hold_us)?;
+            charge.ask.hits = Hits::Peek;
+            Some((place, charge))
         });
-        let (places, looks): (Vec<usize>, Vec<Draw<'_>>) = looks.unzip();
-        let found: SmallVec<[Option<Levels>; 2]> = match &self.store {
-            Store::Memory(memory) => looks.iter().map(|look| memory.draw(look, edge.now).ok()).collect(),
+        let (places, looks): (Vec<usize>, Vec<Charge<'_>>) = looks.unzip();
+        let found: SmallVec<[Option<ChargeResults>; 2]> = match &self.store {
+            Store::Memory(memory) => looks.iter().map(|look| memory.charge(look, context.now).ok()).collect(),
             Store::Redis(redis) => {
-                let results = draw::ask(redis, &looks, Purpose::Trial, edge).await;
+                let results = charge::ask(redis, &looks, ChargeMode::DryRun, context).await;
                 results.into_iter().map(|result| Some(result.ok()?.levels)).collect()
             }
         };
@@ -228,7 +228,7 @@ fn explained_step((step, entry): (&Step<'_>, &Entry<'_>)) -> ExplainedStep {
     }
 }
 
-fn explained_limit(selected: &Selected<'_>, any_is_strict: bool, level: Option<&Level>) -> ExplainedLimit {
+fn explained_limit(selected: &Selected<'_>, any_is_strict: bool, level: Option<&ChargeResult>) -> ExplainedLimit {
     ExplainedLimit {
         name: selected.name.to_owned(),
         limit: limit_text(&selected.limit),
@@ -241,7 +241,7 @@ fn explained_limit(selected: &Selected<'_>, any_is_strict: bool, level: Option<&
 
 impl ExplainedCounter {
     /// What a look found.
-    pub(super) const fn of(level: &Level) -> Self {
+    pub(super) const fn of(level: &ChargeResult) -> Self {
         Self {
             passes: level.admitted,
             used: level.after,

@@ -1,6 +1,6 @@
 //! What the store failed, counted and said.
 //!
-//! Every failed draw counts, also where policy answered it and nobody noticed. Each kind is said at once and then now
+//! Every failed charge counts, also where policy answered it and nobody noticed. Each kind is said at once and then now
 //! and then, with the policy that decided and what an operator might set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,44 +8,44 @@ use std::time::Duration;
 
 use crate::clock::Time;
 use crate::limit::StorePolicy;
-use crate::store::DrawError;
-use crate::telemetry::occasionally::Occasionally;
+use crate::store::ChargeError;
+use crate::telemetry::log_throttle::LogThrottle;
 
-/// Failed draws, by kind, and by the policy that decided.
+/// Failed charges, by kind, and by the policy that decided.
 #[derive(Debug)]
 pub(super) struct Failures {
-    kinds: [Kind; DrawError::KINDS],
+    kinds: [Kind; ChargeError::KINDS],
     policies: [AtomicU64; StorePolicy::ALL.len()],
 }
 
 #[derive(Debug)]
 struct Kind {
     count: AtomicU64,
-    said: Occasionally,
+    said: LogThrottle,
 }
 
 impl Default for Failures {
     fn default() -> Self {
         const INTERVAL: Duration = Duration::from_secs(10);
-        let kind = |_| Kind { count: AtomicU64::new(0), said: Occasionally::every(INTERVAL) };
+        let kind = |_| Kind { count: AtomicU64::new(0), said: LogThrottle::every(INTERVAL) };
         Self { kinds: std::array::from_fn(kind), policies: Default::default() }
     }
 }
 
 impl Failures {
-    /// Notes that a draw failed and what decides in its place.
-    pub(super) fn note(&self, error: DrawError, policy: StorePolicy, now: Time) {
+    /// Notes that a charge failed and what decides in its place.
+    pub(super) fn note(&self, error: ChargeError, policy: StorePolicy, now: Time) {
         let kind = &self.kinds[error.place()];
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
-        if let Some(suppressed) = kind.said.due(now) {
+        if let Some(suppressed) = kind.said.allow(now) {
             let (policy, advice) = (policy.name(), error.advice());
             tracing::error!(suppressed, policy, "{error}; `on_store_error` decides. {advice}");
         }
     }
 
     /// How many of this kind there were.
-    pub(super) fn count(&self, error: DrawError) -> u64 {
+    pub(super) fn count(&self, error: ChargeError) -> u64 {
         self.kinds[error.place()].count.load(Ordering::Relaxed)
     }
 

@@ -1,7 +1,7 @@
 //! Verdicts merge into one answer: statuses, the overall code, headers and body.
 //!
 //! A trial (`shadow_mode`) never refuses; quotas refuse only all together; any other refused limit refuses the request.
-//! A real refusal goes before a failed draw that may not be answered, and that before what other policies say.
+//! A real refusal goes before a failed charge that may not be answered, and that before what other policies say.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use crate::decision::{Decision, Header};
 use crate::request::Request;
 use crate::settings::Behaviour;
 
-/// Merges what came of the draws.
+/// Merges what came of the charges.
 pub(super) fn merge<'r>(
     behaviour: &'r Behaviour,
     request: &Request<'_>,

@@ -9,21 +9,21 @@ use std::sync::Once;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Ask, Level, Term};
-use crate::counter::{Counter, Draw, Path};
-use crate::limit::{Algorithm, Limit, Period, StorePolicy, Terms, Unit};
+use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::counter::{Charge, Counter, Path};
+use crate::limit::{Algorithm, Limit, LimitSpec, Period, StorePolicy, Unit};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rule::{Allowance, Defaults, Refusal};
 use crate::settings::Behaviour;
-use crate::telemetry::metrics::meter::Meter;
+use crate::telemetry::metrics::limit_stats::LimitStats;
 
 /// What decides one descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Selection<'r> {
     /// The rule that was met, if it was the rule that was used.
     pub(super) rule: Option<&'r CompiledRule>,
-    /// The limits to draw from; none if nothing matched or all were replaced.
+    /// The limits to charge from; none if nothing matched or all were replaced.
     pub(super) limits: SmallVec<[Selected<'r>; 1]>,
     /// The rule is unlimited.
     pub(super) unlimited: bool,
@@ -47,7 +47,7 @@ pub(super) struct Selected<'r> {
     pub(super) shadow: bool,
     pub(super) quota: bool,
     /// What is counted of it; `None`: it came with the request.
-    pub(super) meter: Option<&'r Meter>,
+    pub(super) meter: Option<&'r LimitStats>,
     tag: u128,
     epoch: u64,
 }
@@ -112,22 +112,22 @@ impl<'r> Selection<'r> {
         Self { limits, refusal, domain: Some(domain), ..Self::default() }
     }
 
-    /// What is drawn for this selection, the one at `place`; `None` if it has no limit.
-    pub(super) fn draw<'a>(&'a self, (request, place): (&'a Request<'_>, usize), hold_us: u64) -> Option<Draw<'a>> {
+    /// What is charged for this selection, the one at `place`; `None` if it has no limit.
+    pub(super) fn charge<'a>(&'a self, (request, place): (&'a Request<'_>, usize), hold_us: u64) -> Option<Charge<'a>> {
         if self.limits.is_empty() {
             return None;
         }
         let hits = request.descriptors[place].hits;
         let counter = |selected: &'a Selected<'_>| Counter {
-            term: Term { limit: &selected.limit, enforced: !selected.shadow },
+            term: EnforcedLimit { limit: &selected.limit, enforced: !selected.shadow },
             tag: selected.tag,
             epoch: selected.epoch,
         };
-        Some(Draw {
+        Some(Charge {
             path: self.path((request, place)),
             key: self.key,
             counters: self.limits.iter().map(counter).collect(),
-            ask: Ask::new(hits, hold_us),
+            ask: ChargeRequest::new(hits, hold_us),
         })
     }
 
@@ -157,11 +157,11 @@ impl<'r> Selection<'r> {
 
     /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost,
     /// unless refused hits count.
-    pub(super) fn notice_reports(&self, hits: Hits, levels: &[Level]) {
+    pub(super) fn notice_reports(&self, hits: Hits, levels: &[ChargeResult]) {
         let Some(compiled) = self.rule else { return };
         match hits {
-            Hits::Look => compiled.looks.note(),
-            Hits::Take(_) => {
+            Hits::Peek => compiled.looks.note(),
+            Hits::Charge(_) => {
                 let lost = self.limits.iter().zip(levels);
                 let mut lost = lost.filter(|(selected, level)| !level.admitted && !selected.limit.count_rejected());
                 if lost.next().is_some() && compiled.looks.first_asked() {
@@ -177,10 +177,10 @@ impl<'r> Selection<'r> {
         }
     }
 
-    /// What decides a draw of `hits` that the store failed: the least lenient policy of its enforced limits. A trial is
+    /// What decides a charge of `hits` that the store failed: the least lenient policy of its enforced limits. A trial is
     /// never refused, nor is what takes nothing: where no other process is asked it passes.
     pub(super) fn store_policy(&self, hits: Hits) -> StorePolicy {
-        let takes = matches!(hits, Hits::Take(_));
+        let takes = matches!(hits, Hits::Charge(_));
         match self.least_lenient() {
             Some((_, StorePolicy::Local)) => StorePolicy::Local,
             Some((_, policy)) if takes => policy,
@@ -233,7 +233,7 @@ fn override_limit(behaviour: &Behaviour, defaults: &Defaults, sent: &LimitOverri
     };
     let leaky = algorithm == Algorithm::LeakyBucket;
     let held = leaky || algorithm == Algorithm::TokenBucket;
-    let terms = Terms {
+    let terms = LimitSpec {
         queue_size: defaults.queue_size.filter(|_| leaky),
         max_wait_us: defaults.max_wait_us.filter(|_| held),
         count_rejected: defaults.count_rejected.filter(|_| !leaky),
@@ -241,10 +241,10 @@ fn override_limit(behaviour: &Behaviour, defaults: &Defaults, sent: &LimitOverri
         on_store_error: defaults.on_store_error,
         calendar_months: behaviour.calendar_months,
         log_max: behaviour.log_max,
-        ..Terms::new(algorithm, sent.requests_per_unit, period)
+        ..LimitSpec::new(algorithm, sent.requests_per_unit, period)
     };
     // What `eventual` can not be kept with is decided strictly, as `check` says of the domain's defaults.
-    Limit::new(&terms).or_else(|_| Limit::new(&Terms { consistency: None, ..terms })).ok()
+    Limit::new(&terms).or_else(|_| Limit::new(&LimitSpec { consistency: None, ..terms })).ok()
 }
 
 /// Says once that such overrides come in and what becomes of them.

@@ -1,4 +1,4 @@
-//! What has become of draws since the start, for operators.
+//! What has become of charges since the start, for operators.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use super::Decider;
 use crate::limit::StorePolicy;
 use crate::store::Store;
 
-/// Draws and hits since the start of the process.
+/// Charges and hits since the start of the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Tally {
     /// `memory` or `redis`.
     pub store: &'static str,
-    /// Draws that the store failed and a policy answered, by what went wrong; those that never did are left out.
-    pub failed_draws: BTreeMap<&'static str, u64>,
-    /// The same draws by the policy that decided; what `local` and `allow` admit is beside what limits promise.
+    /// Charges that the store failed and a policy answered, by what went wrong; those that never did are left out.
+    pub failed_charges: BTreeMap<&'static str, u64>,
+    /// The same charges by the policy that decided; what `local` and `allow` admit is beside what limits promise.
     pub decided_by_policy: BTreeMap<&'static str, u64>,
     /// What only counters in Redis have.
     #[serde(flatten)]
@@ -27,7 +27,7 @@ pub struct Tally {
 pub struct OfRedis {
     /// Calls of scripts, or of commands in their place.
     pub calls: u64,
-    /// Draws that were refused by what Redis had just said.
+    /// Charges that were refused by what Redis had just said.
     pub refused_locally: u64,
     /// Hits of eventual rules that were admitted from this process's shares.
     pub admitted_from_shares: u64,
@@ -48,13 +48,13 @@ pub struct OfRedis {
 }
 
 impl Decider {
-    /// What has become of draws since the start.
+    /// What has become of charges since the start.
     pub fn tally(&self) -> Tally {
-        let failed_draws = self.failed_draws().filter(|(_, count)| *count > 0).collect();
+        let failed_charges = self.failed_charges().filter(|(_, count)| *count > 0).collect();
         let policies = StorePolicy::ALL.map(|policy| (policy.name(), self.failures.decided_by(policy)));
         let decided_by_policy = policies.into_iter().filter(|(_, count)| *count > 0).collect();
         let Store::Redis(redis) = &self.store else {
-            return Tally { store: "memory", failed_draws, decided_by_policy, redis: None };
+            return Tally { store: "memory", failed_charges, decided_by_policy, redis: None };
         };
         let (usage, replicas) = (redis.eventual().usage(), redis.replicas());
         let of_redis = OfRedis {
@@ -69,6 +69,6 @@ impl Decider {
             slots: replicas.slots().get(),
             live_replicas: replicas.live().map(std::num::NonZeroU32::get),
         };
-        Tally { store: "redis", failed_draws, decided_by_policy, redis: Some(of_redis) }
+        Tally { store: "redis", failed_charges, decided_by_policy, redis: Some(of_redis) }
     }
 }

@@ -6,7 +6,7 @@ use std::cmp::{Ordering, Reverse};
 
 use super::Outcome;
 use super::selection::{Selected, Selection};
-use crate::algorithm::Level;
+use crate::algorithm::ChargeResult;
 use crate::decision::{CurrentLimit, Status};
 use crate::limit::{Algorithm, StorePolicy};
 
@@ -42,8 +42,8 @@ impl<'r> Verdict<'r> {
         };
         match outcome {
             Outcome::Free => free(if selection.unlimited { u32::MAX } else { 0 }),
-            Outcome::Drawn(found) => drawn(selection, &found.levels),
-            Outcome::StoodIn(levels) => Verdict { by_policy: true, ..drawn(selection, levels) },
+            Outcome::Charged(found) => charged(selection, &found.levels),
+            Outcome::Fallback(levels) => Verdict { by_policy: true, ..charged(selection, levels) },
             Outcome::Failed(policy) => failed(selection, *policy, free(0)),
         }
     }
@@ -81,7 +81,7 @@ fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>)
 const DENIED_FOR_S: u64 = 1;
 
 /// The verdict of limits that were decided together.
-fn drawn<'r>(selection: &Selection<'r>, levels: &[Level]) -> Verdict<'r> {
+fn charged<'r>(selection: &Selection<'r>, levels: &[ChargeResult]) -> Verdict<'r> {
     let shown = shown(&selection.limits, levels);
     let (selected, level) = (&selection.limits[shown], &levels[shown]);
     let until_us = match level.retry_after_us {
@@ -118,7 +118,7 @@ fn current_limit<'r>(selected: &Selected<'r>) -> CurrentLimit<'r> {
 
 /// Which of a descriptor's limits its status is of: a refused one before others, one that is no quota before quotas,
 /// the longest wait; else the one with the least share left; the first on a tie. Trials speak only among themselves.
-fn shown(limits: &[Selected<'_>], levels: &[Level]) -> usize {
+fn shown(limits: &[Selected<'_>], levels: &[ChargeResult]) -> usize {
     let any_enforced = limits.iter().any(|selected| !selected.shadow);
     let eligible = (0..limits.len()).filter(|place| !(any_enforced && limits[*place].shadow));
     let refused = eligible.clone().filter(|place| !levels[*place].admitted);
@@ -132,7 +132,7 @@ fn shown(limits: &[Selected<'_>], levels: &[Level]) -> usize {
 }
 
 /// Compares what is left of two limits, as shares of what can pass at once.
-fn share_left(limits: &[Selected<'_>], levels: &[Level], a: usize, b: usize) -> Ordering {
+fn share_left(limits: &[Selected<'_>], levels: &[ChargeResult], a: usize, b: usize) -> Ordering {
     let share =
         |of: usize, other: usize| u64::from(levels[of].remaining) * u64::from(limits[other].limit.capacity().max(1));
     share(a, b).cmp(&share(b, a))

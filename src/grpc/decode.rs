@@ -71,7 +71,7 @@ pub fn in_place(message: &[u8]) -> Option<Request<'_>> {
 
 /// With any hits to take, or to give back: how many is not known yet.
 fn descriptor_in_place(message: &[u8]) -> Option<Descriptor<'_>> {
-    let (mut entries, mut hits, mut hits_addend) = (SmallVec::new(), Hits::Take(1), None);
+    let (mut entries, mut hits, mut hits_addend) = (SmallVec::new(), Hits::Charge(1), None);
     for_each_field(message, |number, value| {
         match (number, value) {
             (1, Value::Bytes(entry)) => entries.push(entry_in_place(entry)?),

@@ -16,7 +16,7 @@ use tonic::{Code, Response, Status};
 use super::{decode, encode, spans};
 use crate::clock::{Clock, micros};
 use crate::config::live::{LiveRules, Loaded};
-use crate::decide::{DecideError, Decider, Edge};
+use crate::decide::{DecideError, Decider, DecisionContext};
 use crate::pb::rate_limit_service_server::RateLimitService;
 use crate::pb::{METHOD, RateLimitRequest, RateLimitResponse};
 use crate::request::Request;
@@ -125,7 +125,7 @@ impl Service {
     ) -> (Result<RateLimitResponse, AnswerError>, Option<Duration>) {
         let metrics = &self.decider.metrics;
         let begun = metrics.begin();
-        let span = span.map(|span| span.anchor().child("decide", SpanKind::Internal));
+        let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
         let decided = match &self.decider.store {
             Store::Memory(memory) => self.decide(memory, request, deadline),
             // Boxed, so that answers from memory do not carry the room that waiting takes.
@@ -167,8 +167,8 @@ impl Service {
     ) -> Result<(RateLimitResponse, Duration), AnswerError> {
         check_size(request)?;
         let rules = self.rules.load();
-        let edge = self.edge(rules.as_deref(), deadline);
-        let decision = self.decider.decide(memory, edge, request)?;
+        let context = self.context(rules.as_deref(), deadline);
+        let decision = self.decider.decide(memory, context, request)?;
         Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
     }
 
@@ -183,24 +183,25 @@ impl Service {
     ) -> Result<(RateLimitResponse, Duration), AnswerError> {
         check_size(request)?;
         let rules = self.rules.load_full();
-        let edge = Edge { anchor: span.map(Span::anchor), ..self.edge(rules.as_deref(), deadline) };
-        let decision = self.decider.decide_shared(redis, edge, request).await?;
+        let context =
+            DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
+        let decision = self.decider.decide_shared(redis, context, request).await?;
         Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
     }
 
     /// What is taken once for a decision that is needed within `deadline` from now.
-    pub fn edge<'r>(&self, rules: Option<&'r Loaded>, deadline: Duration) -> Edge<'r> {
+    pub fn context<'r>(&self, rules: Option<&'r Loaded>, deadline: Duration) -> DecisionContext<'r> {
         let store_time = match &self.decider.store {
             Store::Memory(_) => Duration::ZERO,
             Store::Redis(redis) => redis.timeout().min(deadline.saturating_sub(ANSWER_MARGIN)),
         };
         let hold = deadline.saturating_sub(store_time + RETURN_MARGIN).min(LONGEST_HOLD);
-        Edge {
+        DecisionContext {
             rules: rules.map(|loaded| &loaded.rules),
             now: self.clock.now(),
             hold_us: micros(hold),
             until: (!store_time.is_zero()).then(|| Instant::now() + store_time),
-            anchor: None,
+            span_ref: None,
         }
     }
 }

@@ -127,8 +127,8 @@ pub(super) async fn counters(
         return text(StatusCode::NOT_FOUND, "there is no such rule: /rlconfig and /rules have their names\n");
     };
     let most = which.most.unwrap_or(100).clamp(1, MOST_LISTED);
-    let edge = service.edge(Some(&loaded), DEFAULT_DEADLINE);
-    match service.decider.list(edge, (&loaded.rules, domain, rule), most).await {
+    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
+    match service.decider.list(context, (&loaded.rules, domain, rule), most).await {
         Ok(listing) => pretty(&listing),
         Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
     }
@@ -141,7 +141,7 @@ struct Reset {
     reset: Vec<u64>,
 }
 
-/// `POST /reset`: lets go of the counters that a request, as for `/json`, would draw from.
+/// `POST /reset`: lets go of the counters that a request, as for `/json`, would charge from.
 pub(super) async fn reset(admin: Admin, State(site): State<Site>, body: Bytes) -> Response {
     let request = match json::request_from_json(&body) {
         Ok(request) => request,
@@ -154,9 +154,9 @@ pub(super) async fn reset(admin: Admin, State(site): State<Site>, body: Bytes) -
     let Some(loaded) = service.rules.load_full() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
-    let edge = service.edge(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     let request = decode::request(&request);
-    let outcome = service.decider.forget(edge, &request).await;
+    let outcome = service.decider.forget(context, &request).await;
     let counters = outcome.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
     let descriptors = request.descriptors.iter().map(descriptor_text).collect::<Vec<_>>().join("; ");
     let domain = request.domain;

@@ -97,7 +97,10 @@ const PAGES: [(&str, &str); 11] = [
     ),
     ("/settings", "every setting as it is in force, secrets masked, as json"),
     ("/stats", "all counters, as text: names as statsd gets them, or those of prometheus"),
-    ("/store", "what became of draws since the start: failures, local refusals, shares and leases, replicas, as json"),
+    (
+        "/store",
+        "what became of charges since the start: failures, local refusals, shares and leases, replicas, as json",
+    ),
     ("/top", "the keys that are refused most, as json; `format=text`, `minutes=1..10`, `rule=NAME`, `most=N`"),
 ];
 
@@ -196,8 +199,8 @@ async fn explain(State(site): State<Site>, body: Bytes) -> Response {
     let Some(loaded) = service.rules.load_full() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
-    let edge = service.edge(Some(&loaded), DEFAULT_DEADLINE);
-    let counters = service.decider.look(edge, &decode::request(&request)).await;
+    let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
+    let counters = service.decider.look(context, &decode::request(&request)).await;
     let explain = move || {
         let behaviour = &site.instruments.service.decider.behaviour;
         explanation_page(&Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters))

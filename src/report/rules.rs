@@ -16,7 +16,7 @@ use crate::decide::explain::limit_text;
 use crate::limit::{Algorithm, Limit};
 use crate::rule::set::{CompiledLimit, CompiledRule, RuleSet};
 use crate::telemetry::distinct::STANDARD_ERROR;
-use crate::telemetry::metrics::meter::{Count, Name};
+use crate::telemetry::metrics::limit_stats::{Count, Name};
 use crate::telemetry::top::{BURST_SECONDS, Found, MINUTES, Top};
 
 /// What to tell.

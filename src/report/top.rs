@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Format;
 use super::text::{columns, plain};
 use crate::clock::Time;
-use crate::telemetry::metrics::meter::Name;
+use crate::telemetry::metrics::limit_stats::Name;
 use crate::telemetry::top::{self, Found, Refused, Top};
 
 /// What to tell.

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::wildcard::Wildcards;
 use super::{Allowance, Defaults, Domain, Node, NodeId, Origin, Rule};
 use crate::limit::{Limit, StorePolicy};
-use crate::telemetry::metrics::meter::{Meter, Name};
+use crate::telemetry::metrics::limit_stats::{LimitStats, Name};
 use crate::telemetry::metrics::meters::{Meters, OTHER};
 
 /// All rules, immutable.
@@ -43,7 +43,7 @@ pub struct DomainRules {
     pub defaults: Defaults,
     pub(super) root: NodeId,
     /// Counts for limits that come with requests and for which there is no meter of their own.
-    pub others: Arc<Meter>,
+    pub others: Arc<LimitStats>,
 }
 
 /// A node as matching sees it.
@@ -111,7 +111,7 @@ pub struct CompiledLimit {
     /// A quota.
     pub quota: bool,
     /// What is counted of it.
-    pub meter: Arc<Meter>,
+    pub meter: Arc<LimitStats>,
 }
 
 impl RuleSet {
@@ -291,7 +291,7 @@ pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
 }
 
 impl CompiledRule {
-    fn new(rule: Rule, by_value: bool, meter: impl Fn(Option<&str>) -> Arc<Meter>) -> Self {
+    fn new(rule: Rule, by_value: bool, meter: impl Fn(Option<&str>) -> Arc<LimitStats>) -> Self {
         let limits = match &rule.allowance {
             Allowance::Unlimited { .. } => SmallVec::new(),
             Allowance::Limits(limits) => limits

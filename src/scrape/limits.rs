@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Instruments, counter, gauge};
 use crate::limit::Consistency;
 use crate::telemetry::metrics::family::{Family, Kind, Label, Series, Value};
-use crate::telemetry::metrics::meter::{Count, Meter, Name};
+use crate::telemetry::metrics::limit_stats::{Count, LimitStats, Name};
 use crate::telemetry::metrics::meters::OTHER;
 
 impl Instruments {
@@ -97,7 +97,7 @@ impl Instruments {
 }
 
 /// Decisions by verdict, those that there were.
-fn decisions(meters: &[Arc<Meter>]) -> Family {
+fn decisions(meters: &[Arc<LimitStats>]) -> Family {
     let mut family = Family::new(
         "tollkeeper_decisions_total",
         Kind::Counter,
@@ -117,6 +117,6 @@ fn of_rule(name: &Name, count: u64) -> Series {
 }
 
 /// Whether it is to be seen before it has counted anything.
-fn is_of_rule(meter: &Meter) -> bool {
+fn is_of_rule(meter: &LimitStats) -> bool {
     meter.name().parts().nth(1) != Some(OTHER)
 }

@@ -22,16 +22,16 @@ impl Instruments {
         let mut errors = Family::new(
             "tollkeeper_store_errors_total",
             Kind::Counter,
-            "Draws that the store failed, by what went wrong, whoever answered them.",
+            "Charges that the store failed, by what went wrong, whoever answered them.",
         );
         errors
             .series
-            .extend(decider.failed_draws().map(|(kind, count)| Series::of(Value::Count(count)).label("kind", kind)));
+            .extend(decider.failed_charges().map(|(kind, count)| Series::of(Value::Count(count)).label("kind", kind)));
         each(errors);
         let mut policies = Family::new(
             "tollkeeper_policy_verdicts_total",
             Kind::Counter,
-            "Draws that the store failed, by the policy that answered.",
+            "Charges that the store failed, by the policy that answered.",
         );
         policies.series.extend(
             StorePolicy::ALL
@@ -40,7 +40,7 @@ impl Instruments {
         );
         each(policies);
         let (lost, misconfigured) = self.health.store();
-        each(gauge("tollkeeper_store_lost", "Whether no server of a deployment takes draws.", u8::from(lost)));
+        each(gauge("tollkeeper_store_lost", "Whether no server of a deployment takes charges.", u8::from(lost)));
         let help = "Whether the store is set up in a way that somebody has to mend.";
         each(gauge("tollkeeper_store_misconfigured", help, u8::from(misconfigured)));
         match &decider.store {
@@ -66,15 +66,15 @@ fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
         Family::new(
             "tollkeeper_store_duration_seconds",
             Kind::Histogram,
-            "How long the draws of a request waited for Redis; those answered here are not in it.",
+            "How long the charges of a request waited for Redis; those answered here are not in it.",
         )
         .with(Series::of(Value::Times(Box::new(redis.waits().observed())))),
     );
-    each(counter("tollkeeper_draws_total", "Draws that were asked for.", redis.draws()));
+    each(counter("tollkeeper_draws_total", "Charges that were asked for.", redis.charges()));
     each(counter("tollkeeper_store_calls_total", "Calls of Redis that they took.", redis.calls()));
-    let help = "Draws that nobody waited for to the end; they may have been charged.";
+    let help = "Charges that nobody waited for to the end; they may have been charged.";
     each(counter("tollkeeper_draws_abandoned_total", help, redis.abandoned()));
-    let help = "Draws that were refused here by what Redis had just said.";
+    let help = "Charges that were refused here by what Redis had just said.";
     each(counter("tollkeeper_known_over_hits_total", help, redis.refused_locally()));
     eventual(each, redis);
     let (main, per_second) = redis.conditions();

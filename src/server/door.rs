@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::clock::Clock;
 use crate::settings::bounds::Bounds;
 use crate::telemetry::doors::{self, Doors};
-use crate::telemetry::occasionally::Occasionally;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// What a listener is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,9 +163,9 @@ impl Door {
     }
 
     fn refuse_connection(&self, setting: &'static str, most: usize, peer: Option<SocketAddr>) {
-        static SAID: Occasionally = Occasionally::every(TOLD);
+        static SAID: LogThrottle = LogThrottle::every(TOLD);
         self.house.doors.note_refused_connection();
-        if let Some(suppressed) = SAID.due(Clock::System.now()) {
+        if let Some(suppressed) = SAID.allow(Clock::System.now()) {
             let (listener, peer) = (self.purpose.name(), peer.map(|peer| peer.to_string()));
             tracing::warn!(listener, peer, suppressed, "{setting}: connections were closed: there are {most} already");
         }
@@ -196,8 +196,8 @@ impl Guest {
         } else {
             return Some(turn);
         };
-        static SAID: Occasionally = Occasionally::every(TOLD);
-        if let Some(suppressed) = SAID.due(Clock::System.now()) {
+        static SAID: LogThrottle = LogThrottle::every(TOLD);
+        if let Some(suppressed) = SAID.allow(Clock::System.now()) {
             let peer = self.peer.map(|peer| peer.to_string());
             tracing::warn!(peer, suppressed, "{setting}: requests were refused: too many are being answered");
         }

@@ -15,8 +15,8 @@ use crate::clock::Clock;
 use crate::config::watch::yield_to_decisions;
 use crate::scrape::Instruments;
 use crate::settings::metrics::{Metrics, Mogrifier, Protocol, Sink};
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{Dialect, Rewrite, Sender};
-use crate::telemetry::occasionally::Occasionally;
 
 /// The thread that sends.
 #[derive(Debug)]
@@ -81,14 +81,14 @@ fn run(
 }
 
 fn flush(instruments: &Instruments, senders: &mut [Sender]) {
-    static SAID: Occasionally = Occasionally::every(Duration::from_secs(60));
+    static SAID: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if senders.is_empty() {
         return;
     }
     instruments.read(&mut |family| senders.iter_mut().for_each(|sender| sender.add(&family)));
     for sender in senders {
         if let Err(error) = sender.send()
-            && let Some(suppressed) = SAID.due(Clock::System.now())
+            && let Some(suppressed) = SAID.allow(Clock::System.now())
         {
             let to = sender.to();
             tracing::warn!(to, suppressed, "STATSD_HOST, STATSD_PORT: metrics can not be sent: {error}");

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::lull::Lull;
+use crate::coalesce::YieldBarrier;
 
 /// More than this does not wait for more.
 const MOST_GATHERED: usize = 64 * 1024;
@@ -20,12 +20,12 @@ const MOST_GATHERED: usize = 64 * 1024;
 pub(super) struct Gathered<I> {
     io: I,
     gathered: BytesMut,
-    lull: Lull,
+    lull: YieldBarrier,
 }
 
 impl<I> Gathered<I> {
     pub(super) fn new(io: I) -> Self {
-        Self { io, gathered: BytesMut::new(), lull: Lull::default() }
+        Self { io, gathered: BytesMut::new(), lull: YieldBarrier::default() }
     }
 }
 

@@ -25,7 +25,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use super::door::{Door, Purpose};
 use crate::clock::Clock;
 use crate::settings::tls::{Clients, File, Tls};
-use crate::telemetry::occasionally::Occasionally;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Who a listener is.
 #[derive(Debug)]
@@ -98,9 +98,9 @@ fn note(door: &Door, tls: &Tls, not_after: i64) {
 /// Tells of a client that did not get through the handshake; those that only look whether somebody listens are not
 /// told of.
 pub(super) fn tell_refused(error: &io::Error, purpose: Purpose, peer: Option<SocketAddr>) {
-    static SAID: Occasionally = Occasionally::every(Duration::from_secs(60));
+    static SAID: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if error.kind() == io::ErrorKind::InvalidData
-        && let Some(suppressed) = SAID.due(Clock::System.now())
+        && let Some(suppressed) = SAID.allow(Clock::System.now())
     {
         let peer = peer.map(|peer| peer.to_string());
         tracing::warn!(listener = purpose.name(), peer, suppressed, %error, "a TLS handshake failed");

@@ -21,7 +21,7 @@ pub struct Redis {
     pub main: Deployment,
     /// Where those of limits per second are; `None`: with the others.
     pub per_second: Option<Deployment>,
-    /// The longest that a draw waits for Redis: 1 ms to 10 s.
+    /// The longest that a charge waits for Redis: 1 ms to 10 s.
     pub timeout: Duration,
     /// How many processes share the limits while Redis is away and each counts for itself; `None`: as many as were
     /// last seen alive.

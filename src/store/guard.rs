@@ -1,6 +1,6 @@
-//! What keeps a failing server from costing anybody time: a deadline for each draw, a breaker for each primary.
+//! What keeps a failing server from costing anybody time: a deadline for each charge, a breaker for each primary.
 //!
-//! A breaker opens after so many failures in a row and closes with the first success. While it is open no draw is
+//! A breaker opens after so many failures in a row and closes with the first success. While it is open no charge is
 //! sent and nobody waits; whoever owns the server probes it until a probe succeeds. It counts and nothing else: which
 //! failures count, and what is answered meanwhile, is decided elsewhere.
 

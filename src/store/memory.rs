@@ -1,8 +1,8 @@
 //! Counters in this process: exact, compact, bounded, expiring.
 //!
 //! A key is 128 bits of keyed hash, so what a stranger sends takes no room of its own. Keys fall into shards by their
-//! path, each behind a lock that is held for one draw; all limits of a descriptor are in one shard and are decided
-//! under one lock, and that is what makes concurrent draws exact. The shards grow by small chunks, never by doubling.
+//! path, each behind a lock that is held for one charge; all limits of a descriptor are in one shard and are decided
+//! under one lock, and that is what makes concurrent charges exact. The shards grow by small chunks, never by doubling.
 //!
 //! When a shard is full, a new key takes the place of one of a few at random: an expired one, else the one with the
 //! least of its limit used, never one that is over. Whoever rotates values therefore can not flush a counter of
@@ -17,9 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use self::shard::Shard;
-use crate::algorithm::{Level, State};
+use crate::algorithm::{ChargeResult, State};
 use crate::clock::Time;
-use crate::counter::{Counter, Draw};
+use crate::counter::{Charge, Counter};
 use crate::limit::Limit;
 
 /// The counters of this process.
@@ -67,30 +67,30 @@ impl Memory {
         }
     }
 
-    /// Decides all limits of a descriptor at once; the levels stand in the order of the draw's counters. A look never
+    /// Decides all limits of a descriptor at once; the levels stand in the order of the charge's counters. A look never
     /// adds a counter.
-    pub fn draw(&self, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
-        self.shard(draw.key).draw(draw, now)
+    pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, Full> {
+        self.shard(charge.key).charge(charge, now)
     }
 
-    /// Decides a draw for which there was no room, in a small table of its own in which any counter gives way: whoever
+    /// Decides a charge for which there was no room, in a small table of its own in which any counter gives way: whoever
     /// fills the store is still limited, if not exactly, and so is everybody else.
-    pub fn draw_spilled(&self, draw: &Draw<'_>, now: Time) -> SmallVec<[Level; 1]> {
-        lock(&self.spill).draw(draw, now).expect("it always has room")
+    pub fn charge_spilled(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+        lock(&self.spill).charge(charge, now).expect("it always has room")
     }
 
-    /// Lets go of the counters of a draw; how many of them there were.
-    pub fn forget(&self, draw: &Draw<'_>) -> usize {
+    /// Lets go of the counters of a charge; how many of them there were.
+    pub fn forget(&self, charge: &Charge<'_>) -> usize {
         let forget = |counter: &Counter<'_>| {
-            let key = draw.key ^ counter.tag;
-            self.shard(draw.key).forget(key) | lock(&self.spill).forget(key)
+            let key = charge.key ^ counter.tag;
+            self.shard(charge.key).forget(key) | lock(&self.spill).forget(key)
         };
-        draw.counters.iter().filter(|counter| forget(counter)).count()
+        charge.counters.iter().filter(|counter| forget(counter)).count()
     }
 
-    /// Whether [`Memory::draw`] would pass all limits, trials too; changes nothing.
-    pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
-        self.shard(draw.key).admits(draw, now)
+    /// Whether [`Memory::charge`] would pass all limits, trials too; changes nothing.
+    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
+        self.shard(charge.key).admits(charge, now)
     }
 
     /// Puts states in place of what counters of a path hold: `each` is called once and says which, by limit, tag and

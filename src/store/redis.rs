@@ -1,8 +1,8 @@
 //! Counters in Redis or Valkey, shared by all replicas.
 //!
 //! One call decides all limits of a descriptor, in one script that runs on the node that owns its keys. The script
-//! returns what the counters had used; the pure algorithms then say here what each draw finds, so that Redis and memory
-//! can not answer differently. All calls of a request go out at once. Draws on a counter whose call is in flight wait
+//! returns what the counters had used; the pure algorithms then say here what each charge finds, so that Redis and memory
+//! can not answer differently. All calls of a request go out at once. Charges on a counter whose call is in flight wait
 //! for each other and go together. Whatever Redis does, an answer or an error comes in time.
 
 mod call;
@@ -19,7 +19,7 @@ mod lead;
 mod lend;
 mod line;
 mod node;
-pub mod occasion;
+pub mod charge_context;
 pub mod over;
 mod probe;
 pub mod readings;
@@ -46,34 +46,34 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use self::call::{Manner, Place};
-use self::combine::{Combiner, Drawings, Turn};
+use self::charge_context::ChargeContext;
+use self::combine::{ChargeBatch, Combiner, Turn};
 use self::connect::Entrance;
 use self::count::Window;
 use self::eventual::{Eventual, Lending, Lent, Report, log_beyond_us};
 use self::failure::RedisError;
 use self::lead::{Busy, Lead, Pending, Way, lead};
 use self::node::Ground;
-use self::occasion::Occasion;
 use self::over::Over;
 use self::probe::Probe;
 use self::readings::Asked;
 use self::replicas::heart::Heart;
 use self::route::Route;
-use self::script::{Counted, Drawing, MOST_DRAWS, Replayed};
+use self::script::{ChargeCommand, Counted, MOST_DRAWS, Replayed};
 use self::settle::Settle;
-use crate::algorithm::{Ask, Level};
+use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::Time;
-use crate::counter::Draw;
+use crate::counter::Charge;
 use crate::limit::{Limit, StorePolicy, Unit};
 use crate::request::Hits;
 use crate::settings::redis::{self as settings, Deployment, KeyFormat, Topology};
+use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
-use crate::store::local::Local;
-use crate::store::{Drawn, Origin};
+use crate::store::{DecidedBy, StoreOutcome};
 use crate::telemetry::metrics::histogram::Histogram;
 
 /// The levels of a descriptor's limits, in their order.
-pub type Levels = SmallVec<[Level; 1]>;
+pub type ChargeResults = SmallVec<[ChargeResult; 1]>;
 
 /// A dial is given up after this time whatever REDIS_TIMEOUT says, and made anew: the system repeats a lost first
 /// packet ever more rarely, and a server that is back must be found soon.
@@ -82,8 +82,8 @@ const LONGEST_DIAL: Duration = Duration::from_secs(1);
 /// Times so little apart are the same: one was taken a little later than the other.
 const SAME: Duration = Duration::from_millis(1);
 
-/// What came of a draw.
-type Answer = Result<Drawn, RedisError>;
+/// What came of a charge.
+type Answer = Result<StoreOutcome, RedisError>;
 
 /// Counters in Redis.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ struct Shared {
     main: Arc<Route>,
     per_second: Option<Arc<Route>>,
     /// What stands in for it.
-    local: Local,
+    local: Fallback,
     heart: Heart,
     combiner: Combiner,
     /// What may be given out here.
@@ -117,39 +117,39 @@ struct Shared {
     /// Whether counters follow this process's clock instead of the server's: in tests.
     gives_time: bool,
     calls: AtomicU64,
-    draws: AtomicU64,
+    charges: AtomicU64,
     abandoned: AtomicU64,
-    /// How long draws waited that were not answered here.
+    /// How long charges waited that were not answered here.
     waits: Histogram,
 }
 
-/// What becomes of what is drawn.
+/// What becomes of what is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum ChargeMode {
     /// It is charged.
-    Charge,
-    /// Nothing: only what the draw would find is asked.
-    Trial,
+    Commit,
+    /// Nothing: only what the charge would find is asked.
+    DryRun,
 }
 
-/// A counter, and the draws of one request on it.
+/// A counter, and the charges of one request on it.
 struct Group {
     id: u128,
     path: u128,
-    drawings: Drawings,
-    /// The places of the draws in the request.
+    commands: ChargeBatch,
+    /// The places of the charges in the request.
     places: SmallVec<[usize; 1]>,
 }
 
 impl Redis {
     /// Begins to connect, and returns at once; `local` stands in for it while it is away. To be called within a tokio
     /// runtime.
-    pub fn start(settings: &settings::Redis, local: Local) -> Self {
+    pub fn start(settings: &settings::Redis, local: Fallback) -> Self {
         Self::over(Shared::start(settings, local, false))
     }
 
-    /// As [`Redis::start`], but time is what draws say: for tests with a manual clock.
-    pub fn start_with_given_time(settings: &settings::Redis, local: Local) -> Self {
+    /// As [`Redis::start`], but time is what charges say: for tests with a manual clock.
+    pub fn start_with_given_time(settings: &settings::Redis, local: Fallback) -> Self {
         Self::over(Shared::start(settings, local, true))
     }
 
@@ -160,7 +160,7 @@ impl Redis {
         Self { shared, settling }
     }
 
-    /// Gives back what was leased: before a stop, once nothing is drawn any more.
+    /// Gives back what was leased: before a stop, once nothing is charged any more.
     pub async fn give_back(&self) {
         self.shared.settle.end_all(&self.shared.eventual).await;
     }
@@ -171,55 +171,60 @@ impl Redis {
     }
 
     /// What stands in for it.
-    pub fn local(&self) -> &Local {
+    pub fn local(&self) -> &Fallback {
         &self.shared.local
     }
 
-    /// The longest that a draw may take, waiting included.
+    /// The longest that a charge may take, waiting included.
     pub fn timeout(&self) -> Duration {
         self.shared.timeout
     }
 
-    /// Makes all draws of a request at once; one result for each, in their order, not later than the occasion says.
+    /// Makes all charges of a request at once; one result for each, in their order, not later than the context says.
     ///
     /// The counters' own time is that of Redis.
-    pub async fn draw_all(
+    pub async fn charge_all(
         &self,
-        draws: &[Draw<'_>],
-        purpose: Purpose,
-        occasion: impl Into<Occasion<'_>>,
+        charges: &[Charge<'_>],
+        mode: ChargeMode,
+        context: impl Into<ChargeContext<'_>>,
     ) -> SmallVec<[Answer; 2]> {
         let begun = Instant::now();
         let Shared { abandoned, waits, .. } = &*self.shared;
-        self.shared.draws.fetch_add(draws.len() as u64, Ordering::Relaxed);
-        let mut asked = Asked { abandoned, draws: draws.len() };
-        let answers = self.answers(draws, purpose, occasion.into()).await;
-        asked.draws = answers.iter().filter(|answer| matches!(answer, Err(RedisError::Timeout))).count();
-        let is_known = |answer: &Answer| answer.as_ref().is_ok_and(|found| found.origin != Origin::Store);
+        self.shared.charges.fetch_add(charges.len() as u64, Ordering::Relaxed);
+        let mut asked = Asked { abandoned, charges: charges.len() };
+        let answers = self.answers(charges, mode, context.into()).await;
+        asked.charges = answers.iter().filter(|answer| matches!(answer, Err(RedisError::Timeout))).count();
+        let is_known = |answer: &Answer| answer.as_ref().is_ok_and(|found| found.decided_by != DecidedBy::Store);
         if !answers.iter().all(is_known) {
             waits.observe(begun.elapsed());
         }
         answers
     }
 
-    async fn answers(&self, draws: &[Draw<'_>], purpose: Purpose, occasion: Occasion<'_>) -> SmallVec<[Answer; 2]> {
-        let now = occasion.now;
-        if let [draw] = draws {
-            let drawings = SmallVec::from_iter([drawing(draw, purpose)]);
-            let (id, path) = self.shared.id(draw, now);
-            let group = Group { id, path, drawings, places: SmallVec::from([0]) };
-            let mut answers = self.shared.bring(group, draws, occasion).answers().await;
+    async fn answers(
+        &self,
+        charges: &[Charge<'_>],
+        mode: ChargeMode,
+        context: ChargeContext<'_>,
+    ) -> SmallVec<[Answer; 2]> {
+        let now = context.now;
+        if let [charge] = charges {
+            let commands = SmallVec::from_iter([command(charge, mode)]);
+            let (id, path) = self.shared.id(charge, now);
+            let group = Group { id, path, commands, places: SmallVec::from([0]) };
+            let mut answers = self.shared.bring(group, charges, context).answers().await;
             return answers.pop().into_iter().collect();
         }
         // All are brought before the first is awaited: so they travel together, and at once.
         let mut places: SmallVec<[usize; 2]> = SmallVec::new();
         let mut pending: SmallVec<[Pending; 2]> = SmallVec::new();
-        for group in self.shared.group(draws, purpose, now) {
+        for group in self.shared.group(charges, mode, now) {
             places.extend_from_slice(&group.places);
-            pending.push(self.shared.bring(group, draws, occasion));
+            pending.push(self.shared.bring(group, charges, context));
         }
         let answered = join_all(pending.into_iter().map(|pending| pending.answers())).await;
-        let mut answers: SmallVec<[Answer; 2]> = draws.iter().map(|_| Err(RedisError::Broken)).collect();
+        let mut answers: SmallVec<[Answer; 2]> = charges.iter().map(|_| Err(RedisError::Broken)).collect();
         for (place, answer) in places.into_iter().zip(answered.into_iter().flatten()) {
             answers[place] = answer;
         }
@@ -234,7 +239,7 @@ impl Redis {
         self.shared.eventual.sweep(at, turn, turns);
     }
 
-    /// Tells `health` how the servers are, for as long as it is run: lost if none of a deployment takes draws.
+    /// Tells `health` how the servers are, for as long as it is run: lost if none of a deployment takes charges.
     pub async fn report(&self, health: &StoreHealth) {
         const OFTEN: Duration = Duration::from_millis(100);
         loop {
@@ -247,9 +252,9 @@ impl Redis {
 }
 
 impl Shared {
-    fn start(settings: &settings::Redis, local: Local, gives_time: bool) -> Self {
+    fn start(settings: &settings::Redis, local: Fallback, gives_time: bool) -> Self {
         let start = |deployment| Arc::new(start_route(settings, deployment));
-        // A refusal runs out with real time, not with the time that draws say.
+        // A refusal runs out with real time, not with the time that charges say.
         let over_bytes = if gives_time { 0 } else { settings.over_limit_cache.capacity_bytes };
         let main = start(&settings.main);
         // What is set is not counted.
@@ -269,7 +274,7 @@ impl Shared {
             timeout: settings.timeout,
             gives_time,
             calls: AtomicU64::new(0),
-            draws: AtomicU64::new(0),
+            charges: AtomicU64::new(0),
             abandoned: AtomicU64::new(0),
             waits: Histogram::default(),
         }
@@ -279,30 +284,30 @@ impl Shared {
         [&self.main].into_iter().chain(&self.per_second)
     }
 
-    /// Sorts the draws of a request by counter, each in its order of arrival.
-    fn group(&self, draws: &[Draw<'_>], purpose: Purpose, now: Time) -> SmallVec<[Group; 2]> {
+    /// Sorts the charges of a request by counter, each in its order of arrival.
+    fn group(&self, charges: &[Charge<'_>], mode: ChargeMode, now: Time) -> SmallVec<[Group; 2]> {
         let mut groups: SmallVec<[Group; 2]> = SmallVec::new();
         let mut known = HashMap::new();
-        for (place, draw) in draws.iter().enumerate() {
-            let (id, path) = self.id(draw, now);
-            let drawing = drawing(draw, purpose);
+        for (place, charge) in charges.iter().enumerate() {
+            let (id, path) = self.id(charge, now);
+            let command = command(charge, mode);
             // Requests are short as a rule; what is long is looked up, not searched.
-            let found = if draws.len() <= 16 {
+            let found = if charges.len() <= 16 {
                 groups.iter().rposition(|group| group.id == id)
             } else {
                 known.get(&id).copied()
             };
-            match found.filter(|&found| groups[found].drawings.len() < MOST_DRAWS) {
+            match found.filter(|&found| groups[found].commands.len() < MOST_DRAWS) {
                 Some(found) => {
-                    groups[found].drawings.push(drawing);
+                    groups[found].commands.push(command);
                     groups[found].places.push(place);
                 }
                 None => {
-                    if draws.len() > 16 {
+                    if charges.len() > 16 {
                         known.insert(id, groups.len());
                     }
-                    let drawings = SmallVec::from_iter([drawing]);
-                    groups.push(Group { id, path, drawings, places: SmallVec::from([place]) });
+                    let commands = SmallVec::from_iter([command]);
+                    groups.push(Group { id, path, commands, places: SmallVec::from([place]) });
                 }
             }
         }
@@ -311,108 +316,113 @@ impl Shared {
 
     /// What tells a descriptor's counters from all others: their path and their tags; in the format of
     /// envoyproxy/ratelimit the window too. Beside it the path alone, by which levels are remembered.
-    fn id(&self, draw: &Draw<'_>, now: Time) -> (u128, u128) {
-        let path = draw.key;
-        let tags = draw.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
+    fn id(&self, charge: &Charge<'_>, now: Time) -> (u128, u128) {
+        let path = charge.key;
+        let tags = charge.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
         let window = match self.format {
             KeyFormat::Tollkeeper => 0,
             KeyFormat::Ratelimit => {
-                let start_s = count::start_s(draw, now).unwrap_or(0);
+                let start_s = count::start_s(charge, now).unwrap_or(0);
                 u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
             }
         };
         (path ^ tags ^ window, path)
     }
 
-    /// Sends the draws of one group, or has them wait for the call that is in flight.
-    fn bring(self: &Arc<Self>, group: Group, draws: &[Draw<'_>], occasion: Occasion<'_>) -> Pending {
-        let Occasion { now, until, anchor } = occasion;
-        let draw = &draws[group.places[0]];
+    /// Sends the charges of one group, or has them wait for the call that is in flight.
+    fn bring(self: &Arc<Self>, group: Group, charges: &[Charge<'_>], context: ChargeContext<'_>) -> Pending {
+        let ChargeContext { now, until, span_ref } = context;
+        let charge = &charges[group.places[0]];
         let lending = self.lending(&group);
         if let Some(lending) = &lending
-            && let Some(found) = self.answer_here(&group, draw, lending, now)
+            && let Some(found) = self.answer_here(&group, charge, lending, now)
         {
             return Pending { way: Way::Known(1, found), until: None };
         }
         let begun = Instant::now();
-        if let Some(levels) = self.over.refuse(group.id, &group.drawings, begun) {
-            let found = Drawn { levels, origin: Origin::KnownOver };
-            return Pending { way: Way::Known(group.drawings.len(), found), until: None };
+        if let Some(levels) = self.over.refuse(group.id, &group.commands, begun) {
+            let found = StoreOutcome { levels, decided_by: DecidedBy::KnownOver };
+            return Pending { way: Way::Known(group.commands.len(), found), until: None };
         }
         let deadline = begun + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
         let mut hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
-        let way = match self.combiner.enter(group.id, group.drawings, occasion) {
+        let way = match self.combiner.enter(group.id, group.commands, context) {
             Turn::Wait { answers, long } => {
                 hurried |= long;
                 Way::Waits(answers)
             }
-            Turn::Lead(drawings) => {
-                let mut place = self.place(draw, (group.id, group.path), lending, now);
-                place.anchors = anchor.cloned().into_iter().collect();
+            Turn::Lead(commands) => {
+                let mut place = self.place(charge, (group.id, group.path), lending, now);
+                place.span_refs = span_ref.cloned().into_iter().collect();
                 let busy = Busy::new(Arc::clone(self), group.id);
-                Way::Led(drawings.len(), Lead::of(lead(busy, place, drawings, deadline)))
+                Way::Led(commands.len(), Lead::of(lead(busy, place, commands, deadline)))
             }
         };
         Pending { way, until: hurried.then_some(until) }
     }
 
-    fn place(&self, draw: &Draw<'_>, (id, path): (u128, u128), lending: Option<Lending>, now: Time) -> Place {
+    fn place(&self, charge: &Charge<'_>, (id, path): (u128, u128), lending: Option<Lending>, now: Time) -> Place {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => {
                 let jitter_s = if self.jitter_s == 0 { 0 } else { random_below(self.jitter_s) };
-                Window::of(&self.prefix, draw, now, jitter_s)
+                Window::of(&self.prefix, charge, now, jitter_s)
             }
         };
         let manner = window.map_or_else(
             || {
-                let algorithms = draw.counters.iter().map(|counter| counter.term.limit.algorithm());
-                Manner::Script(script::script_for(algorithms), key::keys(&self.prefix, &draw.path, &draw.counters))
+                let algorithms = charge.counters.iter().map(|counter| counter.term.limit.algorithm());
+                Manner::Script(script::script_for(algorithms), key::keys(&self.prefix, &charge.path, &charge.counters))
             },
             Manner::Count,
         );
-        let (route, gives_time) = (Arc::clone(self.route(draw)), self.gives_time);
-        Place { manner, id, route, path, now, gives_time, lending, anchors: Vec::new() }
+        let (route, gives_time) = (Arc::clone(self.route(charge)), self.gives_time);
+        Place { manner, id, route, path, now, gives_time, lending, span_refs: Vec::new() }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
-    fn route(&self, draw: &Draw<'_>) -> &Arc<Route> {
+    fn route(&self, charge: &Charge<'_>) -> &Arc<Route> {
         match &self.per_second {
-            Some(route) if draw.counters.iter().all(|counter| is_per_second(counter.term.limit)) => route,
+            Some(route) if charge.counters.iter().all(|counter| is_per_second(counter.term.limit)) => route,
             _ => &self.main,
         }
     }
 
-    /// Makes a call for these draws, and leases what demand asks for on the way.
-    async fn call(&self, place: &Place, drawings: &mut Drawings, deadline: Instant) -> Result<Vec<Levels>, RedisError> {
+    /// Makes a call for these charges, and leases what demand asks for on the way.
+    async fn call(
+        &self,
+        place: &Place,
+        commands: &mut ChargeBatch,
+        deadline: Instant,
+    ) -> Result<Vec<ChargeResults>, RedisError> {
         let sent = Instant::now();
         let lending = place.lending.as_ref();
         let lent = lending.map_or(0, |lending| self.lease(lending, sent));
         if let Some(Lending { counters, .. }) = lending.filter(|_| lent > 0) {
-            let ask = Ask::new(Hits::Take(lent), 0);
-            drawings.push(Drawing { counters: counters.clone(), ask, trial: false, until: None });
+            let ask = ChargeRequest::new(Hits::Charge(lent), 0);
+            commands.push(ChargeCommand { counters: counters.clone(), ask, trial: false, until: None });
         }
-        if drawings.is_empty() {
+        if commands.is_empty() {
             return Ok(Vec::new());
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let mut span = place.span(drawings.len());
-        let outcome = place.call(drawings, deadline, span.as_mut()).await;
+        let mut span = place.span(commands.len());
+        let outcome = place.call(commands, deadline, span.as_mut()).await;
         if let (Some(span), Err(error)) = (&mut span, &outcome) {
             span.fail(error.name(), error.to_string());
         }
         drop(span);
-        let lease = (lent > 0).then(|| drawings.pop()).flatten();
+        let lease = (lent > 0).then(|| commands.pop()).flatten();
         let mut replayed = outcome?;
         let leased = lease.and_then(|_| replayed.levels.pop());
-        self.over.learn(place.id, drawings, &replayed.levels, (sent, Instant::now()));
-        self.remember(place, drawings, &replayed);
+        self.over.learn(place.id, commands, &replayed.levels, (sent, Instant::now()));
+        self.remember(place, commands, &replayed);
         if let Some(lending) = lending {
             // A trial that had no room was not charged, and must not be given back to.
             let whole = leased.as_ref().is_some_and(|levels| levels.iter().all(|level| level.admitted));
-            let passed = |levels: Levels| {
+            let passed = |levels: ChargeResults| {
                 levels.iter().zip(&lending.counters).all(|(level, counted)| level.admitted || !counted.enforced)
             };
             let lent = if leased.is_some_and(passed) { lent } else { 0 };
@@ -426,8 +436,8 @@ impl Shared {
     }
 
     /// Keeps what Redis reports where it will be wanted if Redis goes away.
-    fn remember(&self, place: &Place, drawings: &Drawings, replayed: &Replayed) {
-        let Some(last) = drawings.last() else { return };
+    fn remember(&self, place: &Place, commands: &ChargeBatch, replayed: &Replayed) {
+        let Some(last) = commands.last() else { return };
         let wanted = |counted: &Counted| counted.enforced && counted.limit.on_store_error() == StorePolicy::Local;
         if last.counters.iter().any(wanted) {
             let counters: SmallVec<[(Limit, u128); 1]> =
@@ -466,17 +476,17 @@ fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
     Route::start(deployment.topology.clone(), Arc::new(ground))
 }
 
-fn drawing(draw: &Draw<'_>, purpose: Purpose) -> Drawing {
-    let counted = draw.counters.iter().map(|counter| Counted {
+fn command(charge: &Charge<'_>, mode: ChargeMode) -> ChargeCommand {
+    let counted = charge.counters.iter().map(|counter| Counted {
         limit: counter.term.limit.lengthened(log_beyond_us(counter.term.limit)),
         enforced: counter.term.enforced,
         tag: counter.tag,
     });
     let counters: SmallVec<[Counted; 1]> = counted.collect();
-    // Where nothing is held, how long callers wait must not make equal draws look different.
+    // Where nothing is held, how long callers wait must not make equal charges look different.
     let holds = counters.iter().any(|counted| counted.limit.max_wait_us() > 0);
-    let ask = Ask { hold_us: if holds { draw.ask.hold_us } else { 0 }, ..draw.ask };
-    Drawing { counters, ask, trial: purpose == Purpose::Trial, until: None }
+    let ask = ChargeRequest { hold_us: if holds { charge.ask.hold_us } else { 0 }, ..charge.ask };
+    ChargeCommand { counters, ask, trial: mode == ChargeMode::DryRun, until: None }
 }
 
 /// A number below `most` that is random enough to spread expiries.

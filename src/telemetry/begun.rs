@@ -7,7 +7,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::metrics::meter::Meter;
+use super::metrics::limit_stats::LimitStats;
 
 const SHARDS: usize = 16;
 /// Keys that a shard remembers.
@@ -37,7 +37,7 @@ struct Key {
 
 impl Begun {
     /// Notes the parts of a key whose counter under this limit began now.
-    pub fn note<'a>(&self, limit: &Meter, parts: impl Iterator<Item = &'a [u8]> + Clone) {
+    pub fn note<'a>(&self, limit: &LimitStats, parts: impl Iterator<Item = &'a [u8]> + Clone) {
         if parts.clone().map(|part| part.len() + 2).sum::<usize>() > LONGEST_BYTES {
             return;
         }
@@ -65,14 +65,14 @@ impl Begun {
     }
 
     /// The keys of a limit that are remembered, the latest first; one that began anew may be there twice.
-    pub fn of(&self, limit: &Meter) -> Vec<Vec<Vec<u8>>> {
+    pub fn of(&self, limit: &LimitStats) -> Vec<Vec<Vec<u8>>> {
         let ring = self.shard(limit).lock().unwrap_or_else(PoisonError::into_inner);
         let (later, earlier) = ring.keys.split_at(ring.next);
         let all = later.iter().rev().chain(earlier.iter().rev());
         all.filter(|key| key.limit == limit.serial()).map(|key| split(&key.parts)).collect()
     }
 
-    fn shard(&self, limit: &Meter) -> &Mutex<Ring> {
+    fn shard(&self, limit: &LimitStats) -> &Mutex<Ring> {
         let place = usize::try_from(limit.serial() % SHARDS as u64).expect("there are few shards");
         &self.shards[place]
     }

@@ -7,7 +7,7 @@
 pub mod family;
 pub mod histogram;
 pub mod mapper;
-pub mod meter;
+pub mod limit_stats;
 pub mod meters;
 pub mod prometheus;
 pub mod statsd;

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::space_saving::{Counter, SpaceSaving};
-use super::metrics::meter::{Meter, Name};
+use super::metrics::limit_stats::{LimitStats, Name};
 use crate::clock::Time;
 
 /// How many minutes are kept, the one that is running included.
@@ -79,7 +79,7 @@ impl Top {
     }
 
     /// Counts `hits` that a limit refused a key. `id` is a hash of key and limit that nobody can aim.
-    pub fn note(&self, id: u128, (meter, hits): (&Meter, u64), now: Time, text: impl FnOnce() -> Arc<str>) {
+    pub fn note(&self, id: u128, (meter, hits): (&LimitStats, u64), now: Time, text: impl FnOnce() -> Arc<str>) {
         if self.shards.is_empty() {
             return;
         }

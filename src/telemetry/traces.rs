@@ -84,7 +84,7 @@ impl Tracer {
 
 /// Where a span stands: what its children and links to it need to know, while it lasts and later.
 #[derive(Clone, Debug)]
-pub struct Anchor(Arc<At>);
+pub struct SpanRef(Arc<At>);
 
 #[derive(Debug)]
 struct At {
@@ -92,7 +92,7 @@ struct At {
     sink: Arc<Sink>,
 }
 
-impl Anchor {
+impl SpanRef {
     /// A span below this one.
     pub fn child(&self, name: &'static str, kind: SpanKind) -> Span {
         let At { context, sink } = &*self.0;
@@ -106,7 +106,7 @@ impl Anchor {
 /// Something that takes its time; sent when dropped.
 #[derive(Debug)]
 pub struct Span {
-    anchor: Anchor,
+    span_ref: SpanRef,
     begun: Instant,
     /// There until it is dropped.
     data: Option<Box<SpanData>>,
@@ -135,12 +135,12 @@ impl Span {
             status: Status::Unset,
             instrumentation_scope: sink.scope(),
         };
-        Self { anchor: Anchor(Arc::new(At { context, sink })), begun: Instant::now(), data: Some(Box::new(data)) }
+        Self { span_ref: SpanRef(Arc::new(At { context, sink })), begun: Instant::now(), data: Some(Box::new(data)) }
     }
 
     /// Where it stands.
-    pub const fn anchor(&self) -> &Anchor {
-        &self.anchor
+    pub const fn span_ref(&self) -> &SpanRef {
+        &self.span_ref
     }
 
     /// Notes a number or a word.
@@ -173,7 +173,7 @@ impl Span {
     }
 
     /// Says that another span has to do with it; what is past [`MOST_LINKS`] is counted only.
-    pub fn link(&mut self, other: &Anchor) {
+    pub fn link(&mut self, other: &SpanRef) {
         let Some(data) = &mut self.data else { return };
         if data.links.links.len() < MOST_LINKS {
             data.links.links.push(Link::with_context(other.0.context.clone()));
@@ -188,7 +188,7 @@ impl Drop for Span {
         if let Some(mut data) = self.data.take() {
             // By the clock that does not jump: a span never ends before it begins.
             data.end_time = data.start_time + self.begun.elapsed();
-            self.anchor.0.sink.take(*data);
+            self.span_ref.0.sink.take(*data);
         }
     }
 }

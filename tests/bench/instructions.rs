@@ -24,8 +24,8 @@ use gungraun::{library_benchmark, library_benchmark_group, main};
 use tollkeeper::limit::Algorithm;
 
 use self::situations::Situation;
+use self::situations::charging::ChargeCommand;
 use self::situations::deciding::{Deciding, Scene};
-use self::situations::drawing::Drawing;
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 
@@ -57,29 +57,29 @@ fn find(situation: Matching) -> Matching {
 #[benches::fixed_window(args = [1, 10_000, 1_000_000], setup = fixed_window)]
 #[benches::sliding_window_counter(args = [1, 10_000, 1_000_000], setup = sliding_window_counter)]
 #[benches::sliding_window_log(args = [1, 10_000, 1_000_000], setup = sliding_window_log)]
-#[benches::long_log(args = [10, 100, 1000], setup = Drawing::long_log)]
-fn draw(situation: Drawing) -> Drawing {
+#[benches::long_log(args = [10, 100, 1000], setup = ChargeCommand::long_log)]
+fn charge(situation: ChargeCommand) -> ChargeCommand {
     steps(situation)
 }
 
-fn token_bucket(keys: usize) -> Drawing {
-    Drawing::new(Algorithm::TokenBucket, keys)
+fn token_bucket(keys: usize) -> ChargeCommand {
+    ChargeCommand::new(Algorithm::TokenBucket, keys)
 }
 
-fn leaky_bucket(keys: usize) -> Drawing {
-    Drawing::new(Algorithm::LeakyBucket, keys)
+fn leaky_bucket(keys: usize) -> ChargeCommand {
+    ChargeCommand::new(Algorithm::LeakyBucket, keys)
 }
 
-fn fixed_window(keys: usize) -> Drawing {
-    Drawing::new(Algorithm::FixedWindow, keys)
+fn fixed_window(keys: usize) -> ChargeCommand {
+    ChargeCommand::new(Algorithm::FixedWindow, keys)
 }
 
-fn sliding_window_counter(keys: usize) -> Drawing {
-    Drawing::new(Algorithm::SlidingWindowCounter, keys)
+fn sliding_window_counter(keys: usize) -> ChargeCommand {
+    ChargeCommand::new(Algorithm::SlidingWindowCounter, keys)
 }
 
-fn sliding_window_log(keys: usize) -> Drawing {
-    Drawing::new(Algorithm::SlidingWindowLog, keys)
+fn sliding_window_log(keys: usize) -> ChargeCommand {
+    ChargeCommand::new(Algorithm::SlidingWindowLog, keys)
 }
 
 #[library_benchmark(teardown = forget)]
@@ -136,5 +136,5 @@ fn answering(descriptors: usize) -> Answering {
     Answering::new(Scene { descriptors, ..Scene::default() })
 }
 
-library_benchmark_group!(name = steps_of_a_decision, benchmarks = [find, draw, decide, decode, encode, answer]);
+library_benchmark_group!(name = steps_of_a_decision, benchmarks = [find, charge, decide, decode, encode, answer]);
 main!(library_benchmark_groups = steps_of_a_decision);

@@ -2,10 +2,10 @@
 //!
 //! Time is that of this machine at this moment: only figures of one run compare, and with other work beside it not even
 //! those. What does not move with the machine's mood is counted by `instructions`, over the same situations. Where
-//! several threads draw at once, the figure is what a draw takes its thread: it would stay as it is with one, if they
+//! several threads charge at once, the figure is what a charge takes its thread: it would stay as it is with one, if they
 //! had nothing to share. Nothing is asserted: the figures are for people.
 //!
-//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, draw, decide, decode, encode, answer.
+//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, charge, decide, decode, encode, answer.
 
 #[path = "situations.rs"]
 mod situations;
@@ -18,8 +18,8 @@ use criterion::{BenchmarkGroup, Criterion};
 use tollkeeper::limit::Algorithm;
 
 use self::situations::Situation;
+use self::situations::charging::ChargeCommand;
 use self::situations::deciding::{Deciding, Scene};
-use self::situations::drawing::Drawing;
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 
@@ -38,7 +38,7 @@ fn main() {
         .measurement_time(Duration::from_millis(1500))
         .configure_from_args();
     matches(&mut criterion.benchmark_group("match"));
-    draws(&mut criterion.benchmark_group("draw"));
+    charges(&mut criterion.benchmark_group("charge"));
     decisions(&mut criterion.benchmark_group("decide"));
     messages(&mut criterion);
     criterion.final_summary();
@@ -68,44 +68,44 @@ fn matches(group: &mut Group<'_>) {
     }
 }
 
-fn draws(group: &mut Group<'_>) {
+fn charges(group: &mut Group<'_>) {
     for algorithm in Algorithm::ALL {
         for keys in KEYS {
             let mut made = None;
             for threads in [1, 2] {
                 let name = format!("{algorithm}/{keys} keys/{threads} threads");
                 group.bench_function(name, |bencher| {
-                    let situation = made.get_or_insert_with(|| Drawing::new(algorithm, keys));
-                    bencher.iter_custom(|draws| draw_at_once(situation, threads, draws));
+                    let situation = made.get_or_insert_with(|| ChargeCommand::new(algorithm, keys));
+                    bencher.iter_custom(|charges| charge_at_once(situation, threads, charges));
                 });
             }
         }
     }
-    measure(group, "sliding_window_log/1 keys, 1000 records/1 threads", || Drawing::long_log(1000));
+    measure(group, "sliding_window_log/1 keys, 1000 records/1 threads", || ChargeCommand::long_log(1000));
 }
 
-/// How long several threads take for so many draws each, all of them on the same counters at the same time.
-fn draw_at_once(situation: &mut Drawing, threads: usize, draws: u64) -> Duration {
+/// How long several threads take for so many charges each, all of them on the same counters at the same time.
+fn charge_at_once(situation: &mut ChargeCommand, threads: usize, charges: u64) -> Duration {
     if threads == 1 {
         let begun = Instant::now();
-        (0..draws).for_each(|_| situation.step());
+        (0..charges).for_each(|_| situation.step());
         return begun.elapsed();
     }
     let ready = Barrier::new(threads);
     let took = std::thread::scope(|scope| {
-        let drawing = |part| {
+        let command = |part| {
             let (mut situation, ready) = (situation.clone(), &ready);
             // They begin far from each other.
             situation.walk.at = situation.walk.places * part / threads;
             scope.spawn(move || {
                 ready.wait();
                 let begun = Instant::now();
-                (0..draws).for_each(|_| situation.step());
+                (0..charges).for_each(|_| situation.step());
                 (begun.elapsed(), situation)
             })
         };
-        let threads: Vec<_> = (0..threads).map(drawing).collect();
-        threads.into_iter().map(|thread| thread.join().expect("it draws")).collect::<Vec<_>>()
+        let threads: Vec<_> = (0..threads).map(command).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it charges")).collect::<Vec<_>>()
     });
     let longest = took.iter().map(|(took, _)| *took).max().unwrap_or_default();
     // The time that was made up goes on where they left it.

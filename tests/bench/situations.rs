@@ -1,14 +1,14 @@
 //! What the benches of single steps measure, for wall time (`micro`) and for instructions (`instructions`) alike.
 //!
-//! A situation is made ready once: its rules are loaded, its counters are there and have been drawn from. Each step
+//! A situation is made ready once: its rules are loaded, its counters are there and have been charged from. Each step
 //! then does one thing once, with the next of its inputs: the inputs are gone through in an order in which neighbours
 //! do not follow one another, over and over, so that a million of them do not fit into any cache, as in real life. Time
 //! is made up: it moves by the same with every step.
 
 #[path = "situations/deciding.rs"]
 pub(crate) mod deciding;
-#[path = "situations/drawing.rs"]
-pub(crate) mod drawing;
+#[path = "situations/charging.rs"]
+pub(crate) mod charging;
 #[path = "situations/matching.rs"]
 pub(crate) mod matching;
 #[path = "situations/messages.rs"]

@@ -35,14 +35,14 @@ fn counting_in(redis: &redis::Server, setup: Setup) -> Setup {
     setup.env("REDIS_URL", redis.address()).env("REDIS_SOCKET_TYPE", "tcp").env("TOLLKEEPER_STORE_TIMEOUT", "10s")
 }
 
-fn draw(server: &Tollkeeper, key: &str, value: &str) -> bool {
+fn charge(server: &Tollkeeper, key: &str, value: &str) -> bool {
     let answer = Client::connect(server.grpc_port()).ask(&question("shop", &[(key, value)])).unwrap();
     answer.overall_code == 1
 }
 
-fn draw_times(server: &Tollkeeper, key: &str, value: &str, times: usize) {
+fn charge_times(server: &Tollkeeper, key: &str, value: &str, times: usize) {
     for _ in 0..times {
-        draw(server, key, value);
+        charge(server, key, value);
     }
 }
 
@@ -79,11 +79,11 @@ fn lists_and_resets(setup: Setup, complete: bool) {
         let answer = by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login"));
         (answer.status == 200).then_some(())
     });
-    draw_times(&server, "login", "ann", 5);
-    draw(&server, "login", "b|o=b{}*");
-    draw_times(&server, "user", "u1", 2);
-    draw(&server, "path", "/a1");
-    draw(&server, "path", "/a2");
+    charge_times(&server, "login", "ann", 5);
+    charge(&server, "login", "b|o=b{}*");
+    charge_times(&server, "user", "u1", 2);
+    charge(&server, "path", "/a1");
+    charge(&server, "path", "/a2");
     let listing = counters(&server, "shop.login");
     assert_eq!(used(&listing), ["ann: 5", "b|o=b{}*: 1"]);
     assert_eq!(listing["complete"], complete, "{listing}");
@@ -92,10 +92,10 @@ fn lists_and_resets(setup: Setup, complete: bool) {
     let few = by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login&most=1")).text();
     assert_eq!(few.matches("\"used\"").count(), 1, "{few}");
 
-    assert!(!draw(&server, "login", "ann"), "ann is over");
+    assert!(!charge(&server, "login", "ann"), "ann is over");
     let answer = reset(&server, TOKEN, "login", "ann");
     assert_eq!((answer.status, answer.text().replace(char::is_whitespace, "")), (200, r#"{"reset":[1]}"#.to_owned()));
-    assert!(draw(&server, "login", "ann"), "ann begins anew");
+    assert!(charge(&server, "login", "ann"), "ann begins anew");
     assert_eq!(used(&counters(&server, "shop.login")), ["ann: 1", "b|o=b{}*: 1"]);
     assert!(reset(&server, TOKEN, "user", "u1").text().contains('2'), "a counter for each limit");
     assert!(reset(&server, TOKEN, "user", "nobody").text().contains('0'));
@@ -126,10 +126,10 @@ fn a_counter_in_the_format_of_envoyproxy_ratelimit_is_reset_too() {
     let redis = redis::options().start();
     let server = counting_in(&redis, with_token()).env("TOLLKEEPER_KEY_FORMAT", "ratelimit").start();
     wait_for("the store to be there", || (reset(&server, TOKEN, "login", "ann").status == 200).then_some(()));
-    draw_times(&server, "login", "ann", 4);
-    assert!(!draw(&server, "login", "ann"));
+    charge_times(&server, "login", "ann", 4);
+    assert!(!charge(&server, "login", "ann"));
     assert!(reset(&server, TOKEN, "login", "ann").text().contains('1'));
-    assert!(draw(&server, "login", "ann"));
+    assert!(charge(&server, "login", "ann"));
 }
 
 #[test]
@@ -257,10 +257,10 @@ fn the_log_level_changes_while_it_runs() {
     reload();
     wait_for("a warning", || server.stderr().contains("rules loaded").then_some(()));
     // The libraries below have much to say of a connection.
-    draw(&server, "login", "ann");
+    charge(&server, "login", "ann");
     assert!(!server.stderr().contains("level=debug"), "{}", server.stderr());
     assert_eq!(put_level(&server, Some(TOKEN), "trace").status, 200);
-    draw(&server, "login", "ann");
+    charge(&server, "login", "ann");
     wait_for("what helps a developer", || server.stderr().contains("level=debug").then_some(()));
     assert_eq!(put_level(&server, Some(TOKEN), "panic").status, 200);
     let lines = server.stderr().matches("rules loaded").count();

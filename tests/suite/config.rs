@@ -12,7 +12,7 @@ use tollkeeper::config::diagnostic::Diagnostics;
 use tollkeeper::config::keys::{KEYS, Place};
 use tollkeeper::config::schema::json_schema;
 use tollkeeper::config::yaml::Documents;
-use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot, Period, StorePolicy, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Consistency, Limit, LimitSpec, Overshoot, Period, StorePolicy, Unit};
 use tollkeeper::rule::render::rlconfig_lines;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::rule::{Allowance, Domain, Node, RuleLimit};
@@ -119,7 +119,7 @@ fn the_reference_says_what_holds_without_saying_it() {
     for node in &domains[0].descriptors {
         let Allowance::Limits(limits) = &node.rule.as_ref().expect("each has one").allowance else { panic!("limits") };
         for RuleLimit { limit, shadow, quota, epoch, .. } in limits {
-            let mut bare = Terms::new(limit.algorithm(), limit.requests_per_unit(), limit.period());
+            let mut bare = LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period());
             bare.sole = limits.len() == 1;
             if node.key == "eventual" {
                 bare.consistency = Some(Consistency::Eventual(Overshoot::DEFAULT));
@@ -150,34 +150,37 @@ fn the_committed_schema_is_the_one_in_the_code() {
 #[test]
 fn a_limit_means_what_it_says() {
     let minute = Period::new(Unit::Minute, 1).expect("a minute");
-    let plain = |algorithm| Terms::new(algorithm, 100, minute);
+    let plain = |algorithm| LimitSpec::new(algorithm, 100, minute);
     let local = Some(StorePolicy::Local);
     let table = [
         ("", plain(Algorithm::FixedWindow)),
         (
             ", unit_multiplier: 5",
-            Terms { period: Period::new(Unit::Minute, 5).expect("5"), ..plain(Algorithm::FixedWindow) },
+            LimitSpec { period: Period::new(Unit::Minute, 5).expect("5"), ..plain(Algorithm::FixedWindow) },
         ),
-        (", algorithm: token_bucket, bucket_size: 7", Terms { bucket_size: Some(7), ..plain(Algorithm::TokenBucket) }),
+        (
+            ", algorithm: token_bucket, bucket_size: 7",
+            LimitSpec { bucket_size: Some(7), ..plain(Algorithm::TokenBucket) },
+        ),
         (
             ", algorithm: token_bucket, max_wait: 1.5ms",
-            Terms { max_wait_us: Some(1500), ..plain(Algorithm::TokenBucket) },
+            LimitSpec { max_wait_us: Some(1500), ..plain(Algorithm::TokenBucket) },
         ),
-        (", algorithm: leaky_bucket, max_wait: 0", Terms { max_wait_us: Some(0), ..plain(Algorithm::LeakyBucket) }),
+        (", algorithm: leaky_bucket, max_wait: 0", LimitSpec { max_wait_us: Some(0), ..plain(Algorithm::LeakyBucket) }),
         (", algorithm: leaky_bucket, max_wait: 1h2m3s4ms5us", {
-            Terms { max_wait_us: Some(3_723_004_005), ..plain(Algorithm::LeakyBucket) }
+            LimitSpec { max_wait_us: Some(3_723_004_005), ..plain(Algorithm::LeakyBucket) }
         }),
         (", algorithm: sliding_window_log, count_rejected: yes", {
-            Terms { count_rejected: Some(true), ..plain(Algorithm::SlidingWindowLog) }
+            LimitSpec { count_rejected: Some(true), ..plain(Algorithm::SlidingWindowLog) }
         }),
         (
             ", on_store_error: error",
-            Terms { on_store_error: Some(StorePolicy::Error), ..plain(Algorithm::FixedWindow) },
+            LimitSpec { on_store_error: Some(StorePolicy::Error), ..plain(Algorithm::FixedWindow) },
         ),
     ];
     for (extra, terms) in table {
         let text = rule(&format!("{{unit: minute, requests_per_unit: 100{extra}}}"));
-        let expected = Limit::new(&Terms { on_store_error: terms.on_store_error.or(local), ..terms });
+        let expected = Limit::new(&LimitSpec { on_store_error: terms.on_store_error.or(local), ..terms });
         assert_eq!(Ok(limit(&text)), expected, "{extra}");
     }
 }

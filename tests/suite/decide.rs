@@ -1,7 +1,7 @@
 //! What is decided, from a message and the text of rule files to the answer, in this process at known times.
 //!
 //! Each test is a table of questions with the answer in words (see `Answer::text`): verdict, each descriptor's limit,
-//! what is left of it and the seconds until it is reset, headers. Rules, settings, matching, drawing and merging all
+//! what is left of it and the seconds until it is reset, headers. Rules, settings, matching, command and merging all
 //! take part.
 
 use std::future::Future;
@@ -127,7 +127,7 @@ fn a_limit_that_comes_along_goes_before_the_rule_if_its_period_means_something()
 #[test]
 fn a_limit_that_comes_along_is_counted_as_the_domain_says() {
     let table = [
-        // defaults, then the answers to draws of 1, 1 and 3 at 4 a minute
+        // defaults, then the answers to charges of 1, 1 and 3 at 4 a minute
         ("{}", ["OK 4/MINUTE left 3 in 60 s", "OK 4/MINUTE left 2 in 60 s", "OVER 4/MINUTE left 0 in 60 s"]),
         (
             "{algorithm: token_bucket}",
@@ -194,7 +194,7 @@ fn what_is_unlimited_is_not_counted() {
             (about("free").hits(0), "OK [OK unlimited]"),
             (about("free; none"), "OVER [OK unlimited, OVER 0/HOUR left 0 in 3600 s]"),
             (about("free; other"), "OK [OK unlimited, OK]"),
-            // Nothing was drawn: a look at nothing passes.
+            // Nothing was charged: a look at nothing passes.
             (about("none").hits(0), "OVER [OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
             (about("none=2").hits(0), "OK [OK 0/HOUR left 0 in 3600 s]"),
         ],
@@ -411,7 +411,7 @@ fn a_flood_that_one_limit_refuses_costs_the_others_nothing() {
         assert_eq!(passed, 10);
         desk.pass_us(SECOND);
     }
-    // 900 are left of a day: the same share as of a second, so a draw shows which.
+    // 900 are left of a day: the same share as of a second, so a charge shows which.
     assert_eq!(answer(&desk, &about("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tollkeeper::clock::Time;
 use tollkeeper::config::compile::{Options, Source, compile};
 use tollkeeper::config::yaml::Documents;
-use tollkeeper::decide::{Decider, Edge};
+use tollkeeper::decide::{Decider, DecisionContext};
 use tollkeeper::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
@@ -43,9 +43,15 @@ impl Desk {
     fn pass(&self, at_us: u64, entries: &[(&str, &str)], times: u64) -> u64 {
         let entries =
             entries.iter().map(|(key, value)| Entry { key: key.as_bytes(), value: value.as_bytes() }).collect();
-        let descriptor = Descriptor { entries, hits: Hits::Take(1), hits_addend: None, limit_override: None };
+        let descriptor = Descriptor { entries, hits: Hits::Charge(1), hits_addend: None, limit_override: None };
         let request = Request { domain: "example", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 };
-        let edge = Edge { rules: Some(&self.rules), now: ORIGIN.plus_us(at_us), hold_us: 0, until: None, anchor: None };
+        let edge = DecisionContext {
+            rules: Some(&self.rules),
+            now: ORIGIN.plus_us(at_us),
+            hold_us: 0,
+            until: None,
+            span_ref: None,
+        };
         let Store::Memory(memory) = &self.decider.store else { panic!("the counters are elsewhere") };
         let passes = |_: &u64| !self.decider.decide(memory, edge, &request).expect("a good request").over_limit;
         u64::try_from((0..times).filter(passes).count()).expect("a small number")

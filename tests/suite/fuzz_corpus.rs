@@ -5,8 +5,8 @@
 mod decide;
 #[path = "../../fuzz/checks/desk.rs"]
 mod desk;
-#[path = "../../fuzz/checks/draws.rs"]
-mod draws;
+#[path = "../../fuzz/checks/charges.rs"]
+mod charges;
 #[path = "../../fuzz/checks/json.rs"]
 mod json;
 #[path = "../../fuzz/checks/mapper.rs"]
@@ -29,7 +29,7 @@ type Check = fn(&[u8]);
 
 const CHECKS: [(&str, Check); 8] = [
     ("decide", decide::check),
-    ("draws", draws::check),
+    ("charges", charges::check),
     ("json", json::check),
     ("mapper", mapper::check),
     ("redis", redis::check),

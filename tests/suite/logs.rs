@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollkeeper::clock::{Clock, Time};
+use tollkeeper::telemetry::log_throttle::LogThrottle;
 use tollkeeper::telemetry::logs::{FATAL, Format, LONGEST_VALUE_BYTES, Level, subscriber};
-use tollkeeper::telemetry::occasionally::Occasionally;
 use tracing::subscriber::with_default;
 
 /// Keeps what is written.
@@ -138,10 +138,10 @@ fn libraries_are_quiet_below_warning() {
 #[test]
 fn a_repeated_trouble_is_said_once_an_interval_with_a_count() {
     let clock = Clock::manual(Time::from_secs(1000));
-    let trouble = Occasionally::every(Duration::from_secs(60));
+    let trouble = LogThrottle::every(Duration::from_secs(60));
     let due_at = |second: u64| {
         clock.set(Time::from_secs(second));
-        trouble.due(clock.now())
+        trouble.allow(clock.now())
     };
     // (second, what the site may say)
     let cases = [
@@ -165,13 +165,13 @@ fn a_repeated_trouble_is_said_once_an_interval_with_a_count() {
 
 #[test]
 fn of_many_threads_one_may_speak_and_all_others_are_counted() {
-    static TROUBLE: Occasionally = Occasionally::every(Duration::from_secs(60));
+    static TROUBLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     let spoke: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| (0..1000).filter(|_| TROUBLE.due(Time::from_secs(1000)).is_some()).count()))
+            .map(|_| scope.spawn(|| (0..1000).filter(|_| TROUBLE.allow(Time::from_secs(1000)).is_some()).count()))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(spoke, 1);
-    assert_eq!(TROUBLE.due(Time::from_secs(1060)), Some(7999));
+    assert_eq!(TROUBLE.allow(Time::from_secs(1060)), Some(7999));
 }

@@ -1,6 +1,6 @@
 //! The counters of this process: exact under concurrency, compact, bounded, and forgotten when nobody would notice.
 //!
-//! What the algorithms decide is tested elsewhere; here every store must decide as they do whoever else draws, whatever
+//! What the algorithms decide is tested elsewhere; here every store must decide as they do whoever else charges, whatever
 //! was swept meanwhile, and however much a stranger sends.
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,10 +10,10 @@ use std::thread;
 
 use proptest::prelude::*;
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{Ask, Level, State, Term, draw_together};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
-use tollkeeper::counter::{Counter, Draw, Path};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::Store;
@@ -29,38 +29,45 @@ const HOUR_US: u64 = 3_600 * SECOND_US;
 /// The smallest store there is: one shard.
 const SMALLEST: u64 = 256 * 1024;
 
-fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Terms {
-    Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
+    LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
 }
 
 /// A limit that so many hits at once use up, a leaky bucket's being held.
 fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
     let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(requests_per_unit);
-    Limit::new(&Terms { queue_size, sole: false, ..terms(algorithm, requests_per_unit, unit) }).unwrap()
+    Limit::new(&LimitSpec { queue_size, sole: false, ..terms(algorithm, requests_per_unit, unit) }).unwrap()
 }
 
-/// Draws from all `limits` of one value.
-fn draw(store: &Memory, value: &[u8], limits: &[Limit], hits: Hits, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
-    with_draw(value, limits, hits, |draw| store.draw(draw, now))
+/// Charges from all `limits` of one value.
+fn charge(
+    store: &Memory,
+    value: &[u8],
+    limits: &[Limit],
+    hits: Hits,
+    now: Time,
+) -> Result<SmallVec<[ChargeResult; 1]>, Full> {
+    with_charge(value, limits, hits, |charge| store.charge(charge, now))
 }
 
-fn with_draw<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&Draw<'_>) -> T) -> T {
+fn with_charge<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&Charge<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value }];
-    let counter = |limit| Counter { term: Term { limit, enforced: true }, tag: counter_tag(limit, 0), epoch: 0 };
-    then(&Draw::new(
+    let counter =
+        |limit| Counter { term: EnforcedLimit { limit, enforced: true }, tag: counter_tag(limit, 0), epoch: 0 };
+    then(&Charge::new(
         Path { domain: "shop", entries: &entries, shared: &[] },
         limits.iter().map(counter).collect(),
-        Ask::new(hits, u64::MAX),
+        ChargeRequest::new(hits, u64::MAX),
     ))
 }
 
-/// Draws one hit from one limit of a key with a number.
-fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<Level, Full> {
-    draw(store, &key.to_be_bytes(), std::slice::from_ref(limit), Hits::Take(1), now).map(|levels| levels[0])
+/// Charges one hit from one limit of a key with a number.
+fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<ChargeResult, Full> {
+    charge(store, &key.to_be_bytes(), std::slice::from_ref(limit), Hits::Charge(1), now).map(|levels| levels[0])
 }
 
 #[test]
-fn of_200_draws_at_once_exactly_the_limit_of_50_pass() {
+fn of_200_charges_at_once_exactly_the_limit_of_50_pass() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 50, Unit::Hour);
         let store = Memory::new(1 << 20);
@@ -88,7 +95,7 @@ fn of_200_draws_at_once_exactly_the_limit_of_50_pass() {
 }
 
 #[test]
-fn limits_of_one_descriptor_are_charged_together_whoever_else_draws() {
+fn limits_of_one_descriptor_are_charged_together_whoever_else_charges() {
     for (place, first) in Algorithm::ALL.into_iter().enumerate() {
         for second in Algorithm::ALL.into_iter().skip(place + 1) {
             let limits = [limit(first, 60, Unit::Day), limit(second, 40, Unit::Hour)];
@@ -97,17 +104,17 @@ fn limits_of_one_descriptor_are_charged_together_whoever_else_draws() {
             at_once(8, |thread| {
                 for turn in 0..20 {
                     let hits = 1 + (thread + turn) % 3;
-                    let levels = draw(&store, b"u", &limits, Hits::Take(hits), NOW).unwrap();
+                    let levels = charge(&store, b"u", &limits, Hits::Charge(hits), NOW).unwrap();
                     if levels.iter().all(|level| level.admitted) {
                         assert_eq!(levels[0].after, levels[1].after, "{first} and {second}");
                         charged.fetch_add(hits, Ordering::Relaxed);
                     }
                 }
             });
-            let levels = draw(&store, b"u", &limits, Hits::Look, NOW).unwrap();
+            let levels = charge(&store, b"u", &limits, Hits::Peek, NOW).unwrap();
             let charged = charged.into_inner();
             assert_eq!(levels.iter().map(|level| level.before).collect::<Vec<_>>(), [charged; 2], "{first}, {second}");
-            assert_eq!(charged, 40, "a draw of 1 always found the last place");
+            assert_eq!(charged, 40, "a charge of 1 always found the last place");
         }
     }
 }
@@ -168,7 +175,7 @@ fn who_rotates_values_can_not_flush_the_counter_that_refuses_them() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 3, Unit::Hour);
         let store = Memory::new(SMALLEST);
-        let own = || draw(&store, b"own", &[limit], Hits::Take(1), NOW).unwrap()[0].admitted;
+        let own = || charge(&store, b"own", &[limit], Hits::Charge(1), NOW).unwrap()[0].admitted;
         assert_eq!([own(), own(), own(), own()], [true, true, true, false]);
         for key in 0..10_000 {
             hit(&store, key, &limit, NOW).unwrap();
@@ -194,9 +201,9 @@ fn a_store_full_of_refusals_keeps_them_all_and_takes_no_new_key() {
         for key in count..count + 100 {
             assert_eq!(hit(&store, key, &limit, NOW), Err(Full), "{algorithm}");
             // What need not be kept is answered.
-            let look = draw(&store, &key.to_be_bytes(), &[limit], Hits::Look, NOW).unwrap()[0];
+            let look = charge(&store, &key.to_be_bytes(), &[limit], Hits::Peek, NOW).unwrap()[0];
             assert!(look.admitted, "{algorithm}");
-            assert!(draw(&store, &key.to_be_bytes(), &[limit], Hits::Refund(1), NOW).is_ok(), "{algorithm}");
+            assert!(charge(&store, &key.to_be_bytes(), &[limit], Hits::Refund(1), NOW).is_ok(), "{algorithm}");
         }
         for key in 0..count {
             assert!(!hit(&store, key, &limit, NOW).unwrap().admitted, "{algorithm}: {key} was forgotten");
@@ -224,8 +231,8 @@ fn logs_that_grow_stay_within_the_capacity_and_a_long_one_holds_all_the_same() {
 
     // One that no shard has room for pushes out what may go, and then goes on.
     let long = limit(Algorithm::SlidingWindowLog, 10_000, Unit::Day);
-    let draw = |turn: u64| hit(&store, 1_000, &long, NOW.plus_us(200_000 + turn)).unwrap().admitted;
-    assert_eq!((0..20_000).filter(|turn| draw(*turn)).count(), 10_000);
+    let charge = |turn: u64| hit(&store, 1_000, &long, NOW.plus_us(200_000 + turn)).unwrap().admitted;
+    assert_eq!((0..20_000).filter(|turn| charge(*turn)).count(), 10_000);
     assert!(store.usage().bytes < 3 * SMALLEST, "{:?}", store.usage());
 }
 
@@ -235,8 +242,8 @@ fn refunds_and_looks_take_no_room() {
     for algorithm in Algorithm::ALL {
         let limit = [limit(algorithm, 5, Unit::Day)];
         for key in 0_u32..100 {
-            for hits in [Hits::Refund(3), Hits::Look] {
-                let levels = draw(&store, &key.to_be_bytes(), &limit, hits, NOW).unwrap();
+            for hits in [Hits::Refund(3), Hits::Peek] {
+                let levels = charge(&store, &key.to_be_bytes(), &limit, hits, NOW).unwrap();
                 assert!(levels[0].admitted && levels[0].remaining == 5, "{algorithm}: {levels:?}");
             }
         }
@@ -357,7 +364,8 @@ fn a_million_token_buckets_would_take_at_most_64_bytes_each() {
 /// The limits that a descriptor of the model test may have: alone and together, some that count what they refuse. Those
 /// of one algorithm and period share counters; buckets among them drain at one rate, as an expiry holds for one.
 fn palette() -> Vec<Vec<Limit>> {
-    let counting = |algorithm| Terms { count_rejected: Some(true), sole: false, ..terms(algorithm, 4, Unit::Second) };
+    let counting =
+        |algorithm| LimitSpec { count_rejected: Some(true), sole: false, ..terms(algorithm, 4, Unit::Second) };
     let mut sets: Vec<Vec<Limit>> = Algorithm::ALL.map(|algorithm| vec![limit(algorithm, 4, Unit::Second)]).into();
     sets.extend(
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter]
@@ -378,14 +386,14 @@ enum Step {
     Pass { micros: u64 },
     /// Everything is swept.
     Sweep,
-    /// A draw by somebody whose clock is so much ahead.
-    Draw { key: u8, set: usize, hits: Hits, ahead_us: u64 },
+    /// A charge by somebody whose clock is so much ahead.
+    Charge { key: u8, set: usize, hits: Hits, ahead_us: u64 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let hits = prop_oneof![
-        1 => Just(Hits::Look),
-        6 => (1_u64..4).prop_map(Hits::Take),
+        1 => Just(Hits::Peek),
+        6 => (1_u64..4).prop_map(Hits::Charge),
         1 => (1_u64..4).prop_map(Hits::Refund),
     ];
     let ahead_us = prop_oneof![3 => Just(0), 1 => 0..SECOND_US / 4];
@@ -395,7 +403,7 @@ fn step() -> impl Strategy<Value = Step> {
         9 => (0_u8..4, 0..palette().len(), hits, ahead_us).prop_map(|(key, set, hits, ahead_us)| {
             // A refund to a counter that is not there leaves nothing, not even the time it saw.
             let ahead_us = if matches!(hits, Hits::Refund(_)) { 0 } else { ahead_us };
-            Step::Draw { key, set, hits, ahead_us }
+            Step::Charge { key, set, hits, ahead_us }
         }),
     ]
 }
@@ -414,21 +422,21 @@ proptest! {
             match step {
                 Step::Pass { micros } => now = now.plus_us(micros),
                 Step::Sweep => store.sweep(now, 0, 1),
-                Step::Draw { key, set, hits, ahead_us } => {
+                Step::Charge { key, set, hits, ahead_us } => {
                     let limits = &palette[set];
                     let at = now.plus_us(ahead_us);
-                    let terms: Vec<Term<'_>> = limits.iter().map(|limit| Term { limit, enforced: true }).collect();
+                    let terms: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
                     let tags: Vec<u128> = limits.iter().map(|limit| counter_tag(limit, 0)).collect();
                     let state = |(limit, tag): (&Limit, &u128)| {
                         states.get(&(key, *tag)).cloned().unwrap_or_else(|| State::empty(limit.algorithm()))
                     };
-                    let mut drawn: Vec<State> = limits.iter().zip(&tags).map(state).collect();
-                    let ask = Ask::new(hits, u64::MAX);
-                    let expected = draw_together(&terms, &mut drawn, at, ask);
-                    let admits = with_draw(&[key], limits, hits, |draw| store.admits(draw, at));
+                    let mut charged: Vec<State> = limits.iter().zip(&tags).map(state).collect();
+                    let ask = ChargeRequest::new(hits, u64::MAX);
+                    let expected = charge_together(&terms, &mut charged, at, ask);
+                    let admits = with_charge(&[key], limits, hits, |charge| store.admits(charge, at));
                     prop_assert_eq!(admits, expected.iter().all(|level| level.admitted));
-                    prop_assert_eq!(draw(&store, &[key], limits, hits, at), Ok(expected));
-                    states.extend(tags.into_iter().map(|tag| (key, tag)).zip(drawn));
+                    prop_assert_eq!(charge(&store, &[key], limits, hits, at), Ok(expected));
+                    states.extend(tags.into_iter().map(|tag| (key, tag)).zip(charged));
                 }
             }
         }
@@ -441,7 +449,7 @@ proptest! {
 fn a_bucket_outlives_the_time_at_which_a_higher_limit_would_have_emptied_it() {
     for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket] {
         let limit = |count| {
-            let mut terms = Terms::new(algorithm, count, Period::new(Unit::Minute, 1).unwrap());
+            let mut terms = LimitSpec::new(algorithm, count, Period::new(Unit::Minute, 1).unwrap());
             (terms.bucket_size, terms.queue_size) = match algorithm {
                 Algorithm::TokenBucket => (Some(100), None),
                 _ => (None, Some(100)),
@@ -449,11 +457,11 @@ fn a_bucket_outlives_the_time_at_which_a_higher_limit_would_have_emptied_it() {
             Limit::new(&terms).unwrap()
         };
         let store = Memory::new(SMALLEST);
-        assert!(draw(&store, b"x", &[limit(6_000)], Hits::Take(100), NOW).unwrap()[0].admitted);
+        assert!(charge(&store, b"x", &[limit(6_000)], Hits::Charge(100), NOW).unwrap()[0].admitted);
         // At 6000 a minute the bucket is empty again after a second; at 60 a minute it takes a hundred.
         let later = NOW.plus_us(10 * SECOND_US);
         (0..32).for_each(|turn| store.sweep(later, turn, 32));
-        let level = draw(&store, b"x", &[limit(60)], Hits::Look, later).unwrap()[0];
+        let level = charge(&store, b"x", &[limit(60)], Hits::Peek, later).unwrap()[0];
         assert_eq!((level.after, level.remaining), (90, 10), "{algorithm}");
     }
 }
@@ -464,7 +472,7 @@ fn who_finds_no_room_is_limited_all_the_same() {
     let (store, count) = full_of_refusals(&one);
     let three = [limit(Algorithm::FixedWindow, 3, Unit::Day)];
     let spilled = |key: u64| {
-        with_draw(&key.to_be_bytes(), &three, Hits::Take(1), |draw| store.draw_spilled(draw, NOW))[0].admitted
+        with_charge(&key.to_be_bytes(), &three, Hits::Charge(1), |charge| store.charge_spilled(charge, NOW))[0].admitted
     };
     assert_eq!([(); 5].map(|()| spilled(count + 7)), [true, true, true, false, false]);
     // However many come, it takes no more room than it has.

@@ -119,7 +119,7 @@ fn send_traffic(server: &Tollkeeper) {
 }
 
 /// What was sent, added up by hand. Near begins at 0.8 of a limit, rounded down: at the second of 2, the ninth of 10.
-/// A draw across the line counts on both sides of it where refused hits count, and is over as a whole elsewhere, as of
+/// A charge across the line counts on both sides of it where refused hits count, and is over as a whole elsewhere, as of
 /// several limits on one descriptor.
 const EXPECTED: &str = r#"
 ratelimit_service_config_load_error 0

@@ -33,8 +33,8 @@ fn server() -> Setup {
     tollkeeper::with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s")
 }
 
-/// The body of `/json` that draws `hits` for one entry.
-fn draw(key: &str, value: &str, hits: u64) -> String {
+/// The body of `/json` that charges `hits` for one entry.
+fn charge(key: &str, value: &str, hits: u64) -> String {
     let entry = json!({ "key": key, "value": value });
     json!({ "domain": "shop", "descriptors": [{ "entries": [entry], "hitsAddend": hits }] }).to_string()
 }
@@ -85,7 +85,7 @@ fn a_stop_says_so_before_it_stops_answering() {
         let client = Client::connect(server.grpc_port());
         assert!(!client.is_serving("").unwrap());
         client.ask(&grpc::question("shop", &[("user", "late")])).unwrap();
-        assert_eq!(server.json(&draw("user", "late", 1)).status, 200);
+        assert_eq!(server.json(&charge("user", "late", 1)).status, 200);
         assert!(server.ended().is_none());
 
         assert!(watch.join().unwrap().is_ok(), "the stream ended badly");
@@ -99,7 +99,7 @@ fn a_stop_says_so_before_it_stops_answering() {
 fn a_stop_finishes_what_is_held() {
     let mut server = server().start();
     let outcome = hold(server.grpc_port(), "queue");
-    wait_for("the queue to be full", || (server.json(&draw("queue", "x", 0)).status == 429).then_some(()));
+    wait_for("the queue to be full", || (server.json(&charge("queue", "x", 0)).status == 429).then_some(()));
     server.signal("TERM");
     assert_eq!(outcome.recv_timeout(PATIENCE).unwrap(), [Ok(()), Ok(())]);
     assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
@@ -109,7 +109,7 @@ fn a_stop_finishes_what_is_held() {
 fn a_stop_takes_no_longer_than_its_timeout() {
     let mut server = server().env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "300ms").start();
     let outcome = hold(server.grpc_port(), "slow_queue");
-    wait_for("the queue to be full", || (server.json(&draw("slow_queue", "x", 0)).status == 429).then_some(()));
+    wait_for("the queue to be full", || (server.json(&charge("slow_queue", "x", 0)).status == 429).then_some(()));
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(1));
     assert!(outcome.recv_timeout(PATIENCE).unwrap().iter().any(Result::is_err));
@@ -213,7 +213,7 @@ fn called_as_ratelimit_it_serves_and_warns_of_arguments() {
     fs::write(root.path().join("ratelimit/config/rules.yaml"), RULES).unwrap();
     let setup = tollkeeper::without_rules().called("ratelimit", &["-nonsense", "--other=x"]);
     let server = setup.env("RUNTIME_ROOT", root.path()).env("RUNTIME_SUBDIRECTORY", "ratelimit").start();
-    assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
+    assert_eq!(server.json(&charge("user", "ann", 1)).status, 200);
     assert_eq!(server.status()["rules"], 3);
     for argument in ["-nonsense: ", "--other=x: "] {
         assert!(server.stderr().contains(argument), "{}", server.stderr());
@@ -252,7 +252,7 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
         named.fold(setup, |setup, (name, value)| setup.env(name, value))
     };
     let server = setup(&[]).start();
-    assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
+    assert_eq!(server.json(&charge("user", "ann", 1)).status, 200);
     for named in ["GRPC_SERVER_TLS_CERT", "CONFIG_GRPC_XDS_SERVER_URL"] {
         assert!(server.stderr().contains(named), "{named} has no effect, and nothing says so: {}", server.stderr());
     }
@@ -346,7 +346,7 @@ fn a_connection_is_asked_to_close_when_it_is_old() {
     let mut connection = Frames::connect(server.grpc_port());
     let kinds: Vec<_> = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).collect();
     assert!(kinds.contains(&GOAWAY), "{kinds:?}");
-    assert!(server.json(&draw("user", "ann", 1)).status == 200);
+    assert!(server.json(&charge("user", "ann", 1)).status == 200);
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn json_answers_as_the_peer_does() {
     let server = server().start();
     let mut answers = Vec::new();
     for method in ["POST", "GET", "PUT"] {
-        let body = draw("user", "ann", 1);
+        let body = charge("user", "ann", 1);
         let request = http::post(server.http_port(), "/json", body);
         let request = if method == "POST" { request } else { request.method(method) };
         let answer = request.send();
@@ -436,7 +436,7 @@ fn json_answers_as_the_peer_does() {
 #[test]
 fn json_without_rules_is_a_bad_request() {
     let server = tollkeeper::without_rules().arg("--config").arg("/nowhere/rules.yaml").listen();
-    assert!(is_refusal_of_peer(&server.json(&draw("user", "ann", 1))));
+    assert!(is_refusal_of_peer(&server.json(&charge("user", "ann", 1))));
     assert_eq!(http::get(server.debug_port(), "/rlconfig").send().text(), "");
 }
 
@@ -465,10 +465,10 @@ fn the_debug_listener_shows_what_there_is() {
     }
     let answer = http::get(server.debug_port(), "/rlconfig").send();
     assert!(answer.text().contains("shop.user: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n"));
-    let explained = http::post(server.debug_port(), "/explain", draw("user", "ann", 1)).send();
+    let explained = http::post(server.debug_port(), "/explain", charge("user", "ann", 1)).send();
     assert_eq!(explained.status, 200, "{explained:?}");
     // Looking on charges nothing.
-    assert_eq!(server.json(&draw("user", "ann", 2)).status, 200);
+    assert_eq!(server.json(&charge("user", "ann", 2)).status, 200);
     assert!(!http::get(server.debug_port(), "/json").send().text().contains("overallCode"));
 }
 
@@ -522,7 +522,7 @@ fn a_caller_that_gives_up_harms_nobody() {
     assert_eq!(connection.next().unwrap().kind, HEADERS);
     assert_eq!(connection.next().unwrap().kind, DATA);
     drop(connection);
-    assert_eq!(server.json(&draw("user", "ann", 1)).status, 200);
+    assert_eq!(server.json(&charge("user", "ann", 1)).status, 200);
 }
 
 #[test]
@@ -537,8 +537,8 @@ descriptors:
 ";
     let server = tollkeeper::with_rules(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
     for key in ["owed", "free", "free"] {
-        assert_eq!(server.json(&draw(key, "x", 0)).status, 200, "a look");
-        assert_eq!(server.json(&draw(key, "x", 3)).status, 429, "a report over the limit");
+        assert_eq!(server.json(&charge(key, "x", 0)).status, 200, "a look");
+        assert_eq!(server.json(&charge(key, "x", 3)).status, 429, "a report over the limit");
     }
     let warned = || server.stderr().lines().filter(|line| line.contains("count_rejected: true")).count();
     assert_eq!(warned(), 1, "{}", server.stderr());
@@ -564,7 +564,7 @@ descriptors:
         { "entries": [{ "key": "b", "value": "x" }] },
     ] });
     assert_eq!(server.json(&both.to_string()).status, 429, "a refuses, and b is spared");
-    assert_eq!(server.json(&draw("b", "x", 3)).status, 429);
+    assert_eq!(server.json(&charge("b", "x", 3)).status, 429);
     assert!(!server.stderr().contains("count_rejected"), "{}", server.stderr());
 }
 

@@ -1,6 +1,6 @@
 //! The scripts decide as the algorithms do, and leave the same states.
 //!
-//! Random calls go to a Redis, with the time in them, and draw by draw to bare states. Every level must be equal, every
+//! Random calls go to a Redis, with the time in them, and charge by charge to bare states. Every level must be equal, every
 //! state afterwards, and the life that each key is given must be right. Neither side knows what the other holds:
 //! states are read from Redis itself, as `src/store/redis/lua` says that they are written.
 //!
@@ -17,13 +17,13 @@ use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, fro
 use smallvec::SmallVec;
 use tollkeeper::algorithm::sliding_window_log::Record;
 use tollkeeper::algorithm::{
-    Ask, Level, State, Term, draw_together, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
-    token_bucket,
+    ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together, fixed_window, leaky_bucket,
+    sliding_window_counter, sliding_window_log, token_bucket,
 };
 use tollkeeper::clock::{Clock, Time};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::script::{Counted, Drawing, MOST_DRAWS, Replayed, arguments, replay, script_for};
+use tollkeeper::store::redis::script::{ChargeCommand, Counted, MOST_DRAWS, Replayed, arguments, replay, script_for};
 
 use super::algorithms::scenario::{self, Amount, Backwards, Jump, Patience};
 use super::harness::redis::{Server, options};
@@ -46,7 +46,7 @@ struct History {
     calls: Vec<(Jump, Vec<Step>)>,
 }
 
-/// A run of equal draws.
+/// A run of equal charges.
 #[derive(Clone, Debug)]
 struct Step {
     limit: Index,
@@ -122,24 +122,29 @@ fn start() -> impl Strategy<Value = Time> {
 }
 
 impl Step {
-    /// The draws of the run; what is asked depends on the first key, as several keys share the hits.
-    fn draws(&self, keys: &[Vec<(Limit, bool)>], state: &State, now: Time) -> impl Iterator<Item = Drawing> + use<> {
+    /// The charges of the run; what is asked depends on the first key, as several keys share the hits.
+    fn charges(
+        &self,
+        keys: &[Vec<(Limit, bool)>],
+        state: &State,
+        now: Time,
+    ) -> impl Iterator<Item = ChargeCommand> + use<> {
         let counter = |limits: &Vec<(Limit, bool)>| {
             let &(limit, enforced) = self.limit.get(limits);
             Counted { limit, enforced, tag: 0 }
         };
         let counters: SmallVec<[_; 1]> = keys.iter().map(counter).collect();
         let limit = counters[0].limit;
-        let impatient = Ask::new(self.amount.of(&limit), 0);
-        let hold_us = match (self.edge, state.clone().draw(&limit, now, impatient).retry_after_us) {
+        let impatient = ChargeRequest::new(self.amount.of(&limit), 0);
+        let hold_us = match (self.edge, state.clone().charge(&limit, now, impatient).retry_after_us) {
             (Some(off), Some(wait_us)) => wait_us.saturating_add_signed(off),
             _ => self.patience.of(&limit),
         };
-        let ask = Ask { hold_us, ..impatient };
+        let ask = ChargeRequest { hold_us, ..impatient };
         let until = self.until.filter(|_| matches!(ask.hits, Hits::Refund(_)));
         let until =
             until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
-        std::iter::repeat_n(Drawing { counters, ask, trial: self.trial, until }, self.times)
+        std::iter::repeat_n(ChargeCommand { counters, ask, trial: self.trial, until }, self.times)
     }
 }
 
@@ -163,21 +168,21 @@ impl History {
                 _ => {}
             }
         }
-        let (mut now, mut last) = (self.start, Level::default());
+        let (mut now, mut last) = (self.start, ChargeResult::default());
         for (jump, steps) in &self.calls {
             now = jump.from(now, &first[0], &last).min(LAST_TIME);
-            let draws: Vec<_> = steps.iter().flat_map(|step| step.draws(&self.keys, &states[0], now)).collect();
+            let charges: Vec<_> = steps.iter().flat_map(|step| step.charges(&self.keys, &states[0], now)).collect();
             let began = Instant::now();
-            let replayed = redis.call(&names, &draws, Some(now)).expect("a script that fails has a mistake");
+            let replayed = redis.call(&names, &charges, Some(now)).expect("a script that fails has a mistake");
             let lives = redis.lives(&names);
             let took = began.elapsed();
-            let (levels, written) = expected(&draws, &mut states, now);
+            let (levels, written) = expected(&charges, &mut states, now);
             prop_assert_eq!(replayed.now, now);
-            prop_assert_eq!(&replayed.levels, &levels, "{:?} at {}", draws, now);
+            prop_assert_eq!(&replayed.levels, &levels, "{:?} at {}", charges, now);
             for (place, (name, state)) in names.iter().zip(&states).enumerate() {
                 let algorithm = first[place].algorithm();
                 let stored = redis.state(name, algorithm);
-                prop_assert_eq!(&stored.unwrap_or_else(|| State::empty(algorithm)), state, "{:?} at {}", draws, now);
+                prop_assert_eq!(&stored.unwrap_or_else(|| State::empty(algorithm)), state, "{:?} at {}", charges, now);
                 prop_assert!(alike(&replayed.states[place], state), "{:?} is not {:?}", replayed.states[place], state);
                 if let Some(limit) = &written[place] {
                     check_life(lives[place], took, state, limit, now)?;
@@ -204,32 +209,39 @@ impl History {
     }
 }
 
-/// The levels that bare states give, and for each key the limit of the last draw that changed it.
-fn expected(draws: &[Drawing], states: &mut [State], now: Time) -> (Vec<SmallVec<[Level; 1]>>, Vec<Option<Limit>>) {
+/// The levels that bare states give, and for each key the limit of the last charge that changed it.
+fn expected(
+    charges: &[ChargeCommand],
+    states: &mut [State],
+    now: Time,
+) -> (Vec<SmallVec<[ChargeResult; 1]>>, Vec<Option<Limit>>) {
     let mut written = vec![None; states.len()];
-    let levels = draws.iter().map(|draw| {
-        let terms: Vec<_> =
-            draw.counters.iter().map(|counter| Term { limit: &counter.limit, enforced: counter.enforced }).collect();
-        let ask = Ask { hold_us: draw.hold_us(), ..draw.ask };
-        if draw.trial {
-            return draw_together(&terms, &mut states.to_vec(), now, ask);
+    let levels = charges.iter().map(|charge| {
+        let terms: Vec<_> = charge
+            .counters
+            .iter()
+            .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
+            .collect();
+        let ask = ChargeRequest { hold_us: charge.hold_us(), ..charge.ask };
+        if charge.trial {
+            return charge_together(&terms, &mut states.to_vec(), now, ask);
         }
         let late = |place: usize| {
             let last = last(&states[place]);
             let at = if last.since_us(now) > terms[place].limit.period_us() { now } else { now.max(last) };
-            draw.until.is_some_and(|until| at >= until)
+            charge.until.is_some_and(|until| at >= until)
         };
         let late: Vec<bool> = (0..states.len()).map(late).collect();
         let found = states.to_vec();
-        let levels = draw_together(&terms, states, now, ask);
+        let levels = charge_together(&terms, states, now, ask);
         for (place, found) in found.into_iter().enumerate().filter(|(place, _)| late[*place]) {
             states[place] = found;
         }
         let all = terms.iter().zip(&levels).all(|(term, level)| level.admitted || !term.enforced);
-        for (place, counter) in draw.counters.iter().enumerate() {
+        for (place, counter) in charge.counters.iter().enumerate() {
             let counts = match ask.hits {
-                Hits::Look => false,
-                Hits::Take(_) => all && levels[place].admitted || counter.limit.count_rejected(),
+                Hits::Peek => false,
+                Hits::Charge(_) => all && levels[place].admitted || counter.limit.count_rejected(),
                 Hits::Refund(_) => !late[place],
             };
             if counts {
@@ -251,7 +263,7 @@ fn alike(replayed: &State, state: &State) -> bool {
 
 /// A key lives between its time to empty and a period beyond; `took` of it may have passed.
 fn check_life(life_ms: i64, took: Duration, state: &State, limit: &Limit, now: Time) -> TestCaseResult {
-    let reset_us = state.clone().draw(limit, now, Ask::new(Hits::Look, 0)).reset_us;
+    let reset_us = state.clone().charge(limit, now, ChargeRequest::new(Hits::Peek, 0)).reset_us;
     let empty_us = u128::from(reset_us.max(last(state).since_us(now))).min(1 << 53);
     let life_us = u128::try_from(life_ms).expect("a key has a life") * 1000;
     prop_assert!(life_us + took.as_micros() + 1000 >= empty_us.min((1 << 53) - 1_000_000), "{life_us} of {empty_us}");
@@ -287,9 +299,9 @@ impl Redis {
         (0..count).map(|place| format!("{{{}}}:{place}", self.keys)).collect()
     }
 
-    fn call(&mut self, keys: &[String], draws: &[Drawing], now: Option<Time>) -> RedisResult<Replayed> {
-        let script = script_for(draws[0].counters.iter().map(|counter| counter.limit.algorithm()));
-        let arguments = arguments(draws, now);
+    fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<Replayed> {
+        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.algorithm()));
+        let arguments = arguments(charges, now);
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
             let mut command = cmd(name);
             command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
@@ -299,7 +311,7 @@ impl Redis {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => call("EVAL", &script.text),
             reply => reply,
         };
-        Ok(replay(draws, &reply?).expect("a script's reply can be read"))
+        Ok(replay(charges, &reply?).expect("a script's reply can be read"))
     }
 
     /// How long keys still live, in milliseconds; -2 if they do not. From then on they live until the test ends.
@@ -397,12 +409,12 @@ fn check(histories: impl Strategy<Value = History>) {
 }
 
 #[test]
-fn one_limit_is_drawn_from_as_in_memory() {
+fn one_limit_is_charged_from_as_in_memory() {
     check(history(1, &Algorithm::ALL, 0));
 }
 
 #[test]
-fn several_limits_are_drawn_from_together_as_in_memory() {
+fn several_limits_are_charged_from_together_as_in_memory() {
     check(history(3, &Algorithm::ALL, 3));
 }
 
@@ -419,9 +431,10 @@ fn every_case_of_the_textbooks() {
         let mut keys: HashMap<String, Vec<String>> = HashMap::new();
         textbook::run_case(&case, &mut |key, terms, now, ask| {
             let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
-            let counted = |term: &Term<'_>| Counted { limit: *term.limit, enforced: term.enforced, tag: 0 };
-            let draws = [Drawing { counters: terms.iter().map(counted).collect(), ask, trial: false, until: None }];
-            let mut replayed = redis.call(keys, &draws, Some(now)).unwrap();
+            let counted = |term: &EnforcedLimit<'_>| Counted { limit: *term.limit, enforced: term.enforced, tag: 0 };
+            let charges =
+                [ChargeCommand { counters: terms.iter().map(counted).collect(), ask, trial: false, until: None }];
+            let mut replayed = redis.call(keys, &charges, Some(now)).unwrap();
             redis.lives(keys);
             replayed.levels.remove(0).into_vec()
         });
@@ -432,15 +445,20 @@ fn every_case_of_the_textbooks() {
 fn all_limits() -> SmallVec<[Counted; 1]> {
     let counted = |algorithm| {
         let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(500);
-        let terms = Terms::new(algorithm, 500, Period::new(Unit::Minute, 1).unwrap());
-        let limit = Limit::new(&Terms { queue_size, sole: false, ..terms }).unwrap();
+        let terms = LimitSpec::new(algorithm, 500, Period::new(Unit::Minute, 1).unwrap());
+        let limit = Limit::new(&LimitSpec { queue_size, sole: false, ..terms }).unwrap();
         Counted { limit, enforced: true, tag: 0 }
     };
     Algorithm::ALL.into_iter().map(counted).collect()
 }
 
-fn hit(counters: &[Counted]) -> Drawing {
-    Drawing { counters: counters.into(), ask: Ask::new(Hits::Take(1), u64::MAX), trial: false, until: None }
+fn hit(counters: &[Counted]) -> ChargeCommand {
+    ChargeCommand {
+        counters: counters.into(),
+        ask: ChargeRequest::new(Hits::Charge(1), u64::MAX),
+        trial: false,
+        until: None,
+    }
 }
 
 /// The word with which an error reply begins.
@@ -449,7 +467,7 @@ fn error_word(reply: RedisResult<Replayed>) -> String {
 }
 
 #[test]
-fn a_value_that_no_script_wrote_fails_its_draw_and_stays() {
+fn a_value_that_no_script_wrote_fails_its_charge_and_stays() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     let counters = all_limits();
@@ -491,7 +509,7 @@ fn a_full_server_writes_nothing_and_says_so() {
         assert_eq!(error_word(alone), "OOM", "{}", counter.limit.algorithm());
     }
     assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "OOM");
-    let look = Drawing { ask: Ask::new(Hits::Look, 0), ..hit(&counters) };
+    let look = ChargeCommand { ask: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
     assert!(redis.call(&keys, &[look], None).unwrap().levels[0].iter().all(|level| level.admitted));
     assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 0);
 }
@@ -508,7 +526,7 @@ fn the_time_is_the_servers_where_none_is_given() {
 }
 
 #[test]
-fn a_call_of_512_draws_admits_exactly_the_limit_of_500() {
+fn a_call_of_512_charges_admits_exactly_the_limit_of_500() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     let counters = all_limits();
@@ -516,9 +534,9 @@ fn a_call_of_512_draws_admits_exactly_the_limit_of_500() {
     let now = Time::from_secs(1_767_225_600);
     let admitted = |replayed: &Replayed| replayed.levels.iter().filter(|levels| levels[0].admitted).count();
     for (place, counter) in counters.iter().enumerate() {
-        let draws = vec![hit(&[*counter]); MOST_DRAWS];
-        assert!(arguments(&draws, None).len() < 128, "equal draws travel as one");
-        let replayed = redis.call(&keys[place..=place], &draws, Some(now)).unwrap();
+        let charges = vec![hit(&[*counter]); MOST_DRAWS];
+        assert!(arguments(&charges, None).len() < 128, "equal charges travel as one");
+        let replayed = redis.call(&keys[place..=place], &charges, Some(now)).unwrap();
         assert_eq!(admitted(&replayed), 500, "{}", counter.limit.algorithm());
         assert_eq!(redis.state(&keys[place], counter.limit.algorithm()).as_ref(), replayed.states.first());
     }
@@ -530,17 +548,17 @@ fn a_call_of_512_draws_admits_exactly_the_limit_of_500() {
 #[test]
 fn a_reply_that_no_script_gives_is_refused() {
     for counter in all_limits() {
-        let draws = [hit(&[counter])];
+        let charges = [hit(&[counter])];
         let now = 1_767_225_600_000_000_u64.to_le_bytes();
         for reply in [&[][..], b"OK", &now, &[0xff; 24], &[0xff; 32], &[0xff; 40], &[0xff; 48]] {
-            assert!(replay(&draws, reply).is_err(), "{reply:?} for {}", counter.limit.algorithm());
+            assert!(replay(&charges, reply).is_err(), "{reply:?} for {}", counter.limit.algorithm());
         }
         // A log that says it has more records than there are, and one whose records go back in time.
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         if counter.limit.algorithm() == Algorithm::SlidingWindowLog {
-            assert!(replay(&draws, &words(&[9, 9, 0, 1 << 50, 9, 1])).is_err());
-            assert!(replay(&draws, &words(&[9, 9, 0, 2, 8, 1, 7, 2])).is_err());
-            assert!(replay(&draws, &words(&[9, 9, 0, 2, 7, 1, 8, 2])).is_ok());
+            assert!(replay(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1])).is_err());
+            assert!(replay(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2])).is_err());
+            assert!(replay(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2])).is_ok());
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Draws on one counter that meet while its call is in flight: decided as one by one, in few calls, whoever gives up.
+//! Charges on one counter that meet while its call is in flight: decided as one by one, in few calls, whoever gives up.
 //!
 //! A frozen server, or one behind a proxy that holds or delays, makes sure of who is sent and who waits; counters
-//! follow the time that draws say where answers are compared. Calls are counted by the server.
+//! follow the time that charges say where answers are compared. Calls are counted by the server.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,13 +14,13 @@ use futures_util::future::join_all;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use tokio::time::sleep;
-use tollkeeper::algorithm::{Ask, State, Term, draw_together};
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::redis::failure::RedisError;
-use tollkeeper::store::redis::{Levels, Purpose};
+use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 
 use super::algorithms::scenario::config;
 use super::harness::counters::{Answers, Counters, Follows, LONG, Wanted, poll_once};
@@ -30,32 +30,35 @@ use super::harness::redis::{Server, options};
 
 /// The middle of some hour, far in no server's future.
 const NOW: Time = Time::from_secs(1_783_513_800);
-/// The most draws that one call decides.
+/// The most charges that one call decides.
 const MOST_DRAWS: usize = 512;
-/// The most draws that wait for one counter.
+/// The most charges that wait for one counter.
 const MOST_WAITING: usize = 16_384;
 
 type Call<'c, T> = Pin<Box<dyn Future<Output = T> + Send + 'c>>;
 
 fn limit(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
-    Limit::new(&Terms { sole: false, ..Terms::new(algorithm, requests_per_unit, Period::new(Unit::Year, 1).unwrap()) })
-        .unwrap()
+    Limit::new(&LimitSpec {
+        sole: false,
+        ..LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Year, 1).unwrap())
+    })
+    .unwrap()
 }
 
 fn counting(requests_per_unit: u32) -> Limit {
     limit(Algorithm::FixedWindow, requests_per_unit)
 }
 
-/// Counters of a server that have drawn once, so that they are connected and it knows the script.
+/// Counters of a server that have charged once, so that they are connected and it knows the script.
 fn primed(server: &Server, follows: Follows) -> Counters {
     primed_at(server, &server.address(), follows)
 }
 
 fn primed_at(server: &Server, address: &str, follows: Follows) -> Counters {
-    // Refused draws are to travel too.
+    // Refused charges are to travel too.
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address), ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")];
     let counters = Counters::new(&env, follows);
-    store_runtime().block_on(counters.draw(&[Wanted::one("prime", counting(1))], Purpose::Charge, NOW));
+    store_runtime().block_on(counters.charge(&[Wanted::one("prime", counting(1))], ChargeMode::Commit, NOW));
     server.reset_stats();
     counters
 }
@@ -68,28 +71,28 @@ fn calls(server: &Server) -> u64 {
 }
 
 /// A request of one hit, sent or waiting: it has been polled once.
-async fn begin<'c>(counters: &'c Counters, wanted: &'c [Wanted]) -> Call<'c, Vec<Levels>> {
-    let mut call: Call<'c, _> = Box::pin(counters.draw(wanted, Purpose::Charge, NOW));
+async fn begin<'c>(counters: &'c Counters, wanted: &'c [Wanted]) -> Call<'c, Vec<ChargeResults>> {
+    let mut call: Call<'c, _> = Box::pin(counters.charge(wanted, ChargeMode::Commit, NOW));
     assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
     call
 }
 
 async fn begin_until<'c>(counters: &'c Counters, wanted: &'c [Wanted], until: Instant) -> Call<'c, Answers> {
-    let mut call: Call<'c, _> = Box::pin(counters.draw_until(wanted, Purpose::Charge, (NOW, until)));
+    let mut call: Call<'c, _> = Box::pin(counters.charge_until(wanted, ChargeMode::Commit, (NOW, until)));
     assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
     call
 }
 
 /// How many hits the counter of a value has.
 async fn counted(counters: &Counters, value: &str, limit: Limit) -> u64 {
-    let look = Wanted::new(value, limit, Hits::Look);
-    counters.draw(&[look], Purpose::Charge, NOW).await[0][0].before
+    let look = Wanted::new(value, limit, Hits::Peek);
+    counters.charge(&[look], ChargeMode::Commit, NOW).await[0][0].before
 }
 
 /// Requests that meet: in the order in which they come, and once more a while later.
 #[derive(Clone, Debug)]
 struct Meeting {
-    /// What the counters are, by algorithm and period, and in what ways each draw may limit them.
+    /// What the counters are, by algorithm and period, and in what ways each charge may limit them.
     kinds: Vec<(Algorithm, Unit)>,
     ways: Vec<Vec<(Limit, bool)>>,
     rounds: Vec<Round>,
@@ -103,8 +106,8 @@ struct Round {
 
 #[derive(Clone, Debug)]
 struct Request {
-    draws: Vec<Hit>,
-    purpose: Purpose,
+    charges: Vec<Hit>,
+    mode: ChargeMode,
     /// It is given up before anybody is answered.
     given_up: bool,
 }
@@ -113,7 +116,7 @@ struct Request {
 struct Hit {
     value: u8,
     way: usize,
-    ask: Ask,
+    ask: ChargeRequest,
 }
 
 const WAYS: usize = 3;
@@ -139,13 +142,13 @@ fn a_limit((algorithm, unit): (Algorithm, Unit)) -> impl Strategy<Value = (Limit
     (0..30_u32, 1..20_u32, count_rejected, prop_oneof![Just(None), (0..90_000_000_u64).prop_map(Some)], any::<bool>())
         .prop_map(move |(requests_per_unit, capacity, count_rejected, max_wait_us, enforced)| {
             let (leaky, token) = (algorithm == Algorithm::LeakyBucket, algorithm == Algorithm::TokenBucket);
-            let terms = Terms {
+            let terms = LimitSpec {
                 bucket_size: token.then_some(capacity),
                 queue_size: leaky.then_some(capacity),
                 max_wait_us: max_wait_us.filter(|_| leaky || token),
                 count_rejected: count_rejected.filter(|_| !leaky),
                 sole: false,
-                ..Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+                ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
             };
             (Limit::new(&terms).unwrap(), enforced)
         })
@@ -153,59 +156,56 @@ fn a_limit((algorithm, unit): (Algorithm, Unit)) -> impl Strategy<Value = (Limit
 
 fn request() -> impl Strategy<Value = Request> {
     let hits = prop_oneof![
-        1 => Just(Hits::Look),
-        4 => Just(Hits::Take(1)),
-        2 => (2..12_u64).prop_map(Hits::Take),
-        1 => Just(Hits::Take(1 << 32)),
+        1 => Just(Hits::Peek),
+        4 => Just(Hits::Charge(1)),
+        2 => (2..12_u64).prop_map(Hits::Charge),
+        1 => Just(Hits::Charge(1 << 32)),
         2 => (1..12_u64).prop_map(Hits::Refund),
     ];
     let hold_us = prop_oneof![Just(0), 0..90_000_000_u64, Just(u64::MAX)];
     let hit = (0..2_u8, 0..WAYS, hits, hold_us).prop_map(|(value, way, hits, hold_us)| Hit {
         value,
         way,
-        ask: Ask::new(hits, hold_us),
+        ask: ChargeRequest::new(hits, hold_us),
     });
-    let draws = prop_oneof![3 => prop::collection::vec(hit.clone(), 1), 2 => prop::collection::vec(hit, 2..7)];
-    let purpose = prop_oneof![4 => Just(Purpose::Charge), 1 => Just(Purpose::Trial)];
-    (draws, purpose, prop::bool::weighted(0.2)).prop_map(|(draws, purpose, given_up)| Request {
-        draws,
-        purpose,
-        given_up,
-    })
+    let charges = prop_oneof![3 => prop::collection::vec(hit.clone(), 1), 2 => prop::collection::vec(hit, 2..7)];
+    let mode = prop_oneof![4 => Just(ChargeMode::Commit), 1 => Just(ChargeMode::DryRun)];
+    (charges, mode, prop::bool::weighted(0.2)).prop_map(|(charges, mode, given_up)| Request { charges, mode, given_up })
 }
 
-/// Decides draws one by one.
+/// Decides charges one by one.
 struct OneByOne<'m> {
     meeting: &'m Meeting,
     states: HashMap<u8, Vec<State>>,
 }
 
 impl OneByOne<'_> {
-    fn draw(&mut self, hit: &Hit, purpose: Purpose, now: Time) -> Levels {
+    fn charge(&mut self, hit: &Hit, mode: ChargeMode, now: Time) -> ChargeResults {
         let limits = &self.meeting.ways[hit.way];
-        let terms: Vec<_> = limits.iter().map(|(limit, enforced)| Term { limit, enforced: *enforced }).collect();
+        let terms: Vec<_> =
+            limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
         let empty = || self.meeting.kinds.iter().map(|(algorithm, _)| State::empty(*algorithm)).collect();
         let states = self.states.entry(hit.value).or_insert_with(empty);
-        match purpose {
-            Purpose::Charge => draw_together(&terms, states, now, hit.ask),
-            Purpose::Trial => draw_together(&terms, &mut states.clone(), now, hit.ask),
+        match mode {
+            ChargeMode::Commit => charge_together(&terms, states, now, hit.ask),
+            ChargeMode::DryRun => charge_together(&terms, &mut states.clone(), now, hit.ask),
         }
     }
 
     /// What each request is answered when they come in this order, and the first of each counter is sent before anybody
     /// gives up.
-    fn answers(&mut self, round: &Round, now: Time) -> Vec<Vec<Levels>> {
+    fn answers(&mut self, round: &Round, now: Time) -> Vec<Vec<ChargeResults>> {
         let mut sent = [false; 2];
         let mut answers = Vec::new();
         for request in &round.requests {
-            // The draws of one request on one counter go together.
+            // The charges of one request on one counter go together.
             let leads =
-                [0, 1].map(|value| !sent[value] && request.draws.iter().any(|hit| usize::from(hit.value) == value));
+                [0, 1].map(|value| !sent[value] && request.charges.iter().any(|hit| usize::from(hit.value) == value));
             let mut levels = Vec::new();
-            for hit in &request.draws {
+            for hit in &request.charges {
                 let charged = leads[usize::from(hit.value)] || !request.given_up;
-                let purpose = if charged { request.purpose } else { Purpose::Trial };
-                levels.push(self.draw(hit, purpose, now));
+                let mode = if charged { request.mode } else { ChargeMode::DryRun };
+                levels.push(self.charge(hit, mode, now));
                 sent[usize::from(hit.value)] = true;
             }
             answers.push(levels);
@@ -227,12 +227,12 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
             Wanted { value, limits, ask: hit.ask }
         };
         let requests: Vec<Vec<Wanted>> =
-            round.requests.iter().map(|request| request.draws.iter().map(wanted).collect()).collect();
+            round.requests.iter().map(|request| request.charges.iter().map(wanted).collect()).collect();
         server.freeze();
         let answers = store_runtime().block_on(async {
             let mut under_way = Vec::new();
             for (request, wanted) in round.requests.iter().zip(&requests) {
-                let mut call: Call<'_, _> = Box::pin(counters.draw(wanted, request.purpose, now));
+                let mut call: Call<'_, _> = Box::pin(counters.charge(wanted, request.mode, now));
                 assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
                 under_way.push((call, request.given_up));
             }
@@ -240,8 +240,8 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
             server.thaw();
             let answers = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
             // Where all have given up, calls are still under way.
-            let look = |value| Hit { value, way: 0, ask: Ask::new(Hits::Look, 0) };
-            counters.draw(&[wanted(&look(0)), wanted(&look(1))], Purpose::Charge, now).await;
+            let look = |value| Hit { value, way: 0, ask: ChargeRequest::new(Hits::Peek, 0) };
+            counters.charge(&[wanted(&look(0)), wanted(&look(1))], ChargeMode::Commit, now).await;
             answers
         });
         for (place, (answered, expected)) in answers.into_iter().zip(model.answers(round, now)).enumerate() {
@@ -254,15 +254,15 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
 }
 
 #[test]
-fn draws_that_meet_are_decided_as_one_by_one_in_the_order_in_which_they_came() {
+fn charges_that_meet_are_decided_as_one_by_one_in_the_order_in_which_they_came() {
     let server = options().start();
-    let counters = primed(&server, Follows::Draws);
+    let counters = primed(&server, Follows::Charges);
     let mut runner = TestRunner::new(ProptestConfig { source_file: Some(file!()), ..config() });
     runner.run(&meeting(), |meeting| check(&server, &counters, &meeting)).unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[test]
-fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_draws() {
+fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_charges() {
     const CALLERS: u64 = 400;
     const EACH: u64 = 25;
     const LIMIT: u32 = 7_000;
@@ -273,8 +273,8 @@ fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_draws() {
         let limit = limit(algorithm, LIMIT);
         let counters = Arc::new(primed(&server, Follows::Redis));
         let value = algorithm.name();
-        let prime = Wanted::new(value, limit, Hits::Look);
-        store_runtime().block_on(counters.draw(&[prime], Purpose::Charge, NOW));
+        let prime = Wanted::new(value, limit, Hits::Peek);
+        store_runtime().block_on(counters.charge(&[prime], ChargeMode::Commit, NOW));
         server.reset_stats();
         let before = counters.redis.calls();
         let admitted = store_runtime().block_on(async {
@@ -283,7 +283,7 @@ fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_draws() {
                 tokio::spawn(async move {
                     let mut admitted = 0;
                     for _ in 0..EACH {
-                        let levels = counters.draw(&[Wanted::one(value, limit)], Purpose::Charge, NOW).await;
+                        let levels = counters.charge(&[Wanted::one(value, limit)], ChargeMode::Commit, NOW).await;
                         admitted += u64::from(levels[0][0].admitted);
                     }
                     admitted
@@ -292,36 +292,36 @@ fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_draws() {
             join_all(callers).await.into_iter().map(Result::unwrap).sum::<u64>()
         });
         assert_eq!(admitted, expected, "{algorithm}");
-        let (calls, draws) = (calls(&server), CALLERS * EACH);
-        println!("{algorithm}: {draws} draws in {calls} calls");
+        let (calls, charges) = (calls(&server), CALLERS * EACH);
+        println!("{algorithm}: {charges} charges in {calls} calls");
         assert_eq!(calls, counters.redis.calls() - before, "{algorithm}");
-        assert!(calls * 20 <= draws, "{algorithm}: {calls} calls for {draws} draws");
+        assert!(calls * 20 <= charges, "{algorithm}: {calls} calls for {charges} charges");
     }
 }
 
 #[test]
-fn an_idle_counter_costs_a_call_a_draw_and_no_more_for_all_draws_of_one_request() {
+fn an_idle_counter_costs_a_call_a_charge_and_no_more_for_all_charges_of_one_request() {
     let server = options().start();
     let counters = primed(&server, Follows::Redis);
     let limit = counting(1_000);
     store_runtime().block_on(async {
-        for draw in 1..=5 {
-            counters.draw(&[Wanted::one("idle", limit)], Purpose::Charge, NOW).await;
-            assert_eq!(calls(&server), draw);
+        for charge in 1..=5 {
+            counters.charge(&[Wanted::one("idle", limit)], ChargeMode::Commit, NOW).await;
+            assert_eq!(calls(&server), charge);
         }
-        for (draws, expected) in [(2, 1), (16, 1), (17, 1), (300, 1), (512, 1), (513, 2), (1_200, 3)] {
+        for (charges, expected) in [(2, 1), (16, 1), (17, 1), (300, 1), (512, 1), (513, 2), (1_200, 3)] {
             server.reset_stats();
-            let value = format!("{draws} draws");
-            let wanted = vec![Wanted::one(&value, limit); draws];
-            let levels = counters.draw(&wanted, Purpose::Charge, NOW).await;
-            assert_eq!(calls(&server), expected, "{draws} draws");
+            let value = format!("{charges} charges");
+            let wanted = vec![Wanted::one(&value, limit); charges];
+            let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
+            assert_eq!(calls(&server), expected, "{charges} charges");
             let found: Vec<u64> = levels.iter().map(|levels| levels[0].before).collect();
-            assert_eq!(found, (0..draws as u64).map(|place| place.min(1_000)).collect::<Vec<_>>(), "in their order");
+            assert_eq!(found, (0..charges as u64).map(|place| place.min(1_000)).collect::<Vec<_>>(), "in their order");
         }
         // Two counters by turns are two calls.
         server.reset_stats();
         let wanted: Vec<_> = (0..40).map(|place| Wanted::one(["one", "other"][place % 2], limit)).collect();
-        let levels = counters.draw(&wanted, Purpose::Charge, NOW).await;
+        let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
         assert_eq!(calls(&server), 2);
         assert_eq!(
             levels.iter().map(|levels| levels[0].before).collect::<Vec<_>>(),
@@ -331,11 +331,11 @@ fn an_idle_counter_costs_a_call_a_draw_and_no_more_for_all_draws_of_one_request(
 }
 
 #[test]
-fn a_busy_counter_costs_two_round_trips_and_calls_of_512_draws() {
+fn a_busy_counter_costs_two_round_trips_and_calls_of_512_charges() {
     let server = options().start();
     let counters = primed(&server, Follows::Redis);
     let table: &[(&[usize], u64)] = &[
-        // the draws of each request that waits, calls besides that of the first
+        // the charges of each request that waits, calls besides that of the first
         (&[], 0),
         (&[1], 1),
         (&[1; 511], 1),
@@ -351,7 +351,7 @@ fn a_busy_counter_costs_two_round_trips_and_calls_of_512_draws() {
     for (place, (waiting, expected)) in table.iter().enumerate() {
         let (value, limit) = (format!("row {place}"), counting(100_000));
         let first = [Wanted::one(&value, limit)];
-        let requests: Vec<_> = waiting.iter().map(|draws| vec![Wanted::one(&value, limit); *draws]).collect();
+        let requests: Vec<_> = waiting.iter().map(|charges| vec![Wanted::one(&value, limit); *charges]).collect();
         server.reset_stats();
         server.freeze();
         let found = store_runtime().block_on(async {
@@ -370,15 +370,15 @@ fn a_busy_counter_costs_two_round_trips_and_calls_of_512_draws() {
 #[test]
 fn who_waits_is_decided_at_the_time_of_the_latest_not_of_the_first() {
     let server = options().start();
-    let counters = primed(&server, Follows::Draws);
-    let hourly = Limit::new(&Terms::new(Algorithm::FixedWindow, 1, Period::new(Unit::Hour, 1).unwrap())).unwrap();
+    let counters = primed(&server, Follows::Charges);
+    let hourly = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Hour, 1).unwrap())).unwrap();
     let wanted = [Wanted::one("late", hourly)];
     server.freeze();
     let admitted = store_runtime().block_on(async {
-        let mut under_way: Vec<Call<'_, Vec<Levels>>> = Vec::new();
+        let mut under_way: Vec<Call<'_, Vec<ChargeResults>>> = Vec::new();
         for hours in [0, 0, 1] {
             let mut call: Call<'_, _> =
-                Box::pin(counters.draw(&wanted, Purpose::Charge, NOW.plus_us(hours * hourly.period_us())));
+                Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOW.plus_us(hours * hourly.period_us())));
             assert!(poll_once(&mut call).await.is_none());
             under_way.push(call);
         }
@@ -406,7 +406,7 @@ fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
     ];
     for (gone, charged) in table {
         let value = format!("{gone:?}");
-        let requests: Vec<_> = (0..6).map(|place| [Wanted::new(&value, limit, Hits::Take(1 << place))]).collect();
+        let requests: Vec<_> = (0..6).map(|place| [Wanted::new(&value, limit, Hits::Charge(1 << place))]).collect();
         server.freeze();
         let answers = store_runtime().block_on(async {
             let mut under_way = Vec::new();
@@ -425,7 +425,7 @@ fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
 }
 
 #[test]
-fn a_request_of_many_draws_that_gives_up_takes_all_of_them_along() {
+fn a_request_of_many_charges_that_gives_up_takes_all_of_them_along() {
     let server = options().start();
     let counters = primed(&server, Follows::Redis);
     let limit = counting(1_000);
@@ -453,7 +453,7 @@ fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
     let address = format!("127.0.0.1:{}", proxy.port());
     let counters = primed_at(&server, &address, Follows::Redis);
     let limit = counting(1_000);
-    let requests: Vec<_> = (0..3).map(|place| [Wanted::new("gone", limit, Hits::Take(1 << place))]).collect();
+    let requests: Vec<_> = (0..3).map(|place| [Wanted::new("gone", limit, Hits::Charge(1 << place))]).collect();
     // Each way takes a while, in which the second call is under way.
     proxy.set(Mode::Delay(Duration::from_millis(100)));
     store_runtime().block_on(async {
@@ -480,9 +480,9 @@ fn a_call_past_its_deadline_lets_its_counter_go() {
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "500ms")];
     let counters = Counters::new(&env, Follows::Redis);
     let limit = counting(1_000);
-    let requests: Vec<_> = (0..4).map(|place| [Wanted::new("held", limit, Hits::Take(1 << place))]).collect();
+    let requests: Vec<_> = (0..4).map(|place| [Wanted::new("held", limit, Hits::Charge(1 << place))]).collect();
     store_runtime().block_on(async {
-        counters.draw(&[Wanted::one("prime", limit)], Purpose::Charge, NOW).await;
+        counters.charge(&[Wanted::one("prime", limit)], ChargeMode::Commit, NOW).await;
         server.freeze();
         let began = Instant::now();
         let soon = began + Duration::from_millis(500);
@@ -495,7 +495,7 @@ fn a_call_past_its_deadline_lets_its_counter_go() {
         // The one that waited goes out now, behind the first, whose answer nobody wants any more.
         server.thaw();
         assert_eq!(stays.await[0].as_ref().unwrap()[0].before, 0b001);
-        let next = counters.draw(&requests[3], Purpose::Charge, NOW).await;
+        let next = counters.charge(&requests[3], ChargeMode::Commit, NOW).await;
         assert_eq!(next[0][0].before, 0b011, "who gave up while it waited is not charged");
     });
 }
@@ -505,7 +505,7 @@ fn a_caller_in_a_hurry_leaves_its_call_to_those_behind_it() {
     let server = options().start();
     let counters = primed(&server, Follows::Redis);
     let limit = counting(1_000);
-    let requests: Vec<_> = (0..2).map(|place| [Wanted::new("hurry", limit, Hits::Take(1 << place))]).collect();
+    let requests: Vec<_> = (0..2).map(|place| [Wanted::new("hurry", limit, Hits::Charge(1 << place))]).collect();
     server.freeze();
     store_runtime().block_on(async {
         let soon = Instant::now() + Duration::from_millis(50);
@@ -529,7 +529,7 @@ fn a_crowd_that_waits_for_a_frozen_server_is_told_in_time() {
     // More than three calls would take: nobody waits for the calls before its own.
     let requests = vec![[Wanted::one("crowd", limit)]; 4 * MOST_DRAWS];
     store_runtime().block_on(async {
-        counters.draw(&[Wanted::one("prime", limit)], Purpose::Charge, NOW).await;
+        counters.charge(&[Wanted::one("prime", limit)], ChargeMode::Commit, NOW).await;
         server.freeze();
         let mut under_way = Vec::new();
         for request in &requests {
@@ -564,10 +564,10 @@ fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
             under_way.push(begin(&counters, &one).await);
         }
         // At once, while the server stands still.
-        for draws in [1, 3] {
-            let wanted = vec![one[0].clone(); draws];
-            let answers = counters.draw_until(&wanted, Purpose::Charge, (NOW, Instant::now() + LONG)).await;
-            assert_eq!(answers, vec![Err(RedisError::Overloaded); draws]);
+        for charges in [1, 3] {
+            let wanted = vec![one[0].clone(); charges];
+            let answers = counters.charge_until(&wanted, ChargeMode::Commit, (NOW, Instant::now() + LONG)).await;
+            assert_eq!(answers, vec![Err(RedisError::Overloaded); charges]);
         }
         // Others are not concerned, and places that are given up are none.
         let other = [Wanted::one("other", limit)];
@@ -576,7 +576,7 @@ fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
         let found: Vec<u64> = join_all(under_way).await.iter().map(|levels| levels[0][0].before).collect();
         assert_eq!(found, (0..=MOST_WAITING as u64).collect::<Vec<_>>());
         assert_eq!(beside.await[0][0].before, 0);
-        assert_eq!(counters.draw(&one, Purpose::Charge, NOW).await[0][0].before, 1 + MOST_WAITING as u64);
+        assert_eq!(counters.charge(&one, ChargeMode::Commit, NOW).await[0][0].before, 1 + MOST_WAITING as u64);
     });
     assert_eq!(calls(&server), 1 + (MOST_WAITING / MOST_DRAWS) as u64 + 2);
 }
@@ -586,7 +586,7 @@ fn limits_that_differ_in_nothing_but_their_numbers_share_a_counter() {
     assert_eq!(counter_tag(&counting(1), 0), counter_tag(&counting(2), 0), "or the others would prove nothing");
     let server = options().start();
     let counters = primed(&server, Follows::Redis);
-    let requests: Vec<_> = [9, 3, 5, 4].map(|most| [Wanted::new("shared", counting(most), Hits::Take(2))]).into();
+    let requests: Vec<_> = [9, 3, 5, 4].map(|most| [Wanted::new("shared", counting(most), Hits::Charge(2))]).into();
     server.freeze();
     let admitted = store_runtime().block_on(async {
         let mut under_way = Vec::new();

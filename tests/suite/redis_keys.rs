@@ -7,10 +7,10 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use smallvec::SmallVec;
-use tollkeeper::algorithm::Term;
+use tollkeeper::algorithm::EnforcedLimit;
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Counter, Path};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::redis::key::{MOST_PATH_BYTES, keys, slot};
@@ -42,7 +42,8 @@ enum Value {
 
 fn limit(algorithm: Algorithm, unit: Unit, multiplier: u32, calendar_months: bool) -> Limit {
     let period = Period::new(unit, multiplier).expect("it is short enough");
-    Limit::new(&Terms { calendar_months, ..Terms::new(algorithm, 5, period) }).expect("so plain a limit is valid")
+    Limit::new(&LimitSpec { calendar_months, ..LimitSpec::new(algorithm, 5, period) })
+        .expect("so plain a limit is valid")
 }
 
 /// The keys of limits with their epochs on the same path.
@@ -63,7 +64,7 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
     let counters: SmallVec<[Counter<'_>; 1]> = limits
         .iter()
         .map(|(limit, epoch)| Counter {
-            term: Term { limit, enforced: true },
+            term: EnforcedLimit { limit, enforced: true },
             tag: counter_tag(limit, *epoch),
             epoch: *epoch,
         })
@@ -415,10 +416,10 @@ fn the_documented_rights_are_enough() {
         for algorithm in algorithms {
             let question = Question::new("shop").of(&[(algorithm.name(), "v")]);
             // Hits that come, go out, are given back, and are looked for.
-            let draws =
+            let charges =
                 [question.clone(), question.clone().hits(2), question.clone().refund(1), question.clone().hits(0)];
-            for (step, draw) in draws.iter().cycle().take(30).enumerate() {
-                replica.ask(draw).unwrap_or_else(|error| panic!("{algorithm}, step {step}: {error}"));
+            for (step, charge) in charges.iter().cycle().take(30).enumerate() {
+                replica.ask(charge).unwrap_or_else(|error| panic!("{algorithm}, step {step}: {error}"));
                 replica.desk.pass_us(13_700_000);
             }
         }

@@ -1,4 +1,4 @@
-//! Refusals that are given again without asking Redis: to which draws, for how long, in how much memory.
+//! Refusals that are given again without asking Redis: to which charges, for how long, in how much memory.
 //!
 //! Most of it is asked of the cache itself, at times that the test says, with what the algorithms say of counters. The
 //! rest goes through a real Redis, which counts the commands that it gets.
@@ -10,13 +10,13 @@ use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{Ask, State, Term, draw_together};
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::Levels;
+use tollkeeper::store::redis::ChargeResults;
 use tollkeeper::store::redis::over::Over;
-use tollkeeper::store::redis::script::{Counted, Drawing};
+use tollkeeper::store::redis::script::{ChargeCommand, Counted};
 
 /// The beginning of some hour.
 const NOW: Time = Time::from_secs(1_783_512_000);
@@ -25,8 +25,8 @@ const SECOND_US: u64 = 1_000_000;
 /// What stands for the counters of the test.
 const ID: u128 = 7 << 64 | 9;
 
-fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Terms {
-    Terms { sole: false, ..Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap()) }
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
+    LimitSpec { sole: false, ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap()) }
 }
 
 /// A limit under which refused hits do not count.
@@ -37,7 +37,7 @@ fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
 /// A limit under which they do.
 fn counting(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
     let terms = terms(algorithm, requests_per_unit, Unit::Hour);
-    Limit::new(&Terms { count_rejected: Some(true), ..terms }).unwrap()
+    Limit::new(&LimitSpec { count_rejected: Some(true), ..terms }).unwrap()
 }
 
 fn yearly(requests_per_unit: u32) -> Limit {
@@ -64,29 +64,29 @@ impl Counters {
         Self::new(&[(limit, true)], Over::new(MIB, false, origin), origin)
     }
 
-    fn drawing(&self, ask: Ask) -> Drawing {
+    fn command(&self, ask: ChargeRequest) -> ChargeCommand {
         let counted = |(limit, enforced): &(Limit, bool)| Counted { limit: *limit, enforced: *enforced, tag: 3 };
-        Drawing { counters: self.limits.iter().map(counted).collect(), ask, trial: false, until: None }
+        ChargeCommand { counters: self.limits.iter().map(counted).collect(), ask, trial: false, until: None }
     }
 
-    /// What the store says of a draw after so many microseconds.
-    fn draw(&mut self, after_us: u64, ask: Ask) -> Levels {
-        let terms: Vec<Term<'_>> =
-            self.limits.iter().map(|(limit, enforced)| Term { limit, enforced: *enforced }).collect();
-        draw_together(&terms, &mut self.states, NOW.plus_us(after_us), ask)
+    /// What the store says of a charge after so many microseconds.
+    fn charge(&mut self, after_us: u64, ask: ChargeRequest) -> ChargeResults {
+        let terms: Vec<EnforcedLimit<'_>> =
+            self.limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
+        charge_together(&terms, &mut self.states, NOW.plus_us(after_us), ask)
     }
 
-    /// Has the store decide a draw, which takes no time, and the cache learn from it.
-    fn decide(&mut self, after_us: u64, ask: Ask) -> Levels {
-        let levels = self.draw(after_us, ask);
+    /// Has the store decide a charge, which takes no time, and the cache learn from it.
+    fn decide(&mut self, after_us: u64, ask: ChargeRequest) -> ChargeResults {
+        let levels = self.charge(after_us, ask);
         let at = self.at(after_us);
-        self.over.learn(ID, &[self.drawing(ask)], from_ref(&levels), (at, at));
+        self.over.learn(ID, &[self.command(ask)], from_ref(&levels), (at, at));
         levels
     }
 
     /// What the cache says of it.
-    fn known(&self, after_us: u64, ask: Ask) -> Option<Levels> {
-        self.over.refuse(ID, &[self.drawing(ask)], self.at(after_us))
+    fn known(&self, after_us: u64, ask: ChargeRequest) -> Option<ChargeResults> {
+        self.over.refuse(ID, &[self.command(ask)], self.at(after_us))
     }
 
     fn at(&self, after_us: u64) -> Instant {
@@ -94,12 +94,12 @@ impl Counters {
     }
 }
 
-fn take(hits: u64) -> Ask {
-    Ask::new(Hits::Take(hits), 0)
+fn take(hits: u64) -> ChargeRequest {
+    ChargeRequest::new(Hits::Charge(hits), 0)
 }
 
 #[test]
-fn refuses_draws_of_at_least_the_hits_that_were_refused() {
+fn refuses_charges_of_at_least_the_hits_that_were_refused() {
     let mut counters = Counters::of(yearly(10));
     counters.decide(0, take(5));
     assert_eq!(counters.known(0, take(5)), None, "what was admitted is not kept");
@@ -123,10 +123,10 @@ fn what_can_never_pass_is_refused_as_such() {
 }
 
 #[test]
-fn refuses_draws_that_are_held_no_longer() {
-    let terms = Terms { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 1, Unit::Hour) };
+fn refuses_charges_that_are_held_no_longer() {
+    let terms = LimitSpec { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 1, Unit::Hour) };
     let mut counters = Counters::of(Limit::new(&terms).unwrap());
-    let within = |hold_us| Ask::new(Hits::Take(1), hold_us);
+    let within = |hold_us| ChargeRequest::new(Hits::Charge(1), hold_us);
     assert!(counters.decide(0, within(0))[0].admitted);
     assert!(!counters.decide(0, within(1_000))[0].admitted);
     for (hold_us, is_known) in [(0, true), (999, true), (1_000, true), (1_001, false), (u64::MAX, false)] {
@@ -140,15 +140,15 @@ fn looks_refunds_and_trials_are_never_refused_here() {
     assert!(!counters.decide(0, take(2))[0].admitted);
     counters.decide(0, take(1));
     assert!(!counters.decide(0, take(1))[0].admitted);
-    for hits in [Hits::Look, Hits::Refund(1)] {
-        assert_eq!(counters.known(1, Ask::new(hits, 0)), None, "{hits:?}");
+    for hits in [Hits::Peek, Hits::Refund(1)] {
+        assert_eq!(counters.known(1, ChargeRequest::new(hits, 0)), None, "{hits:?}");
     }
-    let trial = Drawing { trial: true, ..counters.drawing(take(1)) };
+    let trial = ChargeCommand { trial: true, ..counters.command(take(1)) };
     assert_eq!(counters.over.refuse(ID, from_ref(&trial), counters.at(1)), None);
-    // A request of which one draw is to be asked is asked as a whole.
-    let request = [counters.drawing(take(1)), counters.drawing(Ask::new(Hits::Refund(1), 0))];
+    // A request of which one charge is to be asked is asked as a whole.
+    let request = [counters.command(take(1)), counters.command(ChargeRequest::new(Hits::Refund(1), 0))];
     assert_eq!(counters.over.refuse(ID, &request, counters.at(1)), None);
-    let request = [counters.drawing(take(1)), counters.drawing(take(2))];
+    let request = [counters.command(take(1)), counters.command(take(2))];
     assert_eq!(counters.over.refuse(ID, &request, counters.at(1)), None, "the second never passes, the first may");
     assert!(counters.over.refuse(ID, &request[..1], counters.at(1)).is_some());
 }
@@ -157,9 +157,9 @@ fn looks_refunds_and_trials_are_never_refused_here() {
 fn a_look_or_a_trial_that_is_refused_teaches_nothing() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
-    assert!(!counters.decide(0, Ask::new(Hits::Look, 0))[0].admitted);
-    let trial = Drawing { trial: true, ..counters.drawing(take(1)) };
-    let levels = counters.draw(0, take(1));
+    assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
+    let trial = ChargeCommand { trial: true, ..counters.command(take(1)) };
+    let levels = counters.charge(0, take(1));
     counters.over.learn(ID, &[trial], &[levels], (counters.at(0), counters.at(0)));
     assert_eq!((counters.known(0, take(1)), counters.over.kept()), (None, 0));
 }
@@ -182,9 +182,9 @@ fn another_limit_is_asked_for() {
     ];
     for limits in others {
         let other = Counters::new(limits, Over::new(MIB, false, origin), origin);
-        assert_eq!(counters.over.refuse(ID, &[other.drawing(take(1))], counters.at(1)), None, "{limits:?}");
+        assert_eq!(counters.over.refuse(ID, &[other.command(take(1))], counters.at(1)), None, "{limits:?}");
     }
-    assert_eq!(counters.over.refuse(ID + 1, &[counters.drawing(take(1))], counters.at(1)), None, "other counters");
+    assert_eq!(counters.over.refuse(ID + 1, &[counters.command(take(1))], counters.at(1)), None, "other counters");
 }
 
 #[test]
@@ -193,10 +193,10 @@ fn is_believed_until_what_it_promised_and_no_longer_than_a_second() {
     for (limit, holds_us) in [(limit(Algorithm::TokenBucket, 10, Unit::Second), 100_000), (yearly(10), SECOND_US)] {
         let mut counters = Counters::of(limit);
         counters.decide(0, take(10));
-        let refused = counters.draw(0, take(1));
+        let refused = counters.charge(0, take(1));
         // From when it was sent, not from when it was answered.
         let (sent, answered) = (counters.at(5_000), counters.at(12_000));
-        counters.over.learn(ID, &[counters.drawing(take(1))], &[refused], (sent, answered));
+        counters.over.learn(ID, &[counters.command(take(1))], &[refused], (sent, answered));
         assert!(counters.known(5_000 + holds_us - 1, take(1)).is_some(), "{limit:?}");
         assert_eq!(counters.known(5_000 + holds_us, take(1)), None, "{limit:?}");
         assert_eq!(counters.over.kept(), 0, "what has ended goes when it is met");
@@ -207,9 +207,9 @@ fn is_believed_until_what_it_promised_and_no_longer_than_a_second() {
 fn what_came_too_late_is_not_kept() {
     let mut counters = Counters::of(limit(Algorithm::TokenBucket, 10, Unit::Second));
     counters.decide(0, take(10));
-    let refused = counters.draw(0, take(1));
+    let refused = counters.charge(0, take(1));
     let times = (counters.at(0), counters.at(100_000));
-    counters.over.learn(ID, &[counters.drawing(take(1))], &[refused], times);
+    counters.over.learn(ID, &[counters.command(take(1))], &[refused], times);
     assert_eq!(counters.over.kept(), 0);
 }
 
@@ -217,10 +217,10 @@ fn what_came_too_late_is_not_kept() {
 fn the_times_of_levels_count_down() {
     let mut counters = Counters::of(limit(Algorithm::SlidingWindowLog, 10, Unit::Minute));
     counters.decide(0, take(10));
-    let refused = counters.draw(0, take(1));
+    let refused = counters.charge(0, take(1));
     // It was made out when the answer came.
     let times = (counters.at(0), counters.at(10));
-    counters.over.learn(ID, &[counters.drawing(take(1))], from_ref(&refused), times);
+    counters.over.learn(ID, &[counters.command(take(1))], from_ref(&refused), times);
     for passed_us in [0, 1, 700_000] {
         let known = counters.known(10 + passed_us, take(1)).unwrap();
         let mut expected = refused.clone();
@@ -240,7 +240,7 @@ fn what_is_given_back_or_admitted_ends_it() {
         counters
     };
     let mut refunded = full();
-    refunded.decide(0, Ask::new(Hits::Refund(1), 0));
+    refunded.decide(0, ChargeRequest::new(Hits::Refund(1), 0));
     assert_eq!(refunded.known(0, take(1)), None);
 
     let mut smaller = Counters::of(yearly(10));
@@ -251,20 +251,20 @@ fn what_is_given_back_or_admitted_ends_it() {
     assert_eq!(smaller.known(0, take(4)), None, "its levels are no longer right");
 
     let tried = full();
-    let trial = Drawing { trial: true, ..tried.drawing(take(1)) };
-    let passes = Counters::of(yearly(10)).draw(0, take(1));
+    let trial = ChargeCommand { trial: true, ..tried.command(take(1)) };
+    let passes = Counters::of(yearly(10)).charge(0, take(1));
     tried.over.learn(ID, from_ref(&trial), from_ref(&passes), (tried.at(0), tried.at(0)));
     assert_eq!(tried.known(0, take(1)), None);
 
     // In one call, what came last holds.
-    let (refusal, refund) = (full().draw(0, take(1)), full().draw(0, Ask::new(Hits::Refund(1), 0)));
-    for (draws, is_known) in [([1, -1], false), ([-1, 1], true)] {
+    let (refusal, refund) = (full().charge(0, take(1)), full().charge(0, ChargeRequest::new(Hits::Refund(1), 0)));
+    for (charges, is_known) in [([1, -1], false), ([-1, 1], true)] {
         let counters = Counters::of(yearly(10));
-        let draw = |refund_first: i32| if refund_first < 0 { Hits::Refund(1) } else { Hits::Take(1) };
-        let drawings = draws.map(|hits| counters.drawing(Ask::new(draw(hits), 0)));
-        let levels = draws.map(|hits| if hits < 0 { refund.clone() } else { refusal.clone() });
-        counters.over.learn(ID, &drawings, &levels, (counters.at(0), counters.at(0)));
-        assert_eq!(counters.known(0, take(1)).is_some(), is_known, "{draws:?}");
+        let charge = |refund_first: i32| if refund_first < 0 { Hits::Refund(1) } else { Hits::Charge(1) };
+        let commands = charges.map(|hits| counters.command(ChargeRequest::new(charge(hits), 0)));
+        let levels = charges.map(|hits| if hits < 0 { refund.clone() } else { refusal.clone() });
+        counters.over.learn(ID, &commands, &levels, (counters.at(0), counters.at(0)));
+        assert_eq!(counters.known(0, take(1)).is_some(), is_known, "{charges:?}");
     }
 }
 
@@ -334,26 +334,26 @@ fn more_hits_than_another_limit_has_room_for_are_asked_for() {
 fn memory_is_bounded_and_what_has_ended_makes_room() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
-    let refused = counters.draw(0, take(1));
-    let drawing = counters.drawing(take(1));
+    let refused = counters.charge(0, take(1));
+    let command = counters.command(take(1));
     let origin = counters.origin;
     let over = Over::new(MIB, false, origin);
     // Whatever the ids are, all shards take their part.
     let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let learn = |keys: std::ops::Range<u128>, at: Instant| {
-        keys.for_each(|key| over.learn(id(key), from_ref(&drawing), from_ref(&refused), (at, at)));
+        keys.for_each(|key| over.learn(id(key), from_ref(&command), from_ref(&refused), (at, at)));
     };
     learn(0..100_000, origin);
     let kept = over.kept();
     println!("{} bytes each", MIB / kept);
     // An entry with its limit, its levels and its place in a table takes 200 to 500 bytes.
     assert!((MIB / 500..MIB / 200).contains(&kept), "{kept}");
-    let first = over.refuse(id(0), from_ref(&drawing), origin);
+    let first = over.refuse(id(0), from_ref(&command), origin);
     assert!(first.is_some(), "what is there stays");
     let ended = origin + Duration::from_secs(1);
     learn(100_000..200_000, ended);
     assert!(over.kept().abs_diff(kept) < kept / 10, "{} {kept}", over.kept());
-    assert!(over.refuse(id(100_000), from_ref(&drawing), ended).is_some());
+    assert!(over.refuse(id(100_000), from_ref(&command), ended).is_some());
 
     over.sweep(ended, 0, 2);
     assert!(over.kept() > 0);
@@ -403,13 +403,13 @@ fn whatever_is_refused_here_the_counter_refuses_too_and_for_as_long() {
             let most_us = random.one_of([10, 100_000, 2_000_000]);
             now_us += random.below(most_us);
             let hold_us = random.one_of([0, 300_000]);
-            let ask = Ask::new(Hits::Take(1 + random.below(4)), hold_us);
+            let ask = ChargeRequest::new(Hits::Charge(1 + random.below(4)), hold_us);
             let Some(known) = counters.known(now_us, ask) else {
                 counters.decide(now_us, ask);
                 continue;
             };
             known_before += 1;
-            let found = counters.draw(now_us, ask);
+            let found = counters.charge(now_us, ask);
             assert!(
                 limits.iter().zip(&found).any(|((_, enforced), level)| *enforced && !level.admitted),
                 "{limits:?} {ask:?} at {now_us}: {known:?} {found:?}"

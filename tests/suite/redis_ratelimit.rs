@@ -179,7 +179,7 @@ fn every_hit_lets_the_key_live_a_window_and_a_jitter() {
         }
         // A second or two may pass until it is asked.
         assert!(seen.iter().all(|ttl| (58..60 + spread).contains(ttl)), "{jitter}: {seen:?}");
-        // That 40 draws from 20 numbers are all below 65 happens once in 10^24 runs.
+        // That 40 charges from 20 numbers are all below 65 happens once in 10^24 runs.
         assert!(spread == 1 || seen.iter().any(|ttl| *ttl > 65), "{jitter}: {seen:?}");
     }
     // A calendar month's counter goes with its month: 23.2 days from here.
@@ -345,7 +345,7 @@ fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
 }
 
 #[test]
-fn draws_that_waited_are_answered_by_their_own_time() {
+fn charges_that_waited_are_answered_by_their_own_time() {
     let server = redis::options().start();
     let proxy = Proxy::to(&server.address());
     let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &[], NOW);
@@ -365,7 +365,7 @@ fn draws_that_waited_are_answered_by_their_own_time() {
 }
 
 #[test]
-fn what_stands_under_the_key_and_is_no_count_fails_that_draw_alone() {
+fn what_stands_under_the_key_and_is_no_count_fails_that_charge_alone() {
     let server = redis::options().start();
     let replica = replica(&server);
     server.ask::<()>(&["SET", "domain_minute_v_1200", "many"]);

@@ -2,7 +2,7 @@
 //!
 //! Hundreds of callers ask at once, over gRPC, on one counter and on many, under each algorithm. Limits are by the
 //! year, so that nothing refills meanwhile, but for those of a leaky bucket whose answers are held, which are held to
-//! their departures. A draw that Redis does not decide is an error here and fails the test: no answer is by policy.
+//! their departures. A charge that Redis does not decide is an error here and fails the test: no answer is by policy.
 //!
 //! `TOLLKEEPER_TABLE` names a file that the overshoot is written to, as a table.
 
@@ -252,7 +252,7 @@ fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u
     table.exactly(fleet, (algorithm.name(), "30 keys"), (answers.len() as u64, admitted(&answers), wanted));
 }
 
-/// Draws of several hits; what no large draw could take, small ones do; refunds make room for as many again.
+/// Charges of several hits; what no large charge could take, small ones do; refunds make room for as many again.
 fn hits_of_all_sizes(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let key = format!("sized_{algorithm}");
     let callers = (0..CALLERS).map(|caller| vec![about(&key, "s", 1 + caller as u64 % 5)]);

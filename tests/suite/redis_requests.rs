@@ -8,12 +8,12 @@ use std::pin::Pin;
 use std::time::Instant;
 
 use futures_util::future::join_all;
-use tollkeeper::algorithm::Ask;
+use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
-use tollkeeper::store::redis::{Levels, Purpose};
+use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 
 use super::harness::counters::{Counters, Follows, Wanted, poll_once, redis, wait_until_known};
 use super::harness::desk::{Desk, Question, store_runtime};
@@ -25,19 +25,19 @@ use super::harness::wait_for;
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);
 
-type Call<'c> = Pin<Box<dyn Future<Output = Vec<Levels>> + Send + 'c>>;
+type Call<'c> = Pin<Box<dyn Future<Output = Vec<ChargeResults>> + Send + 'c>>;
 
 fn limit(algorithm: Algorithm) -> Limit {
     let year = Period::new(Unit::Year, 1).unwrap();
     let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(1_000);
-    Limit::new(&Terms { sole: false, queue_size, ..Terms::new(algorithm, 1_000, year) }).unwrap()
+    Limit::new(&LimitSpec { sole: false, queue_size, ..LimitSpec::new(algorithm, 1_000, year) }).unwrap()
 }
 
 /// Who decides by these rules of a domain `shop`, by counters that the variables name.
 fn desk(env: &[(&str, &str)], rules: &str) -> Desk {
     let mut env = env.to_vec();
     env.push(("TOLLKEEPER_ON_STORE_ERROR", "error"));
-    let redis = redis(&env, Follows::Draws);
+    let redis = redis(&env, Follows::Charges);
     wait_until_known(&redis);
     let desk = Desk::new(env, NOON).counting_in(Store::Redis(Box::new(redis)));
     desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
@@ -62,13 +62,13 @@ fn calls(server: &Server) -> (u64, u64) {
     (count("evalsha"), count("eval"))
 }
 
-/// Draws of one hit on values of their own, an algorithm after the other, for callers that wait for ever.
+/// Charges of one hit on values of their own, an algorithm after the other, for callers that wait for ever.
 fn one_each(values: impl IntoIterator<Item = String>) -> Vec<Wanted> {
     let algorithms = Algorithm::ALL.into_iter().cycle();
     let one = |(value, algorithm)| Wanted {
         value,
         limits: vec![(limit(algorithm), true)],
-        ask: Ask::new(Hits::Take(1), u64::MAX),
+        ask: ChargeRequest::new(Hits::Charge(1), u64::MAX),
     };
     values.into_iter().zip(algorithms).map(one).collect()
 }
@@ -80,18 +80,18 @@ fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
     let counters = Counters::at(&format!("127.0.0.1:{}", proxy.port()), Follows::Redis);
     store_runtime().block_on(async {
         for wanted in one_each((0..5).map(|n| format!("prime {n}"))) {
-            counters.draw(&[wanted], Purpose::Charge, NOON).await;
+            counters.charge(&[wanted], ChargeMode::Commit, NOON).await;
         }
         let wanted = one_each((0..10).map(|n| format!("value {n}")));
         let mut one_by_one = 0;
-        for draw in &wanted {
+        for charge in &wanted {
             let before = proxy.asked_bytes();
-            counters.draw(std::slice::from_ref(draw), Purpose::Charge, NOON).await;
+            counters.charge(std::slice::from_ref(charge), ChargeMode::Commit, NOON).await;
             one_by_one += proxy.asked_bytes() - before;
         }
         server.freeze();
         let (asked, answered) = (proxy.asked_bytes(), proxy.answered_bytes());
-        let mut call: Call<'_> = Box::pin(counters.draw(&wanted, Purpose::Charge, NOON));
+        let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
         assert!(poll_once(&mut call).await.is_none());
         wait_for("the proxy to have all calls", || (proxy.asked_bytes() - asked == one_by_one).then_some(()));
         assert_eq!(proxy.answered_bytes(), answered);
@@ -115,13 +115,13 @@ fn no_node_of_a_cluster_waits_for_another() {
     store_runtime().block_on(async {
         // Each node learns its scripts.
         for _ in 0..2 {
-            counters.draw(&wanted, Purpose::Charge, NOON).await;
+            counters.charge(&wanted, ChargeMode::Commit, NOON).await;
         }
         for first in 0..3 {
             // The node that is let go first has all its calls, whichever comes first in the request.
             (0..3).for_each(|node| cluster.node(node).reset_stats());
             (0..3).for_each(|node| cluster.node(node).freeze());
-            let mut call: Call<'_> = Box::pin(counters.draw(&wanted, Purpose::Charge, NOON));
+            let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
             assert!(poll_once(&mut call).await.is_none());
             for node in [first, (first + 1) % 3, (first + 2) % 3] {
                 assert!(poll_once(&mut call).await.is_none(), "node {node} has not answered");
@@ -179,12 +179,12 @@ fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_
     let server = options().start();
     let counters = Counters::at(&server.address(), Follows::Redis);
     let wanted = [Wanted::one("script", limit(Algorithm::TokenBucket))];
-    let draw = || store_runtime().block_on(counters.draw(&wanted, Purpose::Charge, NOON))[0][0].before;
-    assert_eq!(draw(), 0);
+    let charge = || store_runtime().block_on(counters.charge(&wanted, ChargeMode::Commit, NOON))[0][0].before;
+    assert_eq!(charge(), 0);
     server.reset_stats();
     server.ask::<()>(&["SCRIPT", "FLUSH"]);
-    for (draws, expected) in [(1, (1, 1)), (2, (2, 1)), (3, (3, 1))] {
-        assert_eq!(draw(), draws);
+    for (charges, expected) in [(1, (1, 1)), (2, (2, 1)), (3, (3, 1))] {
+        assert_eq!(charge(), charges);
         assert_eq!(calls(&server), expected);
     }
     // Many at once, on one counter and on others.
@@ -192,7 +192,7 @@ fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_
     let values = |n: usize| if n < 50 { "many".to_owned() } else { format!("value {n}") };
     let requests: Vec<_> = (0..100).map(|n| [Wanted::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
     let answers =
-        store_runtime().block_on(join_all(requests.iter().map(|one| counters.draw(one, Purpose::Charge, NOON))));
+        store_runtime().block_on(join_all(requests.iter().map(|one| counters.charge(one, ChargeMode::Commit, NOON))));
     let found: Vec<u64> = answers.iter().map(|levels| levels[0][0].before).collect();
     let expected: Vec<u64> = (0..50).chain([0; 50]).collect();
     assert_eq!(found, expected);
@@ -295,7 +295,7 @@ fn a_caller_that_leaves_no_time_is_not_waited_for() {
     let wanted = one_each((0..3).map(|n| format!("value {n}")));
     wait_until_known(&counters.redis);
     server.freeze();
-    let answers = store_runtime().block_on(counters.draw_until(&wanted, Purpose::Charge, (NOON, Instant::now())));
+    let answers = store_runtime().block_on(counters.charge_until(&wanted, ChargeMode::Commit, (NOON, Instant::now())));
     assert_eq!(answers.len(), 3);
     assert!(answers.iter().all(Result::is_err), "{answers:?}");
     server.thaw();

@@ -7,7 +7,7 @@ use tollkeeper::clock::Time;
 use tollkeeper::report::rules::{self, FindingKind};
 use tollkeeper::report::top;
 use tollkeeper::telemetry::distinct::Distinct;
-use tollkeeper::telemetry::metrics::meter::{Meter, Name};
+use tollkeeper::telemetry::metrics::limit_stats::{LimitStats, Name};
 use tollkeeper::telemetry::top::space_saving::SpaceSaving;
 use tollkeeper::telemetry::top::{MINUTES, Top};
 
@@ -84,7 +84,7 @@ proptest! {
     ) {
         // As small as it can be: one counter in each shard.
         let top = Top::new(8);
-        let meter = Meter::new(Name::new(["shop", "key"]));
+        let meter = LimitStats::new(Name::new(["shop", "key"]));
         let mut truth: BTreeMap<String, u64> = BTreeMap::new();
         let mut refusals = refusals;
         refusals.sort_by_key(|(minute, ..)| *minute);

@@ -3,13 +3,13 @@
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::{Ask, Level, State};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, State};
 use tollkeeper::clock::Time;
-use tollkeeper::counter::{Counter, Draw, Path};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::local::Local;
+use tollkeeper::store::fallback::Fallback;
 
 use super::algorithms::scenario::config;
 
@@ -19,52 +19,52 @@ const ENOUGH: u64 = 1 << 20;
 
 /// One counter of a value, and the limit that counts.
 struct Desk {
-    local: Local,
+    local: Fallback,
     limit: Limit,
 }
 
 impl Desk {
     fn new(limit: Limit, replicas: u32) -> Self {
-        Self { local: Local::new(ENOUGH, NonZeroU32::new(replicas).unwrap()), limit }
+        Self { local: Fallback::new(ENOUGH, NonZeroU32::new(replicas).unwrap()), limit }
     }
 
-    fn with_draw<T>(&self, value: &[u8], hits: Hits, then: impl FnOnce(&Draw<'_>) -> T) -> T {
+    fn with_charge<T>(&self, value: &[u8], hits: Hits, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let entries = [Entry { key: b"user", value }];
         let counter = Counter {
-            term: tollkeeper::algorithm::Term { limit: &self.limit, enforced: true },
+            term: tollkeeper::algorithm::EnforcedLimit { limit: &self.limit, enforced: true },
             tag: counter_tag(&self.limit, 0),
             epoch: 0,
         };
-        then(&Draw::new(
+        then(&Charge::new(
             Path { domain: "shop", entries: &entries, shared: &[] },
             [counter].into_iter().collect(),
-            Ask::new(hits, 0),
+            ChargeRequest::new(hits, 0),
         ))
     }
 
-    fn draw(&self, hits: Hits, now: Time) -> Level {
-        self.with_draw(b"ann", hits, |draw| self.local.draw(draw, now)[0])
+    fn charge(&self, hits: Hits, now: Time) -> ChargeResult {
+        self.with_charge(b"ann", hits, |charge| self.local.charge(charge, now)[0])
     }
 
     /// How many of so many hits, one at a time, pass at once.
     fn pass(&self, now: Time) -> u64 {
         let most = u64::from(self.limit.capacity()) + 2;
-        (0..most).filter(|_| self.draw(Hits::Take(1), now).admitted).count() as u64
+        (0..most).filter(|_| self.charge(Hits::Charge(1), now).admitted).count() as u64
     }
 
     fn remember(&self, value: &[u8], state: &State, now: Time) {
-        let path = self.with_draw(value, Hits::Look, |draw| draw.key);
+        let path = self.with_charge(value, Hits::Peek, |charge| charge.key);
         let counters = [(self.limit, counter_tag(&self.limit, 0))];
         self.local.remember(path, &counters, std::slice::from_ref(state), now);
     }
 }
 
 fn limit(algorithm: Algorithm, requests_per_unit: u32, capacity: u32, unit: Unit) -> Limit {
-    let terms = Terms {
+    let terms = LimitSpec {
         bucket_size: (algorithm == Algorithm::TokenBucket).then_some(capacity),
         queue_size: (algorithm == Algorithm::LeakyBucket).then_some(capacity),
         sole: false,
-        ..Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+        ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
     };
     Limit::new(&terms).unwrap()
 }
@@ -77,23 +77,23 @@ fn any_limit(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Limit> {
 
 const WINDOWS: &[Algorithm] = &[Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
 
-/// A state that random draws, at these thousandths of two periods from midnight on, left behind; and the last time.
-fn drawn(limit: &Limit, draws: &[(u64, u64)]) -> (State, Time) {
+/// A state that random charges, at these thousandths of two periods from midnight on, left behind; and the last time.
+fn charged(limit: &Limit, charges: &[(u64, u64)]) -> (State, Time) {
     let mut state = State::empty(limit.algorithm());
     let mut now = MIDNIGHT;
-    for (step, hits) in draws {
+    for (step, hits) in charges {
         now = now.plus_us(limit.period_us() * step / 1000);
-        state.draw(limit, now, Ask::new(Hits::Take(*hits), u64::MAX));
+        state.charge(limit, now, ChargeRequest::new(Hits::Charge(*hits), u64::MAX));
     }
     (state, now)
 }
 
-fn draws() -> impl Strategy<Value = Vec<(u64, u64)>> {
+fn charges() -> impl Strategy<Value = Vec<(u64, u64)>> {
     prop::collection::vec((0..400_u64, 1..30_u64), 0..12)
 }
 
 fn used(limit: &Limit, state: &State, now: Time) -> u64 {
-    state.clone().draw(limit, now, Ask::new(Hits::Look, 0)).after
+    state.clone().charge(limit, now, ChargeRequest::new(Hits::Peek, 0)).after
 }
 
 proptest! {
@@ -120,7 +120,7 @@ proptest! {
         let at = |step| MIDNIGHT.plus_us(limit.period_us() * step / 1000);
         let passed: u64 = steps
             .into_iter()
-            .filter(|(step, hits)| desk.draw(Hits::Take(*hits), at(*step)).admitted)
+            .filter(|(step, hits)| desk.charge(Hits::Charge(*hits), at(*step)).admitted)
             .map(|(_, hits)| hits)
             .sum();
         prop_assert!(passed <= u64::from((limit.requests_per_unit() / replicas).max(1)), "{passed} passed");
@@ -130,9 +130,9 @@ proptest! {
     fn it_goes_on_from_the_level_last_seen(
         limit in any_limit(&Algorithm::ALL),
         replicas in 1..100_u32,
-        draws in draws(),
+        charges in charges(),
     ) {
-        let (state, now) = drawn(&limit, &draws);
+        let (state, now) = charged(&limit, &charges);
         let desk = Desk::new(limit, replicas);
         desk.remember(b"ann", &state, now);
         let left = u64::from(limit.capacity()).saturating_sub(used(&limit, &state, now));
@@ -144,10 +144,10 @@ proptest! {
     fn windows_stay_as_used_as_they_were_until_they_end(
         limit in any_limit(WINDOWS),
         replicas in 1..100_u32,
-        draws in draws(),
+        charges in charges(),
         later in 0..2500_u64,
     ) {
-        let (state, now) = drawn(&limit, &draws);
+        let (state, now) = charged(&limit, &charges);
         let desk = Desk::new(limit, replicas);
         desk.remember(b"ann", &state, now);
         let then = now.plus_us(limit.period_us() * later / 1000);
@@ -158,31 +158,31 @@ proptest! {
     #[test]
     fn one_replica_by_itself_answers_as_redis_would(
         limit in any_limit(&Algorithm::ALL),
-        draws in draws(),
+        charges in charges(),
         later in 0..2500_u64,
         hits in 1..30_u64,
     ) {
-        let (mut state, now) = drawn(&limit, &draws);
+        let (mut state, now) = charged(&limit, &charges);
         let desk = Desk::new(limit, 1);
         desk.remember(b"ann", &state, now);
         let then = now.plus_us(limit.period_us() * later / 1000);
-        let expected = state.draw(&limit, then, Ask::new(Hits::Take(hits), 0));
-        prop_assert_eq!(desk.draw(Hits::Take(hits), then), expected);
+        let expected = state.charge(&limit, then, ChargeRequest::new(Hits::Charge(hits), 0));
+        prop_assert_eq!(desk.charge(Hits::Charge(hits), then), expected);
     }
 
     #[test]
     fn the_last_report_wins(
         limit in any_limit(&Algorithm::ALL),
         replicas in 1..10_u32,
-        (first, last) in (draws(), draws()),
+        (first, last) in (charges(), charges()),
     ) {
-        let ((high, _), (low, now)) = (drawn(&limit, &first), drawn(&limit, &last));
+        let ((high, _), (low, now)) = (charged(&limit, &first), charged(&limit, &last));
         let [desk, fresh] = [Desk::new(limit, replicas), Desk::new(limit, replicas)];
         desk.remember(b"ann", &high, now);
         desk.pass(now);
         desk.remember(b"ann", &low, now);
         fresh.remember(b"ann", &low, now);
-        prop_assert_eq!(desk.draw(Hits::Look, now), fresh.draw(Hits::Look, now));
+        prop_assert_eq!(desk.charge(Hits::Peek, now), fresh.charge(Hits::Peek, now));
     }
 }
 
@@ -192,10 +192,10 @@ fn the_share_follows_the_number_of_replicas_and_so_does_the_next_report() {
         let limit = limit(algorithm, 100, 100, Unit::Day);
         let desk = Desk::new(limit, 1);
         let mut state = State::empty(algorithm);
-        state.draw(&limit, MIDNIGHT, Ask::new(Hits::Take(40), u64::MAX));
+        state.charge(&limit, MIDNIGHT, ChargeRequest::new(Hits::Charge(40), u64::MAX));
         let left = |replicas: u32| {
             desk.local.sharers().set(NonZeroU32::new(replicas).unwrap());
-            desk.draw(Hits::Look, MIDNIGHT).remaining
+            desk.charge(Hits::Peek, MIDNIGHT).remaining
         };
         desk.remember(b"ann", &state, MIDNIGHT);
         assert_eq!(left(1), 60, "{algorithm}");
@@ -214,7 +214,7 @@ fn a_report_from_a_clock_that_is_ahead_counts_as_of_now() {
         let desk = Desk::new(limit, 2);
         let mut state = State::empty(algorithm);
         let ahead = MIDNIGHT.plus_us(20_000_000);
-        state.draw(&limit, ahead, Ask::new(Hits::Take(4), u64::MAX));
+        state.charge(&limit, ahead, ChargeRequest::new(Hits::Charge(4), u64::MAX));
         desk.remember(b"ann", &state, MIDNIGHT);
         assert_eq!(desk.pass(MIDNIGHT), 0, "{algorithm}");
         assert_ne!(desk.pass(MIDNIGHT.plus_us(2_000_000)), 0, "{algorithm}");
@@ -230,7 +230,7 @@ fn what_was_remembered_is_bounded_and_nothing_is_not_remembered() {
         assert_eq!(desk.local.usage().counters, 0, "{algorithm}");
         let mut state = State::empty(algorithm);
         for step in 0..200 {
-            state.draw(&limit, MIDNIGHT.plus_us(step), Ask::new(Hits::Take(1), u64::MAX));
+            state.charge(&limit, MIDNIGHT.plus_us(step), ChargeRequest::new(Hits::Charge(1), u64::MAX));
         }
         for value in 0..50_000_u32 {
             desk.remember(&value.to_be_bytes(), &state, MIDNIGHT.plus_us(200));
@@ -240,7 +240,7 @@ fn what_was_remembered_is_bounded_and_nothing_is_not_remembered() {
         // A report may also say that all is free again.
         let last = 49_999_u32.to_be_bytes();
         desk.remember(&last, &State::empty(algorithm), MIDNIGHT.plus_us(200));
-        let look = desk.with_draw(&last, Hits::Look, |draw| desk.local.draw(draw, MIDNIGHT.plus_us(200))[0]);
+        let look = desk.with_charge(&last, Hits::Peek, |charge| desk.local.charge(charge, MIDNIGHT.plus_us(200))[0]);
         assert_eq!(look.remaining, 150, "{algorithm}");
     }
 }

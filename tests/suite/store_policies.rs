@@ -1,6 +1,6 @@
 //! What is answered when Redis is away: by each policy, for one descriptor and for several, and what probes are told.
 //!
-//! Redis is one that never answers, so every draw fails; where some draws fail and others do not, a memory store that
+//! Redis is one that never answers, so every charge fails; where some charges fail and others do not, a memory store that
 //! is full stands for it (see `memory`). Failures of real servers are tested elsewhere.
 
 use std::net::Ipv4Addr;
@@ -16,8 +16,8 @@ use tollkeeper::http::routes::{self, Site};
 use tollkeeper::scrape::Instruments;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
+use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::health::StoreHealth;
-use tollkeeper::store::local::Local;
 use tollkeeper::store::redis::Redis;
 use tonic::transport::{Endpoint, Server};
 use tonic_health::pb::HealthCheckRequest;
@@ -35,7 +35,7 @@ const ERROR: &str = "The service is currently unavailable: \
 
 /// A Redis that is not there for one of so many replicas.
 fn away(replicas: u32) -> Store {
-    let local = Local::new(1 << 20, NonZeroU32::new(replicas).unwrap());
+    let local = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
     let env = [("REDIS_URL", "/nobody/listens.sock")].map(|(name, value)| (name.into(), value.into()));
     let (settings, _) = Settings::from_env(env.into_iter()).expect("they are valid");
     let tollkeeper::settings::Store::Redis(redis) = settings.store else { panic!("it counts in Redis") };
@@ -247,9 +247,9 @@ fn redis_is_given_the_time_that_the_caller_leaves() {
         [(30_000 * MS, Some(15 * MS)), (20 * MS, Some(15 * MS)), (12 * MS, Some(7 * MS)), (5 * MS, None), (0, None)];
     for (deadline_us, expected_us) in table {
         let before = std::time::Instant::now();
-        let edge = desk.service.edge(None, Duration::from_micros(deadline_us));
+        let context = desk.service.context(None, Duration::from_micros(deadline_us));
         let after = std::time::Instant::now();
-        match (edge.until, expected_us.map(Duration::from_micros)) {
+        match (context.until, expected_us.map(Duration::from_micros)) {
             (Some(until), Some(given)) => assert!(before + given <= until && until <= after + given, "{deadline_us}"),
             (until, given) => assert_eq!((until, given), (None, None), "{deadline_us}"),
         }
@@ -260,9 +260,9 @@ fn redis_is_given_the_time_that_the_caller_leaves() {
 }
 
 #[test]
-fn every_draw_that_fails_counts() {
+fn every_charge_that_fails_counts() {
     let desk = desk(&[], 1, RULES);
-    let failed = || desk.service.decider.failed_draws().map(|(_, count)| count).sum::<u64>();
+    let failed = || desk.service.decider.failed_charges().map(|(_, count)| count).sum::<u64>();
     let table: [(&[&str], u64); 5] =
         [(&["free"], 0), (&["allow"], 1), (&["local", "deny"], 3), (&["trial_error"], 4), (&["allow_deny"], 5)];
     for (keys, expected) in table {
@@ -271,7 +271,7 @@ fn every_draw_that_fails_counts() {
     }
     let _ = desk.ask(&about(&["error"]).hits(0));
     assert_eq!(failed(), 6);
-    let names: Vec<_> = desk.service.decider.failed_draws().map(|(name, _)| name).collect();
+    let names: Vec<_> = desk.service.decider.failed_charges().map(|(name, _)| name).collect();
     assert!(names.contains(&"memory_full") && names.contains(&"timeout"), "{names:?}");
 }
 
@@ -280,9 +280,9 @@ fn a_counter_that_can_not_be_asked_is_not_explained() {
     let desk = desk(&[], 1, RULES);
     let loaded = desk.service.rules.load_full().unwrap();
     let question = about(&["local", "unknown"]);
-    let edge = desk.service.edge(Some(&loaded), Duration::from_secs(1));
+    let context = desk.service.context(Some(&loaded), Duration::from_secs(1));
     let request = decode::request(&question.0);
-    let counters = runtime().block_on(desk.service.decider.look(edge, &request));
+    let counters = runtime().block_on(desk.service.decider.look(context, &request));
     assert!(counters.iter().all(Vec::is_empty) && counters.len() == 2, "{counters:?}");
     // And nothing was charged where it would be counted now.
     assert_eq!(text(&desk, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");

@@ -43,7 +43,7 @@ impl Place {
             let prefix = format!("{}:", self.desks.fetch_add(1, Ordering::Relaxed));
             let mut of_redis = vec![("CACHE_KEY_PREFIX", &*prefix), ("TOLLKEEPER_STORE_TIMEOUT", "5s")];
             of_redis.extend(self.env.iter().map(|(name, value)| (*name, &**value)));
-            let redis = redis(&of_redis, Follows::Draws);
+            let redis = redis(&of_redis, Follows::Charges);
             wait_until_known(&redis);
             desk = desk.counting_in(Store::Redis(Box::new(redis)));
         }
@@ -58,7 +58,7 @@ type Behaviour = (&'static str, fn(&Place));
 /// All that holds everywhere.
 const BEHAVIOURS: &[Behaviour] = &[
     ("hits are taken, given back or looked for", hits_are_taken_given_back_or_looked_for),
-    ("draws of many threads are exact", draws_of_many_threads_are_exact),
+    ("charges of many threads are exact", charges_of_many_threads_are_exact),
     ("limits are charged together or not at all", limits_are_charged_together_or_not_at_all),
     (
         "a flood that one limit refuses costs the others nothing",
@@ -102,7 +102,7 @@ fn a_cluster_does_what_every_store_does() {
     check_all(&Place::new("cluster", vec![("REDIS_TYPE", "cluster".to_owned()), ("REDIS_URL", nodes)]));
 }
 
-/// What is left of each descriptor's limit, without drawing.
+/// What is left of each descriptor's limit, without command.
 fn left(desk: &Desk, descriptors: &str) -> Vec<u32> {
     let mut look = about(descriptors);
     look.0.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0));
@@ -136,7 +136,7 @@ fn hits_are_taken_given_back_or_looked_for(place: &Place) {
     );
 }
 
-fn draws_of_many_threads_are_exact(place: &Place) {
+fn charges_of_many_threads_are_exact(place: &Place) {
     for algorithm in Algorithm::ALL {
         let leaky = algorithm == Algorithm::LeakyBucket;
         // One leaves every 40 ms, and the last of those in the bucket within the time that anybody waits.
@@ -186,7 +186,7 @@ fn limits_are_charged_together_or_not_at_all(place: &Place) {
             }
         }
     });
-    assert_eq!(admitted.into_inner(), 40, "a draw of 1 always found the last place");
+    assert_eq!(admitted.into_inner(), 40, "a charge of 1 always found the last place");
     // An hour later the bucket has room again, and the log has as many as were admitted.
     desk.pass_us(HOUR);
     assert_eq!(
@@ -412,7 +412,7 @@ fn a_refusal_spares_the_others_if_told_to(place: &Place) {
             assert_eq!(left(desk, "a; b; free; bucket; both"), *expected, "{}, step {step}: {question:?}", place.name);
         }
     }
-    // Of one counter that is drawn from twice, and refuses the first for its size only.
+    // Of one counter that is charged from twice, and refuses the first for its size only.
     let twice = Question::new("shop").of(&[("b", "x")]).hits(10).of(&[("b", "x")]).hits(2);
     let text = answer(&spared, &twice).text();
     assert_eq!(text, "OVER [OVER 9/HOUR left 0 in 3600 s, OVER 9/HOUR left 0 in 3600 s]", "{}", place.name);

@@ -9,10 +9,10 @@
 
 use std::collections::HashMap;
 
-use tollkeeper::algorithm::{Ask, Level, State, Term, draw_together};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
-use tollkeeper::counter::{Counter, Draw, Path};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::memory::Memory;
@@ -29,8 +29,8 @@ const DAY: u64 = 24 * HOUR;
 /// As long as any caller here waits, in microseconds.
 const PATIENCE: u64 = 30 * SECOND;
 
-/// Asks a counter: its key, its limits, the time, and what is drawn. One level for each limit, in their order.
-pub(crate) type Driver<'d> = dyn FnMut(&str, &[Term<'_>], Time, Ask) -> Vec<Level> + 'd;
+/// Asks a counter: its key, its limits, the time, and what is charged. One level for each limit, in their order.
+pub(crate) type Driver<'d> = dyn FnMut(&str, &[EnforcedLimit<'_>], Time, ChargeRequest) -> Vec<ChargeResult> + 'd;
 
 /// A worked case.
 pub(crate) struct Case {
@@ -62,14 +62,14 @@ pub(crate) struct Answer {
 }
 
 /// Runs a case; the driver's counters of all its keys must be empty.
-pub(crate) fn run_case(case: &Case, draw: &mut Driver<'_>) {
+pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
     for (index, row) in case.rows.iter().enumerate() {
-        let terms: Vec<_> = row.limits.iter().map(|limit| Term { limit, enforced: true }).collect();
-        // A key without limits is never drawn from.
+        let terms: Vec<_> = row.limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
+        // A key without limits is never charged from.
         if terms.is_empty() {
             continue;
         }
-        let levels = draw(row.key, &terms, ORIGIN.plus_us(row.at_us), Ask::new(row.hits, PATIENCE));
+        let levels = charge(row.key, &terms, ORIGIN.plus_us(row.at_us), ChargeRequest::new(row.hits, PATIENCE));
         let answers: Vec<_> = levels
             .iter()
             .map(|level| Answer {
@@ -100,7 +100,7 @@ fn every_case_on_bare_states() {
             let states = states
                 .entry(key.to_owned())
                 .or_insert_with(|| terms.iter().map(|term| State::empty(term.limit.algorithm())).collect());
-            draw_together(terms, states, now, ask).into_vec()
+            charge_together(terms, states, now, ask).into_vec()
         });
     }
 }
@@ -114,7 +114,7 @@ fn every_case_on_the_memory_store() {
             let counters =
                 terms.iter().map(|&term| Counter { term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
             let path = Path { domain: "textbook", entries: &entries, shared: &[] };
-            store.draw(&Draw::new(path, counters, ask), now).expect("there is room").into_vec()
+            store.charge(&Charge::new(path, counters, ask), now).expect("there is room").into_vec()
         });
     }
 }
@@ -144,47 +144,47 @@ fn token_bucket_cases() -> Vec<Case> {
     let tb8 = token(10, 1, Unit::Day);
     vec![
         Case::new("TB1", tb1)
-            .draws(0, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))])
-            .draws(500 * MS, [ok(0)])
+            .charges(0, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))])
+            .charges(500 * MS, [ok(0)])
             // Nine and a half seconds would bring 19 tokens; the bucket holds four.
-            .draws(10 * SECOND, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))]),
-        Case::new("TB2", tb2).draws(0, [ok(2), ok(1), ok(0), no(in_ms(1_000))]),
+            .charges(10 * SECOND, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))]),
+        Case::new("TB2", tb2).charges(0, [ok(2), ok(1), ok(0), no(in_ms(1_000))]),
         Case::new("TB3, for each address", tb3)
             .from("a")
-            .draws(0, [ok(1), ok(0)])
+            .charges(0, [ok(1), ok(0)])
             .from("b")
-            .draws(0, [ok(1), ok(0)])
+            .charges(0, [ok(1), ok(0)])
             .from("a")
-            .draws(0, [no(in_ms(10_000))])
+            .charges(0, [no(in_ms(10_000))])
             .from("b")
-            .draws(0, [no(in_ms(10_000))]),
+            .charges(0, [no(in_ms(10_000))]),
         Case::new("TB4", tb4)
-            .draws(0, [ok(0), no(in_ms(100))])
-            .draws(100 * MS - 1, [no(Some(1))])
-            .draws(100 * MS, [ok(0)]),
-        Case::new("TB5", tb5).draws(0, ok_down_from(50)).draws(0, [no(Some(DAY))]),
+            .charges(0, [ok(0), no(in_ms(100))])
+            .charges(100 * MS - 1, [no(Some(1))])
+            .charges(100 * MS, [ok(0)]),
+        Case::new("TB5", tb5).charges(0, ok_down_from(50)).charges(0, [no(Some(DAY))]),
         Case::new("TB6, for each API key", tb6)
             .from("key1")
-            .draws(0, [ok(1), ok(0)])
+            .charges(0, [ok(1), ok(0)])
             .from("key2")
-            .draws(0, [ok(1), ok(0)])
+            .charges(0, [ok(1), ok(0)])
             .from("key1")
-            .draws(0, [no(Some(DAY))])
+            .charges(0, [no(Some(DAY))])
             .from("key2")
-            .draws(0, [no(Some(DAY))])
+            .charges(0, [no(Some(DAY))])
             .from("anonymous")
-            .draws(0, [ok(1)]),
-        Case::new("TB7", tb7).draws(0, ok_down_from(100)).draws(0, [no(in_ms(100))]),
+            .charges(0, [ok(1)]),
+        Case::new("TB7", tb7).charges(0, ok_down_from(100)).charges(0, [no(in_ms(100))]),
         // Five tokens of one a day.
         Case::new("TB8", tb8).takes(0, 5, [ok(5), ok(0), no(Some(5 * DAY))]),
-        Case::new("TB9", tb6).from("/health").free(0, 10).from("/").draws(0, [ok(1), ok(0), no(Some(DAY))]),
+        Case::new("TB9", tb6).from("/health").free(0, 10).from("/").charges(0, [ok(1), ok(0), no(Some(DAY))]),
         debt_case(),
     ]
 }
 
 /// DB1: what is reported afterwards is owed, up to one period.
 fn debt_case() -> Case {
-    let limit = limit(Terms { count_rejected: Some(true), ..terms(Algorithm::TokenBucket, 1_000, Unit::Hour) });
+    let limit = limit(LimitSpec { count_rejected: Some(true), ..terms(Algorithm::TokenBucket, 1_000, Unit::Hour) });
     // 501 tokens of 3.6 s, from 1500 used to 999.
     let owed = 30 * MINUTE + 3_600 * MS;
     Case::new("DB1", limit)
@@ -208,31 +208,35 @@ fn leaky_bucket_cases() -> Vec<Case> {
     let lb8 = leaky(5, 100, Unit::Second);
     let lb9 = leaky(10, 2, Unit::Second);
     vec![
-        Case::new("LB1", lb1).draws(0, [ok(2), held(1, 100 * MS), held(0, 200 * MS)]),
-        Case::new("LB2", lb2).draws(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
+        Case::new("LB1", lb1).charges(0, [ok(2), held(1, 100 * MS), held(0, 200 * MS)]),
+        Case::new("LB2", lb2).charges(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
         Case::new("LB3, for each address", lb3)
             .from("a")
-            .draws(0, [ok(1), held(0, 100 * MS), no(Some(100 * MS))])
+            .charges(0, [ok(1), held(0, 100 * MS), no(Some(100 * MS))])
             .from("b")
-            .draws(0, [ok(1), held(0, 100 * MS)]),
+            .charges(0, [ok(1), held(0, 100 * MS)]),
         // They leave at 10, 210 and 410 ms; those that leave in part still have a place.
         Case::new("LB4", lb4)
-            .draws(10 * MS, [ok(9)])
-            .draws(20 * MS, [held(8, 190 * MS)])
-            .draws(30 * MS, [held(7, 380 * MS)]),
-        Case::new("LB5, for each key", lb5).from("a").draws(0, [ok(0), no(Some(100 * MS))]).from("b").draws(0, [ok(0)]),
+            .charges(10 * MS, [ok(9)])
+            .charges(20 * MS, [held(8, 190 * MS)])
+            .charges(30 * MS, [held(7, 380 * MS)]),
+        Case::new("LB5, for each key", lb5)
+            .from("a")
+            .charges(0, [ok(0), no(Some(100 * MS))])
+            .from("b")
+            .charges(0, [ok(0)]),
         Case::new("LB6", lb2)
             .from("/health")
             .free(0, 10)
             .from("/")
-            .draws(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
-        Case::new("LB7", lb7).draws(0, [ok(0), no(Some(10 * MS))]),
-        Case::new("LB8, one bucket for all methods", lb8).draws(
+            .charges(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
+        Case::new("LB7", lb7).charges(0, [ok(0), no(Some(10 * MS))]),
+        Case::new("LB8, one bucket for all methods", lb8).charges(
             0,
             [ok(4), held(3, 10 * MS), held(2, 20 * MS), held(1, 30 * MS), held(0, 40 * MS), no(Some(10 * MS))],
         ),
         Case::new("LB9", lb9)
-            .draws(0, [ok(9), held(8, 500 * MS), held(7, SECOND), held(6, 1_500 * MS), held(5, 2 * SECOND)]),
+            .charges(0, [ok(9), held(8, 500 * MS), held(7, SECOND), held(6, 1_500 * MS), held(5, 2 * SECOND)]),
     ]
 }
 
@@ -243,12 +247,12 @@ fn fixed_window_cases() -> Vec<Case> {
     let mut cases = vec![
         // All but the last within the 2:00:30 to 2:01:30 of the text.
         Case::new("FW1", five)
-            .draws(2 * HOUR + 30 * SECOND, ok_down_from(5))
-            .draws(2 * HOUR + MINUTE, ok_down_from(5))
-            .draws(2 * HOUR + MINUTE + 29 * SECOND, [no(Some(31 * SECOND))]),
-        Case::new("FW4", two).draws(0, [ok(1), ok(0), no(Some(SECOND))]),
-        Case::new("FW5, a day", day).draws(0, ok_down_from(5)).draws(0, [no(Some(DAY))]),
-        Case::new("FW5, a minute", five).draws(0, ok_down_from(5)).draws(0, [no(Some(MINUTE))]),
+            .charges(2 * HOUR + 30 * SECOND, ok_down_from(5))
+            .charges(2 * HOUR + MINUTE, ok_down_from(5))
+            .charges(2 * HOUR + MINUTE + 29 * SECOND, [no(Some(31 * SECOND))]),
+        Case::new("FW4", two).charges(0, [ok(1), ok(0), no(Some(SECOND))]),
+        Case::new("FW5, a day", day).charges(0, ok_down_from(5)).charges(0, [no(Some(DAY))]),
+        Case::new("FW5, a minute", five).charges(0, ok_down_from(5)).charges(0, [no(Some(MINUTE))]),
     ];
     cases.extend(boundary_cases());
     cases
@@ -261,17 +265,17 @@ fn boundary_cases() -> Vec<Case> {
     let (first, second) = (2 * HOUR + 55 * SECOND, 2 * HOUR + 65 * SECOND);
     let mut cases = vec![
         Case::new("FW1x, fixed_window", window(Algorithm::FixedWindow, 5, Unit::Minute))
-            .draws(first, ok_down_from(5))
-            .draws(second, ok_down_from(5)),
+            .charges(first, ok_down_from(5))
+            .charges(second, ok_down_from(5)),
         Case::new("FW1x, sliding_window_log", window(log, 5, Unit::Minute))
-            .draws(first, ok_down_from(5))
-            .draws(second, [no(Some(50 * SECOND)); 5]),
+            .charges(first, ok_down_from(5))
+            .charges(second, [no(Some(50 * SECOND)); 5]),
         // floor(5 x 55/60) = 4 lets one by; then floor(1 + 5 x left) is 5 until less than 4/5 of the window are left,
         // 12 s into it.
         Case::new("FW1x, sliding_window_counter", window(counter, 5, Unit::Minute))
-            .draws(first, ok_down_from(5))
-            .draws(second, [ok(0)])
-            .draws(second, [no(Some(7 * SECOND + 1)); 4]),
+            .charges(first, ok_down_from(5))
+            .charges(second, [ok(0)])
+            .charges(second, [no(Some(7 * SECOND + 1)); 4]),
     ];
     let far = [
         ("FW2", Unit::Hour, HOUR + 59 * MINUTE, 2 * HOUR, HOUR),
@@ -281,19 +285,19 @@ fn boundary_cases() -> Vec<Case> {
         let fixed = window(Algorithm::FixedWindow, 100, unit);
         cases.push(
             Case::new(&format!("{id}, fixed_window"), fixed)
-                .draws(first, ok_down_from(100))
-                .draws(second, ok_down_from(100)),
+                .charges(first, ok_down_from(100))
+                .charges(second, ok_down_from(100)),
         );
         cases.push(
             Case::new(&format!("{id}, sliding_window_log"), window(log, 100, unit))
-                .draws(first, ok_down_from(100))
-                .draws(second, vec![no(Some(first + period - second)); 100]),
+                .charges(first, ok_down_from(100))
+                .charges(second, vec![no(Some(first + period - second)); 100]),
         );
         // At the window's first microsecond all 100 still count; a microsecond later 99 do.
         cases.push(
             Case::new(&format!("{id}, sliding_window_counter"), window(counter, 100, unit))
-                .draws(first, ok_down_from(100))
-                .draws(second, vec![no(Some(1)); 100]),
+                .charges(first, ok_down_from(100))
+                .charges(second, vec![no(Some(1)); 100]),
         );
     }
     cases
@@ -303,33 +307,33 @@ fn sliding_window_log_cases() -> Vec<Case> {
     let log = Algorithm::SlidingWindowLog;
     let at = |minutes: u64, seconds: u64| HOUR + minutes * MINUTE + seconds * SECOND;
     let sl1 = window(log, 2, Unit::Minute);
-    let counted = limit(Terms { count_rejected: Some(true), ..terms(log, 2, Unit::Minute) });
+    let counted = limit(LimitSpec { count_rejected: Some(true), ..terms(log, 2, Unit::Minute) });
     let sl2 = window(log, 1, Unit::Minute);
     let sl3 = window(log, 5, Unit::Minute);
     vec![
         Case::new("SL1", sl1)
-            .draws(at(0, 1), [ok(1)])
-            .draws(at(0, 30), [ok(0)])
-            .draws(at(0, 50), [no(Some(11 * SECOND))])
-            .draws(at(1, 40), [ok(1)])
-            .draws(at(1, 45), [ok(0)]),
+            .charges(at(0, 1), [ok(1)])
+            .charges(at(0, 30), [ok(0)])
+            .charges(at(0, 50), [no(Some(11 * SECOND))])
+            .charges(at(1, 40), [ok(1)])
+            .charges(at(1, 45), [ok(0)]),
         // The refused hit of 1:00:50 takes the place of that of 1:00:01, and is out at 1:01:50.
         Case::new("SL1, count_rejected", counted)
-            .draws(at(0, 1), [ok(1)])
-            .draws(at(0, 30), [ok(0)])
-            .draws(at(0, 50), [no(Some(40 * SECOND))])
-            .draws(at(1, 40), [ok(0)])
+            .charges(at(0, 1), [ok(1)])
+            .charges(at(0, 30), [ok(0)])
+            .charges(at(0, 50), [no(Some(40 * SECOND))])
+            .charges(at(1, 40), [ok(0)])
             // Which that of 1:01:45 does in its turn with that of 1:00:50.
-            .draws(at(1, 45), [no(Some(55 * SECOND))]),
-        Case::new("SL2", sl2).draws(0, [ok(0)]).draws(MINUTE - 1, [no(Some(1))]).draws(MINUTE, [ok(0)]),
+            .charges(at(1, 45), [no(Some(55 * SECOND))]),
+        Case::new("SL2", sl2).charges(0, [ok(0)]).charges(MINUTE - 1, [no(Some(1))]).charges(MINUTE, [ok(0)]),
         (0..5)
             .fold(Case::new("SL3", sl3), |case, ms| {
-                case.draws(ms * MS, [ok(4 - u32::try_from(ms).expect("at most 4"))])
+                case.charges(ms * MS, [ok(4 - u32::try_from(ms).expect("at most 4"))])
             })
-            .draws(5 * MS, [no(Some(MINUTE - 5 * MS))])
-            .draws(MINUTE - MS, [no(Some(MS))])
-            .draws(MINUTE, [ok(0)]),
-        Case::new("SL4", sl3).draws(0, ok_down_from(5)).draws(999, [no(Some(MINUTE - 999)); 2]),
+            .charges(5 * MS, [no(Some(MINUTE - 5 * MS))])
+            .charges(MINUTE - MS, [no(Some(MS))])
+            .charges(MINUTE, [ok(0)]),
+        Case::new("SL4", sl3).charges(0, ok_down_from(5)).charges(999, [no(Some(MINUTE - 999)); 2]),
     ]
 }
 
@@ -346,14 +350,14 @@ fn sliding_window_counter_cases() -> Vec<Case> {
     };
     vec![
         Case::new("SC1", sc1)
-            .draws(HOUR - 30 * SECOND, [ok(6), ok(5), ok(4), ok(3), ok(2)])
+            .charges(HOUR - 30 * SECOND, [ok(6), ok(5), ok(4), ok(3), ok(2)])
             // floor(5 x 0.8) = 4, so that three fit.
-            .draws(into(2), [ok(2), ok(1), ok(0)])
+            .charges(into(2), [ok(2), ok(1), ok(0)])
             // floor(3 + 5 x 0.7) = 6 and floor(4 + 3.5) = 7, until less than 0.6 of the window are left.
-            .draws(into(3), [ok(0), no(Some(6 * SECOND + 1))]),
+            .charges(into(3), [ok(0), no(Some(6 * SECOND + 1))]),
         // 125 still count; a microsecond later 124 do.
-        lowered(125).under(&[window(counter, 125, Unit::Minute)]).draws(into(5), [no(Some(1))]),
-        lowered(126).under(&[window(counter, 126, Unit::Minute)]).draws(into(5), [ok(0), no(Some(1))]),
+        lowered(125).under(&[window(counter, 125, Unit::Minute)]).charges(into(5), [no(Some(1))]),
+        lowered(126).under(&[window(counter, 126, Unit::Minute)]).charges(into(5), [ok(0), no(Some(1))]),
     ]
 }
 
@@ -372,14 +376,14 @@ fn cases_of_any_algorithm() -> Vec<Case> {
             Algorithm::SlidingWindowCounter => [ok(0), no(Some(SECOND + 1))],
         };
         let case = Case::new(&format!("RC1, {algorithm}"), limit);
-        cases.push(case.takes(0, 9, [ok(1)]).draws(0, [tenth, eleventh]));
+        cases.push(case.takes(0, 9, [ok(1)]).charges(0, [tenth, eleventh]));
     }
     cases
 }
 
 /// ML1: what the second's limit refuses is not charged to the day's.
 fn two_limits_case() -> Case {
-    let of = |unit, most| limit(Terms { sole: false, ..terms(Algorithm::FixedWindow, most, unit) });
+    let of = |unit, most| limit(LimitSpec { sole: false, ..terms(Algorithm::FixedWindow, most, unit) });
     let limits = [of(Unit::Second, 10), of(Unit::Day, 1_000)];
     let mut case = Case::new("ML1", limits[0]).under(&limits);
     for second in 0..10 {
@@ -389,7 +393,7 @@ fn two_limits_case() -> Case {
                 Some(left) => [ok(left), ok(day_left - request - 1)],
                 None => [no(Some(SECOND)), ok(day_left - 10)],
             };
-            case = case.row(u64::from(second) * SECOND, Hits::Take(1), &answers);
+            case = case.row(u64::from(second) * SECOND, Hits::Charge(1), &answers);
         }
     }
     case
@@ -411,23 +415,23 @@ impl Case {
     }
 
     /// One request of one hit for each answer.
-    fn draws(self, at_us: u64, answers: impl IntoIterator<Item = Answer>) -> Self {
+    fn charges(self, at_us: u64, answers: impl IntoIterator<Item = Answer>) -> Self {
         self.takes(at_us, 1, answers)
     }
 
     /// One request of so many hits for each answer.
     fn takes(self, at_us: u64, hits: u64, answers: impl IntoIterator<Item = Answer>) -> Self {
-        answers.into_iter().fold(self, |case, answer| case.row(at_us, Hits::Take(hits), &[answer]))
+        answers.into_iter().fold(self, |case, answer| case.row(at_us, Hits::Charge(hits), &[answer]))
     }
 
     /// A free look.
     fn look(self, at_us: u64, answer: Answer) -> Self {
-        self.row(at_us, Hits::Look, &[answer])
+        self.row(at_us, Hits::Peek, &[answer])
     }
 
     /// So many requests of which no limit says anything.
     fn free(self, at_us: u64, times: usize) -> Self {
-        (0..times).fold(self, |case, _| case.row(at_us, Hits::Take(1), &[]))
+        (0..times).fold(self, |case, _| case.row(at_us, Hits::Charge(1), &[]))
     }
 
     fn row(mut self, at_us: u64, hits: Hits, answers: &[Answer]) -> Self {
@@ -459,21 +463,21 @@ fn ok_down_from(limit: u32) -> Vec<Answer> {
 }
 
 fn token(bucket_size: u32, requests_per_unit: u32, unit: Unit) -> Limit {
-    limit(Terms { bucket_size: Some(bucket_size), ..terms(Algorithm::TokenBucket, requests_per_unit, unit) })
+    limit(LimitSpec { bucket_size: Some(bucket_size), ..terms(Algorithm::TokenBucket, requests_per_unit, unit) })
 }
 
 fn leaky(queue_size: u32, requests_per_unit: u32, unit: Unit) -> Limit {
-    limit(Terms { queue_size: Some(queue_size), ..terms(Algorithm::LeakyBucket, requests_per_unit, unit) })
+    limit(LimitSpec { queue_size: Some(queue_size), ..terms(Algorithm::LeakyBucket, requests_per_unit, unit) })
 }
 
 fn window(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
     limit(terms(algorithm, requests_per_unit, unit))
 }
 
-fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Terms {
-    Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
+    LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
 }
 
-fn limit(terms: Terms) -> Limit {
+fn limit(terms: LimitSpec) -> Limit {
     Limit::new(&terms).expect("keys that the algorithm knows")
 }

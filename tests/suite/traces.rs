@@ -328,21 +328,21 @@ fn a_call_for_several_requests_links_to_them() {
         collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
     });
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    let drawn_before = draws(&server);
+    let charged_before = charges(&server);
     proxy.set(Mode::Hold);
     let client = Client::connect(server.grpc_port());
     std::thread::scope(|scope| {
         let asked = question("shop", &[("login", "hot")]);
         let answers = scope.spawn(move || client.ask_together(&asked, TOGETHER, PATIENCE));
-        wait_for("all to be there", || (draws(&server) >= drawn_before + TOGETHER).then_some(()));
+        wait_for("all to be there", || (charges(&server) >= charged_before + TOGETHER).then_some(()));
         proxy.set(Mode::Pass);
         assert!(answers.join().unwrap().iter().all(Result::is_ok));
     });
-    let drawn = |calls: &[Received]| -> usize { calls.iter().map(|call| number(call, "tollkeeper.draws")).sum() };
+    let charged = |calls: &[Received]| -> usize { calls.iter().map(|call| number(call, "tollkeeper.draws")).sum() };
     let calls = wait_for("all calls", || {
         let mut calls = collector.wait_for("EVALSHA", 1);
         calls.retain(|call| u128::from(call.span.start_time_unix_nano) > since.as_nanos());
-        (drawn(&calls) == TOGETHER).then_some(calls)
+        (charged(&calls) == TOGETHER).then_some(calls)
     });
     assert!(calls.len() < TOGETHER, "some went together: {calls:?}");
     for call in &calls {
@@ -357,8 +357,8 @@ fn a_call_for_several_requests_links_to_them() {
     }
 }
 
-/// How many draws were asked for.
-fn draws(server: &Tollkeeper) -> usize {
+/// How many charges were asked for.
+fn charges(server: &Tollkeeper) -> usize {
     let stats = http::get(server.debug_port(), "/stats").send().text();
     let line = stats.lines().find_map(|line| line.strip_prefix("tollkeeper_draws_total"));
     line.unwrap_or_else(|| panic!("{stats}")).trim_start_matches([':', ' ']).parse().unwrap()
@@ -483,8 +483,8 @@ fn a_call_that_its_caller_gave_up_is_told_of_too() {
     });
     redis.freeze();
     let client = Client::connect(server.grpc_port());
-    let begun = draws(&server);
-    client.give_up(&question("shop", &[("login", "bob")]), || draws(&server) > begun);
+    let begun = charges(&server);
+    client.give_up(&question("shop", &[("login", "bob")]), || charges(&server) > begun);
     let gave_up = wait_for("a call that was given up", || {
         let mut calls = collector.wait_for(CALL, 1);
         calls.retain(|call| attribute(call, "rpc.response.status_code") == "CANCELLED");

@@ -49,7 +49,7 @@ const DIFFERENCES: &[(&str, &[usize], &str)] = &[
 ];
 
 /// There the keys of counters are texts, and a client that sends the pattern of a shared wildcard as its value
-/// (`10.*.1`) draws from the counter that all values of the pattern share. Here no two paths share a counter, and no
+/// (`10.*.1`) charges from the counter that all values of the pattern share. Here no two paths share a counter, and no
 /// value can steer which is charged.
 const STAR: &str = "a value that is the text of a pattern has a counter of its own";
 

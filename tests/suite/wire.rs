@@ -43,21 +43,21 @@ fn in_place(bytes: &[u8]) -> bool {
 #[test]
 fn hits_come_from_the_descriptor_else_from_the_request_and_are_one_at_least() {
     let table = [
-        // of the request, of the descriptor, negative, what is drawn
-        (0, None, false, Hits::Take(1)),
-        (1, None, false, Hits::Take(1)),
-        (7, None, false, Hits::Take(7)),
-        (u32::MAX, None, false, Hits::Take(u64::from(u32::MAX))),
-        (0, Some(0), false, Hits::Look),
-        (7, Some(0), false, Hits::Look),
-        (7, Some(1), false, Hits::Take(1)),
-        (0, Some(9), false, Hits::Take(9)),
-        (0, Some(MOST_HITS), false, Hits::Take(MOST_HITS)),
-        (0, Some(MOST_HITS + 1), false, Hits::Take(MOST_HITS)),
-        (0, Some(u64::MAX), false, Hits::Take(MOST_HITS)),
+        // of the request, of the descriptor, negative, what is charged
+        (0, None, false, Hits::Charge(1)),
+        (1, None, false, Hits::Charge(1)),
+        (7, None, false, Hits::Charge(7)),
+        (u32::MAX, None, false, Hits::Charge(u64::from(u32::MAX))),
+        (0, Some(0), false, Hits::Peek),
+        (7, Some(0), false, Hits::Peek),
+        (7, Some(1), false, Hits::Charge(1)),
+        (0, Some(9), false, Hits::Charge(9)),
+        (0, Some(MOST_HITS), false, Hits::Charge(MOST_HITS)),
+        (0, Some(MOST_HITS + 1), false, Hits::Charge(MOST_HITS)),
+        (0, Some(u64::MAX), false, Hits::Charge(MOST_HITS)),
         (0, None, true, Hits::Refund(1)),
         (7, None, true, Hits::Refund(7)),
-        (7, Some(0), true, Hits::Look),
+        (7, Some(0), true, Hits::Peek),
         (7, Some(3), true, Hits::Refund(3)),
         (0, Some(u64::MAX), true, Hits::Refund(MOST_HITS)),
     ];
@@ -112,9 +112,9 @@ fn reads_the_bytes_that_envoy_sends() {
     assert_eq!(first.domain, "rl");
     let entries: Vec<_> = first.descriptors[0].entries.iter().map(|entry| (entry.key, entry.value)).collect();
     assert_eq!(entries, [(b"foo".as_slice(), b"f".as_slice()), (b"baz", b"b")]);
-    assert_eq!(first.descriptors[0].hits, Hits::Take(1));
+    assert_eq!(first.descriptors[0].hits, Hits::Charge(1));
 
-    for (message, hits, addend) in [(look, Hits::Look, 0), (take, Hits::Take(1), 1)] {
+    for (message, hits, addend) in [(look, Hits::Peek, 0), (take, Hits::Charge(1), 1)] {
         let decoded = decode::request(&message);
         assert_eq!(decoded.descriptors[0].entries[0], request::Entry { key: b"service", value: b"service_2" });
         assert_eq!((decoded.descriptors[0].hits, decoded.descriptors[0].hits_addend), (hits, Some(addend)));

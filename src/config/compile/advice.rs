@@ -12,7 +12,7 @@ use crate::config::document::{Descriptor, Limit as Written, RateLimit};
 use crate::config::yaml::Position;
 use crate::limit::{Algorithm, Limit};
 use crate::rule::Node;
-use crate::store::redis::eventual::Terms;
+use crate::store::redis::eventual::LocalBudget;
 use crate::store::redis::script::Counted;
 
 /// How long Envoy's rate limit filter waits for an answer unless it is configured otherwise, in microseconds.
@@ -56,7 +56,7 @@ pub(super) fn on_limit(
 fn on_eventual(reader: &mut Reader<'_>, written: &Written, limit: &Limit, (options, trail): (&Options, &Trail<'_>)) {
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
     let counted = Counted { limit: *limit, enforced: true, tag: 0 };
-    let Some(terms) = Terms::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
+    let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
     let at = written.settings.eventual.map_or(written.at, |eventual| eventual.at);
     if terms.life_us == 0 {
         let message = "with so small an overshoot and so short a period hits can not be leased";

@@ -10,7 +10,7 @@ use crate::config::diagnostic::quotable;
 use crate::config::document::fields::{Reader, Trail};
 use crate::config::document::{Descriptor, Limit as Written, Settings, Spot};
 use crate::config::yaml::Position;
-use crate::limit::{Algorithm, Consistency, Limit, LimitError, Overshoot, Period, StorePolicy, Terms, Unit};
+use crate::limit::{Algorithm, Consistency, Limit, LimitError, LimitSpec, Overshoot, Period, StorePolicy, Unit};
 use crate::rule::{Allowance, Defaults, Refusal, RuleLimit};
 
 /// What holds for all limits of one document.
@@ -228,7 +228,7 @@ fn unit_hint(name: &str) -> String {
 }
 
 /// What a limit says, completed by the defaults that fit it.
-fn terms(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) -> Terms {
+fn terms(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) -> LimitSpec {
     let own = &written.settings;
     let value = |spot: Spot<u32>| spot.value;
     let algorithm = own.algorithm.map(|spot| spot.value).or(scope.default(|d| d.algorithm)).unwrap_or_default();
@@ -246,7 +246,7 @@ fn terms(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) -> Te
             percent => percent,
         })
     });
-    Terms {
+    LimitSpec {
         bucket_size: written.bucket_size.map(value),
         queue_size: own.queue_size.map(value).or(scope.default(|d| d.queue_size).filter(|_| leaky)),
         max_wait_us: own_wait.or(scope.default(|d| d.max_wait_us).filter(|_| leaky || (token && !eventual))),
@@ -257,7 +257,7 @@ fn terms(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) -> Te
         sole,
         calendar_months: scope.options.calendar_months,
         log_max: scope.options.log_max,
-        ..Terms::new(algorithm, written.requests_per_unit.value, period)
+        ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
     }
 }
 
@@ -269,7 +269,7 @@ fn policy(own: &Settings, scope: &Scope<'_>) -> StorePolicy {
 }
 
 /// What a limit says of its own overshoot must be used, and be no more than the limit.
-fn check_overshoot(reader: &mut Reader<'_>, written: &Written, terms: &Terms, trail: &Trail<'_>) {
+fn check_overshoot(reader: &mut Reader<'_>, written: &Written, terms: &LimitSpec, trail: &Trail<'_>) {
     let Some(overshoot) = written.settings.max_overshoot else { return };
     let trail = trail.key("max_overshoot");
     if terms.consistency.is_none() {
@@ -317,7 +317,7 @@ fn place(written: &Written, key: &str) -> Position {
 }
 
 /// Takes back the term at fault; `false` if it can not be.
-fn set_aside(terms: &mut Terms, error: LimitError) -> bool {
+fn set_aside(terms: &mut LimitSpec, error: LimitError) -> bool {
     match error.key() {
         "bucket_size" => terms.bucket_size.take().is_some(),
         "queue_size" => terms.queue_size.take().is_some(),

@@ -4,7 +4,7 @@
 //! state stands what expiry and eviction need to know without the limit.
 
 use crate::algorithm::{
-    Level, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+    ChargeResult, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use crate::clock::Time;
 use crate::limit::{Algorithm, Limit};
@@ -29,7 +29,7 @@ pub(super) struct Entry {
 const ALL_USED: u8 = u8::MAX;
 
 impl Entry {
-    /// A counter that nothing was drawn from.
+    /// A counter that nothing was charged from.
     pub(super) fn new(key: u128, algorithm: Algorithm) -> Self {
         Self { key: split(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind: algorithm }
     }
@@ -104,8 +104,8 @@ impl Entry {
         log
     }
 
-    /// Notes what expiry and eviction need to know after a draw at `now`.
-    pub(super) fn note(&mut self, limit: &Limit, level: &Level, now: Time) {
+    /// Notes what expiry and eviction need to know after a charge at `now`.
+    pub(super) fn note(&mut self, limit: &Limit, level: &ChargeResult, now: Time) {
         let last = Time::from_micros(self.words[0]);
         // A level that drains is empty sooner the higher the limit: kept for a period more, it still has its use when a
         // reload lowers the limit. The other algorithms forget at times that the limit does not move.

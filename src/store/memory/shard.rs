@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use super::entry::{Entry, seconds_down};
 use super::index::{Index, MOST_ENTRIES};
 use super::{Full, Usage};
-use crate::algorithm::{Ask, Level, State, Term, draw_together, sliding_window_log};
+use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together, sliding_window_log};
 use crate::clock::Time;
-use crate::counter::Draw;
+use crate::counter::Charge;
 use crate::limit::{Algorithm, Limit};
 use crate::request::Hits;
 
@@ -40,10 +40,10 @@ pub(super) struct Shard {
     always_has_room: bool,
 }
 
-/// A counter of a draw, and where it stands if it is there.
+/// A counter of a charge, and where it stands if it is there.
 struct Slot<'r> {
     key: u128,
-    term: Term<'r>,
+    term: EnforcedLimit<'r>,
     place: Option<usize>,
 }
 
@@ -70,33 +70,33 @@ impl Shard {
     }
 
     /// Decides all limits of a descriptor.
-    pub(super) fn draw(&mut self, draw: &Draw<'_>, now: Time) -> Result<SmallVec<[Level; 1]>, Full> {
-        if let [counter] = &*draw.counters {
-            let mut slots = [self.slot(draw.key ^ counter.tag, counter.term)];
-            self.make_room(&mut slots, draw.ask.hits, now)?;
+    pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, Full> {
+        if let [counter] = &*charge.counters {
+            let mut slots = [self.slot(charge.key ^ counter.tag, counter.term)];
+            self.make_room(&mut slots, charge.ask.hits, now)?;
             let mut state = self.take_state(&slots[0]);
-            let level = state.draw(counter.term.limit, now, draw.ask);
-            self.put_state(&slots[0], state, (draw.ask.hits, &level), now);
+            let level = state.charge(counter.term.limit, now, charge.ask);
+            self.put_state(&slots[0], state, (charge.ask.hits, &level), now);
             return Ok(SmallVec::from([level]));
         }
         let mut slots: SmallVec<[Slot<'_>; 4]> =
-            draw.counters.iter().map(|counter| self.slot(draw.key ^ counter.tag, counter.term)).collect();
-        self.make_room(&mut slots, draw.ask.hits, now)?;
-        let terms: SmallVec<[Term<'_>; 4]> = slots.iter().map(|slot| slot.term).collect();
+            charge.counters.iter().map(|counter| self.slot(charge.key ^ counter.tag, counter.term)).collect();
+        self.make_room(&mut slots, charge.ask.hits, now)?;
+        let terms: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.term).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
-        let levels = draw_together(&terms, &mut states, now, draw.ask);
+        let levels = charge_together(&terms, &mut states, now, charge.ask);
         for ((slot, state), level) in slots.iter().zip(states).zip(&levels) {
-            self.put_state(slot, state, (draw.ask.hits, level), now);
+            self.put_state(slot, state, (charge.ask.hits, level), now);
         }
         Ok(levels)
     }
 
-    /// Whether all limits of a descriptor would let the draw pass, trials too.
-    pub(super) fn admits(&mut self, draw: &Draw<'_>, now: Time) -> bool {
-        draw.counters.iter().all(|counter| {
-            let slot = self.slot(draw.key ^ counter.tag, counter.term);
+    /// Whether all limits of a descriptor would let the charge pass, trials too.
+    pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> bool {
+        charge.counters.iter().all(|counter| {
+            let slot = self.slot(charge.key ^ counter.tag, counter.term);
             let state = self.take_state(&slot);
-            let admits = state.admits(counter.term.limit, now, draw.ask);
+            let admits = state.admits(counter.term.limit, now, charge.ask);
             if let Some(place) = slot.place {
                 self.keep_state(place, state);
             }
@@ -115,9 +115,9 @@ impl Shard {
 
     /// Puts a state in place of what a counter holds; one that is not there and finds no room is left out.
     pub(super) fn put(&mut self, (key, limit): (u128, &Limit), mut state: State, now: Time) {
-        let mut slots = [self.slot(key, Term { limit, enforced: true })];
+        let mut slots = [self.slot(key, EnforcedLimit { limit, enforced: true })];
         let is_empty = state == State::empty(limit.algorithm());
-        if (slots[0].place.is_none() && is_empty) || self.make_room(&mut slots, Hits::Take(1), now).is_err() {
+        if (slots[0].place.is_none() && is_empty) || self.make_room(&mut slots, Hits::Charge(1), now).is_err() {
             return;
         }
         // Room was made for one record; a log brings all of them.
@@ -128,8 +128,8 @@ impl Shard {
             return;
         }
         drop(self.take_state(&slot));
-        let level = state.draw(limit, now, Ask::new(Hits::Look, 0));
-        self.put_state(&slot, state, (Hits::Take(1), &level), now);
+        let level = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
+        self.put_state(&slot, state, (Hits::Charge(1), &level), now);
     }
 
     /// Drops what has expired, and gives back what index and logs no longer need.
@@ -180,17 +180,17 @@ impl Shard {
     }
 
     /// Finds a counter.
-    fn slot<'r>(&self, key: u128, term: Term<'r>) -> Slot<'r> {
+    fn slot<'r>(&self, key: u128, term: EnforcedLimit<'r>) -> Slot<'r> {
         Slot { key, term, place: self.place_of(key) }
     }
 
-    /// Makes room for what a draw may add: counters that are not there yet, and records of logs.
+    /// Makes room for what a charge may add: counters that are not there yet, and records of logs.
     ///
     /// A log that is there may outgrow the shard by itself, once all others that can give way have: its limit bounds
     /// it, and a rule with a long log would hold for nobody in a shard that is too small for it.
     fn make_room(&mut self, slots: &mut [Slot<'_>], hits: Hits, now: Time) -> Result<(), Full> {
         // Neither a look nor a refund adds anything.
-        if !matches!(hits, Hits::Take(_)) {
+        if !matches!(hits, Hits::Charge(_)) {
             return Ok(());
         }
         loop {
@@ -208,7 +208,7 @@ impl Shard {
         }
     }
 
-    /// The most bytes that a draw from these counters may add.
+    /// The most bytes that a charge from these counters may add.
     fn growth(&self, slots: &[Slot<'_>]) -> u64 {
         let missing = slots.iter().filter(|slot| slot.place.is_none()).count();
         let free = self.chunks.len() * CHUNK - self.length;
@@ -229,7 +229,7 @@ impl Shard {
     }
 
     /// Removes an expired counter or, of a few at random, the one with the least of its limit used. Neither one that is
-    /// over nor one of this draw gives way.
+    /// over nor one of this charge gives way.
     fn evict(&mut self, kept: &[Slot<'_>], now_s: u32) -> Result<(), Full> {
         let mut least: Option<(u8, usize)> = None;
         for _ in 0..SAMPLE.min(self.length as u64) {
@@ -293,11 +293,11 @@ impl Shard {
 
     /// Keeps the state of a counter, adding the counter if it was not there and has something to keep: of a refund or a
     /// look nothing is left to keep.
-    fn put_state(&mut self, slot: &Slot<'_>, state: State, (hits, level): (Hits, &Level), now: Time) {
+    fn put_state(&mut self, slot: &Slot<'_>, state: State, (hits, level): (Hits, &ChargeResult), now: Time) {
         let limit = slot.term.limit;
         let place = match slot.place {
             Some(place) => place,
-            None if !matches!(hits, Hits::Take(_)) || state == State::empty(limit.algorithm()) => return,
+            None if !matches!(hits, Hits::Charge(_)) || state == State::empty(limit.algorithm()) => return,
             None => self.insert(Entry::new(slot.key, limit.algorithm())),
         };
         self.keep_state(place, state);

@@ -1,4 +1,4 @@
-//! One call: draws on the counters of a descriptor, decided by the server that has them.
+//! One call: charges on the counters of a descriptor, decided by the server that has them.
 //!
 //! A call is repeated only when the reply proves that it did not run: the script is asked for, or another node has the
 //! slot. Anything else is the end of it. It belongs to the connection, not to whoever waits: a caller that gives up
@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::combine::Drawings;
+use super::combine::ChargeBatch;
 use super::count::{Tally, Window};
 use super::eventual::Lending;
 use super::failure::{RedisError, Refused};
@@ -18,15 +18,15 @@ use super::key;
 use super::node::Node;
 use super::reply::{bytes, integer};
 use super::route::Route;
-use super::script::{self, Drawing, Replayed, Script};
+use super::script::{self, ChargeCommand, Replayed, Script};
 use super::spans;
 use crate::clock::Time;
-use crate::telemetry::traces::{Anchor, Span};
+use crate::telemetry::traces::{Span, SpanRef};
 
 /// How often a call is sent elsewhere.
 const MOST_REDIRECTIONS: usize = 5;
 
-/// Where counters are, and how they are drawn from.
+/// Where counters are, and how they are charged from.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) manner: Manner,
@@ -42,10 +42,10 @@ pub(super) struct Place {
     /// What may be leased on them; `None`: they are strict.
     pub(super) lending: Option<Lending>,
     /// The spans that the call is made for.
-    pub(super) anchors: Vec<Anchor>,
+    pub(super) span_refs: Vec<SpanRef>,
 }
 
-/// How counters are drawn from.
+/// How counters are charged from.
 #[derive(Clone, Debug)]
 pub(super) enum Manner {
     /// By a script, on these keys.
@@ -67,7 +67,7 @@ impl Place {
     /// Where the replies say that it did not run, it is sent again as they say. `span` is told to whom.
     pub(super) async fn call(
         &self,
-        drawings: &Drawings,
+        commands: &ChargeBatch,
         deadline: Instant,
         mut span: Option<&mut Span>,
     ) -> Result<Replayed, RedisError> {
@@ -78,9 +78,9 @@ impl Place {
         }
         let mut work = match &self.manner {
             Manner::Script(script, keys) => {
-                Work::Script { script, keys, drawings, now: self.gives_time.then_some(self.now) }
+                Work::Script { script, keys, commands, now: self.gives_time.then_some(self.now) }
             }
-            Manner::Count(window) => Work::Count(Tally::new(window, drawings, self.now)),
+            Manner::Count(window) => Work::Count(Tally::new(window, commands, self.now)),
         };
         loop {
             match work.go_on(&way.node, way.asking, deadline).await {
@@ -150,7 +150,7 @@ impl<'r> Way<'r> {
             }
             Refused::NoScript => return Err(RedisError::BadReply),
             Refused::Moved(address) => (address, true),
-            Refused::Ask(address) => (address, false),
+            Refused::ChargeRequest(address) => (address, false),
         };
         let next = self.route.node_at(&address, &self.node).ok_or(RedisError::Misconfigured)?;
         if moved {
@@ -164,7 +164,7 @@ impl<'r> Way<'r> {
 
 /// What a call has to do.
 enum Work<'a> {
-    Script { script: &'static Script, keys: &'a [Bytes], drawings: &'a [Drawing], now: Option<Time> },
+    Script { script: &'static Script, keys: &'a [Bytes], commands: &'a [ChargeCommand], now: Option<Time> },
     Count(Tally<'a>),
 }
 
@@ -173,8 +173,8 @@ impl Work<'_> {
     async fn go_on(&mut self, node: &Arc<Node>, asking: bool, deadline: Instant) -> Result<Replayed, Refused> {
         match self {
             Self::Count(tally) => tally.go_on(node, asking, deadline).await,
-            Self::Script { script, keys, drawings, now } => {
-                let arguments = script::arguments(drawings, *now);
+            Self::Script { script, keys, commands, now } => {
+                let arguments = script::arguments(commands, *now);
                 let count = keys.len().to_string();
                 let mut words: SmallVec<[&[u8]; 8]> =
                     SmallVec::from_slice(&[b"EVALSHA", script.sha1.as_bytes(), count.as_bytes()]);
@@ -188,7 +188,7 @@ impl Work<'_> {
                     outcome => outcome?,
                 };
                 let bytes = bytes(&reply).ok_or(Refused::Failed(RedisError::BadReply))?;
-                script::replay(drawings, bytes).map_err(|_| Refused::Failed(RedisError::BadReply))
+                script::replay(commands, bytes).map_err(|_| Refused::Failed(RedisError::BadReply))
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Draws on one counter that come while a call for it is in flight wait, and go together as the next.
+//! Charges on one counter that come while a call for it is in flight wait, and go together as the next.
 //!
-//! A counter that nobody draws from costs nothing: it is known here only while its call is in flight. Whoever finds it
-//! idle leads and sends at once; the others leave what they draw and a place for the answer. When the call is over,
-//! what waits is taken as one batch, in order of arrival, without those who have given up meanwhile. The draws of one
+//! A counter that nobody charges from costs nothing: it is known here only while its call is in flight. Whoever finds it
+//! idle leads and sends at once; the others leave what they charge and a place for the answer. When the call is over,
+//! what waits is taken as one batch, in order of arrival, without those who have given up meanwhile. The charges of one
 //! request on one counter stay together. No lock is held while anything is awaited.
 
 use std::collections::{HashMap, VecDeque};
@@ -15,22 +15,22 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::charge_context::ChargeContext;
 use super::failure::RedisError;
-use super::occasion::Occasion;
-use super::script::{Drawing, MOST_DRAWS};
-use super::{Answer, Levels};
+use super::script::{ChargeCommand, MOST_DRAWS};
+use super::{Answer, ChargeResults};
 use crate::clock::Time;
-use crate::store::Drawn;
+use crate::store::StoreOutcome;
 use crate::store::guard::patiently;
-use crate::telemetry::traces::{Anchor, MOST_LINKS};
+use crate::telemetry::traces::{MOST_LINKS, SpanRef};
 
-/// The most draws that wait for one counter; more fail at once.
+/// The most charges that wait for one counter; more fail at once.
 const MOST_WAITING: usize = 32 * MOST_DRAWS;
 /// Enough that threads seldom meet.
 const SHARDS: usize = 64;
 
-/// Draws that are to be decided together, one after the other.
-pub(super) type Drawings = SmallVec<[Drawing; 1]>;
+/// Charges that are to be decided together, one after the other.
+pub(super) type ChargeBatch = SmallVec<[ChargeCommand; 1]>;
 
 /// The counters whose calls are in flight, by the hash of their keys.
 #[derive(Debug)]
@@ -40,10 +40,10 @@ pub(super) struct Combiner {
 
 type Shard = HashMap<u128, VecDeque<Waiting>, BuildHasherDefault<Hashed>>;
 
-/// A draw that waits for its turn.
+/// A charge that waits for its turn.
 #[derive(Debug)]
 struct Waiting {
-    drawing: Drawing,
+    command: ChargeCommand,
     answer: oneshot::Sender<Answer>,
     /// When it wants an answer, whatever that is.
     until: Instant,
@@ -52,14 +52,14 @@ struct Waiting {
     /// It belongs to the same request as the one before it.
     joined: bool,
     /// The span that it is made for; none if it is joined.
-    anchor: Option<Anchor>,
+    span_ref: Option<SpanRef>,
 }
 
-/// What to do about draws that were brought.
+/// What to do about charges that were brought.
 #[derive(Debug)]
 pub(super) enum Turn {
     /// Send them now, and then look for what waits.
-    Lead(Drawings),
+    Lead(ChargeBatch),
     /// Wait for the answers, in their order.
     Wait {
         answers: SmallVec<[oneshot::Receiver<Answer>; 1]>,
@@ -68,14 +68,14 @@ pub(super) enum Turn {
     },
 }
 
-/// Draws that waited, and where to answer them.
+/// Charges that waited, and where to answer them.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) drawings: Drawings,
+    pub(super) commands: ChargeBatch,
     /// The latest time among theirs.
     pub(super) now: Time,
     /// The spans that they are made for, as many as one can link to.
-    pub(super) anchors: Vec<Anchor>,
+    pub(super) span_refs: Vec<SpanRef>,
     /// `None`: answered already.
     answers: Vec<Option<(oneshot::Sender<Answer>, Instant)>>,
 }
@@ -87,29 +87,29 @@ impl Default for Combiner {
 }
 
 impl Combiner {
-    /// Brings the draws of one request on one counter, at most [`MOST_DRAWS`].
-    pub(super) fn enter(&self, id: u128, drawings: Drawings, occasion: Occasion<'_>) -> Turn {
-        let Occasion { now, until, anchor } = occasion;
+    /// Brings the charges of one request on one counter, at most [`MOST_DRAWS`].
+    pub(super) fn enter(&self, id: u128, commands: ChargeBatch, context: ChargeContext<'_>) -> Turn {
+        let ChargeContext { now, until, span_ref } = context;
         let mut shard = self.shard(id);
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
-            return Turn::Lead(drawings);
+            return Turn::Lead(commands);
         };
         let crowded = waiting.len() >= MOST_WAITING;
         let mut joined = false;
-        let wait = |drawing| {
+        let wait = |command| {
             let (answer, receiver) = oneshot::channel();
             if crowded {
                 // Nobody is there to take it: whoever sent it may be gone, which is not our affair.
                 let _gone = answer.send(Err(RedisError::Overloaded));
             } else {
-                let anchor = anchor.filter(|_| !joined).cloned();
-                waiting.push_back(Waiting { drawing, answer, until, now, joined, anchor });
+                let span_ref = span_ref.filter(|_| !joined).cloned();
+                waiting.push_back(Waiting { command, answer, until, now, joined, span_ref });
                 joined = true;
             }
             receiver
         };
-        let answers = drawings.into_iter().map(wait).collect();
+        let answers = commands.into_iter().map(wait).collect();
         Turn::Wait { answers, long: waiting.len() > MOST_DRAWS }
     }
 
@@ -122,23 +122,23 @@ impl Combiner {
             let given_up = first.answer.is_closed();
             let together = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
             if given_up {
-                // A request that is just giving up has not let go of all its draws yet: none of them is to be sent.
+                // A request that is just giving up has not let go of all its charges yet: none of them is to be sent.
                 for Waiting { answer, .. } in waiting.drain(..together) {
                     let _gone = answer.send(Err(RedisError::Timeout));
                 }
                 continue;
             }
-            if !batch.drawings.is_empty() && batch.drawings.len() + together > MOST_DRAWS {
+            if !batch.commands.is_empty() && batch.commands.len() + together > MOST_DRAWS {
                 break;
             }
-            for Waiting { drawing, answer, until, now, anchor, .. } in waiting.drain(..together) {
+            for Waiting { command, answer, until, now, span_ref, .. } in waiting.drain(..together) {
                 batch.now = batch.now.max(now);
-                batch.anchors.extend(anchor.filter(|_| batch.anchors.len() <= MOST_LINKS));
-                batch.drawings.push(drawing);
+                batch.span_refs.extend(span_ref.filter(|_| batch.span_refs.len() <= MOST_LINKS));
+                batch.commands.push(command);
                 batch.answers.push(Some((answer, until)));
             }
         }
-        if batch.drawings.is_empty() {
+        if batch.commands.is_empty() {
             shard.remove(&id);
             return None;
         }
@@ -156,8 +156,8 @@ impl Batch {
     /// all, and whoever waits needs none.
     pub(super) async fn wait_for(
         &mut self,
-        call: impl Future<Output = Result<Vec<Levels>, RedisError>>,
-    ) -> Result<Vec<Levels>, RedisError> {
+        call: impl Future<Output = Result<Vec<ChargeResults>, RedisError>>,
+    ) -> Result<Vec<ChargeResults>, RedisError> {
         let mut call = pin!(call);
         loop {
             let Some(until) = self.answers.iter().flatten().map(|(_, until)| *until).min() else { return call.await };
@@ -168,17 +168,17 @@ impl Batch {
         }
     }
 
-    /// Answers the draws that `decide` decides; they are not to be sent.
-    pub(super) fn answer_some(&mut self, decide: impl Fn(&Drawing) -> Option<Drawn>) {
-        let drawings = std::mem::take(&mut self.drawings);
+    /// Answers the charges that `decide` decides; they are not to be sent.
+    pub(super) fn answer_some(&mut self, decide: impl Fn(&ChargeCommand) -> Option<StoreOutcome>) {
+        let commands = std::mem::take(&mut self.commands);
         let answers = std::mem::take(&mut self.answers);
-        for (drawing, answer) in drawings.into_iter().zip(answers) {
-            match (decide(&drawing), answer) {
+        for (command, answer) in commands.into_iter().zip(answers) {
+            match (decide(&command), answer) {
                 (Some(found), Some((answer, _))) => {
                     let _gone = answer.send(Ok(found));
                 }
                 (_, answer) => {
-                    self.drawings.push(drawing);
+                    self.commands.push(command);
                     self.answers.push(answer);
                 }
             }
@@ -186,12 +186,12 @@ impl Batch {
     }
 
     /// Answers everybody who still waits.
-    pub(super) fn answer(self, outcome: Result<Vec<Levels>, RedisError>) {
+    pub(super) fn answer(self, outcome: Result<Vec<ChargeResults>, RedisError>) {
         let mut levels = outcome.map(Vec::into_iter);
         for answer in self.answers {
             // Who was answered has its levels all the same.
             let found = match &mut levels {
-                Ok(levels) => levels.next().map(Drawn::by_store).ok_or(RedisError::BadReply),
+                Ok(levels) => levels.next().map(StoreOutcome::by_store).ok_or(RedisError::BadReply),
                 Err(error) => Err(*error),
             };
             if let Some((answer, _)) = answer {

@@ -78,7 +78,7 @@ impl DialError {
         let kind = match refused {
             Refused::Failed(RedisError::BadReply) => RedisError::Broken,
             Refused::Failed(kind) => *kind,
-            Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
+            Refused::NoScript | Refused::Moved(_) | Refused::ChargeRequest(_) => RedisError::BadReply,
         };
         let text = match kind {
             RedisError::Unauthenticated => format!("{text}; look at {}", auth_setting(entrance)),

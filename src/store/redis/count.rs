@@ -1,8 +1,8 @@
 //! Strict fixed windows by INCRBY and EXPIRE, on the very keys of envoyproxy/ratelimit.
 //!
 //! So both can serve one Redis during a roll-out, and a Redis or a user without scripts will do. The key holds the
-//! window's start by this process's clock, in whole seconds, and nothing of the limit. A run of draws is one INCRBY of
-//! their sum: with refused hits counted the order makes no difference to the count, and each draw's own level is
+//! window's start by this process's clock, in whole seconds, and nothing of the limit. A run of charges is one INCRBY of
+//! their sum: with refused hits counted the order makes no difference to the count, and each charge's own level is
 //! worked out here.
 //!
 //! A refund that leaves less than nothing is added back, as far as it was its own doing: `count + what is still to be
@@ -20,10 +20,10 @@ use tokio::time::timeout;
 use super::failure::{RedisError, Refused};
 use super::node::Node;
 use super::reply::{self, Reply};
-use super::script::{Drawing, Replayed};
-use crate::algorithm::{Level, MOST_COUNTED, State, Term, draw_together, fixed_window};
+use super::script::{ChargeCommand, Replayed};
+use crate::algorithm::{ChargeResult, EnforcedLimit, MOST_COUNTED, State, charge_together, fixed_window};
 use crate::clock::Time;
-use crate::counter::{Counter, Draw, Path};
+use crate::counter::{Charge, Counter, Path};
 use crate::limit::{Algorithm, Consistency, Limit};
 use crate::request::Hits;
 use crate::store::guard::patiently;
@@ -36,28 +36,28 @@ pub(super) struct Window {
     expire_s: u64,
 }
 
-/// The start of the window that `draw` counts in, in seconds since the epoch; `None` if envoyproxy/ratelimit has no
+/// The start of the window that `charge` counts in, in seconds since the epoch; `None` if envoyproxy/ratelimit has no
 /// such counter.
-pub(super) fn start_s(draw: &Draw<'_>, now: Time) -> Option<u64> {
-    plain_limit(draw).map(|limit| seconds(fixed_window::window(limit, now).0))
+pub(super) fn start_s(charge: &Charge<'_>, now: Time) -> Option<u64> {
+    plain_limit(charge).map(|limit| seconds(fixed_window::window(limit, now).0))
 }
 
 impl Window {
-    /// The window that `draw` counts in; `None` if envoyproxy/ratelimit has no such counter. Its key outlives it by
+    /// The window that `charge` counts in; `None` if envoyproxy/ratelimit has no such counter. Its key outlives it by
     /// `jitter_s`.
-    pub(super) fn of(prefix: &str, draw: &Draw<'_>, now: Time, jitter_s: u64) -> Option<Self> {
-        let limit = plain_limit(draw)?;
+    pub(super) fn of(prefix: &str, charge: &Charge<'_>, now: Time, jitter_s: u64) -> Option<Self> {
+        let limit = plain_limit(charge)?;
         let (start, end) = fixed_window::window(limit, now);
         // As there: a calendar month's counter goes with the month, any other a whole window after its last hit.
         let from = if limit.calendar_months() { now } else { start };
         let expire_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
-        Some(Self { key: key(prefix, &draw.path, seconds(start)), expire_s })
+        Some(Self { key: key(prefix, &charge.path, seconds(start)), expire_s })
     }
 }
 
-/// The limit of a draw that envoyproxy/ratelimit could make.
-fn plain_limit<'a>(draw: &Draw<'a>) -> Option<&'a Limit> {
-    let [Counter { term, epoch: 0, .. }] = *draw.counters else { return None };
+/// The limit of a charge that envoyproxy/ratelimit could make.
+fn plain_limit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
+    let [Counter { term, epoch: 0, .. }] = *charge.counters else { return None };
     let limit = term.limit;
     let plain = limit.algorithm() == Algorithm::FixedWindow
         && limit.consistency() == Consistency::Strict
@@ -88,13 +88,13 @@ fn key(prefix: &str, path: &Path<'_>, start_s: u64) -> Bytes {
     key.freeze()
 }
 
-/// Draws that are counted in their order, and how far that has come.
+/// Charges that are counted in their order, and how far that has come.
 pub(super) struct Tally<'a> {
     window: &'a Window,
     now: Time,
-    rest: &'a [Drawing],
+    rest: &'a [ChargeCommand],
     states: [State; 1],
-    levels: Vec<SmallVec<[Level; 1]>>,
+    levels: Vec<SmallVec<[ChargeResult; 1]>>,
     /// Hits that a refund took too many.
     to_add_back: i64,
     /// The key was counted on where it no longer is, and has not been told when to go.
@@ -103,13 +103,13 @@ pub(super) struct Tally<'a> {
 
 impl<'a> Tally<'a> {
     /// Nothing is counted yet. `now` is this process's time, within the window.
-    pub(super) fn new(window: &'a Window, drawings: &'a [Drawing], now: Time) -> Self {
+    pub(super) fn new(window: &'a Window, commands: &'a [ChargeCommand], now: Time) -> Self {
         Self {
             window,
             now,
-            rest: drawings,
+            rest: commands,
             states: [State::empty(Algorithm::FixedWindow)],
-            levels: Vec::with_capacity(drawings.len()),
+            levels: Vec::with_capacity(commands.len()),
             to_add_back: 0,
             is_to_expire: false,
         }
@@ -135,7 +135,7 @@ impl<'a> Tally<'a> {
 
     /// Counts a run of hits, or one refund.
     async fn step(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<(), Refused> {
-        if let Some((Drawing { ask, trial: false, .. }, rest)) = self.rest.split_first()
+        if let Some((ChargeCommand { ask, trial: false, .. }, rest)) = self.rest.split_first()
             && let Hits::Refund(hits) = ask.hits
         {
             // A task of its own: no deadline may come between a refund and what is added back.
@@ -147,9 +147,9 @@ impl<'a> Tally<'a> {
             self.to_add_back = refunded.to_add_back;
             return self.expires(refunded.expiry);
         }
-        let run = self.rest.iter().take_while(|drawing| drawing.trial || !is_refund(drawing.ask.hits)).count();
+        let run = self.rest.iter().take_while(|command| command.trial || !is_refund(command.ask.hits)).count();
         let (run, rest) = self.rest.split_at(run);
-        if run.iter().all(|drawing| drawing.trial) {
+        if run.iter().all(|command| command.trial) {
             let count = node.call(&[b"GET", &self.window.key], asking, until).await?;
             let count = if matches!(count, Reply::Null) { 0 } else { integer(&count)? };
             self.take_note(count, run.len(), rest);
@@ -162,13 +162,13 @@ impl<'a> Tally<'a> {
         self.expires(counted.expiry)
     }
 
-    /// Works out the levels of the next draws, before which the count was this.
-    fn take_note(&mut self, before: i64, draws: usize, rest: &'a [Drawing]) {
+    /// Works out the levels of the next charges, before which the count was this.
+    fn take_note(&mut self, before: i64, charges: usize, rest: &'a [ChargeCommand]) {
         // Less than nothing is what a refund took too many and is about to add back.
         let count = u64::try_from(before).unwrap_or(0).min(MOST_COUNTED);
         self.states = [State::FixedWindow(fixed_window::State { count, last: self.now })];
-        for drawing in &self.rest[..draws] {
-            let levels = level(drawing, &mut self.states, self.now);
+        for command in &self.rest[..charges] {
+            let levels = level(command, &mut self.states, self.now);
             self.levels.push(levels);
         }
         self.rest = rest;
@@ -177,7 +177,7 @@ impl<'a> Tally<'a> {
     /// What was counted stays so: if only the expiry has to go elsewhere, it goes alone.
     fn expires(&mut self, expiry: Result<(), Refused>) -> Result<(), Refused> {
         match expiry {
-            Err(Refused::Moved(_) | Refused::Ask(_)) => self.is_to_expire = true,
+            Err(Refused::Moved(_) | Refused::ChargeRequest(_)) => self.is_to_expire = true,
             outcome => outcome?,
         }
         Ok(())
@@ -188,25 +188,28 @@ fn is_refund(hits: Hits) -> bool {
     matches!(hits, Hits::Refund(_))
 }
 
-fn charged_hits(drawing: &Drawing) -> i64 {
-    match drawing.ask.hits {
-        Hits::Take(hits) if !drawing.trial => signed(hits),
-        Hits::Take(_) | Hits::Look | Hits::Refund(_) => 0,
+fn charged_hits(command: &ChargeCommand) -> i64 {
+    match command.ask.hits {
+        Hits::Charge(hits) if !command.trial => signed(hits),
+        Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => 0,
     }
 }
 
-/// A sum of as many as a call holds fits too: a draw has 2^32 at most.
+/// A sum of as many as a call holds fits too: a charge has 2^32 at most.
 fn signed(hits: u64) -> i64 {
     i64::try_from(hits).unwrap_or(i64::MAX)
 }
 
-fn level(drawing: &Drawing, states: &mut [State; 1], now: Time) -> SmallVec<[Level; 1]> {
-    let terms: SmallVec<[Term<'_>; 1]> =
-        drawing.counters.iter().map(|counted| Term { limit: &counted.limit, enforced: counted.enforced }).collect();
-    if drawing.trial {
-        return draw_together(&terms, &mut states.clone(), now, drawing.ask);
+fn level(command: &ChargeCommand, states: &mut [State; 1], now: Time) -> SmallVec<[ChargeResult; 1]> {
+    let terms: SmallVec<[EnforcedLimit<'_>; 1]> = command
+        .counters
+        .iter()
+        .map(|counted| EnforcedLimit { limit: &counted.limit, enforced: counted.enforced })
+        .collect();
+    if command.trial {
+        return charge_together(&terms, &mut states.clone(), now, command.ask);
     }
-    draw_together(&terms, states, now, drawing.ask)
+    charge_together(&terms, states, now, command.ask)
 }
 
 /// A refund whose answers have not come by then is given up: its connection is gone.
@@ -231,7 +234,9 @@ async fn refund(window: Window, hits: i64, node: Arc<Node>, asking: bool) -> Res
     }
     match increment(&window, missing, &node, (asking, until)).await {
         Ok(counted) => Ok(Refunded { before, to_add_back: 0, expiry: counted.expiry }),
-        Err(Refused::Moved(_) | Refused::Ask(_)) => Ok(Refunded { before, to_add_back: missing, expiry: Ok(()) }),
+        Err(Refused::Moved(_) | Refused::ChargeRequest(_)) => {
+            Ok(Refunded { before, to_add_back: missing, expiry: Ok(()) })
+        }
         Err(refused) => Err(refused),
     }
 }

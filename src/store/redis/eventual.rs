@@ -2,7 +2,7 @@
 //!
 //! A descriptor is eventual if all its limits are; one that has a strict limit besides is decided strictly. The
 //! promise: all replicas together admit, in any span of one period, at most what the strict algorithm could admit, and
-//! `limit x max_overshoot`. There are two means; whatever neither allows is drawn from Redis as a strict rule is.
+//! `limit x max_overshoot`. There are two means; whatever neither allows is charged from Redis as a strict rule is.
 //!
 //! **Share.** A process holds one of R slots (see `replicas.rs`: at no time do two processes hold one, and a new holder
 //! uses none of a limit's share before a period after the end of the claim before its own). For a limit it admits
@@ -10,8 +10,8 @@
 //! period meets at most two of those, so a slot gives out 2 x overshoot / 2R in it, and R slots the overshoot. What was
 //! used is kept until its period is over; where there is no room to keep it, nothing is given out.
 //!
-//! **Lease.** n hits are charged in Redis as one draw, by the strict algorithm, and given out here within a short life
-//! from the moment at which the draw was *sent*. So at most that many hits are used that were charged, each no earlier
+//! **Lease.** n hits are charged in Redis as one charge, by the strict algorithm, and given out here within a short life
+//! from the moment at which the charge was *sent*. So at most that many hits are used that were charged, each no earlier
 //! than it was charged and no later than a life after. What that adds to a span of one period:
 //! - fixed_window, sliding_window_counter: nothing. A lease ends with the window in which it was charged, by the time
 //!   of Redis, so each hit is used in the window that has it; and the weight of the last window only falls until then.
@@ -45,14 +45,14 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use self::entry::Entry;
-pub use self::terms::{Terms, log_beyond_us};
-use super::Levels;
+pub use self::terms::{LocalBudget, log_beyond_us};
+use super::ChargeResults;
 use super::combine::Hashed;
-use super::script::{Counted, Drawing};
+use super::script::{ChargeCommand, Counted};
 use crate::algorithm::State;
 use crate::clock::Time;
 use crate::request::Hits;
-use crate::store::{Drawn, Origin};
+use crate::store::{DecidedBy, StoreOutcome};
 
 /// Enough that threads seldom meet.
 const SHARDS: usize = 64;
@@ -115,7 +115,7 @@ pub struct Lending {
     /// Which.
     pub id: Id,
     /// What it may do by itself.
-    pub terms: Terms,
+    pub terms: LocalBudget,
     /// Its counters.
     pub counters: SmallVec<[Counted; 1]>,
 }
@@ -129,22 +129,22 @@ pub struct Moment {
     pub now: Time,
     /// Whether this process's share may be used.
     pub may_share: bool,
-    /// Whether the draw was brought before, and is no new demand.
+    /// Whether the charge was brought before, and is no new demand.
     pub again: bool,
 }
 
-/// What becomes of a draw.
+/// What becomes of a charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// It passes, and these are its levels.
     Here {
         /// What it finds, as far as that is known here.
-        found: Drawn,
+        found: StoreOutcome,
         /// It is time for the next lease.
         ahead: bool,
     },
     /// Redis is to decide it.
-    Ask,
+    ChargeRequest,
 }
 
 /// What Redis said of a descriptor.
@@ -154,7 +154,7 @@ pub struct Report {
     pub sent: Instant,
     /// Its time.
     pub now: Time,
-    /// The states after all draws, the lease included.
+    /// The states after all charges, the lease included.
     pub states: SmallVec<[State; 1]>,
     /// Hits that were charged for a lease.
     pub lent: u64,
@@ -184,43 +184,43 @@ impl Eventual {
         }
     }
 
-    /// Decides a draw from what this process may give out.
-    pub fn admit(&self, lending: &Lending, drawing: &Drawing, moment: Moment) -> Admission {
+    /// Decides a charge from what this process may give out.
+    pub fn admit(&self, lending: &Lending, command: &ChargeCommand, moment: Moment) -> Admission {
         let &Lending { id, ref terms, .. } = lending;
-        let Hits::Take(hits @ 1..) = drawing.ask.hits else { return Admission::Ask };
+        let Hits::Charge(hits @ 1..) = command.ask.hits else { return Admission::ChargeRequest };
         let shares = moment.may_share && hits <= terms.share;
         let mut shard = self.shard(id);
         if let Some(entry) = shard.entries.get_mut(&id.path) {
             if entry.is_of_others(id.tags, moment.at) {
-                return Admission::Ask;
+                return Admission::ChargeRequest;
             }
             if !moment.again {
                 entry.demand.note(hits, moment.at);
             }
-            if let Some(levels) = entry.take_leased(hits, drawing, moment) {
+            if let Some(levels) = entry.take_leased(hits, command, moment) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
-                let found = Drawn { levels, origin: Origin::Lease };
+                let found = StoreOutcome { levels, decided_by: DecidedBy::Lease };
                 return Admission::Here { found, ahead: entry.wants_more(terms, moment.at) };
             }
-            let levels = if shares { entry.take_shared(hits, drawing, terms, moment) } else { None };
-            return levels.map_or(Admission::Ask, |levels| self.shared(hits, levels));
+            let levels = if shares { entry.take_shared(hits, command, terms, moment) } else { None };
+            return levels.map_or(Admission::ChargeRequest, |levels| self.shared(hits, levels));
         }
         if !(shares && self.has_room(&mut shard, moment.at)) {
-            return Admission::Ask;
+            return Admission::ChargeRequest;
         }
         let mut entry = Entry::new(id.tags, moment.at);
         entry.demand.note(hits, moment.at);
-        let Some(levels) = entry.take_shared(hits, drawing, terms, moment) else { return Admission::Ask };
+        let Some(levels) = entry.take_shared(hits, command, terms, moment) else { return Admission::ChargeRequest };
         shard.entries.insert(id.path, entry);
         self.shared(hits, levels)
     }
 
-    fn shared(&self, hits: u64, levels: Levels) -> Admission {
+    fn shared(&self, hits: u64, levels: ChargeResults) -> Admission {
         self.counts.shared.fetch_add(hits, Ordering::Relaxed);
-        Admission::Here { found: Drawn { levels, origin: Origin::Share }, ahead: false }
+        Admission::Here { found: StoreOutcome { levels, decided_by: DecidedBy::Share }, ahead: false }
     }
 
-    /// How many hits to lease with a draw that is about to be sent; `live` processes share what is left. 0: none.
+    /// How many hits to lease with a charge that is about to be sent; `live` processes share what is left. 0: none.
     pub fn lease(&self, lending: &Lending, at: Instant, live: u64) -> u64 {
         let &Lending { id, ref terms, ref counters } = lending;
         let mut shard = self.shard(id);

@@ -109,7 +109,7 @@ impl Witness {
             Ok(Err((refused, text))) => {
                 let kind = match refused {
                     Refused::Failed(kind) => kind,
-                    Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
+                    Refused::NoScript | Refused::Moved(_) | Refused::ChargeRequest(_) => RedisError::BadReply,
                 };
                 Err(DialError { kind, text: format!("{}: {text}", self.endpoint) })
             }

@@ -1,13 +1,13 @@
-//! Why Redis did not decide a draw, and what its error replies mean.
+//! Why Redis did not decide a charge, and what its error replies mean.
 //!
 //! A failure has a kind and no text: kinds are counted, decide by policy and open breakers; the text is logged where
 //! the reply was read. Replies that send a call elsewhere, or ask for the script, are no failures and are told apart
 //! here too.
 
-/// Why a draw was not decided by Redis.
+/// Why a charge was not decided by Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum RedisError {
-    /// No answer came in time; the draw may have been charged.
+    /// No answer came in time; the charge may have been charged.
     #[error("no answer in time")]
     Timeout,
     /// The caller waits too short a time to ask.
@@ -16,7 +16,7 @@ pub enum RedisError {
     /// There is no connection, or the breaker is open.
     #[error("not connected")]
     Unreachable,
-    /// The connection broke; the draw may have been charged.
+    /// The connection broke; the charge may have been charged.
     #[error("the connection broke")]
     Broken,
     /// The server is a replica, or has lost its primary.
@@ -46,8 +46,8 @@ pub enum RedisError {
     /// The user may not do what the rules need, or the server does not know how to, or is of another kind.
     #[error("the server refuses what the rules need")]
     Misconfigured,
-    /// Too many draws wait for one counter, or too many calls for one server.
-    #[error("too many draws wait")]
+    /// Too many charges wait for one counter, or too many calls for one server.
+    #[error("too many charges wait")]
     Overloaded,
 }
 
@@ -93,7 +93,7 @@ impl RedisError {
     /// What an operator might look at or set to mend it.
     pub const fn advice(self) -> &'static str {
         match self {
-            Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT says how long a draw may take",
+            Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT says how long a charge may take",
             Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
             Self::Unreachable | Self::Broken => "the lines about connecting say why",
             Self::ReadOnly | Self::SlotDown => "it is looked for in its place until a primary is found",
@@ -137,8 +137,8 @@ pub enum Refused {
     /// To go to the node that owns the slot now.
     Moved(String),
     /// To go to this node for this once, after ASKING.
-    Ask(String),
-    /// Nothing: the draw failed.
+    ChargeRequest(String),
+    /// Nothing: the charge failed.
     Failed(RedisError),
 }
 
@@ -150,7 +150,7 @@ impl Refused {
         let failure = match words.next().unwrap_or_default() {
             "NOSCRIPT" => return Self::NoScript,
             "MOVED" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::Moved),
-            "ASK" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::Ask),
+            "ASK" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::ChargeRequest),
             "TRYAGAIN" | "CLUSTERDOWN" => RedisError::SlotDown,
             "READONLY" | "MASTERDOWN" => RedisError::ReadOnly,
             "OOM" | "MISCONF" | "NOREPLICAS" => RedisError::NoWrites,

@@ -14,13 +14,13 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::call::Place;
-use super::combine::{Batch, Drawings};
+use super::combine::{Batch, ChargeBatch};
 use super::failure::RedisError;
-use super::{Answer, Levels, Shared};
-use crate::store::Drawn;
+use super::{Answer, ChargeResults, Shared};
+use crate::store::StoreOutcome;
 use crate::store::guard::patiently;
 
-/// Draws that were sent or wait to be.
+/// Charges that were sent or wait to be.
 pub(super) struct Pending {
     pub(super) way: Way,
     /// When to stop waiting; `None`: the call sees to that itself.
@@ -28,9 +28,9 @@ pub(super) struct Pending {
 }
 
 pub(super) enum Way {
-    /// So many draws, all of which are known to find this.
-    Known(usize, Drawn),
-    /// So many draws went out, by a call that this request leads.
+    /// So many charges, all of which are known to find this.
+    Known(usize, StoreOutcome),
+    /// So many charges went out, by a call that this request leads.
     Led(usize, Lead),
     /// They wait for their turn.
     Waits(SmallVec<[oneshot::Receiver<Answer>; 1]>),
@@ -68,10 +68,10 @@ impl Drop for Busy {
 pub(super) async fn lead(
     mut busy: Busy,
     place: Place,
-    mut drawings: Drawings,
+    mut commands: ChargeBatch,
     deadline: Instant,
-) -> Result<Vec<Levels>, RedisError> {
-    let outcome = busy.shared.call(&place, &mut drawings, deadline).await;
+) -> Result<Vec<ChargeResults>, RedisError> {
+    let outcome = busy.shared.call(&place, &mut commands, deadline).await;
     if let Some(batch) = busy.next() {
         tokio::spawn(follow(busy, place, batch));
     }
@@ -82,14 +82,14 @@ pub(super) async fn lead(
 async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
     loop {
         let deadline = Instant::now() + busy.shared.timeout;
-        // A counter may be busy for so long that the first draw's time is no longer anybody's.
+        // A counter may be busy for so long that the first charge's time is no longer anybody's.
         place.now = batch.now;
-        place.anchors = std::mem::take(&mut batch.anchors);
-        batch.answer_some(|drawing| busy.shared.admit_again(&place, drawing));
-        let mut drawings = std::mem::take(&mut batch.drawings);
-        let outcome = match drawings.is_empty() {
+        place.span_refs = std::mem::take(&mut batch.span_refs);
+        batch.answer_some(|command| busy.shared.admit_again(&place, command));
+        let mut commands = std::mem::take(&mut batch.commands);
+        let outcome = match commands.is_empty() {
             true => Ok(Vec::new()),
-            false => batch.wait_for(busy.shared.call(&place, &mut drawings, deadline)).await,
+            false => batch.wait_for(busy.shared.call(&place, &mut commands, deadline)).await,
         };
         // Taken before anybody is answered: whoever comes back for more then finds an idle counter idle.
         let next = busy.next();
@@ -101,7 +101,7 @@ async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
     }
 }
 
-type Call = Pin<Box<dyn Future<Output = Result<Vec<Levels>, RedisError>> + Send>>;
+type Call = Pin<Box<dyn Future<Output = Result<Vec<ChargeResults>, RedisError>> + Send>>;
 
 /// A call that a request leads. Given up, it goes on by itself: it belongs to the connection.
 pub(super) struct Lead {
@@ -110,13 +110,13 @@ pub(super) struct Lead {
 
 impl Lead {
     /// That call.
-    pub(super) fn of(call: impl Future<Output = Result<Vec<Levels>, RedisError>> + Send + 'static) -> Self {
+    pub(super) fn of(call: impl Future<Output = Result<Vec<ChargeResults>, RedisError>> + Send + 'static) -> Self {
         Self { call: Some(Box::pin(call)) }
     }
 }
 
 impl Future for Lead {
-    type Output = Result<Vec<Levels>, RedisError>;
+    type Output = Result<Vec<ChargeResults>, RedisError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let call = self.call.as_mut().expect("nobody asks again for what was answered");
@@ -135,12 +135,12 @@ impl Drop for Lead {
 }
 
 impl Pending {
-    /// The answers, in the order of the draws; those that have not come in time are errors.
+    /// The answers, in the order of the charges; those that have not come in time are errors.
     pub(super) async fn answers(self) -> SmallVec<[Answer; 1]> {
         match self.way {
             Way::Known(count, found) => (0..count).map(|_| Ok(found.clone())).collect(),
             Way::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
-                Ok(levels) => levels.into_iter().map(|levels| Ok(Drawn::by_store(levels))).collect(),
+                Ok(levels) => levels.into_iter().map(|levels| Ok(StoreOutcome::by_store(levels))).collect(),
                 Err(error) => (0..count).map(|_| Err(error)).collect(),
             },
             Way::Waits(receivers) => {

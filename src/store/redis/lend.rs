@@ -5,46 +5,46 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::call::Place;
-use super::combine::{Drawings, Turn};
-use super::eventual::{Admission, Id, Lending, Moment, Terms};
+use super::combine::{ChargeBatch, Turn};
+use super::eventual::{Admission, Id, Lending, LocalBudget, Moment};
 use super::lead::{Busy, lead};
-use super::script::{Counted, Drawing};
+use super::script::{ChargeCommand, Counted};
 use super::{Group, Shared};
 use crate::clock::Time;
-use crate::counter::Draw;
-use crate::store::Drawn;
+use crate::counter::Charge;
+use crate::store::StoreOutcome;
 
 impl Shared {
     /// What may be leased on the counters of a group; `None`: they are strict.
     pub(super) fn lending(&self, group: &Group) -> Option<Lending> {
-        let drawing = group.drawings.first()?;
-        let terms = Terms::of(&drawing.counters, self.heart.replicas().slots()).filter(|_| !self.gives_time)?;
+        let command = group.commands.first()?;
+        let terms = LocalBudget::of(&command.counters, self.heart.replicas().slots()).filter(|_| !self.gives_time)?;
         // Limits too: what was charged under one must not be given out under another.
-        let tags = drawing.counters.iter().fold(0_u128, |tags, Counted { limit, tag, .. }| {
+        let tags = command.counters.iter().fold(0_u128, |tags, Counted { limit, tag, .. }| {
             let amounts = u128::from(limit.requests_per_unit()) << 32 | u128::from(limit.capacity());
             tags.rotate_left(1) ^ tag ^ amounts.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
         });
-        Some(Lending { id: Id { path: group.path, tags }, terms, counters: drawing.counters.clone() })
+        Some(Lending { id: Id { path: group.path, tags }, terms, counters: command.counters.clone() })
     }
 
-    /// What a draw finds that this process may decide by itself.
+    /// What a charge finds that this process may decide by itself.
     pub(super) fn answer_here(
         self: &Arc<Self>,
         group: &Group,
-        draw: &Draw<'_>,
+        charge: &Charge<'_>,
         lending: &Lending,
         now: Time,
-    ) -> Option<Drawn> {
-        let [drawing @ Drawing { trial: false, .. }] = &*group.drawings else { return None };
+    ) -> Option<StoreOutcome> {
+        let [command @ ChargeCommand { trial: false, .. }] = &*group.commands else { return None };
         let moment = self.moment(lending, now);
-        match self.eventual.admit(lending, drawing, moment) {
+        match self.eventual.admit(lending, command, moment) {
             Admission::Here { found, ahead } => {
                 if ahead {
-                    self.lease_ahead(group, draw, lending, (now, moment.at));
+                    self.lease_ahead(group, charge, lending, (now, moment.at));
                 }
                 Some(found)
             }
-            Admission::Ask => None,
+            Admission::ChargeRequest => None,
         }
     }
 
@@ -55,9 +55,15 @@ impl Shared {
     }
 
     /// Leases before it is needed, unless a call is in flight, which sees to that itself.
-    fn lease_ahead(self: &Arc<Self>, group: &Group, draw: &Draw<'_>, lending: &Lending, (now, at): (Time, Instant)) {
-        if let Turn::Lead(none) = self.combiner.enter(group.id, Drawings::new(), (now, at).into()) {
-            let place = self.place(draw, (group.id, group.path), Some(lending.clone()), now);
+    fn lease_ahead(
+        self: &Arc<Self>,
+        group: &Group,
+        charge: &Charge<'_>,
+        lending: &Lending,
+        (now, at): (Time, Instant),
+    ) {
+        if let Turn::Lead(none) = self.combiner.enter(group.id, ChargeBatch::new(), (now, at).into()) {
+            let place = self.place(charge, (group.id, group.path), Some(lending.clone()), now);
             let busy = Busy::new(Arc::clone(self), group.id);
             tokio::spawn(lead(busy, place, none, at + self.timeout));
         }
@@ -72,15 +78,15 @@ impl Shared {
         self.eventual.lease(lending, at, u64::from(live))
     }
 
-    /// Decides a draw that has waited for a call, if that has brought what it takes.
-    pub(super) fn admit_again(&self, place: &Place, drawing: &Drawing) -> Option<Drawn> {
-        // It may bring another limit than the draw that leads.
-        let alike = |lending: &&Lending| !drawing.trial && drawing.counters == lending.counters;
+    /// Decides a charge that has waited for a call, if that has brought what it takes.
+    pub(super) fn admit_again(&self, place: &Place, command: &ChargeCommand) -> Option<StoreOutcome> {
+        // It may bring another limit than the charge that leads.
+        let alike = |lending: &&Lending| !command.trial && command.counters == lending.counters;
         let lending = place.lending.as_ref().filter(alike)?;
         let moment = Moment { again: true, ..self.moment(lending, place.now) };
-        match self.eventual.admit(lending, drawing, moment) {
+        match self.eventual.admit(lending, command, moment) {
             Admission::Here { found, .. } => Some(found),
-            Admission::Ask => None,
+            Admission::ChargeRequest => None,
         }
     }
 }

@@ -26,7 +26,7 @@ use tokio::time::{Sleep, sleep_until};
 
 use super::failure::RedisError;
 use super::reply::{self, Reply};
-use crate::lull::Lull;
+use crate::coalesce::YieldBarrier;
 use crate::store::guard::YIELDS;
 
 /// What became of a command.
@@ -104,7 +104,7 @@ impl Line {
             input: BytesMut::new(),
             output: BytesMut::new(),
             replies: Vec::new(),
-            lull: Lull::default(),
+            lull: YieldBarrier::default(),
             alarm: Alarm { sleep: Box::pin(sleep_until((Instant::now() + FAR).into())), at: None, patience: None },
         };
         let (ended, end) = oneshot::channel();
@@ -209,7 +209,7 @@ struct Traffic {
     input: BytesMut,
     output: BytesMut,
     replies: Vec<Reply>,
-    lull: Lull,
+    lull: YieldBarrier,
     alarm: Alarm,
 }
 

@@ -3,7 +3,7 @@
 //! Each connection has a keeper that dials until there is one, proves it by a write as the rules write, and dials anew
 //! when it ends. Once the breaker opens, a prober tries the server ten times a second, over the connections it has and
 //! over new ones: after a partition an old connection waits for the system's retransmission, which may take longer than
-//! the partition did. Nobody who draws waits for any of this.
+//! the partition did. Nobody who charges waits for any of this.
 //!
 //! A call is sent once. What is sent elsewhere or asks for its script is the caller's affair.
 
@@ -27,7 +27,7 @@ use super::send::send;
 use crate::clock::Clock;
 use crate::settings::redis::Endpoint;
 use crate::store::guard::{Breaker, patiently};
-use crate::telemetry::occasionally::Occasionally;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Between two dials of a server that can not be reached, and two probes of one that fails.
 const RETRY: Duration = Duration::from_millis(100);
@@ -54,7 +54,7 @@ pub(super) struct Ground {
     pub(super) entrance: connect::Shared,
     /// Connections to each node.
     pub(super) connections: usize,
-    /// The longest that a draw, and so a probe, waits.
+    /// The longest that a charge, and so a probe, waits.
     pub(super) patience: Duration,
     /// How a server is proved fit.
     pub(super) probe: Probe,
@@ -91,11 +91,11 @@ struct State {
     misconfigured: ArcSwapOption<String>,
     /// Where only some rules need scripts, and the last one was refused: what to do about that.
     scripts_refused: ArcSwapOption<(String, Instant)>,
-    refusals: Occasionally,
-    openings: Occasionally,
-    closings: Occasionally,
+    refusals: LogThrottle,
+    openings: LogThrottle,
+    closings: LogThrottle,
     complaint: Mutex<Complaint>,
-    ended: Occasionally,
+    ended: LogThrottle,
 }
 
 impl Node {
@@ -115,11 +115,11 @@ impl Node {
             slot: AtomicU16::new(0),
             misconfigured: ArcSwapOption::empty(),
             scripts_refused: ArcSwapOption::empty(),
-            refusals: Occasionally::every(REFUSALS_SAID),
-            openings: Occasionally::every(BREAKS_SAID),
-            closings: Occasionally::every(BREAKS_SAID),
+            refusals: LogThrottle::every(REFUSALS_SAID),
+            openings: LogThrottle::every(BREAKS_SAID),
+            closings: LogThrottle::every(BREAKS_SAID),
             complaint: Mutex::default(),
-            ended: Occasionally::every(ENDS_SAID),
+            ended: LogThrottle::every(ENDS_SAID),
         });
         let keepers = (0..state.lines.len()).map(|place| tokio::spawn(keep(Arc::clone(&state), place)).abort_handle());
         let mut tasks: Vec<AbortHandle> = keepers.collect();
@@ -138,7 +138,7 @@ impl Node {
         self.state.slot.store(slot, Ordering::Relaxed);
     }
 
-    /// Whether draws are sent to it now.
+    /// Whether charges are sent to it now.
     pub(super) fn serves(&self) -> bool {
         !self.state.breaker.is_open() && self.state.line().is_some()
     }
@@ -172,7 +172,7 @@ impl Node {
         outcome
     }
 
-    /// As [`Node::call`], for what no draw needs: how it ends says nothing about the server.
+    /// As [`Node::call`], for what no charge needs: how it ends says nothing about the server.
     pub(super) async fn call_aside(&self, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, Refused> {
         let unreachable = Refused::Failed(RedisError::Unreachable);
         if self.state.breaker.is_open() {
@@ -200,7 +200,7 @@ impl Node {
         outcomes
     }
 
-    /// A connection, if draws are sent to this server.
+    /// A connection, if charges are sent to this server.
     async fn line(&self, until: Instant) -> Result<Arc<Line>, Refused> {
         let unreachable = Refused::Failed(RedisError::Unreachable);
         if self.state.breaker.is_open() {
@@ -235,7 +235,7 @@ impl Node {
                 }
                 self.state.succeeded();
             }
-            Err(Refused::NoScript | Refused::Moved(_) | Refused::Ask(_)) => self.state.succeeded(),
+            Err(Refused::NoScript | Refused::Moved(_) | Refused::ChargeRequest(_)) => self.state.succeeded(),
             Err(Refused::Failed(error)) => self.state.failed(*error),
         }
     }
@@ -273,7 +273,7 @@ impl State {
 
     fn succeeded(&self) {
         if self.breaker.succeeded()
-            && let Some(suppressed) = self.closings.due(Clock::System.now())
+            && let Some(suppressed) = self.closings.allow(Clock::System.now())
         {
             tracing::warn!(server = %self.endpoint, suppressed, "redis serves again");
         }
@@ -284,7 +284,7 @@ impl State {
             self.note(&DialError { kind: error, text: error.to_string() });
         }
         if error.is_of_server() && self.breaker.failed() {
-            if let Some(suppressed) = self.openings.due(Clock::System.now()) {
+            if let Some(suppressed) = self.openings.allow(Clock::System.now()) {
                 let server = &self.endpoint;
                 tracing::error!(%server, %error, suppressed, "redis fails: `on_store_error` decides until it is back");
             }
@@ -298,7 +298,7 @@ impl State {
         let is_known = self.scripts_refused.load().as_ref().is_some_and(|refused| refused.1.elapsed() < RETRY);
         if !is_known {
             let advice = self.ground.probe.scripts_advice();
-            if let Some(suppressed) = self.refusals.due(Clock::System.now()) {
+            if let Some(suppressed) = self.refusals.allow(Clock::System.now()) {
                 let server = &self.endpoint;
                 tracing::error!(%server, suppressed, "cannot count in redis what is no plain fixed window: {advice}");
             }
@@ -398,7 +398,7 @@ async fn keep(state: Arc<State>, place: usize) {
                 if since.elapsed() < SHORT_LIVED {
                     sleep(RETRY).await;
                 }
-                if let Some(suppressed) = state.ended.due(Clock::System.now()) {
+                if let Some(suppressed) = state.ended.allow(Clock::System.now()) {
                     tracing::warn!(server = %state.endpoint, why, suppressed, "a connection to redis ended");
                 }
                 state.ground.trouble.notify_one();

@@ -2,7 +2,7 @@
 //!
 //! A counter that is over its limit stays so until hits run out or are given back. When they run out is known: it is
 //! what the refusal promised. When they are given back through another replica is not, so a refusal is believed for
-//! 1 s at most, counted from when the call that brought it was *sent*. It speaks for draws that it must hold for too:
+//! 1 s at most, counted from when the call that brought it was *sent*. It speaks for charges that it must hold for too:
 //! on the same counters under the same limits, of at least its hits and of no longer a hold. Looks, refunds and trials
 //! always go to Redis, and so does what comes after a refund that went through this process.
 //!
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Levels;
+use super::ChargeResults;
 use super::combine::Hashed;
-use super::script::{Counted, Drawing};
-use crate::algorithm::Level;
+use super::script::{ChargeCommand, Counted};
+use crate::algorithm::ChargeResult;
 use crate::clock::micros;
 use crate::limit::Algorithm;
 use crate::request::Hits;
@@ -64,7 +64,7 @@ struct Entry {
     end_us: u64,
     hits: u64,
     hold_us: u64,
-    limits: Box<[(Counted, Level)]>,
+    limits: Box<[(Counted, ChargeResult)]>,
 }
 
 impl Over {
@@ -82,9 +82,9 @@ impl Over {
         }
     }
 
-    /// What each of these draws finds, if all of them are known to be refused: the levels of the refusal, their times
+    /// What each of these charges finds, if all of them are known to be refused: the levels of the refusal, their times
     /// less what has passed since. `id` is that of their counters, `now` the time.
-    pub fn refuse(&self, id: u128, drawings: &[Drawing], now: Instant) -> Option<Levels> {
+    pub fn refuse(&self, id: u128, commands: &[ChargeCommand], now: Instant) -> Option<ChargeResults> {
         if self.kept() == 0 {
             return None;
         }
@@ -95,28 +95,34 @@ impl Over {
             self.drop_from(&mut shard, id);
             return None;
         }
-        if !drawings.iter().all(|drawing| entry.speaks_for(drawing)) {
+        if !commands.iter().all(|command| entry.speaks_for(command)) {
             return None;
         }
         let levels = entry.levels(now_us);
-        self.refused.fetch_add(drawings.len() as u64, Ordering::Relaxed);
+        self.refused.fetch_add(commands.len() as u64, Ordering::Relaxed);
         Some(levels)
     }
 
-    /// Learns from a call what its draws, in their order, found; it was sent and answered at these times. A refusal is
+    /// Learns from a call what its charges, in their order, found; it was sent and answered at these times. A refusal is
     /// kept in place of an older one; after what was admitted or given back nothing is.
-    pub fn learn(&self, id: u128, drawings: &[Drawing], levels: &[Levels], (sent, answered): (Instant, Instant)) {
+    pub fn learn(
+        &self,
+        id: u128,
+        commands: &[ChargeCommand],
+        levels: &[ChargeResults],
+        (sent, answered): (Instant, Instant),
+    ) {
         if self.shards.is_empty() {
             return;
         }
-        for (drawing, levels) in drawings.iter().zip(levels).rev() {
-            match (drawing.ask.hits, refuses(drawing, levels)) {
-                (Hits::Take(hits), true) if !drawing.trial => {
-                    return self.keep(id, (drawing, hits), levels, (sent, answered));
+        for (command, levels) in commands.iter().zip(levels).rev() {
+            match (command.ask.hits, refuses(command, levels)) {
+                (Hits::Charge(hits), true) if !command.trial => {
+                    return self.keep(id, (command, hits), levels, (sent, answered));
                 }
                 // Also after a trial: what is charged then must not be refused by what is older.
-                (Hits::Take(_), false) | (Hits::Refund(_), _) => return self.forget(id),
-                (Hits::Take(_) | Hits::Look, _) => {}
+                (Hits::Charge(_), false) | (Hits::Refund(_), _) => return self.forget(id),
+                (Hits::Charge(_) | Hits::Peek, _) => {}
             }
         }
     }
@@ -134,16 +140,22 @@ impl Over {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// How many draws were refused here since the start.
+    /// How many charges were refused here since the start.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    fn keep(&self, id: u128, (drawing, hits): (&Drawing, u64), levels: &Levels, (sent, answered): (Instant, Instant)) {
+    fn keep(
+        &self,
+        id: u128,
+        (command, hits): (&ChargeCommand, u64),
+        levels: &ChargeResults,
+        (sent, answered): (Instant, Instant),
+    ) {
         let is_kept = |counted: &Counted| {
             !counted.limit.count_rejected() || self.counting && counted.limit.algorithm() == Algorithm::FixedWindow
         };
-        if !drawing.counters.iter().all(is_kept) {
+        if !command.counters.iter().all(is_kept) {
             return;
         }
         // Once one of those that refuse could pass, what is said of it would no longer be true.
@@ -153,8 +165,8 @@ impl Over {
         if end_us <= at_us {
             return;
         }
-        let limits = drawing.counters.iter().copied().zip(levels.iter().copied()).collect();
-        let entry = Entry { at_us, end_us, hits, hold_us: drawing.ask.hold_us, limits };
+        let limits = command.counters.iter().copied().zip(levels.iter().copied()).collect();
+        let entry = Entry { at_us, end_us, hits, hold_us: command.ask.hold_us, limits };
         let Some(mut shard) = self.shard(id) else { return };
         self.drop_from(&mut shard, id);
         let bytes = entry.bytes();
@@ -210,24 +222,24 @@ impl Over {
 }
 
 impl Entry {
-    /// Whether this refusal means that a draw is refused too, and in the same words.
-    fn speaks_for(&self, drawing: &Drawing) -> bool {
-        let Hits::Take(hits) = drawing.ask.hits else { return false };
-        let same = drawing.counters.iter().eq(self.limits.iter().map(|(counted, _)| counted));
-        let like = |(counted, level): &(Counted, Level)| {
+    /// Whether this refusal means that a charge is refused too, and in the same words.
+    fn speaks_for(&self, command: &ChargeCommand) -> bool {
+        let Hits::Charge(hits) = command.ask.hits else { return false };
+        let same = command.counters.iter().eq(self.limits.iter().map(|(counted, _)| counted));
+        let like = |(counted, level): &(Counted, ChargeResult)| {
             // More hits may be too many for good, or too many for a limit that had room.
             let for_good = |hits| hits > u64::from(counted.limit.capacity());
             for_good(hits) == for_good(self.hits) && (!level.admitted || hits <= u64::from(level.remaining))
         };
-        !drawing.trial
+        !command.trial
             && same
-            && drawing.ask.hold_us <= self.hold_us
+            && command.ask.hold_us <= self.hold_us
             && (hits == self.hits || hits > self.hits && self.limits.iter().all(like))
     }
 
-    fn levels(&self, now_us: u64) -> Levels {
+    fn levels(&self, now_us: u64) -> ChargeResults {
         let passed_us = now_us.saturating_sub(self.at_us);
-        let later = |(_, level): &(Counted, Level)| Level {
+        let later = |(_, level): &(Counted, ChargeResult)| ChargeResult {
             reset_us: level.reset_us.saturating_sub(passed_us),
             retry_after_us: level.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
             ..*level
@@ -244,8 +256,8 @@ impl Entry {
 }
 
 /// Whether an enforced limit refuses.
-fn refuses(drawing: &Drawing, levels: &Levels) -> bool {
-    drawing.counters.iter().zip(levels).any(|(counted, level)| counted.enforced && !level.admitted)
+fn refuses(command: &ChargeCommand, levels: &ChargeResults) -> bool {
+    command.counters.iter().zip(levels).any(|(counted, level)| counted.enforced && !level.admitted)
 }
 
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {

@@ -1,7 +1,7 @@
 //! What proves a server fit: a write such as the rules make, on a key that expires.
 //!
 //! A ping says that a server lives; it also answers one as a replica, out of memory, or to a user who may not run
-//! scripts. So the probe is a draw. It is made on each new connection, and again and again while a breaker is open.
+//! scripts. So the probe is a charge. It is made on each new connection, and again and again while a breaker is open.
 
 use std::sync::LazyLock;
 
@@ -11,11 +11,11 @@ use super::connect::{DialError, Entrance};
 use super::failure::{RedisError, Refused};
 use super::line::Line;
 use super::reply::{Reply, text};
-use super::script::{self, Counted, Drawing};
+use super::script::{self, ChargeCommand, Counted};
 use super::send::send_and_tell;
 use super::{key, route};
-use crate::algorithm::Ask;
-use crate::limit::{Algorithm, Limit, Period, Terms, Unit};
+use crate::algorithm::ChargeRequest;
+use crate::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use crate::request::Hits;
 
 /// How the rules write.
@@ -49,16 +49,16 @@ impl Probe {
     pub(super) fn new(manner: Manner, clustered: bool, prefix: &str, entrance: &Entrance) -> Self {
         let counters = WRITTEN.map(|algorithm| {
             let period = Period::new(Unit::Second, 1).expect("a second is a period");
-            let limit = Limit::new(&Terms::new(algorithm, 1, period)).expect("so plain a limit is valid");
+            let limit = Limit::new(&LimitSpec::new(algorithm, 1, period)).expect("so plain a limit is valid");
             Counted { limit, enforced: true, tag: 0 }
         });
         if clustered {
             // Here, because no probe has the time to work them out.
             LazyLock::force(&LABELS);
         }
-        let drawing = Drawing {
+        let command = ChargeCommand {
             counters: counters.into_iter().collect(),
-            ask: Ask::new(Hits::Take(1), 0),
+            ask: ChargeRequest::new(Hits::Charge(1), 0),
             trial: false,
             until: None,
         };
@@ -67,7 +67,7 @@ impl Probe {
             clustered,
             prefix: prefix.to_owned(),
             auth_setting: super::connect::auth_setting(entrance),
-            arguments: script::arguments(&[drawing], None),
+            arguments: script::arguments(&[command], None),
         }
     }
 
@@ -99,14 +99,16 @@ impl Probe {
         match outcome {
             Ok(_) | Err((Refused::NoScript | Refused::Failed(RedisError::WrongType), _)) => Ok(()),
             // The slot has gone elsewhere; the server serves its others.
-            Err((Refused::Moved(_) | Refused::Ask(_), _)) if self.clustered => Ok(()),
-            Err((Refused::Moved(_) | Refused::Ask(_) | Refused::Failed(RedisError::SlotDown), _))
+            Err((Refused::Moved(_) | Refused::ChargeRequest(_), _)) if self.clustered => Ok(()),
+            Err((Refused::Moved(_) | Refused::ChargeRequest(_) | Refused::Failed(RedisError::SlotDown), _))
                 if !self.clustered =>
             {
                 let text = "the server is a node of a cluster: set REDIS_TYPE=cluster".to_owned();
                 Err(DialError { kind: RedisError::Misconfigured, text })
             }
-            Err((Refused::Moved(_) | Refused::Ask(_), text)) => Err(DialError { kind: RedisError::BadReply, text }),
+            Err((Refused::Moved(_) | Refused::ChargeRequest(_), text)) => {
+                Err(DialError { kind: RedisError::BadReply, text })
+            }
             Err((Refused::Failed(kind), text)) => Err(DialError { kind, text: self.advice(kind, &text) }),
         }
     }
@@ -156,7 +158,7 @@ pub(super) async fn eviction(line: &Line) -> Option<String> {
 }
 
 async fn count(line: &Line, key: Bytes) -> Result<Reply, (Refused, String)> {
-    // At once, as draws do.
+    // At once, as charges do.
     let (increment, expire): ([&[u8]; 3], [&[u8]; 3]) = ([b"INCRBY", &key, b"1"], [b"EXPIRE", &key, KEY_LIVES_S]);
     let (count, expiry) = tokio::join!(biased; send_and_tell(line, &increment), send_and_tell(line, &expire));
     count.and(expiry)

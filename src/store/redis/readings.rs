@@ -16,20 +16,20 @@ pub struct Condition {
     pub nodes: Vec<(String, bool)>,
 }
 
-/// Draws that were asked for and have no answer yet; if it is dropped before they have, nobody waits for them.
+/// Charges that were asked for and have no answer yet; if it is dropped before they have, nobody waits for them.
 pub(super) struct Asked<'a> {
     pub(super) abandoned: &'a AtomicU64,
-    pub(super) draws: usize,
+    pub(super) charges: usize,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        self.abandoned.fetch_add(self.draws as u64, Ordering::Relaxed);
+        self.abandoned.fetch_add(self.charges as u64, Ordering::Relaxed);
     }
 }
 
 impl Redis {
-    /// How many calls were made: fewer than draws where they were combined.
+    /// How many calls were made: fewer than charges where they were combined.
     pub fn calls(&self) -> u64 {
         self.shared.calls.load(Ordering::Relaxed)
     }
@@ -39,22 +39,22 @@ impl Redis {
         (self.shared.main.condition(), self.shared.per_second.as_ref().map(|route| route.condition()))
     }
 
-    /// How many draws were asked for.
-    pub fn draws(&self) -> u64 {
-        self.shared.draws.load(Ordering::Relaxed)
+    /// How many charges were asked for.
+    pub fn charges(&self) -> u64 {
+        self.shared.charges.load(Ordering::Relaxed)
     }
 
-    /// How many draws nobody waited for to the end: their callers gave up, or their time was over.
+    /// How many charges nobody waited for to the end: their callers gave up, or their time was over.
     pub fn abandoned(&self) -> u64 {
         self.shared.abandoned.load(Ordering::Relaxed)
     }
 
-    /// How long draws waited for an answer of Redis, or for its absence.
+    /// How long charges waited for an answer of Redis, or for its absence.
     pub fn waits(&self) -> &Histogram {
         &self.shared.waits
     }
 
-    /// How many draws were refused without a call since the start: by what Redis had just said of their counters.
+    /// How many charges were refused without a call since the start: by what Redis had just said of their counters.
     pub fn refused_locally(&self) -> u64 {
         self.shared.over.refused()
     }

@@ -1,6 +1,6 @@
 //! Which server has a key: one, the master that sentinels name, or a cluster's owner of its slot.
 //!
-//! A map says who owns what and is replaced as a whole; draws read it and never wait for it. An explorer keeps it true:
+//! A map says who owns what and is replaced as a whole; charges read it and never wait for it. An explorer keeps it true:
 //! it asks sentinels or nodes now and then, and at once when a node is in trouble. A cluster's redirection is
 //! believed at once, for its slot. Nodes live as long as they own something.
 
@@ -152,7 +152,7 @@ impl Route {
         self.chart.ground.trouble.notify_one();
     }
 
-    /// Whether any server takes draws.
+    /// Whether any server takes charges.
     pub(super) fn serves_some(&self) -> bool {
         self.chart.current().iter().any(|node| node.serves())
     }

@@ -1,7 +1,7 @@
-//! The scripts that draw from counters in Redis.
+//! The scripts that charge from counters in Redis.
 //!
-//! A script decides draws one after the other and changes states; it returns its time and the states as it found them.
-//! Here the same draws are made again from those, by the algorithms themselves: what a caller is told of a level is
+//! A script decides charges one after the other and changes states; it returns its time and the states as it found them.
+//! Here the same charges are made again from those, by the algorithms themselves: what a caller is told of a level is
 //! computed in one place.
 //!
 //! A call has one argument: signed 64-bit numbers, laid out as `lua/driver.lua` says. Looks and trials change nothing
@@ -20,14 +20,14 @@ use smallvec::SmallVec;
 
 use crate::algorithm::sliding_window_log::Record;
 use crate::algorithm::{
-    Ask, Level, State, Term, draw_together, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
-    token_bucket,
+    ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together, fixed_window, leaky_bucket,
+    sliding_window_counter, sliding_window_log, token_bucket,
 };
 use crate::clock::Time;
 use crate::limit::{Algorithm, Limit};
 use crate::request::Hits;
 
-/// The most draws in one call, for that other clients of the server wait meanwhile.
+/// The most charges in one call, for that other clients of the server wait meanwhile.
 pub const MOST_DRAWS: usize = 512;
 
 /// Beyond it a double is not exact; a script reads no number above.
@@ -36,7 +36,7 @@ const MOST_EXACT: u64 = 1 << 53;
 /// The hits ever entered in a log are counted modulo this.
 const LOG_MODULUS: u64 = 1 << 52;
 
-/// A counter to draw from: what a call needs of [`crate::counter::Counter`], owned.
+/// A counter to charge from: what a call needs of [`crate::counter::Counter`], owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// The limit.
@@ -47,14 +47,14 @@ pub struct Counted {
     pub tag: u128,
 }
 
-/// A draw of a call: what it needs of [`crate::counter::Draw`], owned. All draws of a call have the same counters in
+/// A charge of a call: what it needs of [`crate::counter::Charge`], owned. All charges of a call have the same counters in
 /// the same order, but for limits, capacities and the like.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drawing {
+pub struct ChargeCommand {
     /// One for each key of the call.
     pub counters: SmallVec<[Counted; 1]>,
-    /// What is drawn.
-    pub ask: Ask,
+    /// What is charged.
+    pub ask: ChargeRequest,
     /// Only what it would find is asked.
     pub trial: bool,
     /// Hits that are given back are void from this time of the counter on, 1 us after the epoch at the least; `None`:
@@ -62,7 +62,7 @@ pub struct Drawing {
     pub until: Option<Time>,
 }
 
-impl Drawing {
+impl ChargeCommand {
     /// The longest that the answer may be held, in microseconds: what is asked, bounded by 285 years, and by the time
     /// in which a token bucket makes 2^52 tokens, 12 days at the least, so that tokens that it lends can be counted.
     pub fn hold_us(&self) -> u64 {
@@ -87,11 +87,11 @@ pub struct Script {
 /// What a call found.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// For each draw, the levels of its counters.
-    pub levels: Vec<SmallVec<[Level; 1]>>,
-    /// The states after all draws. Of a log, records that no draw of the call could tell apart are one.
+    /// For each charge, the levels of its counters.
+    pub levels: Vec<SmallVec<[ChargeResult; 1]>>,
+    /// The states after all charges. Of a log, records that no charge of the call could tell apart are one.
     pub states: SmallVec<[State; 1]>,
-    /// The time at which the draws were made.
+    /// The time at which the charges were made.
     pub now: Time,
 }
 
@@ -133,67 +133,67 @@ impl Script {
     }
 }
 
-/// The argument of a call of at most [`MOST_DRAWS`] draws, at `now` or, if there is none, at the server's own time.
-pub fn arguments(draws: &[Drawing], now: Option<Time>) -> Bytes {
+/// The argument of a call of at most [`MOST_DRAWS`] charges, at `now` or, if there is none, at the server's own time.
+pub fn arguments(charges: &[ChargeCommand], now: Option<Time>) -> Bytes {
     let mut words = Words(Vec::with_capacity(128));
     words.push(now.map_or(-1, |now| signed(now.as_micros().min(MOST_EXACT - 1))));
-    let Some(first) = draws.first() else { return words.0.into() };
+    let Some(first) = charges.first() else { return words.0.into() };
     for (place, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
         words.push(signed(limit.algorithm() as u64));
         words.push(signed(limit.period_us()));
         let [a, b] = match limit.algorithm() {
             Algorithm::FixedWindow if limit.calendar_months() => [i64::from(limit.period().multiplier()), 0],
-            Algorithm::SlidingWindowLog => reach(draws, place),
+            Algorithm::SlidingWindowLog => reach(charges, place),
             _ => [0, 0],
         };
         words.push(a);
         words.push(b);
         words.push_digits(limit.period_us() / 1000);
     }
-    let mut charges = draws.iter().filter_map(|draw| Some((draw, charge(draw)?))).peekable();
-    while let Some((draw, hits)) = charges.next() {
+    let mut effective = charges.iter().filter_map(|charge| Some((charge, charged_hits(charge)?))).peekable();
+    while let Some((charge, hits)) = effective.next() {
         let mut times = 1;
-        while charges.next_if(|(next, _)| *next == draw).is_some() {
+        while effective.next_if(|(next, _)| *next == charge).is_some() {
             times += 1;
         }
         words.push(times);
         words.push(hits);
-        for counter in &draw.counters {
-            words.push_terms(counter, patience(draw, &counter.limit));
+        for counter in &charge.counters {
+            words.push_terms(counter, patience(charge, &counter.limit));
         }
     }
     words.0.into()
 }
 
-/// The hits that a draw takes, negative if it gives them back; `None` if it changes nothing whatever it finds.
-fn charge(draw: &Drawing) -> Option<i64> {
-    match draw.ask.hits {
-        _ if draw.trial => None,
-        Hits::Look => None,
-        Hits::Take(hits) => Some(signed(hits)),
+/// The hits that a charge takes, negative if it gives them back; `None` if it changes nothing whatever it finds.
+fn charged_hits(charge: &ChargeCommand) -> Option<i64> {
+    match charge.ask.hits {
+        _ if charge.trial => None,
+        Hits::Peek => None,
+        Hits::Charge(hits) => Some(signed(hits)),
         Hits::Refund(hits) => Some(-signed(hits)),
     }
 }
 
-/// How long a draw may wait; of a refund, until when it holds, 0 if that does not end.
-fn patience(draw: &Drawing, limit: &Limit) -> i64 {
-    match draw.ask.hits {
-        Hits::Refund(_) => draw.until.map_or(0, |until| signed(until.as_micros().min(MOST_EXACT - 1))),
-        Hits::Take(_) | Hits::Look => signed(draw.hold_us().min(limit.max_wait_us())),
+/// How long a charge may wait; of a refund, until when it holds, 0 if that does not end.
+fn patience(charge: &ChargeCommand, limit: &Limit) -> i64 {
+    match charge.ask.hits {
+        Hits::Refund(_) => charge.until.map_or(0, |until| signed(until.as_micros().min(MOST_EXACT - 1))),
+        Hits::Charge(_) | Hits::Peek => signed(charge.hold_us().min(limit.max_wait_us())),
     }
 }
 
-/// How far into a log the draws reach: from its oldest hit, less what the log holds, and from its newest; see
+/// How far into a log the charges reach: from its oldest hit, less what the log holds, and from its newest; see
 /// `lua/log.lua`.
-fn reach(draws: &[Drawing], place: usize) -> [i64; 2] {
+fn reach(charges: &[ChargeCommand], place: usize) -> [i64; 2] {
     let (mut asked, mut most_debt, mut refunded, mut lowest) = (0, 0, 0, i64::MAX);
-    for draw in draws {
-        let limit = &draw.counters[place].limit;
+    for charge in charges {
+        let limit = &charge.counters[place].limit;
         lowest = lowest.min(i64::from(limit.requests_per_unit()));
-        match draw.ask.hits {
-            Hits::Look => asked += 1,
-            Hits::Take(hits) => {
+        match charge.ask.hits {
+            Hits::Peek => asked += 1,
+            Hits::Charge(hits) => {
                 asked += signed(hits);
                 // Refused hits that are entered stand before those that are then waited for: they count twice.
                 most_debt = most_debt.max(if limit.count_rejected() { signed(hits) } else { 0 });
@@ -233,35 +233,38 @@ impl Words {
     }
 }
 
-/// Makes the draws of a call again, from the states and at the time that its script returned.
-pub fn replay(draws: &[Drawing], reply: &[u8]) -> Result<Replayed, BadReply> {
+/// Makes the charges of a call again, from the states and at the time that its script returned.
+pub fn replay(charges: &[ChargeCommand], reply: &[u8]) -> Result<Replayed, BadReply> {
     let mut reader = Reader(reply);
     let now = reader.time()?;
-    let counters = draws.first().map_or(&[][..], |draw| &draw.counters);
+    let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
     let mut states =
         counters.iter().map(|counter| reader.state(counter.limit.algorithm())).collect::<Result<SmallVec<_>, _>>()?;
     if !reader.0.is_empty() {
         return Err(BadReply);
     }
-    let levels = draws.iter().map(|draw| replay_draw(draw, &mut states, now)).collect();
+    let levels = charges.iter().map(|charge| replay_charge(charge, &mut states, now)).collect();
     Ok(Replayed { levels, states, now })
 }
 
-fn replay_draw(draw: &Drawing, states: &mut SmallVec<[State; 1]>, now: Time) -> SmallVec<[Level; 1]> {
-    let terms: SmallVec<[_; 1]> =
-        draw.counters.iter().map(|counter| Term { limit: &counter.limit, enforced: counter.enforced }).collect();
-    let ask = Ask { hold_us: draw.hold_us(), ..draw.ask };
-    if draw.trial {
-        draw_together(&terms, &mut states.clone(), now, ask)
-    } else if let Some(until) = draw.until {
+fn replay_charge(charge: &ChargeCommand, states: &mut SmallVec<[State; 1]>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+    let terms: SmallVec<[_; 1]> = charge
+        .counters
+        .iter()
+        .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
+        .collect();
+    let ask = ChargeRequest { hold_us: charge.hold_us(), ..charge.ask };
+    if charge.trial {
+        charge_together(&terms, &mut states.clone(), now, ask)
+    } else if let Some(until) = charge.until {
         // Refunds pass, each counter's by itself.
-        let refund = |(term, state): (&Term<'_>, &mut State)| match state.time(term.limit, now) >= until {
-            true => state.clone().draw(term.limit, now, ask),
-            false => state.draw(term.limit, now, ask),
+        let refund = |(term, state): (&EnforcedLimit<'_>, &mut State)| match state.time(term.limit, now) >= until {
+            true => state.clone().charge(term.limit, now, ask),
+            false => state.charge(term.limit, now, ask),
         };
         terms.iter().zip(states.iter_mut()).map(refund).collect()
     } else {
-        draw_together(&terms, states, now, ask)
+        charge_together(&terms, states, now, ask)
     }
 }
 

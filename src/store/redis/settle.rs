@@ -2,7 +2,7 @@
 //!
 //! Each lease is noted here when it is granted, with what its return needs. A task ends those whose time is over, some
 //! at a time: their returns go out together, and the next ones when these are answered, so that giving back never
-//! costs Redis more than a draw at a time for each. What can not be given back in time is void, and stays charged; so
+//! costs Redis more than a charge at a time for each. What can not be given back in time is void, and stays charged; so
 //! does what a failed call took along. Leases are bounded: while too many are out, none is asked for.
 
 use std::cmp::Ordering;
@@ -15,10 +15,10 @@ use smallvec::SmallVec;
 use tokio::time::sleep;
 
 use super::call::Place;
-use super::combine::Drawings;
+use super::combine::ChargeBatch;
 use super::eventual::{Eventual, Lent};
-use super::script::Drawing;
-use crate::algorithm::Ask;
+use super::script::ChargeCommand;
+use crate::algorithm::ChargeRequest;
 use crate::request::Hits;
 
 /// Leases that may be out at once.
@@ -93,15 +93,15 @@ impl Out {
         let Some(lending) = &self.place.lending else { return };
         let left = eventual.collect(lending.id, self.lent.serial).saturating_sub(self.lent.less);
         let Some(until) = self.lent.until.filter(|_| left > 0) else { return };
-        let refund = Drawing {
+        let refund = ChargeCommand {
             counters: lending.counters.clone(),
-            ask: Ask::new(Hits::Refund(left), 0),
+            ask: ChargeRequest::new(Hits::Refund(left), 0),
             trial: false,
             until: Some(until),
         };
-        let drawings: Drawings = SmallVec::from_iter([refund]);
+        let commands: ChargeBatch = SmallVec::from_iter([refund]);
         // If it fails they stay charged: what was charged may always go unused.
-        let _lost = self.place.call(&drawings, Instant::now() + PATIENCE, None).await;
+        let _lost = self.place.call(&commands, Instant::now() + PATIENCE, None).await;
     }
 }
 

@@ -9,9 +9,9 @@ use crate::settings::redis::Endpoint;
 use crate::telemetry::traces::{Span, SpanKind};
 
 impl Place {
-    /// The span of a call for so many draws, if one of the requests is sampled.
-    pub(super) fn span(&self, draws: usize) -> Option<Span> {
-        let (first, others) = self.anchors.split_first()?;
+    /// The span of a call for so many charges, if one of the requests is sampled.
+    pub(super) fn span(&self, charges: usize) -> Option<Span> {
+        let (first, others) = self.span_refs.split_first()?;
         let name = match self.manner {
             Manner::Script(..) => "EVALSHA",
             Manner::Count(_) => "INCRBY",
@@ -20,7 +20,7 @@ impl Place {
         others.iter().for_each(|other| span.link(other));
         span.note("db.system.name", "redis");
         span.note("db.operation.name", name);
-        span.note("tollkeeper.draws", i64::try_from(draws).unwrap_or(i64::MAX));
+        span.note("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
         Some(span)
     }
 }

@@ -13,7 +13,7 @@ use super::key::{self, Written};
 use super::node::Node;
 use super::reply::{Reply, bytes};
 use crate::clock::Time;
-use crate::counter::Draw;
+use crate::counter::Charge;
 
 /// Keys that a survey looks at, at most.
 const MOST_KEYS: usize = 1_000_000;
@@ -80,16 +80,16 @@ impl Redis {
         Ok(survey)
     }
 
-    /// Lets go of the counters of a draw, in Redis and in what this process keeps of them; how many there were. What
+    /// Lets go of the counters of a charge, in Redis and in what this process keeps of them; how many there were. What
     /// other replicas know to be over they forget within a second, and what was leased stays lent until then.
     ///
     /// # Errors
     /// Redis could not be asked, or its user may not UNLINK.
-    pub async fn forget(&self, draw: &Draw<'_>, (now, until): (Time, Instant)) -> Result<u64, RedisError> {
-        let (id, path) = self.shared.id(draw, now);
-        let gone = self.shared.place(draw, (id, path), None, now).unlink(until).await?;
+    pub async fn forget(&self, charge: &Charge<'_>, (now, until): (Time, Instant)) -> Result<u64, RedisError> {
+        let (id, path) = self.shared.id(charge, now);
+        let gone = self.shared.place(charge, (id, path), None, now).unlink(until).await?;
         self.shared.over.forget(id);
-        self.shared.local.forget(draw);
+        self.shared.local.forget(charge);
         Ok(gone)
     }
 }
@@ -104,7 +104,7 @@ async fn scan(
     let words: [&[u8]; 6] = [b"SCAN", cursor, b"MATCH", pattern, b"COUNT", count.as_bytes()];
     let reply = node.call_aside(&words, false, until).await.map_err(|refused| match refused {
         Refused::Failed(error) => error,
-        Refused::NoScript | Refused::Moved(_) | Refused::Ask(_) => RedisError::BadReply,
+        Refused::NoScript | Refused::Moved(_) | Refused::ChargeRequest(_) => RedisError::BadReply,
     })?;
     let Reply::Array(parts) = reply else { return Err(RedisError::BadReply) };
     let [next, Reply::Array(keys)] = &*parts else { return Err(RedisError::BadReply) };

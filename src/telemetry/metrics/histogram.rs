@@ -1,7 +1,7 @@
 //! How long things took, counted in buckets that any thread adds to without waiting.
 //!
 //! The buckets are dense below 20 ms, which is what Envoy waits, and hold the default buckets of Prometheus besides, so
-//! that what was drawn from those goes on. Each thread has a stripe of its own as a rule, so that two cores do not pass
+//! that what was charged from those goes on. Each thread has a stripe of its own as a rule, so that two cores do not pass
 //! one line of memory to and fro with each decision. A reading adds the stripes up, and may see half of a thread's last
 //! observation. Nothing here knows what is measured.
 

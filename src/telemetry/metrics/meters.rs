@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::meter::{Meter, Name};
+use super::limit_stats::{LimitStats, Name};
 
 /// Stands for the domains and the limits without a rule for which there is no room.
 pub const OTHER: &str = "_other";
@@ -21,7 +21,7 @@ const IDLE_SWEEPS: u32 = 360;
 /// All meters.
 #[derive(Debug)]
 pub struct Meters {
-    rules: RwLock<HashMap<Box<str>, Arc<Meter>>>,
+    rules: RwLock<HashMap<Box<str>, Arc<LimitStats>>>,
     requested: RwLock<HashMap<Box<str>, Requested>>,
     unknown_domains: RwLock<HashMap<Box<str>, Unknown>>,
     /// How many of the last two there are; a little too many while two threads add one.
@@ -33,7 +33,7 @@ pub struct Meters {
 /// A meter that a request made.
 #[derive(Debug)]
 struct Requested {
-    meter: Arc<Meter>,
+    meter: Arc<LimitStats>,
     seen: u64,
     idle: u32,
 }
@@ -59,18 +59,18 @@ impl Meters {
     }
 
     /// The meter of a rule's limit.
-    pub fn of_rule(&self, name: Name) -> Arc<Meter> {
+    pub fn of_rule(&self, name: Name) -> Arc<LimitStats> {
         let mut rules = write(&self.rules);
         if let Some(meter) = rules.get(name.key()) {
             return Arc::clone(meter);
         }
-        let meter = Arc::new(Meter::new(name));
+        let meter = Arc::new(LimitStats::new(name));
         rules.insert(meter.name().key().into(), Arc::clone(&meter));
         meter
     }
 
     /// The meter of what a request brought, by its parts; `None` if there is no room for it.
-    pub fn of_request(&self, parts: &[&str]) -> Option<Arc<Meter>> {
+    pub fn of_request(&self, parts: &[&str]) -> Option<Arc<LimitStats>> {
         let length: usize = parts.iter().map(|part| part.len() + 1).sum();
         if length > LONGEST_NAME_BYTES {
             self.overflow.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl Meters {
         let mut requested = write(&self.requested);
         let entry = requested.entry(name.key().into()).or_insert_with(|| {
             self.kept.fetch_add(1, Ordering::Relaxed);
-            Requested { meter: Arc::new(Meter::new(name)), seen: 0, idle: 0 }
+            Requested { meter: Arc::new(LimitStats::new(name)), seen: 0, idle: 0 }
         });
         Some(Arc::clone(&entry.meter))
     }
@@ -134,8 +134,8 @@ impl Meters {
     }
 
     /// All meters by name, those of rules first.
-    pub fn all(&self) -> Vec<Arc<Meter>> {
-        let sorted = |mut meters: Vec<Arc<Meter>>| {
+    pub fn all(&self) -> Vec<Arc<LimitStats>> {
+        let sorted = |mut meters: Vec<Arc<LimitStats>>| {
             meters.sort_unstable_by(|a, b| a.name().key().cmp(b.name().key()));
             meters
         };

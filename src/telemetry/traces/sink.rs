@@ -14,7 +14,7 @@ use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor as _};
 
 use crate::clock::Clock;
-use crate::telemetry::occasionally::Occasionally;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// The conventions that names of attributes follow.
 const CONVENTIONS: &str = "https://opentelemetry.io/schemas/1.42.0";
@@ -117,8 +117,8 @@ impl Sink {
 
 impl Counts {
     fn complain(&self, why: &str) {
-        static SAID: Occasionally = Occasionally::every(Duration::from_secs(60));
-        if let Some(suppressed) = SAID.due(Clock::System.now()) {
+        static SAID: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+        if let Some(suppressed) = SAID.allow(Clock::System.now()) {
             let [failed, dropped] = [&self.failed, &self.dropped].map(|count| count.load(Ordering::Relaxed));
             tracing::warn!(failed, dropped, suppressed, "{}: spans are lost: {why}", self.setting);
         }

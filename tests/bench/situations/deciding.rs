@@ -1,4 +1,4 @@
-//! A decision by counters in this process: matching, draws, counting what came of them, and one verdict.
+//! A decision by counters in this process: matching, charges, counting what came of them, and one verdict.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -100,8 +100,8 @@ impl Deciding {
         service.clock.set(service.clock.now().plus_us(1));
         let request = black_box(&self.requests[self.walk.next()]);
         let rules = service.rules.load();
-        let edge = service.edge(rules.as_deref(), DEFAULT_DEADLINE);
-        let decision = black_box(service.decider.decide(memory, edge, request));
+        let context = service.context(rules.as_deref(), DEFAULT_DEADLINE);
+        let decision = black_box(service.decider.decide(memory, context, request));
         decision.expect("it is decided").over_limit
     }
 }

@@ -66,8 +66,8 @@ impl Encoding {
         let Store::Memory(memory) = &service.decider.store else { unreachable!("the counters are here") };
         let request = request(1, scene.descriptors);
         let decide = || {
-            let edge = service.edge(Some(rules), DEFAULT_DEADLINE);
-            service.decider.decide(memory, edge, &request).expect("it is decided")
+            let context = service.context(Some(rules), DEFAULT_DEADLINE);
+            service.decider.decide(memory, context, &request).expect("it is decided")
         };
         // The first hit of the day is never refused.
         decide();

@@ -13,13 +13,13 @@ proptest! {
     fn every_answer_is_that_of_the_reference(scenario in scenario(WILD), elsewhere in 0..4_usize) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         let mut model = Model::new();
-        let mut draws = 0;
+        let mut charges = 0;
         scenario.live(|limit, now, ask| {
-            draws += 1;
-            // With one in four histories some draws are refused by another limit.
-            let ask = tollkeeper::algorithm::Ask { refused_elsewhere: elsewhere == 0 && draws % 3 == 0, ..ask };
-            let level = state.draw(limit, now, ask);
-            prop_assert_eq!(level, model.draw(limit, now, ask), "{:?} at {:?} under {:?}", ask, now, limit);
+            charges += 1;
+            // With one in four histories some charges are refused by another limit.
+            let ask = tollkeeper::algorithm::ChargeRequest { refused_elsewhere: elsewhere == 0 && charges % 3 == 0, ..ask };
+            let level = state.charge(limit, now, ask);
+            prop_assert_eq!(level, model.charge(limit, now, ask), "{:?} at {:?} under {:?}", ask, now, limit);
             Ok(level)
         })?;
     }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use tollkeeper::algorithm::{Ask, State};
+use tollkeeper::algorithm::{ChargeRequest, State};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit};
 use tollkeeper::request::Hits;
@@ -109,18 +109,18 @@ proptest! {
     }
 }
 
-/// Lives a history; tells what passed, and asks `refused` about every draw that did not.
+/// Lives a history; tells what passed, and asks `refused` about every charge that did not.
 fn live(
     scenario: &Scenario,
     refused: impl Fn(&[Passed], i128, i128) -> TestCaseResult,
 ) -> Result<Vec<Passed>, TestCaseError> {
     let mut state = State::empty(scenario.limits[0].algorithm());
     let mut passed = Vec::new();
-    scenario.live(|limit: &Limit, now: Time, ask: Ask| {
-        let level = state.draw(limit, now, ask);
+    scenario.live(|limit: &Limit, now: Time, ask: ChargeRequest| {
+        let level = state.charge(limit, now, ask);
         prop_assert!(level.hold_us <= ask.hold_us.min(limit.max_wait_us()), "held longer than anybody waits");
         let asked = i128::from(now.as_micros());
-        if let Hits::Take(hits) = ask.hits {
+        if let Hits::Charge(hits) = ask.hits {
             if level.admitted {
                 passed.push(Passed { asked, left: asked + i128::from(level.hold_us), hits: i128::from(hits) });
             } else {

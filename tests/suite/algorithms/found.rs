@@ -1,32 +1,32 @@
 //! What the properties found once, as single cases that say what was wrong.
 
-use tollkeeper::algorithm::{Ask, State};
+use tollkeeper::algorithm::{ChargeRequest, State};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
 
 const NOW: Time = Time::from_secs(1_750_000_000);
 
-fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Terms {
-    Terms::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
+    LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
 }
 
-fn limit(terms: Terms) -> Limit {
+fn limit(terms: LimitSpec) -> Limit {
     Limit::new(&terms).expect("keys that the algorithm knows")
 }
 
-fn take(hits: u64, hold_us: u64) -> Ask {
-    Ask::new(Hits::Take(hits), hold_us)
+fn take(hits: u64, hold_us: u64) -> ChargeRequest {
+    ChargeRequest::new(Hits::Charge(hits), hold_us)
 }
 
 #[test]
 fn a_limit_of_zero_has_nothing_remaining_whatever_its_bucket_holds() {
     for terms in [
-        Terms { bucket_size: Some(5), ..terms(Algorithm::TokenBucket, 0, Unit::Minute) },
-        Terms { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 0, Unit::Minute) },
+        LimitSpec { bucket_size: Some(5), ..terms(Algorithm::TokenBucket, 0, Unit::Minute) },
+        LimitSpec { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 0, Unit::Minute) },
     ] {
-        for hits in [Hits::Look, Hits::Take(1), Hits::Refund(1)] {
-            let level = State::empty(terms.algorithm).draw(&limit(terms), NOW, Ask::new(hits, 0));
+        for hits in [Hits::Peek, Hits::Charge(1), Hits::Refund(1)] {
+            let level = State::empty(terms.algorithm).charge(&limit(terms), NOW, ChargeRequest::new(hits, 0));
             assert_eq!(level.remaining, 0, "{} {hits:?}", terms.algorithm);
         }
     }
@@ -34,10 +34,10 @@ fn a_limit_of_zero_has_nothing_remaining_whatever_its_bucket_holds() {
 
 #[test]
 fn a_log_of_limit_zero_keeps_no_records_of_what_it_refuses() {
-    let limit = limit(Terms { count_rejected: Some(true), ..terms(Algorithm::SlidingWindowLog, 0, Unit::Day) });
+    let limit = limit(LimitSpec { count_rejected: Some(true), ..terms(Algorithm::SlidingWindowLog, 0, Unit::Day) });
     let mut state = State::empty(Algorithm::SlidingWindowLog);
     for later_us in 0..1_000 {
-        let level = state.draw(&limit, NOW.plus_us(later_us), take(1, 0));
+        let level = state.charge(&limit, NOW.plus_us(later_us), take(1, 0));
         assert_eq!((level.admitted, level.reset_us), (false, 0));
     }
     let State::SlidingWindowLog(log) = state else { unreachable!("it stays of its algorithm") };
@@ -49,19 +49,19 @@ fn a_log_of_limit_zero_keeps_no_records_of_what_it_refuses() {
 #[test]
 fn a_wait_beyond_the_end_of_time_is_refused_and_overflows_nothing() {
     for terms in [
-        Terms {
+        LimitSpec {
             bucket_size: Some(u32::MAX),
             max_wait_us: Some(u64::MAX),
             ..terms(Algorithm::TokenBucket, 1, Unit::Year)
         },
-        Terms { queue_size: Some(u32::MAX), ..terms(Algorithm::LeakyBucket, 1, Unit::Year) },
+        LimitSpec { queue_size: Some(u32::MAX), ..terms(Algorithm::LeakyBucket, 1, Unit::Year) },
     ] {
         let limit = limit(terms);
         let mut state = State::empty(terms.algorithm);
-        assert!(state.draw(&limit, NOW, take(u64::from(u32::MAX), u64::MAX)).admitted);
+        assert!(state.charge(&limit, NOW, take(u64::from(u32::MAX), u64::MAX)).admitted);
         // A clock that stepped back adds to the wait.
         for now in [NOW, Time::from_micros(NOW.as_micros() - 1)] {
-            let level = state.draw(&limit, now, take(u64::from(u32::MAX), u64::MAX));
+            let level = state.charge(&limit, now, take(u64::from(u32::MAX), u64::MAX));
             assert!(!level.admitted, "{}", terms.algorithm);
             assert_eq!((level.reset_us, level.hold_us), (u64::MAX, 0));
             assert!(level.retry_after_us.is_some(), "it is a wait all the same");

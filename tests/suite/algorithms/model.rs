@@ -1,13 +1,13 @@
 //! The five algorithms once more, slow and plain: the words of the documentation, in exact fractions.
 //!
-//! Nothing is solved here. Whether a draw passes at a point in time is written down; when the limit is full again, when
-//! a refused draw could pass, and how long an answer is held are then *searched*: the first microsecond at which it
+//! Nothing is solved here. Whether a charge passes at a point in time is written down; when the limit is full again, when
+//! a refused charge could pass, and how long an answer is held are then *searched*: the first microsecond at which it
 //! is so. What is used of a bucket is a fraction of hits, a log is a list with one time for each hit, and windows are
 //! a map from their start to their count.
 
 use std::collections::BTreeMap;
 
-use tollkeeper::algorithm::{Ask, Level, MOST_COUNTED};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, MOST_COUNTED};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, Unit};
 use tollkeeper::request::Hits;
@@ -37,27 +37,27 @@ impl Model {
         BLANK.clone()
     }
 
-    pub(crate) fn draw(&mut self, limit: &Limit, now: Time, ask: Ask) -> Level {
+    pub(crate) fn charge(&mut self, limit: &Limit, now: Time, ask: ChargeRequest) -> ChargeResult {
         let now = i128::from(now.as_micros());
         let before = self.shown(limit, now);
         let admitted = self.passes(limit, now, ask);
         let mut hold = 0;
         let mut after = before;
         match ask.hits {
-            Hits::Take(hits) if admitted && !ask.refused_elsewhere => {
+            Hits::Charge(hits) if admitted && !ask.refused_elsewhere => {
                 hold = self.hold(limit, now, hits);
-                after = self.count(limit, now, |model, at| model.charge(limit, at, i128::from(hits)));
+                after = self.count(limit, now, |model, at| model.count_hits(limit, at, i128::from(hits)));
             }
-            Hits::Take(hits) if limit.count_rejected() => {
+            Hits::Charge(hits) if limit.count_rejected() => {
                 after = self.count(limit, now, |model, at| model.owe(limit, at, i128::from(hits)));
             }
             Hits::Refund(hits) => {
                 after = self.count(limit, now, |model, at| model.refund(limit, at, i128::from(hits)));
             }
-            Hits::Take(_) | Hits::Look => {}
+            Hits::Charge(_) | Hits::Peek => {}
         }
         let left = if limit.requests_per_unit() == 0 { 0 } else { i128::from(limit.capacity()) - after };
-        Level {
+        ChargeResult {
             admitted,
             before: to_u64(before),
             after: to_u64(after),
@@ -75,16 +75,16 @@ impl Model {
         if self.last - now > period(limit) { (&BLANK, now) } else { (self, now.max(self.last)) }
     }
 
-    /// Whether the draw passes at `now`, held for as long as it may be.
-    fn passes(&self, limit: &Limit, now: i128, ask: Ask) -> bool {
+    /// Whether the charge passes at `now`, held for as long as it may be.
+    fn passes(&self, limit: &Limit, now: i128, ask: ChargeRequest) -> bool {
         let capacity = i128::from(limit.capacity());
         let hits = match ask.hits {
             Hits::Refund(_) => return true,
-            Hits::Look if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => {
+            Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => {
                 return self.shown(limit, now) <= capacity;
             }
-            Hits::Look => 1,
-            Hits::Take(hits) => i128::from(hits),
+            Hits::Peek => 1,
+            Hits::Charge(hits) => i128::from(hits),
         };
         if hits > capacity || limit.requests_per_unit() == 0 {
             return false;
@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    /// How long a draw that passes is held: until its tokens have come, or until those before it have left.
+    /// How long a charge that passes is held: until its tokens have come, or until those before it have left.
     fn hold(&self, limit: &Limit, now: i128, hits: u64) -> i128 {
         let (live, at) = self.live(limit, now);
         let room = match limit.algorithm() {
@@ -150,7 +150,7 @@ impl Model {
         self.windows.get(&start).copied().unwrap_or(0)
     }
 
-    /// Brings what is remembered to the time of a draw, changes it, and tells what counts then.
+    /// Brings what is remembered to the time of a charge, changes it, and tells what counts then.
     fn count(&mut self, limit: &Limit, now: i128, change: impl FnOnce(&mut Self, i128)) -> i128 {
         let (live, at) = self.live(limit, now);
         let mut next = live.clone();
@@ -163,7 +163,7 @@ impl Model {
         self.shown(limit, at)
     }
 
-    fn charge(&mut self, limit: &Limit, at: i128, hits: i128) {
+    fn count_hits(&mut self, limit: &Limit, at: i128, hits: i128) {
         match limit.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
                 self.promised = self.used;
@@ -185,10 +185,10 @@ impl Model {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
                 self.used = self.used.max(Ratio::whole(most).min(self.used.plus(Ratio::whole(hits))));
             }
-            Algorithm::FixedWindow => self.charge(limit, at, hits),
+            Algorithm::FixedWindow => self.count_hits(limit, at, hits),
             Algorithm::SlidingWindowLog => {
                 let keep = self.log.len().max(usize::try_from(limit.requests_per_unit()).expect("fits"));
-                self.charge(limit, at, hits.min(i128::try_from(keep).expect("fits")));
+                self.count_hits(limit, at, hits.min(i128::try_from(keep).expect("fits")));
                 self.log.drain(..self.log.len().saturating_sub(keep));
             }
             Algorithm::SlidingWindowCounter => {
@@ -220,13 +220,13 @@ impl Model {
     }
 }
 
-/// Whether there is a time at which the draw would pass: not for more hits than can pass at once, or a limit of 0.
-pub(crate) fn can_ever_pass(limit: &Limit, ask: Ask) -> bool {
+/// Whether there is a time at which the charge would pass: not for more hits than can pass at once, or a limit of 0.
+pub(crate) fn can_ever_pass(limit: &Limit, ask: ChargeRequest) -> bool {
     match ask.hits {
         Hits::Refund(_) => true,
-        Hits::Look if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => true,
-        Hits::Look => limit.requests_per_unit() > 0,
-        Hits::Take(hits) => limit.requests_per_unit() > 0 && hits <= u64::from(limit.capacity()),
+        Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => true,
+        Hits::Peek => limit.requests_per_unit() > 0,
+        Hits::Charge(hits) => limit.requests_per_unit() > 0 && hits <= u64::from(limit.capacity()),
     }
 }
 

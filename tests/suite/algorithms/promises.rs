@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use tollkeeper::algorithm::{
-    Ask, Level, MOST_COUNTED, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
-    token_bucket,
+    ChargeRequest, ChargeResult, MOST_COUNTED, State, fixed_window, leaky_bucket, sliding_window_counter,
+    sliding_window_log, token_bucket,
 };
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Hits, MOST_HITS};
 
 use super::model::{can_ever_pass, window};
@@ -22,7 +22,7 @@ proptest! {
     fn refuses_until_retry_after_and_passes_exactly_then(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, ask| {
-            let level = state.draw(limit, now, ask);
+            let level = state.charge(limit, now, ask);
             prop_assert_eq!(level.retry_after_us.is_some(), !level.admitted && can_ever_pass(limit, ask));
             if let Some(retry_us) = level.retry_after_us {
                 prop_assert!(retry_us > 0);
@@ -41,17 +41,17 @@ proptest! {
     fn is_full_again_at_reset_and_not_before(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, ask| {
-            let level = state.draw(limit, now, ask);
+            let level = state.charge(limit, now, ask);
             if limit.requests_per_unit() == 0 {
                 return Ok(level);
             }
             let full = |wait_us| {
-                let look = state.clone().draw(limit, now.plus_us(wait_us), Ask::new(Hits::Look, u64::MAX));
+                let look = state.clone().charge(limit, now.plus_us(wait_us), ChargeRequest::new(Hits::Peek, u64::MAX));
                 look.remaining == limit.capacity()
             };
             let last = last_of(&state);
             if last.since_us(now) > limit.period_us() {
-                // Void, and no draw has replaced it yet: it will be found again when the clock comes near it.
+                // Void, and no charge has replaced it yet: it will be found again when the clock comes near it.
                 return Ok(level);
             }
             if limit.algorithm() == Algorithm::FixedWindow {
@@ -74,9 +74,9 @@ proptest! {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, ask| {
             let before = state.clone();
-            let level = state.draw(limit, now, ask);
+            let level = state.charge(limit, now, ask);
             match ask.hits {
-                Hits::Look => {
+                Hits::Peek => {
                     prop_assert_eq!(&state, &before);
                     prop_assert_eq!((level.before, level.hold_us), (level.after, 0));
                 }
@@ -84,8 +84,8 @@ proptest! {
                     prop_assert!(level.admitted && level.hold_us == 0 && level.after <= level.before);
                     prop_assert!(level.before - level.after <= hits, "more came back than was given back");
                 }
-                Hits::Take(_) if level.admitted => {}
-                Hits::Take(_) => {
+                Hits::Charge(_) if level.admitted => {}
+                Hits::Charge(_) => {
                     prop_assert_eq!(level.hold_us, 0);
                     if limit.count_rejected() {
                         prop_assert!(level.after >= level.before, "a debt lowered the count");
@@ -99,36 +99,36 @@ proptest! {
     }
 
     #[test]
-    fn admits_says_what_draw_does(scenario in scenario(WILD)) {
+    fn admits_says_what_charge_does(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, ask| {
             for refused_elsewhere in [true, false] {
-                let ask = Ask { refused_elsewhere, ..ask };
-                prop_assert_eq!(state.admits(limit, now, ask), state.clone().draw(limit, now, ask).admitted);
+                let ask = ChargeRequest { refused_elsewhere, ..ask };
+                prop_assert_eq!(state.admits(limit, now, ask), state.clone().charge(limit, now, ask).admitted);
             }
-            Ok(state.draw(limit, now, ask))
+            Ok(state.charge(limit, now, ask))
         })?;
     }
 
-    /// A debt costs one period at most: no draw waits longer for it than a period beyond what it would wait for had
+    /// A debt costs one period at most: no charge waits longer for it than a period beyond what it would wait for had
     /// everything that can pass at once just passed.
     #[test]
     fn a_debt_costs_one_period_at_most(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, ask| {
-            let level = state.draw(limit, now, ask);
+            let level = state.charge(limit, now, ask);
             if limit.count_rejected() && limit.requests_per_unit() > 0 {
-                let all = Hits::Take(u64::from(limit.capacity()));
+                let all = Hits::Charge(u64::from(limit.capacity()));
                 let mut spent = State::empty(limit.algorithm());
-                spent.draw(limit, now, Ask::new(all, 0));
-                let owed = Ask::new(Hits::Take(MOST_HITS), 0);
+                spent.charge(limit, now, ChargeRequest::new(all, 0));
+                let owed = ChargeRequest::new(Hits::Charge(MOST_HITS), 0);
                 let mut owing = spent.clone();
-                owing.draw(limit, now, owed);
-                owing.draw(limit, now, owed);
-                for hits in [Hits::Take(1), all] {
+                owing.charge(limit, now, owed);
+                owing.charge(limit, now, owed);
+                for hits in [Hits::Charge(1), all] {
                     let wait = |state: &State| {
                         // Asked under a limit that counts no refusals, so that the question costs nothing.
-                        let found = state.clone().draw(&forgiving(limit), now, Ask::new(hits, 0));
+                        let found = state.clone().charge(&forgiving(limit), now, ChargeRequest::new(hits, 0));
                         found.retry_after_us.expect("refused, and not for ever")
                     };
                     prop_assert!(wait(&owing) <= wait(&spent).saturating_add(limit.period_us()));
@@ -148,9 +148,9 @@ proptest! {
     ) {
         let mut state = state;
         for now in times {
-            for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Look, Hits::Take(1), Hits::Take(MOST_HITS)] {
+            for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Peek, Hits::Charge(1), Hits::Charge(MOST_HITS)] {
                 for hold_us in [0, hold_us, u64::MAX] {
-                    let level = state.draw(&limit, now, Ask { hits, hold_us, refused_elsewhere });
+                    let level = state.charge(&limit, now, ChargeRequest { hits, hold_us, refused_elsewhere });
                     check_sane(&limit, &level, hold_us)?;
                 }
             }
@@ -169,7 +169,7 @@ fn last_of(state: &State) -> Time {
     }
 }
 
-fn check_sane(limit: &Limit, level: &Level, hold_us: u64) -> TestCaseResult {
+fn check_sane(limit: &Limit, level: &ChargeResult, hold_us: u64) -> TestCaseResult {
     prop_assert!(level.remaining <= limit.capacity());
     prop_assert!(level.hold_us <= hold_us.min(limit.max_wait_us()));
     prop_assert!(level.admitted || level.hold_us == 0);
@@ -191,11 +191,11 @@ fn before(end: u64, probes: [u64; 4]) -> impl Iterator<Item = u64> {
 /// The same limit, but refused hits do not count.
 fn forgiving(limit: &Limit) -> Limit {
     let token = limit.algorithm() == Algorithm::TokenBucket;
-    Limit::new(&Terms {
+    Limit::new(&LimitSpec {
         bucket_size: token.then_some(limit.capacity()),
         count_rejected: Some(false),
         calendar_months: limit.calendar_months(),
-        ..Terms::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
+        ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
     })
     .expect("as valid as the limit it is made from")
 }

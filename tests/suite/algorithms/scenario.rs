@@ -6,9 +6,9 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
-use tollkeeper::algorithm::{Ask, Level, fixed_window};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, fixed_window};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, DEFAULT_LOG_MAX, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, DEFAULT_LOG_MAX, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Hits, MOST_HITS};
 
 /// How the properties run: `PROPTEST_CASES` says how often, and what failed once is kept beside the source.
@@ -60,7 +60,7 @@ pub(crate) struct Step {
     patience: Patience,
 }
 
-/// How the clock moves before a draw.
+/// How the clock moves before a charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Jump {
     Stay,
@@ -159,14 +159,14 @@ pub(crate) fn limit(algorithm: Algorithm, period: Period, calendar_months: bool)
         let token = algorithm == Algorithm::TokenBucket;
         let leaky = algorithm == Algorithm::LeakyBucket;
         let log = algorithm == Algorithm::SlidingWindowLog;
-        Limit::new(&Terms {
+        Limit::new(&LimitSpec {
             bucket_size: size.filter(|_| token),
             queue_size: size.filter(|_| leaky),
             max_wait_us: max_wait_us.filter(|_| token || leaky),
             count_rejected: count_rejected.filter(|_| !leaky),
             sole,
             calendar_months,
-            ..Terms::new(
+            ..LimitSpec::new(
                 algorithm,
                 if log { requests_per_unit.min(DEFAULT_LOG_MAX) } else { requests_per_unit },
                 period,
@@ -240,28 +240,28 @@ pub(crate) fn patience() -> impl Strategy<Value = Patience> {
 }
 
 impl Scenario {
-    /// Lives the history: `draw` answers each question, and what it answers leads on.
+    /// Lives the history: `charge` answers each question, and what it answers leads on.
     pub(crate) fn live(
         &self,
-        mut draw: impl FnMut(&Limit, Time, Ask) -> Result<Level, TestCaseError>,
+        mut charge: impl FnMut(&Limit, Time, ChargeRequest) -> Result<ChargeResult, TestCaseError>,
     ) -> TestCaseResult {
         let mut now = self.start;
         let mut latest = now;
-        let mut last = Level::default();
+        let mut last = ChargeResult::default();
         for step in &self.steps {
             let limit = step.limit.get(&self.limits);
             now = step.jump.from(now, limit, &last);
             let back = limit.period_us().saturating_mul(self.most_periods_back);
             now = now.max(Time::from_micros(latest.as_micros().saturating_sub(back)));
             latest = latest.max(now);
-            last = draw(limit, now, Ask::new(step.amount.of(limit), step.patience.of(limit)))?;
+            last = charge(limit, now, ChargeRequest::new(step.amount.of(limit), step.patience.of(limit)))?;
         }
         Ok(())
     }
 }
 
 impl Jump {
-    pub(crate) fn from(self, now: Time, limit: &Limit, last: &Level) -> Time {
+    pub(crate) fn from(self, now: Time, limit: &Limit, last: &ChargeResult) -> Time {
         let (by, off) = match self {
             Self::Stay => (0, 0),
             Self::Micros(micros) => (micros, 0),
@@ -286,11 +286,11 @@ impl Amount {
     pub(crate) fn of(self, limit: &Limit) -> Hits {
         let capacity = u64::from(limit.capacity());
         match self {
-            Self::Look => Hits::Look,
-            Self::Few(hits) => Hits::Take(hits),
-            Self::Quarters(quarters) => Hits::Take((capacity * quarters / 4).max(1)),
-            Self::OneTooMany => Hits::Take(capacity + 1),
-            Self::Most => Hits::Take(MOST_HITS),
+            Self::Look => Hits::Peek,
+            Self::Few(hits) => Hits::Charge(hits),
+            Self::Quarters(quarters) => Hits::Charge((capacity * quarters / 4).max(1)),
+            Self::OneTooMany => Hits::Charge(capacity + 1),
+            Self::Most => Hits::Charge(MOST_HITS),
             Self::Back(hits) => Hits::Refund(hits),
             Self::BackQuarters(quarters) => Hits::Refund((capacity * quarters / 4).max(1)),
             Self::BackMost => Hits::Refund(MOST_HITS),

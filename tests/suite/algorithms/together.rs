@@ -2,7 +2,7 @@
 //! refused hits. Trials refuse nothing.
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::{Ask, State, Term, draw_together};
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, Period, Unit};
 use tollkeeper::request::{Hits, MOST_HITS};
@@ -10,14 +10,14 @@ use tollkeeper::request::{Hits, MOST_HITS};
 use super::model::Model;
 use super::scenario::{config, limit};
 
-/// A draw: microseconds since the last, hits, and the longest hold.
-type Draw = (u64, Hits, u64);
+/// A charge: microseconds since the last, hits, and the longest hold.
+type Charge = (u64, Hits, u64);
 
-fn draws() -> impl Strategy<Value = Vec<Draw>> {
+fn charges() -> impl Strategy<Value = Vec<Charge>> {
     let hits = prop_oneof![
-        1 => Just(Hits::Look),
-        8 => (1..6_u64).prop_map(Hits::Take),
-        1 => Just(Hits::Take(MOST_HITS)),
+        1 => Just(Hits::Peek),
+        8 => (1..6_u64).prop_map(Hits::Charge),
+        1 => Just(Hits::Charge(MOST_HITS)),
         1 => (1..6_u64).prop_map(Hits::Refund),
     ];
     let later = prop_oneof![3 => Just(0), 2 => 0..1_000_000_u64, 1 => 0..100_000_000_u64];
@@ -38,20 +38,20 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn charges_all_or_none(pairs in proptest::collection::vec(term(), 0..5), draws in draws()) {
-        let terms: Vec<_> = pairs.iter().map(|(limit, enforced)| Term { limit, enforced: *enforced }).collect();
+    fn charges_all_or_none(pairs in proptest::collection::vec(term(), 0..5), charges in charges()) {
+        let terms: Vec<_> = pairs.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
         let mut states: Vec<_> = terms.iter().map(|term| State::empty(term.limit.algorithm())).collect();
         let mut models: Vec<_> = terms.iter().map(|_| Model::new()).collect();
         let mut now = Time::from_secs(1_750_000_000);
-        for (later_us, hits, hold_us) in draws {
+        for (later_us, hits, hold_us) in charges {
             now = now.plus_us(later_us);
-            let ask = Ask::new(hits, hold_us);
+            let ask = ChargeRequest::new(hits, hold_us);
             let before = states.clone();
-            let levels = draw_together(&terms, &mut states, now, ask);
+            let levels = charge_together(&terms, &mut states, now, ask);
             prop_assert_eq!(levels.len(), terms.len());
             let refused = terms.iter().zip(&levels).any(|(term, level)| term.enforced && !level.admitted);
             for (index, term) in terms.iter().enumerate() {
-                let expected = models[index].draw(term.limit, now, Ask { refused_elsewhere: refused, ..ask });
+                let expected = models[index].charge(term.limit, now, ChargeRequest { refused_elsewhere: refused, ..ask });
                 prop_assert_eq!(levels[index], expected, "{:?} under {:?}", ask, term);
                 if refused && !term.limit.count_rejected() {
                     prop_assert_eq!(&states[index], &before[index]);
@@ -62,14 +62,14 @@ proptest! {
     }
 
     #[test]
-    fn one_limit_together_is_that_limit_alone((limit, enforced) in term(), draws in draws()) {
+    fn one_limit_together_is_that_limit_alone((limit, enforced) in term(), charges in charges()) {
         let (mut alone, mut together) = (State::empty(limit.algorithm()), [State::empty(limit.algorithm())]);
         let mut now = Time::from_secs(1_750_000_000);
-        for (later_us, hits, hold_us) in draws {
+        for (later_us, hits, hold_us) in charges {
             now = now.plus_us(later_us);
-            let ask = Ask::new(hits, hold_us);
-            let levels = draw_together(&[Term { limit: &limit, enforced }], &mut together, now, ask);
-            prop_assert_eq!(levels[0], alone.draw(&limit, now, ask));
+            let ask = ChargeRequest::new(hits, hold_us);
+            let levels = charge_together(&[EnforcedLimit { limit: &limit, enforced }], &mut together, now, ask);
+            prop_assert_eq!(levels[0], alone.charge(&limit, now, ask));
             prop_assert_eq!(&together[0], &alone);
         }
     }
@@ -79,16 +79,16 @@ proptest! {
 #[test]
 fn takes_the_state_of_another_algorithm_as_empty() {
     let period = Period::new(Unit::Minute, 1).expect("not too long");
-    let ask = Ask::new(Hits::Take(3), 0);
+    let ask = ChargeRequest::new(Hits::Charge(3), 0);
     for from in Algorithm::ALL {
         for to in Algorithm::ALL.into_iter().filter(|&to| to != from) {
-            let mut terms = tollkeeper::limit::Terms::new(to, 3, period);
+            let mut terms = tollkeeper::limit::LimitSpec::new(to, 3, period);
             terms.queue_size = (to == Algorithm::LeakyBucket).then_some(3);
             let limit = Limit::new(&terms).expect("a plain limit");
             let now = Time::from_secs(1_750_000_000);
             let mut state = State::empty(from);
             assert!(state.admits(&limit, now, ask), "{from} as {to}");
-            assert_eq!(state.draw(&limit, now, ask), State::empty(to).draw(&limit, now, ask), "{from} as {to}");
+            assert_eq!(state.charge(&limit, now, ask), State::empty(to).charge(&limit, now, ask), "{from} as {to}");
             assert!(!state.admits(&limit, now, ask), "{from} as {to}: not kept");
         }
     }

@@ -1,7 +1,7 @@
 //! Counters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them
 //! together.
 //!
-//! Draws are futures that nobody polls but the test, so that it decides who comes before whom, who waits and who gives
+//! Charges are futures that nobody polls but the test, so that it decides who comes before whom, who waits and who gives
 //! up. They may take as long as a loaded machine needs unless the environment says otherwise.
 
 use std::ffi::OsString;
@@ -12,33 +12,33 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{Ask, Term};
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
 use tollkeeper::clock::Time;
-use tollkeeper::counter::{Counter, Draw, Path};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::settings::{self, Settings};
-use tollkeeper::store::local::Local;
+use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::redis::failure::RedisError;
-use tollkeeper::store::redis::{Levels, Purpose, Redis};
+use tollkeeper::store::redis::{ChargeMode, ChargeResults, Redis};
 
 use super::desk::store_runtime;
 use super::wait_for;
 
-/// How long a draw may take where nothing else is said, and a caller waits.
+/// How long a charge may take where nothing else is said, and a caller waits.
 pub(crate) const LONG: Duration = Duration::from_secs(10);
 
-/// What came of each draw of a request.
-pub(crate) type Answers = Vec<Result<Levels, RedisError>>;
+/// What came of each charge of a request.
+pub(crate) type Answers = Vec<Result<ChargeResults, RedisError>>;
 
 /// Whose time counters follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Follows {
     /// That of Redis.
     Redis,
-    /// What each draw says.
-    Draws,
+    /// What each charge says.
+    Charges,
 }
 
 /// Counters in Redis.
@@ -48,26 +48,26 @@ pub(crate) struct Counters {
     pub(crate) redis: Redis,
 }
 
-/// A draw on the counters of a value.
+/// A charge on the counters of a value.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     /// What stands for the path.
     pub(crate) value: String,
     /// Its limits, and whether they are enforced.
     pub(crate) limits: Vec<(Limit, bool)>,
-    /// What is drawn.
-    pub(crate) ask: Ask,
+    /// What is charged.
+    pub(crate) ask: ChargeRequest,
 }
 
 impl Wanted {
     /// Hits on one limit.
     pub(crate) fn new(value: &str, limit: Limit, hits: Hits) -> Self {
-        Self { value: value.to_owned(), limits: vec![(limit, true)], ask: Ask::new(hits, 0) }
+        Self { value: value.to_owned(), limits: vec![(limit, true)], ask: ChargeRequest::new(hits, 0) }
     }
 
     /// One hit on one limit.
     pub(crate) fn one(value: &str, limit: Limit) -> Self {
-        Self::new(value, limit, Hits::Take(1))
+        Self::new(value, limit, Hits::Charge(1))
     }
 }
 
@@ -80,11 +80,11 @@ pub(crate) fn redis(env: &[(&str, &str)], follows: Follows) -> Redis {
     }
     let (settings, _) = Settings::from_env(variables.into_iter()).expect("the settings are valid");
     let settings::Store::Redis(settings) = settings.store else { panic!("it counts in Redis") };
-    let local = Local::new(1 << 20, NonZeroU32::MIN);
+    let local = Fallback::new(1 << 20, NonZeroU32::MIN);
     let _within = store_runtime().enter();
     match follows {
         Follows::Redis => Redis::start(&settings, local),
-        Follows::Draws => Redis::start_with_given_time(&settings, local),
+        Follows::Charges => Redis::start_with_given_time(&settings, local),
     }
 }
 
@@ -100,24 +100,24 @@ impl Counters {
     }
 
     /// One request, for a caller that waits long; never fails to be decided.
-    pub(crate) async fn draw(&self, wanted: &[Wanted], purpose: Purpose, now: Time) -> Vec<Levels> {
-        let answers = self.draw_until(wanted, purpose, (now, Instant::now() + LONG)).await;
+    pub(crate) async fn charge(&self, wanted: &[Wanted], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
+        let answers = self.charge_until(wanted, mode, (now, Instant::now() + LONG)).await;
         answers.into_iter().map(|answer| answer.expect("Redis decides")).collect()
     }
 
-    /// One request: what came of each draw.
-    pub(crate) async fn draw_until(&self, wanted: &[Wanted], purpose: Purpose, when: (Time, Instant)) -> Answers {
+    /// One request: what came of each charge.
+    pub(crate) async fn charge_until(&self, wanted: &[Wanted], mode: ChargeMode, when: (Time, Instant)) -> Answers {
         let entries: Vec<_> =
             wanted.iter().map(|wanted| [Entry { key: b"value", value: wanted.value.as_bytes() }]).collect();
-        let draws: Vec<_> = wanted
+        let charges: Vec<_> = wanted
             .iter()
             .zip(&entries)
             .map(|(wanted, entries)| {
                 let path = Path { domain: "counters", entries, shared: &[] };
-                Draw::new(path, counters(&wanted.limits), wanted.ask)
+                Charge::new(path, counters(&wanted.limits), wanted.ask)
             })
             .collect();
-        let answers = self.redis.draw_all(&draws, purpose, when).await;
+        let answers = self.redis.charge_all(&charges, mode, when).await;
         answers.into_iter().map(|answer| answer.map(|found| found.levels)).collect()
     }
 }
@@ -125,22 +125,23 @@ impl Counters {
 fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
     let mut counters = SmallVec::new();
     for (limit, enforced) in limits {
-        let term = Term { limit, enforced: *enforced };
+        let term = EnforcedLimit { limit, enforced: *enforced };
         counters.push(Counter { term, tag: counter_tag(limit, 0), epoch: 0 });
     }
     counters
 }
 
-/// Waits until it is known where counters are: draws that come before that fail at once.
+/// Waits until it is known where counters are: charges that come before that fail at once.
 pub(crate) fn wait_until_known(redis: &Redis) {
-    let limit = Limit::new(&Terms::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a period")));
+    let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a period")));
     let limits = [(limit.expect("a limit"), true)];
     let entries = [Entry { key: b"known", value: b"" }];
-    wait_for("a draw from redis", || {
+    wait_for("a charge from redis", || {
         let path = Path { domain: "counters", entries: &entries, shared: &[] };
-        let look = Draw::new(path, counters(&limits), Ask::new(Hits::Look, 0));
+        let look = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
         let until = Instant::now() + LONG;
-        let answers = store_runtime().block_on(redis.draw_all(&[look], Purpose::Charge, (Time::from_secs(1), until)));
+        let answers =
+            store_runtime().block_on(redis.charge_all(&[look], ChargeMode::Commit, (Time::from_secs(1), until)));
         answers[0].is_ok().then_some(())
     });
 }

@@ -1,7 +1,7 @@
 //! A [`Desk`] that counts in a Redis, with a runtime of its own: what one replica of tollkeeper is, in this process.
 //!
-//! Its clock stands until a test moves it, and counters follow that. A draw that Redis does not decide is an error,
-//! never an answer by policy, and a draw may take as long as a loaded machine needs, unless the environment says
+//! Its clock stands until a test moves it, and counters follow that. A charge that Redis does not decide is an error,
+//! never an answer by policy, and a charge may take as long as a loaded machine needs, unless the environment says
 //! otherwise.
 
 use std::num::NonZeroU32;
@@ -12,7 +12,7 @@ use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE};
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
-use tollkeeper::store::local::Local;
+use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::redis::Redis;
 
 use super::desk::{Answer, Desk, Question};
@@ -47,7 +47,7 @@ impl Replica {
         let redis = {
             let _within = runtime.enter();
             let sharers = of_redis.replicas.unwrap_or(NonZeroU32::MIN);
-            Redis::start_with_given_time(of_redis, Local::new(1 << 20, sharers))
+            Redis::start_with_given_time(of_redis, Fallback::new(1 << 20, sharers))
         };
         Self { desk: Desk::new(variables, start).counting_in(Store::Redis(Box::new(redis))), runtime }
     }

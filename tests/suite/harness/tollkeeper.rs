@@ -222,7 +222,7 @@ impl Tollkeeper {
         serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
-    /// What has become of draws, from `/store`.
+    /// What has become of charges, from `/store`.
     pub(crate) fn tally(&self) -> serde_json::Value {
         let answer = http::get(self.debug_port(), "/store").send();
         serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))

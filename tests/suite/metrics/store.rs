@@ -16,7 +16,7 @@ descriptors:
 ";
 
 #[test]
-fn every_failed_draw_is_an_error_of_redis_whoever_answered_it() {
+fn every_failed_charge_is_an_error_of_redis_whoever_answered_it() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(POLICIES), &redis).env("TOLLKEEPER_STORE_TIMEOUT", "10s"));
     let errors = "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"}";
@@ -121,9 +121,9 @@ fn leases_and_what_they_cost_in_calls_are_told() {
     let found = watched.scrape();
     println!("{}", found.beginning("tollkeeper_eventual").join("\n"));
     let from = |name: &str| found.count(&format!("tollkeeper_eventual_hits_total{{from=\"{name}\"}}"));
-    let drawn = found.count("tollkeeper_draws_total");
-    assert!(from("share") + from("lease") <= 50 && drawn >= from("share") + from("lease"), "{}", found.text);
+    let charged = found.count("tollkeeper_draws_total");
+    assert!(from("share") + from("lease") <= 50 && charged >= from("share") + from("lease"), "{}", found.text);
     assert!(found.count("tollkeeper_leased_hits_total") >= from("lease"));
-    assert!(found.count("tollkeeper_store_calls_total") < drawn, "leases save calls");
+    assert!(found.count("tollkeeper_store_calls_total") < charged, "leases save calls");
     assert_eq!(found.beginning("tollkeeper_live_replicas").len(), 1);
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything is checked in whole numbers: overshoot counts in hundred-thousandths of a hit.
 
-use tollkeeper::algorithm::{Ask, State};
+use tollkeeper::algorithm::{ChargeRequest, State};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot};
 use tollkeeper::request::Hits;
@@ -128,7 +128,7 @@ fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
 fn plays(limit: &Limit, uses: &[Use]) -> Result<(), String> {
     let mut state = State::empty(limit.algorithm());
     for it in uses {
-        let level = state.draw(limit, Time::from_micros(it.at), Ask::new(Hits::Take(it.hits), 0));
+        let level = state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(it.hits), 0));
         if !level.admitted {
             return Err(format!("{it:?} after {} hits would have been refused", level.before));
         }

@@ -1,4 +1,4 @@
-//! What happens in a run: descriptors, requests, delays, faults, and who comes and goes; drawn from a seed.
+//! What happens in a run: descriptors, requests, delays, faults, and who comes and goes; charged from a seed.
 //!
 //! Requests come alone, in clumps, and where it matters: at a window's end, and a period after the first of them. About
 //! half of them are single hits, which fit a share; the others are as large as it takes to exceed the limit.
@@ -6,7 +6,7 @@
 use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
-use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Consistency, Limit, LimitSpec, Overshoot, Period, Unit};
 use tollkeeper::store::redis::eventual::{self, log_beyond_us};
 use tollkeeper::store::redis::script::Counted;
 
@@ -123,8 +123,8 @@ pub(super) struct Plan {
 }
 
 /// A limit as it is written.
-pub(super) fn limit(terms: Terms, overshoot: Overshoot) -> Limit {
-    let terms = Terms { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..terms };
+pub(super) fn limit(terms: LimitSpec, overshoot: Overshoot) -> Limit {
+    let terms = LimitSpec { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..terms };
     Limit::new(&terms).unwrap()
 }
 
@@ -143,7 +143,7 @@ fn small_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
     let requests = chance.pick(&[40, 100, 200]);
     let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
     let overshoot = chance.pick(&[Overshoot::MilliPercent(50_000), Overshoot::Hits(requests)]);
-    limit(Terms::new(algorithm, requests, period), overshoot)
+    limit(LimitSpec::new(algorithm, requests, period), overshoot)
 }
 
 fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
@@ -165,7 +165,7 @@ fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
     };
     let bucket_size = chance.pick(&[(requests / 2).max(1), requests, 2 * requests]);
     let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(bucket_size);
-    limit(Terms { bucket_size, ..Terms::new(algorithm, requests, period.unwrap()) }, overshoot)
+    limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period.unwrap()) }, overshoot)
 }
 
 /// One limit as a rule, at times two, or one on trial besides.
@@ -358,7 +358,7 @@ impl Plan {
         let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
         let overshoot = Overshoot::MilliPercent(chance.pick(&[1_000, 5_000, 20_000]));
         let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(requests * chance.pick(&[1, 2]));
-        let limit = limit(Terms { bucket_size, ..Terms::new(algorithm, requests, period) }, overshoot);
+        let limit = limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period) }, overshoot);
         let (period, most) = (period.micros(), u64::from(limit.capacity()));
         let returns = chance.pick(&[(0, 0), (0, 30 * MS), (100 * MS, 170 * MS), (700 * MS, S)]);
         let window = 1_700_000_000 * S / period * period;
@@ -378,7 +378,7 @@ impl Plan {
             start,
             end: start + 8 * period,
         };
-        let life = eventual::Terms::of(&plan.keys[0], slots(16)).unwrap().life_us;
+        let life = eventual::LocalBudget::of(&plan.keys[0], slots(16)).unwrap().life_us;
         if chance.one_in(2) {
             plan.leave_in_a_chain(life, most, chance);
             return plan;
@@ -386,7 +386,7 @@ impl Plan {
         for round in 0..3 {
             // The leases are taken 46 ms after that.
             let begin = start + (2 * round + 1) * period - chance.pick(&[50 * MS, 100 * MS, 300 * MS]);
-            plan.draw_in_vain(begin, most, chance);
+            plan.charge_in_vain(begin, most, chance);
             let leased = begin + 46 * MS;
             let ends = leased + chance.pick(&[life / 10 * 9, life / 10 * 19, life + 5 * MS, life + returns.0]);
             plan.ask_for(2 * most, (ends, 3 * MS), chance);
@@ -403,7 +403,7 @@ impl Plan {
         let steps = chance.between(2, 16);
         let (mut at, begin) = (self.start, self.start);
         for _ in 0..steps {
-            self.draw_in_vain(at, most, chance);
+            self.charge_in_vain(at, most, chance);
             at += life.max(50 * MS) + chance.below(30 * MS);
         }
         let pause = chance.pick(&[0, life / 2, life + 5 * MS]);
@@ -411,8 +411,8 @@ impl Plan {
         self.ask_for(2 * most, (begin + period + life, at - begin), chance);
     }
 
-    /// At each replica draws that never pass, and then one that does.
-    fn draw_in_vain(&mut self, begin: u64, most: u64, chance: &mut Chance) {
+    /// At each replica charges that never pass, and then one that does.
+    fn charge_in_vain(&mut self, begin: u64, most: u64, chance: &mut Chance) {
         for replica in 0..self.replicas {
             for step in 0..6 {
                 let at = begin + step * 9 * MS + chance.below(MS);
@@ -432,7 +432,7 @@ impl Plan {
 }
 
 fn replica_share(counters: &[Counted], count: u32) -> u64 {
-    eventual::Terms::of(counters, slots(count)).unwrap().share
+    eventual::LocalBudget::of(counters, slots(count)).unwrap().share
 }
 
 fn network(scene: Scene, period: u64, chance: &mut Chance) -> Network {

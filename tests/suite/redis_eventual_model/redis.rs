@@ -1,14 +1,14 @@
-//! Redis as the model has it: counters that the pure algorithms draw from, and the slots that replicas claim.
+//! Redis as the model has it: counters that the pure algorithms charge from, and the slots that replicas claim.
 //!
 //! A call runs at one time, all of it. Hits that are given back are void from the time that is said with them on.
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{Level, State, Term, draw_together};
+use tollkeeper::algorithm::{ChargeResult, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
-use tollkeeper::store::redis::script::{Counted, Drawing};
+use tollkeeper::store::redis::script::{ChargeCommand, Counted};
 
-/// The levels of a draw's limits.
-pub(super) type Levels = SmallVec<[Level; 1]>;
+/// The levels of a charge's limits.
+pub(super) type ChargeResults = SmallVec<[ChargeResult; 1]>;
 
 /// The states of a descriptor's counters.
 pub(super) type States = SmallVec<[State; 1]>;
@@ -28,24 +28,24 @@ impl Redis {
         Self { counters: descriptors.iter().map(empty).collect(), slots: Slots::default() }
     }
 
-    /// Makes draws, one after the other; what they found, and the states after them.
-    pub(super) fn draw(&mut self, key: usize, drawings: &[Drawing], now: Time) -> (Vec<Levels>, States) {
+    /// Makes charges, one after the other; what they found, and the states after them.
+    pub(super) fn charge(&mut self, key: usize, commands: &[ChargeCommand], now: Time) -> (Vec<ChargeResults>, States) {
         let states = &mut self.counters[key];
-        let levels = drawings.iter().map(|drawing| draw(drawing, states, now)).collect();
+        let levels = commands.iter().map(|command| charge(command, states, now)).collect();
         (levels, states.clone())
     }
 }
 
-fn draw(drawing: &Drawing, states: &mut States, now: Time) -> Levels {
-    let terms: SmallVec<[Term<'_>; 1]> =
-        drawing.counters.iter().map(|it| Term { limit: &it.limit, enforced: it.enforced }).collect();
-    let Some(until) = drawing.until else { return draw_together(&terms, states, now, drawing.ask) };
-    let refund = |(term, state): (&Term<'_>, &mut State)| {
+fn charge(command: &ChargeCommand, states: &mut States, now: Time) -> ChargeResults {
+    let terms: SmallVec<[EnforcedLimit<'_>; 1]> =
+        command.counters.iter().map(|it| EnforcedLimit { limit: &it.limit, enforced: it.enforced }).collect();
+    let Some(until) = command.until else { return charge_together(&terms, states, now, command.ask) };
+    let refund = |(term, state): (&EnforcedLimit<'_>, &mut State)| {
         let is_void = state.time(term.limit, now) >= until;
         if is_void {
-            state.clone().draw(term.limit, now, drawing.ask)
+            state.clone().charge(term.limit, now, command.ask)
         } else {
-            state.draw(term.limit, now, drawing.ask)
+            state.charge(term.limit, now, command.ask)
         }
     };
     terms.iter().zip(states.iter_mut()).map(refund).collect()

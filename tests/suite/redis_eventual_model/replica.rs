@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollkeeper::clock::Time;
-use tollkeeper::store::redis::eventual::{Eventual, Id, Lending, Lent, Terms};
-use tollkeeper::store::redis::script::{Counted, Drawing};
+use tollkeeper::store::redis::eventual::{Eventual, Id, Lending, Lent, LocalBudget};
+use tollkeeper::store::redis::script::{ChargeCommand, Counted};
 
 use super::plan::slots;
 
@@ -29,13 +29,13 @@ pub(super) struct Replica {
     pub(super) out: Vec<(usize, Lent)>,
 }
 
-/// The draws on one key.
+/// The charges on one key.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     /// The call that is in flight.
     pub(super) call: Option<u64>,
     /// Those that wait, and until when.
-    pub(super) waiting: VecDeque<(Drawing, u64)>,
+    pub(super) waiting: VecDeque<(ChargeCommand, u64)>,
 }
 
 /// A slot that is claimed.
@@ -74,7 +74,7 @@ impl Replica {
         let lend = |(path, counters): (u128, &SmallVec<[Counted; 1]>)| Lending {
             // All in one part of the table.
             id: Id { path: path + 1, tags: 7 },
-            terms: Terms::of(counters, slots(count)).unwrap(),
+            terms: LocalBudget::of(counters, slots(count)).unwrap(),
             counters: counters.clone(),
         };
         self.lendings = (0..).zip(descriptors).map(lend).collect();

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{Ask, State};
+use tollkeeper::algorithm::{ChargeRequest, State};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Limit, Overshoot, Period, Terms, Unit};
+use tollkeeper::limit::{Limit, LimitSpec, Overshoot, Period, Unit};
 use tollkeeper::request::Hits;
 
 use super::chance::Chance;
@@ -54,7 +54,8 @@ fn ask(plan: &mut Plan, per_mille: u64, chance: &mut Chance) {
 /// What a strict limit admits of a run's requests from a time on.
 fn strictly(plan: &Plan, limit: &Limit, from: u64) -> u64 {
     let mut state = State::empty(limit.algorithm());
-    let mut admits = |it: &&Arrival| state.draw(limit, Time::from_micros(it.at), Ask::new(Hits::Take(1), 0)).admitted;
+    let mut admits =
+        |it: &&Arrival| state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(1), 0)).admitted;
     plan.arrivals.iter().filter(&mut admits).filter(|it| it.at >= from).count() as u64
 }
 
@@ -67,7 +68,7 @@ fn little_is_wasted_when_more_is_asked_for_than_the_limit() {
     for (turn, (algorithm, (requests, seconds), replicas)) in each.enumerate() {
         let (per_mille, overshoot) = ([1300, 3000][turn / 3 % 2], [1, 5, 50][(turn + turn / 6) % 3]);
         let period = Period::new(Unit::Second, seconds).unwrap();
-        let terms = Terms::new(algorithm, requests, period);
+        let terms = LimitSpec::new(algorithm, requests, period);
         let line = admitted(limit(terms, Overshoot::MilliPercent(1000 * overshoot)), replicas, per_mille);
         let (charged, altogether, calls) = line;
         let what = format!("{algorithm} | {requests} per {seconds} s | {replicas} | {per_mille} | {overshoot} %");
@@ -103,7 +104,7 @@ fn a_key_with_one_visitor_costs_no_more_calls_than_it_is_asked() {
     for algorithm in ALGORITHMS {
         for (requests, seconds) in [(100, 1), (1000, 60)] {
             let period = Period::new(Unit::Second, seconds).unwrap();
-            let limit = limit(Terms::new(algorithm, requests, period), Overshoot::MilliPercent(5_000));
+            let limit = limit(LimitSpec::new(algorithm, requests, period), Overshoot::MilliPercent(5_000));
             for pause in [5 * MS, 20 * MS, 60 * MS, 105 * MS, 150 * MS, 400 * MS, 1100 * MS, 1900 * MS, 7 * S] {
                 // What is asked for beyond the limit is refused at a call each.
                 for hits in [1, 5].into_iter().filter(|hits| hits * limit.period_us() / pause < requests.into()) {

@@ -1,22 +1,22 @@
 //! A run: replicas, the messages between them and Redis, and time that goes from one event to the next.
 //!
-//! What the processes do about [`Eventual`] is done here as they do it: a draw that is not admitted here goes out with
+//! What the processes do about [`Eventual`] is done here as they do it: a charge that is not admitted here goes out with
 //! a lease, or waits for the call that is in flight, and is tried again when that is over.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
-use tollkeeper::algorithm::Ask;
+use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::request::Hits;
 use tollkeeper::store::redis::eventual::{Admission, Lent, Moment, Report, Usage};
-use tollkeeper::store::redis::script::{Drawing, MOST_DRAWS};
+use tollkeeper::store::redis::script::{ChargeCommand, MOST_DRAWS};
 
 use super::chance::Chance;
 use super::ledger::{By, Use};
 use super::plan::{Fate, Plan};
-use super::redis::{Levels, Redis, States};
+use super::redis::{ChargeResults, Redis, States};
 use super::replica::{Hold, Replica};
 
 /// Ended leases are looked for so often, in microseconds.
@@ -62,7 +62,7 @@ enum Event {
 #[derive(Debug)]
 enum Message {
     Call(Call),
-    Return(usize, Drawing),
+    Return(usize, ChargeCommand),
     Claim { sent: Instant },
     Leave,
 }
@@ -71,14 +71,14 @@ enum Message {
 struct Call {
     key: usize,
     number: u64,
-    drawings: Vec<Drawing>,
+    commands: Vec<ChargeCommand>,
     sent: Instant,
     lent: u64,
 }
 
 #[derive(Debug)]
 enum Reply {
-    Call(Call, (Vec<Levels>, States), Time),
+    Call(Call, (Vec<ChargeResults>, States), Time),
     Claim { sent: Instant, before: Option<Time>, now: Time },
 }
 
@@ -227,9 +227,9 @@ impl<'p> World<'p> {
             self.replicas[replica].eventual.sweep(self.instant(replica), turn, 2);
         }
         let key = arrival.key;
-        let ask = Ask::new(Hits::Take(arrival.hits), 0);
-        let drawing = Drawing { counters: self.plan.keys[key].clone(), ask, trial: false, until: None };
-        match self.admit(replica, key, &drawing, false) {
+        let ask = ChargeRequest::new(Hits::Charge(arrival.hits), 0);
+        let command = ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: None };
+        match self.admit(replica, key, &command, false) {
             Some(ahead) => {
                 if ahead && self.replicas[replica].keys[key].call.is_none() {
                     self.lead(replica, key, Vec::new());
@@ -237,20 +237,20 @@ impl<'p> World<'p> {
             }
             None if self.replicas[replica].keys[key].call.is_some() => {
                 let until = self.now + self.plan.network.timeout;
-                self.replicas[replica].keys[key].waiting.push_back((drawing, until));
+                self.replicas[replica].keys[key].waiting.push_back((command, until));
             }
-            None => self.lead(replica, key, vec![drawing]),
+            None => self.lead(replica, key, vec![command]),
         }
     }
 
-    /// Whether a draw is admitted here, and then whether it is time for the next lease.
-    fn admit(&mut self, replica: usize, key: usize, drawing: &Drawing, again: bool) -> Option<bool> {
+    /// Whether a charge is admitted here, and then whether it is time for the next lease.
+    fn admit(&mut self, replica: usize, key: usize, command: &ChargeCommand, again: bool) -> Option<bool> {
         let moment = self.moment(replica, key, again);
         let it = &self.replicas[replica];
         let before = it.eventual.usage();
-        let Admission::Here { ahead, .. } = it.eventual.admit(&it.lendings[key], drawing, moment) else { return None };
+        let Admission::Here { ahead, .. } = it.eventual.admit(&it.lendings[key], command, moment) else { return None };
         let after = it.eventual.usage();
-        let Hits::Take(hits) = drawing.ask.hits else { unreachable!("all take") };
+        let Hits::Charge(hits) = command.ask.hits else { unreachable!("all take") };
         let by = if after.shared > before.shared { By::Share } else { By::Lease };
         assert_eq!(after.shared - before.shared + after.leased - before.leased, hits, "what is counted");
         self.outcome.uses[key].push(Use { at: self.now, hits, by });
@@ -258,14 +258,14 @@ impl<'p> World<'p> {
     }
 
     /// Sends a call, and when it is over those for what waits.
-    fn lead(&mut self, replica: usize, key: usize, drawings: Vec<Drawing>) {
-        if !self.calls(replica, key, drawings) {
+    fn lead(&mut self, replica: usize, key: usize, commands: Vec<ChargeCommand>) {
+        if !self.calls(replica, key, commands) {
             self.is_over(replica, key);
         }
     }
 
     /// Sends a call with a lease, as demand asks for it; whether there is something to send.
-    fn calls(&mut self, replica: usize, key: usize, mut drawings: Vec<Drawing>) -> bool {
+    fn calls(&mut self, replica: usize, key: usize, mut commands: Vec<ChargeCommand>) -> bool {
         let sent = self.instant(replica);
         let live = match self.plan.live {
             Some(live) => live,
@@ -274,10 +274,10 @@ impl<'p> World<'p> {
         let it = &self.replicas[replica];
         let lent = it.eventual.lease(&it.lendings[key], sent, live);
         if lent > 0 {
-            let ask = Ask::new(Hits::Take(lent), 0);
-            drawings.push(Drawing { counters: self.plan.keys[key].clone(), ask, trial: false, until: None });
+            let ask = ChargeRequest::new(Hits::Charge(lent), 0);
+            commands.push(ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: None });
         }
-        if drawings.is_empty() {
+        if commands.is_empty() {
             return false;
         }
         self.outcome.calls += 1;
@@ -285,7 +285,7 @@ impl<'p> World<'p> {
         let (who, number) = (self.who(replica), self.serial);
         self.replicas[replica].keys[key].call = Some(number);
         self.at(self.now + self.plan.network.timeout, Event::GivesUp(who, key, number));
-        self.send(who, Message::Call(Call { key, number, drawings, sent, lent }));
+        self.send(who, Message::Call(Call { key, number, commands, sent, lent }));
         true
     }
 
@@ -299,9 +299,9 @@ impl<'p> World<'p> {
                 return;
             }
             let count = queue.waiting.len().min(MOST_DRAWS);
-            let batch: Vec<Drawing> = queue.waiting.drain(..count).map(|(drawing, _)| drawing).collect();
-            let left: Vec<Drawing> =
-                batch.into_iter().filter(|drawing| self.admit(replica, key, drawing, true).is_none()).collect();
+            let batch: Vec<ChargeCommand> = queue.waiting.drain(..count).map(|(command, _)| command).collect();
+            let left: Vec<ChargeCommand> =
+                batch.into_iter().filter(|command| self.admit(replica, key, command, true).is_none()).collect();
             if !left.is_empty() {
                 self.calls(replica, key, left);
                 return;
@@ -325,18 +325,19 @@ impl<'p> World<'p> {
         }
     }
 
-    fn hears_of_call(&mut self, who: Who, call: Call, (mut levels, states): (Vec<Levels>, States), now: Time) {
-        let Call { key, number, mut drawings, sent, lent } = call;
+    fn hears_of_call(&mut self, who: Who, call: Call, (mut levels, states): (Vec<ChargeResults>, States), now: Time) {
+        let Call { key, number, mut commands, sent, lent } = call;
         let plan = self.plan;
-        let passed =
-            |levels: &Levels| levels.iter().zip(&plan.keys[key]).all(|(level, it)| level.admitted || !it.enforced);
-        let lease = (lent > 0).then(|| (drawings.pop(), levels.pop())).and_then(|(_, levels)| levels);
+        let passed = |levels: &ChargeResults| {
+            levels.iter().zip(&plan.keys[key]).all(|(level, it)| level.admitted || !it.enforced)
+        };
+        let lease = (lent > 0).then(|| (commands.pop(), levels.pop())).and_then(|(_, levels)| levels);
         if self.replicas[who.replica].keys[key].call != Some(number) {
             // It was given up: nobody hears what came of it.
             return;
         }
-        for (drawing, _) in drawings.iter().zip(&levels).filter(|(_, levels)| passed(levels)) {
-            let Hits::Take(hits) = drawing.ask.hits else { unreachable!("all take") };
+        for (command, _) in commands.iter().zip(&levels).filter(|(_, levels)| passed(levels)) {
+            let Hits::Charge(hits) = command.ask.hits else { unreachable!("all take") };
             self.outcome.uses[key].push(Use { at: now.as_micros(), hits, by: By::Redis });
         }
         let lent = if lease.as_ref().is_some_and(passed) { lent } else { 0 };
@@ -358,11 +359,11 @@ impl<'p> World<'p> {
         it.out.retain(|(_, other)| other.serial != lent.serial);
         let left = it.eventual.collect(it.lendings[key].id, lent.serial).saturating_sub(lent.less);
         let Some(until) = lent.until.filter(|_| left > 0) else { return };
-        let ask = Ask::new(Hits::Refund(left), 0);
-        let drawing = Drawing { counters: self.plan.keys[key].clone(), ask, trial: false, until: Some(until) };
+        let ask = ChargeRequest::new(Hits::Refund(left), 0);
+        let command = ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: Some(until) };
         self.outcome.calls += 1;
         self.outcome.returns += 1;
-        self.send(who, Message::Return(key, drawing));
+        self.send(who, Message::Return(key, command));
     }
 
     fn beats(&mut self, who: Who) {
@@ -453,11 +454,11 @@ impl<'p> World<'p> {
         let (now, owner) = (Time::from_micros(self.now), (who.replica as u64 + 1) << 32 | u64::from(who.life));
         let reply = match message {
             Message::Call(call) => {
-                let found = self.redis.draw(call.key, &call.drawings, now);
+                let found = self.redis.charge(call.key, &call.commands, now);
                 Some(Reply::Call(call, found, now))
             }
-            Message::Return(key, drawing) => {
-                self.redis.draw(key, &[drawing], now);
+            Message::Return(key, command) => {
+                self.redis.charge(key, &[command], now);
                 None
             }
             Message::Claim { sent } => {

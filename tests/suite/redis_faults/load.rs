@@ -41,7 +41,7 @@ const LIMIT: u32 = 1_000_000;
 const VALUES: usize = 40;
 /// Between two calls: 150 a second.
 const PACE: Duration = Duration::from_micros(6_667);
-/// What a draw waits for Redis, or little less.
+/// What a charge waits for Redis, or little less.
 const WAITED: Duration = Duration::from_millis(14);
 /// What Envoy waits.
 const DEADLINE: Duration = Duration::from_millis(20);

@@ -5,10 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
-use tollkeeper::store::redis::{Levels, Purpose};
+use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 
 use super::super::harness::counters::{self, Counters, Follows, Wanted, poll_once};
 use super::super::harness::desk::{Desk, store_runtime};
@@ -23,26 +23,26 @@ fn environment<'e>(address: &'e str, env: &[(&'e str, &'e str)]) -> Vec<(&'e str
     [&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], env].concat()
 }
 
-/// Counters of this server that have drawn once, so that they are connected and it knows the script.
+/// Counters of this server that have charged once, so that they are connected and it knows the script.
 fn primed(server: &Server, env: &[(&str, &str)]) -> Counters {
     let counters = Counters::new(&environment(&server.address(), env), Follows::Redis);
     for limit in [yearly(1), plain(1)] {
-        draw(&counters, &[Wanted::one("prime", limit)]);
+        charge(&counters, &[Wanted::one("prime", limit)]);
     }
     counters
 }
 
 /// A limit that refused hits count against, as a rule has it that says nothing about it.
 fn plain(requests_per_unit: u32) -> Limit {
-    Limit::new(&Terms::new(Algorithm::FixedWindow, requests_per_unit, Period::new(Unit::Year, 1).unwrap())).unwrap()
+    Limit::new(&LimitSpec::new(Algorithm::FixedWindow, requests_per_unit, Period::new(Unit::Year, 1).unwrap())).unwrap()
 }
 
-fn draw(counters: &Counters, wanted: &[Wanted]) -> Vec<Levels> {
-    store_runtime().block_on(counters.draw(wanted, Purpose::Charge, NOW))
+fn charge(counters: &Counters, wanted: &[Wanted]) -> Vec<ChargeResults> {
+    store_runtime().block_on(counters.charge(wanted, ChargeMode::Commit, NOW))
 }
 
 fn admits(counters: &Counters, wanted: &Wanted) -> bool {
-    draw(counters, std::slice::from_ref(wanted))[0].iter().all(|level| level.admitted)
+    charge(counters, std::slice::from_ref(wanted))[0].iter().all(|level| level.admitted)
 }
 
 /// How many commands of these names the server has had.
@@ -100,7 +100,7 @@ fn what_counts_refused_hits_is_asked_each_time_unless_the_local_cache_is_asked_f
         let least = if is_known { 10 - refused.elapsed().as_secs().min(10) } else { 0 };
         let known = counters.redis.refused_locally();
         assert!((least..=if is_known { 10 } else { 0 }).contains(&known), "{value}: {known}");
-        let look = draw(&counters, &[Wanted::new(value, plain(1), Hits::Look)]);
+        let look = charge(&counters, &[Wanted::new(value, plain(1), Hits::Peek)]);
         assert_eq!(look[0][0].before, 12 - known, "what is refused here is not counted");
     }
 }
@@ -112,7 +112,7 @@ fn a_refund_through_another_replica_is_seen_within_a_second() {
     let one = Wanted::one("refunded", yearly(1));
     assert!(admits(&here, &one) && !admits(&here, &one));
     let refused = Instant::now();
-    draw(&there, &[Wanted::new("refunded", yearly(1), Hits::Refund(1))]);
+    charge(&there, &[Wanted::new("refunded", yearly(1), Hits::Refund(1))]);
     wait_for("the refund to be seen", || {
         let is_over = refused.elapsed() >= Duration::from_secs(1);
         let admitted = admits(&here, &one);
@@ -121,12 +121,12 @@ fn a_refund_through_another_replica_is_seen_within_a_second() {
     });
     // One that goes through this process is seen at once.
     assert!(!admits(&here, &one));
-    draw(&here, &[Wanted::new("refunded", yearly(1), Hits::Refund(1))]);
+    charge(&here, &[Wanted::new("refunded", yearly(1), Hits::Refund(1))]);
     assert!(admits(&here, &one));
 }
 
 #[test]
-fn draws_that_waited_together_teach_it_too() {
+fn charges_that_waited_together_teach_it_too() {
     let server = options().start();
     let counters = primed(&server, &[]);
     let one = Wanted::one("together", yearly(1));
@@ -134,11 +134,11 @@ fn draws_that_waited_together_teach_it_too() {
     store_runtime().block_on(async {
         server.freeze();
         // A look leads, and teaches nothing; what waits for it does.
-        let look = [Wanted::new("together", yearly(1), Hits::Look)];
+        let look = [Wanted::new("together", yearly(1), Hits::Peek)];
         let waits = [one.clone(), one.clone()];
-        let mut led = Box::pin(counters.draw(&look, Purpose::Charge, NOW));
+        let mut led = Box::pin(counters.charge(&look, ChargeMode::Commit, NOW));
         assert!(poll_once(&mut led).await.is_none());
-        let mut waiting = Box::pin(counters.draw(&waits, Purpose::Charge, NOW));
+        let mut waiting = Box::pin(counters.charge(&waits, ChargeMode::Commit, NOW));
         assert!(poll_once(&mut waiting).await.is_none());
         server.thaw();
         assert!(!led.await[0][0].admitted);
@@ -159,7 +159,7 @@ fn a_refusal_that_took_a_second_to_come_is_believed_no_more() {
     store_runtime().block_on(async {
         server.freeze();
         let wanted = [one.clone()];
-        let mut late = Box::pin(counters.draw(&wanted, Purpose::Charge, NOW));
+        let mut late = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOW));
         assert!(poll_once(&mut late).await.is_none());
         let sent = Instant::now();
         wait_for("a second", || (sent.elapsed() >= Duration::from_secs(1)).then_some(()));
@@ -178,11 +178,11 @@ fn of_a_request_only_what_is_not_known_is_asked() {
     let (over, free) = (Wanted::one("over", yearly(1)), Wanted::one("free", yearly(1_000)));
     assert!(admits(&counters, &over) && !admits(&counters, &over));
     let (refused, calls) = (Instant::now(), counters.redis.calls());
-    for drawn in 0..10 {
+    for charged in 0..10 {
         let request = [free.clone(), over.clone(), free.clone(), over.clone()];
         let found: Vec<_> =
-            draw(&counters, &request).iter().map(|levels| (levels[0].admitted, levels[0].before)).collect();
-        assert_eq!(found, [(true, 2 * drawn), (false, 1), (true, 2 * drawn + 1), (false, 1)]);
+            charge(&counters, &request).iter().map(|levels| (levels[0].admitted, levels[0].before)).collect();
+        assert_eq!(found, [(true, 2 * charged), (false, 1), (true, 2 * charged + 1), (false, 1)]);
     }
     let calls = counters.redis.calls() - calls;
     assert!((10..=10 + refused.elapsed().as_secs()).contains(&calls), "{calls}");
@@ -192,9 +192,9 @@ fn of_a_request_only_what_is_not_known_is_asked() {
 fn a_window_by_the_clock_of_this_process_takes_its_refusals_with_it() {
     let server = options().start();
     let counters = primed(&server, &[("TOLLKEEPER_KEY_FORMAT", "ratelimit"), (LOCAL_CACHE, "1000000")]);
-    let minute = Limit::new(&Terms::new(Algorithm::FixedWindow, 1, Period::new(Unit::Minute, 1).unwrap())).unwrap();
+    let minute = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Minute, 1).unwrap())).unwrap();
     let one = [Wanted::one("window", minute)];
-    let admits = |now| store_runtime().block_on(counters.draw(&one, Purpose::Charge, now))[0][0].admitted;
+    let admits = |now| store_runtime().block_on(counters.charge(&one, ChargeMode::Commit, now))[0][0].admitted;
     // The last half second of a window, and the first moment of the next.
     let late = NOW.plus_us(59_500_000);
     assert!(admits(late) && !admits(late));

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 /// What demand is measured over.
 const SLOT: Duration = Duration::from_millis(100);
 
-/// Hits asked for, in this slot and in the one before; without each slot's first draw, which promises no other.
+/// Hits asked for, in this slot and in the one before; without each slot's first charge, which promises no other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
     since: Instant,
-    /// The hits of the last draw.
+    /// The hits of the last charge.
     pub(super) last: u64,
     fresh: bool,
     hits: u64,
@@ -22,7 +22,7 @@ impl Demand {
         Self { since: at, last: 0, fresh: true, hits: 0, before: 0 }
     }
 
-    /// Takes note of a draw's hits.
+    /// Takes note of a charge's hits.
     pub(super) fn note(&mut self, hits: u64, at: Instant) {
         self.turn(at);
         self.last = hits;

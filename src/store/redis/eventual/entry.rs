@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::demand::Demand;
-use super::{Lent, Moment, Report, Terms};
-use crate::algorithm::{Ask, Level, State, Term, draw_together};
+use super::{Lent, LocalBudget, Moment, Report};
+use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
-use crate::store::redis::Levels;
-use crate::store::redis::script::{Counted, Drawing};
+use crate::store::redis::ChargeResults;
+use crate::store::redis::script::{ChargeCommand, Counted};
 
 /// Leases at once: one that is given out, and the next.
 const MOST_LEASES: usize = 2;
@@ -84,16 +84,20 @@ impl Entry {
     }
 
     /// Admits hits from a lease.
-    pub(super) fn take_leased(&mut self, hits: u64, drawing: &Drawing, moment: Moment) -> Option<Levels> {
+    pub(super) fn take_leased(&mut self, hits: u64, command: &ChargeCommand, moment: Moment) -> Option<ChargeResults> {
         let lease = self.leases.iter_mut().find(|lease| moment.at < lease.end && lease.left >= hits)?;
         lease.left -= hits;
         self.used = moment.at;
-        let mut levels = self.count(drawing, moment);
+        let mut levels = self.count(command, moment);
         // They were charged already, whatever has been heard since.
-        for (level, counted) in levels.iter_mut().zip(&drawing.counters) {
+        for (level, counted) in levels.iter_mut().zip(&command.counters) {
             if counted.enforced && !level.admitted {
-                *level =
-                    Level { admitted: true, after: level.before.saturating_add(hits), retry_after_us: None, ..*level };
+                *level = ChargeResult {
+                    admitted: true,
+                    after: level.before.saturating_add(hits),
+                    retry_after_us: None,
+                    ..*level
+                };
             }
         }
         Some(levels)
@@ -103,20 +107,20 @@ impl Entry {
     pub(super) fn take_shared(
         &mut self,
         hits: u64,
-        drawing: &Drawing,
-        terms: &Terms,
+        command: &ChargeCommand,
+        terms: &LocalBudget,
         moment: Moment,
-    ) -> Option<Levels> {
+    ) -> Option<ChargeResults> {
         let begins = moment.at >= self.share.end;
         let used = if begins { 0 } else { self.share.used };
         if used + hits > terms.share {
             return None;
         }
-        if self.states.len() != drawing.counters.len() {
-            self.states = drawing.counters.iter().map(|counted| State::empty(counted.limit.algorithm())).collect();
+        if self.states.len() != command.counters.len() {
+            self.states = command.counters.iter().map(|counted| State::empty(counted.limit.algorithm())).collect();
         }
-        let levels = self.count(drawing, moment);
-        let passes = levels.iter().zip(&drawing.counters).all(|(level, counted)| level.admitted || !counted.enforced);
+        let levels = self.count(command, moment);
+        let passes = levels.iter().zip(&command.counters).all(|(level, counted)| level.admitted || !counted.enforced);
         passes.then(|| {
             if begins {
                 self.share.end = moment.at + Duration::from_micros(terms.period_us);
@@ -127,12 +131,15 @@ impl Entry {
         })
     }
 
-    /// Counts a draw on what is believed.
-    fn count(&mut self, drawing: &Drawing, moment: Moment) -> Levels {
-        let terms: SmallVec<[Term<'_>; 1]> =
-            drawing.counters.iter().map(|counted| Term { limit: &counted.limit, enforced: counted.enforced }).collect();
+    /// Counts a charge on what is believed.
+    fn count(&mut self, command: &ChargeCommand, moment: Moment) -> ChargeResults {
+        let terms: SmallVec<[EnforcedLimit<'_>; 1]> = command
+            .counters
+            .iter()
+            .map(|counted| EnforcedLimit { limit: &counted.limit, enforced: counted.enforced })
+            .collect();
         let now = self.time(moment.at).unwrap_or(moment.now);
-        draw_together(&terms, &mut self.states, now, Ask { hold_us: 0, ..drawing.ask })
+        charge_together(&terms, &mut self.states, now, ChargeRequest { hold_us: 0, ..command.ask })
     }
 
     /// The time of Redis, at the latest.
@@ -142,7 +149,7 @@ impl Entry {
     }
 
     /// Whether it is time to ask for the next lease: there is demand for one, and most of those at hand is gone.
-    pub(super) fn wants_more(&mut self, terms: &Terms, at: Instant) -> bool {
+    pub(super) fn wants_more(&mut self, terms: &LocalBudget, at: Instant) -> bool {
         if self.leases.len() >= MOST_LEASES || self.asked_ahead.is_some_and(|asked| at < asked + ASK_AGAIN) {
             return false;
         }
@@ -156,27 +163,27 @@ impl Entry {
     }
 
     /// How many hits to lease now.
-    pub(super) fn lease(&mut self, counters: &[Counted], terms: &Terms, at: Instant, live: u64) -> u64 {
+    pub(super) fn lease(&mut self, counters: &[Counted], terms: &LocalBudget, at: Instant, live: u64) -> u64 {
         if terms.life_us == 0 || self.leases.len() >= MOST_LEASES || self.states.len() != counters.len() {
             return 0;
         }
         let Some(now) = self.time(at) else { return 0 };
-        let look = Ask::new(Hits::Look, 0);
+        let look = ChargeRequest::new(Hits::Peek, 0);
         let remaining =
             counters.iter().zip(&self.states).map(|(Counted { limit, enforced, .. }, state)| match enforced {
-                true => u64::from(state.clone().draw(limit, now, look).remaining),
+                true => u64::from(state.clone().charge(limit, now, look).remaining),
                 false => u64::MAX,
             });
         let outstanding: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
         let at_hand: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
         let life_us = terms.life_at(counters, &self.states, now);
-        let span_us = Terms::span_us(counters, life_us);
+        let span_us = LocalBudget::span_us(counters, life_us);
         let wanted = self.demand.within(span_us, at).saturating_sub(at_hand);
-        // What is no whole number of draws like the last one would only be given back.
-        let draw = self.demand.last.max(1);
-        let lease = wanted.min((room / (4 * live.max(1))).max(draw)).min(room);
-        lease / draw * draw
+        // What is no whole number of charges like the last one would only be given back.
+        let charge = self.demand.last.max(1);
+        let lease = wanted.min((room / (4 * live.max(1))).max(charge)).min(room);
+        lease / charge * charge
     }
 
     /// Takes note of what Redis told, and of the lease that came with it.
@@ -189,7 +196,7 @@ impl Entry {
             // What is lent is counted as it is given out.
             if report.lent > 0 {
                 for (Counted { limit, .. }, state) in counters.iter().zip(&mut self.states) {
-                    state.draw(limit, report.now, Ask::new(Hits::Refund(report.lent), 0));
+                    state.charge(limit, report.now, ChargeRequest::new(Hits::Refund(report.lent), 0));
                 }
             }
         }

@@ -25,7 +25,7 @@ const RETURN_US: u64 = 200_000;
 
 /// What a descriptor whose limits are all eventual may do by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct LocalBudget {
     /// Hits that a process may admit of its own in each period. 0: none.
     pub share: u64,
     /// The longest period of its limits, in microseconds.
@@ -34,7 +34,7 @@ pub struct Terms {
     pub life_us: u64,
 }
 
-impl Terms {
+impl LocalBudget {
     /// Of these counters, for one of so many slots. `None`: they are strict.
     pub fn of(counters: &[Counted], slots: NonZeroU32) -> Option<Self> {
         let mut terms = Self { share: u64::MAX, period_us: 0, life_us: LONGEST_LIFE_US };

@@ -8,17 +8,17 @@ function(key, now, period, a, b, period_ms)
   local hits, limit, capacity, patience, flags, passes, changed
   return {
     before = before,
-    -- The terms of the draws that follow.
+    -- The terms of the charges that follow.
     under = function(...)
       limit, capacity, patience, flags = ...
     end,
-    -- Whether a draw of these hits is refused for all counters.
-    refuses = function(drawn)
-      hits = drawn
+    -- Whether a charge of these hits is refused for all counters.
+    refuses = function(charged)
+      hits = charged
       --> fits
       return not passes and flags % 2 == 1
     end,
-    -- Charges that draw, or enters it as debt, or leaves it; whether that changed the counter.
+    -- Charges that charge, or enters it as debt, or leaves it; whether that changed the counter.
     adds = function(refused)
       passes = passes and (not refused or hits < 0)
       if not passes and flags < 2 or hits < 0 and patience > 0 and at >= patience then return false end

@@ -5,7 +5,7 @@
 -- TTL: the time to empty under the limit of the last charge, and a period beyond, rounded down; 285 years at most.
 
 --: level
--- Until a draw changes it the level drains from last on, under the limit of whoever asks.
+-- Until a charge changes it the level drains from last on, under the limit of whoever asks.
 local level_x, level_y, charged_limit
 
 --: drain

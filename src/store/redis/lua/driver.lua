@@ -1,9 +1,9 @@
--- The driver for one counter: decides draws on it, one after the other at one time.
+-- The driver for one counter: decides charges on it, one after the other at one time.
 --
 -- KEYS: the counter. ARGV[1]: signed 64-bit numbers, little-endian: the time in microseconds since the Unix epoch,
 -- negative for the server's; the counter's algorithm (its script knows), period in microseconds, a, and b, which mean
 -- what the algorithm says, and, after a byte with their number, the digits of the period in milliseconds; then for each
--- run of equal draws how many, the hits of each, negative to give back, limit, capacity, patience in microseconds, and 1
+-- run of equal charges how many, the hits of each, negative to give back, limit, capacity, patience in microseconds, and 1
 -- if it is enforced (for together.lua) plus 2 if refused hits count. The patience of hits that are given back is the
 -- time from which on they are void, or 0.
 -- Returns one string: the time, a number as above, and the state before the call.
@@ -22,7 +22,7 @@ local now, kind, period, a, b, period_ms, place = unpack('<i8i8i8i8i8Bc0', args)
 local hits, limit, capacity, patience, flags, passes, times, changed
 while place < #args do
   times, hits, limit, capacity, patience, flags, place = unpack('<i8i8i8i8i8i8', args, place)
-  -- Equal draws that pass as one pass one by one and come to the same, but in a leaky_bucket (1), whose tail is its last
+  -- Equal charges that pass as one pass one by one and come to the same, but in a leaky_bucket (1), whose tail is its last
   -- request: so a hot key costs little more than an idle one.
   if times > 1 and hits > 0 and kind ~= 1 then
     local each = hits
@@ -32,7 +32,7 @@ while place < #args do
   end
   repeat
     --> fits
-    -- A draw that changed nothing would change nothing the next time.
+    -- A charge that changed nothing would change nothing the next time.
     if not passes and flags < 2 or hits < 0 and patience > 0 and at >= patience then break end
     --> add
     changed = true

@@ -1,7 +1,7 @@
 -- fixed_window: a count for each window; windows are aligned to the Unix epoch, or to calendar months in UTC.
 --
 -- KEYS: the counter; a: the calendar months of a window, 0 if it has the period's length. State, 16 bytes: last, count
--- (2^53 at most) of the window of last. Draws: limit. Rounding: none. Writes: one SET with PX.
+-- (2^53 at most) of the window of last. Charges: limit. Rounding: none. Writes: one SET with PX.
 -- TTL: a period from the counter's now on; of calendar months, until some days after the window's end. Rounded up.
 
 --: open

@@ -2,7 +2,7 @@
 --
 -- KEYS: the counter. State, 32 bytes: last, queued whole places (x), parts of one more (y; see drain.lua), and the
 -- tail: places of the request admitted last, which alone a refund may take.
--- Draws: limit, capacity (places), patience (us; how long a request may stand in the queue).
+-- Charges: limit, capacity (places), patience (us; how long a request may stand in the queue).
 -- Rounding: none. Writes: one SET with PX. TTL: see drain.lua.
 
 --: open

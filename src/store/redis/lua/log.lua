@@ -5,13 +5,13 @@
 -- a time up to that of the last charge, which is the latest in the list. So the oldest leave by an LTRIM alone, and a
 -- search by halves finds them: O(log n) look-ups.
 -- Replies: last, the hits before the first record, how many records, and these: the oldest of as many hits as held + a,
--- the newest of as many as b, and before these one with its time and all hits of the middle: O(hits drawn).
--- No draw of the call can tell them from all: a is the hits of all draws and the most of one whose refusal counts, less
+-- the newest of as many as b, and before these one with its time and all hits of the middle: O(hits charged).
+-- No charge of the call can tell them from all: a is the hits of all charges and the most of one whose refusal counts, less
 -- the lowest limit, and neither what gives way nor what is waited for lies further; b is all hits given back.
 
 --: log
 -- An element's numbers. `log`: key, size (elements after the first), base (hits before the window); bad once one was
--- read that no draw wrote.
+-- read that no charge wrote.
 local function element(log, index)
   local raw = redis.call('LINDEX', log.key, index)
   if raw and #raw == 16 then
@@ -45,7 +45,7 @@ local function elements(log, from, to)
   return raw
 end
 
--- The records after element `out`, as far as a draw can tell them apart.
+-- The records after element `out`, as far as a charge can tell them apart.
 local function ends(log, out, to_front, to_back)
   local front, back = out + max(to_front, 0), log.size - to_back
   if front + 1 >= back then return elements(log, out + 1, log.size) end

@@ -1,7 +1,7 @@
 -- sliding_window_counter: this window's count plus the last one's, weighted by what is left of this window.
 --
 -- KEYS: the counter. State, 24 bytes: last, current and previous: the counts of the window of last and of the one
--- before it, at most 2^34. Draws: limit. Rounding: the weight is rounded down. Writes: one SET with PX.
+-- before it, at most 2^34. Charges: limit. Rounding: the weight is rounded down. Writes: one SET with PX.
 -- TTL: until the end of the next window, or, with nothing in this one, a period from the counter's now on; rounded up.
 
 --: open

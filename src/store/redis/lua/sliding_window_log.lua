@@ -1,6 +1,6 @@
 -- sliding_window_log: a record for each instant at which hits were entered.
 --
--- KEYS: the counter, with a and b: see log.lua, as for state, reply and cost. Draws: limit. Rounding: none.
+-- KEYS: the counter, with a and b: see log.lua, as for state, reply and cost. Charges: limit. Rounding: none.
 -- Writes: LTRIM, LSET, RPUSH as needed, and PEXPIRE. TTL: a period from the counter's now on, rounded up.
 -- Variables: out (elements before the window), held (hits in it as found); what is left of them lies between dropped
 -- and kept, in hits, and then come those that are new.

@@ -1,7 +1,7 @@
 -- A counter's state as one string, and a time of its own: what all algorithms have in common. A log has only the time.
 --
 -- State: a string of unsigned 64-bit numbers, little-endian. The first is the time of the last charge in microseconds
--- since the Unix epoch; each algorithm says what the others are, and refuses those that no draw can have led to. All
+-- since the Unix epoch; each algorithm says what the others are, and refuses those that no charge can have led to. All
 -- are below 2^53, or 2^53 itself, so that a Lua number is exact.
 -- Variables, times in microseconds: last, at (the counter's own now: the later of now and last), ahead (at - now), void
 -- (last lies more than a period ahead: the clock was wrong), before (the state as found, for the reply).

@@ -1,4 +1,4 @@
--- The driver for several counters of one descriptor: a draw is charged to all of them, or, if an enforced one refuses,
+-- The driver for several counters of one descriptor: a charge is charged to all of them, or, if an enforced one refuses,
 -- to none but those where refused hits count.
 --
 -- KEYS: the counters. ARGV[1], reply and rules as in driver.lua: what is said of the counter stands for each key, and

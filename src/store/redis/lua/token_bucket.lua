@@ -1,7 +1,7 @@
 -- token_bucket: tokens that are out come back at `limit` a period.
 --
 -- KEYS: the counter. State, 24 bytes: last, used whole tokens (x), parts of one more (y; see drain.lua).
--- Draws: limit, capacity (tokens in the bucket), patience (us; how long may be waited for tokens that are lacking).
+-- Charges: limit, capacity (tokens in the bucket), patience (us; how long may be waited for tokens that are lacking).
 -- Rounding: none. Writes: one SET with PX. TTL: see drain.lua.
 
 --: open

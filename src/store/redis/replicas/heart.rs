@@ -16,14 +16,14 @@ use super::Replicas;
 use super::claim::{self, Owner, Reply, Wish};
 use crate::clock::Clock;
 use crate::settings::redis::KeyFormat;
-use crate::store::local::Sharers;
+use crate::store::fallback::ReplicaCount;
 use crate::store::redis::Redis;
 use crate::store::redis::call::Way;
 use crate::store::redis::failure::RedisError;
 use crate::store::redis::reply::bytes;
 use crate::store::redis::route::Route;
 use crate::store::redis::{key, script};
-use crate::telemetry::occasionally::Occasionally;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Between an answer and the next question.
 const EVERY: Duration = Duration::from_secs(10);
@@ -50,9 +50,9 @@ struct Body {
     key: Bytes,
     owner: Owner,
     /// Whom to tell how many are alive.
-    sharers: Option<Sharers>,
-    disagreements: Occasionally,
-    failures: Occasionally,
+    sharers: Option<ReplicaCount>,
+    disagreements: LogThrottle,
+    failures: LogThrottle,
 }
 
 /// The store among those of other processes.
@@ -83,7 +83,7 @@ impl Heart {
         slots: NonZeroU32,
         route: &Arc<Route>,
         prefix: &str,
-        sharers: Option<Sharers>,
+        sharers: Option<ReplicaCount>,
     ) -> Self {
         let body = Body {
             replicas: Replicas::new(slots),
@@ -92,8 +92,8 @@ impl Heart {
             key: claim::key(prefix),
             owner: Owner::random(),
             sharers,
-            disagreements: Occasionally::every(SAID),
-            failures: Occasionally::every(SAID),
+            disagreements: LogThrottle::every(SAID),
+            failures: LogThrottle::every(SAID),
         };
         Self { body: Arc::new(body), beating: Mutex::default() }
     }
@@ -179,7 +179,7 @@ impl Body {
         }
         let ours = self.replicas.slots().get();
         if reply.slots != ours {
-            if let Some(suppressed) = self.disagreements.due(Clock::System.now()) {
+            if let Some(suppressed) = self.disagreements.allow(Clock::System.now()) {
                 tracing::warn!(
                     ours,
                     in_force = reply.slots,
@@ -197,7 +197,7 @@ impl Body {
     /// What ails a server is said elsewhere; here is what somebody has to mend and nothing else needs.
     fn failed(&self, error: RedisError) {
         let is_ours = matches!(error, RedisError::WrongType | RedisError::BadReply | RedisError::Misconfigured);
-        if is_ours && let Some(suppressed) = self.failures.due(Clock::System.now()) {
+        if is_ours && let Some(suppressed) = self.failures.allow(Clock::System.now()) {
             let key = String::from_utf8_lossy(&self.key);
             tracing::warn!(%key, %error, suppressed, "no replica slot can be claimed, and replicas are not counted");
         }

@@ -14,39 +14,39 @@ use tokio::task::yield_now;
 
 /// The wait of one task, again and again.
 #[derive(Debug, Default)]
-pub struct Lull {
-    bell: Arc<Bell>,
+pub struct YieldBarrier {
+    flag: Arc<WakeFlag>,
     awaited: bool,
 }
 
 #[derive(Debug, Default)]
-struct Bell {
-    rung: AtomicBool,
-    sleeper: AtomicWaker,
+struct WakeFlag {
+    raised: AtomicBool,
+    waker: AtomicWaker,
 }
 
-impl Wake for Bell {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Ordering::Release);
-        self.sleeper.wake();
+        self.raised.store(true, Ordering::Release);
+        self.waker.wake();
     }
 }
 
-impl Lull {
+impl YieldBarrier {
     /// Ready once for each lull. The first call begins to wait; calls for other reasons meanwhile change nothing.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.bell.sleeper.register(context.waker());
+        self.flag.waker.register(context.waker());
         if !self.awaited {
             self.awaited = true;
-            // A task that yields is woken when its thread has nothing else to run; here the bell is.
-            let bell = Waker::from(Arc::clone(&self.bell));
-            let _pending = pin!(yield_now()).poll(&mut Context::from_waker(&bell));
+            // A task that yields is woken when its thread has nothing else to run; here the flag is.
+            let flag = Waker::from(Arc::clone(&self.flag));
+            let _pending = pin!(yield_now()).poll(&mut Context::from_waker(&flag));
         }
-        if self.bell.rung.swap(false, Ordering::Acquire) {
+        if self.flag.raised.swap(false, Ordering::Acquire) {
             self.awaited = false;
             return Poll::Ready(());
         }

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../checks/draws.rs"]
+#[path = "../checks/charges.rs"]
 mod checks;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::check(data));

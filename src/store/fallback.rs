@@ -10,10 +10,10 @@
 //!
 //! How many replicas count may change, as they come and go. What is remembered is in hits of the share as it was at the
 //! report. Until the next report, or until it drains, it is too much of a share that has become smaller, so that less
-//! passes, and too little of one that has become larger: then hits that others had drawn can pass once more.
+//! passes, and too little of one that has become larger: then hits that others had charged can pass once more.
 //!
 //! The memory is bounded as [`Memory`] is; what finds no room is not
-//! remembered, and what is drawn then is limited in the small table that always has room.
+//! remembered, and what is charged then is limited in the small table that always has room.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -24,25 +24,26 @@ use smallvec::SmallVec;
 
 use super::memory::{Memory, Usage};
 use crate::algorithm::{
-    Level, State, Term, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+    ChargeResult, EnforcedLimit, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
+    token_bucket,
 };
 use crate::clock::Time;
-use crate::counter::{Counter, Draw};
+use crate::counter::{Charge, Counter};
 use crate::limit::Limit;
 use crate::request::Hits;
 
 /// Counters that stand in for those of a lost Redis.
 #[derive(Debug)]
-pub struct Local {
+pub struct Fallback {
     memory: Memory,
-    sharers: Sharers,
+    sharers: ReplicaCount,
 }
 
 /// How many processes share each limit, a number that may change.
 #[derive(Clone, Debug)]
-pub struct Sharers(Arc<AtomicU32>);
+pub struct ReplicaCount(Arc<AtomicU32>);
 
-impl Sharers {
+impl ReplicaCount {
     /// So many, this process included.
     pub fn new(replicas: NonZeroU32) -> Self {
         Self(Arc::new(AtomicU32::new(replicas.get())))
@@ -59,28 +60,28 @@ impl Sharers {
     }
 }
 
-impl Local {
+impl Fallback {
     /// No counters yet, for one of so many replicas that share each limit; of about `capacity_bytes` at most, and at
     /// least 256 KiB.
     pub fn new(capacity_bytes: u64, replicas: NonZeroU32) -> Self {
-        Self { memory: Memory::new(capacity_bytes), sharers: Sharers::new(replicas) }
+        Self { memory: Memory::new(capacity_bytes), sharers: ReplicaCount::new(replicas) }
     }
 
     /// How many replicas share each limit; whoever counts them sets it.
-    pub const fn sharers(&self) -> &Sharers {
+    pub const fn sharers(&self) -> &ReplicaCount {
         &self.sharers
     }
 
-    /// Decides a draw under this process's share of its limits; the levels are those of the share. What is more than
+    /// Decides a charge under this process's share of its limits; the levels are those of the share. What is more than
     /// the share and not more than the limit can pass when the store is back: it is told to wait until the share is
     /// full again, not that it never will.
-    pub fn draw(&self, draw: &Draw<'_>, now: Time) -> SmallVec<[Level; 1]> {
-        let mut levels = self.with_shares(draw, |draw| {
-            self.memory.draw(draw, now).unwrap_or_else(|_| self.memory.draw_spilled(draw, now))
+    pub fn charge(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+        let mut levels = self.with_shares(charge, |charge| {
+            self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_spilled(charge, now))
         });
-        for (counter, level) in draw.counters.iter().zip(&mut levels) {
+        for (counter, level) in charge.counters.iter().zip(&mut levels) {
             let fits_the_limit =
-                matches!(draw.ask.hits, Hits::Take(hits) if hits <= u64::from(counter.term.limit.capacity()));
+                matches!(charge.ask.hits, Hits::Charge(hits) if hits <= u64::from(counter.term.limit.capacity()));
             if !level.admitted && level.retry_after_us.is_none() && fits_the_limit {
                 level.retry_after_us = Some(level.reset_us);
             }
@@ -88,9 +89,9 @@ impl Local {
         levels
     }
 
-    /// Whether [`Local::draw`] would pass all limits, trials too; changes nothing.
-    pub fn admits(&self, draw: &Draw<'_>, now: Time) -> bool {
-        self.with_shares(draw, |draw| self.memory.admits(draw, now))
+    /// Whether [`Fallback::charge`] would pass all limits, trials too; changes nothing.
+    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
+        self.with_shares(charge, |charge| self.memory.admits(charge, now))
     }
 
     /// Keeps the levels that Redis reported for counters of the path with this key, each given by its limit and tag,
@@ -106,9 +107,9 @@ impl Local {
         });
     }
 
-    /// Lets go of the counters of a draw.
-    pub fn forget(&self, draw: &Draw<'_>) {
-        self.memory.forget(draw);
+    /// Lets go of the counters of a charge.
+    pub fn forget(&self, charge: &Charge<'_>) {
+        self.memory.forget(charge);
     }
 
     /// Drops what has expired from a share of the counters: the `turn`th of `turns`.
@@ -121,18 +122,19 @@ impl Local {
         self.memory.usage()
     }
 
-    /// The same draw under this process's share of its limits.
-    fn with_shares<T>(&self, draw: &Draw<'_>, then: impl FnOnce(&Draw<'_>) -> T) -> T {
+    /// The same charge under this process's share of its limits.
+    fn with_shares<T>(&self, charge: &Charge<'_>, then: impl FnOnce(&Charge<'_>) -> T) -> T {
         let replicas = self.sharers.count();
         if replicas == NonZeroU32::MIN {
-            return then(draw);
+            return then(charge);
         }
         let shares: SmallVec<[Limit; 2]> =
-            draw.counters.iter().map(|counter| counter.term.limit.share_of(replicas)).collect();
-        let under = |(counter, limit): (&Counter<'_>, _)| Counter { term: Term { limit, ..counter.term }, ..*counter };
-        // Put together anew: what a draw borrows can not live shorter than the draw.
-        let counters = draw.counters.iter().zip(&shares).map(under).collect();
-        then(&Draw { path: draw.path, key: draw.key, counters, ask: draw.ask })
+            charge.counters.iter().map(|counter| counter.term.limit.share_of(replicas)).collect();
+        let under =
+            |(counter, limit): (&Counter<'_>, _)| Counter { term: EnforcedLimit { limit, ..counter.term }, ..*counter };
+        // Put together anew: what a charge borrows can not live shorter than the charge.
+        let counters = charge.counters.iter().zip(&shares).map(under).collect();
+        then(&Charge { path: charge.path, key: charge.key, counters, ask: charge.ask })
     }
 }
 

@@ -77,7 +77,7 @@ impl Count {
 /// The counts of one limit.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Meter {
+pub struct LimitStats {
     counts: [AtomicU64; Count::ALL],
     name: Arc<Name>,
     serial: u64,
@@ -142,7 +142,7 @@ impl Name {
     }
 }
 
-impl Meter {
+impl LimitStats {
     /// Nothing counted yet.
     pub fn new(name: Name) -> Self {
         static SERIALS: AtomicU64 = AtomicU64::new(0);

@@ -1,15 +1,15 @@
 //! A trouble that repeats is said once in a while, with a count of what was left unsaid.
 //!
-//! One `Occasionally` stands at each call site, as a static, and says when the site may speak. It costs one atomic load
+//! One `LogThrottle` stands at each call site, as a static, and says when the site may speak. It costs one atomic load
 //! while it is silent. It writes nothing itself, so that the site keeps its own level and fields:
 //!
 //! ```
 //! use std::time::Duration;
 //! use tollkeeper::clock::Clock;
-//! use tollkeeper::telemetry::occasionally::Occasionally;
+//! use tollkeeper::telemetry::log_throttle::LogThrottle;
 //!
-//! static UNKNOWN_UNIT: Occasionally = Occasionally::every(Duration::from_secs(60));
-//! if let Some(suppressed) = UNKNOWN_UNIT.due(Clock::System.now()) {
+//! static UNKNOWN_UNIT: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+//! if let Some(suppressed) = UNKNOWN_UNIT.allow(Clock::System.now()) {
 //!     tracing::warn!(suppressed, "a limit sent with the request has an unknown unit and is ignored");
 //! }
 //! ```
@@ -24,14 +24,14 @@ const SLACK_US: u64 = 1_000_000;
 
 /// Permission to speak, at most once in an interval.
 #[derive(Debug)]
-pub struct Occasionally {
+pub struct LogThrottle {
     interval_us: u64,
     /// When the next line may be written, in microseconds since the Unix epoch; 0 before the first.
     next_us: AtomicU64,
     suppressed: AtomicU64,
 }
 
-impl Occasionally {
+impl LogThrottle {
     /// At most one line in `interval`, the first at once.
     pub const fn every(interval: Duration) -> Self {
         let micros = interval.as_micros();
@@ -44,7 +44,7 @@ impl Occasionally {
     ///
     /// Of several threads that ask at once one gets the permission. A wall clock that was set back does not silence the
     /// site for longer than one interval and a second.
-    pub fn due(&self, now: Time) -> Option<u64> {
+    pub fn allow(&self, now: Time) -> Option<u64> {
         let now_us = now.as_micros();
         let next_us = self.next_us.load(Ordering::Relaxed);
         // Those who ask at once need not ask in the order of their times.

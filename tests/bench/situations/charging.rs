@@ -1,23 +1,23 @@
-//! A draw on counters in this process, the hash of its path included.
+//! A charge on counters in this process, the hash of its path included.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tollkeeper::algorithm::{Ask, Term};
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
 use tollkeeper::clock::Time;
-use tollkeeper::counter::{Counter, Draw, Path};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::memory::Memory;
 
 use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk};
 
-/// Draws one hit from each of so many keys in turn; all are admitted, and no counter is ever empty again. A clone has
+/// Charges one hit from each of so many keys in turn; all are admitted, and no counter is ever empty again. A clone has
 /// the same counters.
 #[derive(Clone)]
-pub(crate) struct Drawing {
+pub(crate) struct ChargeCommand {
     memory: Arc<Memory>,
     limit: Limit,
     tag: u128,
@@ -27,15 +27,15 @@ pub(crate) struct Drawing {
     pub(crate) walk: Walk,
 }
 
-impl Drawing {
+impl ChargeCommand {
     /// By this algorithm.
     pub(crate) fn new(algorithm: Algorithm, keys: usize) -> Self {
         let count = u32::try_from(keys).expect("there are few");
         let (requests_per_unit, step_us) = match algorithm {
-            // What drains does so at half the rate of the draws, so that something is always used.
+            // What drains does so at half the rate of the charges, so that something is always used.
             Algorithm::TokenBucket | Algorithm::LeakyBucket => (30_000_000 / count, 1),
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => (4_000_000_000, 1),
-            // Eight draws a minute, so that a log has eight records.
+            // Eight charges a minute, so that a log has eight records.
             Algorithm::SlidingWindowLog => (10, 7_500_000 / u64::from(count)),
         };
         Self::of((algorithm, requests_per_unit), step_us, keys)
@@ -48,10 +48,10 @@ impl Drawing {
 
     fn of((algorithm, requests_per_unit): (Algorithm, u32), step_us: u64, keys: usize) -> Self {
         let room = u32::MAX / 2;
-        let terms = Terms {
+        let terms = LimitSpec {
             bucket_size: (algorithm == Algorithm::TokenBucket).then_some(room),
             queue_size: (algorithm == Algorithm::LeakyBucket).then_some(room),
-            ..Terms::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).expect("it is a period"))
+            ..LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).expect("it is a period"))
         };
         let limit = Limit::new(&terms).expect("it is a limit");
         let mut situation = Self {
@@ -62,29 +62,29 @@ impl Drawing {
             step_us,
             walk: Walk::through(keys),
         };
-        // Counters lie in the order in which they came, which is not the order in which they are drawn from.
-        assert!((0..keys).all(|key| situation.draws(key)), "all are admitted");
+        // Counters lie in the order in which they came, which is not the order in which they are charged from.
+        assert!((0..keys).all(|key| situation.charges(key)), "all are admitted");
         let mut situation = situation.warmed();
-        assert!((0..2000).all(|draw| situation.draws(draw % keys)), "all are admitted");
+        assert!((0..2000).all(|charge| situation.charges(charge % keys)), "all are admitted");
         assert_eq!(situation.memory.usage().counters, keys as u64);
         situation
     }
 
-    /// Whether the next draw, from this key, is admitted.
-    fn draws(&mut self, key: usize) -> bool {
+    /// Whether the next charge, from this key, is admitted.
+    fn charges(&mut self, key: usize) -> bool {
         self.now = self.now.plus_us(self.step_us);
         let entries = [Entry { key: b"user", value: &key.to_be_bytes() }];
         let path = Path { domain: DOMAIN, entries: black_box(&entries), shared: &[] };
-        let counter = Counter { term: Term { limit: &self.limit, enforced: true }, tag: self.tag, epoch: 0 };
-        let draw = Draw::new(path, smallvec![counter], Ask::new(Hits::Take(1), u64::MAX));
-        black_box(self.memory.draw(black_box(&draw), self.now)).is_ok_and(|levels| levels[0].admitted)
+        let counter = Counter { term: EnforcedLimit { limit: &self.limit, enforced: true }, tag: self.tag, epoch: 0 };
+        let charge = Charge::new(path, smallvec![counter], ChargeRequest::new(Hits::Charge(1), u64::MAX));
+        black_box(self.memory.charge(black_box(&charge), self.now)).is_ok_and(|levels| levels[0].admitted)
     }
 }
 
-impl Situation for Drawing {
+impl Situation for ChargeCommand {
     fn step(&mut self) {
         let key = self.walk.next();
-        black_box(self.draws(key));
+        black_box(self.charges(key));
     }
 
     fn inputs(&self) -> usize {

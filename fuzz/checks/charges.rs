@@ -1,11 +1,11 @@
-//! Draws from memory, one after the other: each finds what the algorithm alone would find.
+//! Charges from memory, one after the other: each finds what the algorithm alone would find.
 //!
-//! Input: 12 bytes for the limit, then 8 for each draw: what is done to the clock, by how much, and the hits.
+//! Input: 12 bytes for the limit, then 8 for each charge: what is done to the clock, by how much, and the hits.
 
-use tollkeeper::algorithm::{Ask, Level, State, Term, draw_together};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
-use tollkeeper::counter::{Counter, Draw, Path};
-use tollkeeper::limit::{Algorithm, Limit, Period, Terms, Unit};
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::memory::Memory;
@@ -14,17 +14,17 @@ use tollkeeper::store::memory::Memory;
 const ORIGIN: Time = Time::from_secs(1_767_225_600);
 
 pub(crate) fn check(data: &[u8]) {
-    let Some((head, draws)) = data.split_first_chunk::<12>() else { return };
+    let Some((head, charges)) = data.split_first_chunk::<12>() else { return };
     let Some(limits) = limits(head) else { return };
     let memory = Memory::new(0);
-    let terms: Vec<Term<'_>> = limits.iter().map(|limit| Term { limit, enforced: true }).collect();
+    let terms: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
     let mut states: Vec<State> = limits.iter().map(|limit| State::empty(limit.algorithm())).collect();
     // What was swept away is forgotten, and a clock that is set back would tell.
     let sweeps = head[1] & 8 == 0;
     let mut now = ORIGIN;
-    for draw in draws.chunks_exact(8).take(200) {
-        let by = u64::from(u16::from_le_bytes([draw[1], draw[2]]));
-        now = match draw[0] % 6 {
+    for charge in charges.chunks_exact(8).take(200) {
+        let by = u64::from(u16::from_le_bytes([charge[1], charge[2]]));
+        now = match charge[0] % 6 {
             0 => now,
             1 => now.plus_us(by),
             2 => now.plus_us(by * 1_000),
@@ -34,45 +34,46 @@ pub(crate) fn check(data: &[u8]) {
             // Clocks are set back, too.
             _ => Time::from_micros(now.as_micros().saturating_sub(by * 1_000)),
         };
-        let count = u64::from(u32::from_le_bytes([draw[3], draw[4], draw[5], 0])) >> (draw[6] % 24);
+        let count = u64::from(u32::from_le_bytes([charge[3], charge[4], charge[5], 0])) >> (charge[6] % 24);
         // A refund to nobody is kept nowhere, so it does not hold the time either: seen where a clock is set back.
-        let refunds = sweeps && draw[7] & 1 == 1;
-        let ask = Ask::new(Hits::new(count << (draw[6] / 24), refunds), u64::from(draw[7] >> 1) * 10_000);
-        let expected = draw_together(&terms, &mut states, now, ask);
-        let found = drawn(&memory, &terms, now, ask);
-        let comparable = |levels: &[Level]| -> Vec<Level> { levels.iter().zip(&limits).map(comparable).collect() };
+        let refunds = sweeps && charge[7] & 1 == 1;
+        let ask = ChargeRequest::new(Hits::new(count << (charge[6] / 24), refunds), u64::from(charge[7] >> 1) * 10_000);
+        let expected = charge_together(&terms, &mut states, now, ask);
+        let found = charged(&memory, &terms, now, ask);
+        let comparable =
+            |levels: &[ChargeResult]| -> Vec<ChargeResult> { levels.iter().zip(&limits).map(comparable).collect() };
         assert_eq!(comparable(&found), comparable(&expected), "{ask:?} at {now:?} of {limits:?}");
         for (level, limit) in found.iter().zip(&limits) {
             sound(level, limit, ask);
         }
-        if sweeps && draw[7] & 2 == 2 {
+        if sweeps && charge[7] & 2 == 2 {
             memory.sweep(now, 0, 1);
         }
     }
 }
 
 /// A limit of 0 never lets go of what refused hits were counted for, and nothing depends on it: it may be forgotten.
-fn comparable((level, limit): (&Level, &Limit)) -> Level {
+fn comparable((level, limit): (&ChargeResult, &Limit)) -> ChargeResult {
     match limit.requests_per_unit() {
-        0 => Level { before: 0, after: 0, ..*level },
+        0 => ChargeResult { before: 0, after: 0, ..*level },
         _ => *level,
     }
 }
 
-/// What holds whatever was drawn.
-fn sound(level: &Level, limit: &Limit, ask: Ask) {
+/// What holds whatever was charged.
+fn sound(level: &ChargeResult, limit: &Limit, ask: ChargeRequest) {
     assert!(level.remaining <= limit.capacity().max(limit.requests_per_unit()), "{level:?} of {limit:?}");
     assert!(!level.admitted || level.retry_after_us.is_none(), "{level:?}");
     assert!(level.admitted || level.hold_us == 0, "{level:?}");
     assert!(level.hold_us <= ask.hold_us, "{level:?}");
 }
 
-fn drawn(memory: &Memory, terms: &[Term<'_>], now: Time, ask: Ask) -> Vec<Level> {
+fn charged(memory: &Memory, terms: &[EnforcedLimit<'_>], now: Time, ask: ChargeRequest) -> Vec<ChargeResult> {
     let entries = [Entry { key: b"k", value: b"v" }];
     let counters =
         terms.iter().map(|term| Counter { term: *term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
-    let draw = Draw::new(Path { domain: "d", entries: &entries, shared: &[] }, counters, ask);
-    memory.draw(&draw, now).expect("two counters find room").to_vec()
+    let charge = Charge::new(Path { domain: "d", entries: &entries, shared: &[] }, counters, ask);
+    memory.charge(&charge, now).expect("two counters find room").to_vec()
 }
 
 /// One limit, or two of different algorithms; `None` if there is no such limit.
@@ -84,7 +85,7 @@ fn limits(head: &[u8; 12]) -> Option<Vec<Limit>> {
     let both = head[1] % 8;
     let one = |number: u8| {
         let algorithm = Algorithm::ALL[usize::from(number) % Algorithm::ALL.len()];
-        let mut terms = Terms::new(algorithm, requests, period);
+        let mut terms = LimitSpec::new(algorithm, requests, period);
         terms.sole = both >= 5;
         let sized = head[11] & 1 == 1;
         match algorithm {
