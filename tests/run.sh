@@ -72,7 +72,7 @@ if [ $# -gt 0 ]; then
     cargo test --locked "$@"
 else
     # What judges how soon callers are answered is run by itself, and one test after the other.
-    cargo test --locked -- --skip redis_faults::
-    cargo test --locked --test suite -- redis_faults:: --test-threads=1
+    cargo test --locked -- --skip redis::faults::
+    cargo test --locked --test suite -- redis::faults:: --test-threads=1
 fi
 echo "tests/run.sh: cargo test: $((SECONDS - began)) s"

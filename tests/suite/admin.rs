@@ -4,11 +4,11 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use super::harness::grpc::{Client, question};
-use super::harness::http::{self, Response};
-use super::harness::redis;
-use super::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
-use super::harness::wait_for;
+use crate::kit::grpc::{Client, question};
+use crate::kit::http::{self, Response};
+use crate::kit::redis;
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::wait_for;
 
 const RULES: &str = "\
 domain: shop

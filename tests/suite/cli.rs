@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::tollkeeper::{PROGRAM, Tollkeeper, called, inherited, with_rules};
-use crate::harness::{port::Port, read, repository};
+use crate::kit::tollkeeper::{PROGRAM, Tollkeeper, called, inherited, with_rules};
+use crate::kit::{port::Port, read, repository};
 
 /// How a command ended, and what it said.
 #[derive(Debug)]

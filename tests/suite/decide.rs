@@ -18,8 +18,8 @@ use tollkeeper::pb::RateLimitDescriptor;
 use tollkeeper::pb::rate_limit_service_server::RateLimitService;
 use tonic::Code;
 
-use super::harness::desk::{Answer, Desk, Question};
-use super::harness::shop::{about, answer, check, load};
+use crate::kit::fixtures::{about, answer, check, load};
+use crate::kit::test_service::{Answer, Desk, Question};
 
 /// Noon on Wednesday the 8th of July 2026: full minutes and hours begin, the day and the week are half a day from
 /// their end.

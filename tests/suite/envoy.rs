@@ -10,10 +10,10 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::envoy::{Envoy, validate};
-use super::harness::http::{self, Request, Response};
-use super::harness::tollkeeper::{self, Setup, Tollkeeper};
-use super::harness::{read, repository, wait_for};
+use crate::kit::envoy::{Envoy, validate};
+use crate::kit::http::{self, Request, Response};
+use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
+use crate::kit::{read, repository, wait_for};
 
 /// A tollkeeper with the rules of `envoy/NAME.rules.yaml`, and before it Envoy with `envoy/NAME.yaml`.
 struct Pair {

@@ -23,7 +23,7 @@ mod wildcard;
 use std::collections::BTreeSet;
 use std::fs;
 
-use super::harness::repository;
+use crate::kit::repository;
 
 type Check = fn(&[u8]);
 

@@ -13,10 +13,10 @@ use bytes::Bytes;
 use prost::Message as _;
 use tonic::{Code, Status};
 
-use super::harness::frames::{DATA, END_STREAM, Frames};
-use super::harness::grpc::{self, Client, SHOULD_RATE_LIMIT};
-use super::harness::http;
-use super::harness::tollkeeper::{self, Tollkeeper};
+use crate::kit::grpc::{self, Client, SHOULD_RATE_LIMIT};
+use crate::kit::http;
+use crate::kit::http2_frames::{DATA, END_STREAM, Frames};
+use crate::kit::tollkeeper::{self, Tollkeeper};
 
 const RULES: &str = "\
 domain: shop

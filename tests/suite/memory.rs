@@ -19,8 +19,8 @@ use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::{Full, Memory};
 
-use super::harness::desk::{Desk, Question};
-use super::harness::shop::at_once;
+use crate::kit::fixtures::at_once;
+use crate::kit::test_service::{Desk, Question};
 
 /// A Wednesday in July, well inside windows of every length.
 const NOW: Time = Time::from_secs(1_783_513_296);

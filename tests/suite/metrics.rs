@@ -8,21 +8,16 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use super::harness::grpc::{self, Client};
-use super::harness::port::Port;
-use super::harness::scrape::{Scrape, scrape, scraped};
-use super::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
-use super::harness::{http, redis, statsd, wait_for};
+use crate::kit::grpc::{self, Client};
+use crate::kit::port::Port;
+use crate::kit::scrape::{Scrape, scrape, scraped};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::{http, redis, statsd, wait_for};
 
-#[path = "metrics/bounds.rs"]
 mod bounds;
-#[path = "metrics/documented.rs"]
 mod documented;
-#[path = "metrics/mapper.rs"]
 mod mapper;
-#[path = "metrics/sent.rs"]
 mod sent;
-#[path = "metrics/store.rs"]
 mod store;
 
 /// A process that Prometheus comes to.

@@ -12,11 +12,11 @@ use prost::Message as _;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use super::harness::frames::{DATA, END_STREAM, Frames, GOAWAY, HEADERS};
-use super::harness::grpc::{self, Client};
-use super::harness::http::{self, Response};
-use super::harness::tollkeeper::{self, Setup};
-use super::harness::{PATIENCE, wait_for};
+use crate::kit::grpc::{self, Client};
+use crate::kit::http::{self, Response};
+use crate::kit::http2_frames::{DATA, END_STREAM, Frames, GOAWAY, HEADERS};
+use crate::kit::tollkeeper::{self, Setup};
+use crate::kit::{PATIENCE, wait_for};
 
 const RULES: &str = "\
 domain: shop

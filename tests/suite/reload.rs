@@ -15,9 +15,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tonic::Code;
 
-use super::harness::grpc::{self, Client};
-use super::harness::tollkeeper::{self, Setup, Tollkeeper};
-use super::harness::wait_for;
+use crate::kit::grpc::{self, Client};
+use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
+use crate::kit::wait_for;
 
 /// A look at the counter of the rule below.
 const LOOK: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}],"hitsAddend":"0"}]}"#;

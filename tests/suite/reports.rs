@@ -11,10 +11,10 @@ use tollkeeper::telemetry::metrics::limit_stats::{LimitStats, Name};
 use tollkeeper::telemetry::top::space_saving::SpaceSaving;
 use tollkeeper::telemetry::top::{MINUTES, Top};
 
-use super::harness::desk::Desk;
-use super::harness::shop::{about, answer, at_once, load};
-use super::harness::tollkeeper::with_rules;
-use super::harness::{grpc, http};
+use crate::kit::fixtures::{about, answer, at_once, load};
+use crate::kit::test_service::Desk;
+use crate::kit::tollkeeper::with_rules;
+use crate::kit::{grpc, http};
 
 /// On the minute.
 const NOON: Time = Time::from_secs(1_800_000_000);

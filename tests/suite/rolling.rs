@@ -20,11 +20,11 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::harness::envoy::Envoy;
-use super::harness::port::Port;
-use super::harness::redis::{self, Server};
-use super::harness::tollkeeper::{Tollkeeper, with_rules};
-use super::harness::{grpc, read, repository, wait_for};
+use crate::kit::envoy::Envoy;
+use crate::kit::port::Port;
+use crate::kit::redis::{self, Server};
+use crate::kit::tollkeeper::{Tollkeeper, with_rules};
+use crate::kit::{grpc, read, repository, wait_for};
 
 /// Time between two requests of the one client and of the other.
 const PACE: Duration = Duration::from_millis(8);

@@ -16,9 +16,7 @@ use tollkeeper::settings::value::{Secret, Value, shown};
 use tollkeeper::settings::{GrpcListener, HeaderNames, Notice, Settings, Store, parse, reference, table};
 use tollkeeper::telemetry::logs;
 
-#[path = "settings/redis.rs"]
 mod redis;
-#[path = "settings/tls.rs"]
 mod tls;
 
 type Vars<'a> = &'a [(&'a str, &'a str)];

@@ -11,11 +11,11 @@ use tollkeeper::clock::Time;
 use tollkeeper::limit::Algorithm;
 use tollkeeper::store::Store;
 
-use super::harness::counters::{Follows, redis, wait_until_known};
-use super::harness::desk::{Desk, Question};
-use super::harness::redis::cluster::Cluster;
-use super::harness::redis::options;
-use super::harness::shop::{about, answer, at_once, check, load};
+use crate::kit::fixtures::{about, answer, at_once, check, load};
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::options;
+use crate::kit::redis_counters::{Follows, redis, wait_until_known};
+use crate::kit::test_service::{Desk, Question};
 
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tollkeeper::config::compile::{Options, Source, compile};
 use tollkeeper::config::yaml::Documents;
 
-use super::harness::{read, repository};
+use crate::kit::{read, repository};
 
 /// A file of the repository.
 struct Text {

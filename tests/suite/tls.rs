@@ -8,11 +8,11 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use super::harness::envoy::Envoy;
-use super::harness::grpc::{Client, question};
-use super::harness::redis::certificates::Certificates;
-use super::harness::tollkeeper::{PROGRAM, Setup, Tollkeeper, called, inherited, with_rules};
-use super::harness::{http, read, repository, wait_for};
+use crate::kit::envoy::Envoy;
+use crate::kit::grpc::{Client, question};
+use crate::kit::redis::certificates::Certificates;
+use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, called, inherited, with_rules};
+use crate::kit::{http, read, repository, wait_for};
 
 const RULES: &str = "\
 domain: shop

@@ -7,15 +7,15 @@ use opentelemetry::trace::{SpanId, TraceId};
 use proptest::prelude::*;
 use tollkeeper::telemetry::traces::context::{Formats, Remote};
 
-use super::harness::collector::{Collector, Received};
-use super::harness::envoy::Envoy;
-use super::harness::grpc::{Client, question};
-use super::harness::http;
-use super::harness::proxy::{Mode, Proxy};
-use super::harness::redis;
-use super::harness::redis::certificates::Certificates;
-use super::harness::tollkeeper::{Setup, Tollkeeper, with_rules};
-use super::harness::{PATIENCE, read, repository, wait_for};
+use crate::kit::envoy::Envoy;
+use crate::kit::grpc::{Client, question};
+use crate::kit::http;
+use crate::kit::otlp_collector::{Collector, Received};
+use crate::kit::redis;
+use crate::kit::redis::certificates::Certificates;
+use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::{PATIENCE, read, repository, wait_for};
 
 const RULES: &str = "\
 domain: shop

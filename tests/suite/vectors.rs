@@ -21,11 +21,11 @@ use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::pb::{self, HeaderValue, RateLimitResponse};
 use tollkeeper::rule::render::rlconfig_lines;
 
-use super::harness::desk::{Desk, Question};
-use super::harness::redis::{self, Server};
-use super::harness::replica::Replica;
-use super::harness::tollkeeper::{Setup, Tollkeeper, with_runtime_files};
-use super::harness::{http, read, repository};
+use crate::kit::redis::{self, Server};
+use crate::kit::replica::Replica;
+use crate::kit::test_service::{Desk, Question};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_runtime_files};
+use crate::kit::{http, read, repository};
 
 /// Answers that differ from those recorded: the line, the steps from 0, and why.
 const DIFFERENCES: &[(&str, &[usize], &str)] = &[
@@ -86,7 +86,7 @@ const END_OF_WINDOW: &str = "END_OF_WINDOW";
 /// [`END_OF_WINDOW`] where a duration has to be: no answer is negative.
 const END_OF_WINDOW_S: i64 = -1;
 
-#[path = "vectors/stats.rs"]
+mod config;
 mod stats;
 
 fn recorded() -> Vec<Group> {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tollkeeper::config::source::{self, Layout, Problem, Reading};
 use tollkeeper::config::watch::{Changes, Timing, Watcher};
 
-use crate::source::{runtime, tree};
+use crate::rule_files::{runtime, tree};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 

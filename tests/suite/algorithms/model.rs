@@ -12,7 +12,7 @@ use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, Unit};
 use tollkeeper::request::Hits;
 
-use super::ratio::Ratio;
+use super::fraction::Ratio;
 
 /// What a counter remembers.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Names that requests make: what rules want in them, and how many there can be.
 
 use super::{Watched, with_rules};
-use crate::harness::grpc::{self, Client};
+use crate::kit::grpc::{self, Client};
 
 const NAMED: &str = "\
 domain: shop
@@ -138,7 +138,7 @@ fn no_name_breaks_the_page_or_a_line_of_statsd() {
     let name = counted(&watched, "total_hits");
     assert_eq!(name.len(), 1, "{name:?}");
     assert!(name[0].contains("path_x_tollkeeper_rules 99__") && !name[0].contains(['\n', '\r', '\u{1b}']), "{name:?}");
-    let stats = crate::harness::http::get(watched.server.debug_port(), "/stats").send().text();
+    let stats = crate::kit::http::get(watched.server.debug_port(), "/stats").send().text();
     let line = stats.lines().find(|line| line.contains("tollkeeper_rules 99")).expect("it is told");
     assert_eq!(line.matches([':', '|']).count(), 1, "{line}");
 }

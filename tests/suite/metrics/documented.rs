@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
-use crate::harness::{read, repository};
+use crate::kit::{read, repository};
 
 /// What these processes do not have: certificates.
 const ELSEWHERE: [&str; 1] = ["tollkeeper_certificate_not_after_seconds"];

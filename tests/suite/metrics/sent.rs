@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use super::{SHOP, Setup, Watched, scraped, send_traffic, statsd, wait_for, with_rules};
-use crate::harness::port::Port;
+use crate::kit::port::Port;
 
 /// Sends to this port of 127.0.0.1, often.
 fn sending(setup: Setup, port: u16) -> Setup {
@@ -158,7 +158,7 @@ fn a_server_that_does_not_read_harms_nothing() {
         (complaints(&watched.server.stderr()) > 0).then_some(())
     });
     let idle = "ratelimit.service.rate_limit.shop.idle.total_hits";
-    let stats = crate::harness::http::get(watched.server.debug_port(), "/stats").send().text();
+    let stats = crate::kit::http::get(watched.server.debug_port(), "/stats").send().text();
     assert!(stats.contains(&format!("{idle}: {asked}\n")), "{asked} hits: {stats}");
     watched.server.signal("TERM");
     assert!(watched.server.wait().success(), "{}", watched.server.stderr());

@@ -1,7 +1,7 @@
 //! What is told of Redis: its failures under every policy, its latency, and the refusals that did without it.
 
 use super::{Watched, redis, wait_for, with_rules};
-use crate::harness::tollkeeper::Setup;
+use crate::kit::tollkeeper::Setup;
 
 fn counting_in(setup: Setup, redis: &redis::Server) -> Setup {
     setup.env("REDIS_URL", redis.address()).env("REDIS_SOCKET_TYPE", "tcp")

@@ -10,8 +10,8 @@ use tollkeeper::settings::tls::File;
 use tollkeeper::settings::value::{Secret, shown};
 use tollkeeper::settings::{Settings, Store, parse, reference, table};
 
-use super::super::harness::repository;
 use super::{PEER, Vars, notices, os, problems, read};
+use crate::kit::repository;
 
 /// The Redis that `vars` ask for.
 fn redis(vars: Vars<'_>) -> Redis {

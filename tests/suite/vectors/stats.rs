@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{DIFFERENCES, Group, hour, http, recorded, redis, request_from_json};
-use crate::harness::statsd;
-use crate::harness::tollkeeper::Setup;
+use crate::kit::statsd;
+use crate::kit::tollkeeper::Setup;
 
 /// What all names of limits begin with.
 const OF_LIMITS: &str = "ratelimit.service.rate_limit.";

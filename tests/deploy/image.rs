@@ -1,0 +1,91 @@
+//! The Dockerfile, as far as it can be judged without building it: what it copies is there and not ignored, its links
+//! are names that the program goes by, and what it makes runs as nobody.
+
+use std::process::Command;
+
+use crate::kit::tollkeeper::PROGRAM;
+use crate::kit::{read, repository};
+
+fn dockerfile() -> String {
+    // Lines that go on are one.
+    read(&repository("deploy/Dockerfile")).replace("\\\n", " ")
+}
+
+/// The words after an instruction, of the lines that have it.
+fn instructions(name: &str) -> Vec<Vec<String>> {
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let all = dockerfile();
+    let lines = all.lines().filter_map(|line| line.strip_prefix(&format!("{name} ")));
+    lines.map(words).collect()
+}
+
+#[test]
+fn all_that_it_copies_is_there_and_sent() {
+    let ignored = read(&repository(".dockerignore"));
+    let sent: Vec<_> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    assert!(ignored.lines().any(|line| line == "*"), "everything else stays");
+    let copied = instructions("COPY").into_iter().filter(|words| !words[0].starts_with("--from"));
+    let copied: Vec<String> = copied.flat_map(|words| words[..words.len() - 1].to_vec()).collect();
+    assert_eq!(copied.len(), sent.len());
+    for path in copied {
+        assert!(repository(&path).exists() && sent.contains(&path.as_str()), "{path}");
+    }
+}
+
+#[test]
+fn the_compiler_is_not_too_old() {
+    let version = dockerfile().lines().find_map(|line| Some(line.strip_prefix("ARG RUST_VERSION=")?.to_owned()));
+    let number = |version: &str| version.split('.').map(|part| part.parse().unwrap()).collect::<Vec<u32>>();
+    let least = env!("CARGO_PKG_RUST_VERSION");
+    assert!(number(&version.unwrap()) >= number(least));
+}
+
+#[test]
+fn it_is_built_as_what_was_measured() {
+    let all = dockerfile();
+    assert!(all.contains("cargo build --locked --release --bin tollkeeper "), "{all}");
+    for other in ["RUSTFLAGS", "target-cpu", "musl", "--features", "CARGO_PROFILE"] {
+        assert!(!all.contains(other), "{other} is another program");
+    }
+    assert!(all.contains("amd64)") && all.contains("arm64)"));
+}
+
+#[test]
+fn it_runs_as_a_number_that_is_not_root() {
+    let users = instructions("USER");
+    let [user] = &users[..] else { panic!("{users:?}") };
+    let (user, group) = user[0].split_once(':').unwrap();
+    assert!(user.parse::<u32>().unwrap() > 0 && group.parse::<u32>().unwrap() > 0);
+    // Manifests of envoyproxy/ratelimit give a command, which an entry point would take for an argument.
+    assert!(instructions("ENTRYPOINT").is_empty());
+    assert_eq!(instructions("CMD"), [[r#"["/bin/tollkeeper","#, r#""serve"]"#]]);
+}
+
+#[test]
+fn its_links_are_names_that_the_program_goes_by() {
+    let all = dockerfile();
+    let names = all.split("for name in ").nth(1).unwrap().split(';').next().unwrap();
+    let names: Vec<_> = names.split_whitespace().collect();
+    assert_eq!(names, ["ratelimit", "config_check_cmd", "client_cmd"]);
+    let directory = tempfile::tempdir().unwrap();
+    let rules = repository("config/example.yaml");
+    for name in names {
+        let link = directory.path().join(name);
+        std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
+        let mut command = Command::new(&link);
+        // Each is asked for something that it alone understands.
+        match name {
+            "ratelimit" => command.arg("--version"),
+            "config_check_cmd" => command.arg("-config_dir").arg(rules.parent().unwrap()),
+            _ => command.arg("-h"),
+        };
+        let answer = command.output().unwrap();
+        let text = String::from_utf8_lossy(&answer.stdout) + String::from_utf8_lossy(&answer.stderr);
+        let expected = match name {
+            "ratelimit" => "tollkeeper ",
+            "config_check_cmd" => "checking rate limit configs",
+            _ => "dial_string",
+        };
+        assert!(text.contains(expected), "{name}: {text}");
+    }
+}

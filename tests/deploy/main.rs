@@ -1,0 +1,140 @@
+//! What `deploy/` ships, held against those who will read it: Helm and kustomize render it, the schemas of Kubernetes,
+//! of the custom resources and of Grafana judge it, promtool fires the alerts, Envoy loads what Istio would give it.
+//!
+//! `deploy/install-tools.sh` has the tools and says how they are named; a tool that is missing fails the test. Nothing
+//! here needs a cluster, and so nothing here knows that a pod really starts.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
+
+#[path = "../kit/mod.rs"]
+#[allow(dead_code, reason = "the suite uses all of the kit, this binary a part")]
+mod kit;
+
+mod chart;
+mod image;
+mod istio;
+mod manifests;
+mod monitoring;
+
+use std::env;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use crate::kit::repository;
+
+/// The versions of Kubernetes whose schemas judge: the oldest that the chart allows, and newer ones.
+const KUBERNETES: [&str; 5] = ["1.25", "1.28", "1.31", "1.34", "1.37"];
+
+/// A tool's path, by the end of the variable that names it.
+fn tool(name: &str) -> OsString {
+    let variable = format!("TOLLKEEPER_TEST_{name}");
+    env::var_os(&variable).unwrap_or_else(|| {
+        panic!("{variable} is not set: run tests/run.sh, or set what deploy/install-tools.sh prints")
+    })
+}
+
+/// What a tool says about this input; its words on standard error if it does not like it.
+fn ask(command: &mut Command, input: &str) -> Result<String, String> {
+    command.current_dir(repository("")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_owned();
+    // From a thread: a tool that says much before it has read all would wait for us, and we for it.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    if status.success() { Ok(text(stdout)) } else { Err(text(stderr)) }
+}
+
+/// What the chart renders as the release `edge` with these arguments, or why it does not.
+fn helm(arguments: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(tool("HELM"));
+    command.args(["template", "edge", "deploy/chart", "--namespace", "limits", "--kube-version", "1.34.0"]);
+    ask(command.args(arguments), "")
+}
+
+fn kustomize(directory: &str) -> String {
+    let mut command = Command::new(tool("KUSTOMIZE"));
+    ask(command.args(["build", directory]), "").unwrap_or_else(|problem| panic!("{directory}: {problem}"))
+}
+
+/// The documents of a YAML stream that are not empty.
+fn documents(yaml: &str) -> Vec<Value> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"));
+    all.into_iter().filter(|document| !document.is_null()).collect()
+}
+
+/// Manifests as they are applied together.
+struct Rendering {
+    /// Where they are from.
+    name: &'static str,
+    yaml: String,
+    manifests: Vec<Value>,
+}
+
+impl Rendering {
+    fn new(name: &'static str, yaml: String) -> Self {
+        Self { name, manifests: documents(&yaml), yaml }
+    }
+
+    fn of_kind<'a>(&'a self, kind: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
+        let kind = kind.to_owned();
+        self.manifests.iter().filter(move |manifest| manifest["kind"] == kind.as_str())
+    }
+
+    /// The manifest of that kind and name.
+    fn named(&self, kind: &str, name: &str) -> Option<&Value> {
+        self.of_kind(kind).find(|manifest| manifest["metadata"]["name"] == name)
+    }
+
+    /// The Deployment of tollkeeper itself.
+    fn deployment(&self) -> &Value {
+        let mut all = self.of_kind("Deployment");
+        let first = all.next().unwrap_or_else(|| panic!("{}: no Deployment", self.name));
+        assert!(all.next().is_none(), "{}: more than one Deployment", self.name);
+        first
+    }
+
+    /// The container of tollkeeper itself.
+    fn container(&self) -> &Value {
+        &self.deployment()["spec"]["template"]["spec"]["containers"][0]
+    }
+
+    /// The values that its environment has as text.
+    fn environment(&self) -> Vec<(&str, &str)> {
+        let all = list(&self.container()["env"]).iter();
+        all.filter_map(|variable| Some((variable["name"].as_str()?, variable["value"].as_str()?))).collect()
+    }
+
+    fn setting(&self, name: &str) -> &str {
+        let found = self.environment().into_iter().find(|(other, _)| *other == name);
+        found.unwrap_or_else(|| panic!("{}: {name} is not set", self.name)).1
+    }
+}
+
+/// The elements of a list, none if there is no list.
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The chart with as few values and with as many as there are, and both plain ones.
+static RENDERINGS: LazyLock<[Rendering; 4]> = LazyLock::new(|| {
+    [
+        Rendering::new("chart, no values", helm(&[]).unwrap()),
+        Rendering::new("chart, all values", helm(&["-f", "tests/deploy/full.values.yaml"]).unwrap()),
+        Rendering::new("kubernetes", kustomize("deploy/kubernetes")),
+        Rendering::new("kubernetes-redis", kustomize("deploy/kubernetes-redis")),
+    ]
+});
+
+/// Judges manifests by the schemas of Kubernetes and of custom resources; what was judged, or what is wrong.
+fn judge(manifests: &str) -> Result<String, String> {
+    let mut command = Command::new(tool("SCHEMAS"));
+    command.args(["tests/deploy/schemas.py", "manifests"]).arg(tool("CRDS")).args(KUBERNETES);
+    ask(&mut command, manifests)
+}

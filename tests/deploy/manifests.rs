@@ -1,0 +1,220 @@
+//! What all manifests have in common, whoever renders them: valid, locked down, and true to the program's settings.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{RENDERINGS, Rendering, judge, list};
+use crate::kit::tollkeeper::PROGRAM;
+use crate::kit::{read, repository};
+
+/// The specs of all pods, with the names of what makes them.
+fn pods(rendering: &Rendering) -> Vec<(String, &Value)> {
+    let makers = ["Deployment", "StatefulSet"].into_iter().flat_map(|kind| rendering.of_kind(kind));
+    makers.map(|it| (format!("{}, {}", rendering.name, it["metadata"]["name"]), &it["spec"]["template"])).collect()
+}
+
+#[test]
+fn kubernetes_takes_them() {
+    let expected = [
+        &["PodDisruptionBudget", "ServiceAccount", "ConfigMap", "Service", "Deployment"][..],
+        &["NetworkPolicy", "HorizontalPodAutoscaler", "PrometheusRule", "ServiceMonitor", "Deployment", "ConfigMap"],
+        &["NetworkPolicy", "ServiceAccount", "ConfigMap", "Service", "Deployment", "PodDisruptionBudget"],
+        &["NetworkPolicy", "HorizontalPodAutoscaler", "StatefulSet", "Deployment", "Service"],
+    ];
+    for (rendering, kinds) in RENDERINGS.iter().zip(expected) {
+        let judged = judge(&rendering.yaml).unwrap_or_else(|wrong| panic!("{}:\n{wrong}", rendering.name));
+        print!("{}:\n{judged}", rendering.name);
+        for kind in kinds {
+            assert!(judged.lines().any(|line| line.starts_with(&format!("{kind} "))), "{}: {kind}", rendering.name);
+        }
+    }
+}
+
+#[test]
+fn the_judges_know_what_is_wrong() {
+    let full = &RENDERINGS[1].yaml;
+    for (right, wrong, kind) in [
+        ("enableServiceLinks: false", "enableServiceLink: false", "Deployment"),
+        ("    interval: 30s", "    intervall: 30s", "ServiceMonitor"),
+        ("    - alert: TollkeeperAbsent", "    - alarm: TollkeeperAbsent", "PrometheusRule"),
+        ("maxReplicas: 12", "maxReplicas: many", "HorizontalPodAutoscaler"),
+    ] {
+        assert!(full.contains(right), "{right}");
+        let problem = judge(&full.replace(right, wrong)).unwrap_err();
+        assert!(problem.contains(kind), "{wrong}: {problem}");
+    }
+}
+
+#[test]
+fn pods_may_do_next_to_nothing() {
+    for (name, template) in RENDERINGS.iter().flat_map(pods) {
+        let (spec, pod) = (&template["spec"], &template["spec"]["securityContext"]);
+        assert_eq!(spec["automountServiceAccountToken"], false, "{name}");
+        // A Service called `redis` would set REDIS_PORT, which is a setting.
+        assert_eq!(spec["enableServiceLinks"], false, "{name}");
+        assert_eq!(pod["runAsNonRoot"], true, "{name}");
+        assert!(pod["runAsUser"].as_u64().is_some_and(|user| user > 0), "{name}");
+        assert_eq!(pod["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+        for container in list(&spec["containers"]) {
+            let security = &container["securityContext"];
+            assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
+            assert!(container["resources"]["requests"]["cpu"].is_string(), "{name}");
+            assert!(container["resources"]["limits"]["memory"].is_string(), "{name}");
+            assert!(container["readinessProbe"].is_object() && container["livenessProbe"].is_object(), "{name}");
+        }
+    }
+    for account in RENDERINGS.iter().flat_map(|rendering| rendering.of_kind("ServiceAccount")) {
+        assert_eq!(account["automountServiceAccountToken"], false);
+    }
+}
+
+/// Whether these labels are among those.
+fn selects(selector: &Value, labels: &Value) -> bool {
+    let selector = selector.as_object().expect("a selector has labels");
+    assert!(!selector.is_empty(), "an empty selector is everybody");
+    selector.iter().all(|(label, value)| labels[label] == *value)
+}
+
+#[test]
+fn everything_points_at_something_that_is_there() {
+    for rendering in RENDERINGS.iter() {
+        let name = rendering.name;
+        let pods = pods(rendering);
+        let selected = |selector: &Value| pods.iter().any(|(_, pod)| selects(selector, &pod["metadata"]["labels"]));
+        for service in rendering.of_kind("Service") {
+            assert!(selected(&service["spec"]["selector"]), "{name}: {service}");
+        }
+        for kind in ["Deployment", "StatefulSet", "PodDisruptionBudget"] {
+            for it in rendering.of_kind(kind) {
+                assert!(selected(&it["spec"]["selector"]["matchLabels"]), "{name}: {kind}");
+            }
+        }
+        for policy in rendering.of_kind("NetworkPolicy") {
+            assert!(selected(&policy["spec"]["podSelector"]["matchLabels"]), "{name}: {policy}");
+        }
+        for scaler in rendering.of_kind("HorizontalPodAutoscaler") {
+            let target = scaler["spec"]["scaleTargetRef"]["name"].as_str().unwrap();
+            assert!(rendering.named("Deployment", target).is_some(), "{name}: {target}");
+            assert!(rendering.deployment()["spec"]["replicas"].is_null(), "{name}: set back by each apply");
+        }
+        for monitor in rendering.of_kind("ServiceMonitor") {
+            let matches =
+                |service: &Value| selects(&monitor["spec"]["selector"]["matchLabels"], &service["metadata"]["labels"]);
+            let service = rendering.of_kind("Service").find(|service| matches(service)).expect("a Service to scrape");
+            let port = &monitor["spec"]["endpoints"][0]["port"];
+            assert!(list(&service["spec"]["ports"]).iter().any(|it| it["name"] == *port), "{name}: {port}");
+        }
+        let spec = &rendering.deployment()["spec"]["template"]["spec"];
+        let account = spec["serviceAccountName"].as_str().unwrap();
+        assert!(rendering.named("ServiceAccount", account).is_some(), "{name}: {account}");
+        let rules = list(&spec["volumes"]).iter().find(|volume| volume["name"] == "rules").unwrap();
+        let rules = rules["configMap"]["name"].as_str().unwrap();
+        assert!(rendering.named("ConfigMap", rules).is_some(), "{name}: {rules}");
+    }
+}
+
+#[test]
+fn calls_reach_each_replica_and_new_ones_get_work() {
+    for rendering in RENDERINGS.iter() {
+        let name = rendering.name;
+        let headless = |service: &&Value| service["spec"]["clusterIP"] == "None";
+        let service = rendering.of_kind("Service").find(headless).unwrap_or_else(|| panic!("{name}: not headless"));
+        // Clients connect to the pods, so a port of a headless Service can not differ from the pod's.
+        for port in list(&service["spec"]["ports"]) {
+            let ports = list(&rendering.container()["ports"]);
+            let target = ports.iter().find(|it| it["name"] == port["targetPort"]).expect("a port of the container");
+            assert_eq!(port["port"], target["containerPort"], "{name}");
+        }
+        let port = |name: &str| {
+            let ports = list(&rendering.container()["ports"]);
+            ports.iter().find(|it| it["name"] == name).unwrap()["containerPort"].to_string()
+        };
+        let set = |name: &str, default: &str| {
+            let all = rendering.environment();
+            all.iter().find(|(other, _)| *other == name).map_or(default, |(_, value)| *value).to_owned()
+        };
+        assert_eq!((port("grpc"), port("http")), (set("GRPC_PORT", "8081"), set("PORT", "8080")), "{name}");
+        assert_eq!(format!(":{}", port("metrics")), rendering.setting("PROMETHEUS_ADDR"), "{name}");
+        let age = rendering.setting("GRPC_MAX_CONNECTION_AGE");
+        assert!(["5m", "2m30s"].contains(&age), "{name}: {age}");
+    }
+}
+
+#[test]
+fn a_stop_is_given_the_time_it_takes() {
+    let seconds = |text: &str| text.strip_suffix('s').unwrap().parse::<u64>().unwrap();
+    for rendering in RENDERINGS.iter() {
+        let grace = rendering.deployment()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64();
+        let drain = seconds(rendering.setting("TOLLKEEPER_DRAIN_PERIOD"));
+        let most = seconds(rendering.setting("TOLLKEEPER_SHUTDOWN_TIMEOUT"));
+        assert!(drain >= 5 && drain < most && grace > Some(most), "{}: {drain} {most} {grace:?}", rendering.name);
+    }
+}
+
+#[test]
+fn rules_are_mounted_where_they_are_looked_for_and_may_change() {
+    for rendering in RENDERINGS.iter() {
+        let name = rendering.name;
+        let directory = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"];
+        let directory = directory.map(|part| rendering.setting(part)).join("/");
+        let mounts = list(&rendering.container()["volumeMounts"]);
+        let mount = mounts.iter().find(|mount| mount["name"] == "rules").unwrap();
+        assert_eq!(mount["mountPath"], directory.as_str(), "{name}");
+        assert!(mounts.iter().all(|mount| mount["subPath"].is_null()), "{name}: a subPath is never updated");
+        // `..data` is a link that is swapped; the directory behind it must not be read as well.
+        assert_eq!(rendering.setting("RUNTIME_WATCH_ROOT"), "false", "{name}");
+        assert_eq!(rendering.setting("RUNTIME_IGNOREDOTFILES"), "true", "{name}");
+        // Nothing that changes with the rules may stand in the pod, or they would restart it.
+        let pod = &rendering.deployment()["spec"]["template"];
+        let annotations = pod["metadata"]["annotations"].as_object();
+        assert!(annotations.is_none_or(|all| all.keys().all(|key| !key.contains("checksum"))), "{name}");
+        let volume = list(&pod["spec"]["volumes"]).iter().find(|volume| volume["name"] == "rules").unwrap();
+        let config_map = volume["configMap"]["name"].as_str().unwrap();
+        assert!(config_map.ends_with("-rules"), "{name}: {config_map} has a hash, so each change restarts");
+    }
+}
+
+#[test]
+fn rules_pass_the_check() {
+    for rendering in RENDERINGS.iter() {
+        let directory = tempfile::tempdir().unwrap();
+        let all = rendering.of_kind("ConfigMap");
+        let rules = all.filter(|it| it["metadata"]["name"].as_str().is_some_and(|name| name.ends_with("-rules")));
+        for (file, text) in rules.flat_map(|it| it["data"].as_object().unwrap()) {
+            fs::write(directory.path().join(file), text.as_str().unwrap()).unwrap();
+        }
+        let checked = Command::new(PROGRAM).arg("check").arg(directory.path()).output().unwrap();
+        assert!(checked.status.success(), "{}: {}", rendering.name, String::from_utf8_lossy(&checked.stderr));
+        let files = fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(files, if rendering.name == "chart, all values" { 2 } else { 1 }, "{}", rendering.name);
+    }
+}
+
+#[test]
+fn settings_are_those_of_the_documentation() {
+    let page = read(&repository("docs/settings.md"));
+    let known: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    assert!(known.len() > 50);
+    for rendering in RENDERINGS.iter() {
+        for variable in list(&rendering.container()["env"]) {
+            let name = variable["name"].as_str().unwrap();
+            assert!(known.contains(&name), "{}: {name} is no setting", rendering.name);
+        }
+    }
+}
+
+#[test]
+fn settings_are_taken_as_they_stand() {
+    for rendering in RENDERINGS.iter() {
+        let mut check = Command::new(PROGRAM);
+        check.args(["check", "--env"]).env_clear().envs(rendering.environment());
+        let report = check.output().unwrap();
+        let text = String::from_utf8_lossy(&report.stdout) + String::from_utf8_lossy(&report.stderr);
+        assert!(report.status.success(), "{}: {text}", rendering.name);
+        assert!(!text.contains("no effect"), "{}: {text}", rendering.name);
+    }
+}

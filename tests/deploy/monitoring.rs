@@ -1,0 +1,230 @@
+//! Alerts and dashboard: they parse, fire when they should, name metrics that exist, and lead to their runbooks.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{RENDERINGS, ask, documents, list, tool};
+use crate::kit::port::Port;
+use crate::kit::tollkeeper::with_rules;
+use crate::kit::{grpc, http, read, repository};
+
+fn promtool(arguments: &[&str]) -> Result<String, String> {
+    ask(Command::new(tool("PROMTOOL")).args(arguments), "")
+}
+
+/// The alerts, as Prometheus has them.
+fn alerts() -> Vec<Value> {
+    let file = documents(&read(&repository("deploy/prometheus/alerts.yaml"))).remove(0);
+    list(&file["groups"]).iter().flat_map(|group| list(&group["rules"])).cloned().collect()
+}
+
+fn dashboard() -> Value {
+    serde_json::from_str(&read(&repository("deploy/grafana/tollkeeper.json"))).unwrap()
+}
+
+/// Panels, without the rows that part them.
+fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
+    list(&dashboard["panels"]).iter().filter(|panel| panel["type"] != "row")
+}
+
+/// The dashboard's expressions, with Grafana's variables filled in, and where they stand.
+fn queries(dashboard: &Value) -> Vec<(String, String)> {
+    let title = |panel: &Value| panel["title"].as_str().unwrap().to_owned();
+    let targets = panels(dashboard).flat_map(|panel| list(&panel["targets"]).iter().map(move |it| (title(panel), it)));
+    let notes = list(&dashboard["annotations"]["list"]).iter().map(|it| ("annotation".to_owned(), it));
+    let filled = |query: &str| query.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$instance", ".*");
+    targets.chain(notes).map(|(place, it)| (place, filled(it["expr"].as_str().unwrap()))).collect()
+}
+
+/// The names of metrics in an expression: words that begin as ours do.
+fn metrics(expression: &str) -> impl Iterator<Item = &str> {
+    let words = expression.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
+    words.filter(|word| ["tollkeeper_", "ratelimit_", "process_"].iter().any(|prefix| word.starts_with(prefix)))
+}
+
+#[test]
+fn alerts_fire_when_they_should_and_not_before() {
+    promtool(&["check", "rules", "deploy/prometheus/alerts.yaml"]).unwrap();
+    for tests in ["alerts.test.yaml", "alerts.long.test.yaml"] {
+        promtool(&["test", "rules", &format!("deploy/prometheus/{tests}")]).unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+    // Each is tested both ways.
+    let tests = ["alerts.test.yaml", "alerts.long.test.yaml"]
+        .map(|name| documents(&read(&repository(&format!("deploy/prometheus/{name}")))).remove(0)["tests"].clone());
+    let cases = tests.iter().flat_map(list).flat_map(|test| list(&test["alert_rule_test"]));
+    let cases: Vec<_> = cases.collect();
+    for alert in alerts() {
+        let of_alert = cases.iter().filter(|case| case["alertname"] == alert["alert"]);
+        let (quiet, firing): (Vec<_>, Vec<_>) =
+            of_alert.copied().partition(|case| list(&case["exp_alerts"]).is_empty());
+        assert!(!quiet.is_empty() && !firing.is_empty(), "{}", alert["alert"]);
+    }
+}
+
+/// What a heading's link ends in, as GitHub makes it.
+fn span_ref(heading: &str) -> String {
+    let kept = heading.chars().filter(|character| character.is_alphanumeric() || " -".contains(*character));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+#[test]
+fn each_alert_has_its_runbook_and_each_runbook_its_alert() {
+    let page = read(&repository("docs/operations.md"));
+    let headings = page.lines().filter_map(|line| line.strip_prefix("### "));
+    let headings: BTreeSet<_> = headings.map(span_ref).filter(|it| it.starts_with("tollkeeper-")).collect();
+    let alerts = alerts();
+    let linked = alerts.iter().map(|alert| {
+        let url = alert["annotations"]["runbook_url"].as_str().unwrap();
+        let (page, span_ref) = url.split_once('#').unwrap();
+        assert!(page.ends_with("/docs/operations.md"), "{url}");
+        let words = span_ref.split('-').map(|word| word[..1].to_uppercase() + &word[1..]);
+        assert_eq!(alert["alert"], words.collect::<String>(), "{url}");
+        span_ref.to_owned()
+    });
+    assert_eq!(linked.collect::<BTreeSet<_>>(), headings);
+    for alert in &alerts {
+        let severity = alert["labels"]["severity"].as_str().unwrap();
+        assert!(["critical", "warning", "info"].contains(&severity), "{severity}");
+        assert!(alert["for"].is_string() && alert["annotations"]["summary"].is_string(), "{}", alert["alert"]);
+    }
+}
+
+#[test]
+fn the_chart_brings_the_same_alerts_and_dashboard() {
+    let full = &RENDERINGS[1];
+    let rule = full.named("PrometheusRule", "edge-limiter").unwrap();
+    let file = documents(&read(&repository("deploy/prometheus/alerts.yaml"))).remove(0);
+    assert_eq!(rule["spec"], file);
+    let map = full.named("ConfigMap", "edge-limiter-dashboard").unwrap();
+    let shipped: Value = serde_json::from_str(map["data"]["tollkeeper.json"].as_str().unwrap()).unwrap();
+    assert_eq!(shipped, dashboard());
+}
+
+/// The names in the program's source, whole ones and those that are put together from two parts.
+fn written_names() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut directories = vec![repository("src")];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = read(&path);
+                names.extend(text.split('"').skip(1).step_by(2).filter(|it| metrics(it).eq([*it])).map(str::to_owned));
+            }
+        }
+    }
+    names
+}
+
+/// A name without what histograms add to theirs.
+fn family(name: &str) -> &str {
+    let suffix = ["_bucket", "_count", "_sum"].into_iter().find_map(|suffix| name.strip_suffix(suffix));
+    suffix.unwrap_or(name)
+}
+
+#[test]
+fn metrics_that_are_asked_for_exist() {
+    let port = Port::reserve();
+    let address = format!("127.0.0.1:{}", port.number());
+    let server =
+        with_rules("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
+            .env("USE_PROMETHEUS", "true")
+            .env("PROMETHEUS_ADDR", &address)
+            .start();
+    let scrape = http::get(port.number(), "/metrics").send().text();
+    let scraped = scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next().map(str::to_owned));
+    let mut known: BTreeSet<String> = scraped.collect();
+    assert!(known.len() > 40, "{scrape}");
+    drop(server);
+    // What only Redis, TLS or eventual rules bring is not in this scrape.
+    known.extend(written_names());
+    let dashboard = dashboard();
+    let alerts = alerts();
+    let of_alerts = alerts.iter().map(|alert| (alert["alert"].to_string(), alert["expr"].as_str().unwrap().to_owned()));
+    let mut missing = BTreeSet::new();
+    for (place, expression) in of_alerts.chain(queries(&dashboard)) {
+        let mut all = metrics(&expression).peekable();
+        assert!(all.peek().is_some(), "{place}: {expression} asks for nothing of ours");
+        missing.extend(all.filter(|name| !known.contains(family(name))).map(|name| format!("{place}: {name}")));
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn rules_whose_keys_name_the_metric_are_not_taken_for_idle() {
+    let rules = "domain: shop\ndescriptors:\n\
+        - {key: user, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}\n\
+        - {key: path, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}\n\
+        - {key: idle, rate_limit: {unit: day, requests_per_unit: 5}}\n";
+    let port = Port::reserve();
+    let address = format!("127.0.0.1:{}", port.number());
+    let server = with_rules(rules).env("USE_PROMETHEUS", "true").env("PROMETHEUS_ADDR", &address).start();
+    let client = grpc::Client::connect(server.grpc_port());
+    for (key, times) in [("user", 2), ("path", 3)] {
+        for _ in 0..times {
+            client.ask(&grpc::question("shop", &[(key, "x")])).unwrap();
+        }
+    }
+    let scrape = http::get(port.number(), "/metrics").send().text();
+    let met = |rule: &str| {
+        let name = format!("tollkeeper_rule_decisions_total{{domain=\"shop\",rule=\"shop.{rule}\"}} ");
+        scrape
+            .lines()
+            .find_map(|line| line.strip_prefix(&name))
+            .unwrap_or_else(|| panic!("{name}: {scrape}"))
+            .to_owned()
+    };
+    assert_eq!([met("user"), met("path"), met("idle")], ["2", "3", "0"]);
+}
+
+#[test]
+fn grafana_knows_every_field_of_the_dashboard() {
+    let judged = |dashboard: &Value| {
+        ask(Command::new(tool("SCHEMAS")).args(["tests/deploy/schemas.py", "dashboard"]), &dashboard.to_string())
+    };
+    let mut dashboard = dashboard();
+    judged(&dashboard).unwrap();
+    dashboard["panels"][1]["fieldConfig"]["defaults"]["unitt"] = Value::from("s");
+    assert!(judged(&dashboard).unwrap_err().contains("panels[1].fieldConfig.defaults.unitt"));
+}
+
+#[test]
+fn each_query_of_the_dashboard_parses() {
+    let dashboard = dashboard();
+    let queries = queries(&dashboard);
+    assert!(queries.len() > 40, "{}", queries.len());
+    // Prometheus has no parser to call but that of its rules.
+    let rules: Vec<_> = (0..)
+        .zip(&queries)
+        .map(|(number, (_, query))| serde_json::json!({ "record": format!("query:number_{number}"), "expr": query }))
+        .collect();
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let groups = serde_json::json!({ "groups": [{ "name": "queries", "rules": rules }] });
+    fs::write(file.path(), groups.to_string()).unwrap();
+    promtool(&["check", "rules", file.path().to_str().unwrap()]).unwrap_or_else(|wrong| panic!("{wrong}\n{groups:#}"));
+}
+
+#[test]
+fn panels_have_room_and_names() {
+    let dashboard = dashboard();
+    let mut taken = BTreeSet::new();
+    let mut numbers = BTreeSet::new();
+    for panel in list(&dashboard["panels"]) {
+        let at = |name: &str| panel["gridPos"][name].as_u64().unwrap();
+        assert!(at("x") + at("w") <= 24, "{}", panel["title"]);
+        for cell in (at("x")..at("x") + at("w")).flat_map(|x| (at("y")..at("y") + at("h")).map(move |y| (x, y))) {
+            assert!(taken.insert(cell), "{} lies on another", panel["title"]);
+        }
+        assert!(numbers.insert(panel["id"].as_u64().unwrap()), "{}: two with one number", panel["title"]);
+        assert!(panel["title"].as_str().is_some_and(|title| !title.is_empty()));
+    }
+    // It is not tied to somebody's data source.
+    for panel in panels(&dashboard) {
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
+    }
+}

@@ -1,0 +1,331 @@
+//! A redis-server of one's own: on free loopback ports, in a directory of its own, without persistence.
+//!
+//! The harness talks to it as an ACL user that only the harness knows, and replicas do too: whatever a test does to
+//! the default user, its password included, the test can still ask and set. What a test configures are lines of
+//! `redis.conf`. A missing redis-server fails the test; version 7.0 is needed, as older ones know no `cluster-port`.
+
+pub(crate) mod client;
+pub(crate) mod certificates;
+pub(crate) mod cluster;
+pub(crate) mod sentinels;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ::redis::{FromRedisValue, RedisResult, Value};
+use tempfile::TempDir;
+
+use self::certificates::Certificates;
+use self::client::Caller;
+use super::port::Port;
+use super::tollkeeper::inherited;
+use super::{read, signal, wait_for};
+
+/// The harness's own user and password.
+const HARNESS: &str = "harness";
+
+/// How long the harness itself waits for a reply: no healthy server is ever that slow.
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a server is to be started with.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    program: &'static str,
+    lines: Vec<(String, String)>,
+    kind: Kind,
+    tls: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Single,
+    Cluster,
+    Sentinel,
+}
+
+/// A server without password, persistence or TLS.
+pub(crate) fn options() -> Options {
+    Options { program: "redis-server", lines: Vec::new(), kind: Kind::Single, tls: false }
+}
+
+impl Options {
+    /// Adds lines of `redis.conf`, as written there; the last line of a name holds, but for `user` and the like.
+    pub(crate) fn with(mut self, lines: &[(&str, &str)]) -> Self {
+        self.lines.extend(lines.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        self
+    }
+
+    /// Demands a password of the default user.
+    pub(crate) fn password(self, password: &str) -> Self {
+        self.with(&[("requirepass", &format!("{password:?}"))])
+    }
+
+    /// Adds an ACL user with these rules (`on >secret ~* +get`).
+    pub(crate) fn user(self, name: &str, rules: &str) -> Self {
+        self.with(&[("user", &format!("{name} {rules}"))])
+    }
+
+    /// Listens on a unix socket too, at [`Server::socket`].
+    pub(crate) fn unix_socket(self) -> Self {
+        self.with(&[("unixsocket", "redis.sock")])
+    }
+
+    /// Listens with TLS too, at [`Server::tls_port`], and takes clients with and without a certificate;
+    /// `tls-auth-clients yes` demands one.
+    pub(crate) fn tls(mut self, certificates: &Certificates) -> Self {
+        self.tls = true;
+        let path = |name| certificates.path(name).to_str().expect("paths of tests are UTF-8").to_owned();
+        self.with(&[
+            ("tls-cert-file", &path("server.crt")),
+            ("tls-key-file", &path("server.key")),
+            ("tls-ca-cert-file", &path("ca.crt")),
+            ("tls-auth-clients", "optional"),
+        ])
+    }
+
+    /// Starts another program than `redis-server`.
+    pub(crate) fn program(mut self, program: &'static str) -> Self {
+        self.program = program;
+        self
+    }
+
+    /// Starts it and waits until it answers.
+    pub(crate) fn start(self) -> Server {
+        let server = self.launch();
+        server.wait_until_ready();
+        server
+    }
+
+    fn cluster(mut self) -> Self {
+        self.kind = Kind::Cluster;
+        self.with(&[("cluster-enabled", "yes")])
+    }
+
+    fn sentinel(mut self) -> Self {
+        self.kind = Kind::Sentinel;
+        self
+    }
+
+    /// Starts it and waits for nothing, so that several can start at once.
+    fn launch(self) -> Server {
+        self.launch_at(Port::reserve())
+    }
+
+    fn launch_at(self, plain: Port) -> Server {
+        let files = tempfile::tempdir().expect("a temporary directory can be made");
+        let tls = self.tls.then(Port::reserve);
+        // By default it is the port + 10000, which may be taken.
+        let bus = (self.kind == Kind::Cluster).then(Port::reserve);
+        let mut config = self.config(files.path(), &plain);
+        for (name, port) in [("tls-port", &tls), ("cluster-port", &bus)] {
+            if let Some(port) = port {
+                writeln!(config, "{name} {}", port.number()).expect("a text can be written to");
+            }
+        }
+        fs::write(files.path().join("redis.conf"), config).expect("the configuration can be written");
+        let child = Mutex::new(spawn(self.program, self.kind, files.path()));
+        let frozen = AtomicBool::new(false);
+        Server { child, frozen, program: self.program, kind: self.kind, plain, tls, bus, files }
+    }
+
+    fn config(&self, directory: &Path, port: &Port) -> String {
+        let mut lines = vec![
+            ("bind", "127.0.0.1".to_owned()),
+            ("port", port.number().to_string()),
+            ("dir", directory.display().to_string()),
+            ("user", format!("{HARNESS} on >{HARNESS} ~* &* +@all")),
+        ];
+        if self.kind != Kind::Sentinel {
+            lines.extend([
+                ("save", "\"\"".to_owned()),
+                ("masteruser", HARNESS.to_owned()),
+                ("masterauth", HARNESS.to_owned()),
+                // Without a disk a replica gets nothing until it says, a second later, that it is in step.
+                ("repl-diskless-sync", "no".to_owned()),
+                ("enable-debug-command", "yes".to_owned()),
+            ]);
+        }
+        let own = self.lines.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        lines.into_iter().chain(own).fold(String::new(), |mut text, (name, value)| {
+            writeln!(text, "{name} {value}").expect("a text can be written to");
+            text
+        })
+    }
+}
+
+/// Starts the program on the configuration in `directory`, where it also logs.
+fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
+    let log = File::options().create(true).append(true).open(directory.join("log")).expect("a file can be made");
+    let errors = log.try_clone().expect("a file can be opened twice");
+    let mut command = Command::new(program);
+    command.env_clear().envs(inherited()).arg(directory.join("redis.conf"));
+    if kind == Kind::Sentinel {
+        command.arg("--sentinel");
+    }
+    command.current_dir(directory).stdin(Stdio::null()).stdout(log).stderr(errors);
+    command.spawn().unwrap_or_else(|error| {
+        panic!("{program} can not be started ({error}): run tests/run.sh, or install Redis 7.0 or newer")
+    })
+}
+
+/// A running server; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Mutex<Child>,
+    frozen: AtomicBool,
+    program: &'static str,
+    kind: Kind,
+    plain: Port,
+    tls: Option<Port>,
+    bus: Option<Port>,
+    files: TempDir,
+}
+
+impl Server {
+    /// Where it answers without TLS, on 127.0.0.1.
+    pub(crate) fn port(&self) -> u16 {
+        self.plain.number()
+    }
+
+    /// `127.0.0.1:PORT`, without TLS.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port())
+    }
+
+    /// Where it answers with TLS, on 127.0.0.1; panics without [`Options::tls`].
+    pub(crate) fn tls_port(&self) -> u16 {
+        self.tls.as_ref().expect("the server was started with TLS").number()
+    }
+
+    /// Its unix socket, which exists with [`Options::unix_socket`] only.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.files.path().join("redis.sock")
+    }
+
+    /// Its reply to a command of the harness's user, on a connection of its own.
+    pub(crate) fn command(&self, words: &[&str]) -> RedisResult<Value> {
+        self.connect(REPLY_TIMEOUT)?.command(words)
+    }
+
+    /// A connection of the harness's user; connecting, and then each reply, take as long as `timeout` at most.
+    pub(crate) fn connect(&self, timeout: Duration) -> RedisResult<Caller> {
+        Caller::connect(&format!("redis://{HARNESS}:{HARNESS}@{}", self.address()), timeout)
+    }
+
+    /// The reply as a value of that type; panics if it is another or an error.
+    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let value = self.command(words).and_then(|value| Ok(::redis::from_redis_value(value)?));
+        value.unwrap_or_else(|error| panic!("{:.300} at {}: {error}", format!("{words:?}"), self.address()))
+    }
+
+    /// A field of `INFO`; empty if it is not there.
+    pub(crate) fn info(&self, field: &str) -> String {
+        let info: String = self.ask(&["INFO", "everything"]);
+        let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        value.unwrap_or_default().trim().to_owned()
+    }
+
+    /// How often each command was called since the start or [`Server::reset_stats`], by lower-case name, subcommands as
+    /// `config|get`. Those of scripts count too; `auth`, `info` and `config|resetstat`, which the harness itself
+    /// calls, are left out.
+    pub(crate) fn commands(&self) -> BTreeMap<String, u64> {
+        let info: String = self.ask(&["INFO", "commandstats"]);
+        let calls = info.lines().filter_map(|line| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            let calls = rest.split(',').next()?.parse().expect("calls are a number");
+            (!["auth", "info", "config|resetstat"].contains(&name)).then(|| (name.to_owned(), calls))
+        });
+        calls.collect()
+    }
+
+    /// Counts commands anew.
+    pub(crate) fn reset_stats(&self) {
+        self.ask::<()>(&["CONFIG", "RESETSTAT"]);
+    }
+
+    /// Stops it for a while: connections stay open and are accepted by the kernel, nothing is answered.
+    pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::Relaxed);
+        signal::freeze(&self.child());
+    }
+
+    /// Lets it go on, with what it was sent meanwhile.
+    pub(crate) fn thaw(&self) {
+        signal::thaw(&self.child());
+        self.frozen.store(false, Ordering::Relaxed);
+    }
+
+    /// Ends it at once (`kill -9`) and waits until it is gone. Its ports stay reserved.
+    pub(crate) fn kill(&self) {
+        let mut child = self.child();
+        // Both fail only if it is gone already.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    /// Starts it after [`Server::kill`], on the same ports and in the same directory, and waits until it answers.
+    pub(crate) fn start_again(&self) {
+        self.launch_again();
+        self.wait_until_ready();
+    }
+
+    fn launch_again(&self) {
+        let mut child = self.child();
+        assert!(child.try_wait().expect("the child can be asked").is_some(), "the server still runs");
+        self.frozen.store(false, Ordering::Relaxed);
+        *child = spawn(self.program, self.kind, self.files.path());
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        read(&self.files.path().join("log"))
+    }
+
+    /// Whether it runs and is not frozen.
+    fn is_up(&self) -> bool {
+        let ended = self.child().try_wait().expect("the child can be asked");
+        ended.is_none() && !self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Whether it sends each write to that replica at once; the replica itself takes itself for in step before that.
+    fn streams_to(&self, replica: &Self) -> bool {
+        let info: String = self.ask(&["INFO", "replication"]);
+        info.contains(&format!("port={},state=online", replica.announced_port()))
+    }
+
+    /// The port that other servers of a cluster know it by.
+    fn announced_port(&self) -> u16 {
+        self.tls.as_ref().unwrap_or(&self.plain).number()
+    }
+
+    /// The port of the cluster's own protocol.
+    fn bus_port(&self) -> u16 {
+        self.bus.as_ref().expect("the server is of a cluster").number()
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        // A failed test drops its servers while it panics, and they are to be killed then too.
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until_ready(&self) {
+        wait_for("redis-server to answer", || {
+            if let Some(status) = self.child().try_wait().expect("the child can be asked") {
+                panic!("redis-server ended with {status}:\n{}", self.log());
+            }
+            self.command(&["PING"]).ok()
+        });
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

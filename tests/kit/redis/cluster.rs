@@ -1,0 +1,357 @@
+//! A Redis cluster of one's own: three primaries and a replica of each, made by plain commands.
+//!
+//! Nodes are named by their index: 0 to 2 begin as primaries, 3 to 5 as the replicas of 0 to 2. A cluster is patient,
+//! so that a busy machine does not make it fail over unasked; who wants a failover makes it hasty first, or kills a
+//! primary by [`Cluster::fail_over`]. What is waited for is that all nodes that run agree.
+
+use std::time::Duration;
+
+use super::{HARNESS, Options, Server, options};
+use crate::kit::wait_for;
+
+/// The number of hash slots of any cluster.
+pub(crate) const SLOTS: u16 = 16384;
+
+const PRIMARIES: usize = 3;
+const NODES: usize = 2 * PRIMARIES;
+
+/// The node timeout of a hasty cluster.
+const HASTY: Duration = Duration::from_millis(500);
+const PATIENT: Duration = Duration::from_secs(15);
+
+/// A running cluster; all of it is killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    nodes: Vec<Server>,
+}
+
+/// What one node thinks of another, or of itself.
+#[derive(Debug)]
+struct View {
+    port: u16,
+    flags: Vec<String>,
+    linked: bool,
+    /// First and last of each range it owns.
+    slots: Vec<(u16, u16)>,
+}
+
+/// First slot, last slot and primary of each range, in order.
+#[derive(PartialEq, Eq)]
+struct Owners(Vec<(u16, u16, usize)>);
+
+impl Cluster {
+    /// Starts one without password, and waits until it is whole.
+    pub(crate) fn start() -> Self {
+        Self::start_with(&options())
+    }
+
+    /// Starts one whose nodes have these options, and waits until it is whole. With TLS, the nodes use it too.
+    pub(crate) fn start_with(options: &Options) -> Self {
+        let patient = PATIENT.as_millis().to_string();
+        let mut options = options.clone().cluster().with(&[
+            ("cluster-node-timeout", patient.as_str()),
+            ("cluster-replica-validity-factor", "0"),
+            ("cluster-allow-replica-migration", "no"),
+        ]);
+        if options.tls {
+            options = options.with(&[("tls-cluster", "yes"), ("tls-replication", "yes")]);
+        }
+        let nodes: Vec<_> = (0..NODES).map(|_| options.clone().launch()).collect();
+        nodes.iter().for_each(Server::wait_until_ready);
+        let cluster = Self { nodes };
+        // A primary that saw no majority for a moment waits for the node timeout before it serves.
+        cluster.set_hasty(true);
+        cluster.give_slots();
+        cluster.introduce();
+        cluster.give_replicas();
+        cluster.wait_until_whole();
+        cluster.set_hasty(false);
+        cluster
+    }
+
+    fn give_slots(&self) {
+        for (index, node) in self.nodes.iter().enumerate() {
+            node.ask::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+        }
+        for (node, (first, last)) in self.nodes.iter().zip([(0, 5460), (5461, 10_922), (10_923, SLOTS - 1)]) {
+            node.ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+        }
+    }
+
+    /// Makes all nodes meet all others, which is quicker than leaving it to gossip.
+    fn introduce(&self) {
+        for (index, node) in self.nodes.iter().enumerate() {
+            for other in &self.nodes[index + 1..] {
+                let (port, bus) = (other.announced_port().to_string(), other.bus_port().to_string());
+                node.ask::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+            }
+        }
+        wait_for("all nodes to know each other", || {
+            let knows = |node| {
+                let views = self.views(node);
+                let met = |view: &View| view.linked && !view.flags.iter().any(|flag| flag == "handshake");
+                views.len() == NODES && views.iter().all(met)
+            };
+            (0..NODES).all(knows).then_some(())
+        });
+    }
+
+    fn give_replicas(&self) {
+        for primary in 0..PRIMARIES {
+            let id: String = self.nodes[primary].ask(&["CLUSTER", "MYID"]);
+            self.nodes[primary + PRIMARIES].ask::<()>(&["CLUSTER", "REPLICATE", &id]);
+        }
+    }
+
+    /// The server of a node.
+    pub(crate) fn node(&self, node: usize) -> &Server {
+        &self.nodes[node]
+    }
+
+    /// The addresses of all nodes, without TLS.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.nodes.iter().map(Server::address).collect()
+    }
+
+    /// The slot of a key, as the servers compute it.
+    pub(crate) fn slot(&self, key: &str) -> u16 {
+        self.first_up().ask(&["CLUSTER", "KEYSLOT", key])
+    }
+
+    /// A key that begins with `prefix` and whose slot is the node's.
+    pub(crate) fn key_of(&self, node: usize, prefix: &str) -> String {
+        let mut keys = (0..10_000).map(|number| format!("{prefix}{number}"));
+        keys.find(|key| self.primary_of(self.slot(key)) == node).expect("the node has slots")
+    }
+
+    /// The primary that the nodes agree has the slot; waits until they do.
+    pub(crate) fn primary_of(&self, slot: u16) -> usize {
+        wait_for("the nodes to agree on a slot's owner", || self.agreed_owners()?.of(slot))
+    }
+
+    /// The replicas of a primary that run.
+    pub(crate) fn replicas_of(&self, primary: usize) -> Vec<usize> {
+        let port = self.nodes[primary].announced_port().to_string();
+        let is_replica = |node: &usize| {
+            let node = &self.nodes[*node];
+            node.is_up() && node.info("role") == "slave" && node.info("master_port") == port
+        };
+        (0..NODES).filter(is_replica).collect()
+    }
+
+    /// Makes the nodes that run fail over half a second after a primary is gone, or no longer do so. A node that is
+    /// started again is patient.
+    pub(crate) fn set_hasty(&self, hasty: bool) {
+        let timeout = if hasty { HASTY } else { PATIENT }.as_millis().to_string();
+        for node in self.up() {
+            node.ask::<()>(&["CONFIG", "SET", "cluster-node-timeout", &timeout]);
+        }
+    }
+
+    /// Kills a primary, waits until its replica has taken over, and returns the replica.
+    pub(crate) fn fail_over(&self, primary: usize) -> usize {
+        self.set_hasty(true);
+        let slot = self.a_slot_of(primary);
+        self.nodes[primary].kill();
+        let successor = self.wait_for_successor(primary, slot);
+        self.set_hasty(false);
+        successor
+    }
+
+    /// Waits until a slot has another primary than this, in a cluster that is whole again; returns the other.
+    pub(crate) fn wait_for_successor(&self, primary: usize, slot: u16) -> usize {
+        let successor = wait_for("another primary to take over", || {
+            self.agreed_owners()?.of(slot).filter(|owner| *owner != primary)
+        });
+        self.wait_until_whole();
+        successor
+    }
+
+    /// Hands a primary's slots over to a replica of it while both run (`CLUSTER FAILOVER`), and waits until it is done.
+    pub(crate) fn hand_over(&self, primary: usize, replica: usize) {
+        let slot = self.a_slot_of(primary);
+        self.nodes[replica].ask::<()>(&["CLUSTER", "FAILOVER"]);
+        assert_eq!(self.wait_for_successor(primary, slot), replica);
+    }
+
+    /// Moves a slot with its keys, under load if there is any, and waits until all nodes agree.
+    pub(crate) fn migrate_slot(&self, slot: u16, to: usize) {
+        let from = self.begin_migration(slot, to);
+        while self.migrate_keys(slot, from, to, 100) > 0 {}
+        self.end_migration(slot, from, to);
+    }
+
+    /// Opens a slot for moving, and returns its primary: from now on it answers ASK for keys that are not there.
+    pub(crate) fn begin_migration(&self, slot: u16, to: usize) -> usize {
+        let from = self.primary_of(slot);
+        let id = |node: usize| self.nodes[node].ask::<String>(&["CLUSTER", "MYID"]);
+        self.set_slot(to, slot, &["IMPORTING", &id(from)]);
+        self.set_slot(from, slot, &["MIGRATING", &id(to)]);
+        from
+    }
+
+    /// Moves so many keys of an open slot at most, and returns how many.
+    pub(crate) fn migrate_keys(&self, slot: u16, from: usize, to: usize, most: usize) -> usize {
+        let (slot, most) = (slot.to_string(), most.to_string());
+        let keys: Vec<String> = self.nodes[from].ask(&["CLUSTER", "GETKEYSINSLOT", &slot, &most]);
+        let port = self.nodes[to].announced_port().to_string();
+        let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000", "REPLACE"];
+        words.extend(["AUTH2", HARNESS, HARNESS, "KEYS"]);
+        words.extend(keys.iter().map(String::as_str));
+        if !keys.is_empty() {
+            self.nodes[from].ask::<()>(&words);
+        }
+        keys.len()
+    }
+
+    /// Closes an open slot that has no keys left at its old primary, and waits until all nodes agree.
+    pub(crate) fn end_migration(&self, slot: u16, from: usize, to: usize) {
+        let id: String = self.nodes[to].ask(&["CLUSTER", "MYID"]);
+        // The new owner first: else both might deny the slot for a while.
+        for node in [to, from] {
+            self.set_slot(node, slot, &["NODE", &id]);
+        }
+        wait_for("all nodes to know the slot's new primary", || (self.agreed_owners()?.of(slot)? == to).then_some(()));
+    }
+
+    fn set_slot(&self, node: usize, slot: u16, words: &[&str]) {
+        let slot = slot.to_string();
+        let words: Vec<_> = ["CLUSTER", "SETSLOT", &slot].into_iter().chain(words.iter().copied()).collect();
+        self.nodes[node].ask::<()>(&words);
+    }
+
+    /// Takes a slot from all nodes, which then answer CLUSTERDOWN for every key; returns its primary.
+    pub(crate) fn lose_slot(&self, slot: u16) -> usize {
+        let owner = self.primary_of(slot);
+        let text = slot.to_string();
+        wait_for("all nodes to be down", || {
+            // The owner first; what it said before may still give the slot back at others, and this takes it again.
+            for node in [&self.nodes[owner]].into_iter().chain(self.up()) {
+                // It fails where the slot is lost already.
+                let _ = node.command(&["CLUSTER", "DELSLOTS", &text]);
+            }
+            self.up().all(|node| node.cluster_state() == "fail").then_some(())
+        });
+        owner
+    }
+
+    /// Takes a slot from all nodes of a cluster that goes on without it (`cluster-require-full-coverage no`), and waits
+    /// until all deny it.
+    pub(crate) fn disown(&self, slot: u16) {
+        let owner = self.primary_of(slot);
+        let text = slot.to_string();
+        wait_for("all nodes to have lost a slot", || {
+            for node in [&self.nodes[owner]].into_iter().chain(self.up()) {
+                let _ = node.command(&["CLUSTER", "DELSLOTS", &text]);
+            }
+            self.agreed_owners().is_some_and(|owners| owners.of(slot).is_none()).then_some(())
+        });
+    }
+
+    /// Gives a slot that nobody has to a node, and waits until all know.
+    pub(crate) fn own(&self, slot: u16, owner: usize) {
+        self.nodes[owner].ask::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
+        self.wait_until_whole();
+    }
+
+    /// Gives a lost slot to a node, and waits until the cluster is whole.
+    pub(crate) fn find_slot(&self, slot: u16, owner: usize) {
+        // Primaries that were down wait for the node timeout before they serve.
+        self.set_hasty(true);
+        self.nodes[owner].ask::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
+        self.wait_until_whole();
+        self.set_hasty(false);
+    }
+
+    /// Waits until the nodes that run agree that all slots are served, and their primaries send each write to their
+    /// replicas.
+    pub(crate) fn wait_until_whole(&self) {
+        wait_for("the cluster to be whole", || {
+            let owners = self.agreed_owners()?;
+            let well = |node: &Server| {
+                let primary = node.info("master_port").parse().ok().map(|port| &self.nodes[self.index_of(port)]);
+                let in_step = primary.is_none_or(|primary| primary.is_up() && primary.streams_to(node));
+                node.cluster_state() == "ok" && in_step
+            };
+            (owners.are_of_all() && self.up().all(well)).then_some(())
+        });
+    }
+
+    /// Each slot's primary, where all nodes that run say the same.
+    fn agreed_owners(&self) -> Option<Owners> {
+        let mut all = (0..NODES).filter(|node| self.nodes[*node].is_up()).map(|node| self.owners(node));
+        let first = all.next().expect("a node runs");
+        all.all(|other| other == first).then_some(first)
+    }
+
+    /// Each slot's primary, as a node sees it.
+    fn owners(&self, node: usize) -> Owners {
+        let mut ranges = Vec::new();
+        for view in self.views(node) {
+            ranges.extend(view.slots.iter().map(|(first, last)| (*first, *last, self.index_of(view.port))));
+        }
+        ranges.sort_unstable();
+        Owners(ranges)
+    }
+
+    fn a_slot_of(&self, primary: usize) -> u16 {
+        let of_it = |owners: Owners| owners.0.into_iter().find(|(_, _, owner)| *owner == primary);
+        wait_for("the primary to have a slot", || self.agreed_owners().and_then(of_it)).0
+    }
+
+    fn views(&self, node: usize) -> Vec<View> {
+        let text: String = self.nodes[node].ask(&["CLUSTER", "NODES"]);
+        text.lines()
+            .map(|line| View::parse(line).unwrap_or_else(|| panic!("a line of CLUSTER NODES: {line}")))
+            .collect()
+    }
+
+    fn up(&self) -> impl Iterator<Item = &Server> {
+        self.nodes.iter().filter(|node| node.is_up())
+    }
+
+    fn first_up(&self) -> &Server {
+        self.up().next().expect("a node runs")
+    }
+
+    /// The node of a port, with TLS or without: nodes name others by the one that the asker would use.
+    fn index_of(&self, port: u16) -> usize {
+        let is_its = |node: &Server| node.port() == port || node.announced_port() == port;
+        self.nodes.iter().position(is_its).expect("the port is a node's")
+    }
+}
+
+impl Owners {
+    fn of(&self, slot: u16) -> Option<usize> {
+        let range = self.0.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+        range.map(|(_, _, owner)| *owner)
+    }
+
+    fn are_of_all(&self) -> bool {
+        self.0.iter().map(|(first, last, _)| last - first + 1).sum::<u16>() == SLOTS
+    }
+}
+
+impl View {
+    /// `ID IP:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK SLOT...`, where a slot in brackets is one being moved.
+    fn parse(line: &str) -> Option<Self> {
+        let words: Vec<_> = line.split(' ').collect();
+        let port = words.get(1)?.split_once('@')?.0.rsplit_once(':')?.1.parse().ok()?;
+        let flags = words.get(2)?.split(',').map(str::to_owned).collect();
+        let linked = *words.get(7)? == "connected";
+        let ranges = words[8..].iter().filter(|word| !word.starts_with('['));
+        let range = |word: &&str| {
+            let (first, last) = word.split_once('-').unwrap_or((word, word));
+            Some((first.parse().ok()?, last.parse().ok()?))
+        };
+        Some(Self { port, flags, linked, slots: ranges.map(range).collect::<Option<_>>()? })
+    }
+}
+
+impl Server {
+    fn cluster_state(&self) -> String {
+        let info: String = self.ask(&["CLUSTER", "INFO"]);
+        let state = info.lines().find_map(|line| line.strip_prefix("cluster_state:"));
+        state.expect("a node knows the state of its cluster").to_owned()
+    }
+}

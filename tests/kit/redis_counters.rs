@@ -1,0 +1,158 @@
+//! Counters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them
+//! together.
+//!
+//! Charges are futures that nobody polls but the test, so that it decides who comes before whom, who waits and who gives
+//! up. They may take as long as a loaded machine needs unless the environment says otherwise.
+
+use std::ffi::OsString;
+use std::future::{Future, poll_fn};
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
+use tollkeeper::clock::Time;
+use tollkeeper::counter::{Charge, Counter, Path};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::request::{Entry, Hits};
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::settings::{self, Settings};
+use tollkeeper::store::fallback::Fallback;
+use tollkeeper::store::redis::failure::RedisError;
+use tollkeeper::store::redis::{ChargeMode, ChargeResults, Redis};
+
+use super::test_service::store_runtime;
+use super::wait_for;
+
+/// How long a charge may take where nothing else is said, and a caller waits.
+pub(crate) const LONG: Duration = Duration::from_secs(10);
+
+/// What came of each charge of a request.
+pub(crate) type Answers = Vec<Result<ChargeResults, RedisError>>;
+
+/// Whose time counters follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Follows {
+    /// That of Redis.
+    Redis,
+    /// What each charge says.
+    Charges,
+}
+
+/// Counters in Redis.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    /// The store.
+    pub(crate) redis: Redis,
+}
+
+/// A charge on the counters of a value.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// What stands for the path.
+    pub(crate) value: String,
+    /// Its limits, and whether they are enforced.
+    pub(crate) limits: Vec<(Limit, bool)>,
+    /// What is charged.
+    pub(crate) ask: ChargeRequest,
+}
+
+impl Wanted {
+    /// Hits on one limit.
+    pub(crate) fn new(value: &str, limit: Limit, hits: Hits) -> Self {
+        Self { value: value.to_owned(), limits: vec![(limit, true)], ask: ChargeRequest::new(hits, 0) }
+    }
+
+    /// One hit on one limit.
+    pub(crate) fn one(value: &str, limit: Limit) -> Self {
+        Self::new(value, limit, Hits::Charge(1))
+    }
+}
+
+/// A store in Redis by these variables, as settings make one. It connects in the background.
+pub(crate) fn redis(env: &[(&str, &str)], follows: Follows) -> Redis {
+    let mut variables: Vec<(OsString, OsString)> = vec![("TOLLKEEPER_STORE_TIMEOUT".into(), "10s".into())];
+    for (name, value) in env {
+        variables.retain(|(known, _)| known != name);
+        variables.push((name.into(), value.into()));
+    }
+    let (settings, _) = Settings::from_env(variables.into_iter()).expect("the settings are valid");
+    let settings::Store::Redis(settings) = settings.store else { panic!("it counts in Redis") };
+    let local = Fallback::new(1 << 20, NonZeroU32::MIN);
+    let _within = store_runtime().enter();
+    match follows {
+        Follows::Redis => Redis::start(&settings, local),
+        Follows::Charges => Redis::start_with_given_time(&settings, local),
+    }
+}
+
+impl Counters {
+    /// Those that the variables name; to be dropped before the runtime of the suite ends.
+    pub(crate) fn new(env: &[(&str, &str)], follows: Follows) -> Self {
+        Self { redis: redis(env, follows) }
+    }
+
+    /// Those of a single server on this address.
+    pub(crate) fn at(address: &str, follows: Follows) -> Self {
+        Self::new(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], follows)
+    }
+
+    /// One request, for a caller that waits long; never fails to be decided.
+    pub(crate) async fn charge(&self, wanted: &[Wanted], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
+        let answers = self.charge_until(wanted, mode, (now, Instant::now() + LONG)).await;
+        answers.into_iter().map(|answer| answer.expect("Redis decides")).collect()
+    }
+
+    /// One request: what came of each charge.
+    pub(crate) async fn charge_until(&self, wanted: &[Wanted], mode: ChargeMode, when: (Time, Instant)) -> Answers {
+        let entries: Vec<_> =
+            wanted.iter().map(|wanted| [Entry { key: b"value", value: wanted.value.as_bytes() }]).collect();
+        let charges: Vec<_> = wanted
+            .iter()
+            .zip(&entries)
+            .map(|(wanted, entries)| {
+                let path = Path { domain: "counters", entries, shared: &[] };
+                Charge::new(path, counters(&wanted.limits), wanted.ask)
+            })
+            .collect();
+        let answers = self.redis.charge_all(&charges, mode, when).await;
+        answers.into_iter().map(|answer| answer.map(|found| found.levels)).collect()
+    }
+}
+
+fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
+    let mut counters = SmallVec::new();
+    for (limit, enforced) in limits {
+        let term = EnforcedLimit { limit, enforced: *enforced };
+        counters.push(Counter { term, tag: counter_tag(limit, 0), epoch: 0 });
+    }
+    counters
+}
+
+/// Waits until it is known where counters are: charges that come before that fail at once.
+pub(crate) fn wait_until_known(redis: &Redis) {
+    let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a period")));
+    let limits = [(limit.expect("a limit"), true)];
+    let entries = [Entry { key: b"known", value: b"" }];
+    wait_for("a charge from redis", || {
+        let path = Path { domain: "counters", entries: &entries, shared: &[] };
+        let look = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
+        let until = Instant::now() + LONG;
+        let answers =
+            store_runtime().block_on(redis.charge_all(&[look], ChargeMode::Commit, (Time::from_secs(1), until)));
+        answers[0].is_ok().then_some(())
+    });
+}
+
+/// Polls a future once; what it came to, if it is at its end.
+pub(crate) async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
+    poll_fn(|context| {
+        Poll::Ready(match future.as_mut().poll(context) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}

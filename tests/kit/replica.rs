@@ -1,0 +1,84 @@
+//! A [`Desk`] that counts in a Redis, with a runtime of its own: what one replica of tollkeeper is, in this process.
+//!
+//! Its clock stands until a test moves it, and counters follow that. A charge that Redis does not decide is an error,
+//! never an answer by policy, and a charge may take as long as a loaded machine needs, unless the environment says
+//! otherwise.
+
+use std::num::NonZeroU32;
+
+use tokio::runtime::{Builder, Runtime};
+use tollkeeper::clock::Time;
+use tollkeeper::grpc::decode;
+use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE};
+use tollkeeper::settings::{self, Settings};
+use tollkeeper::store::Store;
+use tollkeeper::store::fallback::Fallback;
+use tollkeeper::store::redis::Redis;
+
+use super::test_service::{Answer, Desk, Question};
+
+/// Somebody who answers by counters in Redis.
+#[derive(Debug)]
+pub(crate) struct Replica {
+    /// What answers.
+    pub(crate) desk: Desk,
+    runtime: Runtime,
+}
+
+impl Replica {
+    /// Settings from these variables and the `address` of a single Redis; no rules yet, at `start`.
+    pub(crate) fn new<N: AsRef<str>>(address: &str, env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
+        let defaults = [
+            ("REDIS_SOCKET_TYPE", "tcp"),
+            ("REDIS_URL", address),
+            ("TOLLKEEPER_STORE_TIMEOUT", "10s"),
+            ("TOLLKEEPER_ON_STORE_ERROR", "error"),
+        ];
+        let mut variables: Vec<(String, String)> =
+            defaults.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        for (name, value) in env {
+            variables.retain(|(known, _)| known != name.as_ref());
+            variables.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        }
+        let os = variables.iter().map(|(name, value)| (name.into(), value.into()));
+        let (settings, _) = Settings::from_env(os).expect("the settings are valid");
+        let settings::Store::Redis(of_redis) = &settings.store else { panic!("the settings ask for a Redis") };
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let redis = {
+            let _within = runtime.enter();
+            let sharers = of_redis.replicas.unwrap_or(NonZeroU32::MIN);
+            Redis::start_with_given_time(of_redis, Fallback::new(1 << 20, sharers))
+        };
+        Self { desk: Desk::new(variables, start).counting_in(Store::Redis(Box::new(redis))), runtime }
+    }
+
+    /// The answer, for a caller that waits as long as one that does not say.
+    pub(crate) fn ask(&self, question: &Question) -> Result<Answer, AnswerError> {
+        self.runtime.block_on(self.answer(question))
+    }
+
+    /// The answers to questions that are all asked at once, in their order.
+    pub(crate) fn ask_all(&self, questions: &[Question]) -> Vec<Result<Answer, AnswerError>> {
+        let all = questions.iter().map(|question| self.answer(question));
+        self.runtime.block_on(futures_util::future::join_all(all))
+    }
+
+    /// How many calls were made to Redis, counted as combined.
+    pub(crate) fn calls(&self) -> u64 {
+        self.redis().calls()
+    }
+
+    async fn answer(&self, question: &Question) -> Result<Answer, AnswerError> {
+        let request = decode::request(&question.0);
+        let decided = self.desk.service.decide_shared(self.redis(), &request, DEFAULT_DEADLINE, None).await;
+        decided.map(|(response, hold)| Answer { response, hold })
+    }
+
+    /// Where it counts.
+    pub(crate) fn redis(&self) -> &Redis {
+        match &self.desk.service.decider.store {
+            Store::Redis(redis) => redis,
+            Store::Memory(_) => panic!("it was told to count in Redis"),
+        }
+    }
+}

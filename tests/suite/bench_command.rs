@@ -1,0 +1,376 @@
+//! The load tool: its key spaces and templates, how it judges verdicts, and a run against a server.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output};
+
+use proptest::prelude::*;
+use rand::SeedableRng as _;
+use rand::rngs::SmallRng;
+use serde_json::Value;
+use tollkeeper::bench::exact::{Judgement, Verdict, judge};
+use tollkeeper::bench::keys::Keys;
+use tollkeeper::bench::template::{Mix, Template, Values};
+use tollkeeper::pb::RateLimitRequest;
+
+use crate::kit::redis::certificates::Certificates;
+use crate::kit::tollkeeper::{PROGRAM, Setup, inherited, with_rules};
+use crate::kit::{grpc, port::Port};
+
+fn drawn(keys: &str, count: usize) -> BTreeMap<u64, usize> {
+    let sampler = keys.parse::<Keys>().unwrap().sampler();
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut met = BTreeMap::new();
+    (0..count).for_each(|_| *met.entry(sampler.draw(&mut random)).or_default() += 1);
+    met
+}
+
+#[test]
+fn key_spaces_are_what_they_are_called() {
+    assert_eq!(drawn("one", 10), BTreeMap::from([(0, 10)]));
+    let uniform = drawn("uniform:10", 10_000);
+    assert!(uniform.keys().copied().eq(0..10) && uniform.values().all(|met| (850..1150).contains(met)), "{uniform:?}");
+    // Of 100 keys by Zipf's law, the first is met 1/H(100) = 0.193 of the time, the tenth a tenth of that.
+    let zipf = drawn("zipf:100", 100_000);
+    assert!((18_500..20_100).contains(&zipf[&0]) && (1700..2150).contains(&zipf[&9]), "{zipf:?}");
+    assert!(*zipf.keys().next_back().unwrap() < 100);
+    // With the exponent 2 it is 1 of 1.635, and a quarter of that.
+    let steep = drawn("zipf:100:2", 100_000);
+    assert!((60_300..62_000).contains(&steep[&0]) && (14_700..15_900).contains(&steep[&1]), "{steep:?}");
+    for bad in ["", "two", "uniform", "uniform:0", "uniform:x", "zipf:10:-1", "zipf:10:11", "zipf:10:NaN", "zipf:1:1:1"]
+    {
+        assert!(bad.parse::<Keys>().is_err(), "{bad}");
+    }
+    for good in ["one", "uniform:1000000", "zipf:10:1.1"] {
+        assert_eq!(good.parse::<Keys>().unwrap().to_string(), good);
+    }
+}
+
+fn template(entries: &[(&str, &str)]) -> Result<Template, String> {
+    Template::new(grpc::question("shop", entries), "abcdefgh")
+}
+
+#[test]
+fn placeholders_stand_for_what_changes() {
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut fill = |value: &str| {
+        let template = template(&[("user", value)]).unwrap();
+        let request: RateLimitRequest = template.fill(&mut Values { key: 7, number: 9, random: &mut random });
+        String::from_utf8(request.descriptors[0].entries[0].value.to_vec()).unwrap()
+    };
+    for (written, meant) in [
+        ("", ""),
+        ("ann", "ann"),
+        ("u{key}", "u7"),
+        ("{key}{n}-{run}", "79-abcdefgh"),
+        ("{{key}", "{key}"),
+        ("{random:1}}", "0}"),
+    ] {
+        assert_eq!(fill(written), meant, "{written}");
+    }
+    assert!((0..50).map(|_| fill("{random:3}")).all(|number| ["0", "1", "2"].contains(&&*number)));
+    for bad in ["{", "{key", "{kay}", "{random:0}", "{random:x}", "{}"] {
+        let error = template(&[("user", bad)]).unwrap_err();
+        assert!(error.contains(bad) && error.contains("{key}"), "{error}");
+    }
+}
+
+#[test]
+fn a_mix_goes_by_weight() {
+    let mix = Mix::new([1, 0, 3].map(|weight| (weight, template(&[("user", "ann")]).unwrap()))).unwrap();
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut met = [0; 3];
+    (0..4000).for_each(|_| met[mix.draw(&mut random).0] += 1);
+    assert!((900..1100).contains(&met[0]) && met[1] == 0, "{met:?}");
+    assert!(Mix::new([(0, template(&[]).unwrap())]).is_err());
+}
+
+fn verdicts(all: &[(u64, bool)]) -> Vec<Verdict> {
+    all.iter().map(|&(at_us, admitted)| Verdict { at_us, hits: 1, admitted }).collect()
+}
+
+#[test]
+fn a_burst_on_both_sides_of_a_window_is_seen() {
+    // Two in 10 us; a fixed window lets four pass around 20.
+    let all = verdicts(&[(18, true), (19, true), (20, true), (21, true), (22, false), (29, false)]);
+    let expected = Judgement {
+        asked: 6,
+        admitted: 4,
+        most_in_a_period: 4,
+        most_in_a_window: 2,
+        // The log has room again at 28, for the one of 29.
+        wrongly_admitted: 2,
+        wrongly_refused: 1,
+    };
+    assert_eq!(judge(&all, 2, 10), expected);
+}
+
+proptest! {
+    #[test]
+    fn who_decides_as_a_log_is_never_wrong(
+        gaps in prop::collection::vec((0_u64..50, 1_u64..4), 1..200),
+        limit in 1_u64..12,
+        period in 1_u64..200,
+    ) {
+        // As it is defined: what passed in the period that ends now.
+        let mut all: Vec<Verdict> = Vec::new();
+        let mut now = 0;
+        for (gap, hits) in gaps {
+            now += gap;
+            let recent = all.iter().filter(|one| one.admitted && one.at_us + period > now);
+            let used: u64 = recent.map(|one| one.hits).sum();
+            all.push(Verdict { at_us: now, hits, admitted: used + hits <= limit });
+        }
+        let judgement = judge(&all, limit, period);
+        prop_assert_eq!((judgement.wrongly_admitted, judgement.wrongly_refused), (0, 0));
+        prop_assert!(judgement.most_in_a_period <= limit && judgement.most_in_a_window <= limit);
+    }
+
+    #[test]
+    fn the_most_that_passed_is_found_wherever_it_is(
+        gaps in prop::collection::vec((0_u64..50, any::<bool>()), 1..100),
+        period in 1_u64..200,
+    ) {
+        let mut now = 0;
+        let all: Vec<_> = gaps.iter().map(|(gap, admitted)| { now += gap; (now, *admitted) }).collect();
+        let passed = || all.iter().filter(|(_, admitted)| *admitted).map(|(at, _)| *at);
+        let most = |from: &dyn Fn(u64) -> u64| {
+            let in_period = |at: u64| passed().filter(|other| (from(at)..from(at) + period).contains(other)).count();
+            passed().map(in_period).max().unwrap_or(0) as u64
+        };
+        let judgement = judge(&verdicts(&all), 1, period);
+        prop_assert_eq!(judgement.most_in_a_period, most(&|at| at));
+        prop_assert_eq!(judgement.most_in_a_window, most(&|at| at / period * period));
+    }
+}
+
+fn bench(arguments: &[&str]) -> Output {
+    bench_after("0s", arguments)
+}
+
+fn bench_after(warm_up: &str, arguments: &[&str]) -> Output {
+    let common = ["--warm-up", warm_up, "--duration", "500ms", "--connections", "2", "--timeout", "20s"];
+    Command::new(PROGRAM).arg("bench").args(arguments).args(common).env_clear().envs(inherited()).output().unwrap()
+}
+
+fn found(output: &Output) -> Value {
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: strict
+    rate_limit: { unit: hour, requests_per_unit: 20, algorithm: sliding_window_log }
+  - key: lax
+    shadow_mode: true
+    rate_limit: { unit: hour, requests_per_unit: 20 }
+  - key: minutes
+    rate_limit: { unit: minute, unit_multiplier: 90, requests_per_unit: 20 }
+  - key: paced
+    rate_limit: { unit: second, requests_per_unit: 50, algorithm: leaky_bucket, queue_size: 9 }
+";
+
+#[test]
+fn a_run_tells_what_was_asked_and_how_exact_the_answers_were() {
+    let server = with_rules(RULES).start();
+    let (address, pid) = (format!("127.0.0.1:{}", server.grpc_port()), server.id().to_string());
+    let run = |more: &[&str]| found(&bench(&[&["--addr", &address, "--domain", "shop", "--json"], more].concat()));
+
+    let closed = run(&["--descriptor", "strict={run}{key}", "--keys", "uniform:3", "--streams", "4", "--pid", &pid]);
+    let (answers, limit) = (closed["answers"].as_u64().unwrap(), &closed["limits"][0]);
+    assert!(answers > 60, "{closed}");
+    assert_eq!([&limit["limit"], &limit["counters"], &limit["admitted"], &limit["most_in_a_period"]], [20, 3, 60, 20]);
+    assert_eq!(limit["counters_over_in_a_period"], 0, "{closed}");
+    assert!(limit["asked"].as_u64() >= Some(answers), "{closed}");
+    assert!(closed["verdicts"]["over_limit"].as_u64() >= Some(answers - 60), "{closed}");
+    assert!(closed["server"]["cpu_us_per_answer"].as_f64() > Some(0.0), "{closed}");
+    assert!(closed["server"]["resident_bytes"].as_u64() > Some(1_000_000), "{closed}");
+    assert!(closed["latency_us"]["p99"].as_u64() > Some(0) && closed["unsent_us"].is_null(), "{closed}");
+
+    // What lets more pass than it says is found out.
+    let lax = &run(&["--descriptor", "lax={run}", "--streams", "4"])["limits"][0];
+    assert_eq!(lax["counters_over_in_a_period"], 1, "{lax}");
+    assert_eq!(lax["asked"], lax["admitted"], "{lax}");
+    assert_eq!(lax["wrongly_admitted"].as_u64(), lax["asked"].as_u64().map(|asked| asked - 20), "{lax}");
+
+    // An open loop sends what is due and no more.
+    let open = run(&["--descriptor", "strict={run}{n}", "--rate", "200", "--limit", "20/1h"]);
+    assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["limits"][0]["counters"]], [100, 100, 100], "{open}");
+    assert!(open["unsent_us"]["max"].is_u64(), "{open}");
+
+    // Told what the limit is, it believes that and not the answer.
+    let stated = &run(&["--descriptor", "minutes={run}", "--limit", "20/90m"])["limits"][0];
+    assert_eq!([&stated["period_seconds"], &stated["admitted"]], [5400.0, 20.0], "{stated}");
+}
+
+#[test]
+fn what_comes_of_the_warm_up_is_not_measured() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "strict={run}", "--json"];
+    let open = found(&bench_after("500ms", &[&arguments[..], &["--rate", "200"]].concat()));
+    // What passed did so before.
+    assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["verdicts"]["over_limit"]], [100, 0, 100], "{open}");
+    // Counters know nothing of a warm-up: a limit is judged from its beginning.
+    assert_eq!([&open["limits"][0]["asked"], &open["limits"][0]["admitted"]], [200, 20], "{open}");
+}
+
+#[test]
+fn a_latency_counts_from_when_a_call_was_due() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    // Each connection has 50 calls in 500 ms and one of them on its way at a time; together they pass one in 20 ms. The
+    // last was due after 500 ms and is answered after 2 s, though its own answer took no more than 40 ms.
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "paced={run}", "--streams", "1", "--json"];
+    let paced = found(&bench(&[&arguments[..], &["--rate", "200"]].concat()));
+    assert_eq!(paced["verdicts"]["ok"], 100, "{paced}");
+    let us = |of: &str, which: &str| paced[of][which].as_u64().unwrap();
+    assert!(us("latency_us", "p50") > 500_000 && us("latency_us", "max") > 1_300_000, "{paced}");
+    assert!(us("unsent_us", "p50") > 500_000 && us("unsent_us", "p50") < us("latency_us", "p50"), "{paced}");
+    assert!(paced["later_than_20_ms"].as_u64() > Some(90), "{paced}");
+}
+
+#[test]
+fn a_seed_asks_for_the_same_keys_again() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let keys = ["--keys", "uniform:1000000000", "--hits", "20", "--rate", "200", "--streams", "1"];
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "strict={key}", "--json"];
+    // Each counter takes the hits of one call.
+    for (seed, passed) in [("1", 100), ("2", 100), ("1", 0)] {
+        let found = found(&bench(&[&arguments[..], &keys, &["--seed", seed]].concat()));
+        assert_eq!([&found["answers"], &found["verdicts"]["ok"]], [100, passed], "{seed}: {found}");
+        assert_eq!([&found["limits"][0]["asked"], &found["limits"][0]["admitted"]], [2000, 20 * passed], "{found}");
+    }
+}
+
+#[test]
+fn a_closed_loop_has_as_many_calls_on_their_way_as_it_is_told() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "paced={run}", "--json"];
+    // The bucket has room for nine.
+    for (streams, is_too_many) in [("4", false), ("5", true)] {
+        let found = found(&bench(&[&arguments[..], &["--streams", streams]].concat()));
+        assert_eq!(found["verdicts"]["over_limit"].as_u64() > Some(0), is_too_many, "{streams}: {found}");
+    }
+}
+
+#[test]
+fn calls_without_an_answer_are_told_and_fail_the_run() {
+    let server = with_rules(RULES).start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let arguments = ["--addr", &address, "--domain", "", "--descriptor", "strict=a", "--rate", "200"];
+    let output = bench(&[&arguments[..], &["--json"]].concat());
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), &found["answers"]), (Some(1), &Value::from(0)), "{found}");
+    let errors = found["errors"].as_object().unwrap();
+    let (why, count) = errors.iter().next().unwrap();
+    assert!(errors.len() == 1 && why.contains("domain") && *count == 100, "{found}");
+    assert_eq!(stderr, "tollkeeper: some calls have no answer; see `errors`\n");
+    let page = String::from_utf8(bench(&arguments).stdout).unwrap();
+    assert!(page.contains(&format!("no answer  100 times: {why}")), "{page}");
+}
+
+#[test]
+fn several_requests_are_mixed_by_weight() {
+    let server = with_rules(RULES).start();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("mix.json");
+    let request = |key: &str, value: &str| {
+        format!(r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "{key}", "value": "{value}"}}]}}]}}"#)
+    };
+    let (often, seldom) = (request("strict", "{run}{n}"), request("unknown", "{key}"));
+    std::fs::write(&path, format!(r#"[{{"weight": 3, "request": {often}}}, {{"request": {seldom}}}]"#)).unwrap();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let output = bench(&["--addr", &address, "--request", path.to_str().unwrap(), "--rate", "800", "--json"]);
+    let found = found(&output);
+    let share = found["unlimited"].as_u64().unwrap();
+    assert!((60..140).contains(&share) && found["limits"][0]["asked"] == 400 - share, "{found}");
+
+    std::fs::write(&path, "[]").unwrap();
+    let output = bench(&["--request", path.to_str().unwrap()]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr.contains("mix.json: a mix needs a request whose weight is not 0"), "{stderr}");
+}
+
+fn over_tls(certificates: &Certificates) -> Setup {
+    let setup = with_rules(RULES).env("GRPC_SERVER_USE_TLS", "true");
+    let setup = setup.env("GRPC_SERVER_TLS_CERT", certificates.path("server.crt"));
+    setup.env("GRPC_SERVER_TLS_KEY", certificates.path("server.key"))
+}
+
+const USUAL: [&str; 5] = ["--domain", "shop", "--descriptor", "strict={run}{key}", "--addr"];
+
+/// A run that must come to nothing, and at once: the exit code, and the line that is told.
+fn refused(address: &str, arguments: &[&str]) -> (i32, String) {
+    let output = bench(&[&USUAL, &[address][..], arguments].concat());
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.stdout.is_empty(), "{arguments:?}: it ran, and found {}", String::from_utf8_lossy(&output.stdout));
+    (output.status.code().unwrap(), stderr)
+}
+
+#[test]
+fn a_load_over_tls_is_put_on_whom_the_flags_trust() {
+    let directory = tempfile::tempdir().unwrap();
+    let certificates = Certificates::new(directory.path());
+    let file = |name| certificates.path(name).to_str().unwrap().to_owned();
+    let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
+    let (trusting, showing) = (["--tls", "--ca", &ca], ["--cert", &cert, "--key", &key]);
+    let (open, plain) = (over_tls(&certificates).start(), with_rules(RULES).start());
+    let mutual = over_tls(&certificates).env("GRPC_CLIENT_TLS_CACERT", &ca).start();
+    let [open, mutual, plain] = [&open, &mutual, &plain].map(|server| format!("localhost:{}", server.grpc_port()));
+    for (address, more) in [(&open, &["--server-name", "127.0.0.1"][..]), (&open, &[]), (&mutual, &showing)] {
+        let found = found(&bench(&[&USUAL, &[address.as_str()][..], &trusting, more, &["--json"]].concat()));
+        assert!(found["answers"].as_u64() > Some(0) && found["errors"] == serde_json::json!({}), "{found}");
+    }
+
+    let other = file("other_ca.crt");
+    let of_another = ["--tls", "--ca", &ca, "--cert", &cert, "--key", &file("server.key")];
+    let name = |name| ["--tls", "--ca", &ca, "--server-name", name];
+    for (address, arguments, code, said) in [
+        (open.as_str(), &["--tls", "--ca", &other][..], 1, "UnknownIssuer; see --ca and --server-name"),
+        (&open, &["--tls"], 1, "UnknownIssuer; see --ca and --server-name"),
+        (&open, &name("elsewhere.example"), 1, "see --ca and --server-name"),
+        (&open, &[], 1, "; perhaps the server speaks TLS; see --tls"),
+        (&plain, &trusting, 1, "; perhaps the server speaks no TLS"),
+        // TLS has told both that all is well before the server looks at the certificate.
+        (&mutual, &trusting, 1, "; perhaps the server wants a certificate; see --cert"),
+        (&open, &name("no name"), 2, "--server-name=no name: no certificate can hold that"),
+        (&open, &["--tls", "--ca", "/nowhere"], 2, "--ca=/nowhere: it can not be read: No such file"),
+        (&open, &["--tls", "--ca", &key], 2, "no certificate in it; give one as PEM"),
+        (&open, &of_another, 2, "not the key of --cert; give the pair"),
+        ("unix:/run/toll", &trusting, 2, "--tls: TLS is for HOST:PORT only; leave it out for unix:/run/toll"),
+    ] {
+        let (ended, stderr) = refused(address, arguments);
+        assert_eq!((ended, stderr.lines().count()), (code, 1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(said), "{arguments:?}: {stderr}");
+    }
+    let (code, stderr) = refused(&open, &["--ca", &ca]);
+    assert!(code == 2 && stderr.contains("--tls"), "{stderr}");
+}
+
+#[test]
+fn what_can_not_be_run_is_told_in_a_line() {
+    let nobody = Port::reserve();
+    let address = format!("127.0.0.1:{}", nobody.number());
+    for (arguments, code, said) in [
+        (
+            &["--addr", &address, "--domain", "d", "--descriptor", "a=b"][..],
+            1,
+            "Connection refused (os error 111); is the service running there?",
+        ),
+        (&["--domain", "d", "--descriptor", "a={b}"], 2, "{b} is no placeholder"),
+        (&["--domain", "d", "--descriptor", "a=b", "--rate", "0"], 2, "calls a second"),
+        (&["--domain", "d", "--descriptor", "a=b", "--keys", "all"], 2, "uniform:COUNT"),
+        (&["--domain", "d", "--descriptor", "a=b", "--limit", "5"], 2, "HITS/DURATION"),
+    ] {
+        let output = bench(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{stderr}");
+        assert!(stderr.contains(said), "{stderr}");
+    }
+}

@@ -1,0 +1,248 @@
+//! What clients may take: too many connections, too many requests, heads that are too long or take too long. Whoever
+//! stays within it is served meanwhile, and what is too much is answered at once.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+
+use prost::Message as _;
+use tonic::Code;
+
+use crate::kit::grpc::{Client, SHOULD_RATE_LIMIT, question};
+use crate::kit::http::{self, connect};
+use crate::kit::http2_frames::{END_STREAM, Frames, GOAWAY, HEADERS};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::wait_for;
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- {key: user, rate_limit: {unit: day, requests_per_unit: 1000000}}
+";
+
+fn server() -> Setup {
+    with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+}
+
+fn ask(client: &Client) -> Result<(), Code> {
+    client.ask(&question("shop", &[("user", "ann")])).map(drop).map_err(|status| status.code())
+}
+
+/// Whether the server closes it, and sends nothing before.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    http::last_words(stream).is_empty()
+}
+
+/// The number that `/stats` has for that name.
+fn stat(server: &Tollkeeper, name: &str) -> f64 {
+    let page = http::get(server.debug_port(), "/stats").send().text();
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    line.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+}
+
+fn connections(server: &Tollkeeper) -> f64 {
+    stat(server, "tollkeeper_connections{listener=\"grpc\"}")
+}
+
+#[test]
+fn a_connection_too_many_is_closed_at_once_while_the_others_are_served() {
+    let server = server().env("TOLLKEEPER_MAX_CONNECTIONS", "3").start();
+    let port = server.grpc_port();
+    let client = Client::connect(port);
+    ask(&client).unwrap();
+    let others = [Frames::connect(port), Frames::connect(port)];
+    wait_for("all to be counted", || (connections(&server) > 2.5).then_some(()));
+    for _ in 0..50 {
+        assert!(is_closed(&mut connect(port, Ipv4Addr::LOCALHOST).unwrap()));
+    }
+    ask(&client).unwrap();
+    // The other listeners have places of their own.
+    assert_eq!(server.healthcheck(), 200);
+    assert_eq!(stat(&server, "tollkeeper_connections_refused_total"), 50.0);
+    let said = server.stderr();
+    assert_eq!(said.matches("TOLLKEEPER_MAX_CONNECTIONS: ").count(), 1, "{said}");
+    drop(others);
+    wait_for("a place to be free", || (connections(&server) < 1.5).then_some(()));
+    ask(&Client::connect(port)).unwrap();
+}
+
+#[test]
+fn an_address_has_a_share_of_the_connections() {
+    let server = server().env("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "2").start();
+    let port = server.grpc_port();
+    let held = [Frames::connect(port), Frames::connect(port)];
+    wait_for("both to be counted", || (connections(&server) > 1.5).then_some(()));
+    assert!(is_closed(&mut connect(port, Ipv4Addr::LOCALHOST).unwrap()));
+    let _elsewhere = connect(port, Ipv4Addr::new(127, 0, 0, 9)).unwrap();
+    wait_for("another address to be let in", || (connections(&server) > 2.5).then_some(()));
+    assert!(server.stderr().contains("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS: "), "{}", server.stderr());
+    drop(held);
+    wait_for("the places to be free", || (connections(&server) < 1.5).then_some(()));
+    ask(&Client::connect(port)).unwrap();
+}
+
+/// A request to `/json` that is being read, its body still to come.
+fn half_a_request(server: &Tollkeeper) -> TcpStream {
+    let mut stream = connect(server.http_port(), Ipv4Addr::LOCALHOST).unwrap();
+    stream.write_all(b"POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n").unwrap();
+    let mut line = [0; 25];
+    stream.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream
+}
+
+const BODY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
+
+#[test]
+fn a_request_too_many_is_refused_at_once_and_a_probe_is_not() {
+    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "3").start();
+    let client = Client::connect(server.grpc_port());
+    ask(&client).unwrap();
+    let halves = [half_a_request(&server), half_a_request(&server), half_a_request(&server)];
+    assert_eq!(ask(&client), Err(Code::ResourceExhausted));
+    let refused = server.json(BODY);
+    assert_eq!((refused.status, refused.header("retry-after").as_deref()), (503, Some("1")), "{refused:?}");
+    for page in ["/healthcheck", "/livez", "/readyz"] {
+        assert_eq!(http::get(server.http_port(), page).send().status, 200);
+    }
+    assert!(client.is_serving("").unwrap());
+    assert_eq!(stat(&server, "ratelimit_server.Check.total_requests"), 1.0);
+    assert_eq!(stat(&server, "tollkeeper_overload_refusals_total"), 2.0);
+    let said = server.stderr();
+    assert_eq!(said.matches("TOLLKEEPER_MAX_CONCURRENT_REQUESTS: ").count(), 1, "{said}");
+    drop(halves);
+    wait_for("requests to be answered again", || ask(&client).ok());
+    assert_eq!(server.json(BODY).status, 200);
+    assert_eq!(ask(&client), Ok(()));
+}
+
+#[test]
+fn an_address_has_a_share_of_the_requests() {
+    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS", "2").start();
+    let _halves = [half_a_request(&server), half_a_request(&server)];
+    assert_eq!(server.json(BODY).status, 503);
+    let elsewhere = http::post(server.http_port(), "/json", BODY).from(9).send();
+    assert_eq!(elsewhere.status, 200, "{elsewhere:?}");
+    assert_eq!(ask(&Client::connect(server.grpc_port())), Ok(()));
+}
+
+#[test]
+fn who_takes_too_long_to_begin_is_dropped() {
+    let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "500ms").start();
+    let client = Client::connect(server.grpc_port());
+    ask(&client).unwrap();
+    let dawdlers = [
+        (server.http_port(), "GET /healthcheck HTTP/1.1\r\nx: "),
+        (server.http_port(), ""),
+        (server.debug_port(), "GET /"),
+        (server.grpc_port(), "PRI * HTTP/2.0\r\n"),
+        (server.grpc_port(), ""),
+    ];
+    let mut streams = dawdlers.map(|(port, text)| {
+        let mut stream = connect(port, Ipv4Addr::LOCALHOST).unwrap();
+        stream.write_all(text.as_bytes()).unwrap();
+        stream
+    });
+    let mut silent = Frames::connect(server.grpc_port());
+    for stream in &mut streams {
+        let last_words = http::last_words(stream);
+        assert!(!last_words.starts_with(b"HTTP/1.1 200"), "{}", last_words.escape_ascii());
+    }
+    // Who speaks HTTP/2 and has nothing to ask is told first.
+    assert_eq!(silent.next().map(|frame| frame.kind), Some(GOAWAY));
+    // Who has asked may be silent.
+    ask(&client).unwrap();
+    wait_for("all of them to be gone", || (connections(&server) < 1.5).then_some(()));
+    ask(&client).unwrap();
+}
+
+#[test]
+fn a_connection_that_is_idle_is_asked_to_close() {
+    let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "200ms").env("TOLLKEEPER_IDLE_TIMEOUT", "300ms").start();
+    let mut frames = Frames::connect(server.grpc_port());
+    frames.call(1, &[]).unwrap();
+    frames.message(1, 0, b"", END_STREAM).unwrap();
+    let kinds: Vec<u8> = std::iter::from_fn(|| frames.next()).map(|frame| frame.kind).collect();
+    assert_eq!(kinds.first(), Some(&HEADERS), "{kinds:?}");
+    assert!(kinds.contains(&GOAWAY), "{kinds:?}");
+}
+
+/// The status line that a head with so long a header gets over HTTP/1.1; empty if it was cut off.
+fn answer_to_header(port: u16, length: usize) -> String {
+    let mut stream = connect(port, Ipv4Addr::LOCALHOST).unwrap();
+    let head =
+        format!("GET /healthcheck HTTP/1.1\r\nconnection: close\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(length));
+    // The server may answer, and close, before it has read all.
+    let _ = stream.write_all(head.as_bytes());
+    String::from_utf8_lossy(&http::last_words(&mut stream)).lines().next().unwrap_or_default().to_owned()
+}
+
+/// Whether the next frame is an answer with status 200, as all of gRPC's are.
+fn is_answered(frames: &mut Frames) -> bool {
+    // That status is the eighth entry of the static table of HPACK.
+    frames.next().is_some_and(|frame| frame.kind == HEADERS && frame.payload.first() == Some(&0x88))
+}
+
+#[test]
+fn a_head_that_is_too_long_is_refused() {
+    for (setting, fits, too_long) in [("8KiB", 6000, 20_000), ("64KiB", 50_000, 140_000)] {
+        let server = server().env("TOLLKEEPER_MAX_HEADER_BYTES", setting).start();
+        assert_eq!(answer_to_header(server.http_port(), fits), "HTTP/1.1 200 OK", "{setting}");
+        let refused = answer_to_header(server.http_port(), too_long);
+        assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431"), "{setting}: {refused}");
+        let mut frames = Frames::connect(server.grpc_port());
+        let header = |length| "y".repeat(length);
+        // What goes into one frame: more is for continuations.
+        frames.call(1, &[("x", &header(6000))]).unwrap();
+        frames.message(1, 0, b"", END_STREAM).unwrap();
+        assert!(is_answered(&mut frames), "{setting}");
+        assert_eq!(server.healthcheck(), 200);
+    }
+    let server = server().env("TOLLKEEPER_MAX_HEADER_BYTES", "8KiB").start();
+    let mut frames = Frames::connect(server.grpc_port());
+    frames.call(1, &[("x", &"y".repeat(12_000))]).unwrap();
+    // The stream may be ended before this.
+    let _ = frames.message(1, 0, b"", END_STREAM);
+    assert!(!is_answered(&mut frames));
+    assert_eq!(ask(&Client::connect(server.grpc_port())), Ok(()));
+}
+
+/// What a call is answered, by a client that takes so many bytes at a time: the message, and the status.
+async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8>, String) {
+    let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    let mut builder = h2::client::Builder::new();
+    let (mut requests, connection) =
+        builder.initial_window_size(at_a_time).handshake::<_, bytes::Bytes>(stream).await.unwrap();
+    tokio::spawn(connection);
+    let request =
+        axum::http::Request::post(format!("http://tollkeeper{path}")).header("content-type", "application/grpc");
+    let (answer, mut body) = requests.send_request(request.body(()).unwrap(), false).unwrap();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    body.send_data([&[0], &length[..], message].concat().into(), true).unwrap();
+    let mut body = answer.await.unwrap().into_body();
+    let mut gathered = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.unwrap();
+        assert!((1..=at_a_time as usize).contains(&piece.len()), "{} bytes", piece.len());
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        gathered.extend_from_slice(&piece);
+    }
+    let trailers = body.trailers().await.unwrap().expect("it is gRPC");
+    (gathered, trailers["grpc-status"].to_str().unwrap().to_owned())
+}
+
+#[test]
+fn who_takes_a_few_bytes_at_a_time_gets_all_of_it() {
+    let server = server().start();
+    let asked = question("shop", &[("user", "ann")]).encode_to_vec();
+    // The service itself, and a page of the router.
+    for (path, message) in [(SHOULD_RATE_LIMIT, asked.as_slice()), ("/grpc.health.v1.Health/Check", b"")] {
+        let answer = |at_a_time| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(taken(server.grpc_port(), path, message, at_a_time))
+        };
+        let (whole, status) = answer(65_535);
+        assert!(whole.len() > 5 && status == "0", "{path}: {whole:?}, {status}");
+        let (pieces, status) = answer(3);
+        assert_eq!((pieces.len(), status.as_str()), (whole.len(), "0"), "{path}");
+    }
+}

@@ -1,0 +1,131 @@
+//! The examples of the documentation that are no rules: the packet filter's rules parse, and the client does what it
+//! tells others to do.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::kit::repository;
+
+/// What nft says of a file of rules.
+fn nft(file: &Path) -> Result<(), String> {
+    // Checking asks the kernel, for which it wants CAP_NET_ADMIN. A namespace of one's own grants that.
+    let direct: &[&str] = &["nft"];
+    let own_namespace: &[&str] = &["unshare", "--map-root-user", "--net", "nft"];
+    let mut said = String::new();
+    for command in [direct, own_namespace] {
+        let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap());
+        let mut nft = Command::new("env");
+        let output = nft.arg(format!("PATH={path}")).args(command).arg("-c").arg("-f").arg(file).output();
+        let Output { status, stderr, .. } = output.expect("env can be run");
+        if status.success() {
+            return Ok(());
+        }
+        said = String::from_utf8_lossy(&stderr).into_owned();
+        assert!(!said.contains("No such file"), "nft is missing: install nftables, see tests/run.sh: {said}");
+        if !said.contains("Operation not permitted") {
+            return Err(said);
+        }
+    }
+    // Its grammar is judged before the kernel is asked, so a file that gets here has passed that.
+    println!("nft may not ask the kernel here; only the syntax was checked: {said}");
+    Ok(())
+}
+
+#[test]
+fn the_rules_for_nftables_are_accepted_by_nft() {
+    let file = repository("docs/examples/nftables.conf");
+    nft(&file).unwrap_or_else(|said| panic!("{said}"));
+    let directory = tempfile::tempdir().unwrap();
+    let broken = directory.path().join("broken.conf");
+    std::fs::write(&broken, crate::kit::read(&file).replace("limit rate over", "limit rate above")).unwrap();
+    assert!(nft(&broken).unwrap_err().contains("syntax error"));
+}
+
+/// An answer with these header lines.
+fn answer(status: &str, headers: &str) -> String {
+    format!("HTTP/1.1 {status}\r\n{headers}content-length: 3\r\nconnection: close\r\n\r\nhi\n")
+}
+
+/// Reads one request and sends one answer.
+fn serve(mut stream: TcpStream, answer: &str) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).expect("a request") == 1 {
+        head.push(byte[0]);
+    }
+    stream.write_all(answer.as_bytes()).expect("the client reads");
+}
+
+/// What the example printed, and when each of its requests came, when it was answered so; those beyond get an error.
+fn run_client(times: usize, answers: Vec<String>) -> (Output, Vec<Instant>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let came = Arc::new(Mutex::new(Vec::new()));
+    let noted = came.clone();
+    // It ends with the process: how often the client calls is what is to be found out.
+    thread::spawn(move || {
+        let beyond = answer("500 One Too Many", "");
+        for (place, stream) in listener.incoming().enumerate() {
+            noted.lock().unwrap().push(Instant::now());
+            serve(stream.unwrap(), answers.get(place).unwrap_or(&beyond));
+        }
+    });
+    let client = repository("docs/examples/client.py");
+    let mut python = Command::new("python3");
+    let output = python.arg("-B").arg(client).arg(&url).arg(times.to_string()).env("no_proxy", "*").output();
+    let came = came.lock().unwrap().clone();
+    (output.expect("python3 can be run"), came)
+}
+
+#[test]
+fn the_client_waits_as_it_is_told_and_keeps_what_is_fresh() {
+    let answers = vec![
+        answer("429 Too Many Requests", "retry-after: 1\r\n"),
+        answer("429 Too Many Requests", "Retry-After: 2\r\n"),
+        answer("200 OK", "x-ratelimit-limit: 10, 10;w=60\r\nx-ratelimit-remaining: 0\r\nx-ratelimit-reset: 1\r\n"),
+        answer("200 OK", "cache-control: private, max-age=600\r\n"),
+    ];
+    let (output, came) = run_client(4, answers);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0 hi\n1 hi\n2 hi\n3 hi\n");
+    assert_eq!(came.len(), 4);
+    let waited: Vec<_> = came.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    for (waited, told_s) in waited.iter().zip([1, 2, 1]) {
+        assert!(*waited >= Duration::from_secs(told_s), "{waited:?} instead of {told_s} s");
+    }
+}
+
+#[test]
+fn the_client_gives_up_at_once_where_waiting_takes_too_long() {
+    let (output, came) = run_client(1, vec![answer("429 Too Many Requests", "retry-after: 90\r\n")]);
+    assert_eq!(came.len(), 1);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("refused with 429; again after 9"), "{said}");
+}
+
+#[test]
+fn the_client_takes_every_form_of_its_headers() {
+    let program = r#"
+import client
+def after(text): return client.retry_after({"Retry-After": text})
+assert after("7") == 7 and after(" 0 ") == 0
+assert after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+assert 86400 < after("Fri, 31 Dec 2100 23:59:59 GMT") < float("inf")
+assert after("9" * 400) == float("inf")
+for text in ["", "soon", "-1", "1.5", "\u00b2", "Wed, 99 Oct 99999999999 07:28:00 GMT"]:
+    assert after(text) is None, text
+assert client.retry_after({}) is None
+def limit(headers): return client.number(headers, "Limit")
+assert limit({"X-RateLimit-Limit": '10, 10;w=60;name="a", 1000;w=86400'}) == 10
+assert limit({"RateLimit-Limit": "12"}) == 12 and limit({"X-RateLimit-Limit": "many"}) is None
+"#;
+    let mut python = Command::new("python3");
+    let output = python.args(["-B", "-c", program]).current_dir(repository("docs/examples")).output();
+    let output = output.expect("python3 can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

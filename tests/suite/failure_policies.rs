@@ -1,0 +1,362 @@
+//! What is answered when Redis is away: by each policy, for one descriptor and for several, and what probes are told.
+//!
+//! Redis is one that never answers, so every charge fails; where some charges fail and others do not, a memory store that
+//! is full stands for it (see `memory`). Failures of real servers are tested elsewhere.
+
+use std::net::Ipv4Addr;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollkeeper::clock::Time;
+use tollkeeper::grpc::decode;
+use tollkeeper::grpc::health::GrpcHealth;
+use tollkeeper::health::{Health, Needs};
+use tollkeeper::http::routes::{self, Site};
+use tollkeeper::scrape::Instruments;
+use tollkeeper::settings::Settings;
+use tollkeeper::store::Store;
+use tollkeeper::store::fallback::Fallback;
+use tollkeeper::store::health::StoreHealth;
+use tollkeeper::store::redis::Redis;
+use tonic::transport::{Endpoint, Server};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::kit::http;
+use crate::kit::test_service::{Desk, Question, store_runtime};
+
+/// Noon on Wednesday the 8th of July 2026: the day is half over.
+const NOON: Time = Time::from_secs(1_783_512_000);
+const MS: u64 = 1_000;
+
+const ERROR: &str = "The service is currently unavailable: \
+                     the counter could not be asked, and the rule says `on_store_error: error`";
+
+/// A Redis that is not there for one of so many replicas.
+fn away(replicas: u32) -> Store {
+    let local = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
+    let env = [("REDIS_URL", "/nobody/listens.sock")].map(|(name, value)| (name.into(), value.into()));
+    let (settings, _) = Settings::from_env(env.into_iter()).expect("they are valid");
+    let tollkeeper::settings::Store::Redis(redis) = settings.store else { panic!("it counts in Redis") };
+    let _within = store_runtime().enter();
+    Store::Redis(Box::new(Redis::start(&redis, local)))
+}
+
+/// Who decides by the rules of a domain `shop` without Redis.
+fn desk(env: &[(&str, &str)], replicas: u32, rules: &str) -> Desk {
+    let desk = Desk::new(env.iter().copied(), NOON).counting_in(away(replicas));
+    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+    desk
+}
+
+/// A question about descriptors of `shop` of these keys.
+fn about(keys: &[&str]) -> Question {
+    keys.iter().fold(Question::new("shop"), |question, key| question.of(&[(key, "x")]))
+}
+
+fn text(desk: &Desk, question: &Question) -> String {
+    desk.ask(question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+}
+
+const RULES: &str = "defaults: {on_store_error: error}
+descriptors:
+  - {key: unsaid, rate_limit: {unit: day, requests_per_unit: 7}}
+  - {key: local, rate_limit: {unit: day, requests_per_unit: 2, on_store_error: local}}
+  - {key: allow, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: allow}}
+  - {key: deny, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny, name: d}}
+  - {key: error, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
+  - {key: trial_local, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: local}}
+  - {key: trial_deny, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
+  - {key: trial_error, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
+  - {key: quota_deny, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
+  - {key: quota_allow, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: allow}}
+  - key: quota_trial
+    quota_mode: true
+    shadow_mode: true
+    rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}
+  - {key: free, rate_limit: {unlimited: true}}
+  - key: allow_deny
+    rate_limit:
+      - {unit: hour, requests_per_unit: 7, on_store_error: allow}
+      - {unit: day, requests_per_unit: 9, on_store_error: deny}
+  - key: deny_error
+    rate_limit:
+      - {unit: hour, requests_per_unit: 7, on_store_error: deny}
+      - {unit: day, requests_per_unit: 9, on_store_error: error}
+  - key: local_allow
+    rate_limit:
+      - {unit: hour, requests_per_unit: 7, on_store_error: local}
+      - {unit: day, requests_per_unit: 2, on_store_error: allow}
+  - key: allow_trial_error
+    rate_limit:
+      - {unit: hour, requests_per_unit: 7, on_store_error: allow}
+      - {unit: day, requests_per_unit: 9, on_store_error: error, shadow_mode: true}
+";
+
+#[test]
+fn each_policy_answers_in_its_way() {
+    let denied = "OVER [OVER d: 7/DAY left 0 in 1 s] Retry-After: 1";
+    let table: &[(&[&str], &str)] = &[
+        (&["unsaid"], ERROR),
+        (&["allow"], "OK [OK]"),
+        (&["deny"], denied),
+        (&["error"], ERROR),
+        (&["local"], "OK [OK 2/DAY left 1 in 43200 s]"),
+        (&["local"], "OK [OK 2/DAY left 0 in 43200 s]"),
+        (&["local"], "OVER [OVER 2/DAY left 0 in 43200 s] Retry-After: 43200"),
+        // What asks no counter is not touched.
+        (&["free"], "OK [OK unlimited]"),
+        (&["unknown"], "OK [OK]"),
+        // A trial refuses nothing, and is no error.
+        (&["trial_local"], "OK [OK]"),
+        (&["trial_deny"], "OK [OK]"),
+        (&["trial_error"], "OK [OK]"),
+        // Several descriptors: an error goes before whatever other policies say, a refusal before what passes.
+        (&["allow", "trial_error", "free"], "OK [OK, OK, OK unlimited]"),
+        (&["allow", "deny"], "OVER [OK, OVER d: 7/DAY left 0 in 1 s] Retry-After: 1"),
+        (&["deny", "local"], "OVER [OVER d: 7/DAY left 0 in 1 s, OVER 2/DAY left 0 in 43200 s] Retry-After: 43200"),
+        (&["error", "deny"], ERROR),
+        (&["local", "error"], ERROR),
+        (&["free", "error"], ERROR),
+        // A quota that is denied is refused like any other quota.
+        (&["quota_deny"], "OVER [OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
+        (&["quota_deny", "allow"], "OVER [OVER 7/DAY left 0 in 1 s, OK] Retry-After: 1"),
+        (&["quota_deny", "quota_allow"], "OK [OVER 7/DAY left 0 in 1 s, OK]"),
+        (&["quota_deny", "quota_trial"], "OK [OVER 7/DAY left 0 in 1 s, OK]"),
+        // Several limits of one descriptor: the least lenient that is no trial, and the limit that says so is shown.
+        (&["allow_deny"], "OVER [OVER 9/DAY left 0 in 1 s] Retry-After: 1"),
+        (&["deny_error"], ERROR),
+        (&["allow_trial_error"], "OK [OK]"),
+        (&["local_allow"], "OK [OK 2/DAY left 1 in 43200 s]"),
+    ];
+    let desk = desk(&[], 1, RULES);
+    for (step, (keys, expected)) in table.iter().enumerate() {
+        assert_eq!(text(&desk, &about(keys)), *expected, "step {step}: {keys:?}");
+    }
+}
+
+#[test]
+fn what_takes_nothing_is_never_refused() {
+    let desk = desk(&[], 1, RULES);
+    let table = [
+        (about(&["error"]).hits(0), "OK [OK]"),
+        (about(&["deny"]).hits(0), "OK [OK]"),
+        (about(&["allow"]).hits(0), "OK [OK]"),
+        (about(&["error"]).refund(3), "OK [OK]"),
+        (about(&["deny"]).refund(3), "OK [OK]"),
+        // Under `local` both say what is known here.
+        (about(&["local"]).hits(0), "OK [OK 2/DAY left 2 in 43200 s]"),
+        (about(&["local"]).hits(3), "OVER [OVER 2/DAY left 0 in 43200 s]"),
+        (about(&["local"]).hits(0), "OK [OK 2/DAY left 0 in 43200 s]"),
+        (about(&["local"]).refund(2), "OK [OK 2/DAY left 1 in 43200 s]"),
+        (about(&["error"]).hits(0).of(&[("deny", "x")]), "OVER [OK, OVER d: 7/DAY left 0 in 1 s] Retry-After: 1"),
+        // An override has the policy of its domain.
+        (about(&["any"]).limit(5, 3, None), ERROR),
+        (about(&["any"]).limit(5, 3, None).hits(0), "OK [OK]"),
+    ];
+    for (step, (question, expected)) in table.iter().enumerate() {
+        assert_eq!(text(&desk, question), *expected, "step {step}: {question:?}");
+    }
+}
+
+#[test]
+fn a_trial_of_the_whole_process_refuses_nothing() {
+    let desk = desk(&[("SHADOW_MODE", "true")], 1, RULES);
+    assert_eq!(text(&desk, &about(&["error"])), "OK [OK]");
+    assert_eq!(text(&desk, &about(&["deny"])), "OK [OVER d: 7/DAY left 0 in 1 s]");
+}
+
+#[test]
+fn headers_and_metadata_name_only_limits_that_are_known() {
+    let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_METADATA_VERDICTS", "true")];
+    let desk = desk(&env, 4, RULES);
+    let answer = |keys| desk.ask(&about(keys)).unwrap();
+    assert_eq!(answer(&["allow"]).text(), "OK [OK]");
+    let denied = answer(&["deny", "allow"]);
+    assert_eq!(
+        denied.text(),
+        "OVER [OVER d: 7/DAY left 0 in 1 s, OK] RateLimit-Limit: 7 RateLimit-Remaining: 0 RateLimit-Reset: 1 \
+         Retry-After: 1"
+    );
+    assert!(format!("{:?}", denied.response.dynamic_metadata).contains("shop.deny"));
+    // The limit is the one that is configured, what is left is what is left of the share.
+    assert_eq!(
+        answer(&["local"]).text(),
+        "OK [OK 2/DAY left 0 in 43200 s] RateLimit-Limit: 2 RateLimit-Remaining: 0 RateLimit-Reset: 43200"
+    );
+}
+
+#[test]
+fn local_limits_each_replica_to_its_share() {
+    // The limit, the replicas, and what passes in the window.
+    let table = [(10, 1, 10), (10, 3, 3), (10, 10, 1), (10, 100, 1), (1, 2, 1), (0, 2, 0)];
+    for (limit, replicas, expected) in table {
+        let rules = format!(
+            "descriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: {limit}, count_rejected: false}}}}]"
+        );
+        let desk = desk(&[], replicas, &rules);
+        let most = desk.ask(&about(&["k"]).hits(limit + 1)).unwrap().text();
+        assert!(most.starts_with("OVER ") && !most.contains("Retry-After"), "{most}");
+        let passed = (0..20).filter(|_| !desk.ask(&about(&["k"])).unwrap().over_limit()).count();
+        assert_eq!(passed, expected, "{limit} over {replicas}");
+        // More than the share is refused, but not for good.
+        if limit > 0 {
+            let all = desk.ask(&about(&["k"]).hits(limit)).unwrap().text();
+            assert!(all.starts_with("OVER ") && all.contains("Retry-After: 43200"), "{all}");
+        }
+    }
+}
+
+#[test]
+fn a_request_that_is_refused_is_charged_where_it_is_refused() {
+    let rules = "descriptors:
+  - {key: wide, rate_limit: {unit: day, requests_per_unit: 9}}
+  - {key: full, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: deny, rate_limit: {unit: day, requests_per_unit: 9, on_store_error: deny}}";
+    for (spares, left_after) in [("false", 6), ("true", 8)] {
+        let desk = desk(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", spares)], 1, rules);
+        assert!(desk.ask(&about(&["wide", "full"])).unwrap().over_limit());
+        assert!(desk.ask(&about(&["deny", "wide"])).unwrap().over_limit());
+        assert_eq!(desk.ask(&about(&["wide"])).unwrap().statuses(), [(false, left_after)], "{spares}");
+    }
+}
+
+#[test]
+fn an_answer_is_held_no_longer_than_its_caller_waits_after_the_store() {
+    let rules = "descriptors:
+  - {key: k, rate_limit: {unit: second, requests_per_unit: 1000, algorithm: leaky_bucket, queue_size: 100}}";
+    // What the caller waits in ms, and how long the last request that is held is, here and behind Redis.
+    let table = [(1, 0, 0), (4, 2, 2), (10, 8, 3), (20, 18, 3), (50, 48, 33), (30_000, 99, 99)];
+    for (deadline_ms, in_memory_ms, behind_redis_ms) in table {
+        let memory = Desk::new([("LOG_LEVEL", "info")], NOON);
+        memory.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+        for (desk, expected) in [(memory, in_memory_ms), (desk(&[], 1, rules), behind_redis_ms)] {
+            let ask = |_| desk.ask_within(&about(&["k"]), Duration::from_millis(deadline_ms)).unwrap();
+            let longest = (0..150).map(ask).filter(|answer| !answer.over_limit()).map(|answer| answer.hold).max();
+            assert_eq!(longest, Some(Duration::from_millis(expected)), "{deadline_ms} ms");
+        }
+    }
+}
+
+#[test]
+fn redis_is_given_the_time_that_the_caller_leaves() {
+    let desk = desk(&[], 1, RULES);
+    // What the caller waits in microseconds, and what Redis is given of that.
+    let table =
+        [(30_000 * MS, Some(15 * MS)), (20 * MS, Some(15 * MS)), (12 * MS, Some(7 * MS)), (5 * MS, None), (0, None)];
+    for (deadline_us, expected_us) in table {
+        let before = std::time::Instant::now();
+        let context = desk.service.context(None, Duration::from_micros(deadline_us));
+        let after = std::time::Instant::now();
+        match (context.until, expected_us.map(Duration::from_micros)) {
+            (Some(until), Some(given)) => assert!(before + given <= until && until <= after + given, "{deadline_us}"),
+            (until, given) => assert_eq!((until, given), (None, None), "{deadline_us}"),
+        }
+    }
+    // Who leaves none is answered all the same.
+    let answer = desk.ask_within(&about(&["local"]), Duration::ZERO).unwrap();
+    assert_eq!(answer.text(), "OK [OK 2/DAY left 1 in 43200 s]");
+}
+
+#[test]
+fn every_charge_that_fails_counts() {
+    let desk = desk(&[], 1, RULES);
+    let failed = || desk.service.decider.failed_charges().map(|(_, count)| count).sum::<u64>();
+    let table: [(&[&str], u64); 5] =
+        [(&["free"], 0), (&["allow"], 1), (&["local", "deny"], 3), (&["trial_error"], 4), (&["allow_deny"], 5)];
+    for (keys, expected) in table {
+        let _ = desk.ask(&about(keys));
+        assert_eq!(failed(), expected, "{keys:?}");
+    }
+    let _ = desk.ask(&about(&["error"]).hits(0));
+    assert_eq!(failed(), 6);
+    let names: Vec<_> = desk.service.decider.failed_charges().map(|(name, _)| name).collect();
+    assert!(names.contains(&"memory_full") && names.contains(&"timeout"), "{names:?}");
+}
+
+#[test]
+fn a_counter_that_can_not_be_asked_is_not_explained() {
+    let desk = desk(&[], 1, RULES);
+    let loaded = desk.service.rules.load_full().unwrap();
+    let question = about(&["local", "unknown"]);
+    let context = desk.service.context(Some(&loaded), Duration::from_secs(1));
+    let request = decode::request(&question.0);
+    let counters = runtime().block_on(desk.service.decider.look(context, &request));
+    assert!(counters.iter().all(Vec::is_empty) && counters.len() == 2, "{counters:?}");
+    // And nothing was charged where it would be counted now.
+    assert_eq!(text(&desk, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");
+}
+
+/// What becomes of the store: lost, set up wrongly.
+const STATES: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
+
+#[test]
+fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
+    let error_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
+    let trial_rule = "descriptors: [{key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
+    let local_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]";
+    // The rules, whether health needs the store, and the pages' statuses in each of the states.
+    let (ok, no) = (200, 500);
+    let table = [
+        (local_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
+        (trial_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
+        (error_rule, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
+        (local_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),
+        (error_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),
+    ];
+    let runtime = runtime();
+    for (rules, needs_store, expected) in table {
+        let service = Arc::new(desk(&[], 1, rules).service);
+        let store = Arc::new(StoreHealth::default());
+        let needs = Needs { domain: false, store: needs_store };
+        let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
+        let site = Site {
+            instruments: Instruments { service, health, doors: Arc::default(), path_label: false },
+            max_body_bytes: 1 << 20,
+            exposition: None,
+            admin: None,
+        };
+        let port = runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            tokio::spawn(async move { axum::serve(listener, routes::public(site)).await });
+            port
+        });
+        for ((lost, misconfigured), expected) in STATES.into_iter().zip(expected) {
+            store.set_lost(lost);
+            store.set_misconfigured(misconfigured.then_some("REDIS_AUTH: refused"));
+            let statuses = ["/healthcheck", "/readyz"].map(|page| http::get(port, page).send().status);
+            assert_eq!(statuses, [expected.0, expected.1], "{rules} {needs_store} {lost} {misconfigured}");
+            assert_eq!(http::get(port, "/livez").send().status, 200);
+        }
+    }
+}
+
+#[test]
+fn those_who_watch_are_told_when_the_store_is_lost_and_back() {
+    runtime().block_on(async {
+        let rules = Arc::clone(&desk(&[], 1, RULES).service.rules);
+        let store = Arc::new(StoreHealth::default());
+        let needs = Needs { domain: false, store: true };
+        let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default()).await;
+        tokio::spawn(health.clone().follow_store());
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        let server = Server::builder().add_service(health.server());
+        tokio::spawn(server.serve_with_incoming(incoming));
+        let mut client = HealthClient::new(Endpoint::from_shared(address).unwrap().connect().await.unwrap());
+        let mut seen = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+        let mut next = async || seen.message().await.unwrap().unwrap().status().as_str_name();
+        assert_eq!(next().await, "SERVING");
+        store.set_lost(true);
+        assert_eq!(next().await, "NOT_SERVING");
+        store.set_lost(false);
+        assert_eq!(next().await, "SERVING");
+    });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}

@@ -1,0 +1,42 @@
+//! All black-box tests, as one binary: one link, one run. Each module tests tollkeeper through what its users see.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test says what it measured, its helpers too")]
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod admin;
+mod algorithms;
+mod bench_command;
+mod cli;
+mod client_limits;
+mod config;
+mod decide;
+mod doc_examples;
+mod envoy;
+mod example_rules;
+mod failure_policies;
+mod fallback;
+mod fuzz_corpus;
+mod hostile;
+mod logs;
+mod mapper_file;
+mod memory;
+mod metrics;
+mod process;
+mod proto;
+mod redis;
+mod reload;
+mod reports;
+mod rolling;
+mod rule_files;
+mod settings;
+mod stores;
+mod textbook;
+mod tidy;
+mod tls;
+mod traces;
+mod vectors;
+mod watch;
+mod wire;

@@ -1,0 +1,15 @@
+//! Counters in Redis: the client, the scripts, the store, and whole processes on one Redis. All of it needs `redis-server`.
+
+mod agreement;
+mod coalescing;
+mod eventual;
+mod eventual_model;
+mod faults;
+mod keys;
+mod over_limit_cache;
+mod ratelimit_key_format;
+mod replica_slots;
+mod replicas;
+mod replies;
+mod round_trips;
+mod test_kit;

@@ -1,0 +1,564 @@
+//! The scripts decide as the algorithms do, and leave the same states.
+//!
+//! Random calls go to a Redis, with the time in them, and charge by charge to bare states. Every level must be equal, every
+//! state afterwards, and the life that each key is given must be right. Neither side knows what the other holds:
+//! states are read from Redis itself, as `src/store/redis/lua` says that they are written.
+//!
+//! `PROPTEST_CASES=20000 cargo test --test suite redis::agreement` looks harder. What failed once is kept beside the
+//! source.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::{TestCaseResult, TestRunner};
+use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
+use smallvec::SmallVec;
+use tollkeeper::algorithm::sliding_window_log::Record;
+use tollkeeper::algorithm::{
+    ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together, fixed_window, leaky_bucket,
+    sliding_window_counter, sliding_window_log, token_bucket,
+};
+use tollkeeper::clock::{Clock, Time};
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::request::Hits;
+use tollkeeper::store::redis::script::{ChargeCommand, Counted, MOST_DRAWS, Replayed, arguments, replay, script_for};
+
+use crate::algorithms::scenario::{self, Amount, Backwards, Jump, Patience};
+use crate::kit::redis::{Server, options};
+use crate::textbook;
+
+/// The last time that a script knows, in the year 2255.
+const LAST_TIME: Time = Time::from_micros((1 << 53) - 1);
+/// Hits ever entered in a log are counted modulo this.
+const LOG_MODULUS: u64 = 1 << 52;
+
+/// Calls in a row on the counters of one descriptor.
+#[derive(Clone, Debug)]
+struct History {
+    /// For each key, limits that take turns on it.
+    keys: Vec<Vec<(Limit, bool)>>,
+    /// What a log holds before the first call, and the hits that it has seen; a fixed window counts the latter.
+    log: Vec<(u64, u32)>,
+    seen: u64,
+    start: Time,
+    calls: Vec<(Jump, Vec<Step>)>,
+}
+
+/// A run of equal charges.
+#[derive(Clone, Debug)]
+struct Step {
+    limit: Index,
+    amount: Amount,
+    patience: Patience,
+    /// The caller waits as long as it would have to before the call, and some microseconds.
+    edge: Option<i64>,
+    trial: bool,
+    /// Hits given back are void from so long after the call on.
+    until: Option<i64>,
+    times: usize,
+}
+
+fn history(most_keys: usize, algorithms: &'static [Algorithm], longest_log: usize) -> impl Strategy<Value = History> {
+    let record = |most_hits: u32| (1..2_000_000_u64, prop_oneof![4 => Just(1), 1 => 1..=most_hits]);
+    let log = prop_oneof![
+        proptest::collection::vec(record(1), 0..=longest_log),
+        proptest::collection::vec(record(20), 0..=longest_log),
+    ];
+    let seen = prop_oneof![2 => Just(0), 1 => (1..6_u64).prop_map(|less| LOG_MODULUS - less), 1 => 0..LOG_MODULUS];
+    let calls = proptest::collection::vec((scenario::jump(Backwards::AnyFar), steps()), 1..20);
+    let keys = proptest::collection::vec(proptest::sample::select(algorithms).prop_flat_map(key), 1..=most_keys);
+    (keys, log, seen, start(), calls).prop_map(|(keys, log, seen, start, calls)| History {
+        keys,
+        log,
+        seen,
+        start,
+        calls,
+    })
+}
+
+fn key(algorithm: Algorithm) -> impl Strategy<Value = Vec<(Limit, bool)>> {
+    (scenario::period(), any::<bool>()).prop_flat_map(move |(period, calendar)| {
+        let limit = scenario::limit(algorithm, period, calendar);
+        let longer_us = prop_oneof![3 => Just(0), 1 => 1..1_000_000_u64];
+        let limits = proptest::collection::vec((limit, proptest::bool::weighted(0.8)), 1..=3);
+        (limits, longer_us).prop_map(|(limits, longer_us)| {
+            limits.into_iter().map(|(limit, enforced)| (limit.lengthened(longer_us), enforced)).collect::<Vec<_>>()
+        })
+    })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    prop_oneof![
+        2 => proptest::collection::vec(step(), 1..=1),
+        1 => proptest::collection::vec(step(), 1..=12),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let times = prop_oneof![4 => Just(1), 1 => 2..6_usize];
+    let trial = proptest::bool::weighted(0.15);
+    let edge = proptest::option::weighted(0.2, -1..=1_i64);
+    let until = proptest::option::weighted(0.5, prop_oneof![-1..=1_i64, -2_000_000..2_000_000_i64]);
+    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), edge, trial, until, times);
+    step.prop_map(|(limit, amount, patience, edge, trial, until, times)| Step {
+        limit,
+        amount,
+        patience,
+        edge,
+        trial,
+        until,
+        times,
+    })
+}
+
+fn start() -> impl Strategy<Value = Time> {
+    prop_oneof![
+        1 => (0..3_u64).prop_map(Time::from_micros),
+        4 => (1_700_000_000_000_000..1_800_000_000_000_000_u64).prop_map(Time::from_micros),
+        1 => (0..1_u64 << 53).prop_map(Time::from_micros),
+    ]
+}
+
+impl Step {
+    /// The charges of the run; what is asked depends on the first key, as several keys share the hits.
+    fn charges(
+        &self,
+        keys: &[Vec<(Limit, bool)>],
+        state: &State,
+        now: Time,
+    ) -> impl Iterator<Item = ChargeCommand> + use<> {
+        let counter = |limits: &Vec<(Limit, bool)>| {
+            let &(limit, enforced) = self.limit.get(limits);
+            Counted { limit, enforced, tag: 0 }
+        };
+        let counters: SmallVec<[_; 1]> = keys.iter().map(counter).collect();
+        let limit = counters[0].limit;
+        let impatient = ChargeRequest::new(self.amount.of(&limit), 0);
+        let hold_us = match (self.edge, state.clone().charge(&limit, now, impatient).retry_after_us) {
+            (Some(off), Some(wait_us)) => wait_us.saturating_add_signed(off),
+            _ => self.patience.of(&limit),
+        };
+        let ask = ChargeRequest { hold_us, ..impatient };
+        let until = self.until.filter(|_| matches!(ask.hits, Hits::Refund(_)));
+        let until =
+            until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
+        std::iter::repeat_n(ChargeCommand { counters, ask, trial: self.trial, until }, self.times)
+    }
+}
+
+impl History {
+    /// Lives it on new keys of a Redis and on bare states.
+    fn live(&self, redis: &mut Redis) -> TestCaseResult {
+        let names = redis.new_keys(self.keys.len());
+        let first: Vec<_> = self.keys.iter().map(|limits| limits[0].0).collect();
+        let mut states: Vec<_> = first.iter().map(|limit| State::empty(limit.algorithm())).collect();
+        for (name, state) in names.iter().zip(&mut states) {
+            match state {
+                State::SlidingWindowLog(log) => {
+                    *log = self.log(first[0].period_us());
+                    redis.plant_log(name, log, self.seen);
+                }
+                State::FixedWindow(window) if self.seen > 0 => {
+                    *window = fixed_window::State { count: 2 * self.seen, last: self.start };
+                    let words = [window.last.as_micros().to_le_bytes(), window.count.to_le_bytes()];
+                    redis.ask::<()>(&[b"SET", name.as_bytes(), &words.concat()]);
+                }
+                _ => {}
+            }
+        }
+        let (mut now, mut last) = (self.start, ChargeResult::default());
+        for (jump, steps) in &self.calls {
+            now = jump.from(now, &first[0], &last).min(LAST_TIME);
+            let charges: Vec<_> = steps.iter().flat_map(|step| step.charges(&self.keys, &states[0], now)).collect();
+            let began = Instant::now();
+            let replayed = redis.call(&names, &charges, Some(now)).expect("a script that fails has a mistake");
+            let lives = redis.lives(&names);
+            let took = began.elapsed();
+            let (levels, written) = expected(&charges, &mut states, now);
+            prop_assert_eq!(replayed.now, now);
+            prop_assert_eq!(&replayed.levels, &levels, "{:?} at {}", charges, now);
+            for (place, (name, state)) in names.iter().zip(&states).enumerate() {
+                let algorithm = first[place].algorithm();
+                let stored = redis.state(name, algorithm);
+                prop_assert_eq!(&stored.unwrap_or_else(|| State::empty(algorithm)), state, "{:?} at {}", charges, now);
+                prop_assert!(alike(&replayed.states[place], state), "{:?} is not {:?}", replayed.states[place], state);
+                if let Some(limit) = &written[place] {
+                    check_life(lives[place], took, state, limit, now)?;
+                }
+            }
+            last = levels.last().map_or(last, |levels| levels[0]);
+        }
+        Ok(())
+    }
+
+    /// The log from which the history begins.
+    fn log(&self, period_us: u64) -> sliding_window_log::State {
+        let length = u64::try_from(self.log.len()).unwrap();
+        let mut log = sliding_window_log::State::default();
+        let gap_us = |share: u64| 1 + (period_us / (length + 1)).min(period_us / 1000 * share / 100_000);
+        let mut at = self.start.as_micros().saturating_sub(self.log.iter().map(|&(share, _)| gap_us(share)).sum());
+        for &(share, hits) in &self.log {
+            at += gap_us(share);
+            log.records.push_back(Record { at: Time::from_micros(at), hits });
+            log.held += u64::from(hits);
+            log.last = Time::from_micros(at);
+        }
+        log
+    }
+}
+
+/// The levels that bare states give, and for each key the limit of the last charge that changed it.
+fn expected(
+    charges: &[ChargeCommand],
+    states: &mut [State],
+    now: Time,
+) -> (Vec<SmallVec<[ChargeResult; 1]>>, Vec<Option<Limit>>) {
+    let mut written = vec![None; states.len()];
+    let levels = charges.iter().map(|charge| {
+        let terms: Vec<_> = charge
+            .counters
+            .iter()
+            .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
+            .collect();
+        let ask = ChargeRequest { hold_us: charge.hold_us(), ..charge.ask };
+        if charge.trial {
+            return charge_together(&terms, &mut states.to_vec(), now, ask);
+        }
+        let late = |place: usize| {
+            let last = last(&states[place]);
+            let at = if last.since_us(now) > terms[place].limit.period_us() { now } else { now.max(last) };
+            charge.until.is_some_and(|until| at >= until)
+        };
+        let late: Vec<bool> = (0..states.len()).map(late).collect();
+        let found = states.to_vec();
+        let levels = charge_together(&terms, states, now, ask);
+        for (place, found) in found.into_iter().enumerate().filter(|(place, _)| late[*place]) {
+            states[place] = found;
+        }
+        let all = terms.iter().zip(&levels).all(|(term, level)| level.admitted || !term.enforced);
+        for (place, counter) in charge.counters.iter().enumerate() {
+            let counts = match ask.hits {
+                Hits::Peek => false,
+                Hits::Charge(_) => all && levels[place].admitted || counter.limit.count_rejected(),
+                Hits::Refund(_) => !late[place],
+            };
+            if counts {
+                written[place] = Some(counter.limit);
+            }
+        }
+        levels
+    });
+    (levels.collect(), written)
+}
+
+/// Whether they are equal but for records of a log that are told as one.
+fn alike(replayed: &State, state: &State) -> bool {
+    match (replayed, state) {
+        (State::SlidingWindowLog(replayed), State::SlidingWindowLog(state)) => replayed.last == state.last,
+        _ => replayed == state,
+    }
+}
+
+/// A key lives between its time to empty and a period beyond; `took` of it may have passed.
+fn check_life(life_ms: i64, took: Duration, state: &State, limit: &Limit, now: Time) -> TestCaseResult {
+    let reset_us = state.clone().charge(limit, now, ChargeRequest::new(Hits::Peek, 0)).reset_us;
+    let empty_us = u128::from(reset_us.max(last(state).since_us(now))).min(1 << 53);
+    let life_us = u128::try_from(life_ms).expect("a key has a life") * 1000;
+    prop_assert!(life_us + took.as_micros() + 1000 >= empty_us.min((1 << 53) - 1_000_000), "{life_us} of {empty_us}");
+    let most_us = empty_us + u128::from(limit.period_us()) + 1000;
+    prop_assert!(life_us <= most_us, "{life_us} of {empty_us} for {state:?} at {now} under {limit:?}");
+    Ok(())
+}
+
+fn last(state: &State) -> Time {
+    match state {
+        State::TokenBucket(state) => state.last,
+        State::LeakyBucket(state) => state.last,
+        State::FixedWindow(state) => state.last,
+        State::SlidingWindowLog(state) => state.last,
+        State::SlidingWindowCounter(state) => state.last,
+    }
+}
+
+/// A connection that calls scripts as the store does.
+struct Redis {
+    connection: Connection,
+    keys: u64,
+}
+
+impl Redis {
+    fn new(server: &Server) -> Self {
+        let client = redis::Client::open(format!("redis://{}", server.address())).expect("it is an address");
+        Self { connection: client.get_connection().expect("the server answers"), keys: 0 }
+    }
+
+    fn new_keys(&mut self, count: usize) -> Vec<String> {
+        self.keys += 1;
+        (0..count).map(|place| format!("{{{}}}:{place}", self.keys)).collect()
+    }
+
+    fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<Replayed> {
+        let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.algorithm()));
+        let arguments = arguments(charges, now);
+        let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
+            let mut command = cmd(name);
+            command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
+            command.query(&mut self.connection)
+        };
+        let reply = match call("EVALSHA", &script.sha1) {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => call("EVAL", &script.text),
+            reply => reply,
+        };
+        Ok(replay(charges, &reply?).expect("a script's reply can be read"))
+    }
+
+    /// How long keys still live, in milliseconds; -2 if they do not. From then on they live until the test ends.
+    fn lives(&mut self, keys: &[String]) -> Vec<i64> {
+        let mut pipe = redis::pipe();
+        for key in keys {
+            pipe.cmd("PTTL").arg(key);
+        }
+        for key in keys {
+            pipe.cmd("PERSIST").arg(key).ignore();
+        }
+        pipe.query(&mut self.connection).expect("keys can be asked")
+    }
+
+    fn ask<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        let value: Value = command.query(&mut self.connection).expect("the command is known");
+        from_redis_value(value).expect("it is of that type")
+    }
+
+    /// The state of a key as the scripts write it; `None` if there is none.
+    fn state(&mut self, key: &str, algorithm: Algorithm) -> Option<State> {
+        if algorithm == Algorithm::SlidingWindowLog {
+            let elements: Vec<Vec<u8>> = self.ask(&[b"LRANGE", key.as_bytes(), b"0", b"-1"]);
+            return (!elements.is_empty()).then(|| State::SlidingWindowLog(read_log(&elements)));
+        }
+        let value: Option<Vec<u8>> = self.ask(&[b"GET", key.as_bytes()]);
+        let words = words(&value?);
+        let at = |place: usize| words[place];
+        let narrow = |place: usize| u32::try_from(words[place]).expect("it is a small number");
+        let last = Time::from_micros(at(0));
+        let (state, length) = match algorithm {
+            Algorithm::TokenBucket => (State::TokenBucket(token_bucket::State { used: at(1), part: at(2), last }), 3),
+            Algorithm::LeakyBucket => {
+                let (queued, part, tail) = (narrow(1), at(2), narrow(3));
+                (State::LeakyBucket(leaky_bucket::State { queued, part, tail, last }), 4)
+            }
+            Algorithm::FixedWindow => (State::FixedWindow(fixed_window::State { count: at(1), last }), 2),
+            Algorithm::SlidingWindowCounter => {
+                let (current, previous) = (at(1), at(2));
+                (State::SlidingWindowCounter(sliding_window_counter::State { current, previous, last }), 3)
+            }
+            Algorithm::SlidingWindowLog => unreachable!("it is read above"),
+        };
+        assert_eq!(words.len(), length);
+        Some(state)
+    }
+
+    /// Writes a log that has seen so many hits that are in it no more.
+    fn plant_log(&mut self, key: &str, log: &sliding_window_log::State, mut seen: u64) {
+        let element = |at: Time, seen: u64| [at.as_micros().to_le_bytes(), seen.to_le_bytes()].concat();
+        let mut elements = vec![element(Time::default(), seen)];
+        for record in &log.records {
+            seen = (seen + u64::from(record.hits)) % LOG_MODULUS;
+            elements.push(element(record.at, seen));
+        }
+        if elements.len() > 1 {
+            let mut words = vec![b"RPUSH".as_slice(), key.as_bytes()];
+            words.extend(elements.iter().map(Vec::as_slice));
+            self.ask::<()>(&words);
+        }
+    }
+}
+
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let (words, rest) = bytes.as_chunks();
+    assert!(rest.is_empty());
+    words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+fn read_log(elements: &[Vec<u8>]) -> sliding_window_log::State {
+    let elements: Vec<[u64; 2]> = elements.iter().map(|raw| words(raw).try_into().expect("two numbers")).collect();
+    let records: VecDeque<_> = elements
+        .windows(2)
+        .map(|pair| Record {
+            at: Time::from_micros(pair[1][0]),
+            hits: u32::try_from((pair[1][1] + LOG_MODULUS - pair[0][1]) % LOG_MODULUS).expect("few hits"),
+        })
+        .collect();
+    let held = records.iter().map(|record| u64::from(record.hits)).sum();
+    let last = elements.iter().map(|element| element[0]).max().map_or(Time::default(), Time::from_micros);
+    sliding_window_log::State { records, held, last }
+}
+
+/// Lives random histories, as many as `PROPTEST_CASES` says.
+fn check(histories: impl Strategy<Value = History>) {
+    let server = options().start();
+    let redis = std::cell::RefCell::new(Redis::new(&server));
+    let config = ProptestConfig { source_file: Some(file!()), ..scenario::config() };
+    let outcome = TestRunner::new(config).run(&histories, |history| history.live(&mut redis.borrow_mut()));
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn one_limit_is_charged_from_as_in_memory() {
+    check(history(1, &Algorithm::ALL, 0));
+}
+
+#[test]
+fn several_limits_are_charged_from_together_as_in_memory() {
+    check(history(3, &Algorithm::ALL, 3));
+}
+
+#[test]
+fn the_ends_of_a_long_log_tell_what_all_of_it_would() {
+    check(history(2, &[Algorithm::SlidingWindowLog], 300));
+}
+
+#[test]
+fn every_case_of_the_textbooks() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    for case in textbook::cases() {
+        let mut keys: HashMap<String, Vec<String>> = HashMap::new();
+        textbook::run_case(&case, &mut |key, terms, now, ask| {
+            let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
+            let counted = |term: &EnforcedLimit<'_>| Counted { limit: *term.limit, enforced: term.enforced, tag: 0 };
+            let charges =
+                [ChargeCommand { counters: terms.iter().map(counted).collect(), ask, trial: false, until: None }];
+            let mut replayed = redis.call(keys, &charges, Some(now)).unwrap();
+            redis.lives(keys);
+            replayed.levels.remove(0).into_vec()
+        });
+    }
+}
+
+/// A limit of 500 a minute by each algorithm, which a script of one or of several counters knows.
+fn all_limits() -> SmallVec<[Counted; 1]> {
+    let counted = |algorithm| {
+        let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(500);
+        let terms = LimitSpec::new(algorithm, 500, Period::new(Unit::Minute, 1).unwrap());
+        let limit = Limit::new(&LimitSpec { queue_size, sole: false, ..terms }).unwrap();
+        Counted { limit, enforced: true, tag: 0 }
+    };
+    Algorithm::ALL.into_iter().map(counted).collect()
+}
+
+fn hit(counters: &[Counted]) -> ChargeCommand {
+    ChargeCommand {
+        counters: counters.into(),
+        ask: ChargeRequest::new(Hits::Charge(1), u64::MAX),
+        trial: false,
+        until: None,
+    }
+}
+
+/// The word with which an error reply begins.
+fn error_word(reply: RedisResult<Replayed>) -> String {
+    reply.expect_err("it fails").code().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_value_that_no_script_wrote_fails_its_charge_and_stays() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let plants: [&[&[u8]]; 6] = [
+        &[b"SET", b"", b"5"],
+        &[b"SET", b"", &[0xff; 16]],
+        &[b"SET", b"", &[0xff; 24]],
+        &[b"SET", b"", &[0xff; 32]],
+        &[b"RPUSH", b"", &[0xff; 16]],
+        &[b"HSET", b"", b"field", b"value"],
+    ];
+    for plant in plants {
+        for place in 0..counters.len() {
+            let keys = redis.new_keys(counters.len());
+            let mut words = plant.to_vec();
+            words[1] = keys[place].as_bytes();
+            redis.ask::<Value>(&words);
+            let planted: Vec<u8> = redis.ask(&[b"DUMP", keys[place].as_bytes()]);
+            let alone = redis.call(&keys[place..=place], &[hit(&counters[place..=place])], None);
+            assert_eq!(error_word(alone), "WRONGTYPE", "{words:?} for {}", counters[place].limit.algorithm());
+            assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "WRONGTYPE");
+            for (other, key) in keys.iter().enumerate() {
+                let now: Option<Vec<u8>> = redis.ask(&[b"DUMP", key.as_bytes()]);
+                assert_eq!(now.as_ref(), (other == place).then_some(&planted), "{key} after {words:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_server_writes_nothing_and_says_so() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let keys = redis.new_keys(counters.len());
+    redis.ask::<()>(&[b"CONFIG", b"SET", b"maxmemory", b"1"]);
+    for (place, counter) in counters.iter().enumerate() {
+        let alone = redis.call(&keys[place..=place], &[hit(&[*counter])], None);
+        assert_eq!(error_word(alone), "OOM", "{}", counter.limit.algorithm());
+    }
+    assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "OOM");
+    let look = ChargeCommand { ask: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
+    assert!(redis.call(&keys, &[look], None).unwrap().levels[0].iter().all(|level| level.admitted));
+    assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 0);
+}
+
+#[test]
+fn the_time_is_the_servers_where_none_is_given() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let keys = redis.new_keys(counters.len());
+    let before = Clock::System.now();
+    let now = redis.call(&keys, &[hit(&counters)], None).unwrap().now;
+    assert!(before <= now && now <= Clock::System.now());
+}
+
+#[test]
+fn a_call_of_512_charges_admits_exactly_the_limit_of_500() {
+    let server = options().start();
+    let mut redis = Redis::new(&server);
+    let counters = all_limits();
+    let keys = redis.new_keys(counters.len() + 1);
+    let now = Time::from_secs(1_767_225_600);
+    let admitted = |replayed: &Replayed| replayed.levels.iter().filter(|levels| levels[0].admitted).count();
+    for (place, counter) in counters.iter().enumerate() {
+        let charges = vec![hit(&[*counter]); MOST_DRAWS];
+        assert!(arguments(&charges, None).len() < 128, "equal charges travel as one");
+        let replayed = redis.call(&keys[place..=place], &charges, Some(now)).unwrap();
+        assert_eq!(admitted(&replayed), 500, "{}", counter.limit.algorithm());
+        assert_eq!(redis.state(&keys[place], counter.limit.algorithm()).as_ref(), replayed.states.first());
+    }
+    assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 5);
+    redis.ask::<()>(&[b"FLUSHALL"]);
+    assert_eq!(admitted(&redis.call(&keys[..5], &vec![hit(&counters); MOST_DRAWS], Some(now)).unwrap()), 500);
+}
+
+#[test]
+fn a_reply_that_no_script_gives_is_refused() {
+    for counter in all_limits() {
+        let charges = [hit(&[counter])];
+        let now = 1_767_225_600_000_000_u64.to_le_bytes();
+        for reply in [&[][..], b"OK", &now, &[0xff; 24], &[0xff; 32], &[0xff; 40], &[0xff; 48]] {
+            assert!(replay(&charges, reply).is_err(), "{reply:?} for {}", counter.limit.algorithm());
+        }
+        // A log that says it has more records than there are, and one whose records go back in time.
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        if counter.limit.algorithm() == Algorithm::SlidingWindowLog {
+            assert!(replay(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1])).is_err());
+            assert!(replay(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2])).is_err());
+            assert!(replay(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2])).is_ok());
+        }
+    }
+}

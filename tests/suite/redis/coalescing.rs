@@ -1,0 +1,601 @@
+//! Charges on one counter that meet while its call is in flight: decided as one by one, in few calls, whoever gives up.
+//!
+//! A frozen server, or one behind a proxy that holds or delays, makes sure of who is sent and who waits; counters
+//! follow the time that charges say where answers are compared. Calls are counted by the server.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseResult, TestRunner};
+use tokio::time::sleep;
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::request::Hits;
+use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::redis::failure::RedisError;
+use tollkeeper::store::redis::{ChargeMode, ChargeResults};
+
+use crate::algorithms::scenario::config;
+use crate::kit::redis::{Server, options};
+use crate::kit::redis_counters::{Answers, Counters, Follows, LONG, Wanted, poll_once};
+use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::test_service::store_runtime;
+
+/// The middle of some hour, far in no server's future.
+const NOW: Time = Time::from_secs(1_783_513_800);
+/// The most charges that one call decides.
+const MOST_DRAWS: usize = 512;
+/// The most charges that wait for one counter.
+const MOST_WAITING: usize = 16_384;
+
+type Call<'c, T> = Pin<Box<dyn Future<Output = T> + Send + 'c>>;
+
+fn limit(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
+    Limit::new(&LimitSpec {
+        sole: false,
+        ..LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Year, 1).unwrap())
+    })
+    .unwrap()
+}
+
+fn counting(requests_per_unit: u32) -> Limit {
+    limit(Algorithm::FixedWindow, requests_per_unit)
+}
+
+/// Counters of a server that have charged once, so that they are connected and it knows the script.
+fn primed(server: &Server, follows: Follows) -> Counters {
+    primed_at(server, &server.address(), follows)
+}
+
+fn primed_at(server: &Server, address: &str, follows: Follows) -> Counters {
+    // Refused charges are to travel too.
+    let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address), ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")];
+    let counters = Counters::new(&env, follows);
+    store_runtime().block_on(counters.charge(&[Wanted::one("prime", counting(1))], ChargeMode::Commit, NOW));
+    server.reset_stats();
+    counters
+}
+
+/// How many calls the server has had.
+fn calls(server: &Server) -> u64 {
+    let commands = server.commands();
+    assert_eq!(commands.get("eval"), None, "the script is known: {commands:?}");
+    commands.get("evalsha").copied().unwrap_or(0)
+}
+
+/// A request of one hit, sent or waiting: it has been polled once.
+async fn begin<'c>(counters: &'c Counters, wanted: &'c [Wanted]) -> Call<'c, Vec<ChargeResults>> {
+    let mut call: Call<'c, _> = Box::pin(counters.charge(wanted, ChargeMode::Commit, NOW));
+    assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
+    call
+}
+
+async fn begin_until<'c>(counters: &'c Counters, wanted: &'c [Wanted], until: Instant) -> Call<'c, Answers> {
+    let mut call: Call<'c, _> = Box::pin(counters.charge_until(wanted, ChargeMode::Commit, (NOW, until)));
+    assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
+    call
+}
+
+/// How many hits the counter of a value has.
+async fn counted(counters: &Counters, value: &str, limit: Limit) -> u64 {
+    let look = Wanted::new(value, limit, Hits::Peek);
+    counters.charge(&[look], ChargeMode::Commit, NOW).await[0][0].before
+}
+
+/// Requests that meet: in the order in which they come, and once more a while later.
+#[derive(Clone, Debug)]
+struct Meeting {
+    /// What the counters are, by algorithm and period, and in what ways each charge may limit them.
+    kinds: Vec<(Algorithm, Unit)>,
+    ways: Vec<Vec<(Limit, bool)>>,
+    rounds: Vec<Round>,
+}
+
+#[derive(Clone, Debug)]
+struct Round {
+    passed_us: u64,
+    requests: Vec<Request>,
+}
+
+#[derive(Clone, Debug)]
+struct Request {
+    charges: Vec<Hit>,
+    mode: ChargeMode,
+    /// It is given up before anybody is answered.
+    given_up: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Hit {
+    value: u8,
+    way: usize,
+    ask: ChargeRequest,
+}
+
+const WAYS: usize = 3;
+
+fn meeting() -> impl Strategy<Value = Meeting> {
+    let all: Vec<_> =
+        Algorithm::ALL.into_iter().flat_map(|algorithm| [(algorithm, Unit::Minute), (algorithm, Unit::Day)]).collect();
+    let kinds = prop_oneof![3 => prop::sample::subsequence(all.clone(), 1), 2 => prop::sample::subsequence(all, 2..4)];
+    let ways = kinds.prop_flat_map(|kinds| {
+        let way: Vec<_> = kinds.iter().map(|kind| a_limit(*kind)).collect();
+        (Just(kinds), prop::collection::vec(way, WAYS))
+    });
+    let rounds = prop::collection::vec(
+        (prop_oneof![Just(0), 0..100_000_000_u64], prop::collection::vec(request(), 1..24))
+            .prop_map(|(passed_us, requests)| Round { passed_us, requests }),
+        1..4,
+    );
+    (ways, rounds).prop_map(|((kinds, ways), rounds)| Meeting { kinds, ways, rounds })
+}
+
+fn a_limit((algorithm, unit): (Algorithm, Unit)) -> impl Strategy<Value = (Limit, bool)> {
+    let count_rejected = prop_oneof![Just(None), any::<bool>().prop_map(Some)];
+    (0..30_u32, 1..20_u32, count_rejected, prop_oneof![Just(None), (0..90_000_000_u64).prop_map(Some)], any::<bool>())
+        .prop_map(move |(requests_per_unit, capacity, count_rejected, max_wait_us, enforced)| {
+            let (leaky, token) = (algorithm == Algorithm::LeakyBucket, algorithm == Algorithm::TokenBucket);
+            let terms = LimitSpec {
+                bucket_size: token.then_some(capacity),
+                queue_size: leaky.then_some(capacity),
+                max_wait_us: max_wait_us.filter(|_| leaky || token),
+                count_rejected: count_rejected.filter(|_| !leaky),
+                sole: false,
+                ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
+            };
+            (Limit::new(&terms).unwrap(), enforced)
+        })
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let hits = prop_oneof![
+        1 => Just(Hits::Peek),
+        4 => Just(Hits::Charge(1)),
+        2 => (2..12_u64).prop_map(Hits::Charge),
+        1 => Just(Hits::Charge(1 << 32)),
+        2 => (1..12_u64).prop_map(Hits::Refund),
+    ];
+    let hold_us = prop_oneof![Just(0), 0..90_000_000_u64, Just(u64::MAX)];
+    let hit = (0..2_u8, 0..WAYS, hits, hold_us).prop_map(|(value, way, hits, hold_us)| Hit {
+        value,
+        way,
+        ask: ChargeRequest::new(hits, hold_us),
+    });
+    let charges = prop_oneof![3 => prop::collection::vec(hit.clone(), 1), 2 => prop::collection::vec(hit, 2..7)];
+    let mode = prop_oneof![4 => Just(ChargeMode::Commit), 1 => Just(ChargeMode::DryRun)];
+    (charges, mode, prop::bool::weighted(0.2)).prop_map(|(charges, mode, given_up)| Request { charges, mode, given_up })
+}
+
+/// Decides charges one by one.
+struct OneByOne<'m> {
+    meeting: &'m Meeting,
+    states: HashMap<u8, Vec<State>>,
+}
+
+impl OneByOne<'_> {
+    fn charge(&mut self, hit: &Hit, mode: ChargeMode, now: Time) -> ChargeResults {
+        let limits = &self.meeting.ways[hit.way];
+        let terms: Vec<_> =
+            limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
+        let empty = || self.meeting.kinds.iter().map(|(algorithm, _)| State::empty(*algorithm)).collect();
+        let states = self.states.entry(hit.value).or_insert_with(empty);
+        match mode {
+            ChargeMode::Commit => charge_together(&terms, states, now, hit.ask),
+            ChargeMode::DryRun => charge_together(&terms, &mut states.clone(), now, hit.ask),
+        }
+    }
+
+    /// What each request is answered when they come in this order, and the first of each counter is sent before anybody
+    /// gives up.
+    fn answers(&mut self, round: &Round, now: Time) -> Vec<Vec<ChargeResults>> {
+        let mut sent = [false; 2];
+        let mut answers = Vec::new();
+        for request in &round.requests {
+            // The charges of one request on one counter go together.
+            let leads =
+                [0, 1].map(|value| !sent[value] && request.charges.iter().any(|hit| usize::from(hit.value) == value));
+            let mut levels = Vec::new();
+            for hit in &request.charges {
+                let charged = leads[usize::from(hit.value)] || !request.given_up;
+                let mode = if charged { request.mode } else { ChargeMode::DryRun };
+                levels.push(self.charge(hit, mode, now));
+                sent[usize::from(hit.value)] = true;
+            }
+            answers.push(levels);
+        }
+        answers
+    }
+}
+
+/// Has the requests meet at a server that stands still until all have come, and compares their answers.
+fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseResult {
+    static MEETINGS: AtomicU64 = AtomicU64::new(0);
+    let number = MEETINGS.fetch_add(1, Ordering::Relaxed);
+    let mut model = OneByOne { meeting, states: HashMap::new() };
+    let mut now = NOW;
+    for round in &meeting.rounds {
+        now = now.plus_us(round.passed_us);
+        let wanted = |hit: &Hit| {
+            let (value, limits) = (format!("{number} {}", hit.value), meeting.ways[hit.way].clone());
+            Wanted { value, limits, ask: hit.ask }
+        };
+        let requests: Vec<Vec<Wanted>> =
+            round.requests.iter().map(|request| request.charges.iter().map(wanted).collect()).collect();
+        server.freeze();
+        let answers = store_runtime().block_on(async {
+            let mut under_way = Vec::new();
+            for (request, wanted) in round.requests.iter().zip(&requests) {
+                let mut call: Call<'_, _> = Box::pin(counters.charge(wanted, request.mode, now));
+                assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
+                under_way.push((call, request.given_up));
+            }
+            let waiting: Vec<_> = under_way.into_iter().map(|(call, given_up)| (!given_up).then_some(call)).collect();
+            server.thaw();
+            let answers = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
+            // Where all have given up, calls are still under way.
+            let look = |value| Hit { value, way: 0, ask: ChargeRequest::new(Hits::Peek, 0) };
+            counters.charge(&[wanted(&look(0)), wanted(&look(1))], ChargeMode::Commit, now).await;
+            answers
+        });
+        for (place, (answered, expected)) in answers.into_iter().zip(model.answers(round, now)).enumerate() {
+            if let Some(answered) = answered {
+                prop_assert_eq!(answered, expected, "request {} at {:?}", place, now);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn charges_that_meet_are_decided_as_one_by_one_in_the_order_in_which_they_came() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Charges);
+    let mut runner = TestRunner::new(ProptestConfig { source_file: Some(file!()), ..config() });
+    runner.run(&meeting(), |meeting| check(&server, &counters, &meeting)).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_charges() {
+    const CALLERS: u64 = 400;
+    const EACH: u64 = 25;
+    const LIMIT: u32 = 7_000;
+    let server = options().start();
+    for algorithm in Algorithm::ALL {
+        // A leaky bucket holds what it admits: here all but the first longer than anybody waits.
+        let expected = if algorithm == Algorithm::LeakyBucket { 1 } else { u64::from(LIMIT) };
+        let limit = limit(algorithm, LIMIT);
+        let counters = Arc::new(primed(&server, Follows::Redis));
+        let value = algorithm.name();
+        let prime = Wanted::new(value, limit, Hits::Peek);
+        store_runtime().block_on(counters.charge(&[prime], ChargeMode::Commit, NOW));
+        server.reset_stats();
+        let before = counters.redis.calls();
+        let admitted = store_runtime().block_on(async {
+            let callers = (0..CALLERS).map(|_| {
+                let counters = Arc::clone(&counters);
+                tokio::spawn(async move {
+                    let mut admitted = 0;
+                    for _ in 0..EACH {
+                        let levels = counters.charge(&[Wanted::one(value, limit)], ChargeMode::Commit, NOW).await;
+                        admitted += u64::from(levels[0][0].admitted);
+                    }
+                    admitted
+                })
+            });
+            join_all(callers).await.into_iter().map(Result::unwrap).sum::<u64>()
+        });
+        assert_eq!(admitted, expected, "{algorithm}");
+        let (calls, charges) = (calls(&server), CALLERS * EACH);
+        println!("{algorithm}: {charges} charges in {calls} calls");
+        assert_eq!(calls, counters.redis.calls() - before, "{algorithm}");
+        assert!(calls * 20 <= charges, "{algorithm}: {calls} calls for {charges} charges");
+    }
+}
+
+#[test]
+fn an_idle_counter_costs_a_call_a_charge_and_no_more_for_all_charges_of_one_request() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Redis);
+    let limit = counting(1_000);
+    store_runtime().block_on(async {
+        for charge in 1..=5 {
+            counters.charge(&[Wanted::one("idle", limit)], ChargeMode::Commit, NOW).await;
+            assert_eq!(calls(&server), charge);
+        }
+        for (charges, expected) in [(2, 1), (16, 1), (17, 1), (300, 1), (512, 1), (513, 2), (1_200, 3)] {
+            server.reset_stats();
+            let value = format!("{charges} charges");
+            let wanted = vec![Wanted::one(&value, limit); charges];
+            let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
+            assert_eq!(calls(&server), expected, "{charges} charges");
+            let found: Vec<u64> = levels.iter().map(|levels| levels[0].before).collect();
+            assert_eq!(found, (0..charges as u64).map(|place| place.min(1_000)).collect::<Vec<_>>(), "in their order");
+        }
+        // Two counters by turns are two calls.
+        server.reset_stats();
+        let wanted: Vec<_> = (0..40).map(|place| Wanted::one(["one", "other"][place % 2], limit)).collect();
+        let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
+        assert_eq!(calls(&server), 2);
+        assert_eq!(
+            levels.iter().map(|levels| levels[0].before).collect::<Vec<_>>(),
+            (0..40).map(|n| n / 2).collect::<Vec<_>>()
+        );
+    });
+}
+
+#[test]
+fn a_busy_counter_costs_two_round_trips_and_calls_of_512_charges() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Redis);
+    let table: &[(&[usize], u64)] = &[
+        // the charges of each request that waits, calls besides that of the first
+        (&[], 0),
+        (&[1], 1),
+        (&[1; 511], 1),
+        (&[1; 512], 1),
+        (&[1; 513], 2),
+        (&[1; 1_300], 3),
+        // Those of one request are never parted.
+        (&[300, 212], 1),
+        (&[300, 213], 2),
+        (&[1, 512, 1], 3),
+        (&[500, 500, 500], 3),
+    ];
+    for (place, (waiting, expected)) in table.iter().enumerate() {
+        let (value, limit) = (format!("row {place}"), counting(100_000));
+        let first = [Wanted::one(&value, limit)];
+        let requests: Vec<_> = waiting.iter().map(|charges| vec![Wanted::one(&value, limit); *charges]).collect();
+        server.reset_stats();
+        server.freeze();
+        let found = store_runtime().block_on(async {
+            let mut under_way = vec![begin(&counters, &first).await];
+            for request in &requests {
+                under_way.push(begin(&counters, request).await);
+            }
+            server.thaw();
+            join_all(under_way).await.into_iter().flatten().map(|levels| levels[0].before).collect::<Vec<_>>()
+        });
+        assert_eq!(calls(&server), 1 + expected, "{waiting:?}");
+        assert_eq!(found, (0..found.len() as u64).collect::<Vec<_>>(), "each in its turn");
+    }
+}
+
+#[test]
+fn who_waits_is_decided_at_the_time_of_the_latest_not_of_the_first() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Charges);
+    let hourly = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Hour, 1).unwrap())).unwrap();
+    let wanted = [Wanted::one("late", hourly)];
+    server.freeze();
+    let admitted = store_runtime().block_on(async {
+        let mut under_way: Vec<Call<'_, Vec<ChargeResults>>> = Vec::new();
+        for hours in [0, 0, 1] {
+            let mut call: Call<'_, _> =
+                Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOW.plus_us(hours * hourly.period_us())));
+            assert!(poll_once(&mut call).await.is_none());
+            under_way.push(call);
+        }
+        server.thaw();
+        join_all(under_way).await.iter().map(|levels| levels[0][0].admitted).collect::<Vec<_>>()
+    });
+    // The second waited until the next hour had begun, and found it empty.
+    assert_eq!(admitted, [true, true, false]);
+}
+
+#[test]
+fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Redis);
+    let limit = counting(1_000);
+    // Of six requests, sent first or waiting, with so many hits each: who gives up, what is charged.
+    let table: &[(&[usize], u64)] = &[
+        (&[], 0b111_111),
+        (&[0], 0b111_111),
+        (&[1], 0b111_101),
+        (&[5], 0b011_111),
+        (&[1, 2, 3, 4, 5], 0b000_001),
+        (&[0, 1, 2, 3, 4], 0b100_001),
+        (&[0, 1, 2, 3, 4, 5], 0b000_001),
+    ];
+    for (gone, charged) in table {
+        let value = format!("{gone:?}");
+        let requests: Vec<_> = (0..6).map(|place| [Wanted::new(&value, limit, Hits::Charge(1 << place))]).collect();
+        server.freeze();
+        let answers = store_runtime().block_on(async {
+            let mut under_way = Vec::new();
+            for request in &requests {
+                under_way.push(Some(begin(&counters, request).await));
+            }
+            gone.iter().for_each(|place| under_way[*place] = None);
+            server.thaw();
+            let answers = join_all(under_way.into_iter().flatten()).await;
+            // Whoever comes now finds the counter idle, or waits for those who were left.
+            assert_eq!(counted(&counters, &value, limit).await, *charged, "{gone:?}");
+            answers
+        });
+        assert_eq!(answers.len(), 6 - gone.len());
+    }
+}
+
+#[test]
+fn a_request_of_many_charges_that_gives_up_takes_all_of_them_along() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Redis);
+    let limit = counting(1_000);
+    let (one, many) = ([Wanted::one("many", limit)], vec![Wanted::one("many", limit); 100]);
+    server.reset_stats();
+    server.freeze();
+    store_runtime().block_on(async {
+        let first = begin(&counters, &one).await;
+        let gone = begin(&counters, &many).await;
+        let stays = begin(&counters, &many).await;
+        let last = begin(&counters, &one).await;
+        drop(gone);
+        server.thaw();
+        let (_, stays, last) = tokio::join!(first, stays, last);
+        let found: Vec<u64> = stays.iter().chain(&last).map(|levels| levels[0].before).collect();
+        assert_eq!(found, (1..=101).collect::<Vec<_>>());
+        assert_eq!(calls(&server), 2);
+    });
+}
+
+#[test]
+fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
+    let server = options().start();
+    let proxy = Proxy::to(&server.address());
+    let address = format!("127.0.0.1:{}", proxy.port());
+    let counters = primed_at(&server, &address, Follows::Redis);
+    let limit = counting(1_000);
+    let requests: Vec<_> = (0..3).map(|place| [Wanted::new("gone", limit, Hits::Charge(1 << place))]).collect();
+    // Each way takes a while, in which the second call is under way.
+    proxy.set(Mode::Delay(Duration::from_millis(100)));
+    store_runtime().block_on(async {
+        let first = begin(&counters, &requests[0]).await;
+        let goes = begin(&counters, &requests[1]).await;
+        let stays = begin(&counters, &requests[2]).await;
+        first.await;
+        let asked = proxy.asked_bytes();
+        let mut waited = Duration::ZERO;
+        while proxy.asked_bytes() == asked && waited < LONG {
+            sleep(Duration::from_millis(1)).await;
+            waited += Duration::from_millis(1);
+        }
+        drop(goes);
+        assert_eq!(stays.await[0][0].before, 0b011);
+        assert_eq!(counted(&counters, "gone", limit).await, 0b111);
+    });
+}
+
+#[test]
+fn a_call_past_its_deadline_lets_its_counter_go() {
+    let server = options().start();
+    let address = server.address();
+    let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "500ms")];
+    let counters = Counters::new(&env, Follows::Redis);
+    let limit = counting(1_000);
+    let requests: Vec<_> = (0..4).map(|place| [Wanted::new("held", limit, Hits::Charge(1 << place))]).collect();
+    store_runtime().block_on(async {
+        counters.charge(&[Wanted::one("prime", limit)], ChargeMode::Commit, NOW).await;
+        server.freeze();
+        let began = Instant::now();
+        let soon = began + Duration::from_millis(500);
+        let first = begin_until(&counters, &requests[0], soon).await;
+        let stays = begin_until(&counters, &requests[1], began + LONG).await;
+        let hurried = begin_until(&counters, &requests[2], began + Duration::from_millis(50)).await;
+        assert_eq!(hurried.await, [Err(RedisError::Timeout)]);
+        assert_eq!(first.await, [Err(RedisError::Timeout)]);
+        assert!(began.elapsed() >= Duration::from_millis(500));
+        // The one that waited goes out now, behind the first, whose answer nobody wants any more.
+        server.thaw();
+        assert_eq!(stays.await[0].as_ref().unwrap()[0].before, 0b001);
+        let next = counters.charge(&requests[3], ChargeMode::Commit, NOW).await;
+        assert_eq!(next[0][0].before, 0b011, "who gave up while it waited is not charged");
+    });
+}
+
+#[test]
+fn a_caller_in_a_hurry_leaves_its_call_to_those_behind_it() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Redis);
+    let limit = counting(1_000);
+    let requests: Vec<_> = (0..2).map(|place| [Wanted::new("hurry", limit, Hits::Charge(1 << place))]).collect();
+    server.freeze();
+    store_runtime().block_on(async {
+        let soon = Instant::now() + Duration::from_millis(50);
+        let hurried = begin_until(&counters, &requests[0], soon).await;
+        let waits = begin(&counters, &requests[1]).await;
+        assert_eq!(hurried.await, [Err(RedisError::Timeout)]);
+        server.thaw();
+        assert_eq!(waits.await[0][0].before, 1, "it was sent, and stays charged");
+        assert_eq!(calls(&server), 2);
+    });
+}
+
+#[test]
+fn a_crowd_that_waits_for_a_frozen_server_is_told_in_time() {
+    const TIMEOUT: Duration = Duration::from_millis(400);
+    let server = options().start();
+    let address = server.address();
+    let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "400ms")];
+    let counters = Counters::new(&env, Follows::Redis);
+    let limit = counting(100_000);
+    // More than three calls would take: nobody waits for the calls before its own.
+    let requests = vec![[Wanted::one("crowd", limit)]; 4 * MOST_DRAWS];
+    store_runtime().block_on(async {
+        counters.charge(&[Wanted::one("prime", limit)], ChargeMode::Commit, NOW).await;
+        server.freeze();
+        let mut under_way = Vec::new();
+        for request in &requests {
+            let until = Instant::now() + TIMEOUT;
+            let call = begin_until(&counters, request, until).await;
+            under_way.push(async move {
+                let answers = call.await;
+                (answers, Instant::now().saturating_duration_since(until))
+            });
+        }
+        let answered = join_all(under_way).await;
+        server.thaw();
+        assert!(answered.iter().all(|(answers, _)| *answers == [Err(RedisError::Timeout)]));
+        let mut late: Vec<Duration> = answered.into_iter().map(|(_, late)| late).collect();
+        late.sort_unstable();
+        let (most, worst) = (late[late.len() * 95 / 100], late[late.len() - 1]);
+        println!("{} answers by their deadline; 95 %: {most:?} after it; all: {worst:?}", late.len());
+        assert!(most < TIMEOUT && worst < Duration::from_secs(1), "{most:?}, {worst:?}");
+    });
+}
+
+#[test]
+fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
+    let server = options().start();
+    let counters = primed(&server, Follows::Redis);
+    let limit = counting(1 << 20);
+    let one = [Wanted::one("crowd", limit)];
+    server.freeze();
+    store_runtime().block_on(async {
+        let mut under_way = Vec::with_capacity(1 + MOST_WAITING);
+        for _ in 0..=MOST_WAITING {
+            under_way.push(begin(&counters, &one).await);
+        }
+        // At once, while the server stands still.
+        for charges in [1, 3] {
+            let wanted = vec![one[0].clone(); charges];
+            let answers = counters.charge_until(&wanted, ChargeMode::Commit, (NOW, Instant::now() + LONG)).await;
+            assert_eq!(answers, vec![Err(RedisError::Overloaded); charges]);
+        }
+        // Others are not concerned, and places that are given up are none.
+        let other = [Wanted::one("other", limit)];
+        let beside = begin(&counters, &other).await;
+        server.thaw();
+        let found: Vec<u64> = join_all(under_way).await.iter().map(|levels| levels[0][0].before).collect();
+        assert_eq!(found, (0..=MOST_WAITING as u64).collect::<Vec<_>>());
+        assert_eq!(beside.await[0][0].before, 0);
+        assert_eq!(counters.charge(&one, ChargeMode::Commit, NOW).await[0][0].before, 1 + MOST_WAITING as u64);
+    });
+    assert_eq!(calls(&server), 1 + (MOST_WAITING / MOST_DRAWS) as u64 + 2);
+}
+
+#[test]
+fn limits_that_differ_in_nothing_but_their_numbers_share_a_counter() {
+    assert_eq!(counter_tag(&counting(1), 0), counter_tag(&counting(2), 0), "or the others would prove nothing");
+    let server = options().start();
+    let counters = primed(&server, Follows::Redis);
+    let requests: Vec<_> = [9, 3, 5, 4].map(|most| [Wanted::new("shared", counting(most), Hits::Charge(2))]).into();
+    server.freeze();
+    let admitted = store_runtime().block_on(async {
+        let mut under_way = Vec::new();
+        for request in &requests {
+            under_way.push(begin(&counters, request).await);
+        }
+        server.thaw();
+        join_all(under_way).await.iter().map(|levels| levels[0][0].admitted).collect::<Vec<_>>()
+    });
+    assert_eq!(admitted, [true, false, true, false]);
+    assert_eq!(calls(&server), 2);
+}

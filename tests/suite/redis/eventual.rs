@@ -1,0 +1,267 @@
+//! Replicas that answer eventual rules by themselves: real processes, one Redis, the promise.
+//!
+//! Limits are by the year, so that nothing refills meanwhile. Whatever is answered by policy is refused here, so that
+//! all that is admitted was counted, leased or shared.
+//!
+//! `TOLLKEEPER_TABLE` names a file that the overshoot is written to, as a table.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tollkeeper::limit::Algorithm;
+use tollkeeper::pb::RateLimitRequest;
+use tollkeeper::pb::rate_limit_response::Code;
+use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::kit::redis::{Server, options};
+use crate::kit::test_service::{Question, store_runtime};
+use crate::kit::tollkeeper::{Tollkeeper, with_rules};
+use crate::kit::wait_for;
+
+const LIMIT: u64 = 2000;
+const OVERSHOOT: u64 = 200;
+/// So each of as many replicas has a share of 12 hits, or 6 of a bucket.
+const SLOTS: usize = 8;
+const CALLERS: usize = 48;
+
+fn algorithms() -> impl Iterator<Item = Algorithm> {
+    Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
+}
+
+fn rules() -> String {
+    let mut rules =
+        "domain: shop\ndefaults: {on_store_error: deny, consistency: eventual, max_overshoot: 10%}\ndescriptors:\n"
+            .to_owned();
+    for algorithm in algorithms() {
+        writeln!(
+            rules,
+            "  - key: {algorithm}\n    rate_limit: {{unit: year, requests_per_unit: {LIMIT}, algorithm: {algorithm}, \
+             consistency: eventual, max_overshoot: 10%}}"
+        )
+        .expect("a text grows");
+    }
+    rules
+}
+
+/// A replica, and a client of it.
+struct Replica {
+    process: Tollkeeper,
+    client: RateLimitServiceClient<Channel>,
+}
+
+impl Replica {
+    fn start(server: &Server, slots: usize) -> Self {
+        let process = with_rules(&rules())
+            .env("REDIS_SOCKET_TYPE", "tcp")
+            .env("REDIS_URL", server.address())
+            .env("TOLLKEEPER_STORE_TIMEOUT", "200ms")
+            .env("TOLLKEEPER_MAX_REPLICAS", slots.to_string())
+            .start();
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", process.grpc_port())).expect("an address");
+        let channel = store_runtime().block_on(endpoint.connect()).expect("the replica accepts");
+        Self { process, client: RateLimitServiceClient::new(channel) }
+    }
+
+    /// Offers hits one by one, by many callers at once; those admitted. A replica that ends answers no more.
+    fn offer(&self, key: &str, value: &str, hits: usize) -> u64 {
+        store_runtime().block_on(join_all([self.offering(key, value, hits)]))[0]
+    }
+
+    fn offering(&self, key: &str, value: &str, hits: usize) -> impl Future<Output = u64> + use<> {
+        self.asking(&about(key, value), hits)
+    }
+
+    fn asking(&self, question: &RateLimitRequest, hits: usize) -> impl Future<Output = u64> + use<> {
+        let callers = (0..CALLERS).map(|caller| {
+            let share = hits / CALLERS + usize::from(caller < hits % CALLERS);
+            let (mut client, question) = (self.client.clone(), question.clone());
+            tokio::spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..share {
+                    let answer = client.should_rate_limit(question.clone()).await;
+                    admitted += u64::from(answer.is_ok_and(|answer| answer.into_inner().overall_code() == Code::Ok));
+                }
+                admitted
+            })
+        });
+        let callers: Vec<_> = store_runtime().block_on(async { callers.collect() });
+        async { join_all(callers).await.into_iter().map(|admitted| admitted.expect("no caller panics")).sum() }
+    }
+}
+
+fn about(key: &str, value: &str) -> RateLimitRequest {
+    Question::new("shop").of(&[(key, value)]).0
+}
+
+fn offer_all(replicas: &[Replica], key: &str, value: &str, hits: usize) -> u64 {
+    let offers: Vec<_> = replicas.iter().map(|replica| replica.offering(key, value, hits)).collect();
+    store_runtime().block_on(join_all(offers)).into_iter().sum()
+}
+
+/// What was admitted, for whoever wants to see how far it went.
+#[derive(Default)]
+struct Table(String);
+
+impl Table {
+    /// Adds a line, and checks the promise.
+    fn row(
+        &mut self,
+        (scenario, algorithm, replicas): (&str, Algorithm, usize),
+        offered: usize,
+        admitted: u64,
+        calls: u64,
+    ) {
+        let per_thousand = calls * 1000 / offered as u64;
+        writeln!(
+            self.0,
+            "| {scenario} | {algorithm} | {replicas} | {offered} | {admitted} | {LIMIT} | {} | {per_thousand} |",
+            LIMIT + OVERSHOOT
+        )
+        .expect("a text grows");
+        assert!(admitted <= LIMIT + OVERSHOOT, "{scenario}, {algorithm}, {replicas}: {admitted}");
+    }
+
+    fn publish(&self) {
+        print!("{}", self.0);
+        if let Some(path) = env::var_os("TOLLKEEPER_TABLE") {
+            let head = "| scenario | algorithm | replicas | offered | admitted | limit | bound | calls per 1000 |\n\
+                        |---|---|---|---|---|---|---|---|\n";
+            let file = File::options().create(true).append(true).open(path);
+            let all = format!("{head}{}", self.0);
+            file.and_then(|mut file| file.write_all(all.as_bytes())).expect("the table can be written");
+        }
+    }
+}
+
+fn calls(server: &Server) -> u64 {
+    let commands = server.commands();
+    ["eval", "evalsha"].iter().filter_map(|name| commands.get(*name)).sum()
+}
+
+#[test]
+fn a_burst_on_a_cold_key_at_all_replicas_stays_within_the_promise() {
+    let mut table = Table::default();
+    for count in [1, 3, 8] {
+        let server = options().start();
+        let replicas: Vec<Replica> = (0..count).map(|_| Replica::start(&server, SLOTS)).collect();
+        for algorithm in algorithms() {
+            let each = 6000 / count;
+            let before = calls(&server);
+            let admitted = offer_all(&replicas, algorithm.name(), "burst", each);
+            table.row(("burst", algorithm, count), each * count, admitted, calls(&server) - before);
+            // What the others had leased in vain comes back.
+            let (mut offered, mut admitted, before) = (each * count, admitted, calls(&server));
+            wait_for("the limit to be reached", || {
+                offered += 2 * CALLERS;
+                admitted += replicas[0].offer(algorithm.name(), "burst", 2 * CALLERS);
+                (admitted >= LIMIT * 98 / 100).then_some(())
+            });
+            table.row(("and after it", algorithm, count), offered, admitted, calls(&server) - before);
+        }
+    }
+    table.publish();
+}
+
+#[test]
+fn all_demand_at_one_of_three_replicas_is_met() {
+    let server = options().start();
+    let replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&server, SLOTS)).collect();
+    let mut table = Table::default();
+    for algorithm in algorithms() {
+        let before = calls(&server);
+        let offered = 4000;
+        let admitted = replicas[1].offer(algorithm.name(), "skewed", offered);
+        table.row(("skewed", algorithm, 3), offered, admitted, calls(&server) - before);
+        assert!(admitted >= LIMIT * 95 / 100, "{algorithm}: {admitted}");
+    }
+    table.publish();
+    let tally = replicas[1].process.tally();
+    let count = |name: &str| tally[name].as_u64().unwrap_or_else(|| panic!("{name} in {tally}"));
+    // Three times the share of a window, and that of a bucket.
+    assert_eq!(count("admitted_from_shares"), 3 * 12 + 6);
+    assert!(count("leased") >= count("admitted_from_leases") && count("admitted_from_leases") > 0, "{tally}");
+    assert_eq!(count("slots"), SLOTS as u64, "{tally}");
+}
+
+#[test]
+fn replicas_that_crash_again_and_again_admit_no_more_than_is_promised() {
+    let server = options().start();
+    let mut table = Table::default();
+    for algorithm in algorithms() {
+        let mut admitted = 0;
+        let mut offered = 0;
+        let steady = Replica::start(&server, SLOTS);
+        for turn in 0..4 {
+            let crashing = Replica::start(&server, SLOTS);
+            let offers =
+                [steady.offering(algorithm.name(), "crash", 600), crashing.offering(algorithm.name(), "crash", 600)];
+            offered += 1200;
+            let crash = thread::spawn(move || {
+                // In the middle of its answers.
+                thread::sleep(Duration::from_millis(20 + 30 * turn));
+                drop(crashing);
+            });
+            admitted += store_runtime().block_on(join_all(offers)).into_iter().sum::<u64>();
+            crash.join().expect("it ends");
+        }
+        table.row(("crashes", algorithm, 2), offered, admitted, 0);
+    }
+    table.publish();
+}
+
+#[test]
+fn a_redis_that_is_frozen_meanwhile_changes_nothing_of_the_promise() {
+    let server = options().start();
+    let replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&server, SLOTS)).collect();
+    let mut table = Table::default();
+    for algorithm in algorithms() {
+        let key = algorithm.name();
+        let mut admitted = offer_all(&replicas, key, "frozen", 200);
+        server.freeze();
+        // Longer than a lease lives: what is asked now is answered from leases and shares, and then by policy.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(1500) {
+            admitted += offer_all(&replicas, key, "frozen", CALLERS);
+        }
+        server.thaw();
+        wait_for("Redis to decide again", || (replicas[0].offer(key, "again", 1) == 1).then_some(()));
+        admitted += offer_all(&replicas, key, "frozen", 1000);
+        table.row(("frozen", algorithm, 3), 3 * 1200, admitted, 0);
+    }
+    table.publish();
+    let tally = replicas[0].process.tally();
+    assert!(tally["decided_by_policy"]["deny"].as_u64() > Some(0), "{tally}");
+}
+
+#[test]
+fn what_is_leased_under_one_limit_is_not_given_out_under_another() {
+    let server = options().start();
+    let replica = Replica::start(&server, SLOTS);
+    let key = Algorithm::FixedWindow.name();
+    assert_eq!(replica.offer(key, "lent", 500), 500);
+    // What comes with a request counts on the same key: far fewer than were admitted, also by the year.
+    let lower = Question::new("shop").of(&[(key, "lent")]).limit(10, 6, None).0;
+    assert_eq!(store_runtime().block_on(join_all([replica.asking(&lower, 200)])), [0]);
+}
+
+#[test]
+fn a_stop_gives_back_what_was_leased() {
+    let server = options().start();
+    // So many slots that there are no shares: all that is admitted is counted.
+    let replica = Replica::start(&server, 1000);
+    let key = Algorithm::FixedWindow.name();
+    let admitted = replica.offer(key, "stop", 500);
+    assert_eq!(admitted, 500);
+    let mut process = replica.process;
+    process.signal("TERM");
+    assert!(process.wait().success());
+    let state: Vec<u8> = server.ask(&["GET", &format!("tk1:{{shop|{key}=stop}}:{key}:31536000s")]);
+    let count = u64::from_le_bytes(state[8..16].try_into().expect("two numbers"));
+    assert_eq!(count, admitted);
+}

@@ -1,0 +1,172 @@
+//! Rules that are eventually consistent, in a model of replicas and Redis: what is promised of them holds, over
+//! thousands of runs.
+//!
+//! The core of such rules asks nobody and reads no clock, so a run needs neither Redis nor time: one thread goes from
+//! event to event. Replicas have clocks of their own; messages take their time, and some are lost; Redis freezes or can
+//! not be reached; replicas come, go and crash, and hold slots while they live. What was admitted is then checked on
+//! the time line of Redis, by each kind of limit, see [`ledger`].
+//!
+//! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` looks harder: so many runs of each scene and
+//! number of replicas. `TOLLKEEPER_TABLE` names a file that what was admitted is written to, as a table.
+
+mod seeded_random;
+mod ledger;
+mod scenario;
+mod redis;
+mod replica;
+mod overload;
+mod simulation;
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+
+use tollkeeper::limit::Algorithm;
+use tollkeeper::store::redis::eventual::Usage;
+
+use self::ledger::{Worst, check};
+use self::scenario::{Plan, Scene};
+use self::simulation::{Outcome, World};
+
+/// The algorithms that can be eventual.
+const ALGORITHMS: [Algorithm; 4] =
+    [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
+
+/// Runs of each scene and number of replicas, of all algorithms together.
+fn runs() -> u64 {
+    env::var("PROPTEST_CASES").ok().and_then(|runs| runs.parse().ok()).unwrap_or(96)
+}
+
+/// What came of many runs.
+#[derive(Default)]
+struct Tally {
+    /// Of the run that overshot most.
+    worst: Option<Worst>,
+    asked: u64,
+    calls: u64,
+    usage: Usage,
+    charged: u64,
+}
+
+impl Tally {
+    fn add(&mut self, plan: &Plan, seed: u64) -> Result<(), String> {
+        let (Outcome { uses, asked, calls, .. }, usage) = World::live(plan, seed);
+        for (counters, uses) in plan.keys.iter().zip(&uses) {
+            self.charged += uses.iter().filter(|it| it.by == ledger::By::Redis).map(|it| it.hits).sum::<u64>();
+            for counted in counters.iter().filter(|counted| counted.enforced) {
+                let limit = counted.limit.lengthened(0);
+                let worst = check(&limit, uses).map_err(|what| format!("{what}, under {limit:?}"))?;
+                if self.worst.is_none_or(|most| most.overshot() < worst.overshot()) {
+                    self.worst = Some(worst);
+                }
+            }
+        }
+        (self.asked, self.calls) = (self.asked + asked, self.calls + calls);
+        self.usage.shared += usage.shared;
+        self.usage.leased += usage.leased;
+        self.usage.lent += usage.lent;
+        self.usage.returned += usage.returned;
+        Ok(())
+    }
+}
+
+/// Lives many runs of a scene, with so many replicas each; none admits more than is promised.
+fn live(scene: Scene, fleets: &[usize]) {
+    let mut table = String::new();
+    for &replicas in fleets {
+        let (mut tallies, mut failures) = (ALGORITHMS.map(|algorithm| (algorithm, Tally::default())), Vec::new());
+        for seed in 0..runs() {
+            let place = usize::try_from(seed).unwrap() % tallies.len();
+            let (algorithm, tally) = &mut tallies[place];
+            let plan = Plan::new(scene, replicas, *algorithm, seed);
+            let failed = tally.add(&plan, seed).err();
+            failures.extend(failed.map(|what| format!("{}, {replicas} replicas, run {seed}: {what}", scene.name())));
+        }
+        for (algorithm, tally) in &tallies {
+            let Tally { worst, asked, calls, usage, charged } = tally;
+            let Worst { admitted, promised, strict } = worst.expect("there are runs");
+            let (name, per) = (scene.name(), 1000 * calls / asked.max(&1));
+            let Usage { shared, leased, lent, returned } = usage;
+            let ways = format!("{charged} | {leased} | {shared} | {lent} | {returned}");
+            let parts = format!("{admitted:.3} | {promised:.3} | {strict:.3}");
+            writeln!(table, "| {name} | {replicas} | {algorithm} | {parts} | {per} | {ways} |").unwrap();
+        }
+        failures.truncate(5);
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
+        // Else nothing was seen.
+        let usages = tallies.map(|(_, tally)| tally.usage);
+        let some = |of: fn(&Usage) -> u64| usages.iter().map(of).sum::<u64>() > 0;
+        assert!(some(|it| it.shared) && some(|it| it.leased) && some(|it| it.returned), "{usages:?}");
+    }
+    publish(&table);
+}
+
+/// Adds to the table that is asked for; its lines have their columns, whichever test is first.
+fn publish(lines: &str) {
+    print!("{lines}");
+    if let Some(path) = env::var_os("TOLLKEEPER_TABLE") {
+        let file = File::options().create(true).append(true).open(path);
+        file.and_then(|mut file| file.write_all(lines.as_bytes())).expect("the table can be written");
+    }
+}
+
+#[test]
+fn the_promise_holds_under_steady_load() {
+    live(Scene::Steady, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_when_a_cold_key_is_hit_at_all_replicas() {
+    live(Scene::ColdBurst, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_when_one_replica_has_all_the_load() {
+    live(Scene::Skewed, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_around_the_end_of_a_window() {
+    live(Scene::Boundary, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_while_replicas_join_leave_and_crash() {
+    live(Scene::Churn, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_with_more_replicas_than_slots() {
+    live(Scene::Crowded, &[3, 8, 12]);
+}
+
+#[test]
+fn the_promise_holds_while_redis_freezes() {
+    live(Scene::Frozen, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_when_redis_comes_back_with_its_data() {
+    live(Scene::Unreachable, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_when_the_number_of_slots_changes_in_a_roll() {
+    live(Scene::Resized, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_with_slow_and_lost_replies() {
+    live(Scene::Slow, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_when_leases_are_left_unused() {
+    live(Scene::Unused, &[1, 3, 8]);
+}
+
+#[test]
+fn the_promise_holds_when_all_of_it_happens() {
+    live(Scene::Everything, &[1, 3, 8]);
+}

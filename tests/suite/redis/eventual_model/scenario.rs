@@ -1,0 +1,451 @@
+//! What happens in a run: descriptors, requests, delays, faults, and who comes and goes; charged from a seed.
+//!
+//! Requests come alone, in clumps, and where it matters: at a window's end, and a period after the first of them. About
+//! half of them are single hits, which fit a share; the others are as large as it takes to exceed the limit.
+
+use std::num::NonZeroU32;
+
+use smallvec::SmallVec;
+use tollkeeper::limit::{Algorithm, Consistency, Limit, LimitSpec, Overshoot, Period, Unit};
+use tollkeeper::store::redis::eventual::{self, log_beyond_us};
+use tollkeeper::store::redis::script::Counted;
+
+use super::seeded_random::Chance;
+
+const MS: u64 = 1_000;
+const S: u64 = 1_000_000;
+
+/// What a run is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scene {
+    Steady,
+    ColdBurst,
+    Skewed,
+    Boundary,
+    Churn,
+    Crowded,
+    Frozen,
+    Unreachable,
+    Resized,
+    Slow,
+    Unused,
+    Everything,
+}
+
+impl Scene {
+    /// As a table has it.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Steady => "steady load",
+            Self::ColdBurst => "burst on a cold key at all replicas",
+            Self::Skewed => "all load on one replica",
+            Self::Boundary => "around the end of a window",
+            Self::Churn => "replicas join, leave and crash",
+            Self::Crowded => "more replicas than slots",
+            Self::Frozen => "Redis frozen",
+            Self::Unreachable => "Redis unreachable, back with its data",
+            Self::Resized => "the number of slots changed in a roll",
+            Self::Slow => "slow and lost replies",
+            Self::Unused => "leases that are left unused",
+            Self::Everything => "all of this",
+        }
+    }
+
+    const fn is(self, other: Self) -> bool {
+        matches!(self, Self::Everything) || self as u8 == other as u8
+    }
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) at: u64,
+    pub(super) key: usize,
+    /// `None`: at any.
+    pub(super) replica: Option<usize>,
+    pub(super) hits: u64,
+}
+
+/// What becomes of a replica.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fate {
+    Joins,
+    /// Gives its leases back, and its slot.
+    Leaves,
+    Crashes,
+    /// Leaves, and is back at once with another number of slots.
+    Rolls(u32),
+}
+
+/// How long messages travel, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Network {
+    pub(super) usual: (u64, u64),
+    pub(super) slow: (u64, u64),
+    /// One message in so many is slow; 0: none.
+    pub(super) slow_in: u64,
+    /// One message in so many is lost; 0: none.
+    pub(super) lost_in: u64,
+    /// What is given back goes so much later.
+    pub(super) returns: (u64, u64),
+    /// The longest that a reply is waited for.
+    pub(super) timeout: u64,
+}
+
+impl Network {
+    /// Nothing is slow or lost.
+    pub(super) const fn quick(usual: (u64, u64), timeout: u64) -> Self {
+        Self { usual, slow: (0, 0), slow_in: 0, lost_in: 0, returns: (0, 0), timeout }
+    }
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) replicas: usize,
+    pub(super) slots: u32,
+    /// The live replicas, if they know how many they are.
+    pub(super) live: Option<u64>,
+    pub(super) keys: Vec<SmallVec<[Counted; 1]>>,
+    pub(super) network: Network,
+    /// Redis does nothing from one time to the other, and then all that has come.
+    pub(super) frozen: Vec<(u64, u64)>,
+    /// No message gets through.
+    pub(super) cut: Vec<(u64, u64)>,
+    pub(super) fates: Vec<(u64, usize, Fate)>,
+    pub(super) arrivals: Vec<Arrival>,
+    /// How long a claim of a slot runs.
+    pub(super) claim: u64,
+    /// What a replica may remember, in bytes.
+    pub(super) bytes: usize,
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// A limit as it is written.
+pub(super) fn limit(terms: LimitSpec, overshoot: Overshoot) -> Limit {
+    let terms = LimitSpec { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..terms };
+    Limit::new(&terms).unwrap()
+}
+
+/// A counter as Redis has it.
+pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> Counted {
+    Counted { limit: limit.lengthened(log_beyond_us(&limit)), enforced, tag }
+}
+
+/// One share of so many.
+pub(super) fn slots(count: u32) -> NonZeroU32 {
+    NonZeroU32::new(count).unwrap()
+}
+
+/// A limit of which shares are worth a few hits, which single hits can use up.
+fn small_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
+    let requests = chance.pick(&[40, 100, 200]);
+    let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
+    let overshoot = chance.pick(&[Overshoot::MilliPercent(50_000), Overshoot::Hits(requests)]);
+    limit(LimitSpec::new(algorithm, requests, period), overshoot)
+}
+
+fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
+    let requests = match algorithm {
+        // Each hit may be a record, and runs are many.
+        Algorithm::SlidingWindowLog => chance.pick(&[1, 3, 10, 40, 100, 300]),
+        _ => chance.pick(&[1, 3, 10, 40, 100, 400, 1000, 5000]),
+    };
+    let period = match chance.below(3) {
+        0 => Period::new(Unit::Second, 1),
+        1 => Period::new(Unit::Second, 10),
+        _ => Period::new(Unit::Minute, 1),
+    };
+    let overshoot = match chance.below(5) {
+        0 => Overshoot::MilliPercent(1_000),
+        1 => Overshoot::MilliPercent(5_000),
+        2 | 3 => Overshoot::MilliPercent(50_000),
+        _ => Overshoot::Hits(u32::try_from(chance.between(1, u64::from(requests))).unwrap()),
+    };
+    let bucket_size = chance.pick(&[(requests / 2).max(1), requests, 2 * requests]);
+    let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(bucket_size);
+    limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period.unwrap()) }, overshoot)
+}
+
+/// One limit as a rule, at times two, or one on trial besides.
+fn random_counters(chance: &mut Chance, algorithm: Algorithm) -> SmallVec<[Counted; 1]> {
+    const OTHERS: [Algorithm; 4] =
+        [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
+    let mut counters = SmallVec::from_iter([counted(random_limit(chance, algorithm), true, 1)]);
+    if chance.one_in(5) {
+        let other = chance.pick(&OTHERS);
+        counters.push(counted(random_limit(chance, other), !chance.one_in(4), 2));
+    }
+    counters
+}
+
+impl Plan {
+    /// A run with the algorithm as that of the first limits.
+    pub(super) fn new(scene: Scene, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
+        let mut chance = Chance::new(seed);
+        let chance = &mut chance;
+        if scene == Scene::Unused {
+            return Self::unused(replicas, algorithm, chance);
+        }
+        // The worst that can be done to shares takes a plan of its own.
+        let worst = chance.one_in(3);
+        let keys: Vec<_> = match worst {
+            true => vec![SmallVec::from_iter([counted(small_limit(chance, algorithm), true, 1)])],
+            false => (0..chance.between(1, 3)).map(|_| random_counters(chance, algorithm)).collect(),
+        };
+        let period = keys[0][0].limit.period().micros();
+        let count = replicas as u64;
+        let slots = if scene.is(Scene::Crowded) {
+            chance.between(1, (count - 1).max(1))
+        } else {
+            chance.pick(&[count, if worst { count } else { 16 }, count + 1])
+        };
+        let comes_and_goes = scene.is(Scene::Churn) || scene.is(Scene::Crowded) || scene.is(Scene::Resized);
+        let start = 1_700_000_000 * S + chance.below(period);
+        let end = start + if comes_and_goes { 6 * period } else { 7 * period / 2 };
+        let mut plan = Self {
+            replicas,
+            slots: u32::try_from(slots).unwrap(),
+            live: chance.one_in(2).then_some(count),
+            keys,
+            network: network(scene, period, chance),
+            frozen: Vec::new(),
+            cut: Vec::new(),
+            fates: Vec::new(),
+            arrivals: Vec::new(),
+            claim: if comes_and_goes { chance.pick(&[30 * S, 3 * period / 2, period / 2]) } else { 30 * S },
+            // Room for one descriptor of those that meet.
+            bytes: if chance.one_in(6) { 40_000 } else { 64 << 20 },
+            start,
+            end,
+        };
+        plan.add_faults(scene, chance);
+        plan.add_fates(scene, chance);
+        for key in 0..plan.keys.len() {
+            plan.add_arrivals(scene, key, chance);
+        }
+        if worst {
+            plan.use_shares_up(chance);
+        }
+        plan
+    }
+
+    fn add_faults(&mut self, scene: Scene, chance: &mut Chance) {
+        let period = self.keys[0][0].limit.period().micros();
+        for _ in 0..2 {
+            let from = chance.between(self.start, self.end);
+            let span = (from, from + chance.between(period / 10, 3 * period / 2));
+            if scene.is(Scene::Frozen) {
+                self.frozen.push(span);
+            }
+            let from = chance.between(self.start, self.end);
+            if scene.is(Scene::Unreachable) {
+                self.cut.push((from, from + chance.between(period / 10, 3 * period / 2)));
+            }
+        }
+    }
+
+    fn add_fates(&mut self, scene: Scene, chance: &mut Chance) {
+        let period = self.keys[0][0].limit.period().micros();
+        if scene.is(Scene::Churn) || scene.is(Scene::Crowded) {
+            for _ in 0..2 * self.replicas + 4 {
+                let (at, replica) = (chance.between(self.start, self.end), chance.place(self.replicas));
+                let goes = if chance.one_in(3) { Fate::Leaves } else { Fate::Crashes };
+                self.fates.push((at, replica, goes));
+                let pause = if chance.one_in(2) { 0 } else { chance.below(period) };
+                self.fates.push((at + pause, replica, Fate::Joins));
+            }
+        }
+        if scene.is(Scene::Resized) {
+            let next = u32::try_from(chance.between(1, 2 * u64::from(self.slots))).unwrap();
+            let (mut at, step) = (chance.between(self.start, self.start + period), chance.pick(&[10 * MS, period / 4]));
+            for replica in 0..self.replicas {
+                self.fates.push((at, replica, Fate::Rolls(next)));
+                at += chance.below(step);
+            }
+        }
+    }
+
+    fn add_arrivals(&mut self, scene: Scene, key: usize, chance: &mut Chance) {
+        let (keys, limit) = (self.keys.len() as u64, self.keys[key][0].limit);
+        let (period, requests) = (limit.period().micros(), u64::from(limit.requests_per_unit()));
+        let length = self.end - self.start;
+        let count = chance.between(60, 360) / keys + 20;
+        let periods = (length / period).max(1);
+        let demand = requests * periods * chance.pick(&[1, 3, 4, 6, 12]) / 2;
+        let large = (2 * demand / count).max(1);
+        let mut add = |at: u64, replica: Option<usize>, chance: &mut Chance| {
+            let hits = if chance.one_in(2) { 1 } else { chance.between(1, large) };
+            let replica = if scene == Scene::Skewed && !chance.one_in(50) { Some(0) } else { replica };
+            self.arrivals.push(Arrival { at, key, replica, hits });
+        };
+        let begin = self.start + if scene.is(Scene::ColdBurst) { chance.below(period.min(length / 2)) } else { 0 };
+        let edge = |chance: &mut Chance| match chance.one_in(2) {
+            true => (begin / period + chance.below(periods + 1)) * period,
+            false => begin + chance.below(periods + 1) * period - chance.below(period / 8),
+        };
+        if scene.is(Scene::ColdBurst) {
+            for place in 0..count {
+                let replica = usize::try_from(place).unwrap() % self.replicas;
+                add(begin + chance.below(10 * MS), Some(replica), chance);
+            }
+        } else {
+            add(begin, None, chance);
+        }
+        let mut left = count;
+        while left > 0 {
+            let alone = chance.one_in(3);
+            let (size, spread) = match alone {
+                true => (1, 1),
+                false => (chance.between(2, 30).min(left), chance.pick(&[5 * MS, 50 * MS, 300 * MS, 1500 * MS])),
+            };
+            let at = match scene.is(Scene::Boundary) && !chance.one_in(4) {
+                true => edge(chance).saturating_sub(chance.below(spread)),
+                false => chance.between(begin, self.end),
+            };
+            let replica = chance.one_in(4).then(|| chance.place(self.replicas));
+            for _ in 0..size {
+                add(at.max(begin) + chance.below(spread), replica, chance);
+            }
+            left -= size;
+        }
+    }
+}
+
+impl Plan {
+    /// Single hits at each replica: one to begin its period, the rest of its share at the end of that or a little
+    /// before, the next share at once, another a period later; then more than the limit.
+    fn use_shares_up(&mut self, chance: &mut Chance) {
+        let limit = self.keys[0][0].limit;
+        let period = limit.period().micros();
+        let share = replica_share(&self.keys[0], self.slots);
+        let late = chance.between(MS, period / 20);
+        // The end of a window, or no particular time.
+        let window = (self.start / period + 1) * period;
+        let ends = if chance.one_in(4) { self.start + chance.below(period) + period } else { window + late };
+        let begin = ends.max(self.start + period) - period;
+        let again = chance.pick(&[period, period, period - 2 * MS, period / 10 * 9, period / 2]);
+        // Nobody else asks before.
+        self.arrivals.retain(|it| it.at > begin + 2 * period + late);
+        let (requests, replicas) = (u64::from(limit.requests_per_unit()), self.replicas as u64);
+        for replica in 0..self.replicas {
+            let mut add = |at: u64, hits: u64| {
+                self.arrivals.push(Arrival { at, key: 0, replica: Some(replica), hits });
+            };
+            let first = begin + chance.below(late / 2);
+            add(first, 1);
+            for _ in 1..share {
+                add(first + again - 1 - chance.below(MS / 2), 1);
+            }
+            for after in [again, 2 * again] {
+                for _ in 0..share {
+                    add(first + after + chance.below(MS / 2), 1);
+                }
+            }
+            let then = if again == period && chance.one_in(2) { again } else { 2 * again };
+            for _ in 0..2 * requests / replicas {
+                add(first + then + late + chance.below(period / 4), chance.between(1, 2));
+            }
+        }
+        self.end = self.end.max(begin + 4 * period);
+    }
+
+    /// Demand that can not be met brings leases that nobody uses; when they end, or a little before or after, more than
+    /// the limit is asked for, while they are given back, and again a period later.
+    fn unused(replicas: usize, algorithm: Algorithm, chance: &mut Chance) -> Self {
+        let requests = chance.pick(&[100, 200]);
+        let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
+        let overshoot = Overshoot::MilliPercent(chance.pick(&[1_000, 5_000, 20_000]));
+        let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(requests * chance.pick(&[1, 2]));
+        let limit = limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period) }, overshoot);
+        let (period, most) = (period.micros(), u64::from(limit.capacity()));
+        let returns = chance.pick(&[(0, 0), (0, 30 * MS), (100 * MS, 170 * MS), (700 * MS, S)]);
+        let window = 1_700_000_000 * S / period * period;
+        let start = window + if chance.one_in(2) { 0 } else { chance.below(period) };
+        let mut plan = Self {
+            replicas,
+            slots: 16,
+            live: Some(1),
+            keys: vec![SmallVec::from_iter([counted(limit, true, 1)])],
+            network: Network { returns, ..Network::quick((100, 300), S) },
+            frozen: Vec::new(),
+            cut: Vec::new(),
+            fates: Vec::new(),
+            arrivals: Vec::new(),
+            claim: 30 * S,
+            bytes: 64 << 20,
+            start,
+            end: start + 8 * period,
+        };
+        let life = eventual::LocalBudget::of(&plan.keys[0], slots(16)).unwrap().life_us;
+        if chance.one_in(2) {
+            plan.leave_in_a_chain(life, most, chance);
+            return plan;
+        }
+        for round in 0..3 {
+            // The leases are taken 46 ms after that.
+            let begin = start + (2 * round + 1) * period - chance.pick(&[50 * MS, 100 * MS, 300 * MS]);
+            plan.charge_in_vain(begin, most, chance);
+            let leased = begin + 46 * MS;
+            let ends = leased + chance.pick(&[life / 10 * 9, life / 10 * 19, life + 5 * MS, life + returns.0]);
+            plan.ask_for(2 * most, (ends, 3 * MS), chance);
+            plan.ask_for(most, (ends, returns.1 + 50 * MS), chance);
+            plan.ask_for(2 * most, (leased + period + chance.pick(&[0, life]), 100 * MS), chance);
+        }
+        plan
+    }
+
+    /// Before the last lease is given back the next is charged, and so on; when much of a period has passed, more than
+    /// the limit is asked for, and again when the first of them is forgotten.
+    fn leave_in_a_chain(&mut self, life: u64, most: u64, chance: &mut Chance) {
+        let period = self.keys[0][0].limit.period().micros();
+        let steps = chance.between(2, 16);
+        let (mut at, begin) = (self.start, self.start);
+        for _ in 0..steps {
+            self.charge_in_vain(at, most, chance);
+            at += life.max(50 * MS) + chance.below(30 * MS);
+        }
+        let pause = chance.pick(&[0, life / 2, life + 5 * MS]);
+        self.ask_for(2 * most, (at + pause, 5 * MS), chance);
+        self.ask_for(2 * most, (begin + period + life, at - begin), chance);
+    }
+
+    /// At each replica charges that never pass, and then one that does.
+    fn charge_in_vain(&mut self, begin: u64, most: u64, chance: &mut Chance) {
+        for replica in 0..self.replicas {
+            for step in 0..6 {
+                let at = begin + step * 9 * MS + chance.below(MS);
+                let hits = if step == 5 { 1 } else { most + 1 };
+                self.arrivals.push(Arrival { at, key: 0, replica: Some(replica), hits });
+            }
+        }
+    }
+
+    /// Few hits at a time, at all replicas, over a span from a time on.
+    fn ask_for(&mut self, hits: u64, (from, span): (u64, u64), chance: &mut Chance) {
+        for _ in 0..hits / 2 {
+            let (at, hits) = (from + chance.below(span), chance.between(1, 3));
+            self.arrivals.push(Arrival { at, key: 0, replica: None, hits });
+        }
+    }
+}
+
+fn replica_share(counters: &[Counted], count: u32) -> u64 {
+    eventual::LocalBudget::of(counters, slots(count)).unwrap().share
+}
+
+fn network(scene: Scene, period: u64, chance: &mut Chance) -> Network {
+    let usual = chance.pick(&[(100, 300), (200, 2 * MS), (MS, 6 * MS)]);
+    match scene.is(Scene::Slow) {
+        true => Network {
+            usual,
+            slow: (20 * MS, chance.pick(&[60 * MS, 1500 * MS, 3 * period / 2])),
+            slow_in: chance.between(2, 20),
+            lost_in: chance.pick(&[0, 20]),
+            returns: (0, 0),
+            timeout: chance.pick(&[15 * MS, 100 * MS, 4 * period]),
+        },
+        false => Network::quick(usual, chance.pick(&[15 * MS, S])),
+    }
+}

@@ -1,0 +1,478 @@
+//! A run: replicas, the messages between them and Redis, and time that goes from one event to the next.
+//!
+//! What the processes do about [`Eventual`] is done here as they do it: a charge that is not admitted here goes out with
+//! a lease, or waits for the call that is in flight, and is tried again when that is over.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::clock::Time;
+use tollkeeper::request::Hits;
+use tollkeeper::store::redis::eventual::{Admission, Lent, Moment, Report, Usage};
+use tollkeeper::store::redis::script::{ChargeCommand, MOST_DRAWS};
+
+use super::ledger::{By, Use};
+use super::redis::{ChargeResults, Redis, States};
+use super::replica::{Hold, Replica};
+use super::scenario::{Fate, Plan};
+use super::seeded_random::Chance;
+
+/// Ended leases are looked for so often, in microseconds.
+const OFTEN: u64 = 20_000;
+
+/// What came of a run.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// For each key, in order of time.
+    pub(super) uses: Vec<Vec<Use>>,
+    /// Requests.
+    pub(super) asked: u64,
+    /// Calls to Redis, returns included.
+    pub(super) calls: u64,
+    /// Calls that gave something back.
+    pub(super) returns: u64,
+}
+
+/// A process of a replica.
+#[derive(Clone, Copy, Debug)]
+struct Who {
+    replica: usize,
+    life: u32,
+}
+
+#[derive(Debug)]
+enum Event {
+    /// The next request.
+    Arrives(usize),
+    /// A message is at Redis.
+    Reaches(Who, Message),
+    /// A reply has come.
+    Hears(Who, Reply),
+    /// A call was waited for long enough.
+    GivesUp(Who, usize, u64),
+    /// A lease is over.
+    Ends(Who, usize, Lent),
+    /// A claim is to be renewed.
+    Beats(Who),
+    Fate(usize),
+}
+
+#[derive(Debug)]
+enum Message {
+    Call(Call),
+    Return(usize, ChargeCommand),
+    Claim { sent: Instant },
+    Leave,
+}
+
+#[derive(Debug)]
+struct Call {
+    key: usize,
+    number: u64,
+    commands: Vec<ChargeCommand>,
+    sent: Instant,
+    lent: u64,
+}
+
+#[derive(Debug)]
+enum Reply {
+    Call(Call, (Vec<ChargeResults>, States), Time),
+    Claim { sent: Instant, before: Option<Time>, now: Time },
+}
+
+/// An event and when it is due; of those at one time, in order.
+#[derive(Debug)]
+struct Due(u64, u64, Event);
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.0, self.1) == (other.0, other.1)
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.0, self.1).cmp(&(other.0, other.1))
+    }
+}
+
+/// A run under way.
+pub(super) struct World<'p> {
+    plan: &'p Plan,
+    chance: Chance,
+    /// The true time, which is that of Redis, in microseconds.
+    now: u64,
+    due: BinaryHeap<Reverse<Due>>,
+    serial: u64,
+    redis: Redis,
+    replicas: Vec<Replica>,
+    outcome: Outcome,
+    /// What the processes that are gone had counted.
+    pub(super) usage: Usage,
+}
+
+impl<'p> World<'p> {
+    /// Lives a run from its beginning to its end.
+    pub(super) fn live(plan: &'p Plan, seed: u64) -> (Outcome, Usage) {
+        let mut chance = Chance::new(!seed);
+        let began = Instant::now();
+        let replicas = (0..plan.replicas).map(|_| {
+            // Each has a monotonic clock of its own.
+            let base = began + Duration::from_micros(chance.below(1 << 40));
+            Replica::new(base, plan.bytes, plan.keys.len())
+        });
+        let replicas = replicas.collect();
+        let mut world = Self {
+            plan,
+            chance,
+            now: plan.start,
+            due: BinaryHeap::new(),
+            serial: 0,
+            redis: Redis::new(&plan.keys),
+            replicas,
+            outcome: Outcome { uses: vec![Vec::new(); plan.keys.len()], ..Outcome::default() },
+            usage: Usage::default(),
+        };
+        for replica in 0..plan.replicas {
+            world.begin(replica, plan.slots);
+        }
+        for (number, arrival) in plan.arrivals.iter().enumerate() {
+            world.at(arrival.at, Event::Arrives(number));
+        }
+        for (number, (at, ..)) in plan.fates.iter().enumerate() {
+            world.at(*at, Event::Fate(number));
+        }
+        // What is under way at the end may still come.
+        while let Some(Reverse(Due(at, _, event))) = world.due.pop() {
+            world.now = at;
+            world.happens(event);
+        }
+        for replica in 0..plan.replicas {
+            world.gone(replica);
+        }
+        for uses in &mut world.outcome.uses {
+            uses.sort_by_key(|it| it.at);
+        }
+        (world.outcome, world.usage)
+    }
+
+    fn at(&mut self, at: u64, event: Event) {
+        self.serial += 1;
+        self.due.push(Reverse(Due(at, self.serial, event)));
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Arrives(number) => self.arrives(number),
+            Event::Reaches(who, message) => self.reaches(who, message),
+            Event::Hears(who, reply) => self.hears(who, reply),
+            Event::GivesUp(who, key, number) => {
+                if self.is(who) && self.replicas[who.replica].keys[key].call == Some(number) {
+                    self.is_over(who.replica, key);
+                }
+            }
+            Event::Ends(who, key, lent) => self.ends(who, key, lent),
+            Event::Beats(who) => self.beats(who),
+            Event::Fate(number) => {
+                let (_, replica, fate) = self.plan.fates[number];
+                self.befalls(replica, fate);
+            }
+        }
+    }
+
+    fn is(&self, who: Who) -> bool {
+        let replica = &self.replicas[who.replica];
+        replica.alive && replica.life == who.life
+    }
+
+    fn who(&self, replica: usize) -> Who {
+        Who { replica, life: self.replicas[replica].life }
+    }
+
+    /// The monotonic clock of a replica.
+    fn instant(&self, replica: usize) -> Instant {
+        self.replicas[replica].base + Duration::from_micros(self.now - self.plan.start)
+    }
+
+    fn moment(&self, replica: usize, key: usize, again: bool) -> Moment {
+        let (at, it) = (self.instant(replica), &self.replicas[replica]);
+        let now = Time::from_micros(self.now.saturating_add_signed(it.ahead));
+        Moment { at, now, may_share: it.may_share(key, at, self.plan.claim), again }
+    }
+
+    // What replicas do.
+
+    fn arrives(&mut self, number: usize) {
+        let arrival = self.plan.arrivals[number];
+        let replica = match arrival.replica {
+            Some(replica) => replica,
+            None => self.chance.place(self.plan.replicas),
+        };
+        if !self.replicas[replica].alive {
+            return;
+        }
+        self.outcome.asked += 1;
+        if self.chance.one_in(20) {
+            let turn = self.chance.place(2);
+            self.replicas[replica].eventual.sweep(self.instant(replica), turn, 2);
+        }
+        let key = arrival.key;
+        let ask = ChargeRequest::new(Hits::Charge(arrival.hits), 0);
+        let command = ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: None };
+        match self.admit(replica, key, &command, false) {
+            Some(ahead) => {
+                if ahead && self.replicas[replica].keys[key].call.is_none() {
+                    self.lead(replica, key, Vec::new());
+                }
+            }
+            None if self.replicas[replica].keys[key].call.is_some() => {
+                let until = self.now + self.plan.network.timeout;
+                self.replicas[replica].keys[key].waiting.push_back((command, until));
+            }
+            None => self.lead(replica, key, vec![command]),
+        }
+    }
+
+    /// Whether a charge is admitted here, and then whether it is time for the next lease.
+    fn admit(&mut self, replica: usize, key: usize, command: &ChargeCommand, again: bool) -> Option<bool> {
+        let moment = self.moment(replica, key, again);
+        let it = &self.replicas[replica];
+        let before = it.eventual.usage();
+        let Admission::Here { ahead, .. } = it.eventual.admit(&it.lendings[key], command, moment) else { return None };
+        let after = it.eventual.usage();
+        let Hits::Charge(hits) = command.ask.hits else { unreachable!("all take") };
+        let by = if after.shared > before.shared { By::Share } else { By::Lease };
+        assert_eq!(after.shared - before.shared + after.leased - before.leased, hits, "what is counted");
+        self.outcome.uses[key].push(Use { at: self.now, hits, by });
+        Some(ahead)
+    }
+
+    /// Sends a call, and when it is over those for what waits.
+    fn lead(&mut self, replica: usize, key: usize, commands: Vec<ChargeCommand>) {
+        if !self.calls(replica, key, commands) {
+            self.is_over(replica, key);
+        }
+    }
+
+    /// Sends a call with a lease, as demand asks for it; whether there is something to send.
+    fn calls(&mut self, replica: usize, key: usize, mut commands: Vec<ChargeCommand>) -> bool {
+        let sent = self.instant(replica);
+        let live = match self.plan.live {
+            Some(live) => live,
+            None => self.chance.between(1, 2 * self.plan.replicas as u64),
+        };
+        let it = &self.replicas[replica];
+        let lent = it.eventual.lease(&it.lendings[key], sent, live);
+        if lent > 0 {
+            let ask = ChargeRequest::new(Hits::Charge(lent), 0);
+            commands.push(ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: None });
+        }
+        if commands.is_empty() {
+            return false;
+        }
+        self.outcome.calls += 1;
+        self.serial += 1;
+        let (who, number) = (self.who(replica), self.serial);
+        self.replicas[replica].keys[key].call = Some(number);
+        self.at(self.now + self.plan.network.timeout, Event::GivesUp(who, key, number));
+        self.send(who, Message::Call(Call { key, number, commands, sent, lent }));
+        true
+    }
+
+    fn is_over(&mut self, replica: usize, key: usize) {
+        loop {
+            let now = self.now;
+            let queue = &mut self.replicas[replica].keys[key];
+            queue.call = None;
+            queue.waiting.retain(|(_, until)| *until >= now);
+            if queue.waiting.is_empty() {
+                return;
+            }
+            let count = queue.waiting.len().min(MOST_DRAWS);
+            let batch: Vec<ChargeCommand> = queue.waiting.drain(..count).map(|(command, _)| command).collect();
+            let left: Vec<ChargeCommand> =
+                batch.into_iter().filter(|command| self.admit(replica, key, command, true).is_none()).collect();
+            if !left.is_empty() {
+                self.calls(replica, key, left);
+                return;
+            }
+        }
+    }
+
+    fn hears(&mut self, who: Who, reply: Reply) {
+        if !self.is(who) {
+            return;
+        }
+        match reply {
+            Reply::Call(call, (levels, states), now) => self.hears_of_call(who, call, (levels, states), now),
+            Reply::Claim { sent, before, now } => {
+                let at = self.instant(who.replica);
+                let hold = &mut self.replicas[who.replica].hold;
+                if hold.is_none_or(|hold| hold.sent < sent) {
+                    *hold = before.map(|before| Hold { sent, before, told: (now, at) });
+                }
+            }
+        }
+    }
+
+    fn hears_of_call(&mut self, who: Who, call: Call, (mut levels, states): (Vec<ChargeResults>, States), now: Time) {
+        let Call { key, number, mut commands, sent, lent } = call;
+        let plan = self.plan;
+        let passed = |levels: &ChargeResults| {
+            levels.iter().zip(&plan.keys[key]).all(|(level, it)| level.admitted || !it.enforced)
+        };
+        let lease = (lent > 0).then(|| (commands.pop(), levels.pop())).and_then(|(_, levels)| levels);
+        if self.replicas[who.replica].keys[key].call != Some(number) {
+            // It was given up: nobody hears what came of it.
+            return;
+        }
+        for (command, _) in commands.iter().zip(&levels).filter(|(_, levels)| passed(levels)) {
+            let Hits::Charge(hits) = command.ask.hits else { unreachable!("all take") };
+            self.outcome.uses[key].push(Use { at: now.as_micros(), hits, by: By::Redis });
+        }
+        let lent = if lease.as_ref().is_some_and(passed) { lent } else { 0 };
+        let it = &mut self.replicas[who.replica];
+        if let Some(lent) = it.eventual.heard(&it.lendings[key], Report { sent, now, states, lent }) {
+            it.out.push((key, lent));
+            let end = u64::try_from(lent.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
+            let looked = end.max(self.now) + self.chance.below(OFTEN);
+            self.at(looked, Event::Ends(who, key, lent));
+        }
+        self.is_over(who.replica, key);
+    }
+
+    fn ends(&mut self, who: Who, key: usize, lent: Lent) {
+        if !self.is(who) {
+            return;
+        }
+        let it = &mut self.replicas[who.replica];
+        it.out.retain(|(_, other)| other.serial != lent.serial);
+        let left = it.eventual.collect(it.lendings[key].id, lent.serial).saturating_sub(lent.less);
+        let Some(until) = lent.until.filter(|_| left > 0) else { return };
+        let ask = ChargeRequest::new(Hits::Refund(left), 0);
+        let command = ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: Some(until) };
+        self.outcome.calls += 1;
+        self.outcome.returns += 1;
+        self.send(who, Message::Return(key, command));
+    }
+
+    fn beats(&mut self, who: Who) {
+        if !self.is(who) || self.now > self.plan.end {
+            return;
+        }
+        let sent = self.instant(who.replica);
+        self.send(who, Message::Claim { sent });
+        self.at(self.now + self.plan.claim / 3, Event::Beats(who));
+    }
+
+    // What becomes of replicas.
+
+    fn befalls(&mut self, replica: usize, fate: Fate) {
+        match (fate, self.replicas[replica].alive) {
+            (Fate::Joins, false) => self.begin(replica, self.replicas[replica].slots),
+            (Fate::Crashes, true) => self.gone(replica),
+            (Fate::Leaves, true) => self.leaves(replica),
+            (Fate::Rolls(count), alive) => {
+                if alive {
+                    self.leaves(replica);
+                }
+                self.begin(replica, count);
+            }
+            (Fate::Joins, true) | (Fate::Crashes | Fate::Leaves, false) => {}
+        }
+    }
+
+    fn begin(&mut self, replica: usize, count: u32) {
+        const WRONG: u64 = 600_000_000;
+        let ahead = i64::try_from(self.chance.below(2 * WRONG)).unwrap() - i64::try_from(WRONG).unwrap();
+        let it = &mut self.replicas[replica];
+        it.ahead = ahead;
+        it.begin(&self.plan.keys, count, self.plan.bytes);
+        self.beats(self.who(replica));
+    }
+
+    fn leaves(&mut self, replica: usize) {
+        let who = self.who(replica);
+        for (key, lent) in std::mem::take(&mut self.replicas[replica].out) {
+            self.ends(who, key, lent);
+        }
+        self.gone(replica);
+        self.send(who, Message::Leave);
+    }
+
+    fn gone(&mut self, replica: usize) {
+        let it = &mut self.replicas[replica];
+        if std::mem::replace(&mut it.alive, false) {
+            let usage = it.eventual.usage();
+            self.usage.shared += usage.shared;
+            self.usage.leased += usage.leased;
+            self.usage.lent += usage.lent;
+            self.usage.returned += usage.returned;
+        }
+    }
+
+    // Messages, and Redis.
+
+    fn is_in(&self, spans: &[(u64, u64)]) -> Option<u64> {
+        spans.iter().filter(|(from, to)| (*from..*to).contains(&self.now)).map(|(_, to)| *to).max()
+    }
+
+    /// When what is sent now will be there; `None`: it is lost.
+    fn travel(&mut self) -> Option<u64> {
+        let network = self.plan.network;
+        let lost = network.lost_in > 0 && self.chance.one_in(network.lost_in);
+        if lost || self.is_in(&self.plan.cut).is_some() {
+            return None;
+        }
+        let slow = network.slow_in > 0 && self.chance.one_in(network.slow_in);
+        let (least, most) = if slow { network.slow } else { network.usual };
+        Some(self.now + self.chance.between(least, most))
+    }
+
+    fn send(&mut self, who: Who, message: Message) {
+        if let Some(at) = self.travel() {
+            let (least, most) = if let Message::Return(..) = message { self.plan.network.returns } else { (0, 0) };
+            let at = at + self.chance.between(least, most);
+            self.at(at, Event::Reaches(who, message));
+        }
+    }
+
+    fn reaches(&mut self, who: Who, message: Message) {
+        if let Some(thaws) = self.is_in(&self.plan.frozen) {
+            return self.at(thaws, Event::Reaches(who, message));
+        }
+        let (now, owner) = (Time::from_micros(self.now), (who.replica as u64 + 1) << 32 | u64::from(who.life));
+        let reply = match message {
+            Message::Call(call) => {
+                let found = self.redis.charge(call.key, &call.commands, now);
+                Some(Reply::Call(call, found, now))
+            }
+            Message::Return(key, command) => {
+                self.redis.charge(key, &[command], now);
+                None
+            }
+            Message::Claim { sent } => {
+                let slots = &mut self.redis.slots;
+                let count = usize::try_from(self.replicas[who.replica].slots).unwrap();
+                Some(Reply::Claim { sent, before: slots.claim(owner, count, (now, self.plan.claim)), now })
+            }
+            Message::Leave => {
+                self.redis.slots.leave(owner, now);
+                None
+            }
+        };
+        if let Some((reply, at)) = reply.zip(self.travel()) {
+            self.at(at, Event::Hears(who, reply));
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! A caller that asks a tollkeeper at a steady rate and judges each answer as Envoy would: within 20 ms or not at all.
+//!
+//! It asks under one rule for each policy of `on_store_error`, made so that every answer shows whether Redis or the
+//! policy gave it. Calls go out when they are due, whether earlier ones were answered or not.
+//!
+//! How much of the machine the suite gets is nobody's contract. So each call has a twin, sent at the same time to a
+//! tollkeeper whose Redis is well: where that answer took long, the machine did, and calls of that time are not judged.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tokio::time::{MissedTickBehavior, interval};
+use tollkeeper::pb::RateLimitResponse;
+use tollkeeper::pb::rate_limit_response::Code;
+use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code as Status, Request};
+
+use crate::kit::grpc::question;
+use crate::kit::redis::{Server, options};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+
+/// One rule for each policy, named after it. Half of the limit is local with two replicas.
+const RULES: &str = "domain: faults
+descriptors:
+  - {key: deny, rate_limit: {unit: day, requests_per_unit: 1000000, on_store_error: deny}}
+  - {key: local, rate_limit: {unit: day, requests_per_unit: 1000000, on_store_error: local}}
+  - {key: allow, rate_limit: {unit: day, requests_per_unit: 1000000, on_store_error: allow}}
+  - {key: error, rate_limit: {unit: day, requests_per_unit: 1000000, on_store_error: error}}
+";
+const KEYS: [&str; 4] = ["deny", "local", "allow", "error"];
+const LIMIT: u32 = 1_000_000;
+
+/// Different values of each key: enough for all shards.
+const VALUES: usize = 40;
+/// Between two calls: 150 a second.
+const PACE: Duration = Duration::from_micros(6_667);
+/// What a charge waits for Redis, or little less.
+const WAITED: Duration = Duration::from_millis(14);
+/// What Envoy waits.
+const DEADLINE: Duration = Duration::from_millis(20);
+/// A twin that takes longer was disturbed,
+const CALM: Duration = Duration::from_millis(8);
+/// and so were calls so close to it in number.
+const NEAR: usize = 4;
+/// Redis is back when so many calls in a row are strict, but for what the machine's noise costs.
+const RUN: usize = 30;
+/// A server that is able again is used again within this time.
+const BACK: Duration = Duration::from_secs(2);
+
+/// How long calls that are not disturbed are waited for: a machine may be busy for minutes.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A tollkeeper with the rules that a [`Load`] asks about, to be told where Redis is.
+pub(super) fn with_policies() -> Setup {
+    with_rules(RULES).env("TOLLKEEPER_REPLICAS", "2")
+}
+
+/// The part of the keys of call number `number` in Redis that says in which slot they are.
+pub(super) fn tag(number: usize) -> String {
+    format!("{{faults|{}={}}}", KEYS[number % KEYS.len()], value(number))
+}
+
+/// The parts of the keys of all counters.
+pub(super) fn tags() -> impl Iterator<Item = String> {
+    (0..KEYS.len() * VALUES).map(tag)
+}
+
+fn value(number: usize) -> usize {
+    number / KEYS.len() % VALUES
+}
+
+/// Who gave an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Strict,
+    Policy,
+    /// Nobody, in time.
+    Late,
+    /// Neither could have.
+    Wrong(String),
+}
+
+#[derive(Clone, Debug)]
+struct Call {
+    number: usize,
+    sent: Instant,
+    took: Duration,
+    verdict: Verdict,
+    /// The machine was slow then.
+    disturbed: bool,
+}
+
+/// A caller at work; it stops when dropped.
+pub(super) struct Load {
+    calls: Arc<Mutex<Vec<Call>>>,
+    stop: Arc<AtomicBool>,
+    worker: Option<JoinHandle<()>>,
+    _twin: (Tollkeeper, Server),
+}
+
+impl Load {
+    /// Begins to ask.
+    pub(super) fn on(tollkeeper: &Tollkeeper) -> Self {
+        let (calls, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let well = options().start();
+        let twin = with_policies().env("REDIS_URL", well.address()).start();
+        let targets = [tollkeeper, &twin].map(|asked| format!("http://127.0.0.1:{}", asked.grpc_port()));
+        let (noted, stopped) = (Arc::clone(&calls), Arc::clone(&stop));
+        let worker = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime can be built").block_on(ask_on(targets, noted, &stopped));
+        });
+        Self { calls, stop, worker: Some(worker), _twin: (twin, well) }
+    }
+
+    /// Begins to ask and waits until all is strict.
+    pub(super) fn strict_on(tollkeeper: &Tollkeeper) -> Self {
+        let load = Self::on(tollkeeper);
+        load.back_since(Instant::now());
+        load
+    }
+
+    /// Waits until so many more calls are over that were not disturbed.
+    pub(super) fn pass(&self, calls: usize) {
+        let began = Instant::now();
+        wait_for("calls to be over", || (self.judged(began).len() >= calls).then_some(()));
+    }
+
+    /// Lets a fault happen, from its begin until the store is able again, and then waits until all is strict again.
+    pub(super) fn through(&self, name: &str, fault: impl FnOnce(&Self)) -> Seen {
+        self.back_since(Instant::now());
+        let began = Instant::now();
+        fault(self);
+        let able = Instant::now();
+        self.seen(name, began, able)
+    }
+
+    /// As [`Load::through`], but the store has not been there since the first call.
+    pub(super) fn appears(&self, name: &str, appear: impl FnOnce()) -> Seen {
+        let began = self.calls()[0].sent;
+        appear();
+        self.seen(name, began, Instant::now())
+    }
+
+    fn seen(&self, name: &str, began: Instant, able: Instant) -> Seen {
+        let back = self.back_since(able);
+        let of_it = |call: &Call| call.sent >= began && call.sent <= back;
+        let all = self.calls().iter().filter(|call| of_it(call)).count();
+        let calls: Vec<Call> = self.judged(began).into_iter().filter(of_it).collect();
+        let disturbed = all - calls.len();
+        let until_back = calls.iter().filter(|call| call.sent > able).count();
+        let back = PACE * u32::try_from(until_back).expect("calls are few");
+        Seen { name: name.to_owned(), calls, disturbed, able, back }
+    }
+
+    /// When the first call after `since` was sent from which on all is strict.
+    fn back_since(&self, since: Instant) -> Instant {
+        wait_for("all to be strict", || {
+            let calls = self.judged(since);
+            let strict = |calls: &[Call]| calls.iter().filter(|call| call.verdict == Verdict::Strict).count();
+            let run = calls.windows(RUN).find(|run| run[0].verdict == Verdict::Strict && strict(run) * 10 >= RUN * 8);
+            // The first waits for no call: what the store did before the next one was due is not known.
+            run.map(|run| if run[0].number == calls[0].number { since } else { run[0].sent })
+        })
+    }
+
+    /// Calls that are over and were not disturbed, in order.
+    fn judged(&self, begin: Instant) -> Vec<Call> {
+        let mut calls: Vec<Call> = self.calls().iter().filter(|call| call.sent >= begin).cloned().collect();
+        calls.sort_by_key(|call| call.number);
+        let disturbed: Vec<usize> = calls.iter().filter(|call| call.disturbed).map(|call| call.number).collect();
+        let is_near = |number: usize| {
+            let next = disturbed.partition_point(|other| *other + NEAR < number);
+            disturbed.get(next).is_some_and(|other| *other <= number + NEAR)
+        };
+        calls.retain(|call| !is_near(call.number));
+        calls
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Vec<Call>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(worker) = self.worker.take() {
+            // It panicked if the tollkeeper could not be reached, and has said so.
+            let _ = worker.join();
+        }
+    }
+}
+
+async fn ask_on([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call>>>, stop: &AtomicBool) {
+    let endpoint = |target| Endpoint::from_shared(target).expect("the target is valid");
+    let channel = endpoint(target).connect().await.expect("the tollkeeper accepts");
+    let twin = endpoint(twin).connect().await.expect("its twin accepts");
+    let mut due = interval(PACE);
+    due.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    for number in 0.. {
+        due.tick().await;
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let (channel, twin, calls) = (channel.clone(), twin.clone(), Arc::clone(&calls));
+        tokio::spawn(async move {
+            let (mut call, twin) = tokio::join!(ask(channel, number), ask(twin, number));
+            call.disturbed = twin.took > CALM || twin.verdict != Verdict::Strict;
+            calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+        });
+    }
+}
+
+async fn ask(channel: Channel, number: usize) -> Call {
+    let value = value(number).to_string();
+    let mut request = Request::new(question("faults", &[(KEYS[number % KEYS.len()], &value)]));
+    request.set_timeout(DEADLINE);
+    let sent = Instant::now();
+    let answer = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
+    let took = sent.elapsed();
+    let verdict = match answer {
+        Ok(answer) => judge(KEYS[number % KEYS.len()], answer.get_ref()),
+        Err(status) if matches!(status.code(), Status::Cancelled | Status::DeadlineExceeded) => Verdict::Late,
+        Err(status) if status.code() == Status::Unavailable && KEYS[number % KEYS.len()] == "error" => Verdict::Policy,
+        Err(status) => Verdict::Wrong(status.to_string()),
+    };
+    Call { number, sent, took, verdict, disturbed: false }
+}
+
+/// Whom an answer is from. What is left of half the limit is local; the other policies that pass know no limit.
+fn judge(key: &str, answer: &RateLimitResponse) -> Verdict {
+    let status = &answer.statuses[0];
+    let limit = status.current_limit.as_ref().map(|limit| limit.requests_per_unit);
+    match (key, answer.overall_code(), limit) {
+        ("local", Code::Ok, Some(LIMIT)) if status.limit_remaining < LIMIT / 2 => Verdict::Policy,
+        ("deny", Code::OverLimit, _) | ("allow", Code::Ok, None) => Verdict::Policy,
+        (_, Code::Ok, Some(LIMIT)) => Verdict::Strict,
+        _ => Verdict::Wrong(format!("{key}: {answer:?}")),
+    }
+}
+
+/// What callers saw of a fault.
+#[derive(Debug)]
+pub(super) struct Seen {
+    name: String,
+    /// From the begin of the fault until all was strict again, those aside that were disturbed.
+    calls: Vec<Call>,
+    disturbed: usize,
+    /// When the store was able again.
+    able: Instant,
+    /// How long it took from then, in time that the machine did not take.
+    back: Duration,
+}
+
+impl Seen {
+    /// Holds it against the contract, and adds it to the table of faults, if one is asked for.
+    pub(super) fn expect_calm(self) -> Self {
+        self.note();
+        let wrong = self.calls.iter().find_map(|call| match &call.verdict {
+            Verdict::Wrong(what) => Some(what),
+            _ => None,
+        });
+        assert_eq!(wrong, None, "{}: an answer that nobody may give", self.name);
+        assert!(
+            self.in_time() >= 95.0 - self.doubt(),
+            "{}: answers within {DEADLINE:?}: {:.1} %",
+            self.name,
+            self.in_time()
+        );
+        assert!(self.back <= BACK, "{}: strict again only after {:?}", self.name, self.back);
+        self
+    }
+
+    /// That policy answered most calls while it lasted, and nobody was strict by chance.
+    pub(super) fn expect_by_policy(self) -> Self {
+        let share = self.share(&Verdict::Policy, |_| true);
+        assert!(share >= 50.0, "{}: answered by policy: {share:.1} %", self.name);
+        self
+    }
+
+    /// That most calls waited for nothing while it lasted: a breaker was open.
+    pub(super) fn expect_not_waited_for(self) -> Self {
+        let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.able).collect();
+        let waited = during.iter().filter(|call| call.took >= WAITED).count();
+        let share = percent(waited, during.len());
+        assert!(share <= 30.0 + self.doubt(), "{}: waited {WAITED:?} and more: {share:.1} %", self.name);
+        self
+    }
+
+    /// Whether policy answered most calls on these keys, by their tag, while it lasted.
+    pub(super) fn is_mostly_by_policy(&self, of: impl Fn(&str) -> bool) -> bool {
+        self.share(&Verdict::Policy, |call| of(&tag(call.number))) >= 50.0
+    }
+
+    /// That so many percent of the calls on these keys, by their tag, were strict while it lasted.
+    pub(super) fn expect_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
+        let share = self.share(&Verdict::Strict, |call| of(&tag(call.number)));
+        assert!(share >= percent - self.doubt(), "{}: strict: {share:.1} %", self.name);
+        self
+    }
+
+    /// Percent to allow: where the machine disturbed many calls, it disturbed some of the others too.
+    fn doubt(&self) -> f64 {
+        match self.disturbed * 2 / self.calls.len().max(1) {
+            0 => 0.0,
+            1..4 => 25.0,
+            _ => 50.0,
+        }
+    }
+
+    fn in_time(&self) -> f64 {
+        let late = self.calls.iter().filter(|call| call.verdict == Verdict::Late).count();
+        percent(self.calls.len() - late, self.calls.len())
+    }
+
+    /// Percent of the calls while the fault lasted.
+    fn share(&self, verdict: &Verdict, of: impl Fn(&Call) -> bool) -> f64 {
+        let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.able && of(call)).collect();
+        percent(during.iter().filter(|call| call.verdict == *verdict).count(), during.len())
+    }
+
+    /// `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms | back after ms`.
+    fn note(&self) {
+        let answered = self.calls.iter().filter(|call| call.verdict != Verdict::Late);
+        let longest = answered.map(|call| call.took).max().unwrap_or_default();
+        let mut row = String::new();
+        write!(
+            row,
+            "| {} | {} | {} | {:.1} | {:.0} | {:.0} | {:.1} | {} |",
+            self.name,
+            self.calls.len(),
+            self.disturbed,
+            self.in_time(),
+            self.share(&Verdict::Strict, |_| true),
+            self.share(&Verdict::Policy, |_| true),
+            longest.as_secs_f64() * 1e3,
+            self.back.as_millis(),
+        )
+        .expect("a text can be written to");
+        println!("{row}");
+        if let Some(path) = env::var_os("TOLLKEEPER_FAULT_TABLE") {
+            let table = File::options().create(true).append(true).open(path);
+            writeln!(table.expect("the table can be opened"), "{row}").expect("the table can be written");
+        }
+    }
+}
+
+fn percent(part: usize, whole: usize) -> f64 {
+    let as_f64 = |count| f64::from(u32::try_from(count).expect("calls are few"));
+    if whole == 0 { 100.0 } else { as_f64(part) * 100.0 / as_f64(whole) }
+}

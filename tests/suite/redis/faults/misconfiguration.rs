@@ -1,0 +1,265 @@
+//! Settings that can not work with the servers they name: said in one clear line that names the setting and holds no
+//! secret, and never taken for an outage, nor an outage for them.
+
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use super::fake_server;
+use crate::kit::grpc::Client;
+use crate::kit::http;
+use crate::kit::redis::certificates::Certificates;
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::sentinels::{NAME, Sentinels};
+use crate::kit::redis::{Server, options};
+use crate::kit::tollkeeper::{Tollkeeper, with_rules};
+use crate::kit::wait_for;
+
+/// No rule says `error`: so a lost store alone leaves a process ready.
+const RULES: &str = "domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
+  - {key: log, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny, algorithm: sliding_window_log}}
+";
+
+/// What must never be shown.
+const SECRETS: [&str; 2] = ["s3cret-right", "s3cret-wrong"];
+
+/// A wrong environment.
+struct Case {
+    env: Vec<(&'static str, String)>,
+    /// What the line says that is about it.
+    says: &'static [&'static str],
+    misconfigured: bool,
+}
+
+fn wrong(env: &[(&'static str, &str)], says: &'static [&'static str]) -> Case {
+    let env = env.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+    Case { env, says, misconfigured: true }
+}
+
+fn away(env: &[(&'static str, &str)], says: &'static [&'static str]) -> Case {
+    Case { misconfigured: false, ..wrong(env, says) }
+}
+
+fn start(env: &[(&'static str, String)]) -> Tollkeeper {
+    let setup = with_rules(RULES).env("REDIS_TIMEOUT", "300ms");
+    env.iter().fold(setup, |setup, (name, value)| setup.env(name, value)).start()
+}
+
+fn page(tollkeeper: &Tollkeeper, path: &str) -> u16 {
+    http::get(tollkeeper.http_port(), path).send().status
+}
+
+/// Starts a process on each case and holds what it says against it.
+fn is_said(cases: Vec<Case>) {
+    for Case { env, says, misconfigured } in cases {
+        let tollkeeper = start(&env);
+        let is_it = |line: &&str| line.contains("level=error") && says.iter().all(|part| line.contains(part));
+        let mut patience = 500;
+        let line = wait_for("the line to be said", || {
+            let log = tollkeeper.stderr();
+            patience -= 1;
+            assert!(patience > 0, "{env:?}: nothing says {says:?} in\n{log}");
+            log.lines().find(is_it).map(str::to_owned)
+        });
+        assert!(line.contains("setting=REDIS_URL"), "{line}");
+        println!("{line}");
+        let ready = if misconfigured { 500 } else { 200 };
+        wait_for(&format!("/readyz to be {ready} under {env:?}"), || {
+            (page(&tollkeeper, "/readyz") == ready).then_some(())
+        });
+        assert_eq!([page(&tollkeeper, "/livez"), page(&tollkeeper, "/healthcheck")], [200, 200], "{env:?}");
+        let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
+        assert_eq!(tollkeeper.json(body).status, 429, "{env:?}: answered by policy");
+        for secret in SECRETS {
+            assert!(!tollkeeper.stderr().contains(secret), "{env:?}: a secret in\n{}", tollkeeper.stderr());
+        }
+    }
+}
+
+#[test]
+fn what_can_not_be_reached_is_an_outage() {
+    let server = options().start();
+    let address = server.address();
+    server.kill();
+    is_said(vec![
+        away(&[("REDIS_URL", "no-such-host.invalid:6379")], &["no-such-host.invalid:6379", "failed to lookup address"]),
+        away(&[("REDIS_URL", &address)], &["Connection refused"]),
+        away(&[("REDIS_URL", &address), ("REDIS_TYPE", "cluster")], &["Connection refused"]),
+        away(&[("REDIS_URL", &format!("master,{address}")), ("REDIS_TYPE", "sentinel")], &["Connection refused"]),
+    ]);
+}
+
+#[test]
+fn a_password_that_is_not_accepted_is_said_and_not_shown() {
+    let server = options().password(SECRETS[0]).start();
+    let address = server.address();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    std::fs::write(&file, format!("{}\n", SECRETS[1])).unwrap();
+    let file = file.to_str().unwrap();
+    let url = format!("redis://:{}@{address}", SECRETS[1]);
+    is_said(vec![
+        wrong(&[("REDIS_URL", &address)], &["NOAUTH", "REDIS_AUTH"]),
+        wrong(&[("REDIS_URL", &address), ("REDIS_AUTH", SECRETS[1])], &["WRONGPASS", "REDIS_AUTH"]),
+        wrong(&[("REDIS_URL", &url)], &["WRONGPASS", "REDIS_URL"]),
+        wrong(
+            &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", file)],
+            &["WRONGPASS", "TOLLKEEPER_REDIS_AUTH_FILE"],
+        ),
+        wrong(
+            &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", "/nobody/wrote/this")],
+            &["TOLLKEEPER_REDIS_AUTH_FILE", "/nobody/wrote/this", "No such file"],
+        ),
+    ]);
+}
+
+#[test]
+fn a_user_that_may_not_do_what_the_rules_need_is_told_what_it_needs() {
+    let rules = |rest: &str| format!("on >{} ~* {rest}", SECRETS[0]);
+    let server = options()
+        .user("noeval", &rules("+@all -eval -evalsha"))
+        .user("nolist", &rules("+@all -@list"))
+        .user("readonly", &rules("-@all +@read +@connection +eval +evalsha"))
+        .user("otherkeys", &format!("on >{} ~app:* +@all", SECRETS[0]))
+        .user("least", &rules("-@all +eval +evalsha +time +get +set +pexpire +@list"))
+        .user("counts", &rules("-@all +ping +incrby +expire +get"))
+        .start();
+    let address = server.address();
+    let auth = |user: &str| format!("{user}:{}", SECRETS[0]);
+    let cases = ["noeval", "nolist", "readonly", "otherkeys"].map(|user| {
+        wrong(&[("REDIS_URL", &address), ("REDIS_AUTH", &auth(user))], &["+eval +evalsha", "`tk1:`", "REDIS_AUTH"])
+    });
+    is_said(cases.into());
+    for (user, format) in [("least", "tollkeeper"), ("counts", "ratelimit")] {
+        let tollkeeper = start(&[
+            ("REDIS_URL", address.clone()),
+            ("REDIS_AUTH", auth(user)),
+            ("TOLLKEEPER_KEY_FORMAT", format.to_owned()),
+        ]);
+        let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"b"}]}]}"#;
+        wait_for("a strict answer", || (tollkeeper.json(body).status == 200).then_some(()));
+        assert_eq!(page(&tollkeeper, "/readyz"), 200);
+    }
+}
+
+#[test]
+fn tls_that_can_not_work_is_said() {
+    let directory = TempDir::new().unwrap();
+    let certificates = Certificates::new(directory.path());
+    let server = options().tls(&certificates).with(&[("tls-auth-clients", "yes")]).start();
+    let open = options().tls(&certificates).start();
+    let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
+    let ca = path("ca.crt");
+    let tls = |server: &Server| format!("rediss://127.0.0.1:{}", server.tls_port());
+    is_said(
+        vec![
+            wrong(
+                &[("REDIS_URL", &tls(&open)), ("REDIS_TLS_CACERT", &path("other_ca.crt"))],
+                &["REDIS_TLS_CACERT", "UnknownIssuer"],
+            ),
+            wrong(&[("REDIS_URL", &tls(&open))], &["REDIS_TLS_CACERT", "UnknownIssuer"]),
+            wrong(
+                &[("REDIS_URL", &format!("rediss://127.0.0.2:{}", open.tls_port())), ("REDIS_TLS_CACERT", &ca)],
+                // It listens on 127.0.0.1 only, which is found out before any certificate.
+                &["Connection refused"],
+            ),
+            wrong(
+                &[("REDIS_URL", &tls(&open)), ("REDIS_TLS_CACERT", &path("server.key"))],
+                &["REDIS_TLS_CACERT=", "no certificate in it"],
+            ),
+            wrong(
+                &[
+                    ("REDIS_URL", &tls(&server)),
+                    ("REDIS_TLS_CACERT", &ca),
+                    ("REDIS_TLS_CLIENT_CERT", &path("client.crt")),
+                    ("REDIS_TLS_CLIENT_KEY", &path("server.key")),
+                ],
+                &["REDIS_TLS_CLIENT_KEY=", "not the key of REDIS_TLS_CLIENT_CERT; give the pair"],
+            ),
+            wrong(&[("REDIS_URL", &tls(&server)), ("REDIS_TLS_CACERT", &ca)], &["REDIS_TLS_CLIENT_CERT"]),
+            wrong(
+                &[("REDIS_URL", &format!("rediss://{}", open.address())), ("REDIS_TLS_CACERT", &ca)],
+                &["speaks no TLS", "REDIS_TLS"],
+            ),
+            wrong(&[("REDIS_URL", &format!("127.0.0.1:{}", open.tls_port()))], &["speaks TLS", "REDIS_TLS=true"]),
+        ]
+        .into_iter()
+        .map(|case| Case { misconfigured: !case.says.contains(&"Connection refused"), ..case })
+        .collect(),
+    );
+}
+
+#[test]
+fn a_server_of_another_kind_is_said() {
+    let (single, cluster) = (options().start(), Cluster::start());
+    let sentinels = Sentinels::start_with(&options(), &options());
+    let (single, node, sentinel) = (single.address(), cluster.node(0).address(), sentinels.sentinel(0).address());
+    is_said(vec![
+        wrong(&[("REDIS_URL", &node)], &["node of a cluster", "REDIS_TYPE=cluster"]),
+        wrong(&[("REDIS_URL", &cluster.node(4).address())], &["node of a cluster", "REDIS_TYPE=cluster"]),
+        wrong(&[("REDIS_URL", &sentinel)], &["sentinel", "REDIS_TYPE=sentinel"]),
+        wrong(
+            &[("REDIS_URL", &single), ("REDIS_TYPE", "cluster")],
+            &["cluster support disabled", "REDIS_TYPE=cluster"],
+        ),
+        wrong(&[("REDIS_URL", &sentinel), ("REDIS_TYPE", "cluster")], &["is it a node of a cluster"]),
+        wrong(&[("REDIS_URL", &format!("{NAME},{single}")), ("REDIS_TYPE", "sentinel")], &["is it a sentinel"]),
+        wrong(
+            &[("REDIS_URL", &format!("elsewhere,{sentinel}")), ("REDIS_TYPE", "sentinel")],
+            &["knows no master `elsewhere`", "first word of the URL"],
+        ),
+    ]);
+}
+
+#[test]
+fn a_server_that_is_too_old_is_said_with_the_version_that_is_needed() {
+    let address = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_4));
+    is_said(vec![wrong(&[("REDIS_URL", &address)], &["too old", "5.0", "time"])]);
+}
+
+#[test]
+fn health_tells_of_an_outage_as_it_was_told_to() {
+    let server = options().start();
+    for needs_connection in ["true", "false"] {
+        let env =
+            [("REDIS_URL", server.address()), ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", needs_connection.to_owned())];
+        let tollkeeper = start(&env);
+        let client = Client::connect(tollkeeper.grpc_port());
+        let states = || {
+            let serves = client.is_serving("").expect("health is asked");
+            let [health, ready, live] = ["/healthcheck", "/readyz", "/livez"].map(|path| page(&tollkeeper, path));
+            (serves, health, ready, live)
+        };
+        let well = (true, 200, 200, 200);
+        let lost = if needs_connection == "true" { (false, 500, 500, 200) } else { well };
+        wait_for("all to be well", || (states() == well).then_some(()));
+        server.kill();
+        wait_for("the loss to be told", || {
+            let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
+            let refused = tollkeeper.json(body).status == 429;
+            (refused && states() == lost).then_some(())
+        });
+        server.start_again();
+        wait_for("all to be well again", || (states() == well).then_some(()));
+    }
+}
+
+#[test]
+fn a_password_may_hold_anything() {
+    for password in ["two words", "quo\"te", "it's", "back\\slash", "näßlich", "a:b@c/d?e#f%20,{}"] {
+        let server = options().start();
+        server.ask::<()>(&["CONFIG", "SET", "requirepass", password]);
+        let tollkeeper = start(&[("REDIS_URL", server.address()), ("REDIS_AUTH", format!("default:{password}"))]);
+        let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"b"}]}]}"#;
+        wait_for(&format!("a strict answer with {password:?}"), || (tollkeeper.json(body).status == 200).then_some(()));
+    }
+}
+
+/// A file beside others, to be replaced as a whole.
+pub(super) fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).expect("a file can be written");
+    std::fs::rename(new, path).expect("a file can be renamed");
+}

@@ -1,0 +1,110 @@
+//! Credentials and certificates that change under way.
+
+use std::fs;
+
+use super::load::{Load, with_policies};
+use super::misconfiguration::replace;
+use super::{WHILE, alone};
+use crate::kit::redis::certificates::Certificates;
+use crate::kit::redis::options;
+use crate::kit::wait_for;
+
+#[test]
+fn a_password_that_changes_is_read_again_from_its_file() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let file = directory.path().join("password");
+    replace(&file, "first\n");
+    let server = options().password("first").user("app", "on >one ~* &* +@all").start();
+    let setup = with_policies().env("REDIS_URL", server.address()).env("TOLLKEEPER_REDIS_AUTH_FILE", &file);
+    let tollkeeper = setup.start();
+    let load = Load::strict_on(&tollkeeper);
+
+    let kill = |user: &str| server.ask::<()>(&["CLIENT", "KILL", "USER", user]);
+    let changed = load.through("single: password changed, the file late", |load| {
+        server.ask::<()>(&["CONFIG", "SET", "requirepass", "second"]);
+        kill("default");
+        load.pass(WHILE);
+        replace(&file, "second\n");
+    });
+    changed.expect_calm().expect_by_policy();
+    // Who changes the file first loses nothing: the old connections stay until the new ones are accepted.
+    let rotated = load.through("single: password changed, the file first", |load| {
+        replace(&file, "third\n");
+        wait_for("the new password to be refused", || {
+            (tollkeeper.stderr().matches("WRONGPASS").count() >= 2).then_some(())
+        });
+        load.pass(WHILE);
+        server.ask::<()>(&["CONFIG", "SET", "requirepass", "third"]);
+        load.pass(2 * WHILE);
+        kill("default");
+    });
+    rotated.expect_calm().expect_strict(90.0, |_| true);
+    let other = load.through("single: another ACL user", |load| {
+        replace(&file, "app:one");
+        wait_for("the other user to connect", || {
+            let clients: String = server.ask(&["CLIENT", "LIST"]);
+            clients.contains("user=app").then_some(())
+        });
+        load.pass(WHILE);
+    });
+    other.expect_calm().expect_strict(90.0, |_| true);
+    let locked = load.through("single: ACL user's password changed", |load| {
+        server.ask::<()>(&["ACL", "SETUSER", "app", "resetpass", ">two"]);
+        kill("app");
+        load.pass(WHILE);
+        replace(&file, "app:two");
+    });
+    locked.expect_calm().expect_by_policy();
+    let forbidden = load.through("single: scripts forbidden to the user", |load| {
+        server.ask::<()>(&["ACL", "SETUSER", "app", "-eval", "-evalsha"]);
+        load.pass(WHILE);
+        server.ask::<()>(&["ACL", "SETUSER", "app", "+eval", "+evalsha"]);
+    });
+    forbidden.expect_calm().expect_by_policy();
+    for secret in ["first", "second", "third", "two"] {
+        assert!(!tollkeeper.stderr().contains(secret), "{}", tollkeeper.stderr());
+    }
+}
+
+#[test]
+fn certificates_that_change_are_used_for_new_connections() {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let certificates = Certificates::new(directory.path());
+    let server = options().tls(&certificates).with(&[("tls-auth-clients", "yes")]).start();
+    let path = |name: &str| certificates.path(name);
+    let (cert, key) = (directory.path().join("used.crt"), directory.path().join("used.key"));
+    let give = |name: &str| {
+        let read = |end: &str| fs::read_to_string(path(&format!("{name}.{end}"))).expect("it is there");
+        replace(&cert, &read("crt"));
+        replace(&key, &read("key"));
+    };
+    give("client");
+    let tollkeeper = with_policies()
+        .env("REDIS_URL", format!("rediss://127.0.0.1:{}", server.tls_port()))
+        .env("REDIS_TLS_CACERT", path("ca.crt"))
+        .env("REDIS_TLS_CLIENT_CERT", &cert)
+        .env("REDIS_TLS_CLIENT_KEY", &key)
+        .start();
+    let body = r#"{"domain":"faults","descriptors":[{"entries":[{"key":"deny","value":"a"}]}]}"#;
+    let strict = || (tollkeeper.json(body).status == 200).then_some(());
+    wait_for("a strict answer", strict);
+    let connected = || {
+        let clients: String = server.ask(&["CLIENT", "LIST"]);
+        let port = server.tls_port().to_string();
+        let line = clients.lines().find(|line| line.contains(&format!("laddr=127.0.0.1:{port}")));
+        line.and_then(|line| line.split_whitespace().find(|word| word.starts_with("id=")).map(str::to_owned))
+    };
+    let first = wait_for("a connection", connected);
+
+    // A key that does not fit keeps the old connection, and is said.
+    replace(&key, &fs::read_to_string(path("server.key")).expect("it is there"));
+    wait_for("it to be said", || tollkeeper.stderr().contains("REDIS_TLS_CLIENT_KEY").then_some(()));
+    assert_eq!((connected(), tollkeeper.json(body).status), (Some(first.clone()), 200));
+
+    certificates.issue_server("client");
+    give("client");
+    wait_for("a new connection", || connected().filter(|id| *id != first));
+    wait_for("a strict answer", strict);
+    assert_eq!(tollkeeper.healthcheck(), 200);
+}

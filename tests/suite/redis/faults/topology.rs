@@ -1,0 +1,236 @@
+//! Faults of several servers: a cluster that fails over, is resharded or loses a part, and a master that moves.
+
+use std::collections::HashMap;
+
+use super::load::{Load, with_policies};
+use super::{WHILE, alone, keeps_no_more_files_than, open_files};
+use crate::kit::grpc::{Client, descriptor, question};
+use crate::kit::http;
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::options;
+use crate::kit::redis::sentinels::{NAME, Sentinels};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::wait_for;
+use tollkeeper::pb::rate_limit_response::Code;
+
+/// A tollkeeper that counts in the cluster, and knows only some of its nodes.
+fn counting_in(cluster: &Cluster, setup: Setup) -> Tollkeeper {
+    told_of(cluster, setup).start()
+}
+
+fn told_of(cluster: &Cluster, setup: Setup) -> Setup {
+    let some = cluster.addresses()[..4].join(",");
+    setup.env("REDIS_TYPE", "cluster").env("REDIS_URL", some)
+}
+
+#[test]
+fn faults_of_a_cluster_are_not_felt() {
+    let _alone = alone();
+    let cluster = Cluster::start_with(&options().with(&[("cluster-require-full-coverage", "no")]));
+    let tollkeeper = counting_in(&cluster, with_policies());
+    let load = Load::strict_on(&tollkeeper);
+    let before = open_files(&tollkeeper);
+    let slots = Slots::of(&cluster);
+
+    let cut_off = load.through("cluster: a shard frozen (other shards)", |load| {
+        cluster.node(2).freeze();
+        load.pass(WHILE);
+        cluster.node(2).thaw();
+    });
+    // Those of the frozen shard are answered too, but by policy; others must not feel it at all.
+    let cut_off = cut_off.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) < 10_923);
+    assert!(cut_off.is_mostly_by_policy(|tag| slots.slot(tag) >= 10_923));
+
+    let moved = load.through("cluster: handed over", |load| {
+        cluster.hand_over(0, 3);
+        load.pass(WHILE);
+    });
+    moved.expect_calm().expect_strict(70.0, |_| true);
+    let failed = load.through("cluster: failover after kill -9", |load| {
+        assert_eq!(cluster.fail_over(1), 4);
+        load.pass(WHILE);
+    });
+    failed.expect_calm().expect_strict(50.0, |_| true);
+    let again = load.through("cluster: the old primary comes back as a replica", |load| {
+        cluster.node(1).start_again();
+        cluster.wait_until_whole();
+        load.pass(WHILE);
+    });
+    again.expect_calm().expect_strict(90.0, |_| true);
+    // The slots of ten counters, with their keys, one after the other.
+    let resharded = load.through("cluster: slots moved under load (MOVED, ASK)", |load| {
+        for number in 0..10 {
+            let slot = slots.slot(&super::load::tag(number));
+            let from = cluster.primary_of(slot);
+            let to = if from == 2 { 3 } else { 2 };
+            cluster.begin_migration(slot, to);
+            load.pass(10);
+            while cluster.migrate_keys(slot, from, to, 1) > 0 {}
+            load.pass(10);
+            cluster.end_migration(slot, from, to);
+        }
+    });
+    resharded.expect_calm().expect_strict(90.0, |_| true);
+    let lost = slots.slot(&super::load::tag(11));
+    let down = load.through("cluster: a slot lost, CLUSTERDOWN (other slots)", |load| {
+        let owner = cluster.primary_of(lost);
+        cluster.disown(lost);
+        load.pass(4 * WHILE);
+        cluster.own(lost, owner);
+    });
+    down.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) != lost);
+
+    drop(load);
+    keeps_no_more_files_than(&tollkeeper, before + 4);
+    let lines = tollkeeper.stderr().lines().count();
+    assert!(lines < 200, "{lines} lines were logged:\n{}", tollkeeper.stderr());
+}
+
+/// The slots of all counters of a load, as the servers compute them.
+struct Slots(HashMap<String, u16>);
+
+impl Slots {
+    fn of(cluster: &Cluster) -> Self {
+        let mut caller = cluster.node(0).connect(crate::kit::PATIENCE).expect("a node accepts");
+        let slot = |tag: String| {
+            let reply = caller.command(&["CLUSTER", "KEYSLOT", &tag]).expect("it is computed");
+            (tag, ::redis::from_redis_value(reply).expect("a slot is a number"))
+        };
+        Self(super::load::tags().map(slot).collect())
+    }
+
+    fn slot(&self, tag: &str) -> u16 {
+        self.0[tag]
+    }
+}
+
+#[test]
+fn a_descriptor_of_several_limits_waits_out_the_move_of_its_slot() {
+    let cluster = Cluster::start();
+    let rules = "domain: shop
+descriptors:
+  - key: user
+    rate_limit:
+      - {unit: hour, requests_per_unit: 7, on_store_error: error}
+      - {unit: day, requests_per_unit: 9, on_store_error: error}
+";
+    // Not the time that it takes is in question, so there is plenty of it.
+    let tollkeeper = counting_in(&cluster, with_rules(rules).env("TOLLKEEPER_STORE_TIMEOUT", "5s"));
+    let client = Client::connect(tollkeeper.grpc_port());
+    let ask = || client.ask(&question("shop", &[("user", "a")])).map(|answer| answer.statuses[0].limit_remaining);
+    assert_eq!(wait_for("the cluster to be found", || ask().ok()), 6);
+    let slot = cluster.slot("{shop|user=a}");
+    let to = if cluster.primary_of(slot) == 2 { 0 } else { 2 };
+    let from = cluster.begin_migration(slot, to);
+    assert_eq!(ask().expect("both keys are there"), 5);
+    assert_eq!(cluster.migrate_keys(slot, from, to, 1), 1);
+    // One key here and one there: neither server can decide.
+    assert_eq!(ask().expect_err("TRYAGAIN").code(), tonic::Code::Unavailable);
+    assert_eq!(cluster.migrate_keys(slot, from, to, 1), 1);
+    assert_eq!(ask().expect("both keys are there, by ASK"), 4);
+    cluster.end_migration(slot, from, to);
+    assert_eq!(ask().expect("by MOVED"), 3);
+    assert!(tollkeeper.stderr().contains("no node serves the slot"), "{}", tollkeeper.stderr());
+}
+
+const SEVERAL: &str = "domain: shop
+descriptors:
+  - {key: deny, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: deny}}
+  - {key: allow, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: allow}}
+  - {key: error, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}
+";
+
+#[test]
+fn of_several_descriptors_a_refusal_goes_before_an_error_and_that_before_other_policies() {
+    let cluster = Cluster::start();
+    let tollkeeper = counting_in(&cluster, with_rules(SEVERAL));
+    let client = Client::connect(tollkeeper.grpc_port());
+    let on = |last: bool, key: &str| {
+        let is_there = |value: &String| (cluster.slot(&format!("{{shop|{key}={value}}}")) >= 10_923) == last;
+        (0..).map(|value: u32| value.to_string()).find(is_there).expect("values are many")
+    };
+    let (full, denied) = (on(false, "deny"), on(true, "deny"));
+    let (allowed, failed) = (on(true, "allow"), on(true, "error"));
+    let ask = |entries: &[(&str, &str)]| {
+        let mut all = question("shop", &entries[..1]);
+        all.descriptors.extend(entries[1..].iter().map(|entry| descriptor(&[*entry])));
+        client.ask(&all).map(|answer| answer.overall_code().as_str_name()).map_err(|status| status.code())
+    };
+    // The first hit fills the limit, on a shard that stays. A refusal by policy is for a second only.
+    wait_for("a real refusal", || {
+        let answer = client.ask(&question("shop", &[("deny", &full)])).ok()?;
+        let reset = answer.statuses[0].duration_until_reset.as_ref()?;
+        (answer.overall_code() == Code::OverLimit && reset.seconds > 1).then_some(())
+    });
+    cluster.node(2).freeze();
+    wait_for("the shard to be known as lost", || ask(&[("error", &failed)]).is_err().then_some(()));
+    let unavailable = Err(tonic::Code::Unavailable);
+    assert_eq!(ask(&[("deny", &full)]), Ok("OVER_LIMIT"));
+    assert_eq!(ask(&[("allow", &allowed)]), Ok("OK"));
+    assert_eq!(ask(&[("deny", &denied)]), Ok("OVER_LIMIT"));
+    assert_eq!(ask(&[("allow", &allowed), ("error", &failed)]), unavailable);
+    assert_eq!(ask(&[("deny", &denied), ("error", &failed)]), unavailable);
+    assert_eq!(ask(&[("error", &failed), ("deny", &full)]), Ok("OVER_LIMIT"));
+    // One shard of three is no lost store.
+    assert_eq!(http::get(tollkeeper.http_port(), "/readyz").send().status, 200);
+}
+
+#[test]
+fn a_master_that_moves_is_followed() {
+    let _alone = alone();
+    let sentinels = Sentinels::start_with(&options(), &options());
+    let url = format!("{NAME},{}", sentinels.addresses().join(","));
+    let tollkeeper = with_policies().env("REDIS_TYPE", "sentinel").env("REDIS_URL", url).start();
+    let load = Load::strict_on(&tollkeeper);
+    let before = open_files(&tollkeeper);
+    let handed_over = load.through("sentinel: handed over, the old master READONLY", |load| {
+        sentinels.hand_over();
+        load.pass(WHILE);
+    });
+    handed_over.expect_calm().expect_strict(50.0, |_| true);
+    let failed = load.through("sentinel: failover after kill -9", |load| {
+        sentinels.fail_over();
+        load.pass(WHILE);
+    });
+    failed.expect_calm();
+    let one_is_gone = load.through("sentinel: two of three sentinels gone", |load| {
+        sentinels.sentinel(0).kill();
+        sentinels.sentinel(1).freeze();
+        load.pass(2 * WHILE);
+    });
+    one_is_gone.expect_calm().expect_strict(90.0, |_| true);
+    drop(load);
+    keeps_no_more_files_than(&tollkeeper, before + 2);
+}
+
+#[test]
+fn a_start_without_redis_is_answered_by_policy_until_it_appears() {
+    let _alone = alone();
+    let appears = |name: &str, setup: Setup, appear: &dyn Fn()| {
+        let tollkeeper = setup.start();
+        let load = Load::on(&tollkeeper);
+        load.pass(WHILE);
+        load.appears(name, appear).expect_calm().expect_by_policy();
+    };
+    let server = options().start();
+    server.kill();
+    let setup = with_policies().env("REDIS_URL", server.address());
+    appears("single: not there at the start", setup, &|| server.start_again());
+
+    let cluster = Cluster::start();
+    (0..6).for_each(|node| cluster.node(node).kill());
+    appears("cluster: not there at the start", told_of(&cluster, with_policies()), &|| {
+        (0..6).for_each(|node| cluster.node(node).start_again());
+        cluster.set_hasty(true);
+        cluster.wait_until_whole();
+    });
+    drop(cluster);
+
+    let sentinels = Sentinels::start_with(&options(), &options());
+    (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).kill());
+    let url = format!("{NAME},{}", sentinels.addresses().join(","));
+    let setup = with_policies().env("REDIS_TYPE", "sentinel").env("REDIS_URL", url);
+    appears("sentinel: not there at the start", setup, &|| {
+        (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).start_again());
+    });
+}

@@ -1,0 +1,425 @@
+//! Refusals that are given again without asking Redis: to which charges, for how long, in how much memory.
+//!
+//! Most of it is asked of the cache itself, at times that the test says, with what the algorithms say of counters. The
+//! rest goes through a real Redis, which counts the commands that it gets.
+
+mod with_redis;
+
+use std::slice::from_ref;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::request::Hits;
+use tollkeeper::store::redis::ChargeResults;
+use tollkeeper::store::redis::over::Over;
+use tollkeeper::store::redis::script::{ChargeCommand, Counted};
+
+/// The beginning of some hour.
+const NOW: Time = Time::from_secs(1_783_512_000);
+const MIB: usize = 1 << 20;
+const SECOND_US: u64 = 1_000_000;
+/// What stands for the counters of the test.
+const ID: u128 = 7 << 64 | 9;
+
+fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
+    LimitSpec { sole: false, ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap()) }
+}
+
+/// A limit under which refused hits do not count.
+fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
+    Limit::new(&terms(algorithm, requests_per_unit, unit)).unwrap()
+}
+
+/// A limit under which they do.
+fn counting(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
+    let terms = terms(algorithm, requests_per_unit, Unit::Hour);
+    Limit::new(&LimitSpec { count_rejected: Some(true), ..terms }).unwrap()
+}
+
+fn yearly(requests_per_unit: u32) -> Limit {
+    limit(Algorithm::FixedWindow, requests_per_unit, Unit::Year)
+}
+
+/// The counters of one descriptor, as a store has them, and the cache before it.
+struct Counters {
+    limits: Vec<(Limit, bool)>,
+    states: SmallVec<[State; 1]>,
+    over: Over,
+    origin: Instant,
+}
+
+impl Counters {
+    fn new(limits: &[(Limit, bool)], over: Over, origin: Instant) -> Self {
+        let states = limits.iter().map(|(limit, _)| State::empty(limit.algorithm())).collect();
+        Self { limits: limits.to_vec(), states, over, origin }
+    }
+
+    /// Under one limit that is enforced.
+    fn of(limit: Limit) -> Self {
+        let origin = Instant::now();
+        Self::new(&[(limit, true)], Over::new(MIB, false, origin), origin)
+    }
+
+    fn command(&self, ask: ChargeRequest) -> ChargeCommand {
+        let counted = |(limit, enforced): &(Limit, bool)| Counted { limit: *limit, enforced: *enforced, tag: 3 };
+        ChargeCommand { counters: self.limits.iter().map(counted).collect(), ask, trial: false, until: None }
+    }
+
+    /// What the store says of a charge after so many microseconds.
+    fn charge(&mut self, after_us: u64, ask: ChargeRequest) -> ChargeResults {
+        let terms: Vec<EnforcedLimit<'_>> =
+            self.limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
+        charge_together(&terms, &mut self.states, NOW.plus_us(after_us), ask)
+    }
+
+    /// Has the store decide a charge, which takes no time, and the cache learn from it.
+    fn decide(&mut self, after_us: u64, ask: ChargeRequest) -> ChargeResults {
+        let levels = self.charge(after_us, ask);
+        let at = self.at(after_us);
+        self.over.learn(ID, &[self.command(ask)], from_ref(&levels), (at, at));
+        levels
+    }
+
+    /// What the cache says of it.
+    fn known(&self, after_us: u64, ask: ChargeRequest) -> Option<ChargeResults> {
+        self.over.refuse(ID, &[self.command(ask)], self.at(after_us))
+    }
+
+    fn at(&self, after_us: u64) -> Instant {
+        self.origin + Duration::from_micros(after_us)
+    }
+}
+
+fn take(hits: u64) -> ChargeRequest {
+    ChargeRequest::new(Hits::Charge(hits), 0)
+}
+
+#[test]
+fn refuses_charges_of_at_least_the_hits_that_were_refused() {
+    let mut counters = Counters::of(yearly(10));
+    counters.decide(0, take(5));
+    assert_eq!(counters.known(0, take(5)), None, "what was admitted is not kept");
+    assert!(!counters.decide(0, take(7))[0].admitted);
+    for (hits, is_known) in [(5, false), (6, false), (7, true), (8, true), (10, true)] {
+        assert_eq!(counters.known(1, take(hits)).is_some(), is_known, "{hits}");
+    }
+    assert_eq!(counters.known(1, take(11)), None, "more than the limit waits for ever, and not only for now");
+    assert_eq!(counters.over.refused(), 3);
+    assert!(!counters.decide(2, take(6))[0].admitted);
+    assert!(counters.known(3, take(6)).is_some(), "what was refused last holds");
+}
+
+#[test]
+fn what_can_never_pass_is_refused_as_such() {
+    let mut counters = Counters::of(yearly(10));
+    assert_eq!(counters.decide(0, take(11))[0].retry_after_us, None);
+    assert_eq!(counters.known(SECOND_US - 1, take(12)).unwrap()[0].retry_after_us, None);
+    assert_eq!(counters.known(SECOND_US, take(12)), None);
+    assert_eq!(counters.known(0, take(10)), None);
+}
+
+#[test]
+fn refuses_charges_that_are_held_no_longer() {
+    let terms = LimitSpec { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 1, Unit::Hour) };
+    let mut counters = Counters::of(Limit::new(&terms).unwrap());
+    let within = |hold_us| ChargeRequest::new(Hits::Charge(1), hold_us);
+    assert!(counters.decide(0, within(0))[0].admitted);
+    assert!(!counters.decide(0, within(1_000))[0].admitted);
+    for (hold_us, is_known) in [(0, true), (999, true), (1_000, true), (1_001, false), (u64::MAX, false)] {
+        assert_eq!(counters.known(1, within(hold_us)).is_some(), is_known, "{hold_us}");
+    }
+}
+
+#[test]
+fn looks_refunds_and_trials_are_never_refused_here() {
+    let mut counters = Counters::of(yearly(1));
+    assert!(!counters.decide(0, take(2))[0].admitted);
+    counters.decide(0, take(1));
+    assert!(!counters.decide(0, take(1))[0].admitted);
+    for hits in [Hits::Peek, Hits::Refund(1)] {
+        assert_eq!(counters.known(1, ChargeRequest::new(hits, 0)), None, "{hits:?}");
+    }
+    let trial = ChargeCommand { trial: true, ..counters.command(take(1)) };
+    assert_eq!(counters.over.refuse(ID, from_ref(&trial), counters.at(1)), None);
+    // A request of which one charge is to be asked is asked as a whole.
+    let request = [counters.command(take(1)), counters.command(ChargeRequest::new(Hits::Refund(1), 0))];
+    assert_eq!(counters.over.refuse(ID, &request, counters.at(1)), None);
+    let request = [counters.command(take(1)), counters.command(take(2))];
+    assert_eq!(counters.over.refuse(ID, &request, counters.at(1)), None, "the second never passes, the first may");
+    assert!(counters.over.refuse(ID, &request[..1], counters.at(1)).is_some());
+}
+
+#[test]
+fn a_look_or_a_trial_that_is_refused_teaches_nothing() {
+    let mut counters = Counters::of(yearly(1));
+    counters.decide(0, take(1));
+    assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
+    let trial = ChargeCommand { trial: true, ..counters.command(take(1)) };
+    let levels = counters.charge(0, take(1));
+    counters.over.learn(ID, &[trial], &[levels], (counters.at(0), counters.at(0)));
+    assert_eq!((counters.known(0, take(1)), counters.over.kept()), (None, 0));
+}
+
+#[test]
+fn another_limit_is_asked_for() {
+    let (ten, day) = ((yearly(10), true), (limit(Algorithm::TokenBucket, 50, Unit::Day), true));
+    let origin = Instant::now();
+    let mut counters = Counters::new(&[ten, day], Over::new(MIB, false, origin), origin);
+    counters.decide(0, take(10));
+    assert!(!counters.decide(0, take(1))[0].admitted);
+    assert!(counters.known(1, take(1)).is_some());
+    let others: [&[(Limit, bool)]; 6] = [
+        &[day, ten],
+        &[ten],
+        &[ten, day, ten],
+        &[(yearly(11), true), day],
+        &[(yearly(9), true), day],
+        &[(ten.0, false), day],
+    ];
+    for limits in others {
+        let other = Counters::new(limits, Over::new(MIB, false, origin), origin);
+        assert_eq!(counters.over.refuse(ID, &[other.command(take(1))], counters.at(1)), None, "{limits:?}");
+    }
+    assert_eq!(counters.over.refuse(ID + 1, &[counters.command(take(1))], counters.at(1)), None, "other counters");
+}
+
+#[test]
+fn is_believed_until_what_it_promised_and_no_longer_than_a_second() {
+    // The tenth of a second until the next token, and the year until the next window.
+    for (limit, holds_us) in [(limit(Algorithm::TokenBucket, 10, Unit::Second), 100_000), (yearly(10), SECOND_US)] {
+        let mut counters = Counters::of(limit);
+        counters.decide(0, take(10));
+        let refused = counters.charge(0, take(1));
+        // From when it was sent, not from when it was answered.
+        let (sent, answered) = (counters.at(5_000), counters.at(12_000));
+        counters.over.learn(ID, &[counters.command(take(1))], &[refused], (sent, answered));
+        assert!(counters.known(5_000 + holds_us - 1, take(1)).is_some(), "{limit:?}");
+        assert_eq!(counters.known(5_000 + holds_us, take(1)), None, "{limit:?}");
+        assert_eq!(counters.over.kept(), 0, "what has ended goes when it is met");
+    }
+}
+
+#[test]
+fn what_came_too_late_is_not_kept() {
+    let mut counters = Counters::of(limit(Algorithm::TokenBucket, 10, Unit::Second));
+    counters.decide(0, take(10));
+    let refused = counters.charge(0, take(1));
+    let times = (counters.at(0), counters.at(100_000));
+    counters.over.learn(ID, &[counters.command(take(1))], &[refused], times);
+    assert_eq!(counters.over.kept(), 0);
+}
+
+#[test]
+fn the_times_of_levels_count_down() {
+    let mut counters = Counters::of(limit(Algorithm::SlidingWindowLog, 10, Unit::Minute));
+    counters.decide(0, take(10));
+    let refused = counters.charge(0, take(1));
+    // It was made out when the answer came.
+    let times = (counters.at(0), counters.at(10));
+    counters.over.learn(ID, &[counters.command(take(1))], from_ref(&refused), times);
+    for passed_us in [0, 1, 700_000] {
+        let known = counters.known(10 + passed_us, take(1)).unwrap();
+        let mut expected = refused.clone();
+        expected[0].reset_us -= passed_us;
+        expected[0].retry_after_us = Some(60_000_000 - passed_us);
+        assert_eq!(known, expected, "{passed_us}");
+    }
+}
+
+#[test]
+fn what_is_given_back_or_admitted_ends_it() {
+    let full = || {
+        let mut counters = Counters::of(yearly(10));
+        counters.decide(0, take(10));
+        counters.decide(0, take(1));
+        assert!(counters.known(0, take(1)).is_some());
+        counters
+    };
+    let mut refunded = full();
+    refunded.decide(0, ChargeRequest::new(Hits::Refund(1), 0));
+    assert_eq!(refunded.known(0, take(1)), None);
+
+    let mut smaller = Counters::of(yearly(10));
+    smaller.decide(0, take(8));
+    smaller.decide(0, take(4));
+    assert!(smaller.known(0, take(4)).is_some());
+    assert!(smaller.decide(0, take(2))[0].admitted);
+    assert_eq!(smaller.known(0, take(4)), None, "its levels are no longer right");
+
+    let tried = full();
+    let trial = ChargeCommand { trial: true, ..tried.command(take(1)) };
+    let passes = Counters::of(yearly(10)).charge(0, take(1));
+    tried.over.learn(ID, from_ref(&trial), from_ref(&passes), (tried.at(0), tried.at(0)));
+    assert_eq!(tried.known(0, take(1)), None);
+
+    // In one call, what came last holds.
+    let (refusal, refund) = (full().charge(0, take(1)), full().charge(0, ChargeRequest::new(Hits::Refund(1), 0)));
+    for (charges, is_known) in [([1, -1], false), ([-1, 1], true)] {
+        let counters = Counters::of(yearly(10));
+        let charge = |refund_first: i32| if refund_first < 0 { Hits::Refund(1) } else { Hits::Charge(1) };
+        let commands = charges.map(|hits| counters.command(ChargeRequest::new(charge(hits), 0)));
+        let levels = charges.map(|hits| if hits < 0 { refund.clone() } else { refusal.clone() });
+        counters.over.learn(ID, &commands, &levels, (counters.at(0), counters.at(0)));
+        assert_eq!(counters.known(0, take(1)).is_some(), is_known, "{charges:?}");
+    }
+}
+
+#[test]
+fn what_counts_refused_hits_is_kept_only_where_that_is_allowed_and_only_fixed_windows() {
+    let plain = yearly(1);
+    let (window, log) = (counting(Algorithm::FixedWindow, 1), counting(Algorithm::SlidingWindowLog, 1));
+    let bucket = counting(Algorithm::TokenBucket, 1);
+    let cases: [(&[Limit], bool, bool); 7] = [
+        (&[plain], true, true),
+        (&[window], false, true),
+        (&[window, plain], false, true),
+        (&[window, window], false, true),
+        (&[log], false, false),
+        (&[bucket], false, false),
+        (&[window, plain, log], false, false),
+    ];
+    for (limits, by_default, if_counting) in cases {
+        for (counting, is_kept) in [(false, by_default), (true, if_counting)] {
+            let limits: Vec<_> = limits.iter().map(|limit| (*limit, true)).collect();
+            let origin = Instant::now();
+            let mut counters = Counters::new(&limits, Over::new(MIB, counting, origin), origin);
+            counters.decide(0, take(1));
+            assert!(!counters.decide(0, take(1))[0].admitted);
+            assert_eq!(counters.known(1, take(1)).is_some(), is_kept, "{counting} {limits:?}");
+        }
+    }
+}
+
+#[test]
+fn only_what_an_enforced_limit_refuses_is_kept_and_then_all_of_it() {
+    let hourly = limit(Algorithm::FixedWindow, 5, Unit::Hour);
+    let origin = Instant::now();
+    let mut counters = Counters::new(&[(hourly, false), (yearly(10), true)], Over::new(MIB, false, origin), origin);
+    counters.decide(0, take(5));
+    assert!(!counters.decide(0, take(5))[0].admitted, "by the trial limit");
+    assert_eq!(counters.over.kept(), 0);
+    let refused = counters.decide(0, take(1));
+    assert_eq!(counters.known(0, take(1)), Some(refused));
+}
+
+#[test]
+fn several_limits_are_asked_again_when_the_first_of_them_could_pass() {
+    let (fast, slow) = (limit(Algorithm::TokenBucket, 10, Unit::Second), yearly(10));
+    let origin = Instant::now();
+    let mut counters = Counters::new(&[(fast, true), (slow, true)], Over::new(MIB, false, origin), origin);
+    counters.decide(0, take(10));
+    counters.decide(0, take(1));
+    assert!(counters.known(99_999, take(1)).is_some());
+    assert_eq!(counters.known(100_000, take(1)), None);
+}
+
+#[test]
+fn more_hits_than_another_limit_has_room_for_are_asked_for() {
+    let origin = Instant::now();
+    let limits = [(yearly(10), true), (limit(Algorithm::FixedWindow, 12, Unit::Day), true)];
+    let mut counters = Counters::new(&limits, Over::new(MIB, false, origin), origin);
+    counters.decide(0, take(10));
+    let refused = counters.decide(0, take(1));
+    assert_eq!((refused[0].admitted, refused[1].admitted, refused[1].remaining), (false, true, 2));
+    assert!(counters.known(0, take(1)).is_some());
+    assert!(counters.known(0, take(2)).is_some());
+    assert_eq!(counters.known(0, take(3)), None, "the other limit would refuse it as well, and for longer");
+}
+
+#[test]
+fn memory_is_bounded_and_what_has_ended_makes_room() {
+    let mut counters = Counters::of(yearly(1));
+    counters.decide(0, take(1));
+    let refused = counters.charge(0, take(1));
+    let command = counters.command(take(1));
+    let origin = counters.origin;
+    let over = Over::new(MIB, false, origin);
+    // Whatever the ids are, all shards take their part.
+    let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+    let learn = |keys: std::ops::Range<u128>, at: Instant| {
+        keys.for_each(|key| over.learn(id(key), from_ref(&command), from_ref(&refused), (at, at)));
+    };
+    learn(0..100_000, origin);
+    let kept = over.kept();
+    println!("{} bytes each", MIB / kept);
+    // An entry with its limit, its levels and its place in a table takes 200 to 500 bytes.
+    assert!((MIB / 500..MIB / 200).contains(&kept), "{kept}");
+    let first = over.refuse(id(0), from_ref(&command), origin);
+    assert!(first.is_some(), "what is there stays");
+    let ended = origin + Duration::from_secs(1);
+    learn(100_000..200_000, ended);
+    assert!(over.kept().abs_diff(kept) < kept / 10, "{} {kept}", over.kept());
+    assert!(over.refuse(id(100_000), from_ref(&command), ended).is_some());
+
+    over.sweep(ended, 0, 2);
+    assert!(over.kept() > 0);
+    (0..2).for_each(|turn| over.sweep(ended + Duration::from_secs(1), turn, 2));
+    assert_eq!(over.kept(), 0);
+}
+
+#[test]
+fn keeps_nothing_without_memory() {
+    let origin = Instant::now();
+    let mut counters = Counters::new(&[(yearly(1), true)], Over::new(0, true, origin), origin);
+    counters.decide(0, take(2));
+    assert_eq!((counters.known(0, take(2)), counters.over.kept()), (None, 0));
+}
+
+/// Times at random, the same in each run: a linear congruence, its upper bits.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % most
+    }
+
+    fn one_of<T: Copy, const N: usize>(&mut self, choices: [T; N]) -> T {
+        choices[usize::try_from(self.below(N as u64)).unwrap()]
+    }
+}
+
+#[test]
+fn whatever_is_refused_here_the_counter_refuses_too_and_for_as_long() {
+    let mut random = Random(5);
+    let mut known_before = 0;
+    for _ in 0..2_000 {
+        let limits: Vec<_> = (0..=random.below(2))
+            .map(|_| {
+                let algorithm = random.one_of(Algorithm::ALL);
+                let unit = random.one_of([Unit::Second, Unit::Minute]);
+                let requests_per_unit = u32::try_from(random.below(6)).unwrap();
+                (limit(algorithm, requests_per_unit, unit), random.below(4) > 0)
+            })
+            .collect();
+        let origin = Instant::now();
+        let mut counters = Counters::new(&limits, Over::new(MIB, false, origin), origin);
+        let mut now_us = 0;
+        for _ in 0..60 {
+            let most_us = random.one_of([10, 100_000, 2_000_000]);
+            now_us += random.below(most_us);
+            let hold_us = random.one_of([0, 300_000]);
+            let ask = ChargeRequest::new(Hits::Charge(1 + random.below(4)), hold_us);
+            let Some(known) = counters.known(now_us, ask) else {
+                counters.decide(now_us, ask);
+                continue;
+            };
+            known_before += 1;
+            let found = counters.charge(now_us, ask);
+            assert!(
+                limits.iter().zip(&found).any(|((_, enforced), level)| *enforced && !level.admitted),
+                "{limits:?} {ask:?} at {now_us}: {known:?} {found:?}"
+            );
+            for (known, found) in known.iter().zip(&found) {
+                assert_eq!(known.admitted, found.admitted, "{limits:?} {ask:?} at {now_us}");
+                let (promised, found_us) = (known.retry_after_us, found.retry_after_us);
+                assert_eq!(promised.is_none(), found_us.is_none(), "{limits:?} {ask:?} at {now_us}");
+                assert!(promised <= found_us, "{promised:?} {found_us:?}: {limits:?} {ask:?} at {now_us}");
+            }
+        }
+    }
+    assert!(known_before > 10_000, "{known_before}");
+}

@@ -1,0 +1,482 @@
+//! `TOLLKEEPER_KEY_FORMAT=ratelimit`: the very counters of envoyproxy/ratelimit, by INCRBY and EXPIRE.
+//!
+//! Both programs may serve one Redis at the same time, so what is tested is what the other one sees: bytes of keys,
+//! values, expiries, commands. Here a plain connection stands for it, and does what it does.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tollkeeper::clock::Time;
+
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::{self, Server};
+use crate::kit::replica::Replica;
+use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::test_service::Question;
+use crate::kit::tollkeeper::with_rules;
+use crate::kit::{http, wait_for};
+
+/// The time of most examples: twenty minutes and a bit after the epoch.
+const NOW: Time = Time::from_secs(1234);
+const SECOND_US: u64 = 1_000_000;
+/// So long a jitter that no key of a test expires under it.
+const LONG_JITTER: (&str, &str) = ("EXPIRATION_JITTER_MAX_SECONDS", "31622400");
+const FORMAT: (&str, &str) = ("TOLLKEEPER_KEY_FORMAT", "ratelimit");
+
+const RULES: &str = "domain: domain
+descriptors:
+  - {key: key, rate_limit: {unit: second, requests_per_unit: 3}}
+  - {key: minute, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: hour, rate_limit: {unit: hour, requests_per_unit: 3}}
+  - {key: day, rate_limit: {unit: day, requests_per_unit: 3}}
+  - {key: week, rate_limit: {unit: week, requests_per_unit: 3}}
+  - {key: month, rate_limit: {unit: month, requests_per_unit: 3}}
+  - {key: year, rate_limit: {unit: year, requests_per_unit: 3}}
+  - {key: other, rate_limit: {unit: minute, requests_per_unit: 1000}}
+  - key: key2
+    value: value2
+    descriptors: [{key: subkey2, rate_limit: {unit: minute, requests_per_unit: 3}}]
+  - {key: files, value: files/*, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 1}}
+";
+
+fn replica_at(address: &str, env: &[(&str, &str)], start: Time) -> Replica {
+    let replica = Replica::new(address, [FORMAT, LONG_JITTER].iter().chain(env).copied(), start);
+    replica.desk.load([("rules.yaml", RULES)]);
+    replica
+}
+
+fn replica(server: &Server) -> Replica {
+    replica_at(&server.address(), &[], NOW)
+}
+
+fn about(entries: &[(&str, &str)]) -> Question {
+    Question::new("domain").of(entries)
+}
+
+/// What each key of a counter holds. That of the probe, which proves that a server takes writes, is left out.
+fn counters(server: &Server) -> BTreeMap<String, String> {
+    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    let keys = keys.into_iter().filter(|key| !key.ends_with(":probe"));
+    keys.map(|key| (key.clone(), server.ask(&["GET", &key]))).collect()
+}
+
+fn ttl(server: &Server, key: &str) -> i64 {
+    server.ask(&["TTL", key])
+}
+
+fn statuses(replica: &Replica, question: &Question) -> Vec<(bool, u32)> {
+    replica.ask(question).expect("Redis decides").statuses()
+}
+
+/// Settings, a time and a question; and the key that is counted under.
+type Example<'a> = (&'a [(&'a str, &'a str)], Time, Question, &'a str);
+
+#[test]
+fn keys_are_those_of_envoyproxy_ratelimit() {
+    // Wednesday, the 8th of July 2026.
+    const JULY: Time = Time::from_secs(1_783_513_296);
+    let prefixed: &[(&str, &str)] = &[("CACHE_KEY_PREFIX", "prefix:")];
+    let braced: &[(&str, &str)] = &[("CACHE_KEY_PREFIX", "{p}\\")];
+    let calendar: &[(&str, &str)] = &[("USE_CALENDAR_MONTH_RATE_LIMIT", "true")];
+    let table: &[Example<'_>] = &[
+        (&[], NOW, about(&[("key", "value")]), "domain_key_value_1234"),
+        (&[], NOW, about(&[("key2", "value2"), ("subkey2", "subvalue2")]), "domain_key2_value2_subkey2_subvalue2_1200"),
+        (prefixed, NOW, about(&[("key", "value")]), "prefix:domain_key_value_1234"),
+        (braced, NOW, about(&[("key", "value")]), "{p}\\domain_key_value_1234"),
+        (&[], NOW, about(&[("minute", "")]), "domain_minute__1200"),
+        (&[], NOW, about(&[("minute", "a_b|{c}\\=*")]), "domain_minute_a_b|{c}\\=*_1200"),
+        (&[], NOW, about(&[("files", "files/a.pdf")]), "domain_files_files/*_1200"),
+        // A limit that comes with the request, of a path that no rule has.
+        (&[], NOW, about(&[("no", "rule"), ("at", "all")]).limit(5, 3, None), "domain_no_rule_at_all_0"),
+        (&[], NOW, about(&[("key", "value")]).limit(5, 2, Some(1)), "domain_key_value_1200"),
+        (&[], NOW, about(&[("trial", "v")]), "domain_trial_v_1200"),
+        (&[], JULY, about(&[("key", "v")]), "domain_key_v_1783513296"),
+        (&[], JULY, about(&[("minute", "v")]), "domain_minute_v_1783513260"),
+        (&[], JULY, about(&[("hour", "v")]), "domain_hour_v_1783512000"),
+        (&[], JULY, about(&[("day", "v")]), "domain_day_v_1783468800"),
+        (&[], JULY, about(&[("week", "v")]), "domain_week_v_1782950400"),
+        (&[], JULY, about(&[("month", "v")]), "domain_month_v_1783296000"),
+        (&[], JULY, about(&[("year", "v")]), "domain_year_v_1766016000"),
+        // The first of July.
+        (calendar, JULY, about(&[("month", "v")]), "domain_month_v_1782864000"),
+        (calendar, JULY, about(&[("day", "v")]), "domain_day_v_1783468800"),
+    ];
+    let server = redis::options().start();
+    for (env, now, question, key) in table {
+        server.ask::<()>(&["FLUSHALL"]);
+        let replica = replica_at(&server.address(), env, *now);
+        assert!(!replica.ask(question).expect("Redis decides").over_limit());
+        assert_eq!(counters(&server), BTreeMap::from([((*key).to_owned(), "1".to_owned())]), "{question:?}");
+    }
+    assert!(!server.commands().contains_key("eval"), "{:?}", server.commands());
+}
+
+#[test]
+fn what_the_other_program_has_not_is_counted_in_tk1_keys() {
+    let rules = "domain: d
+descriptors:
+  - {key: epoch, rate_limit: {unit: hour, requests_per_unit: 3, epoch: 2}}
+  - {key: multiple, rate_limit: {unit: minute, unit_multiplier: 60, requests_per_unit: 3}}
+  - {key: spared, rate_limit: {unit: hour, requests_per_unit: 3, count_rejected: false}}
+  - {key: bucket, rate_limit: {unit: hour, requests_per_unit: 3, algorithm: token_bucket}}
+  - {key: log, rate_limit: {unit: hour, requests_per_unit: 3, algorithm: sliding_window_log}}
+  - {key: weighted, rate_limit: {unit: hour, requests_per_unit: 3, algorithm: sliding_window_counter}}
+  - {key: queue, rate_limit: {unit: hour, requests_per_unit: 3, algorithm: leaky_bucket}}
+  - key: several
+    rate_limit: [{unit: hour, requests_per_unit: 3}, {unit: day, requests_per_unit: 9}]
+  - {key: one, rate_limit: [{unit: hour, requests_per_unit: 3}]}
+";
+    let table: &[(&str, &[&str])] = &[
+        ("epoch", &["tk1:{d|epoch=v}:fixed_window:3600s:2"]),
+        ("multiple", &["tk1:{d|multiple=v}:fixed_window:3600s"]),
+        ("spared", &["tk1:{d|spared=v}:fixed_window:3600s"]),
+        ("bucket", &["tk1:{d|bucket=v}:token_bucket:3600s"]),
+        ("log", &["tk1:{d|log=v}:sliding_window_log:3600s"]),
+        ("weighted", &["tk1:{d|weighted=v}:sliding_window_counter:3600s"]),
+        ("queue", &["tk1:{d|queue=v}:leaky_bucket:3600s"]),
+        ("several", &["tk1:{d|several=v}:fixed_window:3600s", "tk1:{d|several=v}:fixed_window:86400s"]),
+        // A list of one is no list.
+        ("one", &["d_one_v_0"]),
+    ];
+    let server = redis::options().start();
+    let replica = replica(&server);
+    replica.desk.load([("rules.yaml", rules)]);
+    for (key, expected) in table {
+        server.ask::<()>(&["FLUSHALL"]);
+        replica.ask(&Question::new("d").of(&[(key, "v")])).expect("Redis decides");
+        let mut keys: Vec<String> = server.ask(&["KEYS", "*"]);
+        keys.retain(|key| !key.ends_with(":probe"));
+        keys.sort_unstable();
+        assert_eq!(keys, *expected);
+    }
+}
+
+#[test]
+fn counts_go_on_past_the_limit() {
+    let server = redis::options().start();
+    let replica = replica(&server);
+    let answers: Vec<_> = (0..5).flat_map(|_| statuses(&replica, &about(&[("minute", "v")]))).collect();
+    assert_eq!(answers, [(false, 2), (false, 1), (false, 0), (true, 0), (true, 0)]);
+    assert_eq!(counters(&server)["domain_minute_v_1200"], "5");
+    // The next window has another key.
+    replica.desk.pass_us(26 * SECOND_US);
+    assert_eq!(statuses(&replica, &about(&[("minute", "v")])), [(false, 2)]);
+    assert_eq!(counters(&server)["domain_minute_v_1260"], "1");
+}
+
+#[test]
+fn every_hit_lets_the_key_live_a_window_and_a_jitter() {
+    let server = redis::options().start();
+    for (jitter, spread) in [("0", 1), ("-5", 1), ("1", 1), ("20", 20)] {
+        let env = [("EXPIRATION_JITTER_MAX_SECONDS", jitter)];
+        let replica = replica_at(&server.address(), &env, NOW);
+        let mut seen = Vec::new();
+        for _ in 0..40 {
+            server.command(&["PEXPIRE", "domain_minute_v_1200", "100000000"]).expect("it answers");
+            replica.ask(&about(&[("minute", "v")])).expect("Redis decides");
+            seen.push(ttl(&server, "domain_minute_v_1200"));
+        }
+        // A second or two may pass until it is asked.
+        assert!(seen.iter().all(|ttl| (58..60 + spread).contains(ttl)), "{jitter}: {seen:?}");
+        // That 40 charges from 20 numbers are all below 65 happens once in 10^24 runs.
+        assert!(spread == 1 || seen.iter().any(|ttl| *ttl > 65), "{jitter}: {seen:?}");
+    }
+    // A calendar month's counter goes with its month: 23.2 days from here.
+    let env = [("EXPIRATION_JITTER_MAX_SECONDS", "0"), ("USE_CALENDAR_MONTH_RATE_LIMIT", "true")];
+    let replica = replica_at(&server.address(), &env, Time::from_secs(1_783_513_296));
+    let answer = replica.ask(&about(&[("month", "v")])).expect("Redis decides");
+    let left = 1_785_542_400 - 1_783_513_296;
+    assert_eq!(answer.text(), format!("OK [OK 3/MONTH left 2 in {left} s]"));
+    assert!((left - 2..=left).contains(&ttl(&server, "domain_month_v_1782864000")));
+}
+
+/// What the other program sends for a hit.
+fn count_elsewhere(server: &Server, key: &str, hits: i64) -> i64 {
+    let count = server.ask(&["INCRBY", key, &hits.to_string()]);
+    server.ask::<()>(&["EXPIRE", key, "360"]);
+    count
+}
+
+#[test]
+fn both_programs_see_what_the_other_counted() {
+    const KEY: &str = "domain_minute_v_1200";
+    let server = redis::options().start();
+    let replica = replica(&server);
+    let question = about(&[("minute", "v")]);
+    assert_eq!(count_elsewhere(&server, KEY, 1), 1);
+    assert_eq!(statuses(&replica, &question), [(false, 1)]);
+    assert_eq!(count_elsewhere(&server, KEY, 1), 3);
+    assert_eq!(statuses(&replica, &question), [(true, 0)]);
+    // It sees that it is over, too.
+    assert_eq!(count_elsewhere(&server, KEY, 1), 5);
+}
+
+#[test]
+fn a_look_makes_the_key_and_is_refused_past_the_limit_only() {
+    let server = redis::options().start();
+    let replica = replica(&server);
+    let look = about(&[("minute", "v")]).hits(0);
+    assert_eq!(statuses(&replica, &look), [(false, 3)]);
+    assert_eq!(counters(&server)["domain_minute_v_1200"], "0");
+    assert!(ttl(&server, "domain_minute_v_1200") > 60);
+    assert_eq!(statuses(&replica, &about(&[("minute", "v")]).hits(3)), [(false, 0)]);
+    assert_eq!(statuses(&replica, &look), [(false, 0)]);
+    assert_eq!(statuses(&replica, &about(&[("minute", "v")])), [(true, 0)]);
+    assert_eq!(statuses(&replica, &look), [(true, 0)]);
+    assert_eq!(counters(&server)["domain_minute_v_1200"], "4");
+}
+
+#[test]
+fn refunds_stop_at_nothing() {
+    let server = redis::options().start();
+    let replica = replica(&server);
+    let (take, refund) = (|hits| about(&[("minute", "v")]).hits(hits), |hits| about(&[("minute", "v")]).refund(hits));
+    let table = [
+        (refund(2), (false, 3), "0"),
+        (take(2), (false, 1), "2"),
+        (refund(1), (false, 2), "1"),
+        (refund(5), (false, 3), "0"),
+        (take(4), (true, 0), "4"),
+        (refund(1), (false, 0), "3"),
+        (refund(3), (false, 3), "0"),
+    ];
+    for (step, (question, status, count)) in table.into_iter().enumerate() {
+        assert_eq!(statuses(&replica, &question), [status], "step {step}");
+        assert_eq!(counters(&server)["domain_minute_v_1200"], count, "step {step}");
+        assert!(ttl(&server, "domain_minute_v_1200") > 60, "step {step}");
+    }
+}
+
+#[test]
+fn refunds_of_several_at_once_leave_nothing_below_nothing() {
+    let server = redis::options().start();
+    let replicas = [replica(&server), replica(&server), replica(&server)];
+    for round in 0..20 {
+        let value = round.to_string();
+        let question = about(&[("other", &value)]);
+        // More is given back than was taken, and takes come in between.
+        let mixed: Vec<Question> = (0..30)
+            .map(|n| if n % 3 == 0 { question.clone().hits(2) } else { question.clone().refund(1 + n % 5) })
+            .collect();
+        std::thread::scope(|scope| {
+            for replica in &replicas {
+                let mixed = &mixed;
+                scope.spawn(move || {
+                    // Alone and combined.
+                    for chunk in mixed.chunks(5) {
+                        replica.ask_all(chunk).into_iter().for_each(|answer| {
+                            answer.expect("Redis decides");
+                        });
+                    }
+                });
+            }
+        });
+        let count: i64 = server.ask(&["GET", &format!("domain_other_{value}_1200")]);
+        assert!((0..=60).contains(&count), "round {round}: {count}");
+    }
+    // Where there is enough to give back, none is lost.
+    let question = about(&[("other", "enough")]);
+    replicas[0].ask(&question.clone().hits(500)).expect("Redis decides");
+    std::thread::scope(|scope| {
+        for replica in &replicas {
+            let refunds = vec![question.clone().refund(3); 20];
+            scope.spawn(move || replica.ask_all(&refunds));
+        }
+    });
+    assert_eq!(server.ask::<i64>(&["GET", "domain_other_enough_1200"]), 500 - 180);
+}
+
+#[test]
+fn a_refund_whose_caller_has_gone_is_evened_out_all_the_same() {
+    let server = redis::options().start();
+    let proxy = Proxy::to(&server.address());
+    let env = [("TOLLKEEPER_STORE_TIMEOUT", "300ms")];
+    let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &env, NOW);
+    wait_for("a connection", || replica.ask(&about(&[("minute", "v")])).ok());
+    proxy.set(Mode::Hold);
+    // It passes by policy, as refunds do.
+    replica.ask(&about(&[("minute", "v")]).refund(3)).expect("refunds pass");
+    proxy.set(Mode::Pass);
+    wait_for("the count to be even", || (counters(&server)["domain_minute_v_1200"] == "0").then_some(()));
+    // One hit, three given back, two of them added back.
+    assert_eq!(server.commands()["incrby"] - probes(&server), 3);
+}
+
+/// How many INCRBY were the probe's: each sets its key's expiry.
+fn probes(server: &Server) -> u64 {
+    server.ask::<Vec<String>>(&["KEYS", "*:probe"]).iter().map(|key| server.ask::<u64>(&["GET", key])).sum()
+}
+
+#[test]
+fn descriptors_are_counted_each_and_equal_ones_twice() {
+    let server = redis::options().start();
+    let replica = replica(&server);
+    let question = about(&[("minute", "v")]).of(&[("hour", "v")]).of(&[("minute", "v")]).of(&[("none", "v")]);
+    assert_eq!(statuses(&replica, &question), [(false, 2), (false, 2), (false, 1), (false, 0)]);
+    assert_eq!(statuses(&replica, &question), [(false, 0), (false, 1), (true, 0), (false, 0)]);
+    let counted = [("domain_hour_v_0", "2"), ("domain_minute_v_1200", "4")];
+    assert_eq!(counters(&server), counted.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+}
+
+#[test]
+fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
+    let server = redis::options().start();
+    let replica = replica_at(&server.address(), &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], NOW);
+    let both = || about(&[("minute", "v")]).of(&[("hour", "v")]);
+    // Its only reads are GET, and only the one that exceeds is counted.
+    replica.ask(&about(&[("minute", "v")]).hits(3)).expect("Redis decides");
+    server.reset_stats();
+    assert_eq!(statuses(&replica, &both()), [(true, 0), (false, 3)]);
+    let counted = [("domain_hour_v_0", "0"), ("domain_minute_v_1200", "4")];
+    assert_eq!(counters(&server), counted.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    let commands = server.commands();
+    // Two are those of this test.
+    assert_eq!((commands["get"] - 2, commands["incrby"], commands["expire"]), (2, 2, 2), "{commands:?}");
+    assert!(ttl(&server, "domain_hour_v_0") > 3600);
+    // None exceeds: all are counted. A refund is none to be spared.
+    assert_eq!(statuses(&replica, &about(&[("minute", "w")]).of(&[("hour", "v")])), [(false, 2), (false, 2)]);
+    let refund = both().refund(1);
+    assert_eq!(statuses(&replica, &refund), [(true, 0), (false, 3)]);
+    assert_eq!(counters(&server)["domain_hour_v_0"], "0");
+    // A trial exceeds as well.
+    replica.ask(&about(&[("trial", "v")])).expect("Redis decides");
+    assert_eq!(statuses(&replica, &about(&[("trial", "v")]).of(&[("minute", "x")])), [(false, 0), (false, 3)]);
+}
+
+#[test]
+fn charges_that_waited_are_answered_by_their_own_time() {
+    let server = redis::options().start();
+    let proxy = Proxy::to(&server.address());
+    let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &[], NOW);
+    replica.ask(&about(&[("minute", "v")])).expect("Redis decides");
+    proxy.set(Mode::Hold);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| replica.ask(&about(&[("minute", "v")])).expect("Redis decides"));
+        wait_for("the first call", || (replica.calls() == 2).then_some(()));
+        replica.desk.pass_us(10 * SECOND_US);
+        let second = scope.spawn(|| replica.ask(&about(&[("minute", "v")])).expect("Redis decides"));
+        // That it waits shows nowhere; if it comes too late to, it asks by itself, and the answer is the same.
+        std::thread::yield_now();
+        proxy.set(Mode::Pass);
+        assert_eq!(first.join().unwrap().text(), "OK [OK 3/MINUTE left 1 in 26 s]");
+        assert_eq!(second.join().unwrap().text(), "OK [OK 3/MINUTE left 0 in 16 s]");
+    });
+}
+
+#[test]
+fn what_stands_under_the_key_and_is_no_count_fails_that_charge_alone() {
+    let server = redis::options().start();
+    let replica = replica(&server);
+    server.ask::<()>(&["SET", "domain_minute_v_1200", "many"]);
+    server.ask::<()>(&["RPUSH", "domain_minute_w_1200", "1"]);
+    server.ask::<()>(&["SET", "domain_minute_x_1200", "9223372036854775807"]);
+    for value in ["v", "w", "x"].repeat(5) {
+        replica.ask(&about(&[("minute", value)])).expect_err("it can not be counted");
+        replica.ask(&about(&[("other", value)])).expect("others are counted");
+    }
+    // As many as Redis holds, and as few.
+    server.ask::<()>(&["SET", "domain_minute_y_1200", "9223372036854775800"]);
+    assert_eq!(statuses(&replica, &about(&[("minute", "y")])), [(true, 0)]);
+    server.ask::<()>(&["SET", "domain_minute_z_1200", "-9223372036854775807"]);
+    assert_eq!(statuses(&replica, &about(&[("minute", "z")]).refund(1)), [(false, 3)]);
+    assert_eq!(statuses(&replica, &about(&[("minute", "z")])), [(false, 2)]);
+}
+
+const LEAST: &str = "on >secret ~* -@all +ping +incrby +expire +get";
+
+#[test]
+fn a_user_without_scripts_will_do_for_plain_windows() {
+    let server = redis::options().with(&[("user", "default off")]).user("plain", LEAST).start();
+    let rules = format!(
+        "{RULES}  - {{key: bucket, rate_limit: {{unit: day, requests_per_unit: 3, algorithm: token_bucket, on_store_error: deny}}}}\n"
+    );
+    let tollkeeper = with_rules(&rules)
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", server.address())
+        .env("REDIS_AUTH", "plain:secret")
+        .env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+        .env("TOLLKEEPER_ON_STORE_ERROR", "error")
+        .start();
+    let ready = || http::get(tollkeeper.http_port(), "/readyz").send().status;
+    let ask = |key: &str| {
+        let entries = format!(r#"[{{"key": "{key}", "value": "v"}}]"#);
+        tollkeeper.json(&format!(r#"{{"domain": "domain", "descriptors": [{{"entries": {entries}}}]}}"#)).status
+    };
+    assert_eq!((0..4).map(|_| ask("day")).collect::<Vec<_>>(), [200, 200, 200, 429]);
+    wait_for("readiness", || (ready() == 200).then_some(()));
+    // A rule that needs a script is loud, and disturbs nobody.
+    assert_eq!((0..20).map(|_| ask("bucket")).collect::<Vec<_>>(), [429; 20]);
+    wait_for("unreadiness", || (ready() == 500).then_some(()));
+    let said = tollkeeper.stderr();
+    assert!(said.contains("REDIS_AUTH") && said.contains("+evalsha"), "{said}");
+    assert!(!said.contains("secret"), "{said}");
+    assert_eq!((0..4).map(|_| ask("year")).collect::<Vec<_>>(), [200, 200, 200, 429]);
+    let counts: Vec<String> = counters(&server).into_values().collect();
+    assert_eq!(counts, ["4", "4"]);
+    // Mended, it is well again by itself.
+    server.ask::<()>(&["ACL", "SETUSER", "plain", "+@all"]);
+    assert_eq!(ask("bucket"), 200);
+    wait_for("readiness", || (ready() == 200).then_some(()));
+}
+
+#[test]
+fn a_user_who_may_not_even_count_is_a_misconfiguration() {
+    for (missing, rules) in [("incrby", "+ping +expire +get"), ("expire", "+ping +incrby +get")] {
+        let user = format!("on >secret ~* -@all {rules}");
+        let server = redis::options().with(&[("user", "default off")]).user("plain", &user).start();
+        let tollkeeper = with_rules(RULES)
+            .env("REDIS_SOCKET_TYPE", "tcp")
+            .env("REDIS_URL", server.address())
+            .env("REDIS_AUTH", "plain:secret")
+            .env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
+            .start();
+        let ready = || http::get(tollkeeper.http_port(), "/readyz").send().status;
+        wait_for(missing, || (ready() == 500 && tollkeeper.stderr().contains("+incrby +expire +get")).then_some(()));
+        server.ask::<()>(&["ACL", "SETUSER", "plain", &format!("+{missing}")]);
+        wait_for("readiness", || (ready() == 200).then_some(()));
+    }
+}
+
+#[test]
+fn counts_are_exact_while_their_slot_moves() {
+    let cluster = Cluster::start();
+    let nodes = cluster.addresses().join(",");
+    let env = [("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)];
+    let replica = replica_at("", &env, NOW);
+    const KEY: &str = "domain_other_v_1200";
+    let slot = cluster.slot(KEY);
+    let question = about(&[("other", "v")]);
+    // A run, a refund that leaves too little, and a run again: parts of a call may have to go to different nodes.
+    let round =
+        [question.clone().hits(2), question.clone().refund(5), question.clone().hits(3), question.clone().hits(0)];
+    // Where the slots are has to be found out first.
+    wait_for("the map of the cluster", || replica.ask(&about(&[("other", "else")])).ok());
+    let moving = AtomicBool::new(true);
+    let mut rounds = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for to in [1, 2, 0].repeat(8) {
+                if cluster.primary_of(slot) != to {
+                    cluster.migrate_slot(slot, to);
+                }
+            }
+            moving.store(false, Ordering::Release);
+        });
+        while moving.load(Ordering::Acquire) || rounds < 10 {
+            let answers = replica.ask_all(&round);
+            let left: Vec<_> =
+                answers.into_iter().flat_map(|answer| answer.expect("Redis decides").statuses()).collect();
+            assert_eq!(
+                left,
+                [(false, 998 - 3 * u32::from(rounds > 0)), (false, 1000), (false, 997), (false, 997)],
+                "{rounds}"
+            );
+            rounds += 1;
+        }
+    });
+    let owner = cluster.node(cluster.primary_of(slot));
+    assert_eq!(owner.ask::<u64>(&["GET", KEY]), 3);
+    assert!(ttl(owner, KEY) > 60);
+}

@@ -1,0 +1,432 @@
+//! Replica slots: who gets one, when its share may be spent, how many replicas are counted, and what `local` makes of
+//! that.
+//!
+//! Most tests speak to the script as processes would, at times of their own; see `model` for what holds whatever
+//! happens. The others watch processes, through what they leave in Redis and what they answer.
+
+use std::cell::Cell;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisResult, cmd};
+use tollkeeper::clock::Time;
+use tollkeeper::store::redis::Redis;
+use tollkeeper::store::redis::replicas::claim::{self, Owner, Reply, Wish};
+use tollkeeper::store::redis::replicas::{CLAIM, Replicas};
+use tollkeeper::store::redis::script;
+
+use crate::kit::fixtures::{about, load};
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::{self as servers, Server};
+use crate::kit::redis_counters::{self, Follows};
+use crate::kit::replica::Replica;
+use crate::kit::test_service::store_runtime;
+use crate::kit::tollkeeper::{Setup, with_rules};
+use crate::kit::{http, wait_for};
+
+mod model;
+
+/// When the first claim is made.
+const START: Time = Time::from_secs(1_783_512_000);
+const SECOND: u64 = 1_000_000;
+
+/// A table of slots in a Redis, asked at times of one's own.
+struct Table {
+    connection: Connection,
+    key: String,
+    now: Cell<Time>,
+}
+
+impl Table {
+    fn new(server: &Server) -> Self {
+        Self::at(server, "tk1:{replicas}")
+    }
+
+    fn at(server: &Server, key: &str) -> Self {
+        let client = ::redis::Client::open(format!("redis://{}", server.address())).expect("it is an address");
+        let connection = client.get_connection().expect("the server answers");
+        Self { connection, key: key.to_owned(), now: Cell::new(START) }
+    }
+
+    fn pass(&self, span: Duration) {
+        self.now.set(self.now.get().plus_us(u64::try_from(span.as_micros()).unwrap()));
+    }
+
+    fn try_ask(&mut self, owner: u8, slots: u32, wish: Wish, now: Option<Time>) -> RedisResult<Reply> {
+        let argument = claim::argument(Owner([owner + 1; 16]), slots, wish, now);
+        let mut command = cmd("EVAL");
+        command.arg(&script::for_replicas().text).arg(1).arg(&self.key).arg(&argument[..]);
+        let reply: Vec<u8> = command.query(&mut self.connection)?;
+        Ok(claim::read(&reply).expect("the reply can be read"))
+    }
+
+    fn ask(&mut self, owner: u8, slots: u32, wish: Wish) -> Reply {
+        let reply = self.try_ask(owner, slots, wish, Some(self.now.get())).expect("the script has no mistake");
+        assert_eq!(reply.now, self.now.get());
+        reply
+    }
+
+    /// The slot that a process gets, or keeps, and when that was free from.
+    fn hold(&mut self, owner: u8, slots: u32) -> (Option<u32>, Time) {
+        let reply = self.ask(owner, slots, Wish::Hold);
+        (reply.slot, reply.previous_end)
+    }
+}
+
+fn never() -> Time {
+    Time::default()
+}
+
+#[test]
+fn each_process_gets_a_slot_of_its_own_and_keeps_it() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    for owner in 0..3 {
+        let expected = Reply { now: START, slot: Some(owner.into()), previous_end: never(), live: 1, slots: 3 };
+        assert_eq!(table.ask(owner, 3, Wish::Hold), Reply { live: u32::from(owner) + 1, ..expected });
+    }
+    // More processes than slots: they wait, and are counted.
+    assert_eq!(table.ask(3, 3, Wish::Hold).slot, None);
+    assert_eq!(table.ask(4, 3, Wish::Hold).live, 5);
+    for _ in 0..10 {
+        table.pass(Duration::from_secs(29));
+        for owner in 0..3 {
+            assert_eq!(table.hold(owner, 3), (Some(owner.into()), never()));
+        }
+        assert_eq!(table.ask(3, 3, Wish::Hold).slot, None);
+    }
+    assert_eq!(table.ask(0, 3, Wish::Hold).live, 4, "one of those that waited has gone");
+    let life: i64 = server.ask(&["PTTL", "tk1:{replicas}"]);
+    let longest = 366 * 86_400_000;
+    assert!(longest - 60_000 < life && life <= longest, "{life}");
+}
+
+#[test]
+fn a_claim_ends_after_30_seconds_and_the_slot_that_is_free_for_longest_is_next() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    table.hold(0, 2);
+    table.pass(Duration::from_secs(1));
+    table.hold(1, 2);
+    table.pass(CLAIM - Duration::from_secs(1) - Duration::from_micros(1));
+    assert_eq!(table.hold(2, 2).0, None);
+    table.pass(Duration::from_micros(1));
+    let end = START.plus_us(30 * SECOND);
+    assert_eq!(table.hold(2, 2), (Some(0), end));
+    // Its own renewals change nothing about the claim before it.
+    table.pass(Duration::from_secs(10));
+    assert_eq!(table.hold(2, 2), (Some(0), end));
+    assert_eq!(table.hold(3, 2), (Some(1), START.plus_us(31 * SECOND)));
+    // Whoever has lost a slot gets another.
+    table.pass(Duration::from_secs(31));
+    assert_eq!(table.hold(3, 2).0, Some(1), "its own, though the other is free for longer");
+    assert_eq!(table.hold(0, 2), (Some(0), START.plus_us(70 * SECOND)));
+    // One that comes back to its own has not used it meanwhile.
+    table.pass(Duration::from_secs(100));
+    assert_eq!(table.hold(0, 2), (Some(0), START.plus_us(101 * SECOND)));
+}
+
+#[test]
+fn a_share_is_usable_a_period_after_the_claim_before_and_until_30_seconds_after_the_last_question() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    let [first, second] = [(); 2].map(|()| Replicas::new(NonZeroU32::MIN));
+    let (sent, received) = (Instant::now(), Instant::now() + Duration::from_millis(5));
+    let micro = Duration::from_micros(1);
+    let period = 60 * SECOND;
+    assert!(!first.usable(period, received));
+    first.heard(&table.ask(0, 1, Wish::Hold), sent, received);
+    assert!(!first.usable(0, received - micro));
+    assert!(first.usable(u64::MAX, received), "nobody had it before");
+    assert!(first.usable(period, sent + CLAIM - micro));
+    assert!(!first.usable(0, sent + CLAIM));
+    assert_eq!(first.redis_time(received + Duration::from_secs(1)), Some(START.plus_us(SECOND)));
+    assert_eq!(
+        first.redis_time(received - Duration::from_secs(1)),
+        Some(Time::from_secs(START.as_micros() / SECOND - 1))
+    );
+
+    // Ten seconds after its end somebody else has it, and knows so a second later.
+    table.pass(CLAIM + Duration::from_secs(10));
+    let received = sent + CLAIM + Duration::from_secs(11);
+    let mut renewed = received - Duration::from_secs(1);
+    second.heard(&table.ask(1, 1, Wish::Hold), renewed, received);
+    let due = received + Duration::from_secs(50);
+    while renewed + CLAIM <= due {
+        assert!(second.usable(10 * SECOND, received));
+        assert!(!second.usable(10 * SECOND + 1, received));
+        table.pass(Duration::from_secs(10));
+        renewed += Duration::from_secs(10);
+        second.heard(&table.ask(1, 1, Wish::Hold), renewed, renewed + Duration::from_millis(300));
+    }
+    assert!(!second.usable(period, due - micro));
+    assert!(second.usable(period, due));
+    second.let_go();
+    assert!(!second.usable(0, due));
+}
+
+#[test]
+fn a_slot_that_is_given_up_is_free_at_once_and_its_end_is_known() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    table.hold(0, 1);
+    table.pass(Duration::from_secs(3));
+    assert_eq!(table.ask(1, 1, Wish::Hold).live, 2);
+    let ended = table.ask(0, 1, Wish::End);
+    assert_eq!((ended.slot, ended.live), (None, 1));
+    let end = table.now.get();
+    table.pass(Duration::from_secs(2));
+    assert_eq!(table.hold(1, 1), (Some(0), end));
+    // Who has none, or lost it, ends nobody else's.
+    assert_eq!(table.ask(0, 1, Wish::End).live, 1);
+    assert_eq!(table.ask(2, 1, Wish::End).live, 1);
+    assert_eq!(table.hold(1, 1), (Some(0), end));
+}
+
+#[test]
+fn another_number_of_slots_waits_until_all_claims_of_the_old_have_ended() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    table.hold(0, 2);
+    table.hold(1, 2);
+    for _ in 0..5 {
+        table.pass(Duration::from_secs(20));
+        table.hold(0, 2);
+        let refused = table.ask(7, 4, Wish::Hold);
+        assert_eq!((refused.slot, refused.slots, refused.previous_end), (None, 2, never()));
+        assert_eq!(table.ask(7, 4, Wish::End).slots, 2);
+        table.ask(7, 4, Wish::Hold);
+    }
+    table.ask(0, 2, Wish::End);
+    // That counts as the end of every claim, of slots that nobody had too.
+    let end = table.now.get();
+    let first = table.ask(7, 4, Wish::Hold);
+    assert_eq!((first.slot, first.slots, first.previous_end, first.live), (Some(0), 4, end, 1));
+    table.pass(Duration::from_secs(1));
+    for (slot, owner) in [8, 9, 10].into_iter().enumerate() {
+        assert_eq!(table.hold(owner, 4), (u32::try_from(slot + 1).ok(), end));
+    }
+    assert_eq!(table.ask(0, 2, Wish::Hold).slots, 4);
+    assert_eq!(table.hold(11, 4).0, None);
+}
+
+#[test]
+fn a_clock_that_was_set_back_keeps_no_slot_for_long() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    table.pass(Duration::from_secs(400 * 86_400));
+    table.hold(0, 1);
+    table.now.set(START);
+    assert_eq!(table.hold(1, 1).0, None, "it may still be in use");
+    table.pass(CLAIM);
+    assert_eq!(table.hold(1, 1), (Some(0), table.now.get()));
+}
+
+#[test]
+fn after_a_flush_slots_are_given_out_anew() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    table.hold(0, 3);
+    table.hold(1, 3);
+    server.ask::<()>(&["FLUSHALL"]);
+    assert_eq!(table.hold(1, 3), (Some(0), never()));
+    assert_eq!(table.hold(0, 3), (Some(1), never()));
+    assert_eq!(table.ask(2, 3, Wish::Hold).live, 3);
+}
+
+#[test]
+fn those_that_wait_are_counted_up_to_a_thousand() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    table.hold(0, 1000);
+    let ask = |table: &mut Table, number: u16| {
+        let mut owner = [0xff; 16];
+        owner[..2].copy_from_slice(&number.to_le_bytes());
+        let argument = claim::argument(Owner(owner), 1, Wish::Hold, Some(START));
+        let mut command = cmd("EVAL");
+        command.arg(&script::for_replicas().text).arg(1).arg(&table.key).arg(&argument[..]);
+        claim::read(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
+    };
+    let counted: Vec<u32> = (0..1003).map(|number| ask(&mut table, number)).collect();
+    let expected: Vec<u32> = (0..1003).map(|number| 1 + (number + 1).min(1000)).collect();
+    assert_eq!(counted, expected);
+    let bytes: u64 = server.ask(&["STRLEN", "tk1:{replicas}"]);
+    assert_eq!(bytes, 8 + 32 * 1000 + 24 * 1000);
+    table.pass(CLAIM);
+    assert_eq!(table.ask(1, 1, Wish::Hold).live, 1);
+    assert_eq!(server.ask::<u64>(&["STRLEN", "tk1:{replicas}"]), 8 + 32);
+}
+
+#[test]
+fn what_is_no_table_is_left_alone() {
+    let server = servers::options().start();
+    let mut table = Table::new(&server);
+    let plants: [&[&str]; 6] = [
+        &["SET", "tk1:{replicas}", ""],
+        &["SET", "tk1:{replicas}", "nonsense"],
+        &["SET", "tk1:{replicas}", "\u{1}\0\0\0\0\0\0\0"],
+        &["SET", "tk1:{replicas}", "\0\0\0\0\0\0\0\0"],
+        &["RPUSH", "tk1:{replicas}", "x"],
+        &["HSET", "tk1:{replicas}", "r", "16"],
+    ];
+    for plant in plants {
+        server.ask::<()>(plant);
+        let planted: Vec<u8> = server.ask(&["DUMP", "tk1:{replicas}"]);
+        let error = table.try_ask(0, 16, Wish::Hold, Some(START)).unwrap_err();
+        assert_eq!(error.code(), Some("WRONGTYPE"), "{plant:?}: {error}");
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", "tk1:{replicas}"]), planted);
+        server.ask::<()>(&["DEL", "tk1:{replicas}"]);
+    }
+}
+
+#[test]
+fn the_table_has_a_key_that_no_counter_has() {
+    assert_eq!(claim::key(""), "tk1:{replicas}");
+    assert_eq!(claim::key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
+}
+
+/// Waits until a store knows that so many are alive; it asks again at once, rather than in ten seconds.
+fn wait_until_live(redis: &Redis, live: u32) {
+    wait_for("the others to be counted", || {
+        let _within = store_runtime().enter();
+        redis.claim_slot();
+        (redis.replicas().live() == NonZeroU32::new(live)).then_some(())
+    });
+}
+
+#[test]
+fn a_store_claims_a_slot_on_one_server_and_on_a_cluster() {
+    let server = servers::options().start();
+    let cluster = Cluster::start();
+    let (single, nodes) = (server.address(), cluster.addresses().join(","));
+    for env in [
+        vec![("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", single.as_str())],
+        vec![("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str())],
+    ] {
+        let [one, other] = [(); 2].map(|()| redis_counters::redis(&env, Follows::Redis));
+        assert_eq!((one.replicas().live(), one.replicas().slots().get()), (None, 16));
+        wait_until_live(&one, 1);
+        wait_until_live(&other, 2);
+        wait_until_live(&one, 2);
+        assert_eq!([&one, &other].map(|store| store.replicas().slot()), [Some(0), Some(1)]);
+        assert!(other.replicas().usable(u64::MAX, Instant::now()));
+        store_runtime().block_on(other.give_up_slot());
+        assert!(!other.replicas().usable(0, Instant::now()));
+        wait_until_live(&one, 1);
+    }
+}
+
+#[test]
+fn plain_counting_without_scripts_claims_nothing() {
+    let server = servers::options().start();
+    let address = server.address();
+    let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address.as_str()), ("TOLLKEEPER_KEY_FORMAT", "ratelimit")];
+    let store = redis_counters::redis(&env, Follows::Redis);
+    let _within = store_runtime().enter();
+    store.claim_slot();
+    redis_counters::wait_until_known(&store);
+    assert_eq!(server.ask::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
+    assert_eq!(store.replicas().live(), None);
+}
+
+/// How many of ten pass at a replica that has lost its Redis, under a limit of ten.
+fn passes_alone(replica: &Replica) -> usize {
+    (0..10).filter(|_| !replica.ask(&about("k=x")).expect("it decides by itself").over_limit()).count()
+}
+
+#[test]
+fn local_divides_by_the_replicas_that_were_last_seen_unless_it_is_told_how_many() {
+    for (told, expected) in [(None, 3), (Some("2"), 5)] {
+        let server = servers::options().start();
+        let env: Vec<_> = [("TOLLKEEPER_ON_STORE_ERROR", "local"), ("TOLLKEEPER_STORE_TIMEOUT", "100ms")]
+            .into_iter()
+            .chain(told.map(|replicas| ("TOLLKEEPER_REPLICAS", replicas)))
+            .collect();
+        let replicas = [(); 3].map(|()| {
+            let replica = Replica::new(&server.address(), env.clone(), START);
+            load(&replica.desk, "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]");
+            replica
+        });
+        replicas.iter().zip(1..).for_each(|(replica, live)| wait_until_live(replica.redis(), live));
+        replicas.iter().for_each(|replica| wait_until_live(replica.redis(), 3));
+        server.kill();
+        assert_eq!(replicas.each_ref().map(passes_alone), [expected; 3], "{told:?}");
+    }
+}
+
+/// A process that counts in that server, by an ACL user who may do what the documentation says, on keys of these
+/// patterns.
+fn process(server: &Server, keys: &[&str]) -> Setup {
+    const MAY: &str = "-@all +eval +evalsha +time +get +set +pexpire +llen +lindex +lrange +lset +ltrim +rpush";
+    let mut words = vec!["ACL", "SETUSER", "documented", "on", ">secret"];
+    words.extend(keys.iter().copied().chain(MAY.split(' ')));
+    server.ask::<()>(&words);
+    with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]")
+        .env("REDIS_URL", format!("redis://documented:secret@{}", server.address()))
+        .env("REDIS_SOCKET_TYPE", "tcp")
+}
+
+/// The keys that the documentation says.
+const DOCUMENTED: &[&str] = &["~tk1:*"];
+
+fn wait_for_the_table(server: &Server) {
+    wait_for("a claim", || (server.ask::<u64>(&["EXISTS", "tk1:{replicas}"]) == 1).then_some(()));
+}
+
+#[test]
+fn a_process_claims_a_slot_and_gives_it_up_when_it_is_stopped() {
+    let server = servers::options().start();
+    let mut process = process(&server, DOCUMENTED).start();
+    wait_for_the_table(&server);
+    let mut table = Table::new(&server);
+    let other = table.try_ask(1, 16, Wish::Hold, None).unwrap();
+    assert_eq!((other.slot, other.previous_end, other.live), (Some(1), never(), 2));
+    process.signal("TERM");
+    assert!(process.wait().success());
+    let alone = table.try_ask(1, 16, Wish::Hold, None).unwrap();
+    assert_eq!(alone.live, 1);
+    table.try_ask(1, 16, Wish::End, None).unwrap();
+    let next = table.try_ask(2, 16, Wish::Hold, None).unwrap();
+    assert_eq!(next.slot, Some(2), "one that nobody had before is free for longest");
+}
+
+#[test]
+fn processes_that_disagree_about_the_number_of_slots_say_so_once() {
+    let server = servers::options().start();
+    let _first = process(&server, DOCUMENTED).start();
+    wait_for_the_table(&server);
+    let second = process(&server, DOCUMENTED).env("TOLLKEEPER_MAX_REPLICAS", "8").start();
+    let says = "TOLLKEEPER_MAX_REPLICAS is 16 in replicas that run and 8 here";
+    wait_for("a warning", || second.stderr().contains(says).then_some(()));
+    assert_eq!(second.stderr().matches(says).count(), 1);
+    let mut table = Table::new(&server);
+    assert_eq!(table.try_ask(1, 16, Wish::Hold, None).unwrap().live, 3);
+}
+
+/// How often a script was sent, whether the user may run it or not.
+fn tried(server: &Server) -> u64 {
+    let stats = server.info("cmdstat_eval");
+    let counts = stats.split(',').filter_map(|field| field.split_once('='));
+    counts
+        .filter(|(name, _)| ["calls", "rejected_calls"].contains(name))
+        .map(|(_, count)| count.parse::<u64>().unwrap())
+        .sum()
+}
+
+#[test]
+fn a_table_that_can_not_be_kept_harms_nothing_else() {
+    let server = servers::options().start();
+    server.ask::<()>(&["RPUSH", "tk1:{replicas}", "of somebody else"]);
+    // What stands there is no table, or is not for this user.
+    for keys in [DOCUMENTED, &["resetkeys", "~tk1:{[0-9]*", "~tk1:{shop*"]] {
+        let process = process(&server, keys).start();
+        wait_for("a warning", || process.stderr().contains("no replica slot can be claimed").then_some(()));
+        let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "x"}]}]}"#;
+        let before = tried(&server);
+        wait_for("it to try again", || (tried(&server) > before + 1).then_some(()));
+        assert_eq!(process.json(body).status, 200);
+        let ready = http::get(process.http_port(), "/readyz").send();
+        assert_eq!(ready.status, 200, "{}", ready.text());
+        assert_eq!(process.stderr().matches("no replica slot").count(), 1);
+    }
+}

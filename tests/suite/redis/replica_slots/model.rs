@@ -1,0 +1,263 @@
+//! Whatever happens to processes and to what they send, no slot is of use to two of them within one period.
+//!
+//! Random lives: processes ask, wait for answers that come late or never, renew, crash, stop and come back, some with
+//! another number of slots, while time passes and the clock of Redis is set back now and then. Requests that nobody
+//! waits for any more still run, later. What each process may have used is written down here by its own rule; the
+//! promise is checked against that, to the microsecond.
+
+use std::cell::RefCell;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseResult, TestRunner};
+use tollkeeper::store::redis::replicas::claim::{Reply, Wish};
+use tollkeeper::store::redis::replicas::{CLAIM, Replicas};
+
+use super::{SECOND, START, Table};
+use crate::kit::redis as servers;
+
+/// How many processes there are at a time.
+const PROCESSES: usize = 4;
+/// Periods of rules, in microseconds.
+const PERIODS: [u64; 4] = [SECOND, 20 * SECOND, 60 * SECOND, 3600 * SECOND];
+
+/// What happens next, to the process of that place.
+#[derive(Clone, Debug)]
+enum Event {
+    /// Nothing, for so many microseconds.
+    Passes(u64),
+    /// It asks, and the answer comes after so many microseconds on each way.
+    Beats(usize, [u64; 2]),
+    /// It asks.
+    Sends(usize),
+    /// Redis runs what it asked.
+    Runs(usize),
+    /// It gets the answer.
+    Hears(usize),
+    /// It waits no longer.
+    GivesUpWaiting(usize),
+    /// Redis runs the oldest request that nobody waits for.
+    RunsLate,
+    /// It ends without a word, and another with so many slots takes its place.
+    Crashes(usize, u32),
+    /// It ends in order; Redis runs that after so many microseconds, or late.
+    Stops(usize, Option<u64>, u32),
+    /// The clock of Redis is set back by so many microseconds.
+    Back(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let who = 0..PROCESSES;
+    let edge = Just(30 * SECOND);
+    let passes = prop_oneof![0..SECOND, 8 * SECOND..12 * SECOND, 18 * SECOND..35 * SECOND, edge, 0..200 * SECOND];
+    let slots = || prop_oneof![4 => Just(2_u32), 1 => 1..4_u32];
+    let way = prop_oneof![2 => Just(0), 3 => 0..SECOND / 5, 1 => 0..40 * SECOND];
+    prop_oneof![
+        6 => passes.prop_map(Event::Passes),
+        12 => (who.clone(), [way.clone(), way]).prop_map(|(who, ways)| Event::Beats(who, ways)),
+        2 => who.clone().prop_map(Event::Sends),
+        2 => who.clone().prop_map(Event::Runs),
+        2 => who.clone().prop_map(Event::Hears),
+        1 => who.clone().prop_map(Event::GivesUpWaiting),
+        1 => Just(Event::RunsLate),
+        1 => (who.clone(), slots()).prop_map(|(who, slots)| Event::Crashes(who, slots)),
+        1 => (who, proptest::option::of(0..SECOND), slots()).prop_map(|(who, at, slots)| Event::Stops(who, at, slots)),
+        1 => (0..100 * SECOND).prop_map(Event::Back),
+    ]
+}
+
+/// A process.
+struct Process {
+    /// What tells it from all others.
+    owner: u8,
+    replicas: Replicas,
+    /// What it asked, when, and what Redis said.
+    flight: Option<(u64, Option<Reply>)>,
+}
+
+/// When a process may have used a slot.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    owner: u8,
+    slots: u32,
+    slot: u32,
+    until: u64,
+}
+
+struct World<'t> {
+    table: &'t mut Table,
+    began: Instant,
+    /// Microseconds since then.
+    now: u64,
+    /// By how much the clock of Redis is behind.
+    behind: u64,
+    processes: Vec<Process>,
+    born: u8,
+    uses: Vec<Use>,
+    late: Vec<(u8, u32, Wish)>,
+    /// How often a share was of use to one that had the slot of another.
+    inherited: usize,
+}
+
+impl<'t> World<'t> {
+    fn new(table: &'t mut Table) -> Self {
+        let mut world = Self {
+            table,
+            began: Instant::now(),
+            now: 0,
+            behind: 0,
+            processes: Vec::new(),
+            born: 0,
+            uses: Vec::new(),
+            late: Vec::new(),
+            inherited: 0,
+        };
+        for place in 0..PROCESSES {
+            let process = world.birth(2);
+            world.processes.insert(place, process);
+        }
+        world
+    }
+
+    fn birth(&mut self, slots: u32) -> Process {
+        self.born += 1;
+        Process { owner: self.born, replicas: Replicas::new(NonZeroU32::new(slots).unwrap()), flight: None }
+    }
+
+    fn at(&self, now: u64) -> Instant {
+        self.began + Duration::from_micros(now)
+    }
+
+    fn run(&mut self, owner: u8, slots: u32, wish: Wish) -> Reply {
+        // Long after the epoch, so that a clock that is set back does not run out.
+        self.table.now.set(START.plus_us((self.now + (1 << 40)).saturating_sub(self.behind)));
+        self.table.ask(owner, slots, wish)
+    }
+
+    fn happens(&mut self, event: &Event) {
+        match *event {
+            Event::Passes(micros) => self.now += micros,
+            Event::Back(micros) => self.behind += micros,
+            Event::Beats(who, [there, back]) => {
+                self.gives_up_waiting(who);
+                self.processes[who].flight = Some((self.now, None));
+                self.now += there;
+                self.runs(who);
+                self.now += back;
+                self.hears(who);
+            }
+            Event::Sends(who) => {
+                self.gives_up_waiting(who);
+                self.processes[who].flight = Some((self.now, None));
+            }
+            Event::Runs(who) => self.runs(who),
+            Event::Hears(who) => self.hears(who),
+            Event::GivesUpWaiting(who) => self.gives_up_waiting(who),
+            Event::RunsLate => {
+                if !self.late.is_empty() {
+                    let (owner, slots, wish) = self.late.remove(0);
+                    self.run(owner, slots, wish);
+                }
+            }
+            Event::Crashes(who, slots) => {
+                self.gives_up_waiting(who);
+                self.processes[who] = self.birth(slots);
+            }
+            Event::Stops(who, run, slots) => self.stops(who, run, slots),
+        }
+    }
+
+    fn runs(&mut self, who: usize) {
+        let process = &self.processes[who];
+        if let Some((sent, None)) = process.flight {
+            let reply = self.run(process.owner, process.replicas.slots().get(), Wish::Hold);
+            self.processes[who].flight = Some((sent, Some(reply)));
+        }
+    }
+
+    fn hears(&mut self, who: usize) {
+        let received = self.at(self.now);
+        let Some((sent, Some(reply))) = self.processes[who].flight else { return };
+        let sent_at = self.at(sent);
+        let process = &mut self.processes[who];
+        process.flight = None;
+        process.replicas.heard(&reply, sent_at, received);
+        if let Some(slot) = reply.slot {
+            let until = sent + u64::try_from(CLAIM.as_micros()).unwrap();
+            let slots = process.replicas.slots().get();
+            self.uses.push(Use { owner: process.owner, slots, slot, until });
+        }
+    }
+
+    fn gives_up_waiting(&mut self, who: usize) {
+        let process = &mut self.processes[who];
+        if let Some((_, None)) = process.flight.take() {
+            self.late.push((process.owner, process.replicas.slots().get(), Wish::Hold));
+        }
+    }
+
+    fn stops(&mut self, who: usize, run: Option<u64>, slots: u32) {
+        self.gives_up_waiting(who);
+        let process = &self.processes[who];
+        process.replicas.let_go();
+        let (owner, of) = (process.owner, process.replicas.slots().get());
+        for used in self.uses.iter_mut().filter(|used| used.owner == owner) {
+            used.until = used.until.min(self.now);
+        }
+        match run {
+            Some(micros) => {
+                self.now += micros;
+                self.run(owner, of, Wish::End);
+            }
+            None => self.late.push((owner, of, Wish::End)),
+        }
+        self.processes[who] = self.birth(slots);
+    }
+
+    /// Whoever may use a slot's share now or later, may so only a period after all others that had it.
+    fn check(&mut self) -> TestCaseResult {
+        for process in &self.processes {
+            let (Some(slot), slots) = (process.replicas.slot(), process.replicas.slots().get()) else { continue };
+            let same = |used: &&Use| used.owner != process.owner && (used.slots != slots || used.slot == slot);
+            let before: Vec<_> = self.uses.iter().filter(same).collect();
+            for period in PERIODS {
+                let edges = before.iter().map(|used| used.until + period - 1).filter(|edge| *edge > self.now);
+                for at in edges.chain([self.now]) {
+                    if process.replicas.usable(period, self.at(at)) {
+                        let early = before.iter().find(|used| used.until + period > at);
+                        prop_assert!(early.is_none(), "{}: {slot} of {slots} at {at} after {early:?}", process.owner);
+                        self.inherited += usize::from(!before.is_empty());
+                    }
+                }
+            }
+            let own = self.uses.iter().filter(|used| used.owner == process.owner);
+            let until = own.map(|used| used.until).max().unwrap_or(0);
+            prop_assert!(!process.replicas.usable(0, self.at(until)), "{} is not over at {until}", process.owner);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_slot_is_of_use_to_one_process_within_a_period() {
+    let server = servers::options().start();
+    let tables = RefCell::new((Table::new(&server), 0_u64));
+    let inherited = RefCell::new(0);
+    let config = ProptestConfig { source_file: Some(file!()), max_shrink_iters: 2000, ..ProptestConfig::default() };
+    let events = proptest::collection::vec(event(), 1..120);
+    let outcome = TestRunner::new(config).run(&events, |events| {
+        let (table, lives) = &mut *tables.borrow_mut();
+        *lives += 1;
+        table.key = format!("life:{lives}");
+        let mut world = World::new(table);
+        for event in &events {
+            world.happens(event);
+            world.check()?;
+        }
+        *inherited.borrow_mut() += world.inherited;
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert!(*inherited.borrow() > 100, "slots pass from one to the next");
+}

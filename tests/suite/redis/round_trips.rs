@@ -1,0 +1,302 @@
+//! What a request costs in Redis, and where its counters are: one call for each descriptor, all of them at once.
+//!
+//! Calls are counted by the servers. That none waits for another is shown by servers that stand still: what has arrived
+//! at one while another has not answered was sent without waiting for it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::clock::Time;
+use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::request::Hits;
+use tollkeeper::store::Store;
+use tollkeeper::store::redis::{ChargeMode, ChargeResults};
+
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::{Server, options};
+use crate::kit::redis_counters::{Counters, Follows, Wanted, poll_once, redis, wait_until_known};
+use crate::kit::tcp_proxy::Proxy;
+use crate::kit::test_service::{Desk, Question, store_runtime};
+use crate::kit::wait_for;
+
+/// Noon on Wednesday the 8th of July 2026.
+const NOON: Time = Time::from_secs(1_783_512_000);
+
+type Call<'c> = Pin<Box<dyn Future<Output = Vec<ChargeResults>> + Send + 'c>>;
+
+fn limit(algorithm: Algorithm) -> Limit {
+    let year = Period::new(Unit::Year, 1).unwrap();
+    let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(1_000);
+    Limit::new(&LimitSpec { sole: false, queue_size, ..LimitSpec::new(algorithm, 1_000, year) }).unwrap()
+}
+
+/// Who decides by these rules of a domain `shop`, by counters that the variables name.
+fn desk(env: &[(&str, &str)], rules: &str) -> Desk {
+    let mut env = env.to_vec();
+    env.push(("TOLLKEEPER_ON_STORE_ERROR", "error"));
+    let redis = redis(&env, Follows::Charges);
+    wait_until_known(&redis);
+    let desk = Desk::new(env, NOON).counting_in(Store::Redis(Box::new(redis)));
+    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+    desk
+}
+
+/// A question about descriptors of `shop`: `key=value; key`.
+fn about(descriptors: &str) -> Question {
+    descriptors.split("; ").fold(Question::new("shop"), |question, descriptor| {
+        question.of(&[descriptor.split_once('=').unwrap_or((descriptor, ""))])
+    })
+}
+
+fn text(desk: &Desk, descriptors: &str) -> String {
+    desk.ask(&about(descriptors)).unwrap_or_else(|error| panic!("{error}: {descriptors}")).text()
+}
+
+/// How many calls of scripts the server has had, by EVALSHA and by EVAL.
+fn calls(server: &Server) -> (u64, u64) {
+    let commands = server.commands();
+    let count = |name: &str| commands.get(name).copied().unwrap_or(0);
+    (count("evalsha"), count("eval"))
+}
+
+/// Charges of one hit on values of their own, an algorithm after the other, for callers that wait for ever.
+fn one_each(values: impl IntoIterator<Item = String>) -> Vec<Wanted> {
+    let algorithms = Algorithm::ALL.into_iter().cycle();
+    let one = |(value, algorithm)| Wanted {
+        value,
+        limits: vec![(limit(algorithm), true)],
+        ask: ChargeRequest::new(Hits::Charge(1), u64::MAX),
+    };
+    values.into_iter().zip(algorithms).map(one).collect()
+}
+
+#[test]
+fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
+    let server = options().start();
+    let proxy = Proxy::to(&server.address());
+    let counters = Counters::at(&format!("127.0.0.1:{}", proxy.port()), Follows::Redis);
+    store_runtime().block_on(async {
+        for wanted in one_each((0..5).map(|n| format!("prime {n}"))) {
+            counters.charge(&[wanted], ChargeMode::Commit, NOON).await;
+        }
+        let wanted = one_each((0..10).map(|n| format!("value {n}")));
+        let mut one_by_one = 0;
+        for charge in &wanted {
+            let before = proxy.asked_bytes();
+            counters.charge(std::slice::from_ref(charge), ChargeMode::Commit, NOON).await;
+            one_by_one += proxy.asked_bytes() - before;
+        }
+        server.freeze();
+        let (asked, answered) = (proxy.asked_bytes(), proxy.answered_bytes());
+        let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
+        assert!(poll_once(&mut call).await.is_none());
+        wait_for("the proxy to have all calls", || (proxy.asked_bytes() - asked == one_by_one).then_some(()));
+        assert_eq!(proxy.answered_bytes(), answered);
+        server.thaw();
+        assert!(call.await.iter().all(|levels| levels[0].before == 1));
+    });
+}
+
+#[test]
+fn no_node_of_a_cluster_waits_for_another() {
+    let cluster = Cluster::start();
+    let nodes = cluster.addresses().join(",");
+    let counters = Counters::new(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)], Follows::Redis);
+    wait_until_known(&counters.redis);
+    let values: Vec<String> = (0..30).map(|n| format!("value {n}")).collect();
+    let owner = |value: &String| cluster.primary_of(cluster.slot(&format!("{{counters|value={value}}}")));
+    let owners: Vec<usize> = values.iter().map(owner).collect();
+    let share = |node: usize| owners.iter().filter(|owner| **owner == node).count() as u64;
+    assert!((0..3).all(|node| share(node) > 0), "{owners:?}");
+    let wanted = one_each(values);
+    store_runtime().block_on(async {
+        // Each node learns its scripts.
+        for _ in 0..2 {
+            counters.charge(&wanted, ChargeMode::Commit, NOON).await;
+        }
+        for first in 0..3 {
+            // The node that is let go first has all its calls, whichever comes first in the request.
+            (0..3).for_each(|node| cluster.node(node).reset_stats());
+            (0..3).for_each(|node| cluster.node(node).freeze());
+            let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
+            assert!(poll_once(&mut call).await.is_none());
+            for node in [first, (first + 1) % 3, (first + 2) % 3] {
+                assert!(poll_once(&mut call).await.is_none(), "node {node} has not answered");
+                cluster.node(node).thaw();
+                wait_for("a node to have its calls", || (calls(cluster.node(node)).0 == share(node)).then_some(()));
+            }
+            assert!(call.await.iter().all(|levels| levels[0].before == 2 + first as u64));
+        }
+    });
+}
+
+#[test]
+fn a_descriptor_costs_one_call_whatever_its_limits() {
+    let server = options().start();
+    let rules = "descriptors:
+  - {key: one, rate_limit: {unit: hour, requests_per_unit: 10}}
+  - key: five
+    rate_limit:
+      - {unit: hour, requests_per_unit: 10}
+      - {unit: hour, requests_per_unit: 10, algorithm: token_bucket}
+      - {unit: day, requests_per_unit: 10, algorithm: leaky_bucket}
+      - {unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}
+      - {unit: day, requests_per_unit: 10, algorithm: sliding_window_counter}
+  - key: two
+    rate_limit:
+      - {unit: hour, requests_per_unit: 10}
+      - {unit: day, requests_per_unit: 10}
+  - {key: free, rate_limit: {unlimited: true}}";
+    let desk = desk(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &server.address())], rules);
+    let table = [
+        // descriptors, calls
+        ("one", 1),
+        ("five", 1),
+        ("two", 1),
+        ("free", 0),
+        ("unknown", 0),
+        ("one; five; two; free", 3),
+        ("one=a; one=b; one=c", 3),
+        // Those that come twice travel together.
+        ("one; one; one", 1),
+        ("five; one; five; one; two", 3),
+    ];
+    text(&desk, "one=p; five=p; two=p");
+    for (descriptors, expected) in table {
+        server.reset_stats();
+        text(&desk, descriptors);
+        assert_eq!(calls(&server), (expected, 0), "{descriptors}");
+    }
+    let twice = text(&desk, "one=twice; two=twice; one=twice");
+    assert_eq!(twice, "OK [OK 10/HOUR left 9 in 3600 s, OK 10/HOUR left 9 in 3600 s, OK 10/HOUR left 8 in 3600 s]");
+}
+
+#[test]
+fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_twice() {
+    let server = options().start();
+    let counters = Counters::at(&server.address(), Follows::Redis);
+    let wanted = [Wanted::one("script", limit(Algorithm::TokenBucket))];
+    let charge = || store_runtime().block_on(counters.charge(&wanted, ChargeMode::Commit, NOON))[0][0].before;
+    assert_eq!(charge(), 0);
+    server.reset_stats();
+    server.ask::<()>(&["SCRIPT", "FLUSH"]);
+    for (charges, expected) in [(1, (1, 1)), (2, (2, 1)), (3, (3, 1))] {
+        assert_eq!(charge(), charges);
+        assert_eq!(calls(&server), expected);
+    }
+    // Many at once, on one counter and on others.
+    server.ask::<()>(&["SCRIPT", "FLUSH"]);
+    let values = |n: usize| if n < 50 { "many".to_owned() } else { format!("value {n}") };
+    let requests: Vec<_> = (0..100).map(|n| [Wanted::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
+    let answers =
+        store_runtime().block_on(join_all(requests.iter().map(|one| counters.charge(one, ChargeMode::Commit, NOON))));
+    let found: Vec<u64> = answers.iter().map(|levels| levels[0][0].before).collect();
+    let expected: Vec<u64> = (0..50).chain([0; 50]).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn limits_per_second_are_counted_in_the_redis_that_is_theirs() {
+    let (main, per_second) = (options().start(), options().start());
+    let rules = "descriptors:
+  - {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
+  - {key: bucket, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket}}
+  - {key: log, rate_limit: {unit: second, requests_per_unit: 10, algorithm: sliding_window_log}}
+  - {key: seconds, rate_limit: {unit: second, unit_multiplier: 2, requests_per_unit: 10}}
+  - {key: minute, rate_limit: {unit: minute, requests_per_unit: 10}}
+  - key: both
+    rate_limit:
+      - {unit: second, requests_per_unit: 10}
+      - {unit: day, requests_per_unit: 10}
+  - key: two
+    rate_limit:
+      - {unit: second, requests_per_unit: 10}
+      - {unit: second, requests_per_unit: 10, algorithm: token_bucket}";
+    let desk = desk(
+        &[
+            ("REDIS_SOCKET_TYPE", "tcp"),
+            ("REDIS_URL", &main.address()),
+            ("REDIS_PERSECOND", "true"),
+            ("REDIS_PERSECOND_SOCKET_TYPE", "tcp"),
+            ("REDIS_PERSECOND_URL", &per_second.address()),
+        ],
+        rules,
+    );
+    let table = [
+        // descriptors, calls at the main Redis and at the other
+        ("second", (0, 1)),
+        ("bucket", (0, 1)),
+        ("log", (0, 1)),
+        ("two", (0, 1)),
+        ("seconds", (1, 0)),
+        ("minute", (1, 0)),
+        // Limits of one descriptor are decided in one place.
+        ("both", (1, 0)),
+        ("second; minute; bucket; both", (2, 2)),
+    ];
+    for (descriptors, expected) in table {
+        // Twice: each server learns the script.
+        text(&desk, descriptors);
+        main.reset_stats();
+        per_second.reset_stats();
+        text(&desk, descriptors);
+        assert_eq!((calls(&main).0, calls(&per_second).0), expected, "{descriptors}");
+    }
+}
+
+#[test]
+fn every_way_to_a_server_counts() {
+    let rules = "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]";
+    let plain = || options();
+    let served = |env: &[(&str, &str)], what: &str| {
+        let desk = desk(env, rules);
+        assert_eq!(text(&desk, "k"), "OK [OK 10/HOUR left 9 in 3600 s]", "{what}");
+        assert_eq!(text(&desk, "k; k"), "OK [OK 10/HOUR left 8 in 3600 s, OK 10/HOUR left 7 in 3600 s]", "{what}");
+    };
+    let tcp = ("REDIS_SOCKET_TYPE", "tcp");
+
+    let server = plain().unix_socket().start();
+    let socket = server.socket().to_str().unwrap().to_owned();
+    served(&[("REDIS_URL", &socket)], "socket");
+    let typed = [("REDIS_SOCKET_TYPE", "unix"), ("REDIS_URL", &*socket), ("CACHE_KEY_PREFIX", "typed:")];
+    served(&typed, "socket, by type");
+
+    let server = plain().start();
+    served(&[tcp, ("REDIS_URL", &server.address())], "TCP");
+    let server = plain().password("secret").start();
+    let env = [tcp, ("REDIS_URL", &*server.address()), ("REDIS_AUTH", "secret")];
+    served(&env, "a password");
+    let server = plain().user("ann", "on >pass ~* +@all").start();
+    let env = [tcp, ("REDIS_URL", &*server.address()), ("REDIS_AUTH", "ann:pass")];
+    served(&env, "a user");
+}
+
+#[test]
+fn a_database_has_all_keys_and_the_others_none() {
+    let rules = "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]";
+    let server = options().start();
+    for (number, database) in ["/3", "/15", "?db=7"].into_iter().enumerate() {
+        let url = format!("redis://{}{database}", server.address());
+        let desk = desk(&[("REDIS_URL", &url)], rules);
+        assert_eq!(text(&desk, "k"), "OK [OK 10/HOUR left 9 in 3600 s]", "{database}");
+        let used: String = server.ask(&["INFO", "keyspace"]);
+        assert_eq!(used.matches(":keys=").count(), 1 + number, "{database}: {used}");
+        assert!(!used.contains("db0:"), "{used}");
+    }
+}
+
+#[test]
+fn a_caller_that_leaves_no_time_is_not_waited_for() {
+    let server = options().start();
+    let counters = Counters::at(&server.address(), Follows::Redis);
+    let wanted = one_each((0..3).map(|n| format!("value {n}")));
+    wait_until_known(&counters.redis);
+    server.freeze();
+    let answers = store_runtime().block_on(counters.charge_until(&wanted, ChargeMode::Commit, (NOON, Instant::now())));
+    assert_eq!(answers.len(), 3);
+    assert!(answers.iter().all(Result::is_err), "{answers:?}");
+    server.thaw();
+}
