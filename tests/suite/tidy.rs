@@ -3,6 +3,17 @@
 //!
 //! Everything here reads text, so it knows nothing of macros or renamed imports; it is meant for slips, not for malice.
 
+#[path = "tidy/imports.rs"]
+mod imports;
+#[path = "tidy/names.rs"]
+mod names;
+#[path = "tidy/phrases.rs"]
+mod phrases;
+#[path = "tidy/shape.rs"]
+mod shape;
+#[path = "tidy/sources.rs"]
+mod sources;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -40,6 +51,11 @@ fn texts(directory: &str, ending: &str) -> Vec<Text> {
 }
 
 impl Text {
+    /// A single file, by its path from the root of the repository.
+    fn of(name: &str) -> Self {
+        Self { name: name.to_owned(), content: read(&repository(name)) }
+    }
+
     /// The module of `lib.rs` that a source file belongs to; `None` for the roots.
     fn module(&self) -> Option<&str> {
         let path = Path::new(self.name.strip_prefix("src/")?);

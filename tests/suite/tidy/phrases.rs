@@ -1,0 +1,62 @@
+//! Comments, messages and documents are plain English: none of the phrases that readers stumbled over.
+
+use regex::Regex;
+
+use super::{Text, assert_none, texts};
+
+/// Phrases that no text of the repository contains. Each says something that a plain word says better.
+const BANNED_PHRASES: &[&str] = &[
+    r"affair",
+    r"anew",
+    r"besides,",
+    r"can not",
+    r"goes before the rules",
+    r"has the word",
+    r"in force",
+    r"in the clothes",
+    r"is no \w+ of",
+    r"lets go of",
+    r"nobody",
+    r"somebody",
+    r"whoever",
+];
+
+/// Folders and kinds of files that are read.
+const READ: &[(&str, &str)] = &[
+    ("src", ".rs"),
+    ("src", ".lua"),
+    ("tests", ".rs"),
+    ("fuzz", ".rs"),
+    ("docs", ".md"),
+    ("docs", ".py"),
+    ("deploy", ".md"),
+    ("deploy", ".yaml"),
+    ("deploy", ".sh"),
+    ("deploy", ".txt"),
+    ("config", ".yaml"),
+    ("config", ".env"),
+    ("envoy", ".yaml"),
+    ("envoy", ".sh"),
+    ("tests", ".md"),
+    ("tests", ".sh"),
+];
+
+#[test]
+fn no_text_contains_a_banned_phrase() {
+    let banned = Regex::new(&format!(r"(?i)\b(?:{})(?:\b|$)", BANNED_PHRASES.join("|"))).unwrap();
+    let mut all: Vec<Text> = READ.iter().flat_map(|(directory, ending)| texts(directory, ending)).collect();
+    for name in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Cargo.toml", "build.rs"] {
+        all.push(Text::of(name));
+    }
+    // This list itself has to name them.
+    all.retain(|text| text.name != "tests/suite/tidy/phrases.rs" && text.name != "tests/suite/tidy/names.rs");
+    let mut found = Vec::new();
+    for text in &all {
+        for (number, line) in (1..).zip(text.content.lines()) {
+            if let Some(phrase) = banned.find(line) {
+                found.push(format!("{}:{number}: `{}` in: {}", text.name, phrase.as_str(), line.trim()));
+            }
+        }
+    }
+    assert_none("banned phrases", &found);
+}
