@@ -1,6 +1,6 @@
 //! The five algorithms: pure arithmetic on what a counter has used.
 //!
-//! `charge(limit, state, now, hits, hold_us) -> (state, level)`. The state is what was *used*, never what is left, so a
+//! `charge(limit, state, now, hits, max_delay_us) -> (state, level)`. The state is what was *used*, never what is left, so a
 //! limit may change under a live counter. Everything is an integer; times are microseconds; products that can pass
 //! 64 bits go through u128. Rounding is against the caller, but for sliding_window_counter, which floors.
 //!
@@ -9,7 +9,7 @@
 //!
 //! No clock, no I/O, no log here, and nothing about where states are kept.
 
-pub(crate) mod drain;
+pub(crate) mod leaky_level;
 pub mod fixed_window;
 pub mod leaky_bucket;
 pub mod sliding_window_counter;
@@ -23,7 +23,7 @@ use crate::limit::{Algorithm, Limit};
 use crate::request::Hits;
 
 /// The largest count a counter holds: beyond it a double in a Lua script would not be exact.
-pub const MOST_COUNTED: u64 = 1 << 53;
+pub const MAX_COUNT: u64 = 1 << 53;
 
 /// What is asked of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +31,15 @@ pub struct ChargeRequest {
     /// The hits to take, to look for, or to give back.
     pub hits: Hits,
     /// The longest the answer may be held, in microseconds; the limit's own `max_wait` holds besides.
-    pub hold_us: u64,
+    pub max_delay_us: u64,
     /// Another limit of the same descriptor refused: hits are charged only where refused hits count.
-    pub refused_elsewhere: bool,
+    pub rejected_elsewhere: bool,
 }
 
 impl ChargeRequest {
     /// A charge of `hits` by itself.
-    pub const fn new(hits: Hits, hold_us: u64) -> Self {
-        Self { hits, hold_us, refused_elsewhere: false }
+    pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
+        Self { hits, max_delay_us, rejected_elsewhere: false }
     }
 
     /// How many hits must fit for the charge to pass: a look asks for one more, a refund for none.
@@ -54,7 +54,7 @@ impl ChargeRequest {
     /// What becomes of the hits once it is known whether they fit.
     const fn effect(self, fits: bool, limit: &Limit) -> Effect {
         match self.hits {
-            Hits::Charge(count) if fits && !self.refused_elsewhere => Effect::Charge(count),
+            Hits::Charge(count) if fits && !self.rejected_elsewhere => Effect::Charge(count),
             Hits::Charge(count) if limit.count_rejected() => Effect::Debt(count),
             Hits::Refund(count) => Effect::Refund(count),
             Hits::Charge(_) | Hits::Peek => Effect::Nothing,
@@ -93,7 +93,7 @@ pub struct ChargeResult {
     /// Until the same charge could pass, at the earliest, in microseconds. `None` if it passed, or never will.
     pub retry_after_us: Option<u64>,
     /// How long the answer is to be held, in microseconds; 0 if the hits do not pass.
-    pub hold_us: u64,
+    pub delay_us: u64,
 }
 
 /// A counter's state: one variant for each algorithm.
@@ -140,37 +140,37 @@ impl State {
     }
 
     /// Charges from this state, which must be of the limit's algorithm; any other is taken as empty.
-    pub fn charge(&mut self, limit: &Limit, now: Time, ask: ChargeRequest) -> ChargeResult {
+    pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
         match (limit.algorithm(), &mut *self) {
-            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::charge(limit, state, now, ask),
-            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::charge(limit, state, now, ask),
-            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::charge(limit, state, now, ask),
+            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::charge(limit, state, now, request),
+            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::charge(limit, state, now, request),
+            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::charge(limit, state, now, request),
             (Algorithm::SlidingWindowLog, Self::SlidingWindowLog(state)) => {
-                sliding_window_log::charge(limit, state, now, ask)
+                sliding_window_log::charge(limit, state, now, request)
             }
             (Algorithm::SlidingWindowCounter, Self::SlidingWindowCounter(state)) => {
-                sliding_window_counter::charge(limit, state, now, ask)
+                sliding_window_counter::charge(limit, state, now, request)
             }
             (algorithm, _) => {
                 *self = Self::empty(algorithm);
-                self.charge(limit, now, ask)
+                self.charge(limit, now, request)
             }
         }
     }
 
     /// Whether [`State::charge`] would let the hits pass; changes nothing.
-    pub fn admits(&self, limit: &Limit, now: Time, ask: ChargeRequest) -> bool {
+    pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
         match (limit.algorithm(), self) {
-            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::admits(limit, state, now, ask),
-            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::admits(limit, state, now, ask),
-            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::admits(limit, state, now, ask),
+            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::admits(limit, state, now, request),
+            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::admits(limit, state, now, request),
+            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::admits(limit, state, now, request),
             (Algorithm::SlidingWindowLog, Self::SlidingWindowLog(state)) => {
-                sliding_window_log::admits(limit, state, now, ask)
+                sliding_window_log::admits(limit, state, now, request)
             }
             (Algorithm::SlidingWindowCounter, Self::SlidingWindowCounter(state)) => {
-                sliding_window_counter::admits(limit, state, now, ask)
+                sliding_window_counter::admits(limit, state, now, request)
             }
-            (algorithm, _) => Self::empty(algorithm).admits(limit, now, ask),
+            (algorithm, _) => Self::empty(algorithm).admits(limit, now, request),
         }
     }
 }
@@ -185,21 +185,23 @@ pub struct EnforcedLimit<'r> {
 }
 
 /// Charges from all limits of a descriptor at once: hits are charged to all of them, or, if an enforced one refuses, to
-/// none but those where refused hits count. `states` are those of `terms`, in the same order.
+/// none but those where refused hits count. `states` are those of `limits`, in the same order.
 pub fn charge_together(
-    terms: &[EnforcedLimit<'_>],
+    limits: &[EnforcedLimit<'_>],
     states: &mut [State],
     now: Time,
-    ask: ChargeRequest,
+    request: ChargeRequest,
 ) -> SmallVec<[ChargeResult; 1]> {
-    if let ([term], [state]) = (terms, &mut *states) {
-        return SmallVec::from([state.charge(term.limit, now, ask)]);
+    if let ([limit], [state]) = (limits, &mut *states) {
+        return SmallVec::from([state.charge(limit.limit, now, request)]);
     }
-    let refused =
-        terms.iter().zip(states.iter()).any(|(term, state)| term.enforced && !state.admits(term.limit, now, ask));
+    let rejected = limits
+        .iter()
+        .zip(states.iter())
+        .any(|(limit, state)| limit.enforced && !state.admits(limit.limit, now, request));
     // Where these hits do not fit either, it makes no difference that another limit refused them.
-    let ask = ChargeRequest { refused_elsewhere: ask.refused_elsewhere || refused, ..ask };
-    terms.iter().zip(states).map(|(term, state)| state.charge(term.limit, now, ask)).collect()
+    let request = ChargeRequest { rejected_elsewhere: request.rejected_elsewhere || rejected, ..request };
+    limits.iter().zip(states).map(|(limit, state)| state.charge(limit.limit, now, request)).collect()
 }
 
 /// The time an algorithm works at, and how far it lies ahead of the charge's own.

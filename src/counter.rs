@@ -11,6 +11,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
 use crate::algorithm::{ChargeRequest, EnforcedLimit};
+use crate::limit::Limit;
 use crate::request::Entry;
 
 /// A charge on all counters of one descriptor, which are decided together.
@@ -23,13 +24,13 @@ pub struct Charge<'a> {
     /// At least one, no two of one tag.
     pub counters: SmallVec<[Counter<'a>; 1]>,
     /// What is charged.
-    pub ask: ChargeRequest,
+    pub request: ChargeRequest,
 }
 
 impl<'a> Charge<'a> {
-    /// A charge of `ask` on these counters of a path: at least one, no two of one tag.
-    pub fn new(path: Path<'a>, counters: SmallVec<[Counter<'a>; 1]>, ask: ChargeRequest) -> Self {
-        Self { key: path.key(), path, counters, ask }
+    /// A charge of `request` on these counters of a path: at least one, no two of one tag.
+    pub fn new(path: Path<'a>, counters: SmallVec<[Counter<'a>; 1]>, request: ChargeRequest) -> Self {
+        Self { key: path.key(), path, counters, request }
     }
 }
 
@@ -37,11 +38,20 @@ impl<'a> Charge<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Counter<'a> {
     /// Its limit.
-    pub term: EnforcedLimit<'a>,
+    pub limit: &'a Limit,
+    /// Whether exceeding the limit rejects the descriptor; `false` in shadow mode.
+    pub enforced: bool,
     /// What tells it from others of the path: see [`crate::rule::set::counter_tag`].
     pub tag: u128,
     /// Raised by whoever wants to begin anew; part of the tag.
     pub epoch: u64,
+}
+
+impl<'a> Counter<'a> {
+    /// The limit of the counter, as [`charge_together`](crate::algorithm::charge_together) takes it.
+    pub const fn enforced_limit(&self) -> EnforcedLimit<'a> {
+        EnforcedLimit { limit: self.limit, enforced: self.enforced }
+    }
 }
 
 /// The identity of a descriptor.

@@ -58,7 +58,7 @@ pub struct DecisionContext<'r> {
     /// The time.
     pub now: Time,
     /// How long the caller can wait for its answer, in microseconds, once the store has had all the time it may take.
-    pub hold_us: u64,
+    pub max_delay_us: u64,
     /// When Redis must have answered; `None`: the caller leaves no time to ask it. Memory does not look at it.
     pub until: Option<Instant>,
     /// The span of the decision, if it has one.

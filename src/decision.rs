@@ -25,7 +25,7 @@ pub struct Decision<'r> {
     /// The dynamic metadata for Envoy, where it is switched on.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// How long the answer is to be held, in microseconds; 0 unless it is OK.
-    pub hold_us: u64,
+    pub delay_us: u64,
 }
 
 /// What is said about one descriptor.

@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 const DAY_US: u64 = 86_400_000_000;
 
 /// The longest period, in microseconds: 366 days.
-pub const LONGEST_PERIOD_US: u64 = 366 * DAY_US;
+pub const MAX_PERIOD_US: u64 = 366 * DAY_US;
 
 /// How hits are counted against a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -138,7 +138,7 @@ impl Period {
         // Neither factor is large enough for the product to pass 64 bits: 31 536 000 x 2^32 x 10^6 would, so compare
         // seconds.
         let seconds = unit.seconds() * multiplier as u64;
-        if multiplier == 0 || seconds > LONGEST_PERIOD_US / 1_000_000 { None } else { Some(period) }
+        if multiplier == 0 || seconds > MAX_PERIOD_US / 1_000_000 { None } else { Some(period) }
     }
 
     /// The unit as written.

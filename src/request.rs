@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 /// The most hits one charge can carry; larger numbers are clamped to it.
-pub const MOST_HITS: u64 = 1 << 32;
+pub const MAX_HITS: u64 = 1 << 32;
 
 /// One `ShouldRateLimit` question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,16 +58,16 @@ pub struct LimitOverride {
 pub enum Hits {
     /// Nothing: a free look at whether one more hit would pass.
     Peek,
-    /// So many hits, 1 to [`MOST_HITS`].
+    /// So many hits, 1 to [`MAX_HITS`].
     Charge(u64),
-    /// So many hits given back, 1 to [`MOST_HITS`]; never refused.
+    /// So many hits given back, 1 to [`MAX_HITS`]; never refused.
     Refund(u64),
 }
 
 impl Hits {
-    /// `count` hits to take, or to give back if `negative`; 0 is a look. Clamped to [`MOST_HITS`].
+    /// `count` hits to take, or to give back if `negative`; 0 is a look. Clamped to [`MAX_HITS`].
     pub const fn new(count: u64, negative: bool) -> Self {
-        let count = if count > MOST_HITS { MOST_HITS } else { count };
+        let count = if count > MAX_HITS { MAX_HITS } else { count };
         match (count, negative) {
             (0, _) => Self::Peek,
             (_, false) => Self::Charge(count),

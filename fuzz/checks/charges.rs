@@ -37,14 +37,15 @@ pub(crate) fn check(data: &[u8]) {
         let count = u64::from(u32::from_le_bytes([charge[3], charge[4], charge[5], 0])) >> (charge[6] % 24);
         // A refund to nobody is kept nowhere, so it does not hold the time either: seen where a clock is set back.
         let refunds = sweeps && charge[7] & 1 == 1;
-        let ask = ChargeRequest::new(Hits::new(count << (charge[6] / 24), refunds), u64::from(charge[7] >> 1) * 10_000);
-        let expected = charge_together(&terms, &mut states, now, ask);
-        let found = charged(&memory, &terms, now, ask);
+        let request =
+            ChargeRequest::new(Hits::new(count << (charge[6] / 24), refunds), u64::from(charge[7] >> 1) * 10_000);
+        let expected = charge_together(&terms, &mut states, now, request);
+        let found = charged(&memory, &terms, now, request);
         let comparable =
             |levels: &[ChargeResult]| -> Vec<ChargeResult> { levels.iter().zip(&limits).map(comparable).collect() };
-        assert_eq!(comparable(&found), comparable(&expected), "{ask:?} at {now:?} of {limits:?}");
+        assert_eq!(comparable(&found), comparable(&expected), "{request:?} at {now:?} of {limits:?}");
         for (level, limit) in found.iter().zip(&limits) {
-            sound(level, limit, ask);
+            sound(level, limit, request);
         }
         if sweeps && charge[7] & 2 == 2 {
             memory.sweep(now, 0, 1);
@@ -61,18 +62,25 @@ fn comparable((level, limit): (&ChargeResult, &Limit)) -> ChargeResult {
 }
 
 /// What holds whatever was charged.
-fn sound(level: &ChargeResult, limit: &Limit, ask: ChargeRequest) {
+fn sound(level: &ChargeResult, limit: &Limit, request: ChargeRequest) {
     assert!(level.remaining <= limit.capacity().max(limit.requests_per_unit()), "{level:?} of {limit:?}");
     assert!(!level.admitted || level.retry_after_us.is_none(), "{level:?}");
-    assert!(level.admitted || level.hold_us == 0, "{level:?}");
-    assert!(level.hold_us <= ask.hold_us, "{level:?}");
+    assert!(level.admitted || level.delay_us == 0, "{level:?}");
+    assert!(level.delay_us <= request.max_delay_us, "{level:?}");
 }
 
-fn charged(memory: &Memory, terms: &[EnforcedLimit<'_>], now: Time, ask: ChargeRequest) -> Vec<ChargeResult> {
+fn charged(memory: &Memory, limits: &[EnforcedLimit<'_>], now: Time, request: ChargeRequest) -> Vec<ChargeResult> {
     let entries = [Entry { key: b"k", value: b"v" }];
-    let counters =
-        terms.iter().map(|term| Counter { term: *term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
-    let charge = Charge::new(Path { domain: "d", entries: &entries, shared: &[] }, counters, ask);
+    let counters = limits
+        .iter()
+        .map(|EnforcedLimit { limit, enforced }| Counter {
+            limit: *limit,
+            enforced: *enforced,
+            tag: counter_tag(limit, 0),
+            epoch: 0,
+        })
+        .collect();
+    let charge = Charge::new(Path { domain: "d", entries: &entries, shared: &[] }, counters, request);
     memory.charge(&charge, now).expect("two counters find room").to_vec()
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {
         let now = NOW.plus_us(passed_us);
-        let edge = DecisionContext { rules: Some(&SET), now, hold_us: 1_000_000, until: None, span_ref: None };
+        let edge = DecisionContext { rules: Some(&SET), now, max_delay_us: 1_000_000, until: None, span_ref: None };
         let decided = decider.decide(memory, edge, &request);
         let refused = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), refused, "{message:?}");

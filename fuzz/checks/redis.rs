@@ -79,7 +79,7 @@ fn replay_all(bytes: &[u8]) {
     for counters in alone.into_iter().chain(together) {
         let charge = |hits| ChargeCommand {
             counters: counters.clone(),
-            ask: ChargeRequest::new(hits, 1000),
+            request: ChargeRequest::new(hits, 1000),
             trial: false,
             until: None,
         };

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use super::{ChargeRequest, ChargeResult, Effect, MOST_COUNTED, effective_now, to_u32};
+use super::{ChargeRequest, ChargeResult, Effect, MAX_COUNT, effective_now, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::request::Hits;
@@ -19,20 +19,20 @@ use crate::request::Hits;
 /// Hits in the window of `last`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Hits counted, at most [`MOST_COUNTED`].
+    /// Hits counted, at most [`MAX_COUNT`].
     pub count: u64,
     /// When the last of them were.
     pub last: Time,
 }
 
 /// Counts hits.
-pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let window = Count::at(limit, state, now);
-    let fits = window.fits(limit, ask);
-    let effect = ask.effect(fits, limit);
+    let fits = window.fits(limit, request);
+    let effect = request.effect(fits, limit);
     let after = match effect {
         Effect::Nothing => window.count,
-        Effect::Charge(hits) | Effect::Debt(hits) => window.count.saturating_add(hits).min(MOST_COUNTED),
+        Effect::Charge(hits) | Effect::Debt(hits) => window.count.saturating_add(hits).min(MAX_COUNT),
         Effect::Refund(hits) => window.count.saturating_sub(hits),
     };
     if effect != Effect::Nothing {
@@ -40,7 +40,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -
     }
     let ends_us = window.ahead_us + window.end.since_us(window.at);
     // In the next window the count is 0: what could not pass then never will.
-    let ever = Count { count: 0, ..window }.fits(limit, ask);
+    let ever = Count { count: 0, ..window }.fits(limit, request);
     ChargeResult {
         admitted: fits,
         before: window.count,
@@ -48,13 +48,13 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -
         remaining: to_u32(u64::from(limit.requests_per_unit()).saturating_sub(after)),
         reset_us: ends_us,
         retry_after_us: (!fits && ever).then_some(ends_us),
-        hold_us: 0,
+        delay_us: 0,
     }
 }
 
 /// Whether [`charge`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
-    Count::at(limit, state, now).fits(limit, ask)
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    Count::at(limit, state, now).fits(limit, request)
 }
 
 /// The count of the window that a charge falls in.
@@ -78,12 +78,12 @@ impl Count {
         Self { count: if live { state.count } else { 0 }, at, ahead_us, end }
     }
 
-    fn fits(&self, limit: &Limit, ask: ChargeRequest) -> bool {
+    fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
         let most = u64::from(limit.requests_per_unit());
-        match ask.hits {
+        match request.hits {
             Hits::Refund(_) => true,
             Hits::Peek if limit.count_rejected() => self.count <= most,
-            Hits::Peek | Hits::Charge(_) => self.count.saturating_add(ask.wanted()) <= most,
+            Hits::Peek | Hits::Charge(_) => self.count.saturating_add(request.wanted()) <= most,
         }
     }
 }

@@ -7,7 +7,7 @@
 //! A refund takes places from the end of the queue only, and never those before a departure that was promised: the
 //! state therefore keeps how many of the places belong to the request admitted last.
 
-use super::drain::{Drain, to_us};
+use super::leaky_level::{LeakyLevel, to_us};
 use super::{ChargeRequest, ChargeResult, Effect, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -31,7 +31,7 @@ impl State {
         if now <= self.last {
             return self;
         }
-        let (queued, part) = Drain::at(limit, (u64::from(self.queued), self.part), self.last, now).parts();
+        let (queued, part) = LeakyLevel::at(limit, (u64::from(self.queued), self.part), self.last, now).parts();
         if (queued, part) == (0, 0) {
             return Self::default();
         }
@@ -40,13 +40,13 @@ impl State {
 }
 
 /// Puts hits into the bucket.
-pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
-    let mut bucket = Drain::at(limit, (u64::from(state.queued), state.part), state.last, now);
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
+    let mut bucket = LeakyLevel::at(limit, (u64::from(state.queued), state.part), state.last, now);
     let before = bucket.hits();
-    let early_us = early_us(&bucket, ask);
+    let early_us = early_us(&bucket, request);
     let fits = early_us == Some(0);
-    let effect = ask.effect(fits, limit);
-    let hold_us = if matches!(effect, Effect::Charge(_)) { to_us(bucket.until_us(0)) } else { 0 };
+    let effect = request.effect(fits, limit);
+    let delay_us = if matches!(effect, Effect::Charge(_)) { to_us(bucket.until_us(0)) } else { 0 };
     let mut tail = state.tail;
     match effect {
         Effect::Nothing | Effect::Debt(_) => {}
@@ -71,23 +71,23 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -
         remaining: bucket.remaining(),
         reset_us: bucket.until_empty_us(),
         retry_after_us: if fits { None } else { early_us },
-        hold_us,
+        delay_us,
     }
 }
 
 /// Whether [`charge`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
-    early_us(&Drain::at(limit, (u64::from(state.queued), state.part), state.last, now), ask) == Some(0)
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    early_us(&LeakyLevel::at(limit, (u64::from(state.queued), state.part), state.last, now), request) == Some(0)
 }
 
 /// How much too early a charge comes, in microseconds: until its hits have room and need not wait longer than they may.
 /// `None` if they will never have room.
-fn early_us(bucket: &Drain<'_>, ask: ChargeRequest) -> Option<u64> {
-    let until_room_us = bucket.until_room_us(ask)?;
-    if ask.wanted() == 0 {
+fn early_us(bucket: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
+    let until_room_us = bucket.until_room_us(request)?;
+    if request.wanted() == 0 {
         return Some(0);
     }
     // A request leaves when all that stood before it has left.
     let departure_us = bucket.until_us(0);
-    Some(to_us(until_room_us.max(departure_us.saturating_sub(bucket.patience_us(ask)))))
+    Some(to_us(until_room_us.max(departure_us.saturating_sub(bucket.patience_us(request)))))
 }

@@ -20,12 +20,12 @@ pub struct State {
 }
 
 /// Counts hits.
-pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let mut counts = Counts::at(limit, state, now);
     let before = counts.weight();
     let most = u64::from(limit.requests_per_unit());
-    let fits = counts.fits(limit, ask);
-    let effect = ask.effect(fits, limit);
+    let fits = counts.fits(limit, request);
+    let effect = request.effect(fits, limit);
     match effect {
         Effect::Nothing => {}
         Effect::Charge(hits) => counts.current += hits,
@@ -47,17 +47,17 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -
         after,
         remaining: to_u32(most.saturating_sub(after)),
         reset_us: counts.until_weight_us(0),
-        retry_after_us: match most.checked_sub(ask.wanted()) {
+        retry_after_us: match most.checked_sub(request.wanted()) {
             Some(room) if !fits => Some(counts.until_weight_us(room)),
             _ => None,
         },
-        hold_us: 0,
+        delay_us: 0,
     }
 }
 
 /// Whether [`charge`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
-    Counts::at(limit, state, now).fits(limit, ask)
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    Counts::at(limit, state, now).fits(limit, request)
 }
 
 /// The counts at the time of a charge.
@@ -91,8 +91,8 @@ impl Counts {
         self.current + scale(self.previous, self.period_us - self.elapsed_us, self.period_us)
     }
 
-    fn fits(&self, limit: &Limit, ask: ChargeRequest) -> bool {
-        ask.wanted() == 0 || self.weight() + ask.wanted() <= u64::from(limit.requests_per_unit())
+    fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
+        request.wanted() == 0 || self.weight() + request.wanted() <= u64::from(limit.requests_per_unit())
     }
 
     /// Microseconds from the charge's own now until the weight is at most `most`; 0 if it is.

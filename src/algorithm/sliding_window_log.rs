@@ -34,12 +34,12 @@ pub struct Record {
 }
 
 /// Enters hits into the log.
-pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let window = Window::at(limit, state, now);
     let before = window.held;
     let most = u64::from(limit.requests_per_unit());
-    let fits = window.fits(limit, ask);
-    let effect = ask.effect(fits, limit);
+    let fits = window.fits(limit, request);
+    let effect = request.effect(fits, limit);
     // A charge without effect leaves no trace, not even of the time it saw.
     let mut out = window.out;
     if effect != Effect::Nothing {
@@ -64,18 +64,18 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -
         after,
         remaining: to_u32(most.saturating_sub(after)),
         reset_us: state.records.range(out..).next_back().map_or(0, until_out),
-        retry_after_us: if fits || ask.wanted() > most {
+        retry_after_us: if fits || request.wanted() > most {
             None
         } else {
-            nth_hit(state.records.range(out..), after + ask.wanted() - most).map(until_out)
+            nth_hit(state.records.range(out..), after + request.wanted() - most).map(until_out)
         },
-        hold_us: 0,
+        delay_us: 0,
     }
 }
 
 /// Whether [`charge`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
-    Window::at(limit, state, now).fits(limit, ask)
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    Window::at(limit, state, now).fits(limit, request)
 }
 
 /// What of a log lies in the window of a charge.
@@ -102,8 +102,8 @@ impl Window {
         Self { at, ahead_us, out, held: state.held - gone }
     }
 
-    fn fits(&self, limit: &Limit, ask: ChargeRequest) -> bool {
-        ask.wanted() == 0 || self.held + ask.wanted() <= u64::from(limit.requests_per_unit())
+    fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
+        request.wanted() == 0 || self.held + request.wanted() <= u64::from(limit.requests_per_unit())
     }
 }
 

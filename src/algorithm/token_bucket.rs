@@ -4,7 +4,7 @@
 //! A charge passes if the bucket holds as many tokens as it has hits. With `max_wait` a charge that lacks tokens takes
 //! them in advance and is held until they have come; the tokens out can then exceed the bucket.
 
-use super::drain::{Drain, to_us};
+use super::leaky_level::{LeakyLevel, to_us};
 use super::{ChargeRequest, ChargeResult, Effect};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -26,17 +26,17 @@ impl State {
         if now <= self.last {
             return self;
         }
-        let (used, part) = Drain::at(limit, (self.used, self.part), self.last, now).parts();
+        let (used, part) = LeakyLevel::at(limit, (self.used, self.part), self.last, now).parts();
         if (used, part) == (0, 0) { Self::default() } else { Self { used, part, last: now } }
     }
 }
 
 /// Charges tokens.
-pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -> ChargeResult {
-    let mut out = Drain::at(limit, (state.used, state.part), state.last, now);
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
+    let mut out = LeakyLevel::at(limit, (state.used, state.part), state.last, now);
     let before = out.hits();
-    let fits = early_us(&out, ask) == Some(0);
-    let effect = ask.effect(fits, limit);
+    let fits = early_us(&out, request) == Some(0);
+    let effect = request.effect(fits, limit);
     match effect {
         Effect::Nothing => {}
         Effect::Charge(hits) => out.units += out.units_of(hits),
@@ -57,8 +57,8 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -
         after: out.hits(),
         remaining: out.remaining(),
         reset_us: out.until_empty_us(),
-        retry_after_us: if fits { None } else { early_us(&out, ask) },
-        hold_us: match effect {
+        retry_after_us: if fits { None } else { early_us(&out, request) },
+        delay_us: match effect {
             // The tokens that were lacking have come when no more are out than the bucket holds.
             Effect::Charge(_) => to_us(out.until_us(out.units_of(u64::from(limit.capacity())))),
             _ => 0,
@@ -67,12 +67,12 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, ask: ChargeRequest) -
 }
 
 /// Whether [`charge`] would pass.
-pub fn admits(limit: &Limit, state: &State, now: Time, ask: ChargeRequest) -> bool {
-    early_us(&Drain::at(limit, (state.used, state.part), state.last, now), ask) == Some(0)
+pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
+    early_us(&LeakyLevel::at(limit, (state.used, state.part), state.last, now), request) == Some(0)
 }
 
 /// How much too early a charge comes, in microseconds: until it need not wait for its tokens longer than it may. `None`
 /// if there will never be enough.
-fn early_us(out: &Drain<'_>, ask: ChargeRequest) -> Option<u64> {
-    Some(to_us(out.until_room_us(ask)?.saturating_sub(out.patience_us(ask))))
+fn early_us(out: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
+    Some(to_us(out.until_room_us(request)?.saturating_sub(out.patience_us(request))))
 }

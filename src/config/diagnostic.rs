@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 /// The most errors, and the most warnings, that are kept; the rest is counted.
-pub const MOST_KEPT: usize = 1000;
+pub const MAX_KEPT: usize = 1000;
 
 /// The most characters of an offending line that an excerpt shows.
 const EXCERPT_CHARS: usize = 120;
@@ -105,13 +105,13 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Adds a finding; past [`MOST_KEPT`] of its severity it is only counted.
+    /// Adds a finding; past [`MAX_KEPT`] of its severity it is only counted.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         let (kept, more) = match diagnostic.severity {
             Severity::Error => (&mut self.errors, &mut self.more_errors),
             Severity::Warning => (&mut self.warnings, &mut self.more_warnings),
         };
-        if kept.len() < MOST_KEPT {
+        if kept.len() < MAX_KEPT {
             kept.push(diagnostic);
         } else {
             *more += 1;

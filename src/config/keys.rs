@@ -98,10 +98,10 @@ pub struct Key {
 }
 
 /// The largest epoch: beyond it a double is not exact.
-pub const MOST_EPOCH: u64 = 1 << 53;
+pub const MAX_EPOCH: u64 = 1 << 53;
 
 /// The longest `over_limit_body`, in bytes.
-pub const MOST_BODY_BYTES: usize = 64 * 1024;
+pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
 /// The names of the algorithms, as rule files write them.
 const ALGORITHMS: &[&str] =
@@ -220,7 +220,7 @@ pub const KEYS: &[Key] = &[
     own(
         "epoch",
         &[Defaults, RateLimit, Limit],
-        Count(0, MOST_EPOCH),
+        Count(0, MAX_EPOCH),
         "0",
         "Part of the counter's key: raising it resets the counters at once.",
     ),

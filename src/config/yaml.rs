@@ -23,10 +23,10 @@ use crate::config::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
 use scalar::Scalar;
 
 /// How deep nodes may be nested, aliases included: 127 levels of descriptors.
-pub const MOST_DEPTH: usize = 256;
+pub const MAX_DEPTH: usize = 256;
 
 /// How many nodes the aliases and merge keys of one file may stand for.
-pub const MOST_ALIASED: usize = 1_000_000;
+pub const MAX_ALIASED_NODES: usize = 1_000_000;
 
 /// A place in a text: line and column, both from 1, the column in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,8 +74,8 @@ pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut D
     let options = granit_parser::options! {
         emit_comments: false,
         // The tree has a tighter bound of its own, with a better message.
-        flow_nesting_limit: 2 * MOST_DEPTH,
-        block_nesting_limit: 2 * MOST_DEPTH,
+        flow_nesting_limit: 2 * MAX_DEPTH,
+        block_nesting_limit: 2 * MAX_DEPTH,
     };
     let mut builder = Builder::new(file, found);
     for event in Parser::new_from_str_with_options(text, options) {
@@ -218,15 +218,15 @@ impl<'a, 'f> Builder<'a, 'f> {
     /// Counts nodes that were not written out.
     fn charge(&mut self, nodes: usize, at: Position) -> Option<()> {
         self.aliased += nodes;
-        if self.aliased > MOST_ALIASED {
+        if self.aliased > MAX_ALIASED_NODES {
             return self.refuse(at, "document contains excessive aliasing", Some("write the values out"));
         }
         Some(())
     }
 
     fn check_depth(&mut self, at: Position, height: usize) -> Option<()> {
-        if self.open.len() + height > MOST_DEPTH {
-            let message = format!("nested deeper than {MOST_DEPTH} levels");
+        if self.open.len() + height > MAX_DEPTH {
+            let message = format!("nested deeper than {MAX_DEPTH} levels");
             return self.refuse(at, &message, Some("no request has that many entries"));
         }
         Some(())

@@ -33,7 +33,7 @@ impl Decider {
         question: Question<'_, '_, '_>,
     ) -> Outcomes {
         let (request, selections) = question;
-        let charge = |place: usize| selections[place].charge((request, place), context.hold_us);
+        let charge = |place: usize| selections[place].charge((request, place), context.max_delay_us);
         // Each is tried before any is charged, as if it were alone.
         let tried = self.behaviour.stop_cache_key_increment_when_overlimit;
         let tried: SmallVec<[Option<bool>; 2]> = (0..selections.len())
@@ -69,7 +69,7 @@ impl Decider {
         let mut asked: SmallVec<[usize; 2]> = SmallVec::new();
         let mut charges: SmallVec<[Charge<'_>; 2]> = SmallVec::new();
         for (place, selection) in selections.iter().enumerate() {
-            if let Some(charge) = selection.charge((request, place), context.hold_us) {
+            if let Some(charge) = selection.charge((request, place), context.max_delay_us) {
                 asked.push(place);
                 charges.push(charge);
             }
@@ -122,13 +122,13 @@ impl Decider {
         now: Time,
         stand_in: impl FnOnce(&Charge<'_>) -> ChargeResults,
     ) -> Outcome {
-        let policy = selection.store_policy(charge.ask.hits);
+        let policy = selection.store_policy(charge.request.hits);
         self.failures.note(error, policy, now);
         if policy != StorePolicy::Local {
             return Outcome::Failed(policy);
         }
         let mut levels = stand_in(charge);
-        if charge.ask.hits == Hits::Peek {
+        if charge.request.hits == Hits::Peek {
             levels.iter_mut().for_each(|level| level.admitted = true);
         }
         Outcome::Fallback(levels)
@@ -157,7 +157,7 @@ fn would_pass(
     trial: &Result<StoreOutcome, RedisError>,
     (local, now): (&Fallback, Time),
 ) -> bool {
-    match (trial, selection.store_policy(charge.ask.hits)) {
+    match (trial, selection.store_policy(charge.request.hits)) {
         // A trial that would refuse spares the others too, as in the program replaced.
         (Ok(found), _) => found.levels.iter().all(|level| level.admitted),
         (Err(_), StorePolicy::Allow) => true,
@@ -168,8 +168,8 @@ fn would_pass(
 
 /// Spares a counter the hits of a request that another refuses.
 const fn only_look(charge: &mut Charge<'_>) {
-    if matches!(charge.ask.hits, Hits::Charge(_)) {
-        charge.ask.hits = Hits::Peek;
+    if matches!(charge.request.hits, Hits::Charge(_)) {
+        charge.request.hits = Hits::Peek;
     }
 }
 

@@ -146,7 +146,7 @@ impl Decider {
         let charges: Vec<Charge<'_>> = selections
             .iter()
             .enumerate()
-            .filter_map(|(place, selection)| selection.charge((&request, place), context.hold_us))
+            .filter_map(|(place, selection)| selection.charge((&request, place), context.max_delay_us))
             .collect();
         let levels: Vec<Option<SmallVec<[ChargeResult; 1]>>> = match &self.store {
             Store::Memory(memory) => charges.iter().map(|charge| memory.charge(charge, context.now).ok()).collect(),

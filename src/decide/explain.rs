@@ -130,8 +130,8 @@ impl Decider {
         let Some(rules) = context.rules else { return counters };
         let selections = select(&self.behaviour, rules, request);
         let looks = selections.iter().enumerate().filter_map(|(place, selection)| {
-            let mut charge = selection.charge((request, place), context.hold_us)?;
-            charge.ask.hits = Hits::Peek;
+            let mut charge = selection.charge((request, place), context.max_delay_us)?;
+            charge.request.hits = Hits::Peek;
             Some((place, charge))
         });
         let (places, looks): (Vec<usize>, Vec<Charge<'_>>) = looks.unzip();

@@ -54,7 +54,7 @@ pub(super) fn merge<'r>(
         headers,
         body,
         metadata: metadata::of(behaviour, request, selections, &verdicts),
-        hold_us: verdicts.iter().map(|verdict| verdict.hold_us).max().filter(|_| is_held).unwrap_or(0),
+        delay_us: verdicts.iter().map(|verdict| verdict.delay_us).max().filter(|_| is_held).unwrap_or(0),
         statuses: verdicts.into_iter().map(|verdict| verdict.status).collect(),
     })
 }

@@ -9,7 +9,7 @@ use std::sync::Once;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::counter::{Charge, Counter, Path};
 use crate::limit::{Algorithm, Limit, LimitSpec, Period, StorePolicy, Unit};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
@@ -113,13 +113,18 @@ impl<'r> Selection<'r> {
     }
 
     /// What is charged for this selection, the one at `place`; `None` if it has no limit.
-    pub(super) fn charge<'a>(&'a self, (request, place): (&'a Request<'_>, usize), hold_us: u64) -> Option<Charge<'a>> {
+    pub(super) fn charge<'a>(
+        &'a self,
+        (request, place): (&'a Request<'_>, usize),
+        max_delay_us: u64,
+    ) -> Option<Charge<'a>> {
         if self.limits.is_empty() {
             return None;
         }
         let hits = request.descriptors[place].hits;
         let counter = |selected: &'a Selected<'_>| Counter {
-            term: EnforcedLimit { limit: &selected.limit, enforced: !selected.shadow },
+            limit: &selected.limit,
+            enforced: !selected.shadow,
             tag: selected.tag,
             epoch: selected.epoch,
         };
@@ -127,7 +132,7 @@ impl<'r> Selection<'r> {
             path: self.path((request, place)),
             key: self.key,
             counters: self.limits.iter().map(counter).collect(),
-            ask: ChargeRequest::new(hits, hold_us),
+            request: ChargeRequest::new(hits, max_delay_us),
         })
     }
 

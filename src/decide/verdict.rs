@@ -19,7 +19,7 @@ pub(super) struct Verdict<'r> {
     /// The limit that the status is of is a quota.
     pub(super) quota: bool,
     /// How long the answer is to be held for it, in microseconds.
-    pub(super) hold_us: u64,
+    pub(super) delay_us: u64,
     /// The same hits can never pass.
     pub(super) for_good: bool,
     /// The store failed, and this is what the rule's policy says.
@@ -35,7 +35,7 @@ impl<'r> Verdict<'r> {
             status: Status { remaining, ..Status::default() },
             shown: None,
             quota: false,
-            hold_us: 0,
+            delay_us: 0,
             for_good: false,
             by_policy: false,
             failed: false,
@@ -101,7 +101,7 @@ fn charged<'r>(selection: &Selection<'r>, levels: &[ChargeResult]) -> Verdict<'r
         },
         shown: Some(shown),
         quota: selected.quota,
-        hold_us: held.map(|(_, level)| level.hold_us).max().unwrap_or(0),
+        delay_us: held.map(|(_, level)| level.delay_us).max().unwrap_or(0),
         for_good: !level.admitted && level.retry_after_us.is_none(),
         by_policy: false,
         failed: false,

@@ -15,7 +15,7 @@ use crate::pb::rate_limit_descriptor::RateLimitOverride;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::request::{Descriptor, Entry, Hits, LimitOverride, Request};
 
-/// The request that `message` carries, borrowed from it. Hits are clamped to [`crate::request::MOST_HITS`].
+/// The request that `message` carries, borrowed from it. Hits are clamped to [`crate::request::MAX_HITS`].
 pub fn request(message: &RateLimitRequest) -> Request<'_> {
     let hits_addend = message.hits_addend;
     Request {

@@ -169,7 +169,7 @@ impl Service {
         let rules = self.rules.load();
         let context = self.context(rules.as_deref(), deadline);
         let decision = self.decider.decide(memory, context, request)?;
-        Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
+        Ok((encode::response(&decision), Duration::from_micros(decision.delay_us)))
     }
 
     /// Decides a request by counters in Redis, for the span of that decision; the answer, and how long it is to be held
@@ -186,7 +186,7 @@ impl Service {
         let context =
             DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
         let decision = self.decider.decide_shared(redis, context, request).await?;
-        Ok((encode::response(&decision), Duration::from_micros(decision.hold_us)))
+        Ok((encode::response(&decision), Duration::from_micros(decision.delay_us)))
     }
 
     /// What is taken once for a decision that is needed within `deadline` from now.
@@ -199,7 +199,7 @@ impl Service {
         DecisionContext {
             rules: rules.map(|loaded| &loaded.rules),
             now: self.clock.now(),
-            hold_us: micros(hold),
+            max_delay_us: micros(hold),
             until: (!store_time.is_zero()).then(|| Instant::now() + store_time),
             span_ref: None,
         }

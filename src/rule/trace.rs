@@ -24,7 +24,7 @@ pub struct Trace<'r> {
 pub struct Step<'r> {
     /// The node it met, and how.
     pub met: Option<(Met, Place<'r>)>,
-    /// Siblings that could be taken for a match, with the reason why they are none; the first [`MOST_MISSES`].
+    /// Siblings that could be taken for a match, with the reason why they are none; the first [`MAX_MISSES`].
     pub misses: Vec<(Place<'r>, Miss)>,
     /// Near misses beyond those.
     pub more_misses: usize,
@@ -76,7 +76,7 @@ pub enum End<'r> {
 }
 
 /// Near misses that a step lists.
-pub const MOST_MISSES: usize = 16;
+pub const MAX_MISSES: usize = 16;
 
 impl RuleSet {
     /// The way of `entries` through the rules of `domain`.
@@ -117,11 +117,11 @@ impl RuleSet {
                 continue;
             }
             count += 1;
-            if kept.len() < MOST_MISSES {
+            if kept.len() < MAX_MISSES {
                 kept.extend(self.place(*child).map(|place| (place, miss)));
             }
         }
-        let misses: Vec<_> = near.into_iter().chain(far).take(MOST_MISSES).collect();
+        let misses: Vec<_> = near.into_iter().chain(far).take(MAX_MISSES).collect();
         let more_misses = count - misses.len();
         Step { met: met.and_then(|(node, how)| Some((how, self.place(node)?))), misses, more_misses }
     }

@@ -29,7 +29,7 @@ pub(super) struct Reloader {
 }
 
 /// Problems of one set that are written to the log one by one.
-const MOST_LOGGED: usize = 20;
+const MAX_LOGGED: usize = 20;
 
 impl Reloader {
     /// Loads whatever changes until the watcher ends.
@@ -74,7 +74,7 @@ impl Reloader {
                 return self.refuse(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
             }
         };
-        for warning in compiled.warnings.warnings().iter().take(MOST_LOGGED) {
+        for warning in compiled.warnings.warnings().iter().take(MAX_LOGGED) {
             tracing::warn!("{warning}");
         }
         let names = sources.into_iter().map(|source| source.name).collect();
@@ -89,10 +89,10 @@ impl Reloader {
     }
 
     fn refuse(&self, problems: &[String]) {
-        for problem in problems.iter().take(MOST_LOGGED) {
+        for problem in problems.iter().take(MAX_LOGGED) {
             tracing::error!("Error loading new configuration: {problem}");
         }
-        if let Some(more) = problems.len().checked_sub(MOST_LOGGED).filter(|more| *more > 0) {
+        if let Some(more) = problems.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         self.rules.refuse(problems.join("\n"), self.clock.now());

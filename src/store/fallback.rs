@@ -24,8 +24,7 @@ use smallvec::SmallVec;
 
 use super::memory::{Memory, Usage};
 use crate::algorithm::{
-    ChargeResult, EnforcedLimit, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
-    token_bucket,
+    ChargeResult, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use crate::clock::Time;
 use crate::counter::{Charge, Counter};
@@ -81,7 +80,7 @@ impl Fallback {
         });
         for (counter, level) in charge.counters.iter().zip(&mut levels) {
             let fits_the_limit =
-                matches!(charge.ask.hits, Hits::Charge(hits) if hits <= u64::from(counter.term.limit.capacity()));
+                matches!(charge.request.hits, Hits::Charge(hits) if hits <= u64::from(counter.limit.capacity()));
             if !level.admitted && level.retry_after_us.is_none() && fits_the_limit {
                 level.retry_after_us = Some(level.reset_us);
             }
@@ -129,12 +128,11 @@ impl Fallback {
             return then(charge);
         }
         let shares: SmallVec<[Limit; 2]> =
-            charge.counters.iter().map(|counter| counter.term.limit.share_of(replicas)).collect();
-        let under =
-            |(counter, limit): (&Counter<'_>, _)| Counter { term: EnforcedLimit { limit, ..counter.term }, ..*counter };
+            charge.counters.iter().map(|counter| counter.limit.share_of(replicas)).collect();
+        let under = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         // Put together anew: what a charge borrows can not live shorter than the charge.
         let counters = charge.counters.iter().zip(&shares).map(under).collect();
-        then(&Charge { path: charge.path, key: charge.key, counters, ask: charge.ask })
+        then(&Charge { path: charge.path, key: charge.key, counters, request: charge.request })
     }
 }
 

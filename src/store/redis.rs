@@ -373,7 +373,7 @@ impl Shared {
         };
         let manner = window.map_or_else(
             || {
-                let algorithms = charge.counters.iter().map(|counter| counter.term.limit.algorithm());
+                let algorithms = charge.counters.iter().map(|counter| counter.limit.algorithm());
                 Manner::Script(script::script_for(algorithms), key::keys(&self.prefix, &charge.path, &charge.counters))
             },
             Manner::Count,
@@ -385,7 +385,7 @@ impl Shared {
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
     fn route(&self, charge: &Charge<'_>) -> &Arc<Route> {
         match &self.per_second {
-            Some(route) if charge.counters.iter().all(|counter| is_per_second(counter.term.limit)) => route,
+            Some(route) if charge.counters.iter().all(|counter| is_per_second(counter.limit)) => route,
             _ => &self.main,
         }
     }
@@ -401,8 +401,8 @@ impl Shared {
         let lending = place.lending.as_ref();
         let lent = lending.map_or(0, |lending| self.lease(lending, sent));
         if let Some(Lending { counters, .. }) = lending.filter(|_| lent > 0) {
-            let ask = ChargeRequest::new(Hits::Charge(lent), 0);
-            commands.push(ChargeCommand { counters: counters.clone(), ask, trial: false, until: None });
+            let request = ChargeRequest::new(Hits::Charge(lent), 0);
+            commands.push(ChargeCommand { counters: counters.clone(), request, trial: false, until: None });
         }
         if commands.is_empty() {
             return Ok(Vec::new());
@@ -478,15 +478,15 @@ fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
 
 fn command(charge: &Charge<'_>, mode: ChargeMode) -> ChargeCommand {
     let counted = charge.counters.iter().map(|counter| Counted {
-        limit: counter.term.limit.lengthened(log_beyond_us(counter.term.limit)),
-        enforced: counter.term.enforced,
+        limit: counter.limit.lengthened(log_beyond_us(counter.limit)),
+        enforced: counter.enforced,
         tag: counter.tag,
     });
     let counters: SmallVec<[Counted; 1]> = counted.collect();
     // Where nothing is held, how long callers wait must not make equal charges look different.
     let holds = counters.iter().any(|counted| counted.limit.max_wait_us() > 0);
-    let ask = ChargeRequest { hold_us: if holds { charge.ask.hold_us } else { 0 }, ..charge.ask };
-    ChargeCommand { counters, ask, trial: mode == ChargeMode::DryRun, until: None }
+    let request = ChargeRequest { max_delay_us: if holds { charge.request.max_delay_us } else { 0 }, ..charge.request };
+    ChargeCommand { counters, request, trial: mode == ChargeMode::DryRun, until: None }
 }
 
 /// A number below `most` that is random enough to spread expiries.

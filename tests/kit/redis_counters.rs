@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
+use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
@@ -56,13 +56,13 @@ pub(crate) struct Wanted {
     /// Its limits, and whether they are enforced.
     pub(crate) limits: Vec<(Limit, bool)>,
     /// What is charged.
-    pub(crate) ask: ChargeRequest,
+    pub(crate) request: ChargeRequest,
 }
 
 impl Wanted {
     /// Hits on one limit.
     pub(crate) fn new(value: &str, limit: Limit, hits: Hits) -> Self {
-        Self { value: value.to_owned(), limits: vec![(limit, true)], ask: ChargeRequest::new(hits, 0) }
+        Self { value: value.to_owned(), limits: vec![(limit, true)], request: ChargeRequest::new(hits, 0) }
     }
 
     /// One hit on one limit.
@@ -114,7 +114,7 @@ impl Counters {
             .zip(&entries)
             .map(|(wanted, entries)| {
                 let path = Path { domain: "counters", entries, shared: &[] };
-                Charge::new(path, counters(&wanted.limits), wanted.ask)
+                Charge::new(path, counters(&wanted.limits), wanted.request)
             })
             .collect();
         let answers = self.redis.charge_all(&charges, mode, when).await;
@@ -125,8 +125,7 @@ impl Counters {
 fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
     let mut counters = SmallVec::new();
     for (limit, enforced) in limits {
-        let term = EnforcedLimit { limit, enforced: *enforced };
-        counters.push(Counter { term, tag: counter_tag(limit, 0), epoch: 0 });
+        counters.push(Counter { limit, enforced: *enforced, tag: counter_tag(limit, 0), epoch: 0 });
     }
     counters
 }

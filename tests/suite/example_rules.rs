@@ -48,7 +48,7 @@ impl Desk {
         let edge = DecisionContext {
             rules: Some(&self.rules),
             now: ORIGIN.plus_us(at_us),
-            hold_us: 0,
+            max_delay_us: 0,
             until: None,
             span_ref: None,
         };

@@ -52,8 +52,7 @@ fn charge(
 
 fn with_charge<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(&Charge<'_>) -> T) -> T {
     let entries = [Entry { key: b"user", value }];
-    let counter =
-        |limit| Counter { term: EnforcedLimit { limit, enforced: true }, tag: counter_tag(limit, 0), epoch: 0 };
+    let counter = |limit| Counter { limit, enforced: true, tag: counter_tag(limit, 0), epoch: 0 };
     then(&Charge::new(
         Path { domain: "shop", entries: &entries, shared: &[] },
         limits.iter().map(counter).collect(),
@@ -79,7 +78,7 @@ fn of_200_charges_at_once_exactly_the_limit_of_50_pass() {
                     let now = NOW.plus_us(turn * 8 + thread);
                     let level = hit(&store, round, &limit, now).unwrap();
                     if level.admitted {
-                        departures.lock().unwrap().push(now.plus_us(level.hold_us));
+                        departures.lock().unwrap().push(now.plus_us(level.delay_us));
                     }
                 }
             });
@@ -431,8 +430,8 @@ proptest! {
                         states.get(&(key, *tag)).cloned().unwrap_or_else(|| State::empty(limit.algorithm()))
                     };
                     let mut charged: Vec<State> = limits.iter().zip(&tags).map(state).collect();
-                    let ask = ChargeRequest::new(hits, u64::MAX);
-                    let expected = charge_together(&terms, &mut charged, at, ask);
+                    let request = ChargeRequest::new(hits, u64::MAX);
+                    let expected = charge_together(&terms, &mut charged, at, request);
                     let admits = with_charge(&[key], limits, hits, |charge| store.admits(charge, at));
                     prop_assert_eq!(admits, expected.iter().all(|level| level.admitted));
                     prop_assert_eq!(charge(&store, &[key], limits, hits, at), Ok(expected));

@@ -58,7 +58,7 @@ pub(crate) struct Answer {
     admitted: bool,
     remaining: u32,
     retry_after_us: Option<u64>,
-    hold_us: u64,
+    delay_us: u64,
 }
 
 /// Runs a case; the driver's counters of all its keys must be empty.
@@ -76,7 +76,7 @@ pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
                 admitted: level.admitted,
                 remaining: level.remaining,
                 retry_after_us: level.retry_after_us,
-                hold_us: level.hold_us,
+                delay_us: level.delay_us,
             })
             .collect();
         assert_eq!(
@@ -96,11 +96,11 @@ pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
 fn every_case_on_bare_states() {
     for case in cases() {
         let mut states: HashMap<String, Vec<State>> = HashMap::new();
-        run_case(&case, &mut |key, terms, now, ask| {
+        run_case(&case, &mut |key, terms, now, request| {
             let states = states
                 .entry(key.to_owned())
                 .or_insert_with(|| terms.iter().map(|term| State::empty(term.limit.algorithm())).collect());
-            charge_together(terms, states, now, ask).into_vec()
+            charge_together(terms, states, now, request).into_vec()
         });
     }
 }
@@ -109,12 +109,19 @@ fn every_case_on_bare_states() {
 fn every_case_on_the_memory_store() {
     for case in cases() {
         let store = Memory::new(1 << 20);
-        run_case(&case, &mut |key, terms, now, ask| {
+        run_case(&case, &mut |key, terms, now, request| {
             let entries = [Entry { key: b"key", value: key.as_bytes() }];
-            let counters =
-                terms.iter().map(|&term| Counter { term, tag: counter_tag(term.limit, 0), epoch: 0 }).collect();
+            let counters = terms
+                .iter()
+                .map(|&EnforcedLimit { limit, enforced }| Counter {
+                    limit,
+                    enforced,
+                    tag: counter_tag(limit, 0),
+                    epoch: 0,
+                })
+                .collect();
             let path = Path { domain: "textbook", entries: &entries, shared: &[] };
-            store.charge(&Charge::new(path, counters, ask), now).expect("there is room").into_vec()
+            store.charge(&Charge::new(path, counters, request), now).expect("there is room").into_vec()
         });
     }
 }
@@ -448,13 +455,13 @@ const fn ok(remaining: u32) -> Answer {
 }
 
 /// Admitted, to be answered later.
-const fn held(remaining: u32, hold_us: u64) -> Answer {
-    Answer { admitted: true, remaining, retry_after_us: None, hold_us }
+const fn held(remaining: u32, delay_us: u64) -> Answer {
+    Answer { admitted: true, remaining, retry_after_us: None, delay_us }
 }
 
 /// Refused, with nothing left.
 const fn no(retry_after_us: Option<u64>) -> Answer {
-    Answer { admitted: false, remaining: 0, retry_after_us, hold_us: 0 }
+    Answer { admitted: false, remaining: 0, retry_after_us, delay_us: 0 }
 }
 
 /// As many admitted as there can be.

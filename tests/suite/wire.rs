@@ -14,7 +14,7 @@ use tollkeeper::limit::{Period, Unit};
 use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
-use tollkeeper::request::{self, Hits, LimitOverride, MOST_HITS};
+use tollkeeper::request::{self, Hits, LimitOverride, MAX_HITS};
 
 /// A request with one descriptor.
 fn ask(hits_addend: u32, descriptor: RateLimitDescriptor) -> RateLimitRequest {
@@ -52,14 +52,14 @@ fn hits_come_from_the_descriptor_else_from_the_request_and_are_one_at_least() {
         (7, Some(0), false, Hits::Peek),
         (7, Some(1), false, Hits::Charge(1)),
         (0, Some(9), false, Hits::Charge(9)),
-        (0, Some(MOST_HITS), false, Hits::Charge(MOST_HITS)),
-        (0, Some(MOST_HITS + 1), false, Hits::Charge(MOST_HITS)),
-        (0, Some(u64::MAX), false, Hits::Charge(MOST_HITS)),
+        (0, Some(MAX_HITS), false, Hits::Charge(MAX_HITS)),
+        (0, Some(MAX_HITS + 1), false, Hits::Charge(MAX_HITS)),
+        (0, Some(u64::MAX), false, Hits::Charge(MAX_HITS)),
         (0, None, true, Hits::Refund(1)),
         (7, None, true, Hits::Refund(7)),
         (7, Some(0), true, Hits::Peek),
         (7, Some(3), true, Hits::Refund(3)),
-        (0, Some(u64::MAX), true, Hits::Refund(MOST_HITS)),
+        (0, Some(u64::MAX), true, Hits::Refund(MAX_HITS)),
     ];
     for (of_request, of_descriptor, is_negative_hits, expected) in table {
         let descriptor =
@@ -182,7 +182,7 @@ fn refusal() -> Decision<'static> {
         .collect(),
         body: Some("slow down"),
         metadata: metadata.as_object().cloned(),
-        hold_us: 0,
+        delay_us: 0,
     }
 }
 

@@ -19,7 +19,7 @@ use crate::store::redis::script::Counted;
 const ENVOY_TIMEOUT_US: u64 = 20_000;
 
 /// The most wildcards of one level that may have to be tried one by one.
-const MOST_WILDCARDS: usize = 1000;
+const MAX_WILDCARDS: usize = 1000;
 
 /// A descriptor that neither limits, nor leads on, nor exempts a value.
 pub(super) fn on_descriptor(reader: &mut Reader<'_>, written: &Descriptor, trail: &Trail<'_>) {
@@ -74,12 +74,12 @@ pub(super) fn on_wildcards(reader: &mut Reader<'_>, nodes: &[Node], trail: &Trai
     let mut prefixes = HashSet::new();
     for node in nodes.iter().filter(|node| node.value.contains('*') || node.key.contains('*')) {
         wildcards += 1;
-        if wildcards > MOST_WILDCARDS || nodes.len() > MOST_WILDCARDS {
+        if wildcards > MAX_WILDCARDS || nodes.len() > MAX_WILDCARDS {
             prefixes.insert((&node.key, node.value.split('*').next()));
         }
     }
     let Some(first) = nodes.first() else { return };
-    if wildcards > prefixes.len() + MOST_WILDCARDS {
+    if wildcards > prefixes.len() + MAX_WILDCARDS {
         let alike = wildcards - prefixes.len();
         let at = Position { line: first.origin.line, column: first.origin.column };
         let message = format!("{alike} wildcards of this level begin like another one");

@@ -132,9 +132,9 @@ pub(super) fn limits(
     let sole = written.len() == 1;
     let mut limits: Vec<RuleLimit> = Vec::with_capacity(written.len());
     // A list is short; its length is bounded so that comparing all pairs is.
-    if let Some(extra) = written.get(MOST_LIMITS) {
+    if let Some(extra) = written.get(MAX_LIMITS) {
         let message = format!("{} limits on one descriptor", written.len());
-        reader.error(extra.at, trail, message, format!("at most {MOST_LIMITS} are decided together"));
+        reader.error(extra.at, trail, message, format!("at most {MAX_LIMITS} are decided together"));
         return limits;
     }
     for one in written {
@@ -166,7 +166,7 @@ pub(super) fn limits(
 }
 
 /// The most limits that one descriptor may have.
-const MOST_LIMITS: usize = 16;
+const MAX_LIMITS: usize = 16;
 
 fn limit(
     reader: &mut Reader<'_>,

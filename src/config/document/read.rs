@@ -8,7 +8,7 @@ use super::fields::{Field, Reader, Trail};
 use super::value::{self, Refused};
 use super::{Descriptor, Document, Limit, RateLimit, Refusal, Settings, Spot};
 use crate::config::diagnostic::quotable;
-use crate::config::keys::{Kind, MOST_BODY_BYTES, Place};
+use crate::config::keys::{Kind, MAX_BODY_BYTES, Place};
 use crate::config::yaml::scalar::{Scalar, Value};
 use crate::config::yaml::{Content, Node};
 use crate::limit::{Algorithm, StorePolicy};
@@ -200,9 +200,9 @@ impl Reader<'_> {
     fn refusal(&mut self, field: &Field<'_, '_>, refusal: &mut Refusal, trail: &Trail<'_>) {
         let Some(text) = self.text(field, trail) else { return };
         if field.key.name == "over_limit_body" {
-            if text.value.len() > MOST_BODY_BYTES {
+            if text.value.len() > MAX_BODY_BYTES {
                 let message = format!("an `over_limit_body` of {} bytes", text.value.len());
-                self.error(text.at, trail, message, format!("at most {MOST_BODY_BYTES} are sent"));
+                self.error(text.at, trail, message, format!("at most {MAX_BODY_BYTES} are sent"));
             }
             refusal.body = Some(text);
         } else {

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use crate::config::diagnostic::quotable;
 use crate::config::yaml::scalar::{Scalar, Value};
 use crate::config::yaml::{Content, Node};
-use crate::limit::{LONGEST_PERIOD_US, Overshoot};
+use crate::limit::{MAX_PERIOD_US, Overshoot};
 
 /// Why a value is refused, and what to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub fn duration_us(text: &str) -> Result<u64, Refused> {
         return refused(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m");
     };
     match u64::try_from(nanos / 1000) {
-        Ok(micros) if micros <= LONGEST_PERIOD_US => Ok(micros),
+        Ok(micros) if micros <= MAX_PERIOD_US => Ok(micros),
         _ => refused(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one"),
     }
 }

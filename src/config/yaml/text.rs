@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use super::Position;
 
 /// The largest rule file, in bytes.
-pub const MOST_BYTES: usize = 64 * 1024 * 1024;
+pub const MAX_FILE_BYTES: usize = 64 * 1024 * 1024;
 
 /// Why bytes are no text, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +24,9 @@ pub struct Unreadable {
 /// The text of a file.
 pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
     let start = Position { line: 1, column: 1 };
-    if bytes.len() > MOST_BYTES {
-        let message = format!("a rule file of {} MB, and at most {} MB are read", bytes.len() >> 20, MOST_BYTES >> 20);
+    if bytes.len() > MAX_FILE_BYTES {
+        let message =
+            format!("a rule file of {} MB, and at most {} MB are read", bytes.len() >> 20, MAX_FILE_BYTES >> 20);
         return Err(Unreadable { at: start, message, hint: "split it into several files" });
     }
     let text = match bytes {

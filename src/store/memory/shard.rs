@@ -43,7 +43,7 @@ pub(super) struct Shard {
 /// A counter of a charge, and where it stands if it is there.
 struct Slot<'r> {
     key: u128,
-    term: EnforcedLimit<'r>,
+    enforced_limit: EnforcedLimit<'r>,
     place: Option<usize>,
 }
 
@@ -72,21 +72,24 @@ impl Shard {
     /// Decides all limits of a descriptor.
     pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, Full> {
         if let [counter] = &*charge.counters {
-            let mut slots = [self.slot(charge.key ^ counter.tag, counter.term)];
-            self.make_room(&mut slots, charge.ask.hits, now)?;
+            let mut slots = [self.slot(charge.key ^ counter.tag, counter.enforced_limit())];
+            self.make_room(&mut slots, charge.request.hits, now)?;
             let mut state = self.take_state(&slots[0]);
-            let level = state.charge(counter.term.limit, now, charge.ask);
-            self.put_state(&slots[0], state, (charge.ask.hits, &level), now);
+            let level = state.charge(counter.limit, now, charge.request);
+            self.put_state(&slots[0], state, (charge.request.hits, &level), now);
             return Ok(SmallVec::from([level]));
         }
-        let mut slots: SmallVec<[Slot<'_>; 4]> =
-            charge.counters.iter().map(|counter| self.slot(charge.key ^ counter.tag, counter.term)).collect();
-        self.make_room(&mut slots, charge.ask.hits, now)?;
-        let terms: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.term).collect();
+        let mut slots: SmallVec<[Slot<'_>; 4]> = charge
+            .counters
+            .iter()
+            .map(|counter| self.slot(charge.key ^ counter.tag, counter.enforced_limit()))
+            .collect();
+        self.make_room(&mut slots, charge.request.hits, now)?;
+        let limits: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.enforced_limit).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
-        let levels = charge_together(&terms, &mut states, now, charge.ask);
+        let levels = charge_together(&limits, &mut states, now, charge.request);
         for ((slot, state), level) in slots.iter().zip(states).zip(&levels) {
-            self.put_state(slot, state, (charge.ask.hits, level), now);
+            self.put_state(slot, state, (charge.request.hits, level), now);
         }
         Ok(levels)
     }
@@ -94,9 +97,9 @@ impl Shard {
     /// Whether all limits of a descriptor would let the charge pass, trials too.
     pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> bool {
         charge.counters.iter().all(|counter| {
-            let slot = self.slot(charge.key ^ counter.tag, counter.term);
+            let slot = self.slot(charge.key ^ counter.tag, counter.enforced_limit());
             let state = self.take_state(&slot);
-            let admits = state.admits(counter.term.limit, now, charge.ask);
+            let admits = state.admits(counter.limit, now, charge.request);
             if let Some(place) = slot.place {
                 self.keep_state(place, state);
             }
@@ -180,8 +183,8 @@ impl Shard {
     }
 
     /// Finds a counter.
-    fn slot<'r>(&self, key: u128, term: EnforcedLimit<'r>) -> Slot<'r> {
-        Slot { key, term, place: self.place_of(key) }
+    fn slot<'r>(&self, key: u128, enforced_limit: EnforcedLimit<'r>) -> Slot<'r> {
+        Slot { key, enforced_limit, place: self.place_of(key) }
     }
 
     /// Makes room for what a charge may add: counters that are not there yet, and records of logs.
@@ -216,7 +219,7 @@ impl Shard {
         if self.index.is_full(missing) {
             bytes += self.index.growth_bytes(missing);
         }
-        let logs = slots.iter().filter(|slot| slot.term.limit.algorithm() == Algorithm::SlidingWindowLog);
+        let logs = slots.iter().filter(|slot| slot.enforced_limit.limit.algorithm() == Algorithm::SlidingWindowLog);
         for slot in logs {
             bytes += match slot.place.and_then(|place| self.entry(place).log()) {
                 Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
@@ -278,7 +281,7 @@ impl Shard {
 
     /// The state of a counter; a log's records are moved out until [`Shard::put_state`] brings them back.
     fn take_state(&mut self, slot: &Slot<'_>) -> State {
-        let Some(place) = slot.place else { return State::empty(slot.term.limit.algorithm()) };
+        let Some(place) = slot.place else { return State::empty(slot.enforced_limit.limit.algorithm()) };
         let entry = *self.entry(place);
         let log = match entry.log() {
             Some(log) => {
@@ -294,7 +297,7 @@ impl Shard {
     /// Keeps the state of a counter, adding the counter if it was not there and has something to keep: of a refund or a
     /// look nothing is left to keep.
     fn put_state(&mut self, slot: &Slot<'_>, state: State, (hits, level): (Hits, &ChargeResult), now: Time) {
-        let limit = slot.term.limit;
+        let limit = slot.enforced_limit.limit;
         let place = match slot.place {
             Some(place) => place,
             None if !matches!(hits, Hits::Charge(_)) || state == State::empty(limit.algorithm()) => return,

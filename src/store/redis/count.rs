@@ -21,7 +21,7 @@ use super::failure::{RedisError, Refused};
 use super::node::Node;
 use super::reply::{self, Reply};
 use super::script::{ChargeCommand, Replayed};
-use crate::algorithm::{ChargeResult, EnforcedLimit, MOST_COUNTED, State, charge_together, fixed_window};
+use crate::algorithm::{ChargeResult, EnforcedLimit, MAX_COUNT, State, charge_together, fixed_window};
 use crate::clock::Time;
 use crate::counter::{Charge, Counter, Path};
 use crate::limit::{Algorithm, Consistency, Limit};
@@ -57,8 +57,7 @@ impl Window {
 
 /// The limit of a charge that envoyproxy/ratelimit could make.
 fn plain_limit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
-    let [Counter { term, epoch: 0, .. }] = *charge.counters else { return None };
-    let limit = term.limit;
+    let [Counter { limit, epoch: 0, .. }] = *charge.counters else { return None };
     let plain = limit.algorithm() == Algorithm::FixedWindow
         && limit.consistency() == Consistency::Strict
         && limit.count_rejected()
@@ -135,8 +134,8 @@ impl<'a> Tally<'a> {
 
     /// Counts a run of hits, or one refund.
     async fn step(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<(), Refused> {
-        if let Some((ChargeCommand { ask, trial: false, .. }, rest)) = self.rest.split_first()
-            && let Hits::Refund(hits) = ask.hits
+        if let Some((ChargeCommand { request, trial: false, .. }, rest)) = self.rest.split_first()
+            && let Hits::Refund(hits) = request.hits
         {
             // A task of its own: no deadline may come between a refund and what is added back.
             let refund = refund(self.window.clone(), signed(hits), Arc::clone(node), asking);
@@ -147,7 +146,7 @@ impl<'a> Tally<'a> {
             self.to_add_back = refunded.to_add_back;
             return self.expires(refunded.expiry);
         }
-        let run = self.rest.iter().take_while(|command| command.trial || !is_refund(command.ask.hits)).count();
+        let run = self.rest.iter().take_while(|command| command.trial || !is_refund(command.request.hits)).count();
         let (run, rest) = self.rest.split_at(run);
         if run.iter().all(|command| command.trial) {
             let count = node.call(&[b"GET", &self.window.key], asking, until).await?;
@@ -165,7 +164,7 @@ impl<'a> Tally<'a> {
     /// Works out the levels of the next charges, before which the count was this.
     fn take_note(&mut self, before: i64, charges: usize, rest: &'a [ChargeCommand]) {
         // Less than nothing is what a refund took too many and is about to add back.
-        let count = u64::try_from(before).unwrap_or(0).min(MOST_COUNTED);
+        let count = u64::try_from(before).unwrap_or(0).min(MAX_COUNT);
         self.states = [State::FixedWindow(fixed_window::State { count, last: self.now })];
         for command in &self.rest[..charges] {
             let levels = level(command, &mut self.states, self.now);
@@ -189,7 +188,7 @@ fn is_refund(hits: Hits) -> bool {
 }
 
 fn charged_hits(command: &ChargeCommand) -> i64 {
-    match command.ask.hits {
+    match command.request.hits {
         Hits::Charge(hits) if !command.trial => signed(hits),
         Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => 0,
     }
@@ -207,9 +206,9 @@ fn level(command: &ChargeCommand, states: &mut [State; 1], now: Time) -> SmallVe
         .map(|counted| EnforcedLimit { limit: &counted.limit, enforced: counted.enforced })
         .collect();
     if command.trial {
-        return charge_together(&terms, &mut states.clone(), now, command.ask);
+        return charge_together(&terms, &mut states.clone(), now, command.request);
     }
-    charge_together(&terms, states, now, command.ask)
+    charge_together(&terms, states, now, command.request)
 }
 
 /// A refund whose answers have not come by then is given up: its connection is gone.

@@ -187,7 +187,7 @@ impl Eventual {
     /// Decides a charge from what this process may give out.
     pub fn admit(&self, lending: &Lending, command: &ChargeCommand, moment: Moment) -> Admission {
         let &Lending { id, ref terms, .. } = lending;
-        let Hits::Charge(hits @ 1..) = command.ask.hits else { return Admission::ChargeRequest };
+        let Hits::Charge(hits @ 1..) = command.request.hits else { return Admission::ChargeRequest };
         let shares = moment.may_share && hits <= terms.share;
         let mut shard = self.shard(id);
         if let Some(entry) = shard.entries.get_mut(&id.path) {

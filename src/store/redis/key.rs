@@ -148,7 +148,7 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 
 /// What tells the counters of a path apart: two periods of one length are one.
 fn suffixed(mut key: BytesMut, counter: &Counter<'_>) -> Bytes {
-    let limit = counter.term.limit;
+    let limit = counter.limit;
     key.extend_from_slice(b":");
     key.extend_from_slice(limit.algorithm().name().as_bytes());
     write_period(&mut key, limit);

@@ -63,7 +63,7 @@ struct Entry {
     /// From when on it is not believed.
     end_us: u64,
     hits: u64,
-    hold_us: u64,
+    max_delay_us: u64,
     limits: Box<[(Counted, ChargeResult)]>,
 }
 
@@ -116,7 +116,7 @@ impl Over {
             return;
         }
         for (command, levels) in commands.iter().zip(levels).rev() {
-            match (command.ask.hits, refuses(command, levels)) {
+            match (command.request.hits, refuses(command, levels)) {
                 (Hits::Charge(hits), true) if !command.trial => {
                     return self.keep(id, (command, hits), levels, (sent, answered));
                 }
@@ -166,7 +166,7 @@ impl Over {
             return;
         }
         let limits = command.counters.iter().copied().zip(levels.iter().copied()).collect();
-        let entry = Entry { at_us, end_us, hits, hold_us: command.ask.hold_us, limits };
+        let entry = Entry { at_us, end_us, hits, max_delay_us: command.request.max_delay_us, limits };
         let Some(mut shard) = self.shard(id) else { return };
         self.drop_from(&mut shard, id);
         let bytes = entry.bytes();
@@ -224,7 +224,7 @@ impl Over {
 impl Entry {
     /// Whether this refusal means that a charge is refused too, and in the same words.
     fn speaks_for(&self, command: &ChargeCommand) -> bool {
-        let Hits::Charge(hits) = command.ask.hits else { return false };
+        let Hits::Charge(hits) = command.request.hits else { return false };
         let same = command.counters.iter().eq(self.limits.iter().map(|(counted, _)| counted));
         let like = |(counted, level): &(Counted, ChargeResult)| {
             // More hits may be too many for good, or too many for a limit that had room.
@@ -233,7 +233,7 @@ impl Entry {
         };
         !command.trial
             && same
-            && command.ask.hold_us <= self.hold_us
+            && command.request.max_delay_us <= self.max_delay_us
             && (hits == self.hits || hits > self.hits && self.limits.iter().all(like))
     }
 

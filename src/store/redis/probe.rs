@@ -58,7 +58,7 @@ impl Probe {
         }
         let command = ChargeCommand {
             counters: counters.into_iter().collect(),
-            ask: ChargeRequest::new(Hits::Charge(1), 0),
+            request: ChargeRequest::new(Hits::Charge(1), 0),
             trial: false,
             until: None,
         };

@@ -54,7 +54,7 @@ pub struct ChargeCommand {
     /// One for each key of the call.
     pub counters: SmallVec<[Counted; 1]>,
     /// What is charged.
-    pub ask: ChargeRequest,
+    pub request: ChargeRequest,
     /// Only what it would find is asked.
     pub trial: bool,
     /// Hits that are given back are void from this time of the counter on, 1 us after the epoch at the least; `None`:
@@ -65,13 +65,13 @@ pub struct ChargeCommand {
 impl ChargeCommand {
     /// The longest that the answer may be held, in microseconds: what is asked, bounded by 285 years, and by the time
     /// in which a token bucket makes 2^52 tokens, 12 days at the least, so that tokens that it lends can be counted.
-    pub fn hold_us(&self) -> u64 {
+    pub fn max_delay_us(&self) -> u64 {
         let lends = |counter: &Counted| {
             let limit = &counter.limit;
             let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
             (limit.algorithm() == Algorithm::TokenBucket).then(|| u64::try_from(longest_us).unwrap_or(u64::MAX))
         };
-        self.counters.iter().filter_map(lends).fold(self.ask.hold_us.min(MOST_EXACT - 1), u64::min)
+        self.counters.iter().filter_map(lends).fold(self.request.max_delay_us.min(MOST_EXACT - 1), u64::min)
     }
 }
 
@@ -168,7 +168,7 @@ pub fn arguments(charges: &[ChargeCommand], now: Option<Time>) -> Bytes {
 
 /// The hits that a charge takes, negative if it gives them back; `None` if it changes nothing whatever it finds.
 fn charged_hits(charge: &ChargeCommand) -> Option<i64> {
-    match charge.ask.hits {
+    match charge.request.hits {
         _ if charge.trial => None,
         Hits::Peek => None,
         Hits::Charge(hits) => Some(signed(hits)),
@@ -178,9 +178,9 @@ fn charged_hits(charge: &ChargeCommand) -> Option<i64> {
 
 /// How long a charge may wait; of a refund, until when it holds, 0 if that does not end.
 fn patience(charge: &ChargeCommand, limit: &Limit) -> i64 {
-    match charge.ask.hits {
+    match charge.request.hits {
         Hits::Refund(_) => charge.until.map_or(0, |until| signed(until.as_micros().min(MOST_EXACT - 1))),
-        Hits::Charge(_) | Hits::Peek => signed(charge.hold_us().min(limit.max_wait_us())),
+        Hits::Charge(_) | Hits::Peek => signed(charge.max_delay_us().min(limit.max_wait_us())),
     }
 }
 
@@ -191,7 +191,7 @@ fn reach(charges: &[ChargeCommand], place: usize) -> [i64; 2] {
     for charge in charges {
         let limit = &charge.counters[place].limit;
         lowest = lowest.min(i64::from(limit.requests_per_unit()));
-        match charge.ask.hits {
+        match charge.request.hits {
             Hits::Peek => asked += 1,
             Hits::Charge(hits) => {
                 asked += signed(hits);
@@ -253,18 +253,18 @@ fn replay_charge(charge: &ChargeCommand, states: &mut SmallVec<[State; 1]>, now:
         .iter()
         .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
         .collect();
-    let ask = ChargeRequest { hold_us: charge.hold_us(), ..charge.ask };
+    let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
     if charge.trial {
-        charge_together(&terms, &mut states.clone(), now, ask)
+        charge_together(&terms, &mut states.clone(), now, request)
     } else if let Some(until) = charge.until {
         // Refunds pass, each counter's by itself.
         let refund = |(term, state): (&EnforcedLimit<'_>, &mut State)| match state.time(term.limit, now) >= until {
-            true => state.clone().charge(term.limit, now, ask),
-            false => state.charge(term.limit, now, ask),
+            true => state.clone().charge(term.limit, now, request),
+            false => state.charge(term.limit, now, request),
         };
         terms.iter().zip(states.iter_mut()).map(refund).collect()
     } else {
-        charge_together(&terms, states, now, ask)
+        charge_together(&terms, states, now, request)
     }
 }
 

@@ -95,7 +95,7 @@ impl Out {
         let Some(until) = self.lent.until.filter(|_| left > 0) else { return };
         let refund = ChargeCommand {
             counters: lending.counters.clone(),
-            ask: ChargeRequest::new(Hits::Refund(left), 0),
+            request: ChargeRequest::new(Hits::Refund(left), 0),
             trial: false,
             until: Some(until),
         };

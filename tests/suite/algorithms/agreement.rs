@@ -14,12 +14,12 @@ proptest! {
         let mut state = State::empty(scenario.limits[0].algorithm());
         let mut model = Model::new();
         let mut charges = 0;
-        scenario.live(|limit, now, ask| {
+        scenario.live(|limit, now, request| {
             charges += 1;
             // With one in four histories some charges are refused by another limit.
-            let ask = tollkeeper::algorithm::ChargeRequest { refused_elsewhere: elsewhere == 0 && charges % 3 == 0, ..ask };
-            let level = state.charge(limit, now, ask);
-            prop_assert_eq!(level, model.charge(limit, now, ask), "{:?} at {:?} under {:?}", ask, now, limit);
+            let request = tollkeeper::algorithm::ChargeRequest { rejected_elsewhere: elsewhere == 0 && charges % 3 == 0, ..request };
+            let level = state.charge(limit, now, request);
+            prop_assert_eq!(level, model.charge(limit, now, request), "{:?} at {:?} under {:?}", request, now, limit);
             Ok(level)
         })?;
     }

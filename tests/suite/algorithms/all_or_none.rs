@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, Period, Unit};
-use tollkeeper::request::{Hits, MOST_HITS};
+use tollkeeper::request::{Hits, MAX_HITS};
 
 use super::model::Model;
 use super::scenario::{config, limit};
@@ -17,7 +17,7 @@ fn charges() -> impl Strategy<Value = Vec<Charge>> {
     let hits = prop_oneof![
         1 => Just(Hits::Peek),
         8 => (1..6_u64).prop_map(Hits::Charge),
-        1 => Just(Hits::Charge(MOST_HITS)),
+        1 => Just(Hits::Charge(MAX_HITS)),
         1 => (1..6_u64).prop_map(Hits::Refund),
     ];
     let later = prop_oneof![3 => Just(0), 2 => 0..1_000_000_u64, 1 => 0..100_000_000_u64];
@@ -43,19 +43,19 @@ proptest! {
         let mut states: Vec<_> = terms.iter().map(|term| State::empty(term.limit.algorithm())).collect();
         let mut models: Vec<_> = terms.iter().map(|_| Model::new()).collect();
         let mut now = Time::from_secs(1_750_000_000);
-        for (later_us, hits, hold_us) in charges {
+        for (later_us, hits, max_delay_us) in charges {
             now = now.plus_us(later_us);
-            let ask = ChargeRequest::new(hits, hold_us);
+            let request = ChargeRequest::new(hits, max_delay_us);
             let before = states.clone();
-            let levels = charge_together(&terms, &mut states, now, ask);
+            let levels = charge_together(&terms, &mut states, now, request);
             prop_assert_eq!(levels.len(), terms.len());
             let refused = terms.iter().zip(&levels).any(|(term, level)| term.enforced && !level.admitted);
             for (index, term) in terms.iter().enumerate() {
-                let expected = models[index].charge(term.limit, now, ChargeRequest { refused_elsewhere: refused, ..ask });
-                prop_assert_eq!(levels[index], expected, "{:?} under {:?}", ask, term);
+                let expected = models[index].charge(term.limit, now, ChargeRequest { rejected_elsewhere: refused, ..request });
+                prop_assert_eq!(levels[index], expected, "{:?} under {:?}", request, term);
                 if refused && !term.limit.count_rejected() {
                     prop_assert_eq!(&states[index], &before[index]);
-                    prop_assert_eq!(levels[index].hold_us, 0);
+                    prop_assert_eq!(levels[index].delay_us, 0);
                 }
             }
         }
@@ -65,11 +65,11 @@ proptest! {
     fn one_limit_together_is_that_limit_alone((limit, enforced) in term(), charges in charges()) {
         let (mut alone, mut together) = (State::empty(limit.algorithm()), [State::empty(limit.algorithm())]);
         let mut now = Time::from_secs(1_750_000_000);
-        for (later_us, hits, hold_us) in charges {
+        for (later_us, hits, max_delay_us) in charges {
             now = now.plus_us(later_us);
-            let ask = ChargeRequest::new(hits, hold_us);
-            let levels = charge_together(&[EnforcedLimit { limit: &limit, enforced }], &mut together, now, ask);
-            prop_assert_eq!(levels[0], alone.charge(&limit, now, ask));
+            let request = ChargeRequest::new(hits, max_delay_us);
+            let levels = charge_together(&[EnforcedLimit { limit: &limit, enforced }], &mut together, now, request);
+            prop_assert_eq!(levels[0], alone.charge(&limit, now, request));
             prop_assert_eq!(&together[0], &alone);
         }
     }
@@ -79,7 +79,7 @@ proptest! {
 #[test]
 fn takes_the_state_of_another_algorithm_as_empty() {
     let period = Period::new(Unit::Minute, 1).expect("not too long");
-    let ask = ChargeRequest::new(Hits::Charge(3), 0);
+    let request = ChargeRequest::new(Hits::Charge(3), 0);
     for from in Algorithm::ALL {
         for to in Algorithm::ALL.into_iter().filter(|&to| to != from) {
             let mut terms = tollkeeper::limit::LimitSpec::new(to, 3, period);
@@ -87,9 +87,13 @@ fn takes_the_state_of_another_algorithm_as_empty() {
             let limit = Limit::new(&terms).expect("a plain limit");
             let now = Time::from_secs(1_750_000_000);
             let mut state = State::empty(from);
-            assert!(state.admits(&limit, now, ask), "{from} as {to}");
-            assert_eq!(state.charge(&limit, now, ask), State::empty(to).charge(&limit, now, ask), "{from} as {to}");
-            assert!(!state.admits(&limit, now, ask), "{from} as {to}: not kept");
+            assert!(state.admits(&limit, now, request), "{from} as {to}");
+            assert_eq!(
+                state.charge(&limit, now, request),
+                State::empty(to).charge(&limit, now, request),
+                "{from} as {to}"
+            );
+            assert!(!state.admits(&limit, now, request), "{from} as {to}: not kept");
         }
     }
 }

@@ -116,13 +116,13 @@ fn live(
 ) -> Result<Vec<Passed>, TestCaseError> {
     let mut state = State::empty(scenario.limits[0].algorithm());
     let mut passed = Vec::new();
-    scenario.live(|limit: &Limit, now: Time, ask: ChargeRequest| {
-        let level = state.charge(limit, now, ask);
-        prop_assert!(level.hold_us <= ask.hold_us.min(limit.max_wait_us()), "held longer than anybody waits");
+    scenario.live(|limit: &Limit, now: Time, request: ChargeRequest| {
+        let level = state.charge(limit, now, request);
+        prop_assert!(level.delay_us <= request.max_delay_us.min(limit.max_wait_us()), "held longer than anybody waits");
         let asked = i128::from(now.as_micros());
-        if let Hits::Charge(hits) = ask.hits {
+        if let Hits::Charge(hits) = request.hits {
             if level.admitted {
-                passed.push(Passed { asked, left: asked + i128::from(level.hold_us), hits: i128::from(hits) });
+                passed.push(Passed { asked, left: asked + i128::from(level.delay_us), hits: i128::from(hits) });
             } else {
                 refused(&passed, asked, i128::from(hits))?;
             }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, MOST_COUNTED};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, MAX_COUNT};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, Unit};
 use tollkeeper::request::Hits;
@@ -37,14 +37,14 @@ impl Model {
         BLANK.clone()
     }
 
-    pub(crate) fn charge(&mut self, limit: &Limit, now: Time, ask: ChargeRequest) -> ChargeResult {
+    pub(crate) fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
         let now = i128::from(now.as_micros());
         let before = self.shown(limit, now);
-        let admitted = self.passes(limit, now, ask);
+        let admitted = self.passes(limit, now, request);
         let mut hold = 0;
         let mut after = before;
-        match ask.hits {
-            Hits::Charge(hits) if admitted && !ask.refused_elsewhere => {
+        match request.hits {
+            Hits::Charge(hits) if admitted && !request.rejected_elsewhere => {
                 hold = self.hold(limit, now, hits);
                 after = self.count(limit, now, |model, at| model.count_hits(limit, at, i128::from(hits)));
             }
@@ -63,9 +63,9 @@ impl Model {
             after: to_u64(after),
             remaining: u32::try_from(left.max(0)).expect("at most the capacity"),
             reset_us: to_u64(self.reset(limit, now)),
-            retry_after_us: (!admitted && can_ever_pass(limit, ask))
-                .then(|| to_u64(first(|wait| self.passes(limit, now + wait, ask)))),
-            hold_us: to_u64(hold),
+            retry_after_us: (!admitted && can_ever_pass(limit, request))
+                .then(|| to_u64(first(|wait| self.passes(limit, now + wait, request)))),
+            delay_us: to_u64(hold),
         }
     }
 
@@ -76,9 +76,9 @@ impl Model {
     }
 
     /// Whether the charge passes at `now`, held for as long as it may be.
-    fn passes(&self, limit: &Limit, now: i128, ask: ChargeRequest) -> bool {
+    fn passes(&self, limit: &Limit, now: i128, request: ChargeRequest) -> bool {
         let capacity = i128::from(limit.capacity());
-        let hits = match ask.hits {
+        let hits = match request.hits {
             Hits::Refund(_) => return true,
             Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => {
                 return self.shown(limit, now) <= capacity;
@@ -91,7 +91,7 @@ impl Model {
         }
         let (live, at) = self.live(limit, now);
         let room = Ratio::whole(capacity - hits);
-        let latest = at.max(now + i128::from(ask.hold_us.min(limit.max_wait_us())));
+        let latest = at.max(now + i128::from(request.max_delay_us.min(limit.max_wait_us())));
         match limit.algorithm() {
             Algorithm::TokenBucket => live.used_at(limit, latest) <= room,
             Algorithm::LeakyBucket => live.used_at(limit, at) <= room && live.used_at(limit, latest) == Ratio::ZERO,
@@ -171,7 +171,7 @@ impl Model {
             }
             Algorithm::FixedWindow => {
                 let count = self.windows.entry(window(limit, at).0).or_default();
-                *count = (*count + hits).min(i128::from(MOST_COUNTED));
+                *count = (*count + hits).min(i128::from(MAX_COUNT));
             }
             Algorithm::SlidingWindowLog => self.log.extend((0..hits).map(|_| at)),
             Algorithm::SlidingWindowCounter => *self.windows.entry(window(limit, at).0).or_default() += hits,
@@ -221,8 +221,8 @@ impl Model {
 }
 
 /// Whether there is a time at which the charge would pass: not for more hits than can pass at once, or a limit of 0.
-pub(crate) fn can_ever_pass(limit: &Limit, ask: ChargeRequest) -> bool {
-    match ask.hits {
+pub(crate) fn can_ever_pass(limit: &Limit, request: ChargeRequest) -> bool {
+    match request.hits {
         Hits::Refund(_) => true,
         Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => true,
         Hits::Peek => limit.requests_per_unit() > 0,

@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use tollkeeper::algorithm::{
-    ChargeRequest, ChargeResult, MOST_COUNTED, State, fixed_window, leaky_bucket, sliding_window_counter,
+    ChargeRequest, ChargeResult, MAX_COUNT, State, fixed_window, leaky_bucket, sliding_window_counter,
     sliding_window_log, token_bucket,
 };
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
-use tollkeeper::request::{Hits, MOST_HITS};
+use tollkeeper::request::{Hits, MAX_HITS};
 
 use super::model::{can_ever_pass, window};
 use super::scenario::{WILD, config, limit, scenario};
@@ -21,16 +21,16 @@ proptest! {
     #[test]
     fn refuses_until_retry_after_and_passes_exactly_then(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, ask| {
-            let level = state.charge(limit, now, ask);
-            prop_assert_eq!(level.retry_after_us.is_some(), !level.admitted && can_ever_pass(limit, ask));
+        scenario.live(|limit, now, request| {
+            let level = state.charge(limit, now, request);
+            prop_assert_eq!(level.retry_after_us.is_some(), !level.admitted && can_ever_pass(limit, request));
             if let Some(retry_us) = level.retry_after_us {
                 prop_assert!(retry_us > 0);
                 for wait_us in before(retry_us, probes) {
-                    prop_assert!(!state.admits(limit, now.plus_us(wait_us), ask), "passes after {} us", wait_us);
+                    prop_assert!(!state.admits(limit, now.plus_us(wait_us), request), "passes after {} us", wait_us);
                 }
                 if comes(now, retry_us) {
-                    prop_assert!(state.admits(limit, now.plus_us(retry_us), ask), "does not pass");
+                    prop_assert!(state.admits(limit, now.plus_us(retry_us), request), "does not pass");
                 }
             }
             Ok(level)
@@ -40,8 +40,8 @@ proptest! {
     #[test]
     fn is_full_again_at_reset_and_not_before(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, ask| {
-            let level = state.charge(limit, now, ask);
+        scenario.live(|limit, now, request| {
+            let level = state.charge(limit, now, request);
             if limit.requests_per_unit() == 0 {
                 return Ok(level);
             }
@@ -72,21 +72,21 @@ proptest! {
     #[test]
     fn looks_and_refusals_leave_no_trace_and_refunds_always_pass(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, ask| {
+        scenario.live(|limit, now, request| {
             let before = state.clone();
-            let level = state.charge(limit, now, ask);
-            match ask.hits {
+            let level = state.charge(limit, now, request);
+            match request.hits {
                 Hits::Peek => {
                     prop_assert_eq!(&state, &before);
-                    prop_assert_eq!((level.before, level.hold_us), (level.after, 0));
+                    prop_assert_eq!((level.before, level.delay_us), (level.after, 0));
                 }
                 Hits::Refund(hits) => {
-                    prop_assert!(level.admitted && level.hold_us == 0 && level.after <= level.before);
+                    prop_assert!(level.admitted && level.delay_us == 0 && level.after <= level.before);
                     prop_assert!(level.before - level.after <= hits, "more came back than was given back");
                 }
                 Hits::Charge(_) if level.admitted => {}
                 Hits::Charge(_) => {
-                    prop_assert_eq!(level.hold_us, 0);
+                    prop_assert_eq!(level.delay_us, 0);
                     if limit.count_rejected() {
                         prop_assert!(level.after >= level.before, "a debt lowered the count");
                     } else {
@@ -101,12 +101,12 @@ proptest! {
     #[test]
     fn admits_says_what_charge_does(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, ask| {
-            for refused_elsewhere in [true, false] {
-                let ask = ChargeRequest { refused_elsewhere, ..ask };
-                prop_assert_eq!(state.admits(limit, now, ask), state.clone().charge(limit, now, ask).admitted);
+        scenario.live(|limit, now, request| {
+            for rejected_elsewhere in [true, false] {
+                let request = ChargeRequest { rejected_elsewhere, ..request };
+                prop_assert_eq!(state.admits(limit, now, request), state.clone().charge(limit, now, request).admitted);
             }
-            Ok(state.charge(limit, now, ask))
+            Ok(state.charge(limit, now, request))
         })?;
     }
 
@@ -115,13 +115,13 @@ proptest! {
     #[test]
     fn a_debt_costs_one_period_at_most(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, ask| {
-            let level = state.charge(limit, now, ask);
+        scenario.live(|limit, now, request| {
+            let level = state.charge(limit, now, request);
             if limit.count_rejected() && limit.requests_per_unit() > 0 {
                 let all = Hits::Charge(u64::from(limit.capacity()));
                 let mut spent = State::empty(limit.algorithm());
                 spent.charge(limit, now, ChargeRequest::new(all, 0));
-                let owed = ChargeRequest::new(Hits::Charge(MOST_HITS), 0);
+                let owed = ChargeRequest::new(Hits::Charge(MAX_HITS), 0);
                 let mut owing = spent.clone();
                 owing.charge(limit, now, owed);
                 owing.charge(limit, now, owed);
@@ -143,15 +143,15 @@ proptest! {
         (limit, state) in limit_and_state(),
         times in proptest::collection::vec(any_time(), 1..6),
         hits: i64,
-        hold_us: u64,
-        refused_elsewhere: bool,
+        max_delay_us: u64,
+        rejected_elsewhere: bool,
     ) {
         let mut state = state;
         for now in times {
-            for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Peek, Hits::Charge(1), Hits::Charge(MOST_HITS)] {
-                for hold_us in [0, hold_us, u64::MAX] {
-                    let level = state.charge(&limit, now, ChargeRequest { hits, hold_us, refused_elsewhere });
-                    check_sane(&limit, &level, hold_us)?;
+            for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Peek, Hits::Charge(1), Hits::Charge(MAX_HITS)] {
+                for max_delay_us in [0, max_delay_us, u64::MAX] {
+                    let level = state.charge(&limit, now, ChargeRequest { hits, max_delay_us, rejected_elsewhere });
+                    check_sane(&limit, &level, max_delay_us)?;
                 }
             }
         }
@@ -169,10 +169,10 @@ fn last_of(state: &State) -> Time {
     }
 }
 
-fn check_sane(limit: &Limit, level: &ChargeResult, hold_us: u64) -> TestCaseResult {
+fn check_sane(limit: &Limit, level: &ChargeResult, max_delay_us: u64) -> TestCaseResult {
     prop_assert!(level.remaining <= limit.capacity());
-    prop_assert!(level.hold_us <= hold_us.min(limit.max_wait_us()));
-    prop_assert!(level.admitted || level.hold_us == 0);
+    prop_assert!(level.delay_us <= max_delay_us.min(limit.max_wait_us()));
+    prop_assert!(level.admitted || level.delay_us == 0);
     prop_assert!(!level.admitted || level.retry_after_us.is_none());
     Ok(())
 }
@@ -219,7 +219,7 @@ fn limit_and_state() -> impl Strategy<Value = (Limit, State)> {
 }
 
 fn state(algorithm: Algorithm, period_us: u64) -> BoxedStrategy<State> {
-    let count = prop_oneof![0..10_u64, Just(MOST_COUNTED), 0..=MOST_COUNTED, Just(u64::from(u32::MAX))].boxed();
+    let count = prop_oneof![0..10_u64, Just(MAX_COUNT), 0..=MAX_COUNT, Just(u64::from(u32::MAX))].boxed();
     let part = 0..period_us;
     match algorithm {
         Algorithm::TokenBucket => (count, part, any_time())

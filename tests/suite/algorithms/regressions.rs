@@ -15,8 +15,8 @@ fn limit(terms: LimitSpec) -> Limit {
     Limit::new(&terms).expect("keys that the algorithm knows")
 }
 
-fn take(hits: u64, hold_us: u64) -> ChargeRequest {
-    ChargeRequest::new(Hits::Charge(hits), hold_us)
+fn take(hits: u64, max_delay_us: u64) -> ChargeRequest {
+    ChargeRequest::new(Hits::Charge(hits), max_delay_us)
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_wait_beyond_the_end_of_time_is_refused_and_overflows_nothing() {
         for now in [NOW, Time::from_micros(NOW.as_micros() - 1)] {
             let level = state.charge(&limit, now, take(u64::from(u32::MAX), u64::MAX));
             assert!(!level.admitted, "{}", terms.algorithm);
-            assert_eq!((level.reset_us, level.hold_us), (u64::MAX, 0));
+            assert_eq!((level.reset_us, level.delay_us), (u64::MAX, 0));
             assert!(level.retry_after_us.is_some(), "it is a wait all the same");
         }
     }

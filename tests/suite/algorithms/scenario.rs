@@ -9,7 +9,7 @@ use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult, fixed_window};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, DEFAULT_LOG_MAX, Limit, LimitSpec, Period, Unit};
-use tollkeeper::request::{Hits, MOST_HITS};
+use tollkeeper::request::{Hits, MAX_HITS};
 
 /// How the properties run: `PROPTEST_CASES` says how often, and what failed once is kept beside the source.
 pub(crate) fn config() -> ProptestConfig {
@@ -290,10 +290,10 @@ impl Amount {
             Self::Few(hits) => Hits::Charge(hits),
             Self::Quarters(quarters) => Hits::Charge((capacity * quarters / 4).max(1)),
             Self::OneTooMany => Hits::Charge(capacity + 1),
-            Self::Most => Hits::Charge(MOST_HITS),
+            Self::Most => Hits::Charge(MAX_HITS),
             Self::Back(hits) => Hits::Refund(hits),
             Self::BackQuarters(quarters) => Hits::Refund((capacity * quarters / 4).max(1)),
-            Self::BackMost => Hits::Refund(MOST_HITS),
+            Self::BackMost => Hits::Refund(MAX_HITS),
         }
     }
 }

@@ -136,15 +136,15 @@ impl Step {
         let counters: SmallVec<[_; 1]> = keys.iter().map(counter).collect();
         let limit = counters[0].limit;
         let impatient = ChargeRequest::new(self.amount.of(&limit), 0);
-        let hold_us = match (self.edge, state.clone().charge(&limit, now, impatient).retry_after_us) {
+        let max_delay_us = match (self.edge, state.clone().charge(&limit, now, impatient).retry_after_us) {
             (Some(off), Some(wait_us)) => wait_us.saturating_add_signed(off),
             _ => self.patience.of(&limit),
         };
-        let ask = ChargeRequest { hold_us, ..impatient };
-        let until = self.until.filter(|_| matches!(ask.hits, Hits::Refund(_)));
+        let request = ChargeRequest { max_delay_us, ..impatient };
+        let until = self.until.filter(|_| matches!(request.hits, Hits::Refund(_)));
         let until =
             until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
-        std::iter::repeat_n(ChargeCommand { counters, ask, trial: self.trial, until }, self.times)
+        std::iter::repeat_n(ChargeCommand { counters, request, trial: self.trial, until }, self.times)
     }
 }
 
@@ -222,9 +222,9 @@ fn expected(
             .iter()
             .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
             .collect();
-        let ask = ChargeRequest { hold_us: charge.hold_us(), ..charge.ask };
+        let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
         if charge.trial {
-            return charge_together(&terms, &mut states.to_vec(), now, ask);
+            return charge_together(&terms, &mut states.to_vec(), now, request);
         }
         let late = |place: usize| {
             let last = last(&states[place]);
@@ -233,13 +233,13 @@ fn expected(
         };
         let late: Vec<bool> = (0..states.len()).map(late).collect();
         let found = states.to_vec();
-        let levels = charge_together(&terms, states, now, ask);
+        let levels = charge_together(&terms, states, now, request);
         for (place, found) in found.into_iter().enumerate().filter(|(place, _)| late[*place]) {
             states[place] = found;
         }
         let all = terms.iter().zip(&levels).all(|(term, level)| level.admitted || !term.enforced);
         for (place, counter) in charge.counters.iter().enumerate() {
-            let counts = match ask.hits {
+            let counts = match request.hits {
                 Hits::Peek => false,
                 Hits::Charge(_) => all && levels[place].admitted || counter.limit.count_rejected(),
                 Hits::Refund(_) => !late[place],
@@ -429,11 +429,11 @@ fn every_case_of_the_textbooks() {
     let mut redis = Redis::new(&server);
     for case in textbook::cases() {
         let mut keys: HashMap<String, Vec<String>> = HashMap::new();
-        textbook::run_case(&case, &mut |key, terms, now, ask| {
+        textbook::run_case(&case, &mut |key, terms, now, request| {
             let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
             let counted = |term: &EnforcedLimit<'_>| Counted { limit: *term.limit, enforced: term.enforced, tag: 0 };
             let charges =
-                [ChargeCommand { counters: terms.iter().map(counted).collect(), ask, trial: false, until: None }];
+                [ChargeCommand { counters: terms.iter().map(counted).collect(), request, trial: false, until: None }];
             let mut replayed = redis.call(keys, &charges, Some(now)).unwrap();
             redis.lives(keys);
             replayed.levels.remove(0).into_vec()
@@ -455,7 +455,7 @@ fn all_limits() -> SmallVec<[Counted; 1]> {
 fn hit(counters: &[Counted]) -> ChargeCommand {
     ChargeCommand {
         counters: counters.into(),
-        ask: ChargeRequest::new(Hits::Charge(1), u64::MAX),
+        request: ChargeRequest::new(Hits::Charge(1), u64::MAX),
         trial: false,
         until: None,
     }
@@ -509,7 +509,7 @@ fn a_full_server_writes_nothing_and_says_so() {
         assert_eq!(error_word(alone), "OOM", "{}", counter.limit.algorithm());
     }
     assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "OOM");
-    let look = ChargeCommand { ask: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
+    let look = ChargeCommand { request: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
     assert!(redis.call(&keys, &[look], None).unwrap().levels[0].iter().all(|level| level.admitted));
     assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 0);
 }

@@ -116,7 +116,7 @@ struct Request {
 struct Hit {
     value: u8,
     way: usize,
-    ask: ChargeRequest,
+    request: ChargeRequest,
 }
 
 const WAYS: usize = 3;
@@ -162,11 +162,11 @@ fn request() -> impl Strategy<Value = Request> {
         1 => Just(Hits::Charge(1 << 32)),
         2 => (1..12_u64).prop_map(Hits::Refund),
     ];
-    let hold_us = prop_oneof![Just(0), 0..90_000_000_u64, Just(u64::MAX)];
-    let hit = (0..2_u8, 0..WAYS, hits, hold_us).prop_map(|(value, way, hits, hold_us)| Hit {
+    let max_delay_us = prop_oneof![Just(0), 0..90_000_000_u64, Just(u64::MAX)];
+    let hit = (0..2_u8, 0..WAYS, hits, max_delay_us).prop_map(|(value, way, hits, max_delay_us)| Hit {
         value,
         way,
-        ask: ChargeRequest::new(hits, hold_us),
+        request: ChargeRequest::new(hits, max_delay_us),
     });
     let charges = prop_oneof![3 => prop::collection::vec(hit.clone(), 1), 2 => prop::collection::vec(hit, 2..7)];
     let mode = prop_oneof![4 => Just(ChargeMode::Commit), 1 => Just(ChargeMode::DryRun)];
@@ -187,8 +187,8 @@ impl OneByOne<'_> {
         let empty = || self.meeting.kinds.iter().map(|(algorithm, _)| State::empty(*algorithm)).collect();
         let states = self.states.entry(hit.value).or_insert_with(empty);
         match mode {
-            ChargeMode::Commit => charge_together(&terms, states, now, hit.ask),
-            ChargeMode::DryRun => charge_together(&terms, &mut states.clone(), now, hit.ask),
+            ChargeMode::Commit => charge_together(&terms, states, now, hit.request),
+            ChargeMode::DryRun => charge_together(&terms, &mut states.clone(), now, hit.request),
         }
     }
 
@@ -224,7 +224,7 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
         now = now.plus_us(round.passed_us);
         let wanted = |hit: &Hit| {
             let (value, limits) = (format!("{number} {}", hit.value), meeting.ways[hit.way].clone());
-            Wanted { value, limits, ask: hit.ask }
+            Wanted { value, limits, request: hit.request }
         };
         let requests: Vec<Vec<Wanted>> =
             round.requests.iter().map(|request| request.charges.iter().map(wanted).collect()).collect();
@@ -240,7 +240,7 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
             server.thaw();
             let answers = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
             // Where all have given up, calls are still under way.
-            let look = |value| Hit { value, way: 0, ask: ChargeRequest::new(Hits::Peek, 0) };
+            let look = |value| Hit { value, way: 0, request: ChargeRequest::new(Hits::Peek, 0) };
             counters.charge(&[wanted(&look(0)), wanted(&look(1))], ChargeMode::Commit, now).await;
             answers
         });

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use smallvec::SmallVec;
-use tollkeeper::algorithm::EnforcedLimit;
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Counter, Path};
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
@@ -63,11 +62,7 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
     }
     let counters: SmallVec<[Counter<'_>; 1]> = limits
         .iter()
-        .map(|(limit, epoch)| Counter {
-            term: EnforcedLimit { limit, enforced: true },
-            tag: counter_tag(limit, *epoch),
-            epoch: *epoch,
-        })
+        .map(|(limit, epoch)| Counter { limit, enforced: true, tag: counter_tag(limit, *epoch), epoch: *epoch })
         .collect();
     let path = Path { domain, entries: &sent, shared: &shared };
     keys(prefix, &path, &counters).into_iter().map(|key| key.to_vec()).collect()

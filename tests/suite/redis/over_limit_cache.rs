@@ -63,29 +63,29 @@ impl Counters {
         Self::new(&[(limit, true)], Over::new(MIB, false, origin), origin)
     }
 
-    fn command(&self, ask: ChargeRequest) -> ChargeCommand {
+    fn command(&self, request: ChargeRequest) -> ChargeCommand {
         let counted = |(limit, enforced): &(Limit, bool)| Counted { limit: *limit, enforced: *enforced, tag: 3 };
-        ChargeCommand { counters: self.limits.iter().map(counted).collect(), ask, trial: false, until: None }
+        ChargeCommand { counters: self.limits.iter().map(counted).collect(), request, trial: false, until: None }
     }
 
     /// What the store says of a charge after so many microseconds.
-    fn charge(&mut self, after_us: u64, ask: ChargeRequest) -> ChargeResults {
+    fn charge(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
         let terms: Vec<EnforcedLimit<'_>> =
             self.limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
-        charge_together(&terms, &mut self.states, NOW.plus_us(after_us), ask)
+        charge_together(&terms, &mut self.states, NOW.plus_us(after_us), request)
     }
 
     /// Has the store decide a charge, which takes no time, and the cache learn from it.
-    fn decide(&mut self, after_us: u64, ask: ChargeRequest) -> ChargeResults {
-        let levels = self.charge(after_us, ask);
+    fn decide(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
+        let levels = self.charge(after_us, request);
         let at = self.at(after_us);
-        self.over.learn(ID, &[self.command(ask)], from_ref(&levels), (at, at));
+        self.over.learn(ID, &[self.command(request)], from_ref(&levels), (at, at));
         levels
     }
 
     /// What the cache says of it.
-    fn known(&self, after_us: u64, ask: ChargeRequest) -> Option<ChargeResults> {
-        self.over.refuse(ID, &[self.command(ask)], self.at(after_us))
+    fn known(&self, after_us: u64, request: ChargeRequest) -> Option<ChargeResults> {
+        self.over.refuse(ID, &[self.command(request)], self.at(after_us))
     }
 
     fn at(&self, after_us: u64) -> Instant {
@@ -125,11 +125,11 @@ fn what_can_never_pass_is_refused_as_such() {
 fn refuses_charges_that_are_held_no_longer() {
     let terms = LimitSpec { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 1, Unit::Hour) };
     let mut counters = Counters::of(Limit::new(&terms).unwrap());
-    let within = |hold_us| ChargeRequest::new(Hits::Charge(1), hold_us);
+    let within = |max_delay_us| ChargeRequest::new(Hits::Charge(1), max_delay_us);
     assert!(counters.decide(0, within(0))[0].admitted);
     assert!(!counters.decide(0, within(1_000))[0].admitted);
-    for (hold_us, is_known) in [(0, true), (999, true), (1_000, true), (1_001, false), (u64::MAX, false)] {
-        assert_eq!(counters.known(1, within(hold_us)).is_some(), is_known, "{hold_us}");
+    for (max_delay_us, is_known) in [(0, true), (999, true), (1_000, true), (1_001, false), (u64::MAX, false)] {
+        assert_eq!(counters.known(1, within(max_delay_us)).is_some(), is_known, "{max_delay_us}");
     }
 }
 
@@ -401,23 +401,23 @@ fn whatever_is_refused_here_the_counter_refuses_too_and_for_as_long() {
         for _ in 0..60 {
             let most_us = random.one_of([10, 100_000, 2_000_000]);
             now_us += random.below(most_us);
-            let hold_us = random.one_of([0, 300_000]);
-            let ask = ChargeRequest::new(Hits::Charge(1 + random.below(4)), hold_us);
-            let Some(known) = counters.known(now_us, ask) else {
-                counters.decide(now_us, ask);
+            let max_delay_us = random.one_of([0, 300_000]);
+            let request = ChargeRequest::new(Hits::Charge(1 + random.below(4)), max_delay_us);
+            let Some(known) = counters.known(now_us, request) else {
+                counters.decide(now_us, request);
                 continue;
             };
             known_before += 1;
-            let found = counters.charge(now_us, ask);
+            let found = counters.charge(now_us, request);
             assert!(
                 limits.iter().zip(&found).any(|((_, enforced), level)| *enforced && !level.admitted),
-                "{limits:?} {ask:?} at {now_us}: {known:?} {found:?}"
+                "{limits:?} {request:?} at {now_us}: {known:?} {found:?}"
             );
             for (known, found) in known.iter().zip(&found) {
-                assert_eq!(known.admitted, found.admitted, "{limits:?} {ask:?} at {now_us}");
+                assert_eq!(known.admitted, found.admitted, "{limits:?} {request:?} at {now_us}");
                 let (promised, found_us) = (known.retry_after_us, found.retry_after_us);
-                assert_eq!(promised.is_none(), found_us.is_none(), "{limits:?} {ask:?} at {now_us}");
-                assert!(promised <= found_us, "{promised:?} {found_us:?}: {limits:?} {ask:?} at {now_us}");
+                assert_eq!(promised.is_none(), found_us.is_none(), "{limits:?} {request:?} at {now_us}");
+                assert!(promised <= found_us, "{promised:?} {found_us:?}: {limits:?} {request:?} at {now_us}");
             }
         }
     }

@@ -68,7 +68,7 @@ fn one_each(values: impl IntoIterator<Item = String>) -> Vec<Wanted> {
     let one = |(value, algorithm)| Wanted {
         value,
         limits: vec![(limit(algorithm), true)],
-        ask: ChargeRequest::new(Hits::Charge(1), u64::MAX),
+        request: ChargeRequest::new(Hits::Charge(1), u64::MAX),
     };
     values.into_iter().zip(algorithms).map(one).collect()
 }

@@ -139,7 +139,7 @@ impl Entry {
             .map(|counted| EnforcedLimit { limit: &counted.limit, enforced: counted.enforced })
             .collect();
         let now = self.time(moment.at).unwrap_or(moment.now);
-        charge_together(&terms, &mut self.states, now, ChargeRequest { hold_us: 0, ..command.ask })
+        charge_together(&terms, &mut self.states, now, ChargeRequest { max_delay_us: 0, ..command.request })
     }
 
     /// The time of Redis, at the latest.

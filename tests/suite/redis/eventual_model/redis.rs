@@ -39,13 +39,13 @@ impl Redis {
 fn charge(command: &ChargeCommand, states: &mut States, now: Time) -> ChargeResults {
     let terms: SmallVec<[EnforcedLimit<'_>; 1]> =
         command.counters.iter().map(|it| EnforcedLimit { limit: &it.limit, enforced: it.enforced }).collect();
-    let Some(until) = command.until else { return charge_together(&terms, states, now, command.ask) };
+    let Some(until) = command.until else { return charge_together(&terms, states, now, command.request) };
     let refund = |(term, state): (&EnforcedLimit<'_>, &mut State)| {
         let is_void = state.time(term.limit, now) >= until;
         if is_void {
-            state.clone().charge(term.limit, now, command.ask)
+            state.clone().charge(term.limit, now, command.request)
         } else {
-            state.charge(term.limit, now, command.ask)
+            state.charge(term.limit, now, command.request)
         }
     };
     terms.iter().zip(states.iter_mut()).map(refund).collect()

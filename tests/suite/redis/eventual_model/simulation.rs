@@ -227,8 +227,8 @@ impl<'p> World<'p> {
             self.replicas[replica].eventual.sweep(self.instant(replica), turn, 2);
         }
         let key = arrival.key;
-        let ask = ChargeRequest::new(Hits::Charge(arrival.hits), 0);
-        let command = ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: None };
+        let request = ChargeRequest::new(Hits::Charge(arrival.hits), 0);
+        let command = ChargeCommand { counters: self.plan.keys[key].clone(), request, trial: false, until: None };
         match self.admit(replica, key, &command, false) {
             Some(ahead) => {
                 if ahead && self.replicas[replica].keys[key].call.is_none() {
@@ -250,7 +250,7 @@ impl<'p> World<'p> {
         let before = it.eventual.usage();
         let Admission::Here { ahead, .. } = it.eventual.admit(&it.lendings[key], command, moment) else { return None };
         let after = it.eventual.usage();
-        let Hits::Charge(hits) = command.ask.hits else { unreachable!("all take") };
+        let Hits::Charge(hits) = command.request.hits else { unreachable!("all take") };
         let by = if after.shared > before.shared { By::Share } else { By::Lease };
         assert_eq!(after.shared - before.shared + after.leased - before.leased, hits, "what is counted");
         self.outcome.uses[key].push(Use { at: self.now, hits, by });
@@ -274,8 +274,8 @@ impl<'p> World<'p> {
         let it = &self.replicas[replica];
         let lent = it.eventual.lease(&it.lendings[key], sent, live);
         if lent > 0 {
-            let ask = ChargeRequest::new(Hits::Charge(lent), 0);
-            commands.push(ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: None });
+            let request = ChargeRequest::new(Hits::Charge(lent), 0);
+            commands.push(ChargeCommand { counters: self.plan.keys[key].clone(), request, trial: false, until: None });
         }
         if commands.is_empty() {
             return false;
@@ -337,7 +337,7 @@ impl<'p> World<'p> {
             return;
         }
         for (command, _) in commands.iter().zip(&levels).filter(|(_, levels)| passed(levels)) {
-            let Hits::Charge(hits) = command.ask.hits else { unreachable!("all take") };
+            let Hits::Charge(hits) = command.request.hits else { unreachable!("all take") };
             self.outcome.uses[key].push(Use { at: now.as_micros(), hits, by: By::Redis });
         }
         let lent = if lease.as_ref().is_some_and(passed) { lent } else { 0 };
@@ -359,8 +359,9 @@ impl<'p> World<'p> {
         it.out.retain(|(_, other)| other.serial != lent.serial);
         let left = it.eventual.collect(it.lendings[key].id, lent.serial).saturating_sub(lent.less);
         let Some(until) = lent.until.filter(|_| left > 0) else { return };
-        let ask = ChargeRequest::new(Hits::Refund(left), 0);
-        let command = ChargeCommand { counters: self.plan.keys[key].clone(), ask, trial: false, until: Some(until) };
+        let request = ChargeRequest::new(Hits::Refund(left), 0);
+        let command =
+            ChargeCommand { counters: self.plan.keys[key].clone(), request, trial: false, until: Some(until) };
         self.outcome.calls += 1;
         self.outcome.returns += 1;
         self.send(who, Message::Return(key, command));

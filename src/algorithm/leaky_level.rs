@@ -10,7 +10,7 @@ use crate::limit::Limit;
 
 /// A level at the time of a charge.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Drain<'l> {
+pub(super) struct LeakyLevel<'l> {
     limit: &'l Limit,
     /// Hits times the period in microseconds.
     pub(super) units: u128,
@@ -20,7 +20,7 @@ pub(super) struct Drain<'l> {
     pub(super) ahead_us: u64,
 }
 
-impl<'l> Drain<'l> {
+impl<'l> LeakyLevel<'l> {
     /// A level of `hits` and `part`/period more at `last`, drained until `now`.
     pub(super) fn at(limit: &'l Limit, (hits, part): (u64, u64), last: Time, now: Time) -> Self {
         let Some((at, ahead_us)) = effective_now(now, last, limit.period_us()) else {
@@ -69,11 +69,11 @@ impl<'l> Drain<'l> {
     }
 
     /// Microseconds from the charge's own now until its hits have room; 0 if they have, `None` if they never will.
-    pub(super) fn until_room_us(&self, ask: ChargeRequest) -> Option<u128> {
-        if ask.wanted() == 0 {
+    pub(super) fn until_room_us(&self, request: ChargeRequest) -> Option<u128> {
+        if request.wanted() == 0 {
             return Some(0);
         }
-        let room = u64::from(self.limit.capacity()).checked_sub(ask.wanted())?;
+        let room = u64::from(self.limit.capacity()).checked_sub(request.wanted())?;
         (self.limit.requests_per_unit() > 0).then(|| self.until_us(self.units_of(room)))
     }
 
@@ -83,8 +83,8 @@ impl<'l> Drain<'l> {
     }
 
     /// The longest that the answer to a charge may be held, in microseconds.
-    pub(super) fn patience_us(&self, ask: ChargeRequest) -> u128 {
-        u128::from(ask.hold_us.min(self.limit.max_wait_us()))
+    pub(super) fn patience_us(&self, request: ChargeRequest) -> u128 {
+        u128::from(request.max_delay_us.min(self.limit.max_wait_us()))
     }
 }
 
