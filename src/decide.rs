@@ -148,7 +148,7 @@ impl Decider {
         }
         let decision = merge(&self.behaviour, request, selections, outcomes)?;
         if decision.shadowed {
-            self.metrics.note_global_shadow();
+            self.metrics.record_global_shadow();
         }
         Ok(decision)
     }

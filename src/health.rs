@@ -16,14 +16,14 @@ use crate::store::health::StoreHealth;
 #[derive(Debug)]
 pub struct Health {
     draining: AtomicBool,
-    needs: Needs,
+    needs: HealthRequirements,
     rules: Arc<LiveRules>,
     store: Arc<StoreHealth>,
 }
 
 /// Without what a process is unhealthy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct HealthRequirements {
     /// Rules that hold at least one domain.
     pub domain: bool,
     /// A store that can be reached.
@@ -32,7 +32,7 @@ pub struct Needs {
 
 impl Health {
     /// The health of a process that decides by `rules` and counts in a store that is as `store` says.
-    pub fn new(rules: Arc<LiveRules>, store: Arc<StoreHealth>, needs: Needs) -> Self {
+    pub fn new(rules: Arc<LiveRules>, store: Arc<StoreHealth>, needs: HealthRequirements) -> Self {
         Self { draining: AtomicBool::new(false), needs, rules, store }
     }
 

@@ -2,6 +2,6 @@
 
 pub mod admin;
 pub mod json;
-pub mod metrics;
-pub mod reports;
+pub mod metrics_pages;
+pub mod report_pages;
 pub mod routes;

@@ -7,15 +7,15 @@
 //! ends it at once. Rules that change are put in force by a task of its own.
 
 mod connection;
-mod door;
-mod flush;
-mod gathered;
-mod guest;
+mod admission;
+mod statsd_reporter;
+mod coalesced_writer;
+mod admission_service;
 mod http2;
-mod identity;
-mod listen;
+mod reloading_tls;
+mod listeners;
 mod reload;
-mod requests;
+mod in_flight;
 mod signals;
 mod traces;
 
@@ -27,10 +27,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::flush::Flusher;
-use self::listen::Listeners;
+use self::listeners::BoundListeners;
 use self::reload::Reloader;
-use self::signals::{Signals, Wanted};
+use self::signals::{SignalAction, Signals};
+use self::statsd_reporter::StatsdReporter;
 use crate::clock::Clock;
 use crate::config::compile::Options;
 use crate::config::live::LiveRules;
@@ -40,17 +40,17 @@ use crate::config::yaml::Documents;
 use crate::decide::Decider;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
-use crate::health::{Health, Needs};
-use crate::http::metrics::Exposition;
-use crate::http::routes::Site;
-use crate::scrape::Instruments;
+use crate::health::{Health, HealthRequirements};
+use crate::http::metrics_pages::Exposition;
+use crate::http::routes::AppState;
+use crate::scrape::MetricsCollector;
 use crate::settings::{self, Settings, Shutdown};
 use crate::store::Store;
 use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
-use crate::telemetry::doors::Doors;
+use crate::telemetry::listener_stats::ServerStats;
 use crate::telemetry::metrics::Metrics;
 
 /// Why a process could not run.
@@ -112,19 +112,19 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let exposition = exposition(&settings.metrics)?;
     let tracer = settings.tracing.as_ref().map(traces::start).transpose().map_err(ServerError::Traces)?;
     let mut signals = Signals::listen().map_err(|error| ServerError::System { what: "signal handlers", error })?;
-    let doors = Arc::new(Doors::default());
-    let listeners = Listeners::open(&settings, &doors)?;
+    let server_stats = Arc::new(ServerStats::default());
+    let listeners = BoundListeners::open(&settings, &server_stats)?;
     let clock = Clock::System;
     let rules = Arc::new(LiveRules::default());
     let store = open_store(&settings);
     let store_health = Arc::new(StoreHealth::default());
-    let needs = Needs {
+    let needs = HealthRequirements {
         domain: settings.rules.healthy_with_at_least_one_config,
         store: matches!(&settings.store, settings::Store::Redis(redis) if redis.health_needs_connection),
     };
     let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
     let metrics = Metrics::new(settings.metrics.most_requested, settings.metrics.top_keys);
-    let metrics = Arc::new(if settings.metrics.is_off { metrics.switched_off() } else { metrics });
+    let metrics = Arc::new(if settings.metrics.is_off { metrics.disabled() } else { metrics });
     let decider = Decider::new(store, settings.behaviour.clone(), Arc::clone(&metrics));
     let mut service = Service::new(clock.clone(), Arc::clone(&rules), decider);
     service.tracer = tracer;
@@ -145,16 +145,16 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics)).await;
-    let instruments = Instruments {
+    let collector = MetricsCollector {
         service: Arc::clone(&service),
         health: Arc::clone(&health),
-        doors,
+        listeners: server_stats,
         path_label: settings.metrics.path_label,
     };
-    let flusher = Flusher::start(&settings.metrics, instruments.clone())
+    let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
         .map_err(|error| ServerError::System { what: "the sender of metrics", error })?;
     let max_body_bytes = settings.grpc.max_message_bytes;
-    let site = Site { instruments, max_body_bytes, exposition, admin: settings.admin.clone() };
+    let state = AppState { collector, max_body_bytes, exposition, admin: settings.admin.clone() };
     let mut background = JoinSet::new();
     background.spawn(reloader.follow(changes, grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
@@ -163,15 +163,15 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     background.spawn(report_store(Arc::clone(&service), store_health));
     let [grpc, http, inside, prometheus] = listeners.addresses();
     let mut serving = listeners
-        .serve(&settings.grpc, site, &grpc_health, &stopping)
+        .serve(&settings.grpc, state, &grpc_health, &stopping)
         .map_err(|error| ServerError::System { what: "the listeners", error })?;
     tracing::warn!(grpc, http, debug = inside, prometheus, "serving");
 
     serve_on(&mut signals, &watcher, &mut serving).await?;
     health.drain();
     grpc_health.sync().await;
-    let ending = drain(&settings.shutdown, (&service, flusher), grpc_health, (stop, serving));
-    let second = async { while signals.wait().await != Wanted::Stop {} };
+    let ending = drain(&settings.shutdown, (&service, statsd), grpc_health, (stop, serving));
+    let second = async { while signals.wait().await != SignalAction::Stop {} };
     tokio::select! {
         ended = ending => ended,
         () = second => {
@@ -186,8 +186,8 @@ async fn serve_on(signals: &mut Signals, watcher: &Watcher, serving: &mut JoinSe
     loop {
         tokio::select! {
             wanted = signals.wait() => match wanted {
-                Wanted::Stop => return Ok(()),
-                Wanted::Reload => {
+                SignalAction::Stop => return Ok(()),
+                SignalAction::Reload => {
                     tracing::warn!("SIGHUP: reading the rules again");
                     watcher.reload();
                 }
@@ -212,7 +212,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// It does not wait for connections: a client that is frozen or dawdles would keep the process until the timeout.
 async fn drain(
     settings: &Shutdown,
-    (service, flusher): (&Service, Flusher),
+    (service, statsd): (&Service, StatsdReporter),
     grpc_health: GrpcHealth,
     (stop, mut serving): (watch::Sender<bool>, JoinSet<()>),
 ) -> Result<(), ServerError> {
@@ -242,15 +242,15 @@ async fn drain(
             ended = closed => ended,
             () = answered => Ok(()),
         };
-        let sink = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.sink));
+        let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
         let last_spans = async {
-            if let Some(sink) = sink {
-                traces::finish(sink).await;
+            if let Some(span_queue) = span_queue {
+                traces::finish(span_queue).await;
             }
         };
         let last_metrics = async {
             service.decider.store.leave().await;
-            flusher.finish().await;
+            statsd.finish().await;
         };
         tokio::join!(last_metrics, last_spans);
         ended
@@ -312,7 +312,7 @@ async fn sweep(service: Arc<Service>) {
         let now = service.clock.now();
         service.decider.store.sweep(now, turn, SWEEP_SHARES);
         if turn == 0 {
-            service.decider.metrics.top.sweep(now);
+            service.decider.metrics.top_keys.sweep(now);
         }
     }
 }

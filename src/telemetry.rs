@@ -4,11 +4,11 @@
 //! Nothing below the edge logs; algorithms and matching never do. Text that came from outside is escaped where it is
 //! written, so callers pass it as it is.
 
-pub mod begun;
-pub mod distinct;
-pub mod doors;
+pub mod recent_keys;
+pub mod hyperloglog;
+pub mod listener_stats;
 pub mod logs;
 pub mod metrics;
 pub mod log_throttle;
-pub mod top;
+pub mod top_keys;
 pub mod traces;

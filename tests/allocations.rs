@@ -28,8 +28,8 @@ use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
-use tollkeeper::telemetry::traces::context::Formats;
-use tollkeeper::telemetry::traces::sink::{Queue, Sink};
+use tollkeeper::telemetry::traces::propagation::PropagationFormats;
+use tollkeeper::telemetry::traces::span_queue::{SpanQueue, SpanQueueOptions};
 use tollkeeper::telemetry::traces::{Sampler, Tracer};
 use tonic::Request;
 
@@ -51,12 +51,12 @@ impl SpanExporter for Nobody {
 
 /// A tracer that keeps this share of what begins here.
 fn tracer(ratio: f64) -> Tracer {
-    let queue = Queue { most_spans: 10_000, most_at_once: 100, delay: Duration::from_secs(3600) };
+    let queue = SpanQueueOptions { max_spans: 10_000, max_batch_spans: 100, delay: Duration::from_secs(3600) };
     Tracer {
         sampler: Sampler { follows_parent: true, ratio },
-        formats: Formats { tracecontext: true, b3: true, b3_multi: true },
+        formats: PropagationFormats { tracecontext: true, b3: true, b3_multi: true },
         shows_descriptors: false,
-        sink: Arc::new(Sink::start(Nobody, &Resource::builder_empty().build(), queue, ("OTEL", || {}))),
+        span_queue: Arc::new(SpanQueue::start(Nobody, &Resource::builder_empty().build(), queue, ("OTEL", || {}))),
     }
 }
 
@@ -66,7 +66,7 @@ fn service(tracer: Option<Tracer>) -> Arc<Service> {
     let compiled = compile(&[source], &Options::default()).unwrap_or_else(|found| panic!("{found}"));
     let decider = Decider::new(Store::Memory(Memory::new(1 << 22)), settings.behaviour, Arc::default());
     let mut service = Service::new(Clock::System, Arc::new(LiveRules::default()), decider);
-    let rules = RuleSet::metered(compiled.domains, &service.decider.metrics.meters);
+    let rules = RuleSet::with_stats(compiled.domains, &service.decider.metrics.limits);
     service.rules.replace(rules, vec!["rules.yaml".into()], service.clock.now());
     service.tracer = tracer;
     Arc::new(service)

@@ -2,7 +2,7 @@
 //!
 //! Input: the name as the last line, the file before it.
 
-use tollkeeper::telemetry::metrics::family::Kind;
+use tollkeeper::telemetry::metrics::family::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
 pub(crate) fn check(data: &[u8]) {
@@ -12,7 +12,7 @@ pub(crate) fn check(data: &[u8]) {
         Ok(mapper) => mapper,
         Err(error) => return assert!(!error.to_string().contains('\n'), "{error}"),
     };
-    let kinds = [Kind::Counter, Kind::Gauge, Kind::Histogram];
+    let kinds = [MetricKind::Counter, MetricKind::Gauge, MetricKind::Histogram];
     let mapped = kinds.map(|kind| mapper.map(name, kind));
     // Asked in another order, and anew, it says the same.
     let again = Mapper::parse(file).expect("it was accepted before");

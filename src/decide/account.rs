@@ -18,9 +18,9 @@ use crate::limit::StorePolicy;
 use crate::request::{Entry, Hits, Request};
 use crate::rule::set::DomainRules;
 use crate::store::{DecidedBy, Store};
-use crate::telemetry::begun::Begun;
-use crate::telemetry::metrics::limit_stats::{Count, LimitStats};
-use crate::telemetry::top::LONGEST_KEY_BYTES;
+use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
+use crate::telemetry::recent_keys::RecentKeys;
+use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
 /// Where a limit is counted.
 enum Counted<'r> {
@@ -33,8 +33,8 @@ impl std::ops::Deref for Counted<'_> {
 
     fn deref(&self) -> &LimitStats {
         match self {
-            Self::Rule(meter) => meter,
-            Self::Request(meter) => meter,
+            Self::Rule(stats) => stats,
+            Self::Request(stats) => stats,
         }
     }
 }
@@ -50,12 +50,12 @@ impl Decider {
         for (place, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
             let descriptor = &request.descriptors[place];
             if selection.domain.is_none() {
-                self.metrics.meters.note_unknown_domain(request.domain);
+                self.metrics.limits.note_unknown_domain(request.domain);
             }
             self.note_keys(context.now, (request, place), selection, outcome);
             for (at, selected) in selection.limits.iter().enumerate() {
-                let Some(meter) = self.counted(context, selection, selected, &descriptor.entries) else { continue };
-                if let (Counted::Request(_), Some(rule)) = (&meter, selected.meter) {
+                let Some(stats) = self.counted(context, selection, selected, &descriptor.entries) else { continue };
+                if let (Counted::Request(_), Some(rule)) = (&stats, selected.stats) {
                     rule.note_elsewhere(outcome.refuses(at));
                 }
                 let near = near_hits(selected, self.behaviour.near_limit_ratio);
@@ -63,18 +63,18 @@ impl Decider {
                     Outcome::Free => {}
                     Outcome::Charged(found) => {
                         let level = &found.levels[at];
-                        count(&meter, selected, descriptor.hits, (level, near, found.decided_by));
-                        meter.add(verdict(selected, level), 1);
+                        count(&stats, selected, descriptor.hits, (level, near, found.decided_by));
+                        stats.add(verdict(selected, level), 1);
                     }
                     Outcome::Fallback(levels) => {
-                        count(&meter, selected, descriptor.hits, (&levels[at], near, DecidedBy::Store));
-                        meter.add(Count::Local, 1);
+                        count(&stats, selected, descriptor.hits, (&levels[at], near, DecidedBy::Store));
+                        stats.add(LimitStat::Local, 1);
                     }
                     Outcome::Failed(policy) => {
                         if let Hits::Charge(hits) = descriptor.hits {
-                            meter.add(Count::TotalHits, hits);
+                            stats.add(LimitStat::TotalHits, hits);
                         }
-                        meter.add(by_policy(*policy), 1);
+                        stats.add(by_policy(*policy), 1);
                     }
                 }
             }
@@ -93,21 +93,21 @@ impl Decider {
         let key = selection.key;
         for (at, (selected, level)) in selection.limits.iter().zip(levels).enumerate() {
             // A limit that came with the request is told of with others of its kind.
-            let Some(meter) = selected.meter.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
+            let Some(stats) = selected.stats.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
                 continue;
             };
             // The upper half; the lower one chooses the shard of what is refused.
             let hash = u64::try_from(key >> 64).unwrap_or(u64::MAX);
             if at == 0 {
-                meter.keys.note(hash);
+                stats.keys.note(hash);
                 if began_here && level.before == 0 && level.admitted {
-                    meter_begun(&self.metrics.begun, meter, &descriptor.entries);
+                    record_recent_key(&self.metrics.recent_keys, stats, &descriptor.entries);
                 }
             }
             if !level.admitted {
-                meter.refused_keys.note(hash);
-                let id = key ^ u128::from(meter.serial()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top.note(id, (meter, hits), now, || key_text(&selection.path(question)));
+                stats.refused_keys.note(hash);
+                let id = key ^ u128::from(stats.serial()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+                self.metrics.top_keys.note(id, (stats, hits), now, || key_text(&selection.path(question)));
             }
         }
     }
@@ -121,13 +121,13 @@ impl Decider {
         entries: &[Entry<'_>],
     ) -> Option<Counted<'r>> {
         let domain = selection.domain?;
-        match (selected.meter, selection.rule) {
-            (Some(meter), Some(compiled)) if compiled.named_by_request => {
+        match (selected.stats, selection.rule) {
+            (Some(stats), Some(compiled)) if compiled.named_by_request => {
                 let mut parts = context.rules?.name_by_request(domain, compiled, entries);
                 parts.extend(compiled.rule.limit_suffix(selected.place));
-                Some(self.of_request(domain, &parts).map_or(Counted::Rule(meter), Counted::Request))
+                Some(self.of_request(domain, &parts).map_or(Counted::Rule(stats), Counted::Request))
             }
-            (Some(meter), _) => Some(Counted::Rule(meter)),
+            (Some(stats), _) => Some(Counted::Rule(stats)),
             (None, _) => {
                 let parts: SmallVec<[String; 4]> = entries.iter().map(composite).collect();
                 Some(self.of_request(domain, &parts).map_or(Counted::Rule(&domain.others), Counted::Request))
@@ -138,12 +138,12 @@ impl Decider {
     fn of_request(&self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
-        self.metrics.meters.of_request(&names)
+        self.metrics.limits.of_request(&names)
     }
 }
 
-fn meter_begun(begun: &Begun, meter: &LimitStats, entries: &[Entry<'_>]) {
-    begun.note(meter, entries.iter().flat_map(|entry| [entry.key, entry.value]));
+fn record_recent_key(recent_keys: &RecentKeys, stats: &LimitStats, entries: &[Entry<'_>]) {
+    recent_keys.note(stats, entries.iter().flat_map(|entry| [entry.key, entry.value]));
 }
 
 /// `key=value,key=value`, cut where it is too long; where values share a counter, the pattern stands for them.
@@ -153,11 +153,11 @@ fn key_text(path: &Path<'_>) -> Arc<str> {
         let shared = path.shared.iter().find(|(shared, _)| *shared == place).map(|(_, pattern)| *pattern);
         // What would be cut need not be looked at.
         let value = shared.unwrap_or(entry.value);
-        let part = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(LONGEST_KEY_BYTES)]).into_owned();
+        let part = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_KEY_BYTES)]).into_owned();
         let comma = if text.is_empty() { "" } else { "," };
         text += &format!("{comma}{}={}", part(entry.key), part(value));
-        if text.len() > LONGEST_KEY_BYTES {
-            let end = (0..=LONGEST_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        if text.len() > MAX_KEY_BYTES {
+            let end = (0..=MAX_KEY_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
             text.truncate(end);
             text += "...";
             break;
@@ -174,7 +174,7 @@ fn composite(entry: &Entry<'_>) -> String {
 
 /// Counts the hits of one charge on one limit.
 fn count(
-    meter: &LimitStats,
+    stats: &LimitStats,
     selected: &Selected<'_>,
     hits: Hits,
     (level, near, decided_by): (&ChargeResult, u64, DecidedBy),
@@ -182,32 +182,32 @@ fn count(
     let hits = match hits {
         Hits::Charge(hits) => hits,
         Hits::Peek => return,
-        Hits::Refund(hits) => return meter.add(Count::TotalNegativeHits, hits),
+        Hits::Refund(hits) => return stats.add(LimitStat::TotalNegativeHits, hits),
     };
     let most = u64::from(selected.limit.capacity());
-    meter.add(Count::TotalHits, hits);
+    stats.add(LimitStat::TotalHits, hits);
     if level.admitted {
         // What another refusal of the request has spared this limit counts as peers count it: as if it had been taken.
         let before = if level.after == level.before { level.before.wrapping_sub(hits) } else { level.before };
         let after = before.wrapping_add(hits);
         if after > near {
-            meter.add(Count::NearLimit, if before >= near { hits } else { after - near });
+            stats.add(LimitStat::NearLimit, if before >= near { hits } else { after - near });
         }
-        meter.add(Count::WithinLimit, hits);
+        stats.add(LimitStat::WithinLimit, hits);
         if decided_by == DecidedBy::Share {
-            meter.add(Count::Uncharged, hits);
+            stats.add(LimitStat::Uncharged, hits);
         }
         return;
     }
     let is_counted = selected.limit.count_rejected() && decided_by != DecidedBy::KnownOver;
     let over = if is_counted && level.before < most { (level.before + hits).saturating_sub(most) } else { hits };
-    meter.add(Count::OverLimit, over);
-    meter.add(Count::NearLimit, if is_counted { most.saturating_sub(level.before.max(near)) } else { 0 });
+    stats.add(LimitStat::OverLimit, over);
+    stats.add(LimitStat::NearLimit, if is_counted { most.saturating_sub(level.before.max(near)) } else { 0 });
     if decided_by == DecidedBy::KnownOver {
-        meter.add(Count::OverLimitWithLocalCache, hits);
+        stats.add(LimitStat::OverLimitWithLocalCache, hits);
     }
     if selected.shadow {
-        meter.add(Count::ShadowMode, over);
+        stats.add(LimitStat::ShadowMode, over);
     }
 }
 
@@ -224,19 +224,19 @@ fn near_hits(selected: &Selected<'_>, ratio: f32) -> u64 {
     }
 }
 
-const fn verdict(selected: &Selected<'_>, level: &ChargeResult) -> Count {
+const fn verdict(selected: &Selected<'_>, level: &ChargeResult) -> LimitStat {
     match (level.admitted, selected.shadow) {
-        (true, _) => Count::Ok,
-        (false, true) => Count::Shadow,
-        (false, false) => Count::Over,
+        (true, _) => LimitStat::Ok,
+        (false, true) => LimitStat::Shadow,
+        (false, false) => LimitStat::Over,
     }
 }
 
-const fn by_policy(policy: StorePolicy) -> Count {
+const fn by_policy(policy: StorePolicy) -> LimitStat {
     match policy {
-        StorePolicy::Local => Count::Local,
-        StorePolicy::Allow => Count::Allow,
-        StorePolicy::Deny => Count::Deny,
-        StorePolicy::Error => Count::Error,
+        StorePolicy::Local => LimitStat::Local,
+        StorePolicy::Allow => LimitStat::Allow,
+        StorePolicy::Deny => LimitStat::Deny,
+        StorePolicy::Error => LimitStat::Error,
     }
 }

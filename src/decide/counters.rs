@@ -66,7 +66,7 @@ impl Decider {
         most: usize,
     ) -> Result<Listing, AdminError> {
         let (candidates, complete, note) = match &self.store {
-            Store::Memory(_) => (self.begun(rules, domain, rule), false, BY_MEMORY),
+            Store::Memory(_) => (self.recent_keys(rules, domain, rule), false, BY_MEMORY),
             Store::Redis(redis) => {
                 let until = Instant::now() + PATIENCE;
                 let wanted = |path: &Written| {
@@ -109,10 +109,10 @@ impl Decider {
     }
 
     /// Those of the keys begun last that meet a rule, as Redis would tell them.
-    fn begun(&self, rules: &RuleSet, domain: &DomainRules, rule: &CompiledRule) -> Vec<Written> {
+    fn recent_keys(&self, rules: &RuleSet, domain: &DomainRules, rule: &CompiledRule) -> Vec<Written> {
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
-        let keys = self.metrics.begun.of(&limit.meter).into_iter().filter_map(|parts| {
+        let keys = self.metrics.recent_keys.of(&limit.stats).into_iter().filter_map(|parts| {
             let mut parts = parts.into_iter();
             let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
             let found = rules.find(domain, &borrowed(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;

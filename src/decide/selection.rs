@@ -47,7 +47,7 @@ pub(super) struct Selected<'r> {
     pub(super) shadow: bool,
     pub(super) quota: bool,
     /// What is counted of it; `None`: it came with the request.
-    pub(super) meter: Option<&'r LimitStats>,
+    pub(super) stats: Option<&'r LimitStats>,
     tag: u128,
     epoch: u64,
 }
@@ -107,7 +107,7 @@ impl<'r> Selection<'r> {
     fn of_override(limit: Limit, domain: &'r DomainRules) -> Self {
         let defaults = &domain.defaults;
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
-        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, meter: None, tag, epoch };
+        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
         let (limits, refusal) = (SmallVec::from([selected]), Some(&defaults.refusal));
         Self { limits, refusal, domain: Some(domain), ..Self::default() }
     }
@@ -221,7 +221,7 @@ fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[Selected<'r>; 1]> {
         name: compiled.limit_name(place),
         shadow: limit.shadow,
         quota: limit.quota,
-        meter: Some(&limit.meter),
+        stats: Some(&limit.stats),
         tag: limit.tag,
         epoch: limit.epoch,
     };

@@ -136,7 +136,7 @@ impl Service {
             metrics.decisions.observe(took);
         }
         if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
-            metrics.note_service_error();
+            metrics.record_service_error();
         }
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);

@@ -16,8 +16,8 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::json;
-use super::reports::misunderstood;
-use super::routes::{Site, failure, pretty, text};
+use super::report_pages::bad_query;
+use super::routes::{AppState, failure, pretty, text};
 use crate::decide::explain::descriptor_text;
 use crate::grpc::decode;
 use crate::grpc::service::DEFAULT_DEADLINE;
@@ -35,12 +35,12 @@ pub(super) struct Admin {
     peer: String,
 }
 
-impl FromRequestParts<Site> for Admin {
+impl FromRequestParts<AppState> for Admin {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Response> {
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Response> {
         let peer = parts.extensions.get().map_or_else(|| "unknown".to_owned(), |Peer(address)| address.to_string());
-        let why = match &site.admin {
+        let why = match &state.admin {
             None => (StatusCode::FORBIDDEN, NO_TOKEN.to_owned()),
             Some(token) => match expected(token).await {
                 Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, why),
@@ -61,7 +61,7 @@ impl FromRequestParts<Site> for Admin {
 
 const NO_TOKEN: &str = "this needs a token: set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE";
 /// The longest token that a file is read for, in bytes.
-const LONGEST_TOKEN_BYTES: usize = 4096;
+const MAX_TOKEN_BYTES: usize = 4096;
 
 /// The hash of the token; an error is for the caller and names the setting.
 async fn expected(token: &AdminToken) -> Result<blake3::Hash, String> {
@@ -74,7 +74,7 @@ async fn expected(token: &AdminToken) -> Result<blake3::Hash, String> {
     match read {
         Ok(Ok(file)) => match file.trim_ascii() {
             token if token.len() < AdminToken::LEAST_BYTES => failed("the file holds no token that is long enough"),
-            token if token.len() > LONGEST_TOKEN_BYTES => failed("the file holds too much to be a token"),
+            token if token.len() > MAX_TOKEN_BYTES => failed("the file holds too much to be a token"),
             token => Ok(blake3::hash(token)),
         },
         Ok(Err(error)) => failed(&error.to_string()),
@@ -103,20 +103,20 @@ pub(super) struct Which {
 }
 
 /// Counters that one call lists, at most.
-const MOST_LISTED: usize = 1000;
+const MAX_LISTED_COUNTERS: usize = 1000;
 
 /// `/counters`: the counters of a rule.
 pub(super) async fn counters(
     admin: Admin,
-    State(site): State<Site>,
+    State(state): State<AppState>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
     let Query(which) = match which {
         Ok(which) => which,
-        Err(why) => return misunderstood(&why),
+        Err(why) => return bad_query(&why),
     };
     tracing::warn!(target: AUDIT, peer = admin.peer, domain = which.domain, rule = which.rule, "counters listed");
-    let service = &site.instruments.service;
+    let service = &state.collector.service;
     let Some(loaded) = service.rules.load_full() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
@@ -126,7 +126,7 @@ pub(super) async fn counters(
     let Some(rule) = rule else {
         return text(StatusCode::NOT_FOUND, "there is no such rule: /rlconfig and /rules have their names\n");
     };
-    let most = which.most.unwrap_or(100).clamp(1, MOST_LISTED);
+    let most = which.most.unwrap_or(100).clamp(1, MAX_LISTED_COUNTERS);
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     match service.decider.list(context, (&loaded.rules, domain, rule), most).await {
         Ok(listing) => pretty(&listing),
@@ -142,15 +142,18 @@ struct Reset {
 }
 
 /// `POST /reset`: lets go of the counters that a request, as for `/json`, would charge from.
-pub(super) async fn reset(admin: Admin, State(site): State<Site>, body: Bytes) -> Response {
+pub(super) async fn reset(admin: Admin, State(state): State<AppState>, body: Bytes) -> Response {
     let request = match json::request_from_json(&body) {
         Ok(request) => request,
         Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
     };
-    if request.descriptors.len() > MOST_RESET {
-        return text(StatusCode::BAD_REQUEST, format!("at most {MOST_RESET} descriptors are reset at once\n"));
+    if request.descriptors.len() > MAX_RESET_DESCRIPTORS {
+        return text(
+            StatusCode::BAD_REQUEST,
+            format!("at most {MAX_RESET_DESCRIPTORS} descriptors are reset at once\n"),
+        );
     }
-    let service = &site.instruments.service;
+    let service = &state.collector.service;
     let Some(loaded) = service.rules.load_full() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
@@ -168,7 +171,7 @@ pub(super) async fn reset(admin: Admin, State(site): State<Site>, body: Bytes) -
 }
 
 /// Descriptors that one call resets, at most.
-const MOST_RESET: usize = 100;
+const MAX_RESET_DESCRIPTORS: usize = 100;
 
 /// `/log_level`: what is logged.
 pub(super) async fn log_level() -> Response {

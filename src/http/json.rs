@@ -19,8 +19,8 @@ use crate::pb::{self, RateLimitRequest, RateLimitResponse};
 /// Why a message has no other form.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonError {
-    /// The text has more objects than [`MOST_OBJECTS`]: the sender's fault.
-    #[error("the request has {0} objects, more than {MOST_OBJECTS}")]
+    /// The text has more objects than [`MAX_OBJECTS`]: the sender's fault.
+    #[error("the request has {0} objects, more than {MAX_OBJECTS}")]
     TooManyObjects(usize),
     /// The text is not JSON, or not that of a request: the sender's fault. Says where and what.
     #[error("{0}")]
@@ -35,7 +35,7 @@ pub enum JsonError {
 
 /// The most objects in the text of a request: two bytes of it become hundreds in memory. Several for each of 10 000
 /// descriptors.
-pub const MOST_OBJECTS: usize = 100_000;
+pub const MAX_OBJECTS: usize = 100_000;
 
 /// The request that `text` says.
 ///
@@ -45,7 +45,7 @@ pub const MOST_OBJECTS: usize = 100_000;
 pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     // Braces within strings are counted too; no request has so many.
     let objects = memchr::memchr_iter(b'{', text).count();
-    if objects > MOST_OBJECTS {
+    if objects > MAX_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
     static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| descriptor("RateLimitRequest"));

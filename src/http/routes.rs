@@ -18,22 +18,22 @@ use axum::routing::{any, get, post};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use super::metrics::{Exposition, stats};
-use super::{admin, json, reports};
+use super::metrics_pages::{Exposition, stats};
+use super::{admin, json, report_pages};
 use crate::decide::explain::Explanation;
 use crate::grpc::decode;
 use crate::grpc::service::DEFAULT_DEADLINE;
 use crate::pb::rate_limit_response::Code;
 use crate::rule::render;
-use crate::scrape::Instruments;
+use crate::scrape::MetricsCollector;
 use crate::settings::AdminToken;
 use crate::telemetry::traces::Span;
 
 /// What the pages show.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub struct AppState {
     /// Answers requests, knows whether traffic is welcome, and is measured.
-    pub instruments: Instruments,
+    pub collector: MetricsCollector,
     /// The largest body that is read, in bytes.
     pub max_body_bytes: usize,
     /// How Prometheus gets it, if it does.
@@ -43,36 +43,36 @@ pub struct Site {
 }
 
 /// The pages for callers and probes.
-pub fn public(site: Site) -> Router {
+pub fn public(state: AppState) -> Router {
     Router::new()
         .route("/json", any(decide_json))
         .route("/healthcheck", any(health))
         .route("/readyz", any(ready))
         .route("/livez", any(|| async { "OK" }))
         .fallback(|| async { failure(StatusCode::NOT_FOUND, "404 page not found\n") })
-        .layer(DefaultBodyLimit::max(site.max_body_bytes))
+        .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(in_time))
-        .with_state(site)
+        .with_state(state)
 }
 
 /// The pages for operators.
-pub fn debug(site: Site) -> Router {
+pub fn debug(state: AppState) -> Router {
     Router::new()
         .route("/rlconfig", get(rlconfig))
         .route("/rlconfig/status", get(rlconfig_status))
         .route("/explain", any(explain))
         .route("/stats", get(stats))
         .route("/store", get(store))
-        .route("/top", get(reports::top))
-        .route("/rules", get(reports::rules))
+        .route("/top", get(report_pages::top))
+        .route("/rules", get(report_pages::rules))
         .route("/settings", get(admin::settings))
         .route("/counters", get(admin::counters))
         .route("/reset", post(admin::reset))
         .route("/log_level", get(admin::log_level).put(admin::set_log_level))
         .fallback(index)
-        .layer(DefaultBodyLimit::max(site.max_body_bytes))
+        .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(in_time))
-        .with_state(site)
+        .with_state(state)
 }
 
 /// The longest that reading a request and answering it take: whoever sends a body drop by drop holds its memory.
@@ -111,10 +111,10 @@ async fn index() -> String {
     })
 }
 
-async fn decide_json(State(site): State<Site>, method: Method, headers: HeaderMap, body: Bytes) -> Response {
+async fn decide_json(State(state): State<AppState>, method: Method, headers: HeaderMap, body: Bytes) -> Response {
     let name = if method == Method::POST { "POST /json" } else { "/json" };
-    let span = site.instruments.service.begin(name, |name| headers.get(name).map(HeaderValue::as_bytes));
-    let response = answer_json(&site, &body, span.as_ref()).await;
+    let span = state.collector.service.begin(name, |name| headers.get(name).map(HeaderValue::as_bytes));
+    let response = answer_json(&state, &body, span.as_ref()).await;
     if let Some(mut span) = span {
         span.note_text("http.request.method", method.as_str());
         span.note("http.route", "/json");
@@ -126,11 +126,11 @@ async fn decide_json(State(site): State<Site>, method: Method, headers: HeaderMa
     response
 }
 
-async fn answer_json(site: &Site, body: &[u8], span: Option<&Span>) -> Response {
+async fn answer_json(state: &AppState, body: &[u8], span: Option<&Span>) -> Response {
     let bad_request = || failure(StatusCode::BAD_REQUEST, "Bad Request\n");
     let Ok(request) = json::request_from_json(body) else { return bad_request() };
     let request = decode::request(&request);
-    let answer = site.instruments.service.answer(&request, DEFAULT_DEADLINE, span).await;
+    let answer = state.collector.service.answer(&request, DEFAULT_DEADLINE, span).await;
     let Ok(response) = answer else { return bad_request() };
     let status = match response.overall_code() {
         Code::Ok => StatusCode::OK,
@@ -143,12 +143,12 @@ async fn answer_json(site: &Site, body: &[u8], span: Option<&Span>) -> Response 
     }
 }
 
-async fn health(State(site): State<Site>) -> Response {
-    probed(site.instruments.health.is_healthy())
+async fn health(State(state): State<AppState>) -> Response {
+    probed(state.collector.health.is_healthy())
 }
 
-async fn ready(State(site): State<Site>) -> Response {
-    match site.instruments.health.unready() {
+async fn ready(State(state): State<AppState>) -> Response {
+    match state.collector.health.unready() {
         None => probed(true),
         Some(why) => failure(StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
     }
@@ -161,18 +161,18 @@ fn probed(well: bool) -> Response {
     }
 }
 
-async fn rlconfig(State(site): State<Site>) -> Response {
-    let loaded = site.instruments.service.rules.load();
+async fn rlconfig(State(state): State<AppState>) -> Response {
+    let loaded = state.collector.service.rules.load();
     let lines = loaded.as_ref().map(|loaded| render::rlconfig_lines(&loaded.rules)).unwrap_or_default();
     text(StatusCode::OK, lines.into_iter().fold(String::new(), |page, line| page + &line + "\n"))
 }
 
-async fn rlconfig_status(State(site): State<Site>) -> Response {
-    pretty(&site.instruments.service.rules.status())
+async fn rlconfig_status(State(state): State<AppState>) -> Response {
+    pretty(&state.collector.service.rules.status())
 }
 
-async fn store(State(site): State<Site>) -> Response {
-    pretty(&site.instruments.service.decider.tally())
+async fn store(State(state): State<AppState>) -> Response {
+    pretty(&state.collector.service.decider.tally())
 }
 
 pub(super) fn pretty(what: &impl Serialize) -> Response {
@@ -182,27 +182,27 @@ pub(super) fn pretty(what: &impl Serialize) -> Response {
     }
 }
 
-async fn explain(State(site): State<Site>, body: Bytes) -> Response {
+async fn explain(State(state): State<AppState>, body: Bytes) -> Response {
     let request = match json::request_from_json(&body) {
         Ok(request) => request,
         Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
     };
     let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
-    if request.descriptors.len() > MOST_EXPLAINED || entries > MOST_EXPLAINED {
-        let most = format!("at most {MOST_EXPLAINED} descriptors and as many entries in all are explained at once\n");
+    if request.descriptors.len() > MAX_EXPLAINED || entries > MAX_EXPLAINED {
+        let most = format!("at most {MAX_EXPLAINED} descriptors and as many entries in all are explained at once\n");
         return text(StatusCode::BAD_REQUEST, most);
     }
     // Near misses are looked for among all rules of a level: work for a thread of its own, one question at a time.
     static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
     let Ok(_turn) = ONE_AT_A_TIME.acquire().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    let service = Arc::clone(&site.instruments.service);
+    let service = Arc::clone(&state.collector.service);
     let Some(loaded) = service.rules.load_full() else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     let counters = service.decider.look(context, &decode::request(&request)).await;
     let explain = move || {
-        let behaviour = &site.instruments.service.decider.behaviour;
+        let behaviour = &state.collector.service.decider.behaviour;
         explanation_page(&Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters))
     };
     let page = tokio::task::spawn_blocking(explain).await;
@@ -210,7 +210,7 @@ async fn explain(State(site): State<Site>, body: Bytes) -> Response {
 }
 
 /// Descriptors, and entries of all of them, that one question to `/explain` may have.
-const MOST_EXPLAINED: usize = 100;
+const MAX_EXPLAINED: usize = 100;
 
 fn explanation_page(explanation: &Explanation) -> Response {
     match serde_json::to_string_pretty(explanation) {

@@ -15,14 +15,14 @@ use crate::clock::Time;
 use crate::decide::explain::limit_text;
 use crate::limit::{Algorithm, Limit};
 use crate::rule::set::{CompiledLimit, CompiledRule, RuleSet};
-use crate::telemetry::distinct::STANDARD_ERROR;
-use crate::telemetry::metrics::limit_stats::{Count, Name};
-use crate::telemetry::top::{BURST_SECONDS, Found, MINUTES, Top};
+use crate::telemetry::hyperloglog::STANDARD_ERROR;
+use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
+use crate::telemetry::top_keys::{BURST_SECONDS, MINUTES, TopKeys, TopKeysSnapshot};
 
 /// What to tell.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Wanted {
+pub struct RulesQuery {
     /// How it is written.
     pub format: Format,
     /// How many limits: 1 to 10 000; 100 if it is not said.
@@ -33,24 +33,24 @@ pub struct Wanted {
     pub finding: Option<FindingKind>,
 }
 
-const MOST_LIMITS: usize = 10_000;
+const MAX_LIMITS: usize = 10_000;
 
 /// What limits did.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Report {
-    /// Limits that are wanted, told of here or not.
+pub struct RulesReport {
+    /// Limits that are query, told of here or not.
     pub limits: usize,
     /// The relative standard error of the counts of distinct keys.
     pub distinct_standard_error: f64,
     /// Over how many minutes bursts are looked for.
     pub burst_minutes: u64,
     /// Those that refused most first, then those that were met most.
-    pub rules: Vec<OfLimit>,
+    pub rules: Vec<LimitReport>,
 }
 
 /// What one limit did since it was loaded.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct OfLimit {
+pub struct LimitReport {
     /// Its name: `domain.key_value.key`.
     pub rule: String,
     /// `file:line:column`.
@@ -108,22 +108,22 @@ struct Bursts {
     largest: u64,
 }
 
-impl Report {
+impl RulesReport {
     /// What the limits of `rules` did until `now`; `top` is what they refused.
-    pub fn of(rules: &RuleSet, top: &Top, now: Time, wanted: &Wanted) -> Self {
-        let bursts = bursts(&top.look(now, MINUTES, |name| wanted.wants(name)));
+    pub fn of(rules: &RuleSet, top: &TopKeys, now: Time, query: &RulesQuery) -> Self {
+        let bursts = bursts(&top.snapshot(now, MINUTES, |name| query.matches(name)));
         let each = rules.rules().flat_map(|rule| rule.limits.iter().map(move |limit| (rule, limit)));
-        let mut told: Vec<OfLimit> = each
-            .filter(|(_, limit)| wanted.wants(limit.meter.name()))
+        let mut told: Vec<LimitReport> = each
+            .filter(|(_, limit)| query.matches(limit.stats.name()))
             .map(|(rule, limit)| {
-                let bursts = bursts.get(limit.meter.shared_name()).copied();
-                OfLimit::of(rule, limit, bursts.unwrap_or_default())
+                let bursts = bursts.get(limit.stats.shared_name()).copied();
+                LimitReport::of(rule, limit, bursts.unwrap_or_default())
             })
-            .filter(|told| wanted.finding.is_none_or(|kind| told.findings.iter().any(|found| found.kind == kind)))
+            .filter(|told| query.finding.is_none_or(|kind| told.findings.iter().any(|found| found.kind == kind)))
             .collect();
         told.sort_by(|a, b| (b.refused, b.matched, &a.rule).cmp(&(a.refused, a.matched, &b.rule)));
         let limits = told.len();
-        told.truncate(wanted.most.unwrap_or(100).clamp(1, MOST_LIMITS));
+        told.truncate(query.most.unwrap_or(100).clamp(1, MAX_LIMITS));
         Self { limits, distinct_standard_error: STANDARD_ERROR, burst_minutes: MINUTES, rules: told }
     }
 
@@ -132,7 +132,7 @@ impl Report {
         if self.rules.is_empty() {
             return "there is no such limit\n".to_owned();
         }
-        let row = |told: &OfLimit| {
+        let row = |told: &LimitReport| {
             let share = told.burst_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0));
             let numbers = [told.matched, told.refused, told.near_hits, told.distinct_keys, told.distinct_refused_keys];
             let [matched, refused, near, keys, refused_keys] = numbers.map(|number| number.to_string());
@@ -154,29 +154,29 @@ impl Report {
     }
 }
 
-impl Wanted {
-    fn wants(&self, name: &Name) -> bool {
+impl RulesQuery {
+    fn matches(&self, name: &LimitName) -> bool {
         self.rule.as_ref().is_none_or(|rule| name.is_or_is_below(rule))
     }
 }
 
-impl OfLimit {
+impl LimitReport {
     fn of(rule: &CompiledRule, limit: &CompiledLimit, bursts: Bursts) -> Self {
-        let meter = &limit.meter;
+        let stats = &limit.stats;
         // A rule's keys are counted with its first limit.
-        let of_rule = rule.limits.first().map_or(meter, |first| &first.meter);
-        let (matched, refused) = meter.all_decisions();
+        let of_rule = rule.limits.first().map_or(stats, |first| &first.stats);
+        let (matched, refused) = stats.all_decisions();
         let mut told = Self {
-            rule: meter.name().key().to_owned(),
+            rule: stats.name().key().to_owned(),
             origin: rule.rule.origin.to_string(),
             limit: limit_text(&limit.limit),
             trial: limit.shadow,
-            age_s: meter.age().as_secs(),
+            age_s: stats.age().as_secs(),
             matched,
             refused,
-            near_hits: meter.get(Count::NearLimit),
+            near_hits: stats.get(LimitStat::NearLimit),
             distinct_keys: of_rule.keys.estimate(),
-            distinct_refused_keys: meter.refused_keys.estimate(),
+            distinct_refused_keys: stats.refused_keys.estimate(),
             burst_share: None,
             findings: Vec::new(),
         };
@@ -208,7 +208,7 @@ impl OfLimit {
             find(FindingKind::NeverRefused, advice);
         }
         // Nine of ten, less twice the error of the estimate.
-        if self.matched >= LEAST_MATCHED && self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(80) {
+        if self.matched >= MIN_DECISIONS && self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(80) {
             let advice = format!(
                 "about {} different keys in {} decisions: nearly every request brings a key of its own, so the limit \
                  holds nobody; is there a request's id or a time in its key?",
@@ -217,8 +217,8 @@ impl OfLimit {
             find(FindingKind::KeysSeenOnce, advice);
         }
         let smooths = matches!(limit.algorithm(), Algorithm::TokenBucket | Algorithm::LeakyBucket);
-        let is_short = limit.period_us() <= LONGEST_BURST_PERIOD_US && limit.requests_per_unit() > 0;
-        if !smooths && is_short && bursts.refused >= LEAST_REFUSED && bursts.in_bursts * 2 >= bursts.refused {
+        let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
+        if !smooths && is_short && bursts.refused >= MIN_REJECTED_HITS && bursts.in_bursts * 2 >= bursts.refused {
             let bucket = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);
             let advice = format!(
                 "{} of {} hits refused in {MINUTES} minutes came in bursts of {BURST_SECONDS} s at most: `algorithm: \
@@ -233,14 +233,14 @@ impl OfLimit {
 }
 
 /// Fewer decisions tell nothing about keys.
-const LEAST_MATCHED: u64 = 100;
+const MIN_DECISIONS: u64 = 100;
 /// Fewer refusals tell nothing about bursts.
-const LEAST_REFUSED: u64 = 20;
+const MIN_REJECTED_HITS: u64 = 20;
 /// A quota of a longer period is a budget, and not a matter of bursts.
-const LONGEST_BURST_PERIOD_US: u64 = 3_600_000_000;
+const MAX_BURST_PERIOD_US: u64 = 3_600_000_000;
 
-fn bursts(found: &Found) -> HashMap<Arc<Name>, Bursts> {
-    let mut by_limit: HashMap<Arc<Name>, Bursts> = HashMap::new();
+fn bursts(found: &TopKeysSnapshot) -> HashMap<Arc<LimitName>, Bursts> {
+    let mut by_limit: HashMap<Arc<LimitName>, Bursts> = HashMap::new();
     for refused in &found.keys {
         let bursts = by_limit.entry(Arc::clone(&refused.limit)).or_default();
         bursts.refused += refused.at_least;

@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use super::Format;
 use super::text::{columns, plain};
 use crate::clock::Time;
-use crate::telemetry::metrics::limit_stats::Name;
-use crate::telemetry::top::{self, Found, Refused, Top};
+use crate::telemetry::metrics::limit_stats::LimitName;
+use crate::telemetry::top_keys::{self, RejectedKey, TopKeys, TopKeysSnapshot};
 
 /// What to tell.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Wanted {
+pub struct TopQuery {
     /// How it is written.
     pub format: Format,
-    /// Over how many minutes, the one that is running included: 1 to [`top::MINUTES`]; 5 if it is not said.
+    /// Over how many minutes, the one that is running included: 1 to [`top_keys::MINUTES`]; 5 if it is not said.
     pub minutes: Option<u64>,
     /// How many keys, over all and of each limit: 1 to 1000; 10 if it is not said.
     pub most: Option<usize>,
@@ -27,37 +27,37 @@ pub struct Wanted {
     pub rule: Option<String>,
 }
 
-const MOST_KEYS: usize = 1000;
+const MAX_KEYS: usize = 1000;
 /// Limits that are told of one by one.
-const MOST_LIMITS: usize = 100;
+const MAX_LIMITS: usize = 100;
 
 /// The keys that were refused most.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Report {
+pub struct TopReport {
     /// Over how many minutes, the one that is running included.
     pub minutes: u64,
     /// The most hits that a key that is not counted here can have been refused.
     pub most_missed: u64,
     /// Over all limits, the most refused first.
-    pub over_all: Vec<Key>,
+    pub over_all: Vec<TopKey>,
     /// The limits that refused most, each with its keys.
-    pub by_limit: Vec<OfLimit>,
+    pub by_limit: Vec<LimitTopKeys>,
 }
 
 /// What one limit refused.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct OfLimit {
+pub struct LimitTopKeys {
     /// Its name: `domain.key_value.key`.
     pub rule: String,
     /// Hits that it refused to keys that are counted here, at least.
     pub refused_at_least: u64,
     /// Its keys, the most refused first.
-    pub keys: Vec<Key>,
+    pub keys: Vec<TopKey>,
 }
 
 /// A key that was refused.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Key {
+pub struct TopKey {
     /// The limit that refused it.
     pub rule: String,
     /// `key=value,key=value`, cut after 256 bytes.
@@ -68,33 +68,37 @@ pub struct Key {
     pub refused_at_most: u64,
 }
 
-impl Wanted {
-    fn wants(&self, name: &Name) -> bool {
+impl TopQuery {
+    fn matches(&self, name: &LimitName) -> bool {
         self.rule.as_ref().is_none_or(|rule| name.is_or_is_below(rule))
     }
 }
 
-impl Report {
+impl TopReport {
     /// What `top` counted until `now`.
-    pub fn of(top: &Top, now: Time, wanted: &Wanted) -> Self {
-        let minutes = wanted.minutes.unwrap_or(5).clamp(1, top::MINUTES);
-        let most = wanted.most.unwrap_or(10).clamp(1, MOST_KEYS);
-        let Found { keys, most_missed } = top.look(now, minutes, |name| wanted.wants(name));
-        let mut by_limit: Vec<OfLimit> = Vec::new();
-        let mut places = HashMap::new();
+    pub fn of(top: &TopKeys, now: Time, query: &TopQuery) -> Self {
+        let minutes = query.minutes.unwrap_or(5).clamp(1, top_keys::MINUTES);
+        let most = query.most.unwrap_or(10).clamp(1, MAX_KEYS);
+        let TopKeysSnapshot { keys, most_missed } = top.snapshot(now, minutes, |name| query.matches(name));
+        let mut by_limit: Vec<LimitTopKeys> = Vec::new();
+        let mut indexes = HashMap::new();
         for refused in &keys {
-            let place = *places.entry(refused.limit.key()).or_insert_with(|| {
-                by_limit.push(OfLimit { rule: refused.limit.key().to_owned(), refused_at_least: 0, keys: Vec::new() });
+            let index = *indexes.entry(refused.limit.key()).or_insert_with(|| {
+                by_limit.push(LimitTopKeys {
+                    rule: refused.limit.key().to_owned(),
+                    refused_at_least: 0,
+                    keys: Vec::new(),
+                });
                 by_limit.len() - 1
             });
-            let of_limit = &mut by_limit[place];
-            of_limit.refused_at_least += refused.at_least;
-            if of_limit.keys.len() < most {
-                of_limit.keys.push(key(refused));
+            let limit = &mut by_limit[index];
+            limit.refused_at_least += refused.at_least;
+            if limit.keys.len() < most {
+                limit.keys.push(key(refused));
             }
         }
         by_limit.sort_by(|a, b| (b.refused_at_least, &a.rule).cmp(&(a.refused_at_least, &b.rule)));
-        by_limit.truncate(MOST_LIMITS);
+        by_limit.truncate(MAX_LIMITS);
         Self { minutes, most_missed, over_all: keys.iter().take(most).map(key).collect(), by_limit }
     }
 
@@ -110,22 +114,23 @@ impl Report {
             most => format!("a key that is missing was refused {most} hits at most"),
         };
         let mut page = format!("Hits refused in {minutes}; {missed}.\n\n");
-        let row = |key: &Key| {
+        let row = |key: &TopKey| {
             [key.refused_at_least.to_string(), key.refused_at_most.to_string(), plain(&key.rule), plain(&key.key)]
         };
         page += &columns(["AT LEAST", "AT MOST", "RULE", "KEY"], self.over_all.iter().map(row));
-        for of_limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
-            page += &format!("\n{}: {} at least\n", plain(&of_limit.rule), of_limit.refused_at_least);
-            let row =
-                |key: &Key| [format!("  {}", key.refused_at_least), key.refused_at_most.to_string(), plain(&key.key)];
-            page += &columns(["  AT LEAST", "AT MOST", "KEY"], of_limit.keys.iter().map(row));
+        for limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
+            page += &format!("\n{}: {} at least\n", plain(&limit.rule), limit.refused_at_least);
+            let row = |key: &TopKey| {
+                [format!("  {}", key.refused_at_least), key.refused_at_most.to_string(), plain(&key.key)]
+            };
+            page += &columns(["  AT LEAST", "AT MOST", "KEY"], limit.keys.iter().map(row));
         }
         page
     }
 }
 
-fn key(refused: &Refused) -> Key {
-    Key {
+fn key(refused: &RejectedKey) -> TopKey {
+    TopKey {
         rule: refused.limit.key().to_owned(),
         key: refused.text.to_string(),
         refused_at_least: refused.at_least,

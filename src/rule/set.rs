@@ -19,8 +19,8 @@ use smallvec::SmallVec;
 use super::wildcard::Wildcards;
 use super::{Allowance, Defaults, Domain, Node, NodeId, Origin, Rule};
 use crate::limit::{Limit, StorePolicy};
-use crate::telemetry::metrics::limit_stats::{LimitStats, Name};
-use crate::telemetry::metrics::meters::{Meters, OTHER};
+use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
+use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 
 /// All rules, immutable.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct DomainRules {
     /// What applies to limits that come with a request.
     pub defaults: Defaults,
     pub(super) root: NodeId,
-    /// Counts for limits that come with requests and for which there is no meter of their own.
+    /// Counts for limits that come with requests and for which there are no statistics of their own.
     pub others: Arc<LimitStats>,
 }
 
@@ -111,18 +111,18 @@ pub struct CompiledLimit {
     /// A quota.
     pub quota: bool,
     /// What is counted of it.
-    pub meter: Arc<LimitStats>,
+    pub stats: Arc<LimitStats>,
 }
 
 impl RuleSet {
     /// Compiles domains whose names, and descriptors whose composite keys among siblings, are distinct. What is counted
-    /// of them is seen by nobody: that is [`RuleSet::metered`].
+    /// of them is seen by nobody: that is [`RuleSet::with_stats`].
     pub fn new(domains: Vec<Domain>) -> Self {
-        Self::metered(domains, &Meters::new(0))
+        Self::with_stats(domains, &LimitRegistry::new(0))
     }
 
-    /// The same, counted by these meters.
-    pub fn metered(domains: Vec<Domain>, meters: &Meters) -> Self {
+    /// The same, counted in `limit_stats`.
+    pub fn with_stats(domains: Vec<Domain>, limit_stats: &LimitRegistry) -> Self {
         let random = RandomState::new();
         let mut set = Self {
             domains: HashMap::with_capacity(domains.len()),
@@ -135,8 +135,8 @@ impl RuleSet {
         };
         for domain in domains {
             let root = set.add_node(0, 0, Box::default());
-            set.add_children(root, domain.descriptors, (&domain.name, meters));
-            let others = meters.of_rule(Name::new([&*domain.name, OTHER]));
+            set.add_children(root, domain.descriptors, (&domain.name, limit_stats));
+            let others = limit_stats.of_rule(LimitName::new([&*domain.name, OTHER]));
             let rules = DomainRules { name: domain.name.clone(), defaults: domain.defaults, root, others };
             set.roots.push(root);
             set.domains.insert(domain.name, rules);
@@ -220,7 +220,7 @@ impl RuleSet {
     }
 
     /// Adds the subtrees of `parent`, without recursion: rule files nest as deep as they like.
-    fn add_children(&mut self, parent: NodeId, nodes: Vec<Node>, (domain, meters): (&str, &Meters)) {
+    fn add_children(&mut self, parent: NodeId, nodes: Vec<Node>, (domain, limit_stats): (&str, &LimitRegistry)) {
         let mut waiting = vec![(parent, nodes, false)];
         while let Some((parent, nodes, by_value)) = waiting.pop() {
             let mut wildcards = Vec::new();
@@ -233,8 +233,8 @@ impl RuleSet {
                 }
                 let by_value = by_value || node.value_to_metric;
                 let rule = node.rule.map(|rule| {
-                    let meter = |extra: Option<&str>| meters.of_rule(self.metric_name(domain, id, extra));
-                    Box::new(CompiledRule::new(rule, by_value, meter))
+                    let stats = |extra: Option<&str>| limit_stats.of_rule(self.metric_name(domain, id, extra));
+                    Box::new(CompiledRule::new(rule, by_value, stats))
                 });
                 let compiled = &mut self.nodes[id as usize];
                 compiled.rule = rule;
@@ -253,7 +253,7 @@ impl RuleSet {
 
     /// The name of a limit of the rule at `node`: its domain, the composite keys down to it, and what tells it from the
     /// rule's first limit.
-    fn metric_name(&self, domain: &str, node: NodeId, extra: Option<&str>) -> Name {
+    fn metric_name(&self, domain: &str, node: NodeId, extra: Option<&str>) -> LimitName {
         let mut parts: SmallVec<[Cow<'_, str>; 6]> = extra.map(Cow::Borrowed).into_iter().collect();
         let mut at = &self.nodes[node as usize];
         // The root of a domain is the only node without a key.
@@ -262,7 +262,7 @@ impl RuleSet {
             at = &self.nodes[at.parent as usize];
         }
         parts.push(Cow::Borrowed(domain));
-        Name::new(parts.iter().rev().map(|part| &**part))
+        LimitName::new(parts.iter().rev().map(|part| &**part))
     }
 
     fn link(&mut self, parent: NodeId, child: NodeId) {
@@ -291,7 +291,7 @@ pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
 }
 
 impl CompiledRule {
-    fn new(rule: Rule, by_value: bool, meter: impl Fn(Option<&str>) -> Arc<LimitStats>) -> Self {
+    fn new(rule: Rule, by_value: bool, stats: impl Fn(Option<&str>) -> Arc<LimitStats>) -> Self {
         let limits = match &rule.allowance {
             Allowance::Unlimited { .. } => SmallVec::new(),
             Allowance::Limits(limits) => limits
@@ -303,7 +303,7 @@ impl CompiledRule {
                     epoch: of_rule.epoch,
                     shadow: of_rule.shadow,
                     quota: of_rule.quota,
-                    meter: meter(rule.limit_suffix(place).as_deref()),
+                    stats: stats(rule.limit_suffix(place).as_deref()),
                 })
                 .collect(),
         };

@@ -2,41 +2,41 @@
 
 use std::num::NonZeroU32;
 
-use super::{Instruments, counter, gauge, level_of};
+use super::{MetricsCollector, counter, gauge, level_of};
 use crate::limit::StorePolicy;
 use crate::store::Store;
 use crate::store::memory::Usage;
 use crate::store::redis::Redis;
 use crate::store::redis::readings::Condition;
-use crate::telemetry::metrics::family::{Family, Kind, Series, Value};
+use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
-impl Instruments {
+impl MetricsCollector {
     /// The store.
     pub(super) fn store(&self, each: &mut dyn FnMut(Family)) {
         let decider = &self.service.decider;
         let name = if matches!(decider.store, Store::Memory(_)) { "memory" } else { "redis" };
         each(
-            Family::new("tollkeeper_store_info", Kind::Gauge, "Where counters live; always 1.")
-                .with(Series::of(Value::Level(1.0)).label("store", name)),
+            Family::new("tollkeeper_store_info", MetricKind::Gauge, "Where counters live; always 1.")
+                .with(Series::of(MetricValue::Gauge(1.0)).label("store", name)),
         );
         let mut errors = Family::new(
             "tollkeeper_store_errors_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Charges that the store failed, by what went wrong, whoever answered them.",
         );
-        errors
-            .series
-            .extend(decider.failed_charges().map(|(kind, count)| Series::of(Value::Count(count)).label("kind", kind)));
+        errors.series.extend(
+            decider.failed_charges().map(|(kind, count)| Series::of(MetricValue::Counter(count)).label("kind", kind)),
+        );
         each(errors);
         let mut policies = Family::new(
             "tollkeeper_policy_verdicts_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Charges that the store failed, by the policy that answered.",
         );
         policies.series.extend(
-            StorePolicy::ALL
-                .into_iter()
-                .map(|policy| Series::of(Value::Count(decider.decided_by(policy))).label("policy", policy.name())),
+            StorePolicy::ALL.into_iter().map(|policy| {
+                Series::of(MetricValue::Counter(decider.decided_by(policy))).label("policy", policy.name())
+            }),
         );
         each(policies);
         let (lost, misconfigured) = self.health.store();
@@ -65,10 +65,10 @@ fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
     each(
         Family::new(
             "tollkeeper_store_duration_seconds",
-            Kind::Histogram,
+            MetricKind::Histogram,
             "How long the charges of a request waited for Redis; those answered here are not in it.",
         )
-        .with(Series::of(Value::Times(Box::new(redis.waits().observed())))),
+        .with(Series::of(MetricValue::Histogram(Box::new(redis.waits().snapshot())))),
     );
     each(counter("tollkeeper_draws_total", "Charges that were asked for.", redis.charges()));
     each(counter("tollkeeper_store_calls_total", "Calls of Redis that they took.", redis.calls()));
@@ -79,7 +79,7 @@ fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
     eventual(each, redis);
     let (main, per_second) = redis.conditions();
     let mut breakers =
-        Family::new("tollkeeper_breaker_open", Kind::Gauge, "Whether nothing is sent to a server that failed.");
+        Family::new("tollkeeper_breaker_open", MetricKind::Gauge, "Whether nothing is sent to a server that failed.");
     let nodes = main.nodes.iter().chain(per_second.iter().flat_map(|condition| &condition.nodes));
     let mut nodes: Vec<&(String, bool)> = nodes.collect();
     nodes.sort_unstable();
@@ -97,11 +97,11 @@ fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
 /// Eventual rules.
 fn eventual(each: &mut dyn FnMut(Family), redis: &Redis) {
     let (usage, replicas) = (redis.eventual().usage(), redis.replicas());
-    let from = |from: &'static str, count| Series::of(Value::Count(count)).label("from", from);
+    let from = |from: &'static str, count| Series::of(MetricValue::Counter(count)).label("from", from);
     each(
         Family::new(
             "tollkeeper_eventual_hits_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Hits of eventual rules that were admitted here, by what allowed it.",
         )
         .with(from("share", usage.shared))
@@ -127,10 +127,11 @@ fn pool(each: &mut dyn FnMut(Family), of: &'static str, condition: &Condition) {
     let name = |what: &str| format!("ratelimit_{of}_{what}");
     let closed = condition.opened.saturating_sub(condition.connections as u64);
     let counted = |what, help, count| {
-        Family::new(name(what), Kind::Counter, help).with(Series::of(Value::Count(count)).stats(stats(what)))
+        Family::new(name(what), MetricKind::Counter, help)
+            .with(Series::of(MetricValue::Counter(count)).stats(stats(what)))
     };
     each(
-        Family::new(name("cx_active"), Kind::Gauge, "Connections to Redis in use.")
+        Family::new(name("cx_active"), MetricKind::Gauge, "Connections to Redis in use.")
             .with(Series::of(level_of(condition.connections)).stats(stats("cx_active"))),
     );
     each(counted("cx_total", "Connections to Redis that were opened.", condition.opened));

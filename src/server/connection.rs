@@ -23,18 +23,18 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::door::{Door, Guest, Purpose};
-use super::gathered::Gathered;
-use super::guest::{Origin, entrance};
-use super::http2::Http2;
-use super::identity::{self, Identity};
+use super::admission::{ConnectionPermit, ListenerAdmission, Purpose};
+use super::admission_service::{PeerAddr, admission_service};
+use super::coalesced_writer::CoalescedWriter;
+use super::http2::Http2Server;
+use super::reloading_tls::{self, ReloadingTls};
 use crate::settings::Grpc;
 use crate::settings::bounds::Bounds;
 
 /// How the connections of a listener are kept.
 #[derive(Clone, Debug)]
-pub(super) struct Care {
-    manner: Manner,
+pub(super) struct ConnectionPolicy {
+    protocol: ListenerProtocol,
     /// After this time a connection is asked to close; `None`: never.
     age: Option<Duration>,
     /// So much later it is cut off; `None`: never.
@@ -47,34 +47,34 @@ pub(super) struct Care {
 
 /// How a listener speaks, and what answers.
 #[derive(Clone, Debug)]
-enum Manner {
+enum ListenerProtocol {
     Pages(Box<Builder<TokioExecutor>>, TowerToHyperService<Router>),
-    Grpc(Arc<Http2>),
+    Grpc(Arc<Http2Server>),
 }
 
 /// A connection, which is served as it is polled, until it ends.
-pub(super) trait Talk: Future {
+pub(super) trait GracefulConnection: Future {
     /// Asks the client to ask no more; it ends once all is answered.
-    fn wind_up(self: Pin<&mut Self>);
+    fn graceful_shutdown(self: Pin<&mut Self>);
 }
 
-impl<I, S, B> Talk for auto::Connection<'_, TokioIo<I>, S, TokioExecutor>
+impl<I, S, B> GracefulConnection for auto::Connection<'_, TokioIo<I>, S, TokioExecutor>
 where
     S: Service<Request<Incoming>, Response = Response<B>, Future: Send + 'static, Error: Into<BoxError>>,
     I: AsyncRead + AsyncWrite + Unpin + 'static,
     B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    fn wind_up(self: Pin<&mut Self>) {
+    fn graceful_shutdown(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
 }
 
 /// How long a client that has asked nothing is waited for once it was told to go.
-const FAREWELL: Duration = Duration::from_secs(5);
-/// Requests that a browser or the like may have open on one connection over HTTP/2.
-const MOST_PAGES: u32 = 256;
+const UNUSED_CONNECTION_GRACE: Duration = Duration::from_secs(5);
+/// InFlightRequests that a browser or the like may have open on one connection over HTTP/2.
+const MAX_HTTP_STREAMS: u32 = 256;
 
-impl Care {
+impl ConnectionPolicy {
     /// For HTTP/1.1, and with TLS for HTTP/2 too.
     pub(super) fn http(bounds: &Bounds, purpose: Purpose, is_secured: bool, pages: Router) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
@@ -82,21 +82,21 @@ impl Care {
             builder = builder.http1_only();
         }
         builder.http1().timer(TokioTimer::new()).header_read_timeout(bounds.head_timeout);
-        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MOST_PAGES);
+        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_HTTP_STREAMS);
         builder.http2().max_header_list_size(bounds.head_bytes);
         if purpose.is_public() {
             builder.http1().max_buf_size(usize::try_from(bounds.head_bytes).unwrap_or(usize::MAX));
         }
         // Over HTTP/1 the time for the head is the time between two requests as well.
         let idle_timeout = is_secured.then_some(bounds.head_timeout);
-        let manner = Manner::Pages(Box::new(builder), TowerToHyperService::new(pages));
-        Self { manner, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
+        let protocol = ListenerProtocol::Pages(Box::new(builder), TowerToHyperService::new(pages));
+        Self { protocol, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
     }
 
     /// For gRPC: HTTP/2.
-    pub(super) fn grpc(bounds: &Bounds, settings: &Grpc, http2: Http2) -> Self {
+    pub(super) fn grpc(bounds: &Bounds, settings: &Grpc, http2: Http2Server) -> Self {
         Self {
-            manner: Manner::Grpc(Arc::new(http2)),
+            protocol: ListenerProtocol::Grpc(Arc::new(http2)),
             age: settings.max_connection_age,
             grace: settings.max_connection_age_grace,
             head_timeout: bounds.head_timeout,
@@ -108,24 +108,24 @@ impl Care {
     pub(super) async fn serve<L>(
         self,
         mut listener: L,
-        (door, identity): (Arc<Door>, Option<Arc<Identity>>),
+        (admission, tls): (Arc<ListenerAdmission>, Option<Arc<ReloadingTls>>),
         mut stopping: watch::Receiver<bool>,
     ) where
         L: Listener,
-        L::Addr: Origin,
+        L::Addr: PeerAddr,
     {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
                 // It waits a second after an error such as too many open files, instead of spinning.
                 (io, address) = listener.accept() => {
-                    let Some(guest) = door.admit(address.peer()) else { continue };
-                    let (care, stopping) = (self.clone(), stopping.clone());
-                    match &identity {
-                        None => connections.spawn(care.connection(io, guest, stopping)),
-                        Some(identity) => {
-                            let handshake = identity.accept(io);
-                            connections.spawn(care.secured(handshake, guest, stopping))
+                    let Some(permit) = admission.admit(address.peer()) else { continue };
+                    let (policy, stopping) = (self.clone(), stopping.clone());
+                    match &tls {
+                        None => connections.spawn(policy.connection(io, permit, stopping)),
+                        Some(tls) => {
+                            let handshake = tls.accept(io);
+                            connections.spawn(policy.secured(handshake, permit, stopping))
                         }
                     };
                 }
@@ -141,7 +141,7 @@ impl Care {
     async fn secured<I>(
         self,
         handshake: tokio_rustls::Accept<I>,
-        guest: Arc<Guest>,
+        permit: Arc<ConnectionPermit>,
         mut stopping: watch::Receiver<bool>,
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -151,30 +151,35 @@ impl Care {
             () = stopped(&mut stopping) => return,
         };
         match shaken {
-            Ok(Ok(io)) => self.connection(io, guest, stopping).await,
-            Ok(Err(error)) => identity::tell_refused(&error, guest.purpose(), guest.peer),
+            Ok(Ok(io)) => self.connection(io, permit, stopping).await,
+            Ok(Err(error)) => reloading_tls::log_handshake_failure(&error, permit.purpose(), permit.peer),
             Err(_) => {}
         }
     }
 
-    async fn connection<I>(self, io: I, guest: Arc<Guest>, stopping: watch::Receiver<bool>)
+    async fn connection<I>(self, io: I, permit: Arc<ConnectionPermit>, stopping: watch::Receiver<bool>)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let io = Gathered::new(io);
-        match &self.manner {
-            Manner::Pages(builder, pages) => {
-                let entrance = entrance(pages.clone(), Arc::clone(&guest));
-                self.keep(builder.serve_connection(TokioIo::new(io), entrance), &guest, stopping).await;
+        let io = CoalescedWriter::new(io);
+        match &self.protocol {
+            ListenerProtocol::Pages(builder, pages) => {
+                let admission_service = admission_service(pages.clone(), Arc::clone(&permit));
+                self.keep(builder.serve_connection(TokioIo::new(io), admission_service), &permit, stopping).await;
             }
-            Manner::Grpc(http2) => {
-                self.keep(Arc::clone(http2).serve(io, Arc::clone(&guest)), &guest, stopping).await;
+            ListenerProtocol::Grpc(http2) => {
+                self.keep(Arc::clone(http2).serve(io, Arc::clone(&permit)), &permit, stopping).await;
             }
         }
     }
 
-    async fn keep(&self, talk: impl Talk, guest: &Guest, mut stopping: watch::Receiver<bool>) {
-        let mut talk = pin!(talk);
+    async fn keep(
+        &self,
+        connection: impl GracefulConnection,
+        permit: &ConnectionPermit,
+        mut stopping: watch::Receiver<bool>,
+    ) {
+        let mut connection = pin!(connection);
         let old = async {
             match self.age {
                 Some(age) => sleep(spread(age)).await,
@@ -184,30 +189,30 @@ impl Care {
         let mut grace = self.grace;
         // How a connection ends is its client's affair: an error says nothing that an operator could mend.
         tokio::select! {
-            _ = talk.as_mut() => return,
+            _ = connection.as_mut() => return,
             () = old => {}
-            never_asked = self.quiet(guest) => if never_asked {
-                grace = Some(FAREWELL);
+            never_asked = self.quiet(permit) => if never_asked {
+                grace = Some(UNUSED_CONNECTION_GRACE);
             },
             () = stopped(&mut stopping) => {}
         }
-        talk.as_mut().wind_up();
+        connection.as_mut().graceful_shutdown();
         match grace {
-            Some(grace) => drop(timeout(grace, talk).await),
-            None => drop(talk.await),
+            Some(grace) => drop(timeout(grace, connection).await),
+            None => drop(connection.await),
         }
     }
 
     /// Waits until the client has asked nothing for too long; whether it never has.
-    async fn quiet(&self, guest: &Guest) -> bool {
+    async fn quiet(&self, permit: &ConnectionPermit) -> bool {
         sleep(self.head_timeout).await;
-        if !guest.has_asked() {
+        if !permit.has_asked() {
             return true;
         }
         let Some(idle_timeout) = self.idle_timeout else { return future::pending().await };
         loop {
             sleep(idle_timeout).await;
-            if !guest.has_asked() {
+            if !permit.has_asked() {
                 return false;
             }
         }

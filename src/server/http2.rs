@@ -28,17 +28,17 @@ use tokio::time::{Instant, Sleep, sleep};
 use tonic::Status;
 use tonic::metadata::GRPC_CONTENT_TYPE;
 
-use super::connection::Talk;
-use super::door::{Guest, Turn};
-use super::guest::enter;
-use super::requests::Requests;
+use super::admission::{ConnectionPermit, RequestPermit};
+use super::admission_service::admit;
+use super::connection::GracefulConnection;
+use super::in_flight::InFlightRequests;
 use crate::grpc::call::Calls;
 use crate::settings::Grpc;
 use crate::settings::bounds::Bounds;
 
 /// How gRPC is spoken, and what answers.
 #[derive(Debug)]
-pub(super) struct Http2 {
+pub(super) struct Http2Server {
     builder: Builder,
     /// Between two pings, and how long the answer to one may take; `None`: there are none.
     pings: Option<(Duration, Duration)>,
@@ -49,18 +49,18 @@ pub(super) struct Http2 {
 
 /// Calls that a client may give up before they are begun. More, and its connection is closed; the default of 20 is what
 /// an Envoy gives up at its timeout of 20 ms when this process is not let run for a moment.
-const MOST_GIVEN_UP: usize = 2048;
+const MAX_PENDING_RESETS: usize = 2048;
 /// What a client may send before it is read, on one call and on all of a connection.
 const WINDOW_BYTES: u32 = 1024 * 1024;
 
-impl Http2 {
+impl Http2Server {
     /// As the settings say.
     pub(super) fn new(bounds: &Bounds, settings: &Grpc, calls: Calls, router: Router) -> Self {
         let mut builder = Builder::new();
         builder
             .max_header_list_size(bounds.head_bytes)
             .max_concurrent_streams(settings.max_concurrent_streams)
-            .max_pending_accept_reset_streams(MOST_GIVEN_UP)
+            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .initial_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES);
         let pings = settings.keepalive_interval.map(|interval| (interval, settings.keepalive_timeout));
@@ -68,47 +68,47 @@ impl Http2 {
     }
 
     /// Serves a connection.
-    pub(super) fn serve<I>(self: Arc<Self>, io: I, guest: Arc<Guest>) -> impl Talk + Send
+    pub(super) fn serve<I>(self: Arc<Self>, io: I, permit: Arc<ConnectionPermit>) -> impl GracefulConnection + Send
     where
         I: AsyncRead + AsyncWrite + Unpin + Send,
     {
-        let state = State::Begins(self.builder.handshake(io));
-        let requests = Requests::new(self.calls.are_prompt());
+        let state = State::Handshaking(self.builder.handshake(io));
+        let requests = InFlightRequests::new(self.calls.are_prompt());
         let pings = self.pings;
-        let begin = move |request, respond| answer(Arc::clone(&self), Arc::clone(&guest), request, respond);
-        Conversation { state, begin, requests, pings, winds_up: false }
+        let begin = move |request, respond| answer(Arc::clone(&self), Arc::clone(&permit), request, respond);
+        Http2Connection { state, begin, requests, pings, is_shutting_down: false }
     }
 }
 
 /// A connection, which is served as it is polled.
-struct Conversation<I, B, F> {
+struct Http2Connection<I, B, F> {
     state: State<I>,
     begin: B,
-    requests: Requests<F>,
+    requests: InFlightRequests<F>,
     pings: Option<(Duration, Duration)>,
-    winds_up: bool,
+    is_shutting_down: bool,
 }
 
 enum State<I> {
-    Begins(Handshake<I, Bytes>),
-    Goes(Connection<I, Bytes>, Option<Pings>),
+    Handshaking(Handshake<I, Bytes>),
+    Open(Connection<I, Bytes>, Option<KeepAlive>),
 }
 
-impl<I, B, F> Talk for Conversation<I, B, F>
+impl<I, B, F> GracefulConnection for Http2Connection<I, B, F>
 where
     I: AsyncRead + AsyncWrite + Unpin,
     B: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Unpin,
     F: Future<Output = ()>,
 {
-    fn wind_up(mut self: Pin<&mut Self>) {
-        self.winds_up = true;
-        if let State::Goes(connection, _) = &mut self.state {
+    fn graceful_shutdown(mut self: Pin<&mut Self>) {
+        self.is_shutting_down = true;
+        if let State::Open(connection, _) = &mut self.state {
             connection.graceful_shutdown();
         }
     }
 }
 
-impl<I, B, F> Future for Conversation<I, B, F>
+impl<I, B, F> Future for Http2Connection<I, B, F>
 where
     I: AsyncRead + AsyncWrite + Unpin,
     B: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Unpin,
@@ -120,14 +120,14 @@ where
         let this = &mut *self;
         loop {
             let (connection, pings) = match &mut this.state {
-                State::Goes(connection, pings) => (connection, pings),
-                State::Begins(handshake) => {
+                State::Open(connection, pings) => (connection, pings),
+                State::Handshaking(handshake) => {
                     let Ok(mut connection) = ready!(Pin::new(handshake).poll(context)) else { return Poll::Ready(()) };
-                    if this.winds_up {
+                    if this.is_shutting_down {
                         connection.graceful_shutdown();
                     }
-                    let pings = this.pings.and_then(|times| Some(Pings::new(connection.ping_pong()?, times)));
-                    this.state = State::Goes(connection, pings);
+                    let pings = this.pings.and_then(|times| Some(KeepAlive::new(connection.ping_pong()?, times)));
+                    this.state = State::Open(connection, pings);
                     continue;
                 }
             };
@@ -136,14 +136,14 @@ where
             }
             // What was answered is written on the way.
             loop {
-                ready!(this.requests.poll_turn(context));
+                ready!(this.requests.poll_budget(context));
                 match connection.poll_accept(context) {
                     Poll::Ready(Some(Ok((request, respond)))) => this.requests.begin((this.begin)(request, respond)),
                     Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
                     Poll::Pending => break,
                 }
             }
-            if !this.requests.go_on(context) {
+            if !this.requests.poll_pending(context) {
                 return Poll::Pending;
             }
         }
@@ -151,7 +151,7 @@ where
 }
 
 /// Finds out whether a client is still there.
-struct Pings {
+struct KeepAlive {
     pings: PingPong,
     interval: Duration,
     patience: Duration,
@@ -160,7 +160,7 @@ struct Pings {
     awaits: bool,
 }
 
-impl Pings {
+impl KeepAlive {
     fn new(pings: PingPong, (interval, patience): (Duration, Duration)) -> Self {
         Self { pings, interval, patience, sleep: Box::pin(sleep(interval)), awaits: false }
     }
@@ -184,10 +184,15 @@ impl Pings {
 }
 
 /// Answers one request. How that ends is its client's affair: an error says nothing that an operator could mend.
-async fn answer(http2: Arc<Http2>, guest: Arc<Guest>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn answer(
+    http2: Arc<Http2Server>,
+    permit: Arc<ConnectionPermit>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
     let (head, body) = request.into_parts();
-    let turn = match enter(&guest, head.uri.path()) {
-        Ok(turn) => turn,
+    let request_permit = match admit(&permit, head.uri.path()) {
+        Ok(request_permit) => request_permit,
         Err(refusal) => {
             let _gone = send_head(&mut respond, refusal.page(), true);
             return;
@@ -197,7 +202,7 @@ async fn answer(http2: Arc<Http2>, guest: Arc<Guest>, request: Request<RecvStrea
     let _gone = if http2.calls.takes(&head) {
         let call = pin!(http2.calls.answer(&head.headers, body));
         let answer = unless_given_up(&mut respond, call).await;
-        drop(turn);
+        drop(request_permit);
         match answer {
             Some(Ok(message)) => send_message(&mut respond, message),
             Some(Err(status)) => send_head(&mut respond, status.into_http::<Body>(), true).map(drop),
@@ -205,20 +210,20 @@ async fn answer(http2: Arc<Http2>, guest: Arc<Guest>, request: Request<RecvStrea
         }
     } else {
         // Boxed, so that a call does not carry the room that it takes.
-        Box::pin(http2.page(Request::from_parts(head, Body::new(body)), turn, respond)).await
+        Box::pin(http2.page(Request::from_parts(head, Body::new(body)), request_permit, respond)).await
     };
 }
 
-impl Http2 {
+impl Http2Server {
     /// Answers what is not the call.
     async fn page(
         &self,
         request: Request<Body>,
-        turn: Option<Turn>,
+        request_permit: Option<RequestPermit>,
         mut respond: SendResponse<Bytes>,
     ) -> Result<(), h2::Error> {
         let page = unless_given_up(&mut respond, pin!(self.router.call(request))).await;
-        drop(turn);
+        drop(request_permit);
         match page {
             Some(Ok::<_, Infallible>(page)) => send_page(&mut respond, page).await,
             None => Ok(()),

@@ -79,7 +79,7 @@ impl Reloader {
         }
         let names = sources.into_iter().map(|source| source.name).collect();
         let version =
-            self.rules.replace(RuleSet::metered(compiled.domains, &self.metrics.meters), names, self.clock.now());
+            self.rules.replace(RuleSet::with_stats(compiled.domains, &self.metrics.limits), names, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
     }

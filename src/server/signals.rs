@@ -23,18 +23,18 @@ impl Signals {
     }
 
     /// Waits for a signal to stop.
-    pub(super) async fn wait(&mut self) -> Wanted {
+    pub(super) async fn wait(&mut self) -> SignalAction {
         tokio::select! {
-            _ = self.terminate.recv() => Wanted::Stop,
-            _ = self.interrupt.recv() => Wanted::Stop,
-            _ = self.hangup.recv() => Wanted::Reload,
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            _ = self.hangup.recv() => SignalAction::Reload,
         }
     }
 }
 
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum SignalAction {
     /// To end.
     Stop,
     /// To read the rules again.

@@ -24,7 +24,7 @@ use crate::config::watch::yield_to_decisions;
 use crate::settings::tls::{File, of_system, trusted};
 use crate::settings::tracing::{Protocol, Tls, Tracing};
 use crate::telemetry::traces::Tracer;
-use crate::telemetry::traces::sink::Sink;
+use crate::telemetry::traces::span_queue::SpanQueue;
 
 /// The longest that the last sending may take.
 const LAST: Duration = Duration::from_secs(1);
@@ -38,20 +38,20 @@ pub(super) fn start(settings: &Tracing) -> Result<Tracer, String> {
         Protocol::Http => over_http(settings)?,
     };
     let on_thread = (settings.setting, yield_to_decisions as fn());
-    let sink = Sink::start(exporter, &resource(settings), settings.queue, on_thread);
+    let span_queue = SpanQueue::start(exporter, &resource(settings), settings.queue, on_thread);
     let (protocol, endpoint) = (settings.protocol, settings.endpoint.as_str());
     tracing::warn!(?protocol, endpoint, ratio = settings.sampler.ratio, "traces are sent");
     Ok(Tracer {
         sampler: settings.sampler,
         formats: settings.formats,
         shows_descriptors: settings.shows_descriptors,
-        sink: Arc::new(sink),
+        span_queue: Arc::new(span_queue),
     })
 }
 
 /// Sends what is left, and ends; waits for that a second at most.
-pub(super) async fn finish(sink: Arc<Sink>) {
-    let flushed = tokio::task::spawn_blocking(move || sink.finish(LAST));
+pub(super) async fn finish(span_queue: Arc<SpanQueue>) {
+    let flushed = tokio::task::spawn_blocking(move || span_queue.finish(LAST));
     if !tokio::time::timeout(LAST, flushed).await.is_ok_and(|ended| ended.unwrap_or(false)) {
         tracing::warn!("the last spans were not sent: the collector takes too long");
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::tls::File;
 use crate::telemetry::traces::Sampler;
-use crate::telemetry::traces::context::Formats;
-use crate::telemetry::traces::sink::Queue;
+use crate::telemetry::traces::propagation::PropagationFormats;
+use crate::telemetry::traces::span_queue::SpanQueueOptions;
 
 /// Where traces go, and which requests have one.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,9 +27,9 @@ pub struct Tracing {
     /// Which requests are sampled.
     pub sampler: Sampler,
     /// In which forms callers may say of which trace they are.
-    pub formats: Formats,
+    pub formats: PropagationFormats,
     /// How spans are queued.
-    pub queue: Queue,
+    pub queue: SpanQueueOptions,
     /// Whether spans hold keys and values of descriptors.
     pub shows_descriptors: bool,
 }

@@ -3,7 +3,7 @@
 //! The keys and the names of the levels are those of the log that operators of envoyproxy/ratelimit already collect:
 //! `@timestamp`, `level`, `@message` in JSON; `time`, `level`, `msg` in text; other fields beside them. No character of
 //! a message or field can end its line, start another or steer a terminal: whatever is not printable is escaped, and a
-//! value longer than [`LONGEST_VALUE_BYTES`] is cut. Spans are not written here: they are for traces. The level may be
+//! value longer than [`MAX_VALUE_BYTES`] is cut. Spans are not written here: they are for traces. The level may be
 //! changed while the process runs; what is not written then costs as little as if it had been so from the start.
 
 use std::fmt::{self, Write as _};
@@ -22,7 +22,7 @@ use tracing_subscriber::reload::{self, Handle};
 use crate::clock::{Clock, Time};
 
 /// The longest value of a message or field that is written, in bytes; the rest is cut.
-pub const LONGEST_VALUE_BYTES: usize = 16 * 1024;
+pub const MAX_VALUE_BYTES: usize = 16 * 1024;
 
 /// The target of an error that ends the process: written with the level `fatal`.
 pub const FATAL: &str = "tollkeeper::fatal";
@@ -297,10 +297,10 @@ impl Visit for Line {
 
 /// `text`, or as much of it as is written.
 fn cut(text: &str) -> String {
-    if text.len() <= LONGEST_VALUE_BYTES {
+    if text.len() <= MAX_VALUE_BYTES {
         return text.to_owned();
     }
-    let kept = (0..=LONGEST_VALUE_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    let kept = (0..=MAX_VALUE_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     format!("{}... ({} bytes more)", &text[..kept], text.len() - kept)
 }
 

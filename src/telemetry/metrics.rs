@@ -8,7 +8,7 @@ pub mod family;
 pub mod histogram;
 pub mod mapper;
 pub mod limit_stats;
-pub mod meters;
+pub mod limit_registry;
 pub mod prometheus;
 pub mod statsd;
 
@@ -16,15 +16,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use self::histogram::Histogram;
-use self::meters::Meters;
-use super::begun::Begun;
-use super::top::Top;
+use self::limit_registry::LimitRegistry;
+use super::recent_keys::RecentKeys;
+use super::top_keys::TopKeys;
 
 /// What is counted on the way of requests.
 #[derive(Debug)]
 pub struct Metrics {
     /// By limit.
-    pub meters: Meters,
+    pub limits: LimitRegistry,
     /// How long decisions took, without the time that answers were held.
     pub decisions: Histogram,
     /// How long calls of `ShouldRateLimit` took.
@@ -32,9 +32,9 @@ pub struct Metrics {
     /// How long calls of the health service took.
     pub health_checks: Histogram,
     /// The keys that are refused most.
-    pub top: Top,
+    pub top_keys: TopKeys,
     /// The keys whose counters began last.
-    pub begun: Begun,
+    pub recent_keys: RecentKeys,
     service_errors: AtomicU64,
     global_shadow_mode: AtomicU64,
     is_off: bool,
@@ -52,12 +52,12 @@ impl Metrics {
     /// refused most.
     pub fn new(most_requested: usize, top_keys: usize) -> Self {
         Self {
-            meters: Meters::new(most_requested),
+            limits: LimitRegistry::new(most_requested),
             decisions: Histogram::default(),
             calls: Histogram::default(),
             health_checks: Histogram::default(),
-            top: Top::new(top_keys),
-            begun: Begun::default(),
+            top_keys: TopKeys::new(top_keys),
+            recent_keys: RecentKeys::default(),
             service_errors: AtomicU64::new(0),
             global_shadow_mode: AtomicU64::new(0),
             is_off: false,
@@ -66,7 +66,7 @@ impl Metrics {
 
     /// The same where nothing is counted or timed on the way of a request.
     #[must_use]
-    pub fn switched_off(mut self) -> Self {
+    pub fn disabled(mut self) -> Self {
         self.is_off = true;
         self
     }
@@ -82,12 +82,12 @@ impl Metrics {
     }
 
     /// Counts a request that could not be decided through no fault of the store.
-    pub fn note_service_error(&self) {
+    pub fn record_service_error(&self) {
         self.service_errors.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a request that SHADOW_MODE let pass.
-    pub fn note_global_shadow(&self) {
+    pub fn record_global_shadow(&self) {
         self.global_shadow_mode.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -77,7 +77,7 @@ impl Desk {
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
         let names = sources.into_iter().map(|source| source.name).collect();
-        let rules = RuleSet::metered(compiled.domains, &self.service.decider.metrics.meters);
+        let rules = RuleSet::with_stats(compiled.domains, &self.service.decider.metrics.limits);
         self.service.rules.replace(rules, names, self.now());
     }
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 use tollkeeper::clock::Time;
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
-use tollkeeper::health::{Health, Needs};
-use tollkeeper::http::routes::{self, Site};
-use tollkeeper::scrape::Instruments;
+use tollkeeper::health::{Health, HealthRequirements};
+use tollkeeper::http::routes::{self, AppState};
+use tollkeeper::scrape::MetricsCollector;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;
@@ -309,10 +309,10 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
     for (rules, needs_store, expected) in table {
         let service = Arc::new(desk(&[], 1, rules).service);
         let store = Arc::new(StoreHealth::default());
-        let needs = Needs { domain: false, store: needs_store };
+        let needs = HealthRequirements { domain: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
-        let site = Site {
-            instruments: Instruments { service, health, doors: Arc::default(), path_label: false },
+        let site = AppState {
+            collector: MetricsCollector { service, health, listeners: Arc::default(), path_label: false },
             max_body_bytes: 1 << 20,
             exposition: None,
             admin: None,
@@ -338,7 +338,7 @@ fn those_who_watch_are_told_when_the_store_is_lost_and_back() {
     runtime().block_on(async {
         let rules = Arc::clone(&desk(&[], 1, RULES).service.rules);
         let store = Arc::new(StoreHealth::default());
-        let needs = Needs { domain: false, store: true };
+        let needs = HealthRequirements { domain: false, store: true };
         let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default()).await;
         tokio::spawn(health.clone().follow_store());
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

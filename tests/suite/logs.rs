@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::telemetry::log_throttle::LogThrottle;
-use tollkeeper::telemetry::logs::{FATAL, Format, LONGEST_VALUE_BYTES, Level, subscriber};
+use tollkeeper::telemetry::logs::{FATAL, Format, Level, MAX_VALUE_BYTES, subscriber};
 use tracing::subscriber::with_default;
 
 /// Keeps what is written.
@@ -94,11 +94,11 @@ fn a_stranger_can_not_forge_a_line_or_steer_a_terminal() {
 
 #[test]
 fn a_huge_value_is_cut_at_a_character() {
-    let huge = format!("a{}", "é".repeat(LONGEST_VALUE_BYTES));
+    let huge = format!("a{}", "é".repeat(MAX_VALUE_BYTES));
     let line = json_log(|| tracing::warn!(target: "tollkeeper", huge, "said"));
     let written = line["huge"].as_str().unwrap();
     assert!(written.ends_with("é... (16386 bytes more)"), "{}", &written[written.len() - 40..]);
-    assert!(written.len() < LONGEST_VALUE_BYTES + 40);
+    assert!(written.len() < MAX_VALUE_BYTES + 40);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::telemetry::metrics::family::Kind;
+use tollkeeper::telemetry::metrics::family::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
 /// The first line of what is wrong with a file.
@@ -17,11 +17,11 @@ fn mapping(lines: &str) -> String {
 #[test]
 fn a_name_is_mapped_by_its_kind_whichever_kind_is_asked_first() {
     let file = mapping("match: a.*\nname: counted\nmatch_metric_type: counter");
-    for first in [Kind::Counter, Kind::Gauge] {
+    for first in [MetricKind::Counter, MetricKind::Gauge] {
         let mapper = Mapper::parse(&file).unwrap();
         mapper.map("a.b", first);
-        assert_eq!(mapper.map("a.b", Kind::Counter).unwrap().name, "counted");
-        assert_eq!(mapper.map("a.b", Kind::Gauge).unwrap().name, "a_b");
+        assert_eq!(mapper.map("a.b", MetricKind::Counter).unwrap().name, "counted");
+        assert_eq!(mapper.map("a.b", MetricKind::Gauge).unwrap().name, "a_b");
     }
 }
 
@@ -48,7 +48,7 @@ fn templates_are_bounded() {
     assert!(refused(&mapping(&format!("match: '*'\nname: n\nlabels: {{ {labels} }}"))).contains("labels"));
     let template = "$1".repeat(16);
     let mapper = Mapper::parse(&mapping(&format!("match: '*'\nname: 'n{template}'"))).unwrap();
-    assert_eq!(mapper.map("x", Kind::Counter).unwrap().name, format!("n{}", "x".repeat(16)));
+    assert_eq!(mapper.map("x", MetricKind::Counter).unwrap().name, format!("n{}", "x".repeat(16)));
 }
 
 #[test]

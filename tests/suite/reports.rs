@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use tollkeeper::clock::Time;
 use tollkeeper::report::rules::{self, FindingKind};
 use tollkeeper::report::top;
-use tollkeeper::telemetry::distinct::Distinct;
-use tollkeeper::telemetry::metrics::limit_stats::{LimitStats, Name};
-use tollkeeper::telemetry::top::space_saving::SpaceSaving;
-use tollkeeper::telemetry::top::{MINUTES, Top};
+use tollkeeper::telemetry::hyperloglog::HyperLogLog;
+use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
+use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
+use tollkeeper::telemetry::top_keys::{MINUTES, TopKeys};
 
 use crate::kit::fixtures::{about, answer, at_once, load};
 use crate::kit::test_service::Desk;
@@ -30,25 +30,25 @@ fn ask(desk: &Desk, descriptors: &str, times: usize) {
     (0..times).for_each(|_| drop(answer(desk, &about(descriptors))));
 }
 
-fn top(desk: &Desk, wanted: &top::Wanted) -> top::Report {
-    top::Report::of(&desk.service.decider.metrics.top, desk.now(), wanted)
+fn top(desk: &Desk, wanted: &top::TopQuery) -> top::TopReport {
+    top::TopReport::of(&desk.service.decider.metrics.top_keys, desk.now(), wanted)
 }
 
-fn rules(desk: &Desk) -> BTreeMap<String, rules::OfLimit> {
+fn rules(desk: &Desk) -> BTreeMap<String, rules::LimitReport> {
     let loaded = desk.service.rules.load_full().expect("rules are loaded");
-    let top = &desk.service.decider.metrics.top;
-    let report = rules::Report::of(&loaded.rules, top, desk.now(), &rules::Wanted::default());
+    let top = &desk.service.decider.metrics.top_keys;
+    let report = rules::RulesReport::of(&loaded.rules, top, desk.now(), &rules::RulesQuery::default());
     report.rules.into_iter().map(|told| (told.rule.clone(), told)).collect()
 }
 
-fn findings(told: &rules::OfLimit) -> Vec<FindingKind> {
+fn findings(told: &rules::LimitReport) -> Vec<FindingKind> {
     told.findings.iter().map(|finding| finding.kind).collect()
 }
 
 /// `rule key: at least, at most`, in the order of the report.
-fn lines(keys: &[top::Key]) -> Vec<String> {
+fn lines(keys: &[top::TopKey]) -> Vec<String> {
     let line =
-        |key: &top::Key| format!("{} {}: {} to {}", key.rule, key.key, key.refused_at_least, key.refused_at_most);
+        |key: &top::TopKey| format!("{} {}: {} to {}", key.rule, key.key, key.refused_at_least, key.refused_at_most);
     keys.iter().map(line).collect()
 }
 
@@ -83,17 +83,17 @@ proptest! {
         refusals in prop::collection::vec((0_u64..6, 0_usize..30, 1_u64..4), 1..300),
     ) {
         // As small as it can be: one counter in each shard.
-        let top = Top::new(8);
-        let meter = LimitStats::new(Name::new(["shop", "key"]));
+        let top = TopKeys::new(8);
+        let stats = LimitStats::new(LimitName::new(["shop", "key"]));
         let mut truth: BTreeMap<String, u64> = BTreeMap::new();
         let mut refusals = refusals;
         refusals.sort_by_key(|(minute, ..)| *minute);
         for (minute, key, hits) in refusals {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-            top.note(id, (&meter, hits), NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
+            top.note(id, (&stats, hits), NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
             *truth.entry(key.to_string()).or_default() += hits;
         }
-        let found = top.look(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);
+        let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);
         let told: BTreeMap<&str, _> = found.keys.iter().map(|key| (&*key.text, key)).collect();
         for (key, hits) in &truth {
             match told.get(&**key) {
@@ -106,7 +106,7 @@ proptest! {
 
 #[test]
 fn distinct_keys_are_estimated_within_a_few_standard_errors() {
-    let distinct = Distinct::default();
+    let distinct = HyperLogLog::default();
     assert_eq!(distinct.estimate(), 0);
     let (mut noted, mut checked) = (0_u64, 0);
     for most in [1_u64, 10, 100, 1000, 10_000, 100_000, 1_000_000] {
@@ -147,7 +147,7 @@ fn the_keys_refused_most_are_told_over_all_and_by_limit() {
     ask(&desk, "path=/a1", 3);
     ask(&desk, "path=/a2", 3);
     ask(&desk, "trial=x", 4);
-    let report = top(&desk, &top::Wanted::default());
+    let report = top(&desk, &top::TopQuery::default());
     assert_eq!(report.most_missed, 0);
     assert_eq!(
         lines(&report.over_all),
@@ -160,11 +160,11 @@ fn the_keys_refused_most_are_told_over_all_and_by_limit() {
     );
     let sums: Vec<_> = report.by_limit.iter().map(|of| (of.rule.as_str(), of.refused_at_least)).collect();
     assert_eq!(sums, [("shop.login", 9), ("shop.path_/a*", 5), ("shop.trial", 3)]);
-    let only = top(&desk, &top::Wanted { rule: Some("shop.login".into()), most: Some(1), ..Default::default() });
+    let only = top(&desk, &top::TopQuery { rule: Some("shop.login".into()), most: Some(1), ..Default::default() });
     assert_eq!(lines(&only.over_all), ["shop.login login=ann: 7 to 7"]);
     assert_eq!(only.by_limit.len(), 1);
     // A name that merely begins alike is another.
-    let none = top(&desk, &top::Wanted { rule: Some("shop.log".into()), ..Default::default() });
+    let none = top(&desk, &top::TopQuery { rule: Some("shop.log".into()), ..Default::default() });
     assert!(none.over_all.is_empty());
 }
 
@@ -175,7 +175,7 @@ fn what_was_refused_leaves_with_its_minute() {
     desk.pass_us(2 * 60 * SECOND_US);
     ask(&desk, "login=ann", 3);
     let refused = |minutes: u64| {
-        let report = top(&desk, &top::Wanted { minutes: Some(minutes), ..Default::default() });
+        let report = top(&desk, &top::TopQuery { minutes: Some(minutes), ..Default::default() });
         report.over_all.first().map_or(0, |key| key.refused_at_least)
     };
     assert_eq!([1, 2, 3, 10].map(refused), [3, 3, 8, 8]);
@@ -193,7 +193,7 @@ fn rotating_values_take_no_more_room_and_hide_nobody() {
         ask(&desk, &format!("id=rotating{round}"), 1);
         ask(&desk, "id=heavy", 1);
     }
-    let report = top(&desk, &top::Wanted { most: Some(1000), ..Default::default() });
+    let report = top(&desk, &top::TopQuery { most: Some(1000), ..Default::default() });
     // The desk's metrics are those of a test: room for 256.
     assert!(report.over_all.len() <= 256, "{}", report.over_all.len());
     let heavy = &report.over_all[0];
@@ -206,7 +206,7 @@ fn rotating_values_take_no_more_room_and_hide_nobody() {
 fn refusals_of_many_threads_are_all_counted() {
     let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
     at_once(4, |thread| ask(&desk, &format!("login=k{}", thread % 2), 500));
-    let report = top(&desk, &top::Wanted::default());
+    let report = top(&desk, &top::TopQuery::default());
     assert_eq!(lines(&report.over_all), ["shop.login login=k0: 1000 to 1000", "shop.login login=k1: 1000 to 1000"]);
 }
 
@@ -273,7 +273,7 @@ fn a_strangers_text_has_no_power_over_a_terminal() {
     let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
     ask(&desk, "login=\u{1b}[2Jx\n\u{202e}y", 1);
     ask(&desk, &format!("login={}", "ä".repeat(400)), 1);
-    let report = top(&desk, &top::Wanted::default());
+    let report = top(&desk, &top::TopQuery::default());
     let text = report.text();
     assert!(text.contains(r"login=\u{1b}[2Jx\n\u{202e}y"), "{text}");
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");

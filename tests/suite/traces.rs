@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use opentelemetry::trace::{SpanId, TraceId};
 use proptest::prelude::*;
-use tollkeeper::telemetry::traces::context::{Formats, Remote};
+use tollkeeper::telemetry::traces::propagation::{PropagationFormats, RemoteParent};
 
 use crate::kit::envoy::Envoy;
 use crate::kit::grpc::{Client, question};
@@ -251,7 +251,7 @@ proptest! {
         span in of_header("[0-9a-f]{16}|.{0,20}"),
         word in of_header("0|1|true|false|.{0,3}"),
     ) {
-        let formats = Formats { tracecontext: true, b3: true, b3_multi: true };
+        let formats = PropagationFormats { tracecontext: true, b3: true, b3_multi: true };
         let headers = [
             ("traceparent", &parent), ("b3", &single), ("x-b3-traceid", &trace), ("x-b3-spanid", &span),
             ("x-b3-sampled", &word), ("x-b3-flags", &word),
@@ -259,7 +259,7 @@ proptest! {
         // All of them, and each form alone.
         for some in [&headers[..], &headers[..1], &headers[1..2], &headers[2..]] {
             let header = |name| some.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_slice());
-            let Remote { ids, .. } = formats.remote(&header);
+            let RemoteParent { ids, .. } = formats.remote(&header);
             if let Some((trace, span)) = ids {
                 prop_assert!(trace != TraceId::INVALID && span != SpanId::INVALID);
                 let digits = (trace.to_string(), span.to_string());

@@ -13,8 +13,8 @@ use crate::settings::tracing::{Protocol, Tls, Tracing};
 use crate::settings::url::{decoded, endpoint};
 use crate::settings::value::Value;
 use crate::telemetry::traces::Sampler;
-use crate::telemetry::traces::context::Formats;
-use crate::telemetry::traces::sink::Queue;
+use crate::telemetry::traces::propagation::PropagationFormats;
+use crate::telemetry::traces::span_queue::SpanQueueOptions;
 
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
@@ -191,7 +191,7 @@ impl Values {
         Sampler { follows_parent: word.starts_with("parentbased_"), ratio }
     }
 
-    fn formats(&mut self) -> Formats {
+    fn formats(&mut self) -> PropagationFormats {
         let Value::List(names) = self.value("OTEL_PROPAGATORS") else { unreachable!("it is a list") };
         let names: Vec<&str> = names.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).collect();
         if names.iter().any(|name| !["tracecontext", "baggage", "b3", "b3multi", "none"].contains(name)) {
@@ -199,23 +199,23 @@ impl Values {
             self.problem("OTEL_PROPAGATORS", "names a form that is not known", fix);
         }
         let has = |name| names.contains(&name);
-        Formats { tracecontext: has("tracecontext"), b3: has("b3"), b3_multi: has("b3multi") }
+        PropagationFormats { tracecontext: has("tracecontext"), b3: has("b3"), b3_multi: has("b3multi") }
     }
 
-    fn queue(&mut self) -> Queue {
-        let queue = Queue {
-            most_spans: self.int("OTEL_BSP_MAX_QUEUE_SIZE"),
-            most_at_once: self.int("OTEL_BSP_MAX_EXPORT_BATCH_SIZE"),
+    fn queue(&mut self) -> SpanQueueOptions {
+        let queue = SpanQueueOptions {
+            max_spans: self.int("OTEL_BSP_MAX_QUEUE_SIZE"),
+            max_batch_spans: self.int("OTEL_BSP_MAX_EXPORT_BATCH_SIZE"),
             delay: Duration::from_millis(self.int("OTEL_BSP_SCHEDULE_DELAY")),
         };
-        if queue.most_at_once <= queue.most_spans {
+        if queue.max_batch_spans <= queue.max_spans {
             return queue;
         }
         if self.given.contains_key("OTEL_BSP_MAX_EXPORT_BATCH_SIZE") {
             let fix = "give less, or a larger OTEL_BSP_MAX_QUEUE_SIZE";
             self.problem("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "more than OTEL_BSP_MAX_QUEUE_SIZE", fix);
         }
-        Queue { most_at_once: queue.most_spans, ..queue }
+        SpanQueueOptions { max_batch_spans: queue.max_spans, ..queue }
     }
 }
 

@@ -22,7 +22,7 @@ use super::{Answer, ChargeResults};
 use crate::clock::Time;
 use crate::store::StoreOutcome;
 use crate::store::guard::patiently;
-use crate::telemetry::traces::{MOST_LINKS, SpanRef};
+use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
 /// The most charges that wait for one counter; more fail at once.
 const MOST_WAITING: usize = 32 * MOST_DRAWS;
@@ -133,7 +133,7 @@ impl Combiner {
             }
             for Waiting { command, answer, until, now, span_ref, .. } in waiting.drain(..together) {
                 batch.now = batch.now.max(now);
-                batch.span_refs.extend(span_ref.filter(|_| batch.span_refs.len() <= MOST_LINKS));
+                batch.span_refs.extend(span_ref.filter(|_| batch.span_refs.len() <= MAX_LINKS));
                 batch.commands.push(command);
                 batch.answers.push(Some((answer, until)));
             }

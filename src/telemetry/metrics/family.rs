@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use super::histogram::Observed;
+use super::histogram::HistogramSnapshot;
 
 /// Series of one name.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,14 +16,14 @@ pub struct Family {
     /// What it counts; one line.
     pub help: &'static str,
     /// What its values are.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its series.
     pub series: Vec<Series>,
 }
 
 /// What a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// It only grows.
     Counter,
     /// It goes up and down.
@@ -40,7 +40,7 @@ pub struct Series {
     /// Its labels.
     pub labels: Vec<Label>,
     /// Its value.
-    pub value: Value,
+    pub value: MetricValue,
 }
 
 /// Name and value of a label.
@@ -48,18 +48,18 @@ pub type Label = (Cow<'static, str>, String);
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum MetricValue {
     /// Of a counter, since the start of the process.
-    Count(u64),
+    Counter(u64),
     /// Of a gauge.
-    Level(f64),
+    Gauge(f64),
     /// Of a histogram, since the start of the process.
-    Times(Box<Observed>),
+    Histogram(Box<HistogramSnapshot>),
 }
 
 impl Family {
     /// A family without series.
-    pub fn new(name: impl Into<Cow<'static, str>>, kind: Kind, help: &'static str) -> Self {
+    pub fn new(name: impl Into<Cow<'static, str>>, kind: MetricKind, help: &'static str) -> Self {
         Self { name: name.into(), help, kind, series: Vec::new() }
     }
 
@@ -73,7 +73,7 @@ impl Family {
 
 impl Series {
     /// A series without labels that statsd does not get.
-    pub fn of(value: Value) -> Self {
+    pub fn of(value: MetricValue) -> Self {
         Self { stats: None, labels: Vec::new(), value }
     }
 

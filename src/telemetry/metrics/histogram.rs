@@ -36,7 +36,7 @@ struct Stripe {
 
 /// What was observed until now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Observed {
+pub struct HistogramSnapshot {
     /// How many lie in each bucket, those below it not included; the last is what lies above all bounds.
     pub counts: [u64; BUCKETS],
     /// All durations together, in nanoseconds; it wraps after 584 years of waiting.
@@ -63,8 +63,8 @@ impl Histogram {
     }
 
     /// What was observed until now.
-    pub fn observed(&self) -> Observed {
-        let mut observed = Observed::default();
+    pub fn snapshot(&self) -> HistogramSnapshot {
+        let mut observed = HistogramSnapshot::default();
         for stripe in &self.stripes {
             for (sum, count) in observed.counts.iter_mut().zip(&stripe.counts) {
                 *sum += count.load(Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl Histogram {
     }
 }
 
-impl Observed {
+impl HistogramSnapshot {
     /// How many were observed.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()

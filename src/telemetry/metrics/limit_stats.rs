@@ -1,6 +1,6 @@
 //! What is counted of one limit, and under which names.
 //!
-//! A meter is found when rules are loaded, so that a decision only adds to it. It outlives the rules it was found for:
+//! A stats is found when rules are loaded, so that a decision only adds to it. It outlives the rules it was found for:
 //! a reload that keeps a rule keeps its counts. The names are made safe here once: whatever a stranger or a rule file
 //! wrote, no name ends a line of statsd or begins another field of one.
 
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::family::Label;
-use crate::telemetry::distinct::Distinct;
+use crate::telemetry::hyperloglog::HyperLogLog;
 
 /// What a limit did. Hits unless it says otherwise; each is `ratelimit.service.rate_limit.<key>.<name>` in statsd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Count {
+pub enum LimitStat {
     /// All hits that were asked for.
     TotalHits,
     /// Hits beyond the limit, trials included.
@@ -47,7 +47,7 @@ pub enum Count {
     Error,
 }
 
-impl Count {
+impl LimitStat {
     /// How many there are.
     pub const ALL: usize = Self::Error as usize + 1;
 
@@ -78,27 +78,27 @@ impl Count {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct LimitStats {
-    counts: [AtomicU64; Count::ALL],
-    name: Arc<Name>,
+    counts: [AtomicU64; LimitStat::ALL],
+    name: Arc<LimitName>,
     serial: u64,
     since: Instant,
     /// The keys that met it.
-    pub keys: Distinct,
+    pub keys: HyperLogLog,
     /// Those that it refused.
-    pub refused_keys: Distinct,
+    pub refused_keys: HyperLogLog,
     elsewhere: [AtomicU64; 2],
 }
 
 /// The names of a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Name {
+pub struct LimitName {
     /// `domain.composite.composite`, as statsd gets it.
     key: Box<str>,
     /// Where its parts end in `key`, the domain first.
     ends: Box<[u32]>,
 }
 
-impl Name {
+impl LimitName {
     /// Of a domain and composite keys below it, made safe.
     pub fn new<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut key, mut ends) = (String::new(), Vec::new());
@@ -144,30 +144,30 @@ impl Name {
 
 impl LimitStats {
     /// Nothing counted yet.
-    pub fn new(name: Name) -> Self {
+    pub fn new(name: LimitName) -> Self {
         static SERIALS: AtomicU64 = AtomicU64::new(0);
         Self {
             counts: Default::default(),
             name: Arc::new(name),
             serial: SERIALS.fetch_add(1, Ordering::Relaxed),
             since: Instant::now(),
-            keys: Distinct::default(),
-            refused_keys: Distinct::default(),
+            keys: HyperLogLog::default(),
+            refused_keys: HyperLogLog::default(),
             elsewhere: Default::default(),
         }
     }
 
     /// Its names.
-    pub fn name(&self) -> &Name {
+    pub fn name(&self) -> &LimitName {
         &self.name
     }
 
     /// Its names, to be kept by whoever tells of it.
-    pub const fn shared_name(&self) -> &Arc<Name> {
+    pub const fn shared_name(&self) -> &Arc<LimitName> {
         &self.name
     }
 
-    /// What tells it from all other meters of this process.
+    /// What tells it from all other limit_stats of this process.
     pub const fn serial(&self) -> u64 {
         self.serial
     }
@@ -179,7 +179,7 @@ impl LimitStats {
 
     /// Decisions of any verdict.
     pub fn decisions(&self) -> u64 {
-        Count::VERDICTS.iter().map(|(count, _)| self.get(*count)).sum()
+        LimitStat::VERDICTS.iter().map(|(count, _)| self.get(*count)).sum()
     }
 
     /// Notes a decision that is counted under a name that the request made.
@@ -190,18 +190,18 @@ impl LimitStats {
     /// Decisions of any verdict, and those that refused or would have, under whatever name they are counted.
     pub fn all_decisions(&self) -> (u64, u64) {
         let [passed, refused] = [0, 1].map(|which: usize| self.elsewhere[which].load(Ordering::Relaxed));
-        (self.decisions() + passed + refused, self.get(Count::Over) + self.get(Count::Shadow) + refused)
+        (self.decisions() + passed + refused, self.get(LimitStat::Over) + self.get(LimitStat::Shadow) + refused)
     }
 
     /// Counts; nothing is written where it counts 0.
-    pub fn add(&self, count: Count, by: u64) {
+    pub fn add(&self, count: LimitStat, by: u64) {
         if by > 0 {
             self.counts[count as usize].fetch_add(by, Ordering::Relaxed);
         }
     }
 
     /// What was counted until now.
-    pub fn get(&self, count: Count) -> u64 {
+    pub fn get(&self, count: LimitStat) -> u64 {
         self.counts[count as usize].load(Ordering::Relaxed)
     }
 }

@@ -17,22 +17,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 
-use super::family::Kind;
+use super::family::MetricKind;
 
 /// What an operator's file says.
 #[derive(Debug)]
 pub struct Mapper {
     mappings: Vec<Mapping>,
     /// What became of names until now.
-    known: Mutex<HashMap<String, Fates>>,
+    cache: Mutex<HashMap<String, CachedMappings>>,
 }
 
 /// What a name becomes as a counter, a gauge and a histogram; the inner `None`: it is dropped.
-type Fates = [Option<Option<Arc<Mapped>>>; 3];
+type CachedMappings = [Option<Option<Arc<MappedName>>>; 3];
 
 /// What a name becomes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mapped {
+pub struct MappedName {
     /// The name in Prometheus.
     pub name: String,
     /// The labels, by name.
@@ -45,7 +45,7 @@ pub struct Mapped {
 struct Mapping {
     pattern: Regex,
     is_glob: bool,
-    kind: Option<Kind>,
+    kind: Option<MetricKind>,
     drops: bool,
     name: String,
     labels: Vec<(String, String)>,
@@ -73,11 +73,11 @@ pub enum MapperError {
 
 /// The file as written. Keys that are not here are others' affair.
 #[derive(Deserialize)]
-struct Document {
+struct MapperFile {
     #[serde(default)]
     defaults: Defaults,
     #[serde(default)]
-    mappings: Vec<Written>,
+    mappings: Vec<MappingEntry>,
 }
 
 #[derive(Default, Deserialize)]
@@ -86,7 +86,7 @@ struct Defaults {
 }
 
 #[derive(Deserialize)]
-struct Written {
+struct MappingEntry {
     #[serde(rename = "match")]
     pattern: String,
     match_type: Option<String>,
@@ -99,20 +99,20 @@ struct Written {
 }
 
 /// A larger file is a mistake, in bytes.
-const LARGEST_BYTES: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Each takes some milliseconds to read and some kilobytes to keep, if it is as large as it may be.
-const MOST_MAPPINGS: usize = 1000;
+const MAX_MAPPINGS: usize = 1000;
 /// The largest regular expression, in bytes of memory; the usual ones take some hundreds.
-const LARGEST_EXPRESSION: usize = 64 << 10;
+const MAX_REGEX_BYTES: usize = 64 << 10;
 /// The longest template of a name or of a label's value, in bytes.
-const LONGEST_TEMPLATE: usize = 1024;
+const MAX_TEMPLATE_BYTES: usize = 1024;
 /// The most references to groups in a template: each may stand for a whole name.
-const MOST_REFERENCES: usize = 16;
+const MAX_GROUP_REFERENCES: usize = 16;
 /// The most labels of a mapping.
-const MOST_LABELS: usize = 32;
+const MAX_LABELS: usize = 32;
 
 /// How the names begin that no file maps: a series of another kind may have them.
-const NATIVE: [&str; 2] = ["tollkeeper_", "process_"];
+const RESERVED_PREFIXES: [&str; 2] = ["tollkeeper_", "process_"];
 
 impl Mapper {
     /// Reads a file.
@@ -120,7 +120,7 @@ impl Mapper {
     /// # Errors
     /// Says what is wrong with it.
     pub fn read(path: &Path) -> Result<Self, MapperError> {
-        if std::fs::metadata(path)?.len() > LARGEST_BYTES {
+        if std::fs::metadata(path)?.len() > MAX_FILE_BYTES {
             return Err(MapperError::Yaml("larger than 1 MiB".to_owned()));
         }
         Self::parse(&std::fs::read_to_string(path)?)
@@ -131,42 +131,42 @@ impl Mapper {
     /// # Errors
     /// Says what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, MapperError> {
-        let document: Document =
+        let document: MapperFile =
             serde_saphyr::from_str(text).map_err(|error| MapperError::Yaml(error.to_string().replace('\n', " ")))?;
-        if document.mappings.len() > MOST_MAPPINGS {
-            return Err(MapperError::Yaml(format!("more than {MOST_MAPPINGS} mappings")));
+        if document.mappings.len() > MAX_MAPPINGS {
+            return Err(MapperError::Yaml(format!("more than {MAX_MAPPINGS} mappings")));
         }
         let default = document.defaults.match_type.unwrap_or_default();
-        let mapping = |(place, written): (usize, &Written)| {
-            Mapping::of(written, &default).map_err(|what| MapperError::Mapping { place: place + 1, what })
+        let mapping = |(place, entry): (usize, &MappingEntry)| {
+            Mapping::of(entry, &default).map_err(|what| MapperError::Mapping { place: place + 1, what })
         };
         let mut mappings = document.mappings.iter().enumerate().map(mapping).collect::<Result<Vec<_>, _>>()?;
         // In statsd_exporter a regular expression has its turn only where no glob matched, wherever it stands.
         mappings.sort_by_key(|mapping| !mapping.is_glob);
-        Ok(Self { mappings, known: Mutex::default() })
+        Ok(Self { mappings, cache: Mutex::default() })
     }
 
     /// What a name of this kind becomes; `None`: it is dropped. One that nothing maps keeps its name, with what
     /// Prometheus does not take replaced by `_`.
-    pub fn map(&self, stats: &str, kind: Kind) -> Option<Arc<Mapped>> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mapped) = known.get(stats).and_then(|fates| fates[kind as usize].as_ref()) {
+    pub fn map(&self, stats: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mapped) = cache.get(stats).and_then(|cached| cached[kind as usize].as_ref()) {
             return mapped.clone();
         }
-        let mapped = self.look_up(stats, kind).map(Arc::new);
-        known.entry(stats.to_owned()).or_default()[kind as usize] = Some(mapped.clone());
+        let mapped = self.lookup(stats, kind).map(Arc::new);
+        cache.entry(stats.to_owned()).or_default()[kind as usize] = Some(mapped.clone());
         mapped
     }
 
     /// Forgets what became of names if many more are known than are used.
     pub fn sweep(&self, used: usize) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() > 2 * used + 1000 {
-            known.clear();
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() > 2 * used + 1000 {
+            cache.clear();
         }
     }
 
-    fn look_up(&self, stats: &str, kind: Kind) -> Option<Mapped> {
+    fn lookup(&self, stats: &str, kind: MetricKind) -> Option<MappedName> {
         let fits = |mapping: &&Mapping| mapping.kind.is_none_or(|wanted| wanted == kind);
         let found = self
             .mappings
@@ -174,7 +174,7 @@ impl Mapper {
             .filter(fits)
             .find_map(|mapping| mapping.pattern.captures(stats).map(|captures| (mapping, captures)));
         let Some((mapping, captures)) = found else {
-            return Some(Mapped { name: escaped(stats), labels: Vec::new(), scale: 1.0 });
+            return Some(MappedName { name: escaped(stats), labels: Vec::new(), scale: 1.0 });
         };
         if mapping.drops {
             return None;
@@ -185,60 +185,60 @@ impl Mapper {
             expanded
         };
         let labels = mapping.labels.iter().map(|(name, value)| (name.clone(), expand(value))).collect();
-        Some(Mapped { name: escaped(&expand(&mapping.name)), labels, scale: mapping.scale })
+        Some(MappedName { name: escaped(&expand(&mapping.name)), labels, scale: mapping.scale })
     }
 }
 
 impl Mapping {
-    fn of(written: &Written, default_type: &str) -> Result<Self, String> {
-        let match_type = written.match_type.as_deref().unwrap_or(default_type);
+    fn of(entry: &MappingEntry, default_type: &str) -> Result<Self, String> {
+        let match_type = entry.match_type.as_deref().unwrap_or(default_type);
         let (pattern, is_glob) = match match_type {
-            "" | "glob" => (glob(&written.pattern), true),
-            "regex" => (whole(&written.pattern)?, false),
+            "" | "glob" => (glob(&entry.pattern), true),
+            "regex" => (anchored(&entry.pattern)?, false),
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
-        let pattern = expression(&pattern).map_err(|what| format!("match `{}` {what}", shortened(&written.pattern)))?;
-        let drops = match written.action.as_deref() {
+        let pattern = expression(&pattern).map_err(|what| format!("match `{}` {what}", shortened(&entry.pattern)))?;
+        let drops = match entry.action.as_deref() {
             None | Some("" | "map") => false,
             Some("drop") => true,
             Some(other) => return Err(format!("action `{other}` is neither map nor drop")),
         };
-        let kind = match written.match_metric_type.as_deref() {
+        let kind = match entry.match_metric_type.as_deref() {
             None | Some("") => None,
-            Some("counter") => Some(Kind::Counter),
-            Some("gauge") => Some(Kind::Gauge),
-            Some("timer" | "observer") => Some(Kind::Histogram),
+            Some("counter") => Some(MetricKind::Counter),
+            Some("gauge") => Some(MetricKind::Gauge),
+            Some("timer" | "observer") => Some(MetricKind::Histogram),
             Some(other) => return Err(format!("match_metric_type `{other}` is none of counter, gauge and observer")),
         };
-        let name = written.name.clone().unwrap_or_default();
+        let name = entry.name.clone().unwrap_or_default();
         if name.is_empty() && !drops {
             return Err("it has no name".to_owned());
         }
-        written.is_small(&name)?;
-        if NATIVE.iter().any(|start| name.starts_with(start)) {
+        entry.is_small(&name)?;
+        if RESERVED_PREFIXES.iter().any(|start| name.starts_with(start)) {
             return Err(format!("`{name}` is the name of another metric"));
         }
         let is_taken = |label: &str| label.starts_with("__") || label == "le";
-        if let Some(label) = written.labels.keys().find(|label| escaped(label) != **label || is_taken(label)) {
+        if let Some(label) = entry.labels.keys().find(|label| escaped(label) != **label || is_taken(label)) {
             return Err(format!("`{label}` is no name of a label"));
         }
-        let scale = written.scale.unwrap_or(1.0);
+        let scale = entry.scale.unwrap_or(1.0);
         if !scale.is_finite() {
             return Err("scale is no number".to_owned());
         }
-        let labels = written.labels.iter().map(|(name, value)| (name.clone(), in_braces(value))).collect();
-        Ok(Self { pattern, is_glob, kind, drops, name: in_braces(&name), labels, scale })
+        let labels = entry.labels.iter().map(|(name, value)| (name.clone(), with_braces(value))).collect();
+        Ok(Self { pattern, is_glob, kind, drops, name: with_braces(&name), labels, scale })
     }
 }
 
-impl Written {
+impl MappingEntry {
     /// Says which of its templates could become too much.
     fn is_small(&self, name: &str) -> Result<(), String> {
         if is_too_long(name) {
             return Err(format!("name {TOO_LONG}"));
         }
-        if self.labels.len() > MOST_LABELS {
-            return Err(format!("more than {MOST_LABELS} labels"));
+        if self.labels.len() > MAX_LABELS {
+            return Err(format!("more than {MAX_LABELS} labels"));
         }
         match self.labels.iter().find(|(label, value)| is_too_long(label) || is_too_long(value)) {
             Some((label, _)) => Err(format!("label `{}` {TOO_LONG}", shortened(label))),
@@ -251,7 +251,7 @@ impl Written {
 const TOO_LONG: &str = "is too long: 1024 bytes at most, with 16 references to groups";
 
 fn is_too_long(template: &str) -> bool {
-    template.len() > LONGEST_TEMPLATE || template.bytes().filter(|byte| *byte == b'$').count() > MOST_REFERENCES
+    template.len() > MAX_TEMPLATE_BYTES || template.bytes().filter(|byte| *byte == b'$').count() > MAX_GROUP_REFERENCES
 }
 
 /// The beginning of a text, for a message.
@@ -262,14 +262,14 @@ fn shortened(text: &str) -> String {
 
 /// A regular expression of bounded size, or what is wrong with it.
 fn expression(pattern: &str) -> Result<Regex, String> {
-    RegexBuilder::new(pattern).size_limit(LARGEST_EXPRESSION).build().map_err(|error| match error {
+    RegexBuilder::new(pattern).size_limit(MAX_REGEX_BYTES).build().map_err(|error| match error {
         regex::Error::CompiledTooBig(_) => "is too large a regular expression".to_owned(),
         _ => "is no regular expression".to_owned(),
     })
 }
 
 /// A regular expression that matches whole names. It must be one by itself: between brackets, `a)|(b` is another.
-fn whole(pattern: &str) -> Result<String, String> {
+fn anchored(pattern: &str) -> Result<String, String> {
     expression(pattern).map_err(|what| format!("match `{}` {what}", shortened(pattern)))?;
     Ok(format!("^(?:{pattern})$"))
 }
@@ -280,7 +280,7 @@ fn glob(glob: &str) -> String {
 }
 
 /// `$1` as `${1}`, so that what follows it is not taken for a part of the group's name.
-fn in_braces(text: &str) -> String {
+fn with_braces(text: &str) -> String {
     let mut braced = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {

@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-use super::family::{Family, Kind, Label, Series, Value};
-use super::histogram::{BOUNDS_US, Observed};
+use super::family::{Family, Label, MetricKind, MetricValue, Series};
+use super::histogram::{BOUNDS_US, HistogramSnapshot};
 use super::mapper::Mapper;
 
 /// How everything looks that Prometheus gets.
 #[derive(Debug, Default)]
-pub struct Shape {
+pub struct ExpositionOptions {
     /// Labels on every series.
     pub tags: Vec<(String, String)>,
     /// Names and labels, if an operator has a say in them.
@@ -26,8 +26,8 @@ pub struct Shape {
 
 /// A page under way.
 #[derive(Debug)]
-pub struct Page<'s> {
-    shape: &'s Shape,
+pub struct TextPage<'s> {
+    options: &'s ExpositionOptions,
     text: String,
     /// What the mapper made, by name.
     mapped: BTreeMap<String, MappedFamily>,
@@ -37,27 +37,27 @@ pub struct Page<'s> {
 
 #[derive(Debug)]
 struct MappedFamily {
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
-    series: BTreeMap<Vec<(String, String)>, Sum>,
+    series: BTreeMap<Vec<(String, String)>, MergedValue>,
 }
 
 #[derive(Debug, Default)]
-struct Sum {
+struct MergedValue {
     number: f64,
-    times: Option<(Observed, f64)>,
+    times: Option<(HistogramSnapshot, f64)>,
 }
 
-impl<'s> Page<'s> {
+impl<'s> TextPage<'s> {
     /// An empty page.
-    pub const fn new(shape: &'s Shape) -> Self {
-        Self { shape, text: String::new(), mapped: BTreeMap::new(), names: 0 }
+    pub const fn new(options: &'s ExpositionOptions) -> Self {
+        Self { options, text: String::new(), mapped: BTreeMap::new(), names: 0 }
     }
 
     /// Adds a family; one without series adds nothing.
     pub fn add(&mut self, family: Family) {
         let Family { name, help, kind, series } = family;
-        let Some(mapper) = &self.shape.mapper else {
+        let Some(mapper) = &self.options.mapper else {
             let metrics = series.into_iter().map(|series| self.metric(kind, series)).collect();
             return self.write(&name, help, kind, metrics);
         };
@@ -83,16 +83,16 @@ impl<'s> Page<'s> {
     /// The page.
     pub fn finish(mut self) -> String {
         for (name, MappedFamily { kind, help, series }) in std::mem::take(&mut self.mapped) {
-            let metrics = series.into_iter().map(|(labels, sum)| self.sum(kind, labels, &sum)).collect();
+            let metrics = series.into_iter().map(|(labels, sum)| self.merged(kind, labels, &sum)).collect();
             self.write(&name, help, kind, metrics);
         }
-        if let Some(mapper) = &self.shape.mapper {
+        if let Some(mapper) = &self.options.mapper {
             mapper.sweep(self.names);
         }
         self.text
     }
 
-    fn write(&mut self, name: &str, help: &str, kind: Kind, metrics: Vec<Metric>) {
+    fn write(&mut self, name: &str, help: &str, kind: MetricKind, metrics: Vec<Metric>) {
         if metrics.is_empty() {
             return;
         }
@@ -100,9 +100,9 @@ impl<'s> Page<'s> {
         family.set_name(name.to_owned());
         family.set_help(help.to_owned());
         family.set_field_type(match kind {
-            Kind::Counter => MetricType::COUNTER,
-            Kind::Gauge => MetricType::GAUGE,
-            Kind::Histogram => MetricType::HISTOGRAM,
+            MetricKind::Counter => MetricType::COUNTER,
+            MetricKind::Gauge => MetricType::GAUGE,
+            MetricKind::Histogram => MetricType::HISTOGRAM,
         });
         family.set_metric(metrics);
         if let Err(error) = TextEncoder::new().encode_utf8(&[family], &mut self.text) {
@@ -110,17 +110,19 @@ impl<'s> Page<'s> {
         }
     }
 
-    fn metric(&self, kind: Kind, series: Series) -> Metric {
+    fn metric(&self, kind: MetricKind, series: Series) -> Metric {
         let mut metric = Metric::from_label(self.labels(series.labels));
         match series.value {
-            Value::Times(times) => metric.set_histogram(histogram(&times, self.per_second(series.stats.is_some()))),
-            Value::Count(count) => set(&mut metric, kind, float(count)),
-            Value::Level(level) => set(&mut metric, kind, level),
+            MetricValue::Histogram(times) => {
+                metric.set_histogram(histogram(&times, self.per_second(series.stats.is_some())))
+            }
+            MetricValue::Counter(count) => set(&mut metric, kind, float(count)),
+            MetricValue::Gauge(level) => set(&mut metric, kind, level),
         }
         metric
     }
 
-    fn sum(&self, kind: Kind, labels: Vec<(String, String)>, sum: &Sum) -> Metric {
+    fn merged(&self, kind: MetricKind, labels: Vec<(String, String)>, sum: &MergedValue) -> Metric {
         let labels = labels.into_iter().map(|(name, value)| (Cow::Owned(name), value)).collect();
         let mut metric = Metric::from_label(self.labels(labels));
         match &sum.times {
@@ -140,7 +142,7 @@ impl<'s> Page<'s> {
         };
         // A tag does not hide what a series says of itself.
         let tags: Vec<LabelPair> = self
-            .shape
+            .options
             .tags
             .iter()
             .filter(|(name, _)| labels.iter().all(|(of_series, _)| of_series != name))
@@ -151,17 +153,17 @@ impl<'s> Page<'s> {
 
     /// How many of the unit of a histogram a second is: only what envoyproxy/ratelimit has too may be milliseconds.
     fn per_second(&self, is_of_peer: bool) -> f64 {
-        if self.shape.milliseconds && is_of_peer { 1e3 } else { 1.0 }
+        if self.options.milliseconds && is_of_peer { 1e3 } else { 1.0 }
     }
 }
 
-impl Sum {
-    fn add(&mut self, value: Value, scale: f64) {
+impl MergedValue {
+    fn add(&mut self, value: MetricValue, scale: f64) {
         match value {
-            Value::Count(count) => self.number += float(count) * scale,
-            Value::Level(level) => self.number += level * scale,
-            Value::Times(times) => {
-                let (sum, _) = self.times.get_or_insert_with(|| (Observed::default(), scale));
+            MetricValue::Counter(count) => self.number += float(count) * scale,
+            MetricValue::Gauge(level) => self.number += level * scale,
+            MetricValue::Histogram(times) => {
+                let (sum, _) = self.times.get_or_insert_with(|| (HistogramSnapshot::default(), scale));
                 for (sum, count) in sum.counts.iter_mut().zip(times.counts) {
                     *sum += count;
                 }
@@ -171,8 +173,8 @@ impl Sum {
     }
 }
 
-fn set(metric: &mut Metric, kind: Kind, number: f64) {
-    if kind == Kind::Counter {
+fn set(metric: &mut Metric, kind: MetricKind, number: f64) {
+    if kind == MetricKind::Counter {
         let mut counter = Counter::default();
         counter.set_value(number);
         metric.set_counter(counter);
@@ -184,7 +186,7 @@ fn set(metric: &mut Metric, kind: Kind, number: f64) {
 }
 
 /// A histogram in units of which a second has `per_second`.
-fn histogram(times: &Observed, per_second: f64) -> Histogram {
+fn histogram(times: &HistogramSnapshot, per_second: f64) -> Histogram {
     let mut below = 0;
     let buckets = BOUNDS_US.iter().zip(times.counts).map(|(bound, count)| {
         below += count;

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use regex::Regex;
 
-use super::family::{Family, Series, Value};
-use super::histogram::{BOUNDS_US, Observed};
+use super::family::{Family, MetricValue, Series};
+use super::histogram::{BOUNDS_US, HistogramSnapshot};
 
 /// Sends to one server.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ enum Line {
 /// What was sent of a series.
 #[derive(Debug)]
 struct Sent {
-    value: Value,
+    value: MetricValue,
     /// When it was last read.
     round: u64,
 }
@@ -68,7 +68,7 @@ struct Sent {
 #[derive(Debug)]
 struct Pending {
     text: String,
-    then: Option<(String, Value)>,
+    then: Option<(String, MetricValue)>,
 }
 
 /// As much fits into a packet on any network.
@@ -91,17 +91,17 @@ impl Sender {
                 sent.value.clone()
             });
             match (&series.value, before) {
-                (Value::Count(count), before) => {
-                    let known = if let Some(Value::Count(known)) = before { known } else { 0 };
+                (MetricValue::Counter(count), before) => {
+                    let known = if let Some(MetricValue::Counter(known)) = before { known } else { 0 };
                     // A rule that was gone and has come back counts from 0.
                     let more = if *count >= known { count - known } else { *count };
                     if more > 0 {
                         self.line(series, stats, &format!("{more}|c"), true);
                     }
                 }
-                (Value::Level(level), _) => self.line(series, stats, &format!("{level}|g"), false),
-                (Value::Times(times), before) => {
-                    let known = if let Some(Value::Times(known)) = before { known } else { Box::default() };
+                (MetricValue::Gauge(level), _) => self.line(series, stats, &format!("{level}|g"), false),
+                (MetricValue::Histogram(times), before) => {
+                    let known = if let Some(MetricValue::Histogram(known)) = before { known } else { Box::default() };
                     self.times(series, stats, times, &known);
                 }
             }
@@ -115,7 +115,7 @@ impl Sender {
     pub fn send(&mut self) -> io::Result<()> {
         let lines = std::mem::take(&mut self.lines);
         let mut packet = String::new();
-        let mut thens: Vec<(String, Value)> = Vec::new();
+        let mut thens: Vec<(String, MetricValue)> = Vec::new();
         for Pending { text, then } in lines {
             if !packet.is_empty() && packet.len() + text.len() > PACKET_BYTES {
                 self.send_packet(&mut packet, &mut thens)?;
@@ -135,7 +135,7 @@ impl Sender {
         format!("{}:{}", self.to.0, self.to.1)
     }
 
-    fn send_packet(&mut self, packet: &mut String, thens: &mut Vec<(String, Value)>) -> io::Result<()> {
+    fn send_packet(&mut self, packet: &mut String, thens: &mut Vec<(String, MetricValue)>) -> io::Result<()> {
         if packet.is_empty() {
             return Ok(());
         }
@@ -179,7 +179,7 @@ impl Sender {
         Ok(Line::Udp(socket))
     }
 
-    fn times(&mut self, series: &Series, stats: &str, times: &Observed, known: &Observed) {
+    fn times(&mut self, series: &Series, stats: &str, times: &HistogramSnapshot, known: &HistogramSnapshot) {
         for (bucket, (count, known)) in times.counts.iter().zip(known.counts).enumerate() {
             let more = count.saturating_sub(known);
             if more == 0 {

@@ -56,11 +56,11 @@ impl Scene {
         let [limit, remaining, reset] =
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
-        let metrics = if self.metrics { Metrics::default() } else { Metrics::default().switched_off() };
+        let metrics = if self.metrics { Metrics::default() } else { Metrics::default().disabled() };
         let store = Store::Memory(Memory::new(CAPACITY_BYTES));
         let decider = Decider::new(store, behaviour, Arc::new(metrics));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
-        let rules = RuleSet::metered(self.rules(), &service.decider.metrics.meters);
+        let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
         service.rules.replace(rules, vec!["rules.yaml".into()], BEGIN);
         service

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use tollkeeper::telemetry::metrics::family::Kind;
+use tollkeeper::telemetry::metrics::family::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
 use super::{SHOP, Watched, scraped, send_traffic, with_rules};
@@ -125,7 +125,7 @@ fn a_file_for_the_peer_gives_the_names_that_are_native_here() {
 fn a_regular_expression_matches_a_whole_name() {
     let text = "mappings: [{match: 'a\\.(.*)\\.over_limit', match_type: regex, name: over, labels: {key: $1}}]";
     let mapper = Mapper::parse(text).unwrap();
-    let map = |name: &str| mapper.map(name, Kind::Counter).expect("nothing is dropped");
+    let map = |name: &str| mapper.map(name, MetricKind::Counter).expect("nothing is dropped");
     assert_eq!(map("a.b.over_limit").name, "over");
     assert_eq!(map("a.b.over_limit").labels, [("key".to_owned(), "b".to_owned())]);
     assert_eq!(map("a.b.over_limit_with_local_cache").name, "a_b_over_limit_with_local_cache");

@@ -46,7 +46,7 @@ impl PartialOrd for Counter {
 #[derive(Debug)]
 struct Key<T> {
     id: u128,
-    what: T,
+    label: T,
 }
 
 impl<T> PartialEq for Key<T> {
@@ -76,7 +76,7 @@ impl<T> SpaceSaving<T> {
     }
 
     /// Counts `by` for the key `id`, and sets its mark; `what` it is is asked only if it has no counter yet.
-    pub fn note(&mut self, id: u128, (by, mark): (u64, u64), what: impl FnOnce() -> T) {
+    pub fn note(&mut self, id: u128, (by, mark): (u64, u64), label: impl FnOnce() -> T) {
         let known = self.counters.change_priority_by(&id, |counter| {
             counter.count += by;
             counter.marks |= mark;
@@ -88,12 +88,12 @@ impl<T> SpaceSaving<T> {
             true => 0,
             false => self.counters.pop().map_or(0, |(_, counter)| counter.count),
         };
-        self.counters.push(Key { id, what: what() }, Counter { count: error + by, error, marks: mark });
+        self.counters.push(Key { id, label: label() }, Counter { count: error + by, error, marks: mark });
     }
 
     /// All counters, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (u128, &T, Counter)> {
-        self.counters.iter().map(|(key, counter)| (key.id, &key.what, *counter))
+        self.counters.iter().map(|(key, counter)| (key.id, &key.label, *counter))
     }
 
     /// The most that a key without a counter can have come to.

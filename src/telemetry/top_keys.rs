@@ -1,7 +1,7 @@
 //! The keys that are refused most, over the last minutes.
 //!
 //! Refusals are counted by a [`SpaceSaving`] sketch for each minute, in shards, so that two threads rarely want the
-//! same one. A refusal costs a short lock; what is admitted never comes here. A pane of time is a minute of the clock
+//! same one. A refusal costs a short lock; what is admitted never comes here. A window of time is a minute of the clock
 //! that decisions follow, and the last [`MINUTES`] are kept, however long nobody looks. What is told of a key is how
 //! often it was refused at least, and at most.
 
@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::space_saving::{Counter, SpaceSaving};
-use super::metrics::limit_stats::{LimitStats, Name};
+use super::metrics::limit_stats::{LimitName, LimitStats};
 use crate::clock::Time;
 
 /// How many minutes are kept, the one that is running included.
@@ -19,36 +19,36 @@ pub const MINUTES: u64 = 10;
 /// Refusals of a key within so many seconds of a minute are a short burst.
 pub const BURST_SECONDS: u32 = 5;
 /// The longest text of a key, in bytes; the rest is cut.
-pub const LONGEST_KEY_BYTES: usize = 256;
+pub const MAX_KEY_BYTES: usize = 256;
 
 const SHARDS: usize = 8;
 const MINUTE_S: u64 = 60;
 
 /// The keys that are refused most.
 #[derive(Debug)]
-pub struct Top {
-    shards: Box<[Mutex<VecDeque<Pane>>]>,
+pub struct TopKeys {
+    shards: Box<[Mutex<VecDeque<MinuteWindow>>]>,
     counters_per_shard: usize,
 }
 
 #[derive(Debug)]
-struct Pane {
+struct MinuteWindow {
     minute: u64,
-    sketch: SpaceSaving<What>,
+    sketch: SpaceSaving<KeyLabel>,
 }
 
 /// A key: of which limit, and its text.
 #[derive(Clone, Debug)]
-struct What {
-    limit: Arc<Name>,
+struct KeyLabel {
+    limit: Arc<LimitName>,
     text: Arc<str>,
 }
 
 /// A key that was refused.
 #[derive(Clone, Debug)]
-pub struct Refused {
+pub struct RejectedKey {
     /// The limit that refused it.
-    pub limit: Arc<Name>,
+    pub limit: Arc<LimitName>,
     /// `key=value,key=value`, perhaps cut.
     pub text: Arc<str>,
     /// Hits that were refused, at least.
@@ -64,14 +64,14 @@ pub struct Refused {
 
 /// What a look found.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct TopKeysSnapshot {
     /// All that have a counter, the one that was refused most first.
-    pub keys: Vec<Refused>,
+    pub keys: Vec<RejectedKey>,
     /// The most that a key that is not among them can have been refused.
     pub most_missed: u64,
 }
 
-impl Top {
+impl TopKeys {
     /// Nothing refused yet; about so many keys are counted at once, 0 for none.
     pub fn new(keys: usize) -> Self {
         let shards = if keys == 0 { 0 } else { SHARDS };
@@ -79,36 +79,36 @@ impl Top {
     }
 
     /// Counts `hits` that a limit refused a key. `id` is a hash of key and limit that nobody can aim.
-    pub fn note(&self, id: u128, (meter, hits): (&LimitStats, u64), now: Time, text: impl FnOnce() -> Arc<str>) {
+    pub fn note(&self, id: u128, (stats, hits): (&LimitStats, u64), now: Time, text: impl FnOnce() -> Arc<str>) {
         if self.shards.is_empty() {
             return;
         }
         let seconds = now.as_micros() / 1_000_000;
         let (minute, mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
-        let mut panes = self.lock(id);
-        if panes.back().is_none_or(|newest| newest.minute < minute) {
-            drop_old(&mut panes, minute);
-            panes.push_back(Pane { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
+        let mut windows = self.lock(id);
+        if windows.back().is_none_or(|newest| newest.minute < minute) {
+            drop_old(&mut windows, minute);
+            windows.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
         }
         // A clock that was set back counts in the newest minute.
-        if let Some(pane) = panes.back_mut() {
-            pane.sketch.note(id, (hits, mark), || What { limit: Arc::clone(meter.shared_name()), text: text() });
+        if let Some(window) = windows.back_mut() {
+            window.sketch.note(id, (hits, mark), || KeyLabel { limit: Arc::clone(stats.shared_name()), text: text() });
         }
     }
 
     /// What was refused in the last `minutes`, the one that is running included; only by limits that are `wanted`.
-    pub fn look(&self, now: Time, minutes: u64, wanted: impl Fn(&Name) -> bool) -> Found {
+    pub fn snapshot(&self, now: Time, minutes: u64, wanted: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
         let minute = now.as_micros() / 1_000_000 / MINUTE_S;
         let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
-        let mut found = Found::default();
+        let mut found = TopKeysSnapshot::default();
         for shard in &self.shards {
-            let mut keys: HashMap<u128, Sum> = HashMap::new();
+            let mut keys: HashMap<u128, KeySum> = HashMap::new();
             let mut missed = 0;
-            for pane in lock(shard).iter().filter(|pane| pane.minute >= first) {
-                let most_missed = pane.sketch.most_missed();
+            for window in lock(shard).iter().filter(|window| window.minute >= first) {
+                let most_missed = window.sketch.most_missed();
                 missed += most_missed;
-                for (id, what, counter) in pane.sketch.iter().filter(|(_, what, _)| wanted(&what.limit)) {
-                    keys.entry(id).or_insert_with(|| Sum::new(what)).add(counter, most_missed);
+                for (id, label, counter) in window.sketch.iter().filter(|(_, label, _)| wanted(&label.limit)) {
+                    keys.entry(id).or_insert_with(|| KeySum::new(label)).add(counter, most_missed);
                 }
             }
             found.most_missed = found.most_missed.max(missed);
@@ -124,24 +124,24 @@ impl Top {
         self.shards.iter().for_each(|shard| drop_old(&mut lock(shard), minute));
     }
 
-    fn lock(&self, id: u128) -> MutexGuard<'_, VecDeque<Pane>> {
+    fn lock(&self, id: u128) -> MutexGuard<'_, VecDeque<MinuteWindow>> {
         let place = usize::try_from(id % self.shards.len() as u128).expect("there are few shards");
         lock(&self.shards[place])
     }
 }
 
 /// The counters of a key, over several minutes.
-struct Sum {
-    refused: Refused,
+struct KeySum {
+    refused: RejectedKey,
     /// What the minutes in which it has a counter could have missed of it, had it none.
     counted: u64,
 }
 
-impl Sum {
-    fn new(what: &What) -> Self {
-        let refused = Refused {
-            limit: Arc::clone(&what.limit),
-            text: Arc::clone(&what.text),
+impl KeySum {
+    fn new(label: &KeyLabel) -> Self {
+        let refused = RejectedKey {
+            limit: Arc::clone(&label.limit),
+            text: Arc::clone(&label.text),
             at_least: 0,
             at_most: 0,
             in_bursts: 0,
@@ -162,17 +162,17 @@ impl Sum {
     }
 
     /// `missed`: what all minutes together can have missed of a key.
-    fn refused(self, missed: u64) -> Refused {
-        Refused { at_most: self.refused.at_most + missed.saturating_sub(self.counted), ..self.refused }
+    fn refused(self, missed: u64) -> RejectedKey {
+        RejectedKey { at_most: self.refused.at_most + missed.saturating_sub(self.counted), ..self.refused }
     }
 }
 
-fn drop_old(panes: &mut VecDeque<Pane>, minute: u64) {
-    while panes.front().is_some_and(|oldest| oldest.minute + MINUTES <= minute) {
-        panes.pop_front();
+fn drop_old(windows: &mut VecDeque<MinuteWindow>, minute: u64) {
+    while windows.front().is_some_and(|oldest| oldest.minute + MINUTES <= minute) {
+        windows.pop_front();
     }
 }
 
-fn lock(shard: &Mutex<VecDeque<Pane>>) -> MutexGuard<'_, VecDeque<Pane>> {
+fn lock(shard: &Mutex<VecDeque<MinuteWindow>>) -> MutexGuard<'_, VecDeque<MinuteWindow>> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,7 +10,7 @@ use opentelemetry::trace::{SpanId, TraceId, TraceState};
 
 /// The forms that are looked for, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Formats {
+pub struct PropagationFormats {
     /// `traceparent` and `tracestate`, <https://www.w3.org/TR/trace-context/>.
     pub tracecontext: bool,
     /// `b3`, <https://github.com/openzipkin/b3-propagation>.
@@ -21,7 +21,7 @@ pub struct Formats {
 
 /// What the caller said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Remote {
+pub struct RemoteParent {
     /// The trace, and the caller's span in it.
     pub ids: Option<(TraceId, SpanId)>,
     /// Whether it is sampled; `None`: that is left to us.
@@ -29,31 +29,31 @@ pub struct Remote {
 }
 
 /// The longest `tracestate` that is kept, in bytes: what W3C asks everybody to pass on.
-const LONGEST_STATE_BYTES: usize = 512;
+const MAX_TRACE_STATE_BYTES: usize = 512;
 
-impl Formats {
+impl PropagationFormats {
     /// What the headers say.
-    pub fn remote<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Remote {
-        let said = || {
+    pub fn remote<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> RemoteParent {
+        let parse = || {
             let w3c = || traceparent(header("traceparent")?);
             let single = || b3(header("b3")?);
             None.or_else(|| if self.tracecontext { w3c() } else { None })
                 .or_else(|| if self.b3 { single() } else { None })
                 .or_else(|| if self.b3_multi { b3_multi(header) } else { None })
         };
-        said().unwrap_or_default()
+        parse().unwrap_or_default()
     }
 }
 
 /// What `tracestate` says; nothing if it is too long or wrong.
-pub fn state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> TraceState {
-    let text = header("tracestate").filter(|bytes| bytes.len() <= LONGEST_STATE_BYTES);
+pub fn trace_state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> TraceState {
+    let text = header("tracestate").filter(|bytes| bytes.len() <= MAX_TRACE_STATE_BYTES);
     let text = text.and_then(|bytes| std::str::from_utf8(bytes).ok());
     text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
 }
 
 /// `00-<trace>-<span>-<flags>`; a later version may have more behind it.
-fn traceparent(text: &[u8]) -> Option<Remote> {
+fn traceparent(text: &[u8]) -> Option<RemoteParent> {
     const LENGTH: usize = 55;
     let (head, more) = text.split_at_checked(LENGTH)?;
     let is_lower = head.iter().all(|byte| !byte.is_ascii_uppercase());
@@ -66,13 +66,13 @@ fn traceparent(text: &[u8]) -> Option<Remote> {
         return None;
     }
     let flags = hex(&head[53..])?;
-    Some(Remote { ids: Some(ids(&head[3..35], &head[36..52])?), sampled: Some(flags & 1 == 1) })
+    Some(RemoteParent { ids: Some(ids(&head[3..35], &head[36..52])?), sampled: Some(flags & 1 == 1) })
 }
 
 /// `<trace>-<span>[-<decision>[-<parent>]]`, or a decision alone.
-fn b3(text: &[u8]) -> Option<Remote> {
+fn b3(text: &[u8]) -> Option<RemoteParent> {
     if let Some(sampled) = decision(text) {
-        return Some(Remote { ids: None, sampled: Some(sampled) });
+        return Some(RemoteParent { ids: None, sampled: Some(sampled) });
     }
     let mut parts = text.split(|byte| *byte == b'-');
     let ids = ids(parts.next()?, parts.next()?)?;
@@ -81,15 +81,15 @@ fn b3(text: &[u8]) -> Option<Remote> {
         Some(word) => Some(decision(word)?),
     };
     let parent_fits = parts.next().is_none_or(|parent| parent.len() == 16 && hex(parent).is_some());
-    (parent_fits && parts.next().is_none()).then_some(Remote { ids: Some(ids), sampled })
+    (parent_fits && parts.next().is_none()).then_some(RemoteParent { ids: Some(ids), sampled })
 }
 
-fn b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Remote> {
+fn b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<RemoteParent> {
     let trace = header("x-b3-traceid");
     let ids = trace.and_then(|trace| ids(trace, header("x-b3-spanid")?));
     let debug = header("x-b3-flags") == Some(b"1");
     let sampled = if debug { Some(true) } else { header("x-b3-sampled").and_then(decision) };
-    (ids.is_some() || sampled.is_some()).then_some(Remote { ids, sampled })
+    (ids.is_some() || sampled.is_some()).then_some(RemoteParent { ids, sampled })
 }
 
 /// A decision of B3; `true` and `false` are what early senders wrote.

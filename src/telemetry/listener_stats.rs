@@ -4,30 +4,30 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 /// All listeners.
 #[derive(Debug, Default)]
-pub struct Doors {
+pub struct ServerStats {
     /// Of the rate limit service.
-    pub grpc: Door,
+    pub grpc: ListenerStats,
     /// Of `/json` and the health pages.
-    pub http: Door,
+    pub http: ListenerStats,
     /// Of what shows the inside.
-    pub debug: Door,
+    pub debug: ListenerStats,
     /// Of Prometheus.
-    pub prometheus: Door,
+    pub prometheus: ListenerStats,
     refused_connections: AtomicU64,
     refused_requests: AtomicU64,
 }
 
 /// One listener.
 #[derive(Debug, Default)]
-pub struct Door {
+pub struct ListenerStats {
     connections: AtomicUsize,
     /// 0 where there is no certificate.
     not_after: AtomicI64,
 }
 
-impl Doors {
+impl ServerStats {
     /// The listeners by name.
-    pub fn all(&self) -> [(&'static str, &Door); 4] {
+    pub fn all(&self) -> [(&'static str, &ListenerStats); 4] {
         [("grpc", &self.grpc), ("http", &self.http), ("debug", &self.debug), ("prometheus", &self.prometheus)]
     }
 
@@ -52,19 +52,19 @@ impl Doors {
     }
 }
 
-impl Door {
+impl ListenerStats {
     /// Connections that are open.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
     /// Counts one more.
-    pub fn enter(&self) {
+    pub fn connection_opened(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts one less.
-    pub fn leave(&self) {
+    pub fn connection_closed(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 

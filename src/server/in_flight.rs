@@ -1,4 +1,4 @@
-//! Requests of one connection, answered in its task.
+//! InFlightRequests of one connection, answered in its task.
 //!
 //! Servers make each request a task. Ours wait for one thing at most, and what wakes them is followed by work of their
 //! connection, which has to send the answer. So they stay with it: no task and no second wake-up for each, and what one
@@ -16,20 +16,20 @@ use tokio::task::coop::consume_budget;
 
 /// Those that were begun and are not answered yet.
 #[derive(Debug)]
-pub(super) struct Requests<F> {
+pub(super) struct InFlightRequests<F> {
     waiting: FuturesUnordered<Pin<Box<F>>>,
     /// Whether hardly any has to wait.
-    are_prompt: bool,
+    poll_eagerly: bool,
 }
 
-impl<F: Future<Output = ()>> Requests<F> {
-    /// None yet. Where hardly any has to wait (`are_prompt`), each is looked at before it is put with those that do.
-    pub(super) fn new(are_prompt: bool) -> Self {
-        Self { waiting: FuturesUnordered::new(), are_prompt }
+impl<F: Future<Output = ()>> InFlightRequests<F> {
+    /// None yet. Where hardly any has to wait (`poll_eagerly`), each is looked at before it is put with those that do.
+    pub(super) fn new(poll_eagerly: bool) -> Self {
+        Self { waiting: FuturesUnordered::new(), poll_eagerly }
     }
 
     /// Ready if one may be begun now.
-    pub(super) fn poll_turn(&self, context: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
         pin!(consume_budget()).poll(context)
     }
 
@@ -38,13 +38,13 @@ impl<F: Future<Output = ()>> Requests<F> {
         let mut request = Box::pin(request);
         // Nobody is to be woken for this look: what waits is looked at again.
         let mut unwatched = Context::from_waker(Waker::noop());
-        if !self.are_prompt || request.as_mut().poll(&mut unwatched).is_pending() {
+        if !self.poll_eagerly || request.as_mut().poll(&mut unwatched).is_pending() {
             self.waiting.push(request);
         }
     }
 
     /// Goes on with those that wait; whether any was answered.
-    pub(super) fn go_on(&mut self, context: &mut Context<'_>) -> bool {
+    pub(super) fn poll_pending(&mut self, context: &mut Context<'_>) -> bool {
         let mut is_any_answered = false;
         while let Poll::Ready(Some(())) = self.waiting.poll_next_unpin(context) {
             is_any_answered = true;
@@ -64,24 +64,24 @@ mod tests {
 
     #[tokio::test]
     async fn what_waits_for_nothing_is_done_at_once_if_that_is_usual() {
-        for are_prompt in [true, false] {
+        for poll_eagerly in [true, false] {
             let done = Cell::new(false);
-            let mut requests = Requests::new(are_prompt);
+            let mut requests = InFlightRequests::new(poll_eagerly);
             requests.begin(async { done.set(true) });
-            assert_eq!(done.get(), are_prompt);
-            let answered = poll_fn(|context| Poll::Ready(requests.go_on(context))).await;
-            assert_eq!((done.get(), answered), (true, !are_prompt));
+            assert_eq!(done.get(), poll_eagerly);
+            let answered = poll_fn(|context| Poll::Ready(requests.poll_pending(context))).await;
+            assert_eq!((done.get(), answered), (true, !poll_eagerly));
         }
     }
 
     #[tokio::test]
     async fn what_waits_goes_on_when_it_is_woken() {
-        for are_prompt in [true, false] {
+        for poll_eagerly in [true, false] {
             let (go, gone) = oneshot::channel();
-            let mut requests = Requests::new(are_prompt);
+            let mut requests = InFlightRequests::new(poll_eagerly);
             requests.begin(async { gone.await.expect("it is told to go") });
             let mut look =
-                pin!(poll_fn(|context| if requests.go_on(context) { Poll::Ready(()) } else { Poll::Pending }));
+                pin!(poll_fn(|context| if requests.poll_pending(context) { Poll::Ready(()) } else { Poll::Pending }));
             assert!(futures_util::poll!(look.as_mut()).is_pending());
             go.send(()).expect("it waits");
             look.await;
@@ -92,10 +92,10 @@ mod tests {
     async fn a_connection_that_brings_ever_more_gives_way_to_others() {
         // In a task, since only tasks have steps.
         let connection = tokio::spawn(async {
-            let mut requests = Requests::new(true);
+            let mut requests = InFlightRequests::new(true);
             let begun = poll_fn(|context| {
                 let mut begun = 0_u32;
-                while requests.poll_turn(context).is_ready() {
+                while requests.poll_budget(context).is_ready() {
                     requests.begin(async {});
                     begun += 1;
                 }
@@ -103,7 +103,7 @@ mod tests {
             });
             let begun = begun.await;
             // It is woken for its next turn.
-            poll_fn(|context| requests.poll_turn(context)).await;
+            poll_fn(|context| requests.poll_budget(context)).await;
             begun
         });
         let begun = connection.await.expect("it has a next turn");

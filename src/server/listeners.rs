@@ -13,33 +13,33 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::ServerError;
-use super::connection::Care;
-use super::door::{Door, House, Purpose};
-use super::http2::Http2;
-use super::identity::Identity;
+use super::admission::{AdmissionLimits, ListenerAdmission, Purpose};
+use super::connection::ConnectionPolicy;
+use super::http2::Http2Server;
+use super::reloading_tls::ReloadingTls;
 use crate::grpc;
 use crate::grpc::call::Calls;
 use crate::grpc::health::GrpcHealth;
-use crate::http::metrics;
-use crate::http::routes::{self, Site};
+use crate::http::metrics_pages;
+use crate::http::routes::{self, AppState};
 use crate::settings::address::Address;
 use crate::settings::bounds::Bounds;
 use crate::settings::tls::Tls;
 use crate::settings::{Grpc, GrpcListener, Settings};
-use crate::telemetry::doors::Doors;
+use crate::telemetry::listener_stats::ServerStats;
 
 /// Open listeners.
 #[derive(Debug)]
-pub(super) struct Listeners {
-    grpc: (GrpcSocket, Gate),
-    http: (TcpListener, Gate),
-    debug: (TcpListener, Gate),
-    prometheus: Option<(TcpListener, Gate)>,
+pub(super) struct BoundListeners {
+    grpc: (GrpcSocket, ListenerGuards),
+    http: (TcpListener, ListenerGuards),
+    debug: (TcpListener, ListenerGuards),
+    prometheus: Option<(TcpListener, ListenerGuards)>,
     bounds: Bounds,
 }
 
 /// Who may come in, and what is shown to them.
-type Gate = (Arc<Door>, Option<Arc<Identity>>);
+type ListenerGuards = (Arc<ListenerAdmission>, Option<Arc<ReloadingTls>>);
 
 #[derive(Debug)]
 enum GrpcSocket {
@@ -47,10 +47,10 @@ enum GrpcSocket {
     Unix(std::os::unix::net::UnixListener, PathBuf),
 }
 
-impl Listeners {
+impl BoundListeners {
     /// Opens all of them.
-    pub(super) fn open(settings: &Settings, doors: &Arc<Doors>) -> Result<Self, ServerError> {
-        let house = Arc::new(House::new(settings.bounds, Arc::clone(doors)));
+    pub(super) fn open(settings: &Settings, server_stats: &Arc<ServerStats>) -> Result<Self, ServerError> {
+        let limits = Arc::new(AdmissionLimits::new(settings.bounds, Arc::clone(server_stats)));
         let grpc = match &settings.listeners.grpc {
             GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(["GRPC_HOST", "GRPC_PORT"], address)?),
             GrpcListener::Unix(path) => match open_unix(path) {
@@ -69,18 +69,18 @@ impl Listeners {
         let prometheus = settings.metrics.prometheus.as_ref();
         let prometheus = prometheus.map(|of| open(["PROMETHEUS_ADDR", "PROMETHEUS_ADDR"], &of.address)).transpose()?;
         Ok(Self {
-            grpc: (grpc, gate(house.door(Purpose::Grpc), settings.listeners.grpc_tls.as_ref())?),
-            http: (http, gate(house.door(Purpose::Http), settings.listeners.http_tls.as_ref())?),
-            debug: (debug, (house.door(Purpose::Debug), None)),
-            prometheus: prometheus.map(|listener| (listener, (house.door(Purpose::Prometheus), None))),
+            grpc: (grpc, guards(limits.admission(Purpose::Grpc), settings.listeners.grpc_tls.as_ref())?),
+            http: (http, guards(limits.admission(Purpose::Http), settings.listeners.http_tls.as_ref())?),
+            debug: (debug, (limits.admission(Purpose::Debug), None)),
+            prometheus: prometheus.map(|listener| (listener, (limits.admission(Purpose::Prometheus), None))),
             bounds: settings.bounds,
         })
     }
 
     /// Puts certificates in force as they change, for as long as `background` lasts.
     pub(super) fn follow_certificates(&self, background: &mut JoinSet<()>) {
-        for identity in [&self.grpc.1.1, &self.http.1.1].into_iter().flatten() {
-            background.spawn(Arc::clone(identity).follow());
+        for tls in [&self.grpc.1.1, &self.http.1.1].into_iter().flatten() {
+            background.spawn(Arc::clone(tls).follow());
         }
     }
 
@@ -98,37 +98,37 @@ impl Listeners {
     pub(super) fn serve(
         self,
         settings: &Grpc,
-        site: Site,
+        state: AppState,
         health: &GrpcHealth,
         stopping: &watch::Receiver<bool>,
     ) -> io::Result<JoinSet<()>> {
         let mut serving = JoinSet::new();
         let bounds = &self.bounds;
-        let (socket, gate) = self.grpc;
-        let service = &site.instruments.service;
+        let (socket, guards) = self.grpc;
+        let service = &state.collector.service;
         let calls = Calls::new(Arc::clone(service), settings.max_message_bytes);
-        let http2 = Http2::new(bounds, settings, calls, grpc::routes::routes(settings, service, health));
-        let care = Care::grpc(bounds, settings, http2);
+        let http2 = Http2Server::new(bounds, settings, calls, grpc::routes::routes(settings, service, health));
+        let policy = ConnectionPolicy::grpc(bounds, settings, http2);
         match socket {
-            GrpcSocket::Tcp(listener) => serving.spawn(care.serve(tcp(listener)?, gate, stopping.clone())),
+            GrpcSocket::Tcp(listener) => serving.spawn(policy.serve(tcp(listener)?, guards, stopping.clone())),
             GrpcSocket::Unix(listener, _) => {
-                serving.spawn(care.serve(UnixListener::from_std(listener)?, gate, stopping.clone()))
+                serving.spawn(policy.serve(UnixListener::from_std(listener)?, guards, stopping.clone()))
             }
         };
-        let prometheus = self.prometheus.map(|listener| (listener, metrics::routes(&site)));
-        let public = (self.http, routes::public(site.clone()));
-        for ((listener, gate), pages) in [public, (self.debug, routes::debug(site))].into_iter().chain(prometheus) {
-            let care = Care::http(bounds, gate.0.purpose(), gate.1.is_some(), pages);
-            serving.spawn(care.serve(tcp(listener)?, gate, stopping.clone()));
+        let prometheus = self.prometheus.map(|listener| (listener, metrics_pages::routes(&state)));
+        let public = (self.http, routes::public(state.clone()));
+        for ((listener, guards), pages) in [public, (self.debug, routes::debug(state))].into_iter().chain(prometheus) {
+            let policy = ConnectionPolicy::http(bounds, guards.0.purpose(), guards.1.is_some(), pages);
+            serving.spawn(policy.serve(tcp(listener)?, guards, stopping.clone()));
         }
         Ok(serving)
     }
 }
 
 /// With the certificate that the settings name, if they do.
-fn gate(door: Arc<Door>, tls: Option<&Tls>) -> Result<Gate, ServerError> {
-    let identity = tls.map(|tls| Identity::load(tls, &door)).transpose().map_err(ServerError::Certificate)?;
-    Ok((door, identity.map(Arc::new)))
+fn guards(admission: Arc<ListenerAdmission>, tls: Option<&Tls>) -> Result<ListenerGuards, ServerError> {
+    let tls = tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose().map_err(ServerError::Certificate)?;
+    Ok((admission, tls.map(Arc::new)))
 }
 
 /// A small answer must not wait for more to send.

@@ -14,19 +14,19 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::routes::{Site, text};
+use super::routes::{AppState, text};
 use crate::config::watch::yield_to_decisions;
-use crate::scrape::Instruments;
+use crate::scrape::MetricsCollector;
 use crate::settings::metrics::Prometheus;
-use crate::telemetry::metrics::family::{Series, Value};
+use crate::telemetry::metrics::family::{MetricValue, Series};
 use crate::telemetry::metrics::mapper::Mapper;
-use crate::telemetry::metrics::prometheus::{Page, Shape};
+use crate::telemetry::metrics::prometheus::{ExpositionOptions, TextPage};
 
 /// How Prometheus gets the metrics.
 #[derive(Debug)]
 pub struct Exposition {
     path: String,
-    shape: Arc<Shape>,
+    options: Arc<ExpositionOptions>,
 }
 
 impl Exposition {
@@ -39,23 +39,23 @@ impl Exposition {
             Mapper::read(path).map_err(|error| format!("{}: {error}; mend it or unset it", path.display()))
         };
         let mapper = settings.mapper.as_ref().map(read).transpose()?;
-        let shape = Shape { tags: tags.to_vec(), mapper, milliseconds: settings.milliseconds };
-        Ok(Self { path: settings.path.clone(), shape: Arc::new(shape) })
+        let options = ExpositionOptions { tags: tags.to_vec(), mapper, milliseconds: settings.milliseconds };
+        Ok(Self { path: settings.path.clone(), options: Arc::new(options) })
     }
 }
 
 /// The page of the listener for Prometheus.
-pub fn routes(site: &Site) -> Router {
-    let Some(exposition) = site.exposition.clone() else { return Router::new() };
-    let shape = Arc::clone(&exposition.shape);
-    let state = (site.instruments.clone(), shape);
+pub fn routes(state: &AppState) -> Router {
+    let Some(exposition) = state.exposition.clone() else { return Router::new() };
+    let options = Arc::clone(&exposition.options);
+    let state = (state.collector.clone(), options);
     Router::new().route(&exposition.path, get(metrics)).with_state(state)
 }
 
-async fn metrics(State((instruments, shape)): State<(Instruments, Arc<Shape>)>) -> Response {
-    let page = apart(move || {
-        let mut page = Page::new(&shape);
-        instruments.read(&mut |family| page.add(family));
+async fn metrics(State((collector, options)): State<(MetricsCollector, Arc<ExpositionOptions>)>) -> Response {
+    let page = render_off_thread(move || {
+        let mut page = TextPage::new(&options);
+        collector.read(&mut |family| page.add(family));
         page.finish()
     });
     match page.await {
@@ -65,10 +65,10 @@ async fn metrics(State((instruments, shape)): State<(Instruments, Arc<Shape>)>) 
 }
 
 /// `name: value`, a line each; what is 0 too.
-pub(super) async fn stats(State(site): State<Site>) -> Response {
-    let lines = apart(move || {
+pub(super) async fn stats(State(state): State<AppState>) -> Response {
+    let lines = render_off_thread(move || {
         let mut lines = Vec::new();
-        site.instruments.read(&mut |family| {
+        state.collector.read(&mut |family| {
             for series in &family.series {
                 lines.push(format!("{}: {}\n", name(&family.name, series), value(&series.value)));
             }
@@ -91,16 +91,16 @@ fn name(family: &str, series: &Series) -> String {
     name
 }
 
-fn value(value: &Value) -> String {
+fn value(value: &MetricValue) -> String {
     match value {
-        Value::Count(count) => count.to_string(),
-        Value::Level(level) => level.to_string(),
-        Value::Times(times) => format!("count {} sum_ms {}", times.count(), times.sum_ns / 1_000_000),
+        MetricValue::Counter(count) => count.to_string(),
+        MetricValue::Gauge(level) => level.to_string(),
+        MetricValue::Histogram(times) => format!("count {} sum_ms {}", times.count(), times.sum_ns / 1_000_000),
     }
 }
 
 /// Makes a page where it is in nobody's way.
-pub(super) async fn apart(make: impl FnOnce() -> String + Send + 'static) -> Option<String> {
+pub(super) async fn render_off_thread(make: impl FnOnce() -> String + Send + 'static) -> Option<String> {
     static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
     let _turn = ONE_AT_A_TIME.acquire().await.ok()?;
     let (done, made) = oneshot::channel();

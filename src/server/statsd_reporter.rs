@@ -13,32 +13,32 @@ use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::config::watch::yield_to_decisions;
-use crate::scrape::Instruments;
+use crate::scrape::MetricsCollector;
 use crate::settings::metrics::{Metrics, Mogrifier, Protocol, Sink};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{Dialect, Rewrite, Sender};
 
 /// The thread that sends.
 #[derive(Debug)]
-pub(super) struct Flusher {
+pub(super) struct StatsdReporter {
     stop: mpsc::Sender<oneshot::Sender<()>>,
     _thread: JoinHandle<()>,
 }
 
 /// What was counted for names that nobody uses any more is looked after this often.
-const SWEPT: Duration = Duration::from_secs(10);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// The longest that the last sending may take.
 const LAST: Duration = Duration::from_secs(1);
 
-impl Flusher {
+impl StatsdReporter {
     /// Begins.
-    pub(super) fn start(settings: &Metrics, instruments: Instruments) -> io::Result<Self> {
+    pub(super) fn start(settings: &Metrics, collector: MetricsCollector) -> io::Result<Self> {
         let senders: Vec<Sender> = settings.sinks.iter().map(|sink| sender(sink, &settings.tags)).collect();
-        let interval = if senders.is_empty() { SWEPT } else { settings.flush_interval };
+        let interval = if senders.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
         let (stop, stopped) = mpsc::channel();
         let work = move || {
             yield_to_decisions();
-            run(&instruments, senders, interval, &stopped);
+            run(&collector, senders, interval, &stopped);
         };
         let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;
         Ok(Self { stop, _thread: thread })
@@ -54,7 +54,7 @@ impl Flusher {
 }
 
 fn run(
-    instruments: &Instruments,
+    collector: &MetricsCollector,
     mut senders: Vec<Sender>,
     interval: Duration,
     stop: &mpsc::Receiver<oneshot::Sender<()>>,
@@ -66,11 +66,11 @@ fn run(
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        flush(instruments, &mut senders);
+        flush(collector, &mut senders);
         since_sweep += interval;
-        if since_sweep >= SWEPT {
+        if since_sweep >= SWEEP_INTERVAL {
             since_sweep = Duration::ZERO;
-            instruments.service.decider.metrics.meters.sweep();
+            collector.service.decider.metrics.limits.sweep();
         }
         if let Some(done) = asked {
             // Nobody waits if the time was over.
@@ -80,15 +80,15 @@ fn run(
     }
 }
 
-fn flush(instruments: &Instruments, senders: &mut [Sender]) {
-    static SAID: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+fn flush(collector: &MetricsCollector, senders: &mut [Sender]) {
+    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if senders.is_empty() {
         return;
     }
-    instruments.read(&mut |family| senders.iter_mut().for_each(|sender| sender.add(&family)));
+    collector.read(&mut |family| senders.iter_mut().for_each(|sender| sender.add(&family)));
     for sender in senders {
         if let Err(error) = sender.send()
-            && let Some(suppressed) = SAID.allow(Clock::System.now())
+            && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
         {
             let to = sender.to();
             tracing::warn!(to, suppressed, "STATSD_HOST, STATSD_PORT: metrics can not be sent: {error}");

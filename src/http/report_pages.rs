@@ -1,7 +1,7 @@
 //! `/top` and `/rules`: what the limits refuse, and whether they are the right ones.
 //!
 //! JSON, or text where the query says `format=text`. Making one looks at every limit: that is done where metrics are
-//! read, apart from decisions and one at a time.
+//! read, render_off_thread from decisions and one at a time.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -9,34 +9,40 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 
-use super::metrics::apart;
-use super::routes::{Site, json_page, text};
+use super::metrics_pages::render_off_thread;
+use super::routes::{AppState, json_page, text};
 use crate::report::{Format, rules, top};
 
 /// `/top`
-pub(super) async fn top(State(site): State<Site>, asked: Result<Query<top::Wanted>, QueryRejection>) -> Response {
+pub(super) async fn top(
+    State(state): State<AppState>,
+    asked: Result<Query<top::TopQuery>, QueryRejection>,
+) -> Response {
     let wanted = match asked {
         Ok(Query(wanted)) => wanted,
-        Err(why) => return misunderstood(&why),
+        Err(why) => return bad_query(&why),
     };
-    let (service, format) = (site.instruments.service, wanted.format);
+    let (service, format) = (state.collector.service, wanted.format);
     if service.decider.metrics.is_off() {
         return nothing_is_counted();
     }
     let make = move || {
-        let report = top::Report::of(&service.decider.metrics.top, service.clock.now(), &wanted);
-        written(format, &report, top::Report::text)
+        let report = top::TopReport::of(&service.decider.metrics.top_keys, service.clock.now(), &wanted);
+        written(format, &report, top::TopReport::text)
     };
-    page(format, apart(make).await)
+    page(format, render_off_thread(make).await)
 }
 
 /// `/rules`
-pub(super) async fn rules(State(site): State<Site>, asked: Result<Query<rules::Wanted>, QueryRejection>) -> Response {
+pub(super) async fn rules(
+    State(state): State<AppState>,
+    asked: Result<Query<rules::RulesQuery>, QueryRejection>,
+) -> Response {
     let wanted = match asked {
         Ok(Query(wanted)) => wanted,
-        Err(why) => return misunderstood(&why),
+        Err(why) => return bad_query(&why),
     };
-    let (service, format) = (site.instruments.service, wanted.format);
+    let (service, format) = (state.collector.service, wanted.format);
     if service.decider.metrics.is_off() {
         return nothing_is_counted();
     }
@@ -44,11 +50,11 @@ pub(super) async fn rules(State(site): State<Site>, asked: Result<Query<rules::W
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
     let make = move || {
-        let top = &service.decider.metrics.top;
-        let report = rules::Report::of(&loaded.rules, top, service.clock.now(), &wanted);
-        written(format, &report, rules::Report::text)
+        let top = &service.decider.metrics.top_keys;
+        let report = rules::RulesReport::of(&loaded.rules, top, service.clock.now(), &wanted);
+        written(format, &report, rules::RulesReport::text)
     };
-    page(format, apart(make).await)
+    page(format, render_off_thread(make).await)
 }
 
 /// No report is better than one of zeros, which would call every rule idle.
@@ -56,7 +62,7 @@ fn nothing_is_counted() -> Response {
     text(StatusCode::NOT_FOUND, "nothing is counted: unset DISABLE_STATS\n")
 }
 
-pub(super) fn misunderstood(why: &QueryRejection) -> Response {
+pub(super) fn bad_query(why: &QueryRejection) -> Response {
     text(StatusCode::BAD_REQUEST, format!("{}\n", why.body_text()))
 }
 

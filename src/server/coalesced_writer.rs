@@ -1,6 +1,6 @@
 //! A connection whose answers go out together.
 //!
-//! HTTP/2 flushes after each answer; here a flush waits for a lull, and what has been answered until then is one
+//! HTTP/2 flushes after each answer; here a flush waits for a barrier, and what has been answered until then is one
 //! system call.
 
 use std::io;
@@ -13,36 +13,36 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::coalesce::YieldBarrier;
 
 /// More than this does not wait for more.
-const MOST_GATHERED: usize = 64 * 1024;
+const MAX_BUFFERED_BYTES: usize = 64 * 1024;
 
 /// What is read and written by way of `io`.
 #[derive(Debug)]
-pub(super) struct Gathered<I> {
+pub(super) struct CoalescedWriter<I> {
     io: I,
-    gathered: BytesMut,
-    lull: YieldBarrier,
+    buffer: BytesMut,
+    barrier: YieldBarrier,
 }
 
-impl<I> Gathered<I> {
+impl<I> CoalescedWriter<I> {
     pub(super) fn new(io: I) -> Self {
-        Self { io, gathered: BytesMut::new(), lull: YieldBarrier::default() }
+        Self { io, buffer: BytesMut::new(), barrier: YieldBarrier::default() }
     }
 }
 
-impl<I: AsyncWrite + Unpin> Gathered<I> {
-    /// Writes out what has gathered.
+impl<I: AsyncWrite + Unpin> CoalescedWriter<I> {
+    /// Writes out what has buffer.
     fn poll_empty(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.gathered.is_empty() {
-            match ready!(Pin::new(&mut self.io).poll_write(context, &self.gathered))? {
+        while !self.buffer.is_empty() {
+            match ready!(Pin::new(&mut self.io).poll_write(context, &self.buffer))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                written => self.gathered.advance(written),
+                written => self.buffer.advance(written),
             }
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Gathered<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for CoalescedWriter<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -52,21 +52,21 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gathered<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Gathered<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for CoalescedWriter<I> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.gathered.len() + bytes.len() > MOST_GATHERED {
+        if self.buffer.len() + bytes.len() > MAX_BUFFERED_BYTES {
             ready!(self.poll_empty(context))?;
-            if bytes.len() > MOST_GATHERED {
+            if bytes.len() > MAX_BUFFERED_BYTES {
                 return Pin::new(&mut self.io).poll_write(context, bytes);
             }
         }
-        self.gathered.extend_from_slice(bytes);
+        self.buffer.extend_from_slice(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.gathered.is_empty() {
-            ready!(self.lull.poll(context));
+        if !self.buffer.is_empty() {
+            ready!(self.barrier.poll(context));
             ready!(self.poll_empty(context))?;
         }
         Pin::new(&mut self.io).poll_flush(context)

@@ -14,16 +14,16 @@ const REGISTER_BITS: u32 = 9;
 /// The longest run of zeros that the rest of a hash can have.
 const MOST_ZEROS: u32 = u64::BITS - REGISTER_BITS;
 
-/// The standard error of [`Distinct::estimate`], relative.
+/// The standard error of [`HyperLogLog::estimate`], relative.
 pub const STANDARD_ERROR: f64 = 0.046;
 
 /// The different keys that were noted. Nothing is allocated before the first.
 #[derive(Debug, Default)]
-pub struct Distinct {
+pub struct HyperLogLog {
     registers: OnceLock<Box<[AtomicU8; REGISTERS]>>,
 }
 
-impl Distinct {
+impl HyperLogLog {
     /// Notes a key by its hash, which must be as good as random and unknown to who chooses the keys.
     pub fn note(&self, hash: u64) {
         let registers = self.registers.get_or_init(|| Box::new([const { AtomicU8::new(0) }; REGISTERS]));

@@ -17,7 +17,7 @@ const LONGEST_BYTES: usize = 512;
 
 /// The keys whose counters began last.
 #[derive(Debug, Default)]
-pub struct Begun {
+pub struct RecentKeys {
     shards: [Mutex<Ring>; SHARDS],
 }
 
@@ -35,7 +35,7 @@ struct Key {
     parts: Vec<u8>,
 }
 
-impl Begun {
+impl RecentKeys {
     /// Notes the parts of a key whose counter under this limit began now.
     pub fn note<'a>(&self, limit: &LimitStats, parts: impl Iterator<Item = &'a [u8]> + Clone) {
         if parts.clone().map(|part| part.len() + 2).sum::<usize>() > LONGEST_BYTES {

@@ -22,16 +22,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{Accept, TlsAcceptor};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::door::{Door, Purpose};
+use super::admission::{ListenerAdmission, Purpose};
 use crate::clock::Clock;
 use crate::settings::tls::{Clients, File, Tls};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Who a listener is.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(super) struct ReloadingTls {
     tls: Tls,
-    door: Arc<Door>,
+    admission: Arc<ListenerAdmission>,
     config: ArcSwap<ServerConfig>,
     /// What was read at the start.
     read: blake3::Hash,
@@ -40,14 +40,14 @@ pub(super) struct Identity {
 /// How often the files are compared.
 const COMPARED: Duration = Duration::from_secs(1);
 
-impl Identity {
+impl ReloadingTls {
     /// Reads the files; an error names the setting and says what to do.
-    pub(super) fn load(tls: &Tls, door: &Arc<Door>) -> Result<Self, String> {
-        let material = Material::read(tls);
-        let read = fingerprint(&material);
-        let (config, not_after) = material?.config(tls, door.purpose())?;
-        note(door, tls, not_after);
-        Ok(Self { tls: tls.clone(), door: Arc::clone(door), config: ArcSwap::from_pointee(config), read })
+    pub(super) fn load(tls: &Tls, admission: &Arc<ListenerAdmission>) -> Result<Self, String> {
+        let pem = PemFiles::read(tls);
+        let read = fingerprint(&pem);
+        let (config, not_after) = pem?.config(tls, admission.purpose())?;
+        note(admission, tls, not_after);
+        Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), read })
     }
 
     /// Begins a handshake.
@@ -62,23 +62,23 @@ impl Identity {
         loop {
             tokio::time::sleep(COMPARED).await;
             let tls = self.tls.clone();
-            let Ok(material) = tokio::task::spawn_blocking(move || Material::read(&tls)).await else { continue };
-            let read = fingerprint(&material);
+            let Ok(pem) = tokio::task::spawn_blocking(move || PemFiles::read(&tls)).await else { continue };
+            let read = fingerprint(&pem);
             if read != known && read == before {
                 known = read;
-                self.replace(material);
+                self.replace(pem);
             }
             before = read;
         }
     }
 
-    fn replace(&self, material: Result<Material, String>) {
-        match material.and_then(|material| material.config(&self.tls, self.door.purpose())) {
+    fn replace(&self, pem: Result<PemFiles, String>) {
+        match pem.and_then(|pem| pem.config(&self.tls, self.admission.purpose())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
                 let File { setting, path } = &self.tls.certificate;
                 tracing::warn!("{setting}={}: the new certificate is in force", path.display());
-                note(&self.door, &self.tls, not_after);
+                note(&self.admission, &self.tls, not_after);
             }
             Err(problem) => tracing::warn!("{problem}; the certificate before stays in force"),
         }
@@ -86,8 +86,8 @@ impl Identity {
 }
 
 /// Notes when a certificate ends.
-fn note(door: &Door, tls: &Tls, not_after: i64) {
-    door.meter().note_not_after(not_after);
+fn note(admission: &ListenerAdmission, tls: &Tls, not_after: i64) {
+    admission.stats().note_not_after(not_after);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if i64::try_from(now).is_ok_and(|now| not_after < now) {
         let File { setting, path } = &tls.certificate;
@@ -97,10 +97,10 @@ fn note(door: &Door, tls: &Tls, not_after: i64) {
 
 /// Tells of a client that did not get through the handshake; those that only look whether somebody listens are not
 /// told of.
-pub(super) fn tell_refused(error: &io::Error, purpose: Purpose, peer: Option<SocketAddr>) {
-    static SAID: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+pub(super) fn log_handshake_failure(error: &io::Error, purpose: Purpose, peer: Option<SocketAddr>) {
+    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if error.kind() == io::ErrorKind::InvalidData
-        && let Some(suppressed) = SAID.allow(Clock::System.now())
+        && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
     {
         let peer = peer.map(|peer| peer.to_string());
         tracing::warn!(listener = purpose.name(), peer, suppressed, %error, "a TLS handshake failed");
@@ -108,13 +108,13 @@ pub(super) fn tell_refused(error: &io::Error, purpose: Purpose, peer: Option<Soc
 }
 
 /// The contents of the files.
-struct Material {
+struct PemFiles {
     certificate: Vec<u8>,
     key: Vec<u8>,
     authorities: Option<Vec<u8>>,
 }
 
-impl Material {
+impl PemFiles {
     fn read(tls: &Tls) -> Result<Self, String> {
         Ok(Self {
             certificate: tls.certificate.contents()?,
@@ -149,14 +149,14 @@ impl Material {
 }
 
 /// Tells readings apart: by contents, or by what is in the way of them.
-fn fingerprint(material: &Result<Material, String>) -> blake3::Hash {
+fn fingerprint(pem: &Result<PemFiles, String>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     let mut add = |part: &[u8]| {
         hasher.update(&part.len().to_le_bytes());
         hasher.update(part);
     };
-    match material {
-        Ok(Material { certificate, key, authorities }) => {
+    match pem {
+        Ok(PemFiles { certificate, key, authorities }) => {
             let parts = [certificate.as_slice(), key, authorities.as_deref().unwrap_or_default()];
             parts.into_iter().for_each(add);
         }
@@ -183,17 +183,17 @@ fn verifier(
     let verifier = verifier.map_err(|error| clients.authorities.wrong(error))?;
     let Some((setting, name)) = &clients.name else { return Ok(verifier) };
     let name = ServerName::try_from(name.clone()).map_err(|_| format!("{setting}={name}: not a DNS name"))?;
-    Ok(Arc::new(Named { verifier, name }))
+    Ok(Arc::new(SanVerifier { verifier, name }))
 }
 
 /// Lets in only who has a certificate for this name, among its alternative names; that of its subject does not count.
 #[derive(Debug)]
-struct Named {
+struct SanVerifier {
     verifier: Arc<dyn ClientCertVerifier>,
     name: ServerName<'static>,
 }
 
-impl ClientCertVerifier for Named {
+impl ClientCertVerifier for SanVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.verifier.root_hint_subjects()
     }

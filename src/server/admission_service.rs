@@ -1,4 +1,4 @@
-//! The way of requests past the door.
+//! The way of requests past the admission.
 //!
 //! A request too many goes no further than this, and costs no look at its body. A request to the listeners for HTTP is
 //! told where it came from; one to gRPC does without.
@@ -15,53 +15,53 @@ use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::service::TowerToHyperService;
 
-use super::door::{Guest, Purpose, Turn};
+use super::admission::{ConnectionPermit, Purpose, RequestPermit};
 use crate::http::admin::Peer;
 
 /// Where a connection came from.
-pub(super) trait Origin {
+pub(super) trait PeerAddr {
     /// Its address, if it has one.
     fn peer(&self) -> Option<SocketAddr>;
 }
 
-impl Origin for SocketAddr {
+impl PeerAddr for SocketAddr {
     fn peer(&self) -> Option<SocketAddr> {
         // A listener on all addresses has those of IPv4 in the clothes of IPv6.
         Some(Self::new(self.ip().to_canonical(), self.port()))
     }
 }
 
-impl Origin for tokio::net::unix::SocketAddr {
+impl PeerAddr for tokio::net::unix::SocketAddr {
     fn peer(&self) -> Option<SocketAddr> {
         None
     }
 }
 
-/// Lets a request for a path in, with its turn if it needs one; refuses it if there are too many.
-pub(super) fn enter(guest: &Arc<Guest>, path: &str) -> Result<Option<Turn>, Refusal> {
-    guest.ask();
-    let purpose = guest.purpose();
+/// Lets a request for a path in, with its request_permit if it needs one; refuses it if there are too many.
+pub(super) fn admit(permit: &Arc<ConnectionPermit>, path: &str) -> Result<Option<RequestPermit>, Refusal> {
+    permit.ask();
+    let purpose = permit.purpose();
     if !purpose.is_public() {
         return Ok(None);
     }
-    let turn = guest.begin();
-    if turn.is_none() && !is_probe(purpose, path) {
-        guest.note_refused();
+    let request_permit = permit.begin();
+    if request_permit.is_none() && !is_probe(purpose, path) {
+        permit.note_refused();
         return Err(Refusal(purpose));
     }
-    Ok(turn)
+    Ok(request_permit)
 }
 
 /// Takes the requests of one connection over HTTP to the pages.
-pub(super) fn entrance(
+pub(super) fn admission_service(
     pages: TowerToHyperService<Router>,
-    guest: Arc<Guest>,
+    permit: Arc<ConnectionPermit>,
 ) -> impl Service<Request<Incoming>, Response = axum::response::Response, Error = Infallible, Future: Send> {
     service_fn(move |mut request: Request<Incoming>| {
-        if let Some(address) = guest.peer {
+        if let Some(address) = permit.peer {
             request.extensions_mut().insert(Peer(address));
         }
-        let way = enter(&guest, request.uri().path()).map(|turn| (turn, pages.clone()));
+        let way = admit(&permit, request.uri().path()).map(|request_permit| (request_permit, pages.clone()));
         async move {
             match way {
                 Ok((_turn, pages)) => pages.call(request).await,

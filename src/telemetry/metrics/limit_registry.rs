@@ -1,4 +1,4 @@
-//! The meters of all limits, found by name.
+//! The limit_stats of all limits, found by name.
 //!
 //! Those of rules are found when rules load and live as long as the rules do. Others come with requests, as strangers
 //! choose them: limits that travel with a request, values that a rule wants in its metric's name, unknown domains. So
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::limit_stats::{LimitStats, Name};
+use super::limit_stats::{LimitName, LimitStats};
 
 /// Stands for the domains and the limits without a rule for which there is no room.
 pub const OTHER: &str = "_other";
@@ -18,9 +18,9 @@ const LONGEST_NAME_BYTES: usize = 512;
 /// Sweeps without a change after which a series of a request's making is forgotten.
 const IDLE_SWEEPS: u32 = 360;
 
-/// All meters.
+/// All limit_stats.
 #[derive(Debug)]
-pub struct Meters {
+pub struct LimitRegistry {
     rules: RwLock<HashMap<Box<str>, Arc<LimitStats>>>,
     requested: RwLock<HashMap<Box<str>, Requested>>,
     unknown_domains: RwLock<HashMap<Box<str>, Unknown>>,
@@ -30,10 +30,10 @@ pub struct Meters {
     overflow: AtomicU64,
 }
 
-/// A meter that a request made.
+/// A stats that a request made.
 #[derive(Debug)]
 struct Requested {
-    meter: Arc<LimitStats>,
+    stats: Arc<LimitStats>,
     seen: u64,
     idle: u32,
 }
@@ -45,8 +45,8 @@ struct Unknown {
     idle: u32,
 }
 
-impl Meters {
-    /// No meters yet; at most so many of what requests bring, unknown domains included.
+impl LimitRegistry {
+    /// No limit_stats yet; at most so many of what requests bring, unknown domains included.
     pub fn new(most_requested: usize) -> Self {
         Self {
             rules: RwLock::default(),
@@ -58,31 +58,31 @@ impl Meters {
         }
     }
 
-    /// The meter of a rule's limit.
-    pub fn of_rule(&self, name: Name) -> Arc<LimitStats> {
+    /// The stats of a rule's limit.
+    pub fn of_rule(&self, name: LimitName) -> Arc<LimitStats> {
         let mut rules = write(&self.rules);
-        if let Some(meter) = rules.get(name.key()) {
-            return Arc::clone(meter);
+        if let Some(stats) = rules.get(name.key()) {
+            return Arc::clone(stats);
         }
-        let meter = Arc::new(LimitStats::new(name));
-        rules.insert(meter.name().key().into(), Arc::clone(&meter));
-        meter
+        let stats = Arc::new(LimitStats::new(name));
+        rules.insert(stats.name().key().into(), Arc::clone(&stats));
+        stats
     }
 
-    /// The meter of what a request brought, by its parts; `None` if there is no room for it.
+    /// The stats of what a request brought, by its parts; `None` if there is no room for it.
     pub fn of_request(&self, parts: &[&str]) -> Option<Arc<LimitStats>> {
         let length: usize = parts.iter().map(|part| part.len() + 1).sum();
         if length > LONGEST_NAME_BYTES {
             self.overflow.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let name = Name::new(parts.iter().copied());
+        let name = LimitName::new(parts.iter().copied());
         if let Some(requested) = read(&self.requested).get(name.key()) {
-            return Some(Arc::clone(&requested.meter));
+            return Some(Arc::clone(&requested.stats));
         }
         // A rule may have that very name: then it is that rule's.
-        if let Some(meter) = read(&self.rules).get(name.key()) {
-            return Some(Arc::clone(meter));
+        if let Some(stats) = read(&self.rules).get(name.key()) {
+            return Some(Arc::clone(stats));
         }
         if !self.has_room() {
             return None;
@@ -90,14 +90,14 @@ impl Meters {
         let mut requested = write(&self.requested);
         let entry = requested.entry(name.key().into()).or_insert_with(|| {
             self.kept.fetch_add(1, Ordering::Relaxed);
-            Requested { meter: Arc::new(LimitStats::new(name)), seen: 0, idle: 0 }
+            Requested { stats: Arc::new(LimitStats::new(name)), seen: 0, idle: 0 }
         });
-        Some(Arc::clone(&entry.meter))
+        Some(Arc::clone(&entry.stats))
     }
 
     /// Counts a descriptor that came for a domain without rules.
     pub fn note_unknown_domain(&self, domain: &str) {
-        let name = Name::new([domain]);
+        let name = LimitName::new([domain]);
         let name = if name.key().len() <= LONGEST_NAME_BYTES { name.key() } else { OTHER };
         if self.count_known_stranger(name) {
             return;
@@ -133,14 +133,14 @@ impl Meters {
         has_room
     }
 
-    /// All meters by name, those of rules first.
+    /// All limit_stats by name, those of rules first.
     pub fn all(&self) -> Vec<Arc<LimitStats>> {
-        let sorted = |mut meters: Vec<Arc<LimitStats>>| {
-            meters.sort_unstable_by(|a, b| a.name().key().cmp(b.name().key()));
-            meters
+        let sorted = |mut limit_stats: Vec<Arc<LimitStats>>| {
+            limit_stats.sort_unstable_by(|a, b| a.name().key().cmp(b.name().key()));
+            limit_stats
         };
         let mut all = sorted(read(&self.rules).values().cloned().collect());
-        all.extend(sorted(read(&self.requested).values().map(|requested| Arc::clone(&requested.meter)).collect()));
+        all.extend(sorted(read(&self.requested).values().map(|requested| Arc::clone(&requested.stats)).collect()));
         all
     }
 
@@ -163,13 +163,13 @@ impl Meters {
         self.overflow.load(Ordering::Relaxed)
     }
 
-    /// Forgets the meters of rules that are gone, and those that requests made and no longer use. To be called every
+    /// Forgets the limit_stats of rules that are gone, and those that requests made and no longer use. To be called every
     /// ten seconds, after what was counted was sent where it is to go.
     pub fn sweep(&self) {
-        write(&self.rules).retain(|_, meter| Arc::strong_count(meter) > 1);
+        write(&self.rules).retain(|_, stats| Arc::strong_count(stats) > 1);
         let mut gone = 0;
         write(&self.requested).retain(|_, requested| {
-            let stays = stays(requested.meter.decisions(), (&mut requested.seen, &mut requested.idle));
+            let stays = stays(requested.stats.decisions(), (&mut requested.seen, &mut requested.idle));
             gone += usize::from(!stays);
             stays
         });

@@ -1,7 +1,7 @@
-//! The door of a listener: who is let in, and how many at once.
+//! The admission of a listener: who is let in, and how many at once.
 //!
 //! A connection too many is closed as soon as it is accepted, a request too many is answered before it is read; nothing
-//! ever waits for its turn. An address has a share of both, so that one client does not keep the rest out. Probes are
+//! ever waits for its request_permit. An address has a share of both, so that one client does not keep the rest out. Probes are
 //! answered however full it is, since a process that is restarted for being busy helps nobody, and what is for
 //! operators has no bound but that on connections.
 
@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::clock::Clock;
 use crate::settings::bounds::Bounds;
-use crate::telemetry::doors::{self, Doors};
+use crate::telemetry::listener_stats::{ListenerStats, ServerStats};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// What a listener is for.
@@ -49,26 +49,26 @@ impl Purpose {
     }
 }
 
-/// What all doors share.
+/// What all server_stats share.
 #[derive(Debug)]
-pub(super) struct House {
+pub(super) struct AdmissionLimits {
     bounds: Bounds,
-    /// Connections that each door may have open.
+    /// Connections that each admission may have open.
     most_connections: usize,
-    doors: Arc<Doors>,
-    requests: Line,
+    server_stats: Arc<ServerStats>,
+    requests: CachePadded<AtomicUsize>,
 }
 
 /// A number that many threads change, on a line of memory of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Line(AtomicUsize);
+struct CachePadded<T>(T);
 
-/// The door of a listener.
+/// The admission of a listener.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct ListenerAdmission {
     purpose: Purpose,
-    house: Arc<House>,
+    limits: Arc<AdmissionLimits>,
     shares: Mutex<HashMap<IpAddr, Share>>,
 }
 
@@ -76,31 +76,31 @@ pub(super) struct Door {
 #[derive(Debug)]
 struct Share {
     connections: usize,
-    requests: Arc<Line>,
+    requests: Arc<CachePadded<AtomicUsize>>,
 }
 
 /// Who is at the other end of a connection. It counts until the last request of it is answered.
 #[derive(Debug)]
-pub(super) struct Guest {
-    door: Arc<Door>,
+pub(super) struct ConnectionPermit {
+    admission: Arc<ListenerAdmission>,
     /// Where it is; `None`: on this machine, by a unix socket.
     pub(super) peer: Option<SocketAddr>,
-    /// Requests from its address.
-    requests: Arc<Line>,
+    /// InFlightRequests from its address.
+    requests: Arc<CachePadded<AtomicUsize>>,
     /// Whether it has sent a request since this was last looked at.
     has_asked: AtomicBool,
 }
 
 /// A request that is being read or answered.
 #[derive(Debug)]
-pub(super) struct Turn(Arc<Guest>);
+pub(super) struct RequestPermit(Arc<ConnectionPermit>);
 
 /// Refusals are told this often.
 const TOLD: Duration = Duration::from_secs(60);
 
-impl House {
+impl AdmissionLimits {
     /// Asks the system for as many open files as it gives.
-    pub(super) fn new(bounds: Bounds, doors: Arc<Doors>) -> Self {
+    pub(super) fn new(bounds: Bounds, server_stats: Arc<ServerStats>) -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         // What is not given is not needed: the bound below follows what there is.
         let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
@@ -108,24 +108,24 @@ impl House {
         let share = files.map_or(usize::MAX, |files| usize::try_from(files / 3).unwrap_or(usize::MAX));
         let most_connections = bounds.connections.unwrap_or(share).min(share);
         tracing::info!(most_connections, open_files = files, "connections that each listener may have");
-        Self { bounds, most_connections, doors, requests: Line::default() }
+        Self { bounds, most_connections, server_stats, requests: CachePadded::default() }
     }
 
-    /// The door of a listener.
-    pub(super) fn door(self: &Arc<Self>, purpose: Purpose) -> Arc<Door> {
-        Arc::new(Door { purpose, house: Arc::clone(self), shares: Mutex::default() })
+    /// The admission of a listener.
+    pub(super) fn admission(self: &Arc<Self>, purpose: Purpose) -> Arc<ListenerAdmission> {
+        Arc::new(ListenerAdmission { purpose, limits: Arc::clone(self), shares: Mutex::default() })
     }
 }
 
-impl Door {
+impl ListenerAdmission {
     /// What is counted at it.
-    pub(super) fn meter(&self) -> &doors::Door {
-        let doors = &self.house.doors;
+    pub(super) fn stats(&self) -> &ListenerStats {
+        let server_stats = &self.limits.server_stats;
         match self.purpose {
-            Purpose::Grpc => &doors.grpc,
-            Purpose::Http => &doors.http,
-            Purpose::Debug => &doors.debug,
-            Purpose::Prometheus => &doors.prometheus,
+            Purpose::Grpc => &server_stats.grpc,
+            Purpose::Http => &server_stats.http,
+            Purpose::Debug => &server_stats.debug,
+            Purpose::Prometheus => &server_stats.prometheus,
         }
     }
 
@@ -135,23 +135,28 @@ impl Door {
     }
 
     /// Lets a connection in; `None` if there are too many.
-    pub(super) fn admit(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<Guest>> {
-        let most = self.house.most_connections;
-        if self.meter().connections() >= most {
+    pub(super) fn admit(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
+        let most = self.limits.most_connections;
+        if self.stats().connections() >= most {
             self.refuse_connection("TOLLKEEPER_MAX_CONNECTIONS", most, peer);
             return None;
         }
-        let most = self.house.bounds.connections_per_address.unwrap_or(usize::MAX);
+        let most = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
         let Some(requests) = self.share(peer, most) else {
             self.refuse_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", most, peer);
             return None;
         };
-        self.meter().enter();
-        Some(Arc::new(Guest { door: Arc::clone(self), peer, requests, has_asked: AtomicBool::new(false) }))
+        self.stats().connection_opened();
+        Some(Arc::new(ConnectionPermit {
+            admission: Arc::clone(self),
+            peer,
+            requests,
+            has_asked: AtomicBool::new(false),
+        }))
     }
 
     /// One connection more of an address, and its requests; `None` if there are too many.
-    fn share(&self, peer: Option<SocketAddr>, most: usize) -> Option<Arc<Line>> {
+    fn share(&self, peer: Option<SocketAddr>, most: usize) -> Option<Arc<CachePadded<AtomicUsize>>> {
         let Some(peer) = peer else { return Some(Arc::default()) };
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
         let share = shares.entry(place(peer)).or_insert_with(|| Share { connections: 0, requests: Arc::default() });
@@ -163,9 +168,9 @@ impl Door {
     }
 
     fn refuse_connection(&self, setting: &'static str, most: usize, peer: Option<SocketAddr>) {
-        static SAID: LogThrottle = LogThrottle::every(TOLD);
-        self.house.doors.note_refused_connection();
-        if let Some(suppressed) = SAID.allow(Clock::System.now()) {
+        static THROTTLE: LogThrottle = LogThrottle::every(TOLD);
+        self.limits.server_stats.note_refused_connection();
+        if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
             let (listener, peer) = (self.purpose.name(), peer.map(|peer| peer.to_string()));
             tracing::warn!(listener, peer, suppressed, "{setting}: connections were closed: there are {most} already");
         }
@@ -180,24 +185,24 @@ fn place(peer: SocketAddr) -> IpAddr {
     }
 }
 
-impl Guest {
+impl ConnectionPermit {
     /// Lets a request in; `None` if there are too many.
-    pub(super) fn begin(self: &Arc<Self>) -> Option<Turn> {
-        let (house, bounds) = (&self.door.house, &self.door.house.bounds);
-        let all = house.requests.0.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn begin(self: &Arc<Self>) -> Option<RequestPermit> {
+        let (limits, bounds) = (&self.admission.limits, &self.admission.limits.bounds);
+        let all = limits.requests.0.fetch_add(1, Ordering::Relaxed);
         let own = self.requests.0.fetch_add(1, Ordering::Relaxed);
         // Dropping it undoes both.
-        let turn = Turn(Arc::clone(self));
+        let request_permit = RequestPermit(Arc::clone(self));
         let over = |count: usize, most: Option<usize>| most.is_some_and(|most| count >= most);
         let setting = if over(all, bounds.requests) {
             "TOLLKEEPER_MAX_CONCURRENT_REQUESTS"
         } else if over(own, bounds.requests_per_address) {
             "TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS"
         } else {
-            return Some(turn);
+            return Some(request_permit);
         };
-        static SAID: LogThrottle = LogThrottle::every(TOLD);
-        if let Some(suppressed) = SAID.allow(Clock::System.now()) {
+        static THROTTLE: LogThrottle = LogThrottle::every(TOLD);
+        if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
             let peer = self.peer.map(|peer| peer.to_string());
             tracing::warn!(peer, suppressed, "{setting}: requests were refused: too many are being answered");
         }
@@ -206,12 +211,12 @@ impl Guest {
 
     /// Counts a request that was refused.
     pub(super) fn note_refused(&self) {
-        self.door.house.doors.note_refused_request();
+        self.admission.limits.server_stats.note_refused_request();
     }
 
     /// What the listener is for that it came to.
     pub(super) fn purpose(&self) -> Purpose {
-        self.door.purpose
+        self.admission.purpose
     }
 
     /// Notes a request. Most find it noted already, and leave the line of memory to others that read it.
@@ -227,11 +232,11 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.door.meter().leave();
+        self.admission.stats().connection_closed();
         let Some(peer) = self.peer else { return };
-        let mut shares = self.door.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shares = self.admission.shares.lock().unwrap_or_else(PoisonError::into_inner);
         if let Entry::Occupied(mut share) = shares.entry(place(peer)) {
             share.get_mut().connections -= 1;
             if share.get().connections == 0 {
@@ -241,9 +246,9 @@ impl Drop for Guest {
     }
 }
 
-impl Drop for Turn {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
-        self.0.door.house.requests.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.admission.limits.requests.0.fetch_sub(1, Ordering::Relaxed);
         self.0.requests.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

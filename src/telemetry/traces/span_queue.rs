@@ -21,26 +21,26 @@ const CONVENTIONS: &str = "https://opentelemetry.io/schemas/1.42.0";
 
 /// How spans are queued and sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queue {
+pub struct SpanQueueOptions {
     /// Spans that wait or are being sent, at most.
-    pub most_spans: usize,
+    pub max_spans: usize,
     /// Spans that are sent at once, at most.
-    pub most_at_once: usize,
+    pub max_batch_spans: usize,
     /// The longest that a span waits for others.
     pub delay: Duration,
 }
 
 /// Where spans go.
 #[derive(Debug)]
-pub struct Sink {
+pub struct SpanQueue {
     processor: BatchSpanProcessor,
     scope: InstrumentationScope,
-    counts: Arc<Counts>,
-    most_spans: usize,
+    counts: Arc<ExportCounters>,
+    max_spans: usize,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ExportCounters {
     queued: AtomicUsize,
     sent: AtomicU64,
     /// For want of room.
@@ -52,7 +52,7 @@ struct Counts {
 
 /// What became of spans since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fates {
+pub struct ExportCounts {
     /// The collector has them.
     pub sent: u64,
     /// There was no room for them.
@@ -61,20 +61,20 @@ pub struct Fates {
     pub failed: u64,
 }
 
-impl Sink {
+impl SpanQueue {
     /// Sends by `exporter`; `setting` is the variable that says where to. `on_thread` is called once on the thread that
     /// does it.
     pub fn start<E: SpanExporter + 'static>(
         exporter: E,
         resource: &Resource,
-        queue: Queue,
+        queue: SpanQueueOptions,
         (setting, on_thread): (&'static str, fn()),
     ) -> Self {
-        let counts = Arc::new(Counts { setting, ..Counts::default() });
-        let exporter = Watched { exporter, counts: Arc::clone(&counts), on_thread, first: Once::new() };
+        let counts = Arc::new(ExportCounters { setting, ..ExportCounters::default() });
+        let exporter = CountingExporter { exporter, counts: Arc::clone(&counts), on_thread, first: Once::new() };
         let config = BatchConfigBuilder::default()
-            .with_max_queue_size(queue.most_spans)
-            .with_max_export_batch_size(queue.most_at_once)
+            .with_max_queue_size(queue.max_spans)
+            .with_max_export_batch_size(queue.max_batch_spans)
             .with_scheduled_delay(queue.delay)
             .build();
         let mut processor = BatchSpanProcessor::new(exporter, config);
@@ -83,19 +83,19 @@ impl Sink {
             .with_version(env!("CARGO_PKG_VERSION"))
             .with_schema_url(CONVENTIONS)
             .build();
-        Self { processor, scope, counts, most_spans: queue.most_spans }
+        Self { processor, scope, counts, max_spans: queue.max_spans }
     }
 
     /// What became of spans since the start.
-    pub fn fates(&self) -> Fates {
-        let Counts { sent, dropped, failed, .. } = &*self.counts;
+    pub fn export_counts(&self) -> ExportCounts {
+        let ExportCounters { sent, dropped, failed, .. } = &*self.counts;
         let [sent, dropped, failed] = [sent, dropped, failed].map(|count| count.load(Ordering::Relaxed));
-        Fates { sent, dropped, failed }
+        ExportCounts { sent, dropped, failed }
     }
 
-    /// Sends what is queued, and ends; waits for that no longer than `patience`. False if something was left.
-    pub fn finish(&self, patience: Duration) -> bool {
-        self.processor.shutdown_with_timeout(patience).is_ok()
+    /// Sends what is queued, and ends; waits for that no longer than `timeout`. False if something was left.
+    pub fn finish(&self, timeout: Duration) -> bool {
+        self.processor.shutdown_with_timeout(timeout).is_ok()
     }
 
     /// Who says what spans say.
@@ -104,46 +104,46 @@ impl Sink {
     }
 
     /// Queues a span that ended.
-    pub(super) fn take(&self, span: SpanData) {
-        if self.counts.queued.fetch_add(1, Ordering::Relaxed) < self.most_spans {
+    pub(super) fn push(&self, span: SpanData) {
+        if self.counts.queued.fetch_add(1, Ordering::Relaxed) < self.max_spans {
             self.processor.on_end(span);
             return;
         }
         self.counts.queued.fetch_sub(1, Ordering::Relaxed);
         self.counts.dropped.fetch_add(1, Ordering::Relaxed);
-        self.counts.complain("the queue is full");
+        self.counts.log_lost_spans("the queue is full");
     }
 }
 
-impl Counts {
-    fn complain(&self, why: &str) {
-        static SAID: LogThrottle = LogThrottle::every(Duration::from_secs(60));
-        if let Some(suppressed) = SAID.allow(Clock::System.now()) {
+impl ExportCounters {
+    fn log_lost_spans(&self, why: &str) {
+        static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+        if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
             let [failed, dropped] = [&self.failed, &self.dropped].map(|count| count.load(Ordering::Relaxed));
             tracing::warn!(failed, dropped, suppressed, "{}: spans are lost: {why}", self.setting);
         }
     }
 }
 
-/// Counts what an exporter does.
+/// ExportCounters what an exporter does.
 #[derive(Debug)]
-struct Watched<E> {
+struct CountingExporter<E> {
     exporter: E,
-    counts: Arc<Counts>,
+    counts: Arc<ExportCounters>,
     on_thread: fn(),
     first: Once,
 }
 
-impl<E: SpanExporter> SpanExporter for Watched<E> {
+impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         self.first.call_once(self.on_thread);
         let count = batch.len();
         let outcome = self.exporter.export(batch).await;
         self.counts.queued.fetch_sub(count, Ordering::Relaxed);
-        let fate = if outcome.is_ok() { &self.counts.sent } else { &self.counts.failed };
-        fate.fetch_add(count as u64, Ordering::Relaxed);
+        let counter = if outcome.is_ok() { &self.counts.sent } else { &self.counts.failed };
+        counter.fetch_add(count as u64, Ordering::Relaxed);
         if let Err(error) = &outcome {
-            self.counts.complain(&error.to_string());
+            self.counts.log_lost_spans(&error.to_string());
         }
         outcome
     }
