@@ -1,37 +1,37 @@
-//! A desk for the domain `shop`, asked in few words, by one or by many at once.
+//! A service for the domain `shop`, asked in few words, by one or by many at once.
 
 use std::sync::Barrier;
 use std::thread;
 
-use super::test_service::{Answer, Desk, Question};
+use super::test_service::{TestRequest, TestResponse, TestService};
 
 /// Puts rules of the domain `shop` in force, given from `descriptors` or `defaults` on.
-pub(crate) fn load(desk: &Desk, rules: &str) {
-    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+pub(crate) fn load_shop_rules(service: &TestService, rules: &str) {
+    service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
 }
 
 /// A question about descriptors of `shop`: `key=value,key=value; key=value`.
-pub(crate) fn about(descriptors: &str) -> Question {
-    descriptors.split("; ").fold(Question::new("shop"), |question, descriptor| {
+pub(crate) fn shop_request(descriptors: &str) -> TestRequest {
+    descriptors.split("; ").fold(TestRequest::new("shop"), |question, descriptor| {
         let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
-        question.of(&entries)
+        question.descriptor(&entries)
     })
 }
 
 /// The answer; an error fails the test.
-pub(crate) fn answer(desk: &Desk, question: &Question) -> Answer {
-    desk.ask(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
+pub(crate) fn decide(service: &TestService, question: &TestRequest) -> TestResponse {
+    service.decide(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
 }
 
 /// Asks one after the other, at the same time.
-pub(crate) fn check(desk: &Desk, table: &[(Question, &str)]) {
+pub(crate) fn assert_responses(service: &TestService, table: &[(TestRequest, &str)]) {
     for (step, (question, expected)) in table.iter().enumerate() {
-        assert_eq!(answer(desk, question).text(), *expected, "step {step}: {question:?}");
+        assert_eq!(decide(service, question).text(), *expected, "step {step}: {question:?}");
     }
 }
 
 /// Runs `act` on so many threads at once, with their number.
-pub(crate) fn at_once(threads: u64, act: impl Fn(u64) + Sync) {
+pub(crate) fn in_parallel(threads: u64, act: impl Fn(u64) + Sync) {
     let start = Barrier::new(usize::try_from(threads).unwrap());
     thread::scope(|scope| {
         for thread in 0..threads {

@@ -1,4 +1,4 @@
-//! Counters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them
+//! RedisCounters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them
 //! together.
 //!
 //! Charges are futures that nobody polls but the test, so that it decides who comes before whom, who waits and who gives
@@ -27,30 +27,30 @@ use super::test_service::store_runtime;
 use super::wait_for;
 
 /// How long a charge may take where nothing else is said, and a caller waits.
-pub(crate) const LONG: Duration = Duration::from_secs(10);
+pub(crate) const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What came of each charge of a request.
-pub(crate) type Answers = Vec<Result<ChargeResults, RedisError>>;
+pub(crate) type ChargeOutcomes = Vec<Result<ChargeResults, RedisError>>;
 
 /// Whose time counters follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Follows {
+pub(crate) enum TimeSource {
     /// That of Redis.
     Redis,
     /// What each charge says.
-    Charges,
+    Caller,
 }
 
-/// Counters in Redis.
+/// RedisCounters in Redis.
 #[derive(Debug)]
-pub(crate) struct Counters {
+pub(crate) struct RedisCounters {
     /// The store.
     pub(crate) redis: Redis,
 }
 
 /// A charge on the counters of a value.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct TestCharge {
     /// What stands for the path.
     pub(crate) value: String,
     /// Its limits, and whether they are enforced.
@@ -59,7 +59,7 @@ pub(crate) struct Wanted {
     pub(crate) request: ChargeRequest,
 }
 
-impl Wanted {
+impl TestCharge {
     /// Hits on one limit.
     pub(crate) fn new(value: &str, limit: Limit, hits: Hits) -> Self {
         Self { value: value.to_owned(), limits: vec![(limit, true)], request: ChargeRequest::new(hits, 0) }
@@ -72,7 +72,7 @@ impl Wanted {
 }
 
 /// A store in Redis by these variables, as settings make one. It connects in the background.
-pub(crate) fn redis(env: &[(&str, &str)], follows: Follows) -> Redis {
+pub(crate) fn start_store(env: &[(&str, &str)], time: TimeSource) -> Redis {
     let mut variables: Vec<(OsString, OsString)> = vec![("TOLLKEEPER_STORE_TIMEOUT".into(), "10s".into())];
     for (name, value) in env {
         variables.retain(|(known, _)| known != name);
@@ -82,31 +82,36 @@ pub(crate) fn redis(env: &[(&str, &str)], follows: Follows) -> Redis {
     let settings::Store::Redis(settings) = settings.store else { panic!("it counts in Redis") };
     let local = Fallback::new(1 << 20, NonZeroU32::MIN);
     let _within = store_runtime().enter();
-    match follows {
-        Follows::Redis => Redis::start(&settings, local),
-        Follows::Charges => Redis::start_with_given_time(&settings, local),
+    match time {
+        TimeSource::Redis => Redis::start(&settings, local),
+        TimeSource::Caller => Redis::start_with_given_time(&settings, local),
     }
 }
 
-impl Counters {
+impl RedisCounters {
     /// Those that the variables name; to be dropped before the runtime of the suite ends.
-    pub(crate) fn new(env: &[(&str, &str)], follows: Follows) -> Self {
-        Self { redis: redis(env, follows) }
+    pub(crate) fn new(env: &[(&str, &str)], time: TimeSource) -> Self {
+        Self { redis: start_store(env, time) }
     }
 
     /// Those of a single server on this address.
-    pub(crate) fn at(address: &str, follows: Follows) -> Self {
-        Self::new(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], follows)
+    pub(crate) fn at(address: &str, time: TimeSource) -> Self {
+        Self::new(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], time)
     }
 
     /// One request, for a caller that waits long; never fails to be decided.
-    pub(crate) async fn charge(&self, wanted: &[Wanted], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
-        let answers = self.charge_until(wanted, mode, (now, Instant::now() + LONG)).await;
+    pub(crate) async fn charge(&self, wanted: &[TestCharge], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
+        let answers = self.charge_until(wanted, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
         answers.into_iter().map(|answer| answer.expect("Redis decides")).collect()
     }
 
     /// One request: what came of each charge.
-    pub(crate) async fn charge_until(&self, wanted: &[Wanted], mode: ChargeMode, when: (Time, Instant)) -> Answers {
+    pub(crate) async fn charge_until(
+        &self,
+        wanted: &[TestCharge],
+        mode: ChargeMode,
+        when: (Time, Instant),
+    ) -> ChargeOutcomes {
         let entries: Vec<_> =
             wanted.iter().map(|wanted| [Entry { key: b"value", value: wanted.value.as_bytes() }]).collect();
         let charges: Vec<_> = wanted
@@ -131,14 +136,14 @@ fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
 }
 
 /// Waits until it is known where counters are: charges that come before that fail at once.
-pub(crate) fn wait_until_known(redis: &Redis) {
+pub(crate) fn wait_until_connected(redis: &Redis) {
     let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a period")));
     let limits = [(limit.expect("a limit"), true)];
     let entries = [Entry { key: b"known", value: b"" }];
     wait_for("a charge from redis", || {
         let path = Path { domain: "counters", entries: &entries, shared: &[] };
         let look = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
-        let until = Instant::now() + LONG;
+        let until = Instant::now() + LONG_TIMEOUT;
         let answers =
             store_runtime().block_on(redis.charge_all(&[look], ChargeMode::Commit, (Time::from_secs(1), until)));
         answers[0].is_ok().then_some(())

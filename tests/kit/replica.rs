@@ -1,4 +1,4 @@
-//! A [`Desk`] that counts in a Redis, with a runtime of its own: what one replica of tollkeeper is, in this process.
+//! A [`TestService`] that counts in a Redis, with a runtime of its own: what one replica of tollkeeper is, in this process.
 //!
 //! Its clock stands until a test moves it, and counters follow that. A charge that Redis does not decide is an error,
 //! never an answer by policy, and a charge may take as long as a loaded machine needs, unless the environment says
@@ -15,13 +15,13 @@ use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::redis::Redis;
 
-use super::test_service::{Answer, Desk, Question};
+use super::test_service::{TestRequest, TestResponse, TestService};
 
 /// Somebody who answers by counters in Redis.
 #[derive(Debug)]
 pub(crate) struct Replica {
     /// What answers.
-    pub(crate) desk: Desk,
+    pub(crate) service: TestService,
     runtime: Runtime,
 }
 
@@ -49,17 +49,17 @@ impl Replica {
             let sharers = of_redis.replicas.unwrap_or(NonZeroU32::MIN);
             Redis::start_with_given_time(of_redis, Fallback::new(1 << 20, sharers))
         };
-        Self { desk: Desk::new(variables, start).counting_in(Store::Redis(Box::new(redis))), runtime }
+        Self { service: TestService::new(variables, start).with_store(Store::Redis(Box::new(redis))), runtime }
     }
 
     /// The answer, for a caller that waits as long as one that does not say.
-    pub(crate) fn ask(&self, question: &Question) -> Result<Answer, AnswerError> {
-        self.runtime.block_on(self.answer(question))
+    pub(crate) fn decide(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
+        self.runtime.block_on(self.decide_async(question))
     }
 
     /// The answers to questions that are all asked at once, in their order.
-    pub(crate) fn ask_all(&self, questions: &[Question]) -> Vec<Result<Answer, AnswerError>> {
-        let all = questions.iter().map(|question| self.answer(question));
+    pub(crate) fn decide_concurrently(&self, questions: &[TestRequest]) -> Vec<Result<TestResponse, AnswerError>> {
+        let all = questions.iter().map(|question| self.decide_async(question));
         self.runtime.block_on(futures_util::future::join_all(all))
     }
 
@@ -68,15 +68,15 @@ impl Replica {
         self.redis().calls()
     }
 
-    async fn answer(&self, question: &Question) -> Result<Answer, AnswerError> {
+    async fn decide_async(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
         let request = decode::request(&question.0);
-        let decided = self.desk.service.decide_shared(self.redis(), &request, DEFAULT_DEADLINE, None).await;
-        decided.map(|(response, hold)| Answer { response, hold })
+        let decided = self.service.inner.decide_shared(self.redis(), &request, DEFAULT_DEADLINE, None).await;
+        decided.map(|(response, hold)| TestResponse { response, hold })
     }
 
     /// Where it counts.
     pub(crate) fn redis(&self) -> &Redis {
-        match &self.desk.service.decider.store {
+        match &self.service.inner.decider.store {
             Store::Redis(redis) => redis,
             Store::Memory(_) => panic!("it was told to count in Redis"),
         }

@@ -27,13 +27,13 @@ use tollkeeper::store::memory::Memory;
 
 /// Somebody who answers.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct TestService {
     /// What answers.
-    pub(crate) service: Service,
+    pub(crate) inner: Service,
     options: Options,
 }
 
-impl Desk {
+impl TestService {
     /// Settings from these variables; no rules yet, at `start`.
     pub(crate) fn new<N: AsRef<str>>(env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
         let variables = env.into_iter().map(|(name, value)| (OsString::from(name.as_ref()), value.as_ref().into()));
@@ -48,18 +48,18 @@ impl Desk {
         let memory = Memory::new(settings.memory.capacity_bytes as u64);
         let decider = Decider::new(Store::Memory(memory), settings.behaviour, Arc::default());
         let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
-        Self { service, options }
+        Self { inner: service, options }
     }
 
     /// The same with counters in this store.
-    pub(crate) fn counting_in(mut self, store: Store) -> Self {
-        self.service.decider.store = store;
+    pub(crate) fn with_store(mut self, store: Store) -> Self {
+        self.inner.decider.store = store;
         self
     }
 
     /// The counters in this process.
     pub(crate) fn memory(&self) -> &Memory {
-        match &self.service.decider.store {
+        match &self.inner.decider.store {
             Store::Memory(memory) => memory,
             Store::Redis(_) => panic!("the counters are in Redis"),
         }
@@ -77,35 +77,37 @@ impl Desk {
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
         let names = sources.into_iter().map(|source| source.name).collect();
-        let rules = RuleSet::with_stats(compiled.domains, &self.service.decider.metrics.limits);
-        self.service.rules.replace(rules, names, self.now());
+        let rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);
+        self.inner.rules.replace(rules, names, self.now());
     }
 
     /// The time.
     pub(crate) fn now(&self) -> Time {
-        self.service.clock.now()
+        self.inner.clock.now()
     }
 
     /// Lets so many microseconds pass.
-    pub(crate) fn pass_us(&self, micros: u64) {
-        self.service.clock.set(self.now().plus_us(micros));
+    pub(crate) fn advance_us(&self, micros: u64) {
+        self.inner.clock.set(self.now().plus_us(micros));
     }
 
     /// The answer, for a caller that waits as long as one that does not say.
-    pub(crate) fn ask(&self, question: &Question) -> Result<Answer, AnswerError> {
-        self.ask_within(question, DEFAULT_DEADLINE)
+    pub(crate) fn decide(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
+        self.decide_within(question, DEFAULT_DEADLINE)
     }
 
     /// The answer for a caller that waits so long.
-    pub(crate) fn ask_within(&self, question: &Question, deadline: Duration) -> Result<Answer, AnswerError> {
+    pub(crate) fn decide_within(
+        &self,
+        question: &TestRequest,
+        deadline: Duration,
+    ) -> Result<TestResponse, AnswerError> {
         let request = decode::request(&question.0);
-        let decided = match &self.service.decider.store {
-            Store::Memory(memory) => self.service.decide(memory, &request, deadline),
-            Store::Redis(redis) => {
-                store_runtime().block_on(self.service.decide_shared(redis, &request, deadline, None))
-            }
+        let decided = match &self.inner.decider.store {
+            Store::Memory(memory) => self.inner.decide(memory, &request, deadline),
+            Store::Redis(redis) => store_runtime().block_on(self.inner.decide_shared(redis, &request, deadline, None)),
         };
-        decided.map(|(response, hold)| Answer { response, hold })
+        decided.map(|(response, hold)| TestResponse { response, hold })
     }
 }
 
@@ -119,16 +121,16 @@ pub(crate) fn store_runtime() -> &'static Runtime {
 
 /// What is asked; each word about a descriptor is about the last one.
 #[derive(Clone, Debug)]
-pub(crate) struct Question(pub(crate) RateLimitRequest);
+pub(crate) struct TestRequest(pub(crate) RateLimitRequest);
 
-impl Question {
+impl TestRequest {
     /// Nothing about this domain yet.
     pub(crate) fn new(domain: &str) -> Self {
         Self(RateLimitRequest { domain: domain.to_owned(), ..RateLimitRequest::default() })
     }
 
     /// A descriptor of these keys and values.
-    pub(crate) fn of(mut self, entries: &[(&str, &str)]) -> Self {
+    pub(crate) fn descriptor(mut self, entries: &[(&str, &str)]) -> Self {
         let entry = |(key, value): &(&str, &str)| Entry {
             key: key.as_bytes().to_vec().into(),
             value: value.as_bytes().to_vec().into(),
@@ -169,14 +171,14 @@ impl Question {
 
 /// What was answered, and how long it would have been held.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     /// As it goes over the wire.
     pub(crate) response: RateLimitResponse,
     /// From the question on.
     pub(crate) hold: Duration,
 }
 
-impl Answer {
+impl TestResponse {
     /// Whether the request is refused.
     pub(crate) fn over_limit(&self) -> bool {
         self.response.overall_code() == Code::OverLimit

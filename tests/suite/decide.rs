@@ -1,6 +1,6 @@
 //! What is decided, from a message and the text of rule files to the answer, in this process at known times.
 //!
-//! Each test is a table of questions with the answer in words (see `Answer::text`): verdict, each descriptor's limit,
+//! Each test is a table of questions with the answer in words (see `TestResponse::text`): verdict, each descriptor's limit,
 //! what is left of it and the seconds until it is reset, headers. Rules, settings, matching, command and merging all
 //! take part.
 
@@ -18,8 +18,8 @@ use tollkeeper::pb::RateLimitDescriptor;
 use tollkeeper::pb::rate_limit_service_server::RateLimitService;
 use tonic::Code;
 
-use crate::kit::fixtures::{about, answer, check, load};
-use crate::kit::test_service::{Answer, Desk, Question};
+use crate::kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
+use crate::kit::test_service::{TestRequest, TestResponse, TestService};
 
 /// Noon on Wednesday the 8th of July 2026: full minutes and hours begin, the day and the week are half a day from
 /// their end.
@@ -28,22 +28,22 @@ const MS: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
 
 /// Who decides by the rules of a domain `shop`, given from `descriptors` or `defaults` on, at noon.
-fn desk(env: &[(&str, &str)], rules: &str) -> Desk {
-    let desk = Desk::new(env.iter().copied(), NOON);
-    load(&desk, rules);
-    desk
+fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
+    let service = TestService::new(env.iter().copied(), NOON);
+    load_shop_rules(&service, rules);
+    service
 }
 
 #[test]
 fn hits_are_taken_given_back_or_looked_for() {
-    let desk = desk(
+    let service = test_service(
         &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")],
         "descriptors:
   - {key: k, rate_limit: {unit: hour, requests_per_unit: 10}}",
     );
-    let k = || about("k");
-    check(
-        &desk,
+    let k = || shop_request("k");
+    assert_responses(
+        &service,
         &[
             (k(), "OK [OK 10/HOUR left 9 in 3600 s]"),
             (k().request_hits(3), "OK [OK 10/HOUR left 6 in 3600 s]"),
@@ -62,7 +62,7 @@ fn hits_are_taken_given_back_or_looked_for() {
             // Both are clamped to as many, so the eleven from before remain.
             (k().refund(u64::MAX), "OK [OK 10/HOUR left 0 in 3600 s]"),
             (
-                about("k=2; k=2; k=2").request_hits(4),
+                shop_request("k=2; k=2; k=2").request_hits(4),
                 "OVER [OK 10/HOUR left 6 in 3600 s, OK 10/HOUR left 2 in 3600 s, \
                                             OVER 10/HOUR left 0 in 3600 s]",
             ),
@@ -72,7 +72,7 @@ fn hits_are_taken_given_back_or_looked_for() {
 
 #[test]
 fn a_limit_that_comes_along_goes_before_the_rule_if_its_period_means_something() {
-    let desk = desk(
+    let service = test_service(
         &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")],
         "descriptors:
   - {key: k, rate_limit: {unit: hour, requests_per_unit: 5, name: own}}",
@@ -106,20 +106,20 @@ fn a_limit_that_comes_along_goes_before_the_rule_if_its_period_means_something()
         (6, Some(u32::MAX), own),
     ];
     for (place, (unit, multiplier, expected)) in table.into_iter().enumerate() {
-        let question = about(&format!("k={place}")).limit(3, unit, multiplier);
-        assert_eq!(answer(&desk, &question).text(), expected, "{unit} times {multiplier:?}");
+        let question = shop_request(&format!("k={place}")).limit(3, unit, multiplier);
+        assert_eq!(decide(&service, &question).text(), expected, "{unit} times {multiplier:?}");
     }
-    check(
-        &desk,
+    assert_responses(
+        &service,
         &[
             // Nothing but the limit decides: no rule is needed, and its names are not asked.
-            (about("x=1,y=2").limit(1, 3, None), "OK [OK 1/HOUR left 0 in 3600 s]"),
-            (about("x=1,y=2").limit(1, 3, None), "OVER [OVER 1/HOUR left 0 in 3600 s]"),
-            (about("x=1,y=2").limit(1, 0, None), "OK [OK]"),
-            (about("x").limit(0, 3, None), "OVER [OVER 0/HOUR left 0 in 3600 s]"),
-            (about("x").limit(u32::MAX, 3, None), "OK [OK 4294967295/HOUR left 4294967293 in 3600 s]"),
+            (shop_request("x=1,y=2").limit(1, 3, None), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (shop_request("x=1,y=2").limit(1, 3, None), "OVER [OVER 1/HOUR left 0 in 3600 s]"),
+            (shop_request("x=1,y=2").limit(1, 0, None), "OK [OK]"),
+            (shop_request("x").limit(0, 3, None), "OVER [OVER 0/HOUR left 0 in 3600 s]"),
+            (shop_request("x").limit(u32::MAX, 3, None), "OK [OK 4294967295/HOUR left 4294967293 in 3600 s]"),
             // But a domain is.
-            (Question::new("elsewhere").of(&[("k", "")]).limit(0, 3, None), "OK [OK]"),
+            (TestRequest::new("elsewhere").descriptor(&[("k", "")]).limit(0, 3, None), "OK [OK]"),
         ],
     );
 }
@@ -156,9 +156,9 @@ fn a_limit_that_comes_along_is_counted_as_the_domain_says() {
         ),
     ];
     for (defaults, expected) in table {
-        let desk = desk(&[], &format!("defaults: {defaults}"));
+        let service = test_service(&[], &format!("defaults: {defaults}"));
         let statuses = [1, 1, 3].map(|hits| {
-            let text = answer(&desk, &about("k").hits(hits).limit(4, 2, None)).text();
+            let text = decide(&service, &shop_request("k").hits(hits).limit(4, 2, None)).text();
             text[text.find('[').unwrap() + 1..text.find(']').unwrap()].to_owned()
         });
         assert_eq!(statuses, expected, "{defaults}");
@@ -167,39 +167,39 @@ fn a_limit_that_comes_along_is_counted_as_the_domain_says() {
 
 #[test]
 fn a_log_that_would_be_too_long_falls_to_a_counter() {
-    let desk = desk(&[("TOLLKEEPER_LOG_MAX", "100")], "defaults: {algorithm: sliding_window_log}");
-    check(
-        &desk,
+    let service = test_service(&[("TOLLKEEPER_LOG_MAX", "100")], "defaults: {algorithm: sliding_window_log}");
+    assert_responses(
+        &service,
         &[
-            (about("a").limit(100, 2, None), "OK [OK 100/MINUTE left 99 in 60 s]"),
+            (shop_request("a").limit(100, 2, None), "OK [OK 100/MINUTE left 99 in 60 s]"),
             // The reset tells them apart: a counter's is the end of the next window.
-            (about("a").limit(101, 2, None), "OK [OK 101/MINUTE left 100 in 61 s]"),
+            (shop_request("a").limit(101, 2, None), "OK [OK 101/MINUTE left 100 in 61 s]"),
         ],
     );
 }
 
 #[test]
 fn what_is_unlimited_is_not_counted() {
-    let desk = desk(
+    let service = test_service(
         &[],
         "descriptors:
   - {key: free, rate_limit: {unlimited: true}}
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}",
     );
-    check(
-        &desk,
+    assert_responses(
+        &service,
         &[
-            (about("free"), "OK [OK unlimited]"),
-            (about("free").hits(u64::MAX), "OK [OK unlimited]"),
-            (about("free").hits(0), "OK [OK unlimited]"),
-            (about("free; none"), "OVER [OK unlimited, OVER 0/HOUR left 0 in 3600 s]"),
-            (about("free; other"), "OK [OK unlimited, OK]"),
+            (shop_request("free"), "OK [OK unlimited]"),
+            (shop_request("free").hits(u64::MAX), "OK [OK unlimited]"),
+            (shop_request("free").hits(0), "OK [OK unlimited]"),
+            (shop_request("free; none"), "OVER [OK unlimited, OVER 0/HOUR left 0 in 3600 s]"),
+            (shop_request("free; other"), "OK [OK unlimited, OK]"),
             // Nothing was charged: a look at nothing passes.
-            (about("none").hits(0), "OVER [OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
-            (about("none=2").hits(0), "OK [OK 0/HOUR left 0 in 3600 s]"),
+            (shop_request("none").hits(0), "OVER [OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            (shop_request("none=2").hits(0), "OK [OK 0/HOUR left 0 in 3600 s]"),
         ],
     );
-    assert_eq!(desk.memory().usage().counters, 1);
+    assert_eq!(service.memory().usage().counters, 1);
 }
 
 #[test]
@@ -207,23 +207,26 @@ fn a_trial_is_counted_and_refuses_nothing() {
     let rules = "descriptors:
   - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: real, rate_limit: {unit: hour, requests_per_unit: 2}}";
-    check(
-        &desk(&[], rules),
+    assert_responses(
+        &test_service(&[], rules),
         &[
-            (about("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
-            (about("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
-            (about("trial; real"), "OK [OK 1/HOUR left 0 in 3600 s, OK 2/HOUR left 1 in 3600 s]"),
-            (about("real"), "OK [OK 2/HOUR left 0 in 3600 s]"),
-            (about("trial; real"), "OVER [OK 1/HOUR left 0 in 3600 s, OVER 2/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            (shop_request("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (shop_request("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (shop_request("trial; real"), "OK [OK 1/HOUR left 0 in 3600 s, OK 2/HOUR left 1 in 3600 s]"),
+            (shop_request("real"), "OK [OK 2/HOUR left 0 in 3600 s]"),
+            (
+                shop_request("trial; real"),
+                "OVER [OK 1/HOUR left 0 in 3600 s, OVER 2/HOUR left 0 in 3600 s] Retry-After: 3600",
+            ),
         ],
     );
     // A trial of the whole process changes the verdict alone.
-    check(
-        &desk(&[("SHADOW_MODE", "true")], rules),
+    assert_responses(
+        &test_service(&[("SHADOW_MODE", "true")], rules),
         &[
-            (about("real"), "OK [OK 2/HOUR left 1 in 3600 s]"),
-            (about("real").hits(2), "OK [OVER 2/HOUR left 0 in 3600 s]"),
-            (about("x").limit(0, 3, None), "OK [OVER 0/HOUR left 0 in 3600 s]"),
+            (shop_request("real"), "OK [OK 2/HOUR left 1 in 3600 s]"),
+            (shop_request("real").hits(2), "OK [OVER 2/HOUR left 0 in 3600 s]"),
+            (shop_request("x").limit(0, 3, None), "OK [OVER 0/HOUR left 0 in 3600 s]"),
         ],
     );
 }
@@ -238,7 +241,7 @@ fn quotas_refuse_only_all_together() {
   - {key: quota, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 999}}
   - {key: trial, shadow_mode: true, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: free, rate_limit: {unlimited: true}}";
-    let (plain, all) = (desk(&[], rules), desk(&[("QUOTA_MODE", "true")], rules));
+    let (plain, all) = (test_service(&[], rules), test_service(&[("QUOTA_MODE", "true")], rules));
     let table = [
         // what is asked, whether it is refused, and whether it is where all are quotas
         ("real", false, false),
@@ -261,14 +264,14 @@ fn quotas_refuse_only_all_together() {
         ("free", false, false),
     ];
     for (question, refused, refused_if_all) in table {
-        assert_eq!(answer(&plain, &about(question)).over_limit(), refused, "{question}");
-        assert_eq!(answer(&all, &about(question)).over_limit(), refused_if_all, "{question}, all quotas");
+        assert_eq!(decide(&plain, &shop_request(question)).over_limit(), refused, "{question}");
+        assert_eq!(decide(&all, &shop_request(question)).over_limit(), refused_if_all, "{question}, all quotas");
     }
 }
 
 #[test]
 fn a_rule_switches_off_named_limits_of_the_same_request() {
-    let desk = desk(
+    let service = test_service(
         &[],
         "descriptors:
   - {key: a, rate_limit: {unit: hour, requests_per_unit: 9, name: a, replaces: [{name: b}]}}
@@ -284,28 +287,28 @@ fn a_rule_switches_off_named_limits_of_the_same_request() {
       - {unit: minute, requests_per_unit: 9, replaces: [{name: a}]}
       - {unit: hour, requests_per_unit: 9, replaces: [{name: b}]}",
     );
-    check(
-        &desk,
+    assert_responses(
+        &service,
         &[
-            (about("b"), "OK [OK b: 9/HOUR left 8 in 3600 s]"),
-            (about("a; b"), "OK [OK a: 9/HOUR left 8 in 3600 s, OK]"),
-            (about("b; a"), "OK [OK, OK a: 9/HOUR left 7 in 3600 s]"),
+            (shop_request("b"), "OK [OK b: 9/HOUR left 8 in 3600 s]"),
+            (shop_request("a; b"), "OK [OK a: 9/HOUR left 8 in 3600 s, OK]"),
+            (shop_request("b; a"), "OK [OK, OK a: 9/HOUR left 7 in 3600 s]"),
             // One that is switched off switches off others all the same.
-            (about("c; b; a"), "OK [OK, OK, OK a: 9/HOUR left 6 in 3600 s]"),
-            (about("c; b"), "OK [OK, OK b: 9/HOUR left 7 in 3600 s]"),
-            (about("c; c"), "OK [OK c: 9/HOUR left 8 in 3600 s, OK c: 9/HOUR left 7 in 3600 s]"),
-            (about("free; c"), "OK [OK unlimited, OK]"),
-            (about("list"), "OK [OK c: 3/MINUTE left 2 in 60 s]"),
-            (about("list; free"), "OK [OK 9/HOUR left 7 in 3600 s, OK unlimited]"),
-            (about("list"), "OK [OK c: 3/MINUTE left 1 in 60 s]"),
-            (about("twice; a; b; c").hits(0), "OK [OK 9/MINUTE left 8 in 60 s, OK, OK, OK]"),
+            (shop_request("c; b; a"), "OK [OK, OK, OK a: 9/HOUR left 6 in 3600 s]"),
+            (shop_request("c; b"), "OK [OK, OK b: 9/HOUR left 7 in 3600 s]"),
+            (shop_request("c; c"), "OK [OK c: 9/HOUR left 8 in 3600 s, OK c: 9/HOUR left 7 in 3600 s]"),
+            (shop_request("free; c"), "OK [OK unlimited, OK]"),
+            (shop_request("list"), "OK [OK c: 3/MINUTE left 2 in 60 s]"),
+            (shop_request("list; free"), "OK [OK 9/HOUR left 7 in 3600 s, OK unlimited]"),
+            (shop_request("list"), "OK [OK c: 3/MINUTE left 1 in 60 s]"),
+            (shop_request("twice; a; b; c").hits(0), "OK [OK 9/MINUTE left 8 in 60 s, OK, OK, OK]"),
         ],
     );
 }
 
 #[test]
 fn a_value_goes_before_a_wildcard_and_that_before_the_bare_key() {
-    let desk = desk(
+    let service = test_service(
         &[],
         "descriptors:
   - {key: path, rate_limit: {unit: hour, requests_per_unit: 1000}}
@@ -315,46 +318,46 @@ fn a_value_goes_before_a_wildcard_and_that_before_the_bare_key() {
   - {key: path, value: '/api/v1', rate_limit: {unit: hour, requests_per_unit: 10}}
   - {key: path, value: '/deep', descriptors: [{key: user, value: u1, rate_limit: {unit: hour, requests_per_unit: 7}}]}",
     );
-    check(
-        &desk,
+    assert_responses(
+        &service,
         &[
-            (about("path=/api/v1"), "OK [OK 10/HOUR left 9 in 3600 s]"),
-            (about("path=/other"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
-            (about("path=/another"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
+            (shop_request("path=/api/v1"), "OK [OK 10/HOUR left 9 in 3600 s]"),
+            (shop_request("path=/other"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
+            (shop_request("path=/another"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
             // The first wildcard in the file, not the longest; its values share a counter.
-            (about("path=/api/v2"), "OK [OK 100/HOUR left 99 in 3600 s]"),
-            (about("path=/api/img"), "OK [OK 100/HOUR left 98 in 3600 s]"),
-            (about("path=/api/"), "OK [OK 100/HOUR left 97 in 3600 s]"),
+            (shop_request("path=/api/v2"), "OK [OK 100/HOUR left 99 in 3600 s]"),
+            (shop_request("path=/api/img"), "OK [OK 100/HOUR left 98 in 3600 s]"),
+            (shop_request("path=/api/"), "OK [OK 100/HOUR left 97 in 3600 s]"),
             // Without share_threshold each value has its own.
-            (about("path=/a/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
-            (about("path=/b/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
+            (shop_request("path=/a/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
+            (shop_request("path=/b/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
             // A value that reads like the pattern is a value: it meets the rule, and not the counter of all others.
-            (about("path=/api/*"), "OK [OK 100/HOUR left 99 in 3600 s]"),
-            (about("path=/api/v3"), "OK [OK 100/HOUR left 96 in 3600 s]"),
+            (shop_request("path=/api/*"), "OK [OK 100/HOUR left 99 in 3600 s]"),
+            (shop_request("path=/api/v3"), "OK [OK 100/HOUR left 96 in 3600 s]"),
             // Down one branch and never back.
-            (about("path=/deep,user=u1"), "OK [OK 7/HOUR left 6 in 3600 s]"),
-            (about("path=/deep,user=u2"), "OK [OK]"),
-            (about("path=/deep"), "OK [OK]"),
-            (about("path=/api/v1,user=u1"), "OK [OK]"),
+            (shop_request("path=/deep,user=u1"), "OK [OK 7/HOUR left 6 in 3600 s]"),
+            (shop_request("path=/deep,user=u2"), "OK [OK]"),
+            (shop_request("path=/deep"), "OK [OK]"),
+            (shop_request("path=/api/v1,user=u1"), "OK [OK]"),
         ],
     );
 }
 
 #[test]
 fn bytes_that_are_no_text_are_a_value_like_any_other() {
-    let desk = desk(
+    let service = test_service(
         &[],
         "descriptors:
   - {key: agent, rate_limit: {unit: hour, requests_per_unit: 1}}",
     );
     let with = |value: &'static [u8]| {
-        let mut question = about("agent");
+        let mut question = shop_request("agent");
         question.0.descriptors[0].entries[0].value = value.into();
         question
     };
     for value in [&b"\xff"[..], b"\xfe", b"\xff\x00", b"\x00", b"\xef\xbf\xbd"] {
-        assert!(!answer(&desk, &with(value)).over_limit(), "{value:?} has a counter of its own");
-        assert!(answer(&desk, &with(value)).over_limit(), "{value:?} is counted");
+        assert!(!decide(&service, &with(value)).over_limit(), "{value:?} has a counter of its own");
+        assert!(decide(&service, &with(value)).over_limit(), "{value:?} is counted");
     }
 }
 
@@ -367,10 +370,10 @@ const LIST: &str = "descriptors:
 
 #[test]
 fn of_several_limits_the_status_is_of_the_longest_refusal_else_of_the_least_share_left() {
-    let desk = desk(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], LIST);
-    let k = || about("k");
-    check(
-        &desk,
+    let service = test_service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], LIST);
+    let k = || shop_request("k");
+    assert_responses(
+        &service,
         &[
             (k().hits(0), "OK [OK 2/SECOND left 2 in 1 s]"),
             (k(), "OK [OK 2/SECOND left 1 in 1 s]"),
@@ -382,9 +385,9 @@ fn of_several_limits_the_status_is_of_the_longest_refusal_else_of_the_least_shar
             (k().hits(3), "OVER [OVER 2/SECOND left 0 in 1 s]"),
         ],
     );
-    desk.pass_us(SECOND);
-    check(
-        &desk,
+    service.advance_us(SECOND);
+    assert_responses(
+        &service,
         &[
             // What was refused was charged to none of them.
             (k(), "OK [OK slow: 3/MINUTE left 0 in 59 s]"),
@@ -392,13 +395,13 @@ fn of_several_limits_the_status_is_of_the_longest_refusal_else_of_the_least_shar
             (k().hits(0), "OVER [OVER slow: 3/MINUTE left 0 in 59 s]"),
         ],
     );
-    desk.pass_us(59 * SECOND);
-    check(&desk, &[(k().hits(0), "OK [OK 100/DAY left 97 in 43140 s]")]);
+    service.advance_us(59 * SECOND);
+    assert_responses(&service, &[(k().hits(0), "OK [OK 100/DAY left 97 in 43140 s]")]);
 }
 
 #[test]
 fn a_flood_that_one_limit_refuses_costs_the_others_nothing() {
-    let desk = desk(
+    let service = test_service(
         &[],
         "descriptors:
   - key: k
@@ -407,17 +410,17 @@ fn a_flood_that_one_limit_refuses_costs_the_others_nothing() {
       - {unit: day, requests_per_unit: 1000}",
     );
     for _ in 0..10 {
-        let passed = (0..100).filter(|_| !answer(&desk, &about("k")).over_limit()).count();
+        let passed = (0..100).filter(|_| !decide(&service, &shop_request("k")).over_limit()).count();
         assert_eq!(passed, 10);
-        desk.pass_us(SECOND);
+        service.advance_us(SECOND);
     }
     // 900 are left of a day: the same share as of a second, so a charge shows which.
-    assert_eq!(answer(&desk, &about("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
+    assert_eq!(decide(&service, &shop_request("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
 }
 
 #[test]
 fn a_trial_beside_an_enforced_limit_is_charged_and_says_nothing() {
-    let desk = desk(
+    let service = test_service(
         &[],
         "descriptors:
   - key: k
@@ -430,17 +433,17 @@ fn a_trial_beside_an_enforced_limit_is_charged_and_says_nothing() {
       - {unit: minute, requests_per_unit: 1, name: one}
       - {unit: hour, requests_per_unit: 2, name: two}",
     );
-    check(
-        &desk,
+    assert_responses(
+        &service,
         &[
-            (about("k"), "OK [OK 3/HOUR left 2 in 3600 s]"),
-            (about("k"), "OK [OK 3/HOUR left 1 in 3600 s]"),
-            (about("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
-            (about("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            (shop_request("k"), "OK [OK 3/HOUR left 2 in 3600 s]"),
+            (shop_request("k"), "OK [OK 3/HOUR left 1 in 3600 s]"),
+            (shop_request("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
+            (shop_request("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
             // Among trials they speak, and refuse nothing.
-            (about("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
-            (about("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
-            (about("trials"), "OK [OK two: 2/HOUR left 0 in 3600 s]"),
+            (shop_request("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
+            (shop_request("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
+            (shop_request("trials"), "OK [OK two: 2/HOUR left 0 in 3600 s]"),
         ],
     );
 }
@@ -451,27 +454,27 @@ fn refusals_spare_the_other_descriptors_if_told_to() {
   - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}
   - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}";
-    let both = || about("a; b; other");
+    let both = || shop_request("a; b; other");
     let over = |left: u32| {
         format!("OVER [OVER 1/HOUR left 0 in 3600 s, OK 9/HOUR left {left} in 3600 s, OK] Retry-After: 3600")
     };
-    let charged = desk(&[], rules);
-    let spared = desk(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
-    for desk in [&charged, &spared] {
-        check(desk, &[(both(), "OK [OK 1/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s, OK]")]);
+    let charged = test_service(&[], rules);
+    let spared = test_service(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
+    for service in [&charged, &spared] {
+        assert_responses(service, &[(both(), "OK [OK 1/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s, OK]")]);
     }
-    check(&charged, &[(both(), &over(7)), (both(), &over(6))]);
-    check(
+    assert_responses(&charged, &[(both(), &over(7)), (both(), &over(6))]);
+    assert_responses(
         &spared,
         &[
             (both(), &over(8)),
             (both(), &over(8)),
             // The one that refuses is charged: two refusals make up for two refunds, and the third of them shows.
-            (about("a").refund(2), "OK [OK 1/HOUR left 0 in 3600 s]"),
-            (about("a").refund(1), "OK [OK 1/HOUR left 1 in 3600 s]"),
+            (shop_request("a").refund(2), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (shop_request("a").refund(1), "OK [OK 1/HOUR left 1 in 3600 s]"),
             // A trial spares as an enforced rule does, as in the program replaced, and refunds are never spared.
-            (about("trial; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
-            (about("trial; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 9 in 3600 s]"),
+            (shop_request("trial; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
+            (shop_request("trial; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 9 in 3600 s]"),
         ],
     );
 }
@@ -488,7 +491,7 @@ fn months_follow_the_calendar_if_told_to() {
   - {key: quarter, rate_limit: {unit: month, unit_multiplier: 3, requests_per_unit: 1}}
   - {key: bucket, rate_limit: {unit: month, requests_per_unit: 1, algorithm: token_bucket}}
   - {key: day, rate_limit: {unit: day, requests_per_unit: 1}}";
-    let desk = desk(&[("USE_CALENDAR_MONTH_RATE_LIMIT", "true")], rules);
+    let service = test_service(&[("USE_CALENDAR_MONTH_RATE_LIMIT", "true")], rules);
     let day = 86_400;
     let table = [
         // the time; seconds to the end of the month and of the quarter
@@ -506,11 +509,11 @@ fn months_follow_the_calendar_if_told_to() {
         ("2100-02-28T00:00:00Z", day, 32 * day),
     ];
     for (time, month, quarter) in table {
-        desk.service.clock.set(at(time));
-        check(
-            &desk,
+        service.inner.clock.set(at(time));
+        assert_responses(
+            &service,
             &[(
-                about(&format!("month={time}; quarter={time}; x={time}")).limit(2, 5, None),
+                shop_request(&format!("month={time}; quarter={time}; x={time}")).limit(2, 5, None),
                 &format!(
                     "OK [OK 1/MONTH left 0 in {month} s, OK 1/3 MONTH left 0 in {quarter} s, OK 2/MONTH left 1 in {month} s]"
                 ),
@@ -525,13 +528,16 @@ fn months_follow_the_calendar_if_told_to() {
         ("2026-02-28T23:59:59.999999Z", true),
         ("2026-03-01T00:00:00Z", false),
     ] {
-        desk.service.clock.set(at(time));
-        assert_eq!(answer(&desk, &about("month=end")).over_limit(), refused, "{time}");
+        service.inner.clock.set(at(time));
+        assert_eq!(decide(&service, &shop_request("month=end")).over_limit(), refused, "{time}");
     }
-    desk.service.clock.set(NOON);
-    check(
-        &desk,
-        &[(about("bucket"), "OK [OK 1/MONTH left 0 in 2592000 s]"), (about("day"), "OK [OK 1/DAY left 0 in 43200 s]")],
+    service.inner.clock.set(NOON);
+    assert_responses(
+        &service,
+        &[
+            (shop_request("bucket"), "OK [OK 1/MONTH left 0 in 2592000 s]"),
+            (shop_request("day"), "OK [OK 1/DAY left 0 in 43200 s]"),
+        ],
     );
 }
 
@@ -580,7 +586,8 @@ fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
         if let Some(seconds) = retry_after {
             expected += &format!(" Retry-After: {seconds}");
         }
-        let text = answer(&desk(&[("LIMIT_RESPONSE_HEADERS_ENABLED", "true")], rules), &about(question)).text();
+        let text =
+            decide(&test_service(&[("LIMIT_RESPONSE_HEADERS_ENABLED", "true")], rules), &shop_request(question)).text();
         assert_eq!(text[text.find(']').unwrap() + 1..], expected, "{question}");
     }
     let names = [
@@ -590,19 +597,19 @@ fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
         ("LIMIT_RESET_HEADER", "x-reset"),
         ("TOLLKEEPER_RETRY_AFTER_HEADER", "x-again"),
     ];
-    check(
-        &desk(&names, rules),
+    assert_responses(
+        &test_service(&names, rules),
         &[
-            (about("one"), "OK [OK 1/MINUTE left 0 in 60 s] x-limit: 1 x-left: 0 x-reset: 60"),
-            (about("one"), "OVER [OVER 1/MINUTE left 0 in 60 s] x-limit: 1 x-left: 0 x-reset: 60 x-again: 60"),
+            (shop_request("one"), "OK [OK 1/MINUTE left 0 in 60 s] x-limit: 1 x-left: 0 x-reset: 60"),
+            (shop_request("one"), "OVER [OVER 1/MINUTE left 0 in 60 s] x-limit: 1 x-left: 0 x-reset: 60 x-again: 60"),
         ],
     );
     // A trial of the whole process tells what is left, and nobody to come back.
     let shadow = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("SHADOW_MODE", "true")];
-    check(
-        &desk(&shadow, rules),
+    assert_responses(
+        &test_service(&shadow, rules),
         &[(
-            about("none"),
+            shop_request("none"),
             "OK [OVER 0/MINUTE left 0 in 60 s] RateLimit-Limit: 0 RateLimit-Remaining: 0 RateLimit-Reset: 60",
         )],
     );
@@ -610,7 +617,7 @@ fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
 
 #[test]
 fn a_refusal_tells_when_the_same_request_could_pass() {
-    let desk = desk(
+    let service = test_service(
         &[],
         "descriptors:
   - {key: log, rate_limit: {unit: minute, requests_per_unit: 2, algorithm: sliding_window_log}}
@@ -618,34 +625,34 @@ fn a_refusal_tells_when_the_same_request_could_pass() {
   - {key: fixed, rate_limit: {unit: minute, requests_per_unit: 2}}",
     );
     for key in ["log", "token", "fixed"] {
-        answer(&desk, &about(key));
+        decide(&service, &shop_request(key));
     }
-    desk.pass_us(10 * SECOND + 1);
-    check(
-        &desk,
+    service.advance_us(10 * SECOND + 1);
+    assert_responses(
+        &service,
         &[
-            (about("log"), "OK [OK 2/MINUTE left 0 in 60 s]"),
-            (about("log"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
-            (about("log").hits(2), "OVER [OVER 2/MINUTE left 0 in 60 s] Retry-After: 60"),
+            (shop_request("log"), "OK [OK 2/MINUTE left 0 in 60 s]"),
+            (shop_request("log"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
+            (shop_request("log").hits(2), "OVER [OVER 2/MINUTE left 0 in 60 s] Retry-After: 60"),
             // Never, so nothing is promised; the time to its reset is told.
-            (about("log").hits(3), "OVER [OVER 2/MINUTE left 0 in 60 s]"),
-            (about("token"), "OK [OK 2/MINUTE left 0 in 50 s]"),
-            (about("token"), "OVER [OVER 2/MINUTE left 0 in 20 s] Retry-After: 20"),
-            (about("token").hits(3), "OVER [OVER 2/MINUTE left 0 in 50 s]"),
-            (about("fixed"), "OK [OK 2/MINUTE left 0 in 50 s]"),
-            (about("fixed"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
+            (shop_request("log").hits(3), "OVER [OVER 2/MINUTE left 0 in 60 s]"),
+            (shop_request("token"), "OK [OK 2/MINUTE left 0 in 50 s]"),
+            (shop_request("token"), "OVER [OVER 2/MINUTE left 0 in 20 s] Retry-After: 20"),
+            (shop_request("token").hits(3), "OVER [OVER 2/MINUTE left 0 in 50 s]"),
+            (shop_request("fixed"), "OK [OK 2/MINUTE left 0 in 50 s]"),
+            (shop_request("fixed"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
             (
-                about("token; log; fixed").hits(0),
+                shop_request("token; log; fixed").hits(0),
                 "OVER [OVER 2/MINUTE left 0 in 20 s, OVER 2/MINUTE left 0 in 50 s, \
                                               OVER 2/MINUTE left 0 in 50 s] Retry-After: 50",
             ),
         ],
     );
     // To the microsecond.
-    desk.pass_us(50 * SECOND - 2);
-    assert!(answer(&desk, &about("log")).over_limit());
-    desk.pass_us(1);
-    assert!(!answer(&desk, &about("log")).over_limit());
+    service.advance_us(50 * SECOND - 2);
+    assert!(decide(&service, &shop_request("log")).over_limit());
+    service.advance_us(1);
+    assert!(!decide(&service, &shop_request("log")).over_limit());
 }
 
 #[test]
@@ -659,33 +666,33 @@ descriptors:
     over_limit_content_type: application/json
     rate_limit: {unit: hour, requests_per_unit: 1}
   - {key: trial, shadow_mode: true, over_limit_body: trial, rate_limit: {unit: hour, requests_per_unit: 0}}";
-    let plain = desk(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], rules);
-    let said = |desk: &Desk, question: &Question| {
-        let answer = answer(desk, question).response;
+    let plain = test_service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], rules);
+    let said = |service: &TestService, question: &TestRequest| {
+        let answer = decide(service, question).response;
         let headers: Vec<String> =
             answer.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect();
         (String::from_utf8(answer.raw_body).unwrap(), headers.join(" "))
     };
     let table = [
-        (about("plain"), "domain", "content-type: text/x"),
-        (about("own"), "own", "content-type: text/x"),
-        (about("json"), "", ""),
-        (about("json"), "{}", "content-type: application/json"),
-        (about("trial"), "", ""),
-        (about("trial; json"), "{}", "content-type: application/json"),
-        (about("own; json"), "own", "content-type: text/x"),
-        (about("x").limit(0, 3, None), "domain", "content-type: text/x"),
-        (about("other"), "", ""),
+        (shop_request("plain"), "domain", "content-type: text/x"),
+        (shop_request("own"), "own", "content-type: text/x"),
+        (shop_request("json"), "", ""),
+        (shop_request("json"), "{}", "content-type: application/json"),
+        (shop_request("trial"), "", ""),
+        (shop_request("trial; json"), "{}", "content-type: application/json"),
+        (shop_request("own; json"), "own", "content-type: text/x"),
+        (shop_request("x").limit(0, 3, None), "domain", "content-type: text/x"),
+        (shop_request("other"), "", ""),
     ];
     for (question, body, headers) in table {
         assert_eq!(said(&plain, &question), (body.to_owned(), headers.to_owned()), "{question:?}");
     }
-    let shadow = desk(&[("SHADOW_MODE", "true")], rules);
-    assert_eq!(said(&shadow, &about("own")), (String::new(), String::new()));
+    let shadow = test_service(&[("SHADOW_MODE", "true")], rules);
+    assert_eq!(said(&shadow, &shop_request("own")), (String::new(), String::new()));
 }
 
 /// A protobuf struct as JSON, whole numbers as such.
-fn metadata(answer: &Answer) -> Value {
+fn metadata(answer: &TestResponse) -> Value {
     let line = tollkeeper::http::json::response_to_json(&answer.response).unwrap();
     let response: Value = serde_json::from_str(&line).unwrap();
     response["dynamicMetadata"].clone()
@@ -693,7 +700,7 @@ fn metadata(answer: &Answer) -> Value {
 
 #[test]
 fn metadata_says_which_limits_refused() {
-    let desk = desk(
+    let service = test_service(
         &[("TOLLKEEPER_METADATA_VERDICTS", "true")],
         "descriptors:
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0, name: ban}}
@@ -710,20 +717,23 @@ fn metadata_says_which_limits_refused() {
     );
     let ban = json!({"rule": "shop.none", "name": "ban"});
     let table = [
-        (about("ok; trial; other"), json!({})),
-        (about("ok; none"), json!({"over_limit": [ban]})),
-        (about("none; none=x"), json!({"over_limit": [ban, ban]})),
-        (about("tree=abc,list"), json!({"over_limit": [{"rule": "shop.tree_a*.list.day_fixed_window", "name": ""}]})),
-        (about("x").limit(0, 3, None), json!({"over_limit": [{"rule": "override", "name": ""}]})),
+        (shop_request("ok; trial; other"), json!({})),
+        (shop_request("ok; none"), json!({"over_limit": [ban]})),
+        (shop_request("none; none=x"), json!({"over_limit": [ban, ban]})),
+        (
+            shop_request("tree=abc,list"),
+            json!({"over_limit": [{"rule": "shop.tree_a*.list.day_fixed_window", "name": ""}]}),
+        ),
+        (shop_request("x").limit(0, 3, None), json!({"over_limit": [{"rule": "override", "name": ""}]})),
     ];
     for (question, expected) in table {
-        assert_eq!(metadata(&answer(&desk, &question)), expected, "{question:?}");
+        assert_eq!(metadata(&decide(&service, &question)), expected, "{question:?}");
     }
 }
 
 #[test]
 fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_them() {
-    let desk = desk(&[("RESPONSE_DYNAMIC_METADATA", "true")], "descriptors:
+    let service = test_service(&[("RESPONSE_DYNAMIC_METADATA", "true")], "descriptors:
   - {key: a, metadata: {own: a, deep: {x: 1, only: a}, list: [1]}, rate_limit: {unit: hour, requests_per_unit: 99}}
   - {key: b, metadata: {own: b, deep: {x: 2, other: b}, list: [2], b: 1}, rate_limit: {unit: hour, requests_per_unit: 99}}
   - {key: clash, metadata: {deep: text}, rate_limit: {unit: hour, requests_per_unit: 99}}
@@ -756,14 +766,15 @@ fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_
         ("detailed=x", Some(json!({"kept": true}))),
     ];
     for (question, expected) in table {
-        let metadata = metadata(&answer(&desk, &about(question)));
+        let metadata = metadata(&decide(&service, &shop_request(question)));
         assert_eq!(metadata.get("metadata").cloned(), expected, "{question}");
     }
 
-    let mut question = about("a=1,b=2; other").hits(0).limit(10, 3, None).of(&[("c", "\u{fc}")]).request_hits(3);
+    let mut question =
+        shop_request("a=1,b=2; other").hits(0).limit(10, 3, None).descriptor(&[("c", "\u{fc}")]).request_hits(3);
     question.0.descriptors[0].entries[1].value = b"\xff".as_slice().into();
     assert_eq!(
-        metadata(&answer(&desk, &question)),
+        metadata(&decide(&service, &question)),
         json!({
             "domain": "shop",
             "descriptors": [
@@ -783,28 +794,31 @@ fn what_can_not_be_decided_is_an_error_with_its_text() {
         "rate limit descriptor list must not be empty",
         "no rate limit configuration loaded",
     );
-    let mut many = about("k");
+    let mut many = shop_request("k");
     many.0.descriptors = vec![RateLimitDescriptor::default(); 10_001];
     let too_many = "rate limit descriptor list has 10001 entries, more than 10000";
-    let (empty, loaded) = (Desk::new([("SHADOW_MODE", "true")], NOON), desk(&[], "descriptors: []"));
+    let (empty, loaded) = (TestService::new([("SHADOW_MODE", "true")], NOON), test_service(&[], "descriptors: []"));
     let table = [
-        (&empty, Question::new(""), Code::InvalidArgument, domain),
-        (&empty, Question::new("").of(&[("k", "")]), Code::InvalidArgument, domain),
-        (&empty, Question::new("shop"), Code::InvalidArgument, list),
-        (&empty, about("k"), Code::Unavailable, none),
-        (&loaded, Question::new(""), Code::InvalidArgument, domain),
-        (&loaded, Question::new("elsewhere"), Code::InvalidArgument, list),
+        (&empty, TestRequest::new(""), Code::InvalidArgument, domain),
+        (&empty, TestRequest::new("").descriptor(&[("k", "")]), Code::InvalidArgument, domain),
+        (&empty, TestRequest::new("shop"), Code::InvalidArgument, list),
+        (&empty, shop_request("k"), Code::Unavailable, none),
+        (&loaded, TestRequest::new(""), Code::InvalidArgument, domain),
+        (&loaded, TestRequest::new("elsewhere"), Code::InvalidArgument, list),
         (&loaded, many.clone(), Code::InvalidArgument, too_many),
     ];
-    for (desk, question, code, text) in table {
-        let error = desk.ask(&question).unwrap_err();
+    for (service, question, code, text) in table {
+        let error = service.decide(&question).unwrap_err();
         assert_eq!((error.code(), error.to_string().as_str()), (code, text));
     }
     many.0.descriptors.pop();
-    assert_eq!(answer(&loaded, &many).response.statuses.len(), 10_000);
-    check(
+    assert_eq!(decide(&loaded, &many).response.statuses.len(), 10_000);
+    assert_responses(
         &loaded,
-        &[(Question::new("shop").of(&[]), "OK [OK]"), (Question::new("elsewhere").of(&[("k", "v")]), "OK [OK]")],
+        &[
+            (TestRequest::new("shop").descriptor(&[]), "OK [OK]"),
+            (TestRequest::new("elsewhere").descriptor(&[("k", "v")]), "OK [OK]"),
+        ],
     );
 }
 
@@ -817,9 +831,9 @@ const QUEUES: &str = "descriptors:
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}";
 
 /// Milliseconds that the answers to these are held, `None` for a refusal; with a caller that waits 10 s.
-fn holds(desk: &Desk, questions: &[Question]) -> Vec<Option<u128>> {
-    let hold = |question: &Question| {
-        let answer = desk.ask_within(question, Duration::from_secs(10)).unwrap();
+fn holds(service: &TestService, questions: &[TestRequest]) -> Vec<Option<u128>> {
+    let hold = |question: &TestRequest| {
+        let answer = service.decide_within(question, Duration::from_secs(10)).unwrap();
         assert!(!answer.over_limit() || answer.hold.is_zero(), "a refusal is never held");
         (!answer.over_limit()).then_some(answer.hold.as_millis())
     };
@@ -828,39 +842,45 @@ fn holds(desk: &Desk, questions: &[Question]) -> Vec<Option<u128>> {
 
 #[test]
 fn an_answer_is_held_until_its_turn() {
-    let desk = desk(&[], QUEUES);
-    let q = || about("q");
-    assert_eq!(holds(&desk, &[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
-    desk.pass_us(50 * MS);
-    assert_eq!(holds(&desk, &[q()]), [None]);
-    desk.pass_us(50 * MS);
-    assert_eq!(holds(&desk, &[q(), q()]), [Some(300), None]);
+    let service = test_service(&[], QUEUES);
+    let q = || shop_request("q");
+    assert_eq!(holds(&service, &[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
+    service.advance_us(50 * MS);
+    assert_eq!(holds(&service, &[q()]), [None]);
+    service.advance_us(50 * MS);
+    assert_eq!(holds(&service, &[q(), q()]), [Some(300), None]);
     // Several hits take several places and leave with the first.
-    assert_eq!(holds(&desk, &[about("q=2").hits(3), about("q=2"), about("q=2")]), [Some(0), Some(300), None]);
+    assert_eq!(
+        holds(&service, &[shop_request("q=2").hits(3), shop_request("q=2"), shop_request("q=2")]),
+        [Some(0), Some(300), None]
+    );
     // The rule's own bound; and a bucket that gives tokens in advance.
-    assert_eq!(holds(&desk, &vec![about("brief"); 4]), [Some(0), Some(100), None, None]);
-    assert_eq!(holds(&desk, &vec![about("ahead"); 3]), [Some(0), Some(100), None]);
+    assert_eq!(holds(&service, &vec![shop_request("brief"); 4]), [Some(0), Some(100), None, None]);
+    assert_eq!(holds(&service, &vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
 }
 
 #[test]
 fn an_answer_is_held_once_for_the_longest_of_its_descriptors() {
-    let desk = desk(&[], QUEUES);
-    let both = || about("q; slow");
-    assert_eq!(holds(&desk, &[both(), both(), both()]), [Some(0), Some(500), Some(1000)]);
+    let service = test_service(&[], QUEUES);
+    let both = || shop_request("q; slow");
+    assert_eq!(holds(&service, &[both(), both(), both()]), [Some(0), Some(500), Some(1000)]);
 }
 
 #[test]
 fn nothing_is_held_that_need_not_wait() {
-    let desk = desk(&[], QUEUES);
-    assert_eq!(holds(&desk, &vec![about("q"); 2]), [Some(0), Some(100)]);
+    let service = test_service(&[], QUEUES);
+    assert_eq!(holds(&service, &vec![shop_request("q"); 2]), [Some(0), Some(100)]);
     // Looks and refunds; the refund takes the place of the last one back.
-    assert_eq!(holds(&desk, &[about("q").hits(0), about("q").refund(1), about("q")]), [Some(0), Some(0), Some(100)]);
+    assert_eq!(
+        holds(&service, &[shop_request("q").hits(0), shop_request("q").refund(1), shop_request("q")]),
+        [Some(0), Some(0), Some(100)]
+    );
     // A request that is refused as a whole is not held for what would have passed.
-    assert_eq!(holds(&desk, &[about("q; none")]), [None]);
+    assert_eq!(holds(&service, &[shop_request("q; none")]), [None]);
     // Trials wait for nobody, and all are trials in a trial of the process.
-    assert_eq!(holds(&desk, &vec![about("trial"); 6]), [Some(0); 6]);
-    let shadow = self::desk(&[("SHADOW_MODE", "true")], QUEUES);
-    assert_eq!(holds(&shadow, &vec![about("q; none"); 6]), [Some(0); 6]);
+    assert_eq!(holds(&service, &vec![shop_request("trial"); 6]), [Some(0); 6]);
+    let shadow = test_service(&[("SHADOW_MODE", "true")], QUEUES);
+    assert_eq!(holds(&shadow, &vec![shop_request("q; none"); 6]), [Some(0); 6]);
 }
 
 #[test]
@@ -876,14 +896,14 @@ fn nothing_is_held_for_longer_than_its_caller_waits() {
         (3_600_000, true),
     ];
     for (waits_ms, passes) in table {
-        let desk = desk(&[], QUEUES);
-        assert_eq!(holds(&desk, &[about("slow")]), [Some(0)]);
-        let second = desk.ask_within(&about("slow"), Duration::from_millis(waits_ms)).unwrap();
+        let service = test_service(&[], QUEUES);
+        assert_eq!(holds(&service, &[shop_request("slow")]), [Some(0)]);
+        let second = service.decide_within(&shop_request("slow"), Duration::from_millis(waits_ms)).unwrap();
         assert_eq!(!second.over_limit(), passes, "{waits_ms} ms");
         assert_eq!(second.hold, Duration::from_millis(if passes { 500 } else { 0 }), "{waits_ms} ms");
         // One that was refused took no place.
         let next = if passes { 1000 } else { 500 };
-        assert_eq!(holds(&desk, &[about("slow")]), [Some(next)], "{waits_ms} ms");
+        assert_eq!(holds(&service, &[shop_request("slow")]), [Some(next)], "{waits_ms} ms");
     }
 }
 
@@ -913,23 +933,23 @@ fn the_deadline_of_a_call_bounds_how_long_its_answer_is_held() {
         (Some("5s"), true),
     ];
     for (timeout, waits) in table {
-        let desk = desk(
+        let service = test_service(
             &[],
             "descriptors:
   - {key: q, rate_limit: {unit: minute, requests_per_unit: 6, algorithm: leaky_bucket, queue_size: 2}}",
         );
-        answer(&desk, &about("q"));
-        let mut call = tonic::Request::new(about("q").0);
+        decide(&service, &shop_request("q"));
+        let mut call = tonic::Request::new(shop_request("q").0);
         if let Some(timeout) = timeout {
             call.metadata_mut().insert("grpc-timeout", timeout.parse().unwrap());
         }
-        let rpc = Rpc(Arc::new(desk.service));
+        let rpc = Rpc(Arc::new(service.inner));
         let polled = pin!(rpc.should_rate_limit(call)).as_mut().poll(&mut Context::from_waker(Waker::noop()));
         match polled {
             Poll::Pending => assert!(waits, "{timeout:?} is held"),
             Poll::Ready(answered) => {
                 assert!(!waits, "{timeout:?} is answered at once");
-                assert!(Answer { response: answered.unwrap().into_inner(), hold: Duration::ZERO }.over_limit());
+                assert!(TestResponse { response: answered.unwrap().into_inner(), hold: Duration::ZERO }.over_limit());
             }
         }
     }
@@ -937,8 +957,9 @@ fn the_deadline_of_a_call_bounds_how_long_its_answer_is_held() {
 
 #[test]
 fn a_reload_keeps_the_counters_of_a_path_algorithm_period_and_epoch() {
-    let desk = Desk::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
-    let rule = |rate_limit: &str| load(&desk, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
+    let service = TestService::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
+    let rule =
+        |rate_limit: &str| load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
     let table = [
         // the rule, the answer to one hit
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
@@ -970,15 +991,18 @@ fn a_reload_keeps_the_counters_of_a_path_algorithm_period_and_epoch() {
     ];
     for (rate_limit, expected) in table {
         rule(rate_limit);
-        assert_eq!(answer(&desk, &about("k")).text(), expected, "{rate_limit}");
+        assert_eq!(decide(&service, &shop_request("k")).text(), expected, "{rate_limit}");
     }
     // A rule that was away comes back to its counter; one elsewhere in the tree has another.
-    load(&desk, "descriptors: []");
-    check(&desk, &[(about("k"), "OK [OK]")]);
-    load(&desk, "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]");
-    check(&desk, &[(about("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
+    load_shop_rules(&service, "descriptors: []");
+    assert_responses(&service, &[(shop_request("k"), "OK [OK]")]);
+    load_shop_rules(
+        &service,
+        "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]",
+    );
+    assert_responses(&service, &[(shop_request("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
     rule("{unit: hour, requests_per_unit: 10}");
-    check(&desk, &[(about("k"), "OVER [OVER 10/HOUR left 0 in 3600 s]")]);
+    assert_responses(&service, &[(shop_request("k"), "OVER [OVER 10/HOUR left 0 in 3600 s]")]);
 }
 
 #[test]
@@ -991,10 +1015,10 @@ fn a_changed_limit_takes_effect_at_once_on_what_was_used() {
         ("sliding_window_counter", (true, 0), (false, 13)),
     ];
     for (algorithm, lowered, raised) in table {
-        let desk = Desk::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
+        let service = TestService::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
         let rule = |limit: u32| {
-            load(
-                &desk,
+            load_shop_rules(
+                &service,
                 &format!(
                     "descriptors:
   - {{key: k, rate_limit: {{unit: hour, requests_per_unit: {limit}, algorithm: {algorithm}, count_rejected: false}}}}"
@@ -1002,10 +1026,10 @@ fn a_changed_limit_takes_effect_at_once_on_what_was_used() {
             );
         };
         rule(10);
-        assert_eq!(answer(&desk, &about("k").hits(6)).statuses(), [(false, 4)], "{algorithm}");
+        assert_eq!(decide(&service, &shop_request("k").hits(6)).statuses(), [(false, 4)], "{algorithm}");
         rule(4);
-        assert_eq!(answer(&desk, &about("k")).statuses(), [lowered], "{algorithm}");
+        assert_eq!(decide(&service, &shop_request("k")).statuses(), [lowered], "{algorithm}");
         rule(20);
-        assert_eq!(answer(&desk, &about("k")).statuses(), [raised], "{algorithm}");
+        assert_eq!(decide(&service, &shop_request("k")).statuses(), [raised], "{algorithm}");
     }
 }

@@ -22,12 +22,12 @@ const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
 /// A gateway that has loaded the example.
-struct Desk {
+struct ExampleService {
     rules: RuleSet,
     decider: Decider,
 }
 
-impl Desk {
+impl ExampleService {
     fn new() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/example.yaml");
         let text = std::fs::read(path).expect("it is there");
@@ -79,40 +79,40 @@ fn each_rule_admits_its_limit_and_refuses_the_next() {
         (&[("api_key", "k1")], 20, SECOND, 10),
         (&[("api_key", "anonymous")], 30, MINUTE, 30),
     ];
-    let desk = Desk::new();
+    let service = ExampleService::new();
     for (entries, at_once, later_us, then) in table {
-        assert_eq!(desk.pass(0, entries, at_once + 50), at_once, "{entries:?}");
-        assert_eq!(desk.pass(later_us, entries, then + 50), then, "{entries:?}, {later_us} us later");
+        assert_eq!(service.pass(0, entries, at_once + 50), at_once, "{entries:?}");
+        assert_eq!(service.pass(later_us, entries, then + 50), then, "{entries:?}, {later_us} us later");
     }
 }
 
 #[test]
 fn each_value_and_each_action_has_a_counter_of_its_own() {
-    let desk = Desk::new();
+    let service = ExampleService::new();
     for user in ["ann", "bob"] {
-        assert_eq!(desk.pass(0, &[("login", user)], 6), 5, "{user}");
+        assert_eq!(service.pass(0, &[("login", user)], 6), 5, "{user}");
         for (action, limit) in [("post", 1), ("friend", 150), ("like", 5)] {
-            assert_eq!(desk.pass(0, &[("user", user), ("action", action)], 200), limit, "{user} {action}");
+            assert_eq!(service.pass(0, &[("user", user), ("action", action)], 200), limit, "{user} {action}");
         }
     }
 }
 
 #[test]
 fn health_checks_are_not_limited_and_other_paths_are() {
-    let desk = Desk::new();
-    assert_eq!(desk.pass(0, &[("path", "/health")], 1_000), 1_000);
-    assert_eq!(desk.pass(0, &[("path", "/")], 1_000), 100);
+    let service = ExampleService::new();
+    assert_eq!(service.pass(0, &[("path", "/health")], 1_000), 1_000);
+    assert_eq!(service.pass(0, &[("path", "/")], 1_000), 100);
 }
 
 #[test]
 fn an_api_key_is_held_to_its_day_besides_its_second() {
-    let desk = Desk::new();
-    let passed: u64 = (0..1_100).map(|second| desk.pass(second * SECOND, &[("api_key", "k1")], 25)).sum();
+    let service = ExampleService::new();
+    let passed: u64 = (0..1_100).map(|second| service.pass(second * SECOND, &[("api_key", "k1")], 25)).sum();
     assert_eq!(passed, 10_000);
-    assert_eq!(desk.pass(DAY, &[("api_key", "k1")], 25), 20);
+    assert_eq!(service.pass(DAY, &[("api_key", "k1")], 25), 20);
 }
 
 #[test]
 fn an_entry_that_no_rule_names_is_not_limited() {
-    assert_eq!(Desk::new().pass(0, &[("colour", "red")], 1_000), 1_000);
+    assert_eq!(ExampleService::new().pass(0, &[("colour", "red")], 1_000), 1_000);
 }

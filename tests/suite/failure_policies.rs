@@ -24,7 +24,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::kit::http;
-use crate::kit::test_service::{Desk, Question, store_runtime};
+use crate::kit::test_service::{TestRequest, TestService, store_runtime};
 
 /// Noon on Wednesday the 8th of July 2026: the day is half over.
 const NOON: Time = Time::from_secs(1_783_512_000);
@@ -44,19 +44,19 @@ fn away(replicas: u32) -> Store {
 }
 
 /// Who decides by the rules of a domain `shop` without Redis.
-fn desk(env: &[(&str, &str)], replicas: u32, rules: &str) -> Desk {
-    let desk = Desk::new(env.iter().copied(), NOON).counting_in(away(replicas));
-    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
-    desk
+fn test_service(env: &[(&str, &str)], replicas: u32, rules: &str) -> TestService {
+    let service = TestService::new(env.iter().copied(), NOON).with_store(away(replicas));
+    service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+    service
 }
 
 /// A question about descriptors of `shop` of these keys.
-fn about(keys: &[&str]) -> Question {
-    keys.iter().fold(Question::new("shop"), |question, key| question.of(&[(key, "x")]))
+fn about(keys: &[&str]) -> TestRequest {
+    keys.iter().fold(TestRequest::new("shop"), |question, key| question.descriptor(&[(key, "x")]))
 }
 
-fn text(desk: &Desk, question: &Question) -> String {
-    desk.ask(question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+fn text(service: &TestService, question: &TestRequest) -> String {
+    service.decide(question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
 }
 
 const RULES: &str = "defaults: {on_store_error: error}
@@ -130,15 +130,15 @@ fn each_policy_answers_in_its_way() {
         (&["allow_trial_error"], "OK [OK]"),
         (&["local_allow"], "OK [OK 2/DAY left 1 in 43200 s]"),
     ];
-    let desk = desk(&[], 1, RULES);
+    let service = test_service(&[], 1, RULES);
     for (step, (keys, expected)) in table.iter().enumerate() {
-        assert_eq!(text(&desk, &about(keys)), *expected, "step {step}: {keys:?}");
+        assert_eq!(text(&service, &about(keys)), *expected, "step {step}: {keys:?}");
     }
 }
 
 #[test]
 fn what_takes_nothing_is_never_refused() {
-    let desk = desk(&[], 1, RULES);
+    let service = test_service(&[], 1, RULES);
     let table = [
         (about(&["error"]).hits(0), "OK [OK]"),
         (about(&["deny"]).hits(0), "OK [OK]"),
@@ -150,28 +150,31 @@ fn what_takes_nothing_is_never_refused() {
         (about(&["local"]).hits(3), "OVER [OVER 2/DAY left 0 in 43200 s]"),
         (about(&["local"]).hits(0), "OK [OK 2/DAY left 0 in 43200 s]"),
         (about(&["local"]).refund(2), "OK [OK 2/DAY left 1 in 43200 s]"),
-        (about(&["error"]).hits(0).of(&[("deny", "x")]), "OVER [OK, OVER d: 7/DAY left 0 in 1 s] Retry-After: 1"),
+        (
+            about(&["error"]).hits(0).descriptor(&[("deny", "x")]),
+            "OVER [OK, OVER d: 7/DAY left 0 in 1 s] Retry-After: 1",
+        ),
         // An override has the policy of its domain.
         (about(&["any"]).limit(5, 3, None), ERROR),
         (about(&["any"]).limit(5, 3, None).hits(0), "OK [OK]"),
     ];
     for (step, (question, expected)) in table.iter().enumerate() {
-        assert_eq!(text(&desk, question), *expected, "step {step}: {question:?}");
+        assert_eq!(text(&service, question), *expected, "step {step}: {question:?}");
     }
 }
 
 #[test]
 fn a_trial_of_the_whole_process_refuses_nothing() {
-    let desk = desk(&[("SHADOW_MODE", "true")], 1, RULES);
-    assert_eq!(text(&desk, &about(&["error"])), "OK [OK]");
-    assert_eq!(text(&desk, &about(&["deny"])), "OK [OVER d: 7/DAY left 0 in 1 s]");
+    let service = test_service(&[("SHADOW_MODE", "true")], 1, RULES);
+    assert_eq!(text(&service, &about(&["error"])), "OK [OK]");
+    assert_eq!(text(&service, &about(&["deny"])), "OK [OVER d: 7/DAY left 0 in 1 s]");
 }
 
 #[test]
 fn headers_and_metadata_name_only_limits_that_are_known() {
     let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_METADATA_VERDICTS", "true")];
-    let desk = desk(&env, 4, RULES);
-    let answer = |keys| desk.ask(&about(keys)).unwrap();
+    let service = test_service(&env, 4, RULES);
+    let answer = |keys| service.decide(&about(keys)).unwrap();
     assert_eq!(answer(&["allow"]).text(), "OK [OK]");
     let denied = answer(&["deny", "allow"]);
     assert_eq!(
@@ -195,14 +198,14 @@ fn local_limits_each_replica_to_its_share() {
         let rules = format!(
             "descriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: {limit}, count_rejected: false}}}}]"
         );
-        let desk = desk(&[], replicas, &rules);
-        let most = desk.ask(&about(&["k"]).hits(limit + 1)).unwrap().text();
+        let service = test_service(&[], replicas, &rules);
+        let most = service.decide(&about(&["k"]).hits(limit + 1)).unwrap().text();
         assert!(most.starts_with("OVER ") && !most.contains("Retry-After"), "{most}");
-        let passed = (0..20).filter(|_| !desk.ask(&about(&["k"])).unwrap().over_limit()).count();
+        let passed = (0..20).filter(|_| !service.decide(&about(&["k"])).unwrap().over_limit()).count();
         assert_eq!(passed, expected, "{limit} over {replicas}");
         // More than the share is refused, but not for good.
         if limit > 0 {
-            let all = desk.ask(&about(&["k"]).hits(limit)).unwrap().text();
+            let all = service.decide(&about(&["k"]).hits(limit)).unwrap().text();
             assert!(all.starts_with("OVER ") && all.contains("Retry-After: 43200"), "{all}");
         }
     }
@@ -215,10 +218,10 @@ fn a_request_that_is_refused_is_charged_where_it_is_refused() {
   - {key: full, rate_limit: {unit: day, requests_per_unit: 0}}
   - {key: deny, rate_limit: {unit: day, requests_per_unit: 9, on_store_error: deny}}";
     for (spares, left_after) in [("false", 6), ("true", 8)] {
-        let desk = desk(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", spares)], 1, rules);
-        assert!(desk.ask(&about(&["wide", "full"])).unwrap().over_limit());
-        assert!(desk.ask(&about(&["deny", "wide"])).unwrap().over_limit());
-        assert_eq!(desk.ask(&about(&["wide"])).unwrap().statuses(), [(false, left_after)], "{spares}");
+        let service = test_service(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", spares)], 1, rules);
+        assert!(service.decide(&about(&["wide", "full"])).unwrap().over_limit());
+        assert!(service.decide(&about(&["deny", "wide"])).unwrap().over_limit());
+        assert_eq!(service.decide(&about(&["wide"])).unwrap().statuses(), [(false, left_after)], "{spares}");
     }
 }
 
@@ -229,10 +232,10 @@ fn an_answer_is_held_no_longer_than_its_caller_waits_after_the_store() {
     // What the caller waits in ms, and how long the last request that is held is, here and behind Redis.
     let table = [(1, 0, 0), (4, 2, 2), (10, 8, 3), (20, 18, 3), (50, 48, 33), (30_000, 99, 99)];
     for (deadline_ms, in_memory_ms, behind_redis_ms) in table {
-        let memory = Desk::new([("LOG_LEVEL", "info")], NOON);
+        let memory = TestService::new([("LOG_LEVEL", "info")], NOON);
         memory.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
-        for (desk, expected) in [(memory, in_memory_ms), (desk(&[], 1, rules), behind_redis_ms)] {
-            let ask = |_| desk.ask_within(&about(&["k"]), Duration::from_millis(deadline_ms)).unwrap();
+        for (service, expected) in [(memory, in_memory_ms), (test_service(&[], 1, rules), behind_redis_ms)] {
+            let ask = |_| service.decide_within(&about(&["k"]), Duration::from_millis(deadline_ms)).unwrap();
             let longest = (0..150).map(ask).filter(|answer| !answer.over_limit()).map(|answer| answer.hold).max();
             assert_eq!(longest, Some(Duration::from_millis(expected)), "{deadline_ms} ms");
         }
@@ -241,13 +244,13 @@ fn an_answer_is_held_no_longer_than_its_caller_waits_after_the_store() {
 
 #[test]
 fn redis_is_given_the_time_that_the_caller_leaves() {
-    let desk = desk(&[], 1, RULES);
+    let service = test_service(&[], 1, RULES);
     // What the caller waits in microseconds, and what Redis is given of that.
     let table =
         [(30_000 * MS, Some(15 * MS)), (20 * MS, Some(15 * MS)), (12 * MS, Some(7 * MS)), (5 * MS, None), (0, None)];
     for (deadline_us, expected_us) in table {
         let before = std::time::Instant::now();
-        let context = desk.service.context(None, Duration::from_micros(deadline_us));
+        let context = service.inner.context(None, Duration::from_micros(deadline_us));
         let after = std::time::Instant::now();
         match (context.until, expected_us.map(Duration::from_micros)) {
             (Some(until), Some(given)) => assert!(before + given <= until && until <= after + given, "{deadline_us}"),
@@ -255,37 +258,37 @@ fn redis_is_given_the_time_that_the_caller_leaves() {
         }
     }
     // Who leaves none is answered all the same.
-    let answer = desk.ask_within(&about(&["local"]), Duration::ZERO).unwrap();
+    let answer = service.decide_within(&about(&["local"]), Duration::ZERO).unwrap();
     assert_eq!(answer.text(), "OK [OK 2/DAY left 1 in 43200 s]");
 }
 
 #[test]
 fn every_charge_that_fails_counts() {
-    let desk = desk(&[], 1, RULES);
-    let failed = || desk.service.decider.failed_charges().map(|(_, count)| count).sum::<u64>();
+    let service = test_service(&[], 1, RULES);
+    let failed = || service.inner.decider.failed_charges().map(|(_, count)| count).sum::<u64>();
     let table: [(&[&str], u64); 5] =
         [(&["free"], 0), (&["allow"], 1), (&["local", "deny"], 3), (&["trial_error"], 4), (&["allow_deny"], 5)];
     for (keys, expected) in table {
-        let _ = desk.ask(&about(keys));
+        let _ = service.decide(&about(keys));
         assert_eq!(failed(), expected, "{keys:?}");
     }
-    let _ = desk.ask(&about(&["error"]).hits(0));
+    let _ = service.decide(&about(&["error"]).hits(0));
     assert_eq!(failed(), 6);
-    let names: Vec<_> = desk.service.decider.failed_charges().map(|(name, _)| name).collect();
+    let names: Vec<_> = service.inner.decider.failed_charges().map(|(name, _)| name).collect();
     assert!(names.contains(&"memory_full") && names.contains(&"timeout"), "{names:?}");
 }
 
 #[test]
 fn a_counter_that_can_not_be_asked_is_not_explained() {
-    let desk = desk(&[], 1, RULES);
-    let loaded = desk.service.rules.load_full().unwrap();
+    let service = test_service(&[], 1, RULES);
+    let loaded = service.inner.rules.load_full().unwrap();
     let question = about(&["local", "unknown"]);
-    let context = desk.service.context(Some(&loaded), Duration::from_secs(1));
+    let context = service.inner.context(Some(&loaded), Duration::from_secs(1));
     let request = decode::request(&question.0);
-    let counters = runtime().block_on(desk.service.decider.look(context, &request));
+    let counters = runtime().block_on(service.inner.decider.look(context, &request));
     assert!(counters.iter().all(Vec::is_empty) && counters.len() == 2, "{counters:?}");
     // And nothing was charged where it would be counted now.
-    assert_eq!(text(&desk, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");
+    assert_eq!(text(&service, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");
 }
 
 /// What becomes of the store: lost, set up wrongly.
@@ -307,7 +310,7 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
     ];
     let runtime = runtime();
     for (rules, needs_store, expected) in table {
-        let service = Arc::new(desk(&[], 1, rules).service);
+        let service = Arc::new(test_service(&[], 1, rules).inner);
         let store = Arc::new(StoreHealth::default());
         let needs = HealthRequirements { domain: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
@@ -336,7 +339,7 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
 #[test]
 fn those_who_watch_are_told_when_the_store_is_lost_and_back() {
     runtime().block_on(async {
-        let rules = Arc::clone(&desk(&[], 1, RULES).service.rules);
+        let rules = Arc::clone(&test_service(&[], 1, RULES).inner.rules);
         let store = Arc::new(StoreHealth::default());
         let needs = HealthRequirements { domain: false, store: true };
         let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default()).await;

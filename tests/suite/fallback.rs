@@ -18,12 +18,12 @@ const MIDNIGHT: Time = Time::from_secs(1_783_468_800);
 const ENOUGH: u64 = 1 << 20;
 
 /// One counter of a value, and the limit that counts.
-struct Desk {
+struct FallbackCounter {
     local: Fallback,
     limit: Limit,
 }
 
-impl Desk {
+impl FallbackCounter {
     fn new(limit: Limit, replicas: u32) -> Self {
         Self { local: Fallback::new(ENOUGH, NonZeroU32::new(replicas).unwrap()), limit }
     }
@@ -97,11 +97,11 @@ proptest! {
 
     #[test]
     fn no_more_than_the_share_passes_at_once(limit in any_limit(&Algorithm::ALL), replicas in 1..100_u32) {
-        let desk = Desk::new(limit, replicas);
+        let counter = FallbackCounter::new(limit, replicas);
         let share = u64::from((limit.capacity() / replicas).max(1));
         // Requests of a leaky bucket that must wait are refused here: nobody waits.
         let share = if limit.algorithm() == Algorithm::LeakyBucket { 1 } else { share };
-        prop_assert_eq!(desk.pass(MIDNIGHT), share);
+        prop_assert_eq!(counter.pass(MIDNIGHT), share);
     }
 
     #[test]
@@ -110,13 +110,13 @@ proptest! {
         replicas in 1..100_u32,
         steps in prop::collection::vec((0..1000_u64, 1..5_u64), 1..200),
     ) {
-        let desk = Desk::new(limit, replicas);
+        let counter = FallbackCounter::new(limit, replicas);
         let mut steps = steps;
         steps.sort_unstable();
         let at = |step| MIDNIGHT.plus_us(limit.period_us() * step / 1000);
         let passed: u64 = steps
             .into_iter()
-            .filter(|(step, hits)| desk.charge(Hits::Charge(*hits), at(*step)).admitted)
+            .filter(|(step, hits)| counter.charge(Hits::Charge(*hits), at(*step)).admitted)
             .map(|(_, hits)| hits)
             .sum();
         prop_assert!(passed <= u64::from((limit.requests_per_unit() / replicas).max(1)), "{passed} passed");
@@ -129,10 +129,10 @@ proptest! {
         charges in charges(),
     ) {
         let (state, now) = charged(&limit, &charges);
-        let desk = Desk::new(limit, replicas);
-        desk.remember(b"ann", &state, now);
+        let counter = FallbackCounter::new(limit, replicas);
+        counter.remember(b"ann", &state, now);
         let left = u64::from(limit.capacity()).saturating_sub(used(&limit, &state, now));
-        let passed = desk.pass(now);
+        let passed = counter.pass(now);
         prop_assert!(passed <= left.div_ceil(replicas.into()), "{passed} of {left} passed");
     }
 
@@ -144,11 +144,11 @@ proptest! {
         later in 0..2500_u64,
     ) {
         let (state, now) = charged(&limit, &charges);
-        let desk = Desk::new(limit, replicas);
-        desk.remember(b"ann", &state, now);
+        let counter = FallbackCounter::new(limit, replicas);
+        counter.remember(b"ann", &state, now);
         let then = now.plus_us(limit.period_us() * later / 1000);
         let left = u64::from(limit.requests_per_unit()).saturating_sub(used(&limit, &state, then));
-        prop_assert!(desk.pass(then) <= left.div_ceil(replicas.into()));
+        prop_assert!(counter.pass(then) <= left.div_ceil(replicas.into()));
     }
 
     #[test]
@@ -159,11 +159,11 @@ proptest! {
         hits in 1..30_u64,
     ) {
         let (mut state, now) = charged(&limit, &charges);
-        let desk = Desk::new(limit, 1);
-        desk.remember(b"ann", &state, now);
+        let counter = FallbackCounter::new(limit, 1);
+        counter.remember(b"ann", &state, now);
         let then = now.plus_us(limit.period_us() * later / 1000);
         let expected = state.charge(&limit, then, ChargeRequest::new(Hits::Charge(hits), 0));
-        prop_assert_eq!(desk.charge(Hits::Charge(hits), then), expected);
+        prop_assert_eq!(counter.charge(Hits::Charge(hits), then), expected);
     }
 
     #[test]
@@ -173,12 +173,12 @@ proptest! {
         (first, last) in (charges(), charges()),
     ) {
         let ((high, _), (low, now)) = (charged(&limit, &first), charged(&limit, &last));
-        let [desk, fresh] = [Desk::new(limit, replicas), Desk::new(limit, replicas)];
-        desk.remember(b"ann", &high, now);
-        desk.pass(now);
-        desk.remember(b"ann", &low, now);
+        let [counter, fresh] = [FallbackCounter::new(limit, replicas), FallbackCounter::new(limit, replicas)];
+        counter.remember(b"ann", &high, now);
+        counter.pass(now);
+        counter.remember(b"ann", &low, now);
         fresh.remember(b"ann", &low, now);
-        prop_assert_eq!(desk.charge(Hits::Peek, now), fresh.charge(Hits::Peek, now));
+        prop_assert_eq!(counter.charge(Hits::Peek, now), fresh.charge(Hits::Peek, now));
     }
 }
 
@@ -186,18 +186,18 @@ proptest! {
 fn the_share_follows_the_number_of_replicas_and_so_does_the_next_report() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 100, 100, Unit::Day);
-        let desk = Desk::new(limit, 1);
+        let counter = FallbackCounter::new(limit, 1);
         let mut state = State::empty(algorithm);
         state.charge(&limit, MIDNIGHT, ChargeRequest::new(Hits::Charge(40), u64::MAX));
         let left = |replicas: u32| {
-            desk.local.sharers().set(NonZeroU32::new(replicas).unwrap());
-            desk.charge(Hits::Peek, MIDNIGHT).remaining
+            counter.local.sharers().set(NonZeroU32::new(replicas).unwrap());
+            counter.charge(Hits::Peek, MIDNIGHT).remaining
         };
-        desk.remember(b"ann", &state, MIDNIGHT);
+        counter.remember(b"ann", &state, MIDNIGHT);
         assert_eq!(left(1), 60, "{algorithm}");
         // As it was remembered, in hits: more than the smaller share has.
         assert_eq!(left(4), 0, "{algorithm}");
-        desk.remember(b"ann", &state, MIDNIGHT);
+        counter.remember(b"ann", &state, MIDNIGHT);
         assert_eq!(left(4), 15, "{algorithm}");
         assert_eq!(left(2), 40, "{algorithm}");
     }
@@ -207,13 +207,13 @@ fn the_share_follows_the_number_of_replicas_and_so_does_the_next_report() {
 fn a_report_from_a_clock_that_is_ahead_counts_as_of_now() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 4, 4, Unit::Second);
-        let desk = Desk::new(limit, 2);
+        let counter = FallbackCounter::new(limit, 2);
         let mut state = State::empty(algorithm);
         let ahead = MIDNIGHT.plus_us(20_000_000);
         state.charge(&limit, ahead, ChargeRequest::new(Hits::Charge(4), u64::MAX));
-        desk.remember(b"ann", &state, MIDNIGHT);
-        assert_eq!(desk.pass(MIDNIGHT), 0, "{algorithm}");
-        assert_ne!(desk.pass(MIDNIGHT.plus_us(2_000_000)), 0, "{algorithm}");
+        counter.remember(b"ann", &state, MIDNIGHT);
+        assert_eq!(counter.pass(MIDNIGHT), 0, "{algorithm}");
+        assert_ne!(counter.pass(MIDNIGHT.plus_us(2_000_000)), 0, "{algorithm}");
     }
 }
 
@@ -221,22 +221,23 @@ fn a_report_from_a_clock_that_is_ahead_counts_as_of_now() {
 fn what_was_remembered_is_bounded_and_nothing_is_not_remembered() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 300, 300, Unit::Day);
-        let desk = Desk::new(limit, 2);
-        desk.remember(b"ann", &State::empty(algorithm), MIDNIGHT);
-        assert_eq!(desk.local.usage().counters, 0, "{algorithm}");
+        let counter = FallbackCounter::new(limit, 2);
+        counter.remember(b"ann", &State::empty(algorithm), MIDNIGHT);
+        assert_eq!(counter.local.usage().counters, 0, "{algorithm}");
         let mut state = State::empty(algorithm);
         for step in 0..200 {
             state.charge(&limit, MIDNIGHT.plus_us(step), ChargeRequest::new(Hits::Charge(1), u64::MAX));
         }
         for value in 0..50_000_u32 {
-            desk.remember(&value.to_be_bytes(), &state, MIDNIGHT.plus_us(200));
+            counter.remember(&value.to_be_bytes(), &state, MIDNIGHT.plus_us(200));
         }
-        let usage = desk.local.usage();
+        let usage = counter.local.usage();
         assert!(usage.bytes <= ENOUGH && usage.counters > 100, "{algorithm}: {usage:?}");
         // A report may also say that all is free again.
         let last = 49_999_u32.to_be_bytes();
-        desk.remember(&last, &State::empty(algorithm), MIDNIGHT.plus_us(200));
-        let look = desk.with_charge(&last, Hits::Peek, |charge| desk.local.charge(charge, MIDNIGHT.plus_us(200))[0]);
+        counter.remember(&last, &State::empty(algorithm), MIDNIGHT.plus_us(200));
+        let look =
+            counter.with_charge(&last, Hits::Peek, |charge| counter.local.charge(charge, MIDNIGHT.plus_us(200))[0]);
         assert_eq!(look.remaining, 150, "{algorithm}");
     }
 }

@@ -19,8 +19,8 @@ use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::{Full, Memory};
 
-use crate::kit::fixtures::at_once;
-use crate::kit::test_service::{Desk, Question};
+use crate::kit::fixtures::in_parallel;
+use crate::kit::test_service::{TestRequest, TestService};
 
 /// A Wednesday in July, well inside windows of every length.
 const NOW: Time = Time::from_secs(1_783_513_296);
@@ -72,7 +72,7 @@ fn of_200_charges_at_once_exactly_the_limit_of_50_pass() {
         let store = Memory::new(1 << 20);
         for round in 0..20 {
             let departures = Mutex::new(Vec::new());
-            at_once(8, |thread| {
+            in_parallel(8, |thread| {
                 for turn in 0..25 {
                     // Each thread has read the clock at another time, and they overtake one another.
                     let now = NOW.plus_us(turn * 8 + thread);
@@ -100,7 +100,7 @@ fn limits_of_one_descriptor_are_charged_together_whoever_else_charges() {
             let limits = [limit(first, 60, Unit::Day), limit(second, 40, Unit::Hour)];
             let store = Memory::new(1 << 20);
             let charged = AtomicU64::new(0);
-            at_once(8, |thread| {
+            in_parallel(8, |thread| {
                 for turn in 0..20 {
                     let hits = 1 + (thread + turn) % 3;
                     let levels = charge(&store, b"u", &limits, Hits::Charge(hits), NOW).unwrap();
@@ -252,8 +252,8 @@ fn refunds_and_looks_take_no_room() {
 
 #[test]
 fn a_key_that_finds_no_room_is_answered_by_policy() {
-    let mut desk = Desk::new([("TOLLKEEPER_ON_STORE_ERROR", "allow")], NOW);
-    desk.load([(
+    let mut service = TestService::new([("TOLLKEEPER_ON_STORE_ERROR", "allow")], NOW);
+    service.load([(
         "rules.yaml",
         "domain: shop
 descriptors:
@@ -270,12 +270,14 @@ descriptors:
       - {unit: hour, requests_per_unit: 7, on_store_error: deny}
 ",
     )]);
-    desk.service.decider.store = Store::Memory(Memory::new(SMALLEST));
+    service.inner.decider.store = Store::Memory(Memory::new(SMALLEST));
     let ask = |keys: &[&str]| {
-        let question = keys.iter().fold(Question::new("shop"), |question, key| question.of(&[(key, "x")]));
-        desk.ask(&question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+        let question = keys.iter().fold(TestRequest::new("shop"), |question, key| question.descriptor(&[(key, "x")]));
+        service.decide(&question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
     };
-    let fill = |value: u32| desk.ask(&Question::new("shop").of(&[("fill", &value.to_string())])).unwrap().text();
+    let fill = |value: u32| {
+        service.decide(&TestRequest::new("shop").descriptor(&[("fill", &value.to_string())])).unwrap().text()
+    };
     // A fill that finds no room is allowed without a limit.
     (0..20_000).find(|value| fill(*value) == "OK [OK]").unwrap();
 
@@ -300,10 +302,11 @@ descriptors:
         assert_eq!(ask(keys), expected, "{keys:?}");
     }
     // A counter that is there refuses in earnest, and that goes before an error.
-    let refusal = desk.ask(&Question::new("shop").of(&[("fill", "0")]).of(&[("error", "x")])).unwrap();
+    let refusal =
+        service.decide(&TestRequest::new("shop").descriptor(&[("fill", "0")]).descriptor(&[("error", "x")])).unwrap();
     assert!(refusal.over_limit(), "{}", refusal.text());
     // A look needs no room.
-    let look = desk.ask(&Question::new("shop").of(&[("error", "x")]).hits(0)).unwrap();
+    let look = service.decide(&TestRequest::new("shop").descriptor(&[("error", "x")]).hits(0)).unwrap();
     assert_eq!(look.statuses(), [(false, 7)]);
 }
 

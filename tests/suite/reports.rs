@@ -11,8 +11,8 @@ use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
 use tollkeeper::telemetry::top_keys::{MINUTES, TopKeys};
 
-use crate::kit::fixtures::{about, answer, at_once, load};
-use crate::kit::test_service::Desk;
+use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
+use crate::kit::test_service::TestService;
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{grpc, http};
 
@@ -20,24 +20,24 @@ use crate::kit::{grpc, http};
 const NOON: Time = Time::from_secs(1_800_000_000);
 const SECOND_US: u64 = 1_000_000;
 
-fn desk(rules: &str) -> Desk {
-    let desk = Desk::new::<&str>([], NOON);
-    load(&desk, rules);
-    desk
+fn test_service(rules: &str) -> TestService {
+    let service = TestService::new::<&str>([], NOON);
+    load_shop_rules(&service, rules);
+    service
 }
 
-fn ask(desk: &Desk, descriptors: &str, times: usize) {
-    (0..times).for_each(|_| drop(answer(desk, &about(descriptors))));
+fn ask(service: &TestService, descriptors: &str, times: usize) {
+    (0..times).for_each(|_| drop(decide(service, &shop_request(descriptors))));
 }
 
-fn top(desk: &Desk, wanted: &top::TopQuery) -> top::TopReport {
-    top::TopReport::of(&desk.service.decider.metrics.top_keys, desk.now(), wanted)
+fn top(service: &TestService, wanted: &top::TopQuery) -> top::TopReport {
+    top::TopReport::of(&service.inner.decider.metrics.top_keys, service.now(), wanted)
 }
 
-fn rules(desk: &Desk) -> BTreeMap<String, rules::LimitReport> {
-    let loaded = desk.service.rules.load_full().expect("rules are loaded");
-    let top = &desk.service.decider.metrics.top_keys;
-    let report = rules::RulesReport::of(&loaded.rules, top, desk.now(), &rules::RulesQuery::default());
+fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {
+    let loaded = service.inner.rules.load_full().expect("rules are loaded");
+    let top = &service.inner.decider.metrics.top_keys;
+    let report = rules::RulesReport::of(&loaded.rules, top, service.now(), &rules::RulesQuery::default());
     report.rules.into_iter().map(|told| (told.rule.clone(), told)).collect()
 }
 
@@ -135,19 +135,19 @@ fn mixed(number: u64) -> u64 {
 
 #[test]
 fn the_keys_refused_most_are_told_over_all_and_by_limit() {
-    let desk = desk(
+    let service = test_service(
         "descriptors:\n\
          - {key: login, rate_limit: {unit: hour, requests_per_unit: 2}}\n\
          - {key: path, value: /a*, share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n\
          - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
     );
-    ask(&desk, "login=ann", 9);
-    ask(&desk, "login=bob", 4);
-    ask(&desk, "login=eve", 2);
-    ask(&desk, "path=/a1", 3);
-    ask(&desk, "path=/a2", 3);
-    ask(&desk, "trial=x", 4);
-    let report = top(&desk, &top::TopQuery::default());
+    ask(&service, "login=ann", 9);
+    ask(&service, "login=bob", 4);
+    ask(&service, "login=eve", 2);
+    ask(&service, "path=/a1", 3);
+    ask(&service, "path=/a2", 3);
+    ask(&service, "trial=x", 4);
+    let report = top(&service, &top::TopQuery::default());
     assert_eq!(report.most_missed, 0);
     assert_eq!(
         lines(&report.over_all),
@@ -160,41 +160,41 @@ fn the_keys_refused_most_are_told_over_all_and_by_limit() {
     );
     let sums: Vec<_> = report.by_limit.iter().map(|of| (of.rule.as_str(), of.refused_at_least)).collect();
     assert_eq!(sums, [("shop.login", 9), ("shop.path_/a*", 5), ("shop.trial", 3)]);
-    let only = top(&desk, &top::TopQuery { rule: Some("shop.login".into()), most: Some(1), ..Default::default() });
+    let only = top(&service, &top::TopQuery { rule: Some("shop.login".into()), most: Some(1), ..Default::default() });
     assert_eq!(lines(&only.over_all), ["shop.login login=ann: 7 to 7"]);
     assert_eq!(only.by_limit.len(), 1);
     // A name that merely begins alike is another.
-    let none = top(&desk, &top::TopQuery { rule: Some("shop.log".into()), ..Default::default() });
+    let none = top(&service, &top::TopQuery { rule: Some("shop.log".into()), ..Default::default() });
     assert!(none.over_all.is_empty());
 }
 
 #[test]
 fn what_was_refused_leaves_with_its_minute() {
-    let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n");
-    ask(&desk, "login=ann", 6);
-    desk.pass_us(2 * 60 * SECOND_US);
-    ask(&desk, "login=ann", 3);
+    let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n");
+    ask(&service, "login=ann", 6);
+    service.advance_us(2 * 60 * SECOND_US);
+    ask(&service, "login=ann", 3);
     let refused = |minutes: u64| {
-        let report = top(&desk, &top::TopQuery { minutes: Some(minutes), ..Default::default() });
+        let report = top(&service, &top::TopQuery { minutes: Some(minutes), ..Default::default() });
         report.over_all.first().map_or(0, |key| key.refused_at_least)
     };
     assert_eq!([1, 2, 3, 10].map(refused), [3, 3, 8, 8]);
-    desk.pass_us(8 * 60 * SECOND_US);
+    service.advance_us(8 * 60 * SECOND_US);
     assert_eq!([1, 10].map(refused), [0, 3]);
-    desk.pass_us(2 * 60 * SECOND_US);
+    service.advance_us(2 * 60 * SECOND_US);
     assert_eq!(refused(10), 0);
 }
 
 #[test]
 fn rotating_values_take_no_more_room_and_hide_nobody() {
-    let desk = Desk::new([("TOLLKEEPER_TOP_KEYS", "64")], NOON);
-    load(&desk, "descriptors:\n- {key: id, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
+    let service = TestService::new([("TOLLKEEPER_TOP_KEYS", "64")], NOON);
+    load_shop_rules(&service, "descriptors:\n- {key: id, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
     for round in 0..2000 {
-        ask(&desk, &format!("id=rotating{round}"), 1);
-        ask(&desk, "id=heavy", 1);
+        ask(&service, &format!("id=rotating{round}"), 1);
+        ask(&service, "id=heavy", 1);
     }
-    let report = top(&desk, &top::TopQuery { most: Some(1000), ..Default::default() });
-    // The desk's metrics are those of a test: room for 256.
+    let report = top(&service, &top::TopQuery { most: Some(1000), ..Default::default() });
+    // The service's metrics are those of a test: room for 256.
     assert!(report.over_all.len() <= 256, "{}", report.over_all.len());
     let heavy = &report.over_all[0];
     assert_eq!(heavy.key, "id=heavy");
@@ -204,15 +204,15 @@ fn rotating_values_take_no_more_room_and_hide_nobody() {
 
 #[test]
 fn refusals_of_many_threads_are_all_counted() {
-    let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
-    at_once(4, |thread| ask(&desk, &format!("login=k{}", thread % 2), 500));
-    let report = top(&desk, &top::TopQuery::default());
+    let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
+    in_parallel(4, |thread| ask(&service, &format!("login=k{}", thread % 2), 500));
+    let report = top(&service, &top::TopQuery::default());
     assert_eq!(lines(&report.over_all), ["shop.login login=k0: 1000 to 1000", "shop.login login=k1: 1000 to 1000"]);
 }
 
 #[test]
 fn what_stands_out_of_a_limit_is_found() {
-    let desk = desk(
+    let service = test_service(
         "descriptors:\n\
          - {key: never, rate_limit: {unit: minute, requests_per_unit: 5}}\n\
          - {key: wide, rate_limit: {unit: minute, requests_per_unit: 500}}\n\
@@ -221,17 +221,17 @@ fn what_stands_out_of_a_limit_is_found() {
          - {key: steady, rate_limit: {unit: second, requests_per_unit: 10}}\n\
          - {key: bucket, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket}}\n",
     );
-    ask(&desk, "wide=x", 150);
-    (0..200).for_each(|number| ask(&desk, &format!("request={number}"), 1));
+    ask(&service, "wide=x", 150);
+    (0..200).for_each(|number| ask(&service, &format!("request={number}"), 1));
     for second in 0..60 {
         if second < 3 {
-            ask(&desk, "bursty=x", 40);
-            ask(&desk, "bucket=x", 40);
+            ask(&service, "bursty=x", 40);
+            ask(&service, "bucket=x", 40);
         }
-        ask(&desk, "steady=x", 12);
-        desk.pass_us(SECOND_US);
+        ask(&service, "steady=x", 12);
+        service.advance_us(SECOND_US);
     }
-    let told = rules(&desk);
+    let told = rules(&service);
     let found: Vec<_> = told.iter().map(|(name, told)| (name.as_str(), findings(told))).collect();
     assert_eq!(
         found,
@@ -258,11 +258,12 @@ fn what_stands_out_of_a_limit_is_found() {
 
 #[test]
 fn a_rule_whose_metrics_are_named_by_requests_is_told_of_as_one() {
-    let desk =
-        desk("descriptors:\n- {key: user, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n");
-    ask(&desk, "user=a", 3);
-    ask(&desk, "user=b", 1);
-    let told = rules(&desk);
+    let service = test_service(
+        "descriptors:\n- {key: user, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
+    );
+    ask(&service, "user=a", 3);
+    ask(&service, "user=b", 1);
+    let told = rules(&service);
     assert_eq!(told.keys().collect::<Vec<_>>(), ["shop.user"]);
     let told = &told["shop.user"];
     assert_eq!((told.matched, told.refused, told.distinct_keys), (4, 2, 2));
@@ -270,10 +271,10 @@ fn a_rule_whose_metrics_are_named_by_requests_is_told_of_as_one() {
 
 #[test]
 fn a_strangers_text_has_no_power_over_a_terminal() {
-    let desk = desk("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
-    ask(&desk, "login=\u{1b}[2Jx\n\u{202e}y", 1);
-    ask(&desk, &format!("login={}", "ä".repeat(400)), 1);
-    let report = top(&desk, &top::TopQuery::default());
+    let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
+    ask(&service, "login=\u{1b}[2Jx\n\u{202e}y", 1);
+    ask(&service, &format!("login={}", "ä".repeat(400)), 1);
+    let report = top(&service, &top::TopQuery::default());
     let text = report.text();
     assert!(text.contains(r"login=\u{1b}[2Jx\n\u{202e}y"), "{text}");
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");

@@ -11,11 +11,11 @@ use tollkeeper::clock::Time;
 use tollkeeper::limit::Algorithm;
 use tollkeeper::store::Store;
 
-use crate::kit::fixtures::{about, answer, at_once, check, load};
+use crate::kit::fixtures::{assert_responses, decide, in_parallel, load_shop_rules, shop_request};
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::options;
-use crate::kit::redis_counters::{Follows, redis, wait_until_known};
-use crate::kit::test_service::{Desk, Question};
+use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use crate::kit::test_service::{TestRequest, TestService};
 
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);
@@ -23,32 +23,32 @@ const MS: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
 const HOUR: u64 = 3_600 * SECOND;
 
-/// A place for counters; each desk has its own there.
+/// A place for counters; each service has its own there.
 struct Place {
     name: &'static str,
     /// The variables that name it.
     env: Vec<(&'static str, String)>,
-    desks: AtomicU64,
+    services: AtomicU64,
 }
 
 impl Place {
     fn new(name: &'static str, env: Vec<(&'static str, String)>) -> Self {
-        Self { name, env, desks: AtomicU64::new(0) }
+        Self { name, env, services: AtomicU64::new(0) }
     }
 
     /// Who decides by the rules of a domain `shop`, given from `descriptors` or `defaults` on, at noon.
-    fn desk(&self, env: &[(&str, &str)], rules: &str) -> Desk {
-        let mut desk = Desk::new(env.iter().copied().chain([("TOLLKEEPER_ON_STORE_ERROR", "error")]), NOON);
+    fn test_service(&self, env: &[(&str, &str)], rules: &str) -> TestService {
+        let mut service = TestService::new(env.iter().copied().chain([("TOLLKEEPER_ON_STORE_ERROR", "error")]), NOON);
         if !self.env.is_empty() {
-            let prefix = format!("{}:", self.desks.fetch_add(1, Ordering::Relaxed));
+            let prefix = format!("{}:", self.services.fetch_add(1, Ordering::Relaxed));
             let mut of_redis = vec![("CACHE_KEY_PREFIX", &*prefix), ("TOLLKEEPER_STORE_TIMEOUT", "5s")];
             of_redis.extend(self.env.iter().map(|(name, value)| (*name, &**value)));
-            let redis = redis(&of_redis, Follows::Charges);
-            wait_until_known(&redis);
-            desk = desk.counting_in(Store::Redis(Box::new(redis)));
+            let redis = start_store(&of_redis, TimeSource::Caller);
+            wait_until_connected(&redis);
+            service = service.with_store(Store::Redis(Box::new(redis)));
         }
-        load(&desk, rules);
-        desk
+        load_shop_rules(&service, rules);
+        service
     }
 }
 
@@ -103,19 +103,20 @@ fn a_cluster_does_what_every_store_does() {
 }
 
 /// What is left of each descriptor's limit, without command.
-fn left(desk: &Desk, descriptors: &str) -> Vec<u32> {
-    let mut look = about(descriptors);
+fn left(service: &TestService, descriptors: &str) -> Vec<u32> {
+    let mut look = shop_request(descriptors);
     look.0.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0));
-    answer(desk, &look).statuses().into_iter().map(|(_, left)| left).collect()
+    decide(service, &look).statuses().into_iter().map(|(_, left)| left).collect()
 }
 
 const NO_HEADER: &[(&str, &str)] = &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")];
 
 fn hits_are_taken_given_back_or_looked_for(place: &Place) {
-    let desk = place.desk(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
-    let k = || about("k");
-    check(
-        &desk,
+    let service =
+        place.test_service(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
+    let k = || shop_request("k");
+    assert_responses(
+        &service,
         &[
             (k(), "OK [OK 10/HOUR left 9 in 3600 s]"),
             (k().request_hits(3), "OK [OK 10/HOUR left 6 in 3600 s]"),
@@ -129,7 +130,7 @@ fn hits_are_taken_given_back_or_looked_for(place: &Place) {
             (k().hits(u64::MAX), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
             (k().refund(u64::MAX), "OK [OK 10/HOUR left 0 in 3600 s]"),
             (
-                about("k=2; k=2; k=2").request_hits(4),
+                shop_request("k=2; k=2; k=2").request_hits(4),
                 "OVER [OK 10/HOUR left 6 in 3600 s, OK 10/HOUR left 2 in 3600 s, OVER 10/HOUR left 0 in 3600 s]",
             ),
         ],
@@ -144,13 +145,13 @@ fn charges_of_many_threads_are_exact(place: &Place) {
         let rules = format!(
             "descriptors: [{{key: k, rate_limit: {{unit: {unit}, requests_per_unit: {limit}, algorithm: {algorithm}{queue}}}}}]"
         );
-        let desk = place.desk(&[], &rules);
+        let service = place.test_service(&[], &rules);
         for round in 0..3 {
-            let question = about(&format!("k={round}"));
+            let question = shop_request(&format!("k={round}"));
             let holds = Mutex::new(Vec::new());
-            at_once(8, |_| {
+            in_parallel(8, |_| {
                 for _ in 0..25 {
-                    let answer = answer(&desk, &question);
+                    let answer = decide(&service, &question);
                     if !answer.over_limit() {
                         holds.lock().unwrap().push(answer.hold.as_millis());
                     }
@@ -165,7 +166,7 @@ fn charges_of_many_threads_are_exact(place: &Place) {
 }
 
 fn limits_are_charged_together_or_not_at_all(place: &Place) {
-    let desk = place.desk(
+    let service = place.test_service(
         &[],
         "descriptors:
   - key: k
@@ -178,26 +179,26 @@ fn limits_are_charged_together_or_not_at_all(place: &Place) {
     rate_limit: {unit: day, requests_per_unit: 90, algorithm: fixed_window}",
     );
     let admitted = AtomicU64::new(0);
-    at_once(8, |thread| {
+    in_parallel(8, |thread| {
         for turn in 0..20 {
             let hits = 1 + (thread + turn) % 3;
-            if !answer(&desk, &about("k=x").hits(hits)).over_limit() {
+            if !decide(&service, &shop_request("k=x").hits(hits)).over_limit() {
                 admitted.fetch_add(hits, Ordering::Relaxed);
             }
         }
     });
     assert_eq!(admitted.into_inner(), 40, "a charge of 1 always found the last place");
     // An hour later the bucket has room again, and the log has as many as were admitted.
-    desk.pass_us(HOUR);
+    service.advance_us(HOUR);
     assert_eq!(
-        answer(&desk, &about("k=x").hits(21)).text(),
+        decide(&service, &shop_request("k=x").hits(21)).text(),
         "OVER [OVER a: 60/DAY left 0 in 82800 s] Retry-After: 82800"
     );
-    assert_eq!(answer(&desk, &about("k=x").hits(20)).statuses(), [(false, 0)]);
+    assert_eq!(decide(&service, &shop_request("k=x").hits(20)).statuses(), [(false, 0)]);
 }
 
 fn a_flood_that_one_limit_refuses_costs_the_others_nothing(place: &Place) {
-    let desk = place.desk(
+    let service = place.test_service(
         &[],
         "descriptors:
   - key: k
@@ -206,14 +207,14 @@ fn a_flood_that_one_limit_refuses_costs_the_others_nothing(place: &Place) {
       - {unit: day, requests_per_unit: 1000}",
     );
     for _ in 0..10 {
-        assert_eq!((0..40).filter(|_| !answer(&desk, &about("k")).over_limit()).count(), 10);
-        desk.pass_us(SECOND);
+        assert_eq!((0..40).filter(|_| !decide(&service, &shop_request("k")).over_limit()).count(), 10);
+        service.advance_us(SECOND);
     }
-    assert_eq!(answer(&desk, &about("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
+    assert_eq!(decide(&service, &shop_request("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
 }
 
 fn a_trial_beside_an_enforced_limit_refuses_nothing(place: &Place) {
-    let desk = place.desk(
+    let service = place.test_service(
         &[],
         "descriptors:
   - key: k
@@ -221,13 +222,13 @@ fn a_trial_beside_an_enforced_limit_refuses_nothing(place: &Place) {
       - {unit: minute, requests_per_unit: 1, shadow_mode: true, name: trial}
       - {unit: hour, requests_per_unit: 3}",
     );
-    check(
-        &desk,
+    assert_responses(
+        &service,
         &[
-            (about("k"), "OK [OK 3/HOUR left 2 in 3600 s]"),
-            (about("k"), "OK [OK 3/HOUR left 1 in 3600 s]"),
-            (about("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
-            (about("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
+            (shop_request("k"), "OK [OK 3/HOUR left 2 in 3600 s]"),
+            (shop_request("k"), "OK [OK 3/HOUR left 1 in 3600 s]"),
+            (shop_request("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
+            (shop_request("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
         ],
     );
 }
@@ -248,29 +249,30 @@ fn of_each_algorithm(limit: u32) -> String {
 }
 
 fn a_look_leaves_no_trace(place: &Place) {
-    let desk = place.desk(&[], &of_each_algorithm(5));
+    let service = place.test_service(&[], &of_each_algorithm(5));
     for algorithm in Algorithm::ALL {
-        assert_eq!(left(&desk, algorithm.name()), [5], "{algorithm}");
-        assert_eq!(answer(&desk, &about(algorithm.name()).hits(2)).statuses(), [(false, 3)], "{algorithm}");
+        assert_eq!(left(&service, algorithm.name()), [5], "{algorithm}");
+        assert_eq!(decide(&service, &shop_request(algorithm.name()).hits(2)).statuses(), [(false, 3)], "{algorithm}");
         for _ in 0..10 {
-            assert_eq!(left(&desk, algorithm.name()), [3], "{algorithm}");
+            assert_eq!(left(&service, algorithm.name()), [3], "{algorithm}");
         }
     }
 }
 
 fn a_refund_of_nothing_leaves_no_trace(place: &Place) {
-    let desk = place.desk(&[], &of_each_algorithm(5));
+    let service = place.test_service(&[], &of_each_algorithm(5));
     for algorithm in Algorithm::ALL {
-        let refund = about(algorithm.name()).refund(3);
-        assert_eq!(answer(&desk, &refund).statuses(), [(false, 5)], "{algorithm}");
-        assert_eq!(answer(&desk, &about(algorithm.name()).hits(5)).statuses(), [(false, 0)], "{algorithm}");
-        assert!(answer(&desk, &about(algorithm.name())).over_limit(), "{algorithm}");
+        let refund = shop_request(algorithm.name()).refund(3);
+        assert_eq!(decide(&service, &refund).statuses(), [(false, 5)], "{algorithm}");
+        assert_eq!(decide(&service, &shop_request(algorithm.name()).hits(5)).statuses(), [(false, 0)], "{algorithm}");
+        assert!(decide(&service, &shop_request(algorithm.name())).over_limit(), "{algorithm}");
     }
 }
 
 fn a_reload_keeps_counters_of_one_identity(place: &Place) {
-    let desk = place.desk(NO_HEADER, "descriptors: []");
-    let rule = |rate_limit: &str| load(&desk, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
+    let service = place.test_service(NO_HEADER, "descriptors: []");
+    let rule =
+        |rate_limit: &str| load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
     let table = [
         // the rule, the answer to one hit
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
@@ -297,29 +299,32 @@ fn a_reload_keeps_counters_of_one_identity(place: &Place) {
     ];
     for (rate_limit, expected) in table {
         rule(rate_limit);
-        assert_eq!(answer(&desk, &about("k")).text(), expected, "{rate_limit}");
+        assert_eq!(decide(&service, &shop_request("k")).text(), expected, "{rate_limit}");
     }
     // A rule that was away comes back to its counter; one elsewhere in the tree has another.
-    load(&desk, "descriptors: []");
-    check(&desk, &[(about("k"), "OK [OK]")]);
-    load(&desk, "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]");
-    check(&desk, &[(about("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
+    load_shop_rules(&service, "descriptors: []");
+    assert_responses(&service, &[(shop_request("k"), "OK [OK]")]);
+    load_shop_rules(
+        &service,
+        "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]",
+    );
+    assert_responses(&service, &[(shop_request("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
     rule("{unit: hour, requests_per_unit: 10}");
-    check(&desk, &[(about("k"), "OK [OK 10/HOUR left 0 in 3600 s]")]);
+    assert_responses(&service, &[(shop_request("k"), "OK [OK 10/HOUR left 0 in 3600 s]")]);
 }
 
 fn a_new_epoch_begins_anew(place: &Place) {
-    let desk = place.desk(NO_HEADER, "descriptors: []");
+    let service = place.test_service(NO_HEADER, "descriptors: []");
     for algorithm in Algorithm::ALL {
         // A leaky bucket holds one, which leaves within the hour.
         let used_up = |epoch: u32| {
-            load(
-                &desk,
+            load_shop_rules(
+                &service,
                 &format!(
                     "descriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1, algorithm: {algorithm}, epoch: {epoch}}}}}]"
                 ),
             );
-            answer(&desk, &about("k")).over_limit()
+            decide(&service, &shop_request("k")).over_limit()
         };
         assert_eq!([0, 0, 7, 7, 0, 8, 7].map(used_up), [false, true, false, true, true, false, true], "{algorithm}");
     }
@@ -327,58 +332,61 @@ fn a_new_epoch_begins_anew(place: &Place) {
 
 fn a_changed_limit_counts_what_was_used(place: &Place) {
     for algorithm in Algorithm::ALL {
-        let desk = place.desk(NO_HEADER, "descriptors: []");
-        let rule = |limit: u32| load(&desk, &of_each_algorithm(limit));
+        let service = place.test_service(NO_HEADER, "descriptors: []");
+        let rule = |limit: u32| load_shop_rules(&service, &of_each_algorithm(limit));
         rule(10);
-        let ask = |hits| answer(&desk, &about(algorithm.name()).hits(hits)).statuses();
+        let ask = |hits| decide(&service, &shop_request(algorithm.name()).hits(hits)).statuses();
         assert_eq!(ask(6), [(false, 4)], "{algorithm}");
         rule(4);
         assert_eq!(ask(1), [(true, 0)], "{algorithm}");
         rule(20);
-        assert_eq!(left(&desk, algorithm.name()), [14], "{algorithm}");
+        assert_eq!(left(&service, algorithm.name()), [14], "{algorithm}");
     }
 }
 
 fn windows_end_and_buckets_drain(place: &Place) {
-    let desk = place.desk(&[], &of_each_algorithm(6));
+    let service = place.test_service(&[], &of_each_algorithm(6));
     for algorithm in Algorithm::ALL {
-        assert_eq!(answer(&desk, &about(algorithm.name()).hits(6)).statuses(), [(false, 0)], "{algorithm}");
+        assert_eq!(decide(&service, &shop_request(algorithm.name()).hits(6)).statuses(), [(false, 0)], "{algorithm}");
     }
-    desk.pass_us(HOUR / 2);
-    let lefts = || Algorithm::ALL.map(|algorithm| left(&desk, algorithm.name())[0]);
+    service.advance_us(HOUR / 2);
+    let lefts = || Algorithm::ALL.map(|algorithm| left(&service, algorithm.name())[0]);
     let by_name = |wanted: &str| Algorithm::ALL.into_iter().position(|algorithm| algorithm.name() == wanted).unwrap();
     let half = lefts();
     let of = |lefts: &[u32], name| lefts[by_name(name)];
     assert_eq!((of(&half, "token_bucket"), of(&half, "leaky_bucket"), of(&half, "fixed_window")), (3, 6, 0));
-    desk.pass_us(HOUR / 2 - 1);
+    service.advance_us(HOUR / 2 - 1);
     let just_before = lefts();
     assert_eq!((of(&just_before, "fixed_window"), of(&just_before, "sliding_window_log")), (0, 0));
-    desk.pass_us(1);
+    service.advance_us(1);
     let after = lefts();
     assert_eq!((of(&after, "fixed_window"), of(&after, "sliding_window_log"), of(&after, "token_bucket")), (6, 6, 6));
     assert_eq!(of(&after, "sliding_window_counter"), 0, "the window before counts in full");
-    desk.pass_us(HOUR);
+    service.advance_us(HOUR);
     assert_eq!(lefts(), [6; 5]);
 }
 
 fn answers_are_held_until_their_turn(place: &Place) {
-    let desk = place.desk(
+    let service = place.test_service(
         &[],
         "descriptors:
   - {key: q, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4}}
   - {key: ahead, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, bucket_size: 1, max_wait: 150ms}}",
     );
-    let hold = |question: &Question| {
-        let answer = answer(&desk, question);
+    let hold = |question: &TestRequest| {
+        let answer = decide(&service, question);
         (!answer.over_limit()).then_some(answer.hold.as_millis())
     };
-    let holds = |questions: &[Question]| questions.iter().map(hold).collect::<Vec<_>>();
-    let q = || about("q");
+    let holds = |questions: &[TestRequest]| questions.iter().map(hold).collect::<Vec<_>>();
+    let q = || shop_request("q");
     assert_eq!(holds(&[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
-    desk.pass_us(100 * MS);
+    service.advance_us(100 * MS);
     assert_eq!(holds(&[q(), q()]), [Some(300), None]);
-    assert_eq!(holds(&[about("q=2").hits(3), about("q=2"), about("q=2")]), [Some(0), Some(300), None]);
-    assert_eq!(holds(&vec![about("ahead"); 3]), [Some(0), Some(100), None]);
+    assert_eq!(
+        holds(&[shop_request("q=2").hits(3), shop_request("q=2"), shop_request("q=2")]),
+        [Some(0), Some(300), None]
+    );
+    assert_eq!(holds(&vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
 }
 
 fn a_refusal_spares_the_others_if_told_to(place: &Place) {
@@ -391,40 +399,48 @@ fn a_refusal_spares_the_others_if_told_to(place: &Place) {
     rate_limit:
       - {unit: hour, requests_per_unit: 9}
       - {unit: day, requests_per_unit: 9}";
-    let charged = place.desk(NO_HEADER, rules);
-    let spared = place
-        .desk(&[("TOLLKEEPER_RETRY_AFTER_HEADER", ""), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
-    let table: &[(Question, [&[u32]; 2])] = &[
+    let charged = place.test_service(NO_HEADER, rules);
+    let spared = place.test_service(
+        &[("TOLLKEEPER_RETRY_AFTER_HEADER", ""), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")],
+        rules,
+    );
+    let table: &[(TestRequest, [&[u32]; 2])] = &[
         // What is asked; what is then left of a, b, free, bucket and both, charged and spared.
-        (about("a; b; free; bucket; both"), [&[0, 8, 8, 8, 8], &[0, 8, 8, 8, 8]]),
-        (about("a; b; free; bucket; both"), [&[0, 7, 7, 7, 7], &[0, 8, 8, 8, 8]]),
-        (about("both; bucket; a"), [&[0, 7, 7, 6, 6], &[0, 8, 8, 8, 8]]),
-        (about("b; both"), [&[0, 6, 7, 6, 5], &[0, 7, 8, 8, 7]]),
+        (shop_request("a; b; free; bucket; both"), [&[0, 8, 8, 8, 8], &[0, 8, 8, 8, 8]]),
+        (shop_request("a; b; free; bucket; both"), [&[0, 7, 7, 7, 7], &[0, 8, 8, 8, 8]]),
+        (shop_request("both; bucket; a"), [&[0, 7, 7, 6, 6], &[0, 8, 8, 8, 8]]),
+        (shop_request("b; both"), [&[0, 6, 7, 6, 5], &[0, 7, 8, 8, 7]]),
         // A refund is a refund beside a refusal too.
-        (about("a; b").refund(1), [&[0, 7, 7, 6, 5], &[0, 8, 8, 8, 7]]),
+        (shop_request("a; b").refund(1), [&[0, 7, 7, 6, 5], &[0, 8, 8, 8, 7]]),
         // The same twice: each is tried by itself, as in the program replaced.
-        (about("free; free").request_hits(5), [&[0, 7, 2, 6, 5], &[0, 8, 3, 8, 7]]),
-        (about("a; free; free").request_hits(2), [&[0, 7, 0, 6, 5], &[0, 8, 3, 8, 7]]),
+        (shop_request("free; free").request_hits(5), [&[0, 7, 2, 6, 5], &[0, 8, 3, 8, 7]]),
+        (shop_request("a; free; free").request_hits(2), [&[0, 7, 0, 6, 5], &[0, 8, 3, 8, 7]]),
     ];
     for (step, (question, expected)) in table.iter().enumerate() {
-        for (desk, expected) in [&charged, &spared].into_iter().zip(expected) {
-            answer(desk, question);
-            assert_eq!(left(desk, "a; b; free; bucket; both"), *expected, "{}, step {step}: {question:?}", place.name);
+        for (service, expected) in [&charged, &spared].into_iter().zip(expected) {
+            decide(service, question);
+            assert_eq!(
+                left(service, "a; b; free; bucket; both"),
+                *expected,
+                "{}, step {step}: {question:?}",
+                place.name
+            );
         }
     }
     // Of one counter that is charged from twice, and refuses the first for its size only.
-    let twice = Question::new("shop").of(&[("b", "x")]).hits(10).of(&[("b", "x")]).hits(2);
-    let text = answer(&spared, &twice).text();
+    let twice = TestRequest::new("shop").descriptor(&[("b", "x")]).hits(10).descriptor(&[("b", "x")]).hits(2);
+    let text = decide(&spared, &twice).text();
     assert_eq!(text, "OVER [OVER 9/HOUR left 0 in 3600 s, OVER 9/HOUR left 0 in 3600 s]", "{}", place.name);
-    let back = answer(&spared, &about("b=x").refund(10)).text();
+    let back = decide(&spared, &shop_request("b=x").refund(10)).text();
     assert_eq!(back, "OK [OK 9/HOUR left 9 in 3600 s]", "{}: the second was spared", place.name);
 }
 
 fn limits_that_come_along_share_a_counter(place: &Place) {
-    let desk = place.desk(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
-    let k = || about("k");
-    check(
-        &desk,
+    let service =
+        place.test_service(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
+    let k = || shop_request("k");
+    assert_responses(
+        &service,
         &[
             (k().limit(20, 3, None), "OK [OK 20/HOUR left 19 in 3600 s]"),
             (k(), "OK [OK 10/HOUR left 8 in 3600 s]"),
@@ -436,7 +452,7 @@ fn limits_that_come_along_share_a_counter(place: &Place) {
 }
 
 fn values_that_share_a_counter_and_those_that_do_not(place: &Place) {
-    let desk = place.desk(
+    let service = place.test_service(
         NO_HEADER,
         r"descriptors:
   - {key: each, rate_limit: {unit: hour, requests_per_unit: 5}}
@@ -454,10 +470,11 @@ fn values_that_share_a_counter_and_those_that_do_not(place: &Place) {
         ("all=v2", [3]),
         ("all=v3", [2]),
     ] {
-        let left: Vec<u32> = answer(&desk, &about(question)).statuses().into_iter().map(|(_, left)| left).collect();
+        let left: Vec<u32> =
+            decide(&service, &shop_request(question)).statuses().into_iter().map(|(_, left)| left).collect();
         assert_eq!(left, expected, "{question}");
     }
-    let long = |end: &str| about(&format!("each={}{end}", "x".repeat(5_000)));
-    let ask = |question: &Question| answer(&desk, question).statuses()[0].1;
+    let long = |end: &str| shop_request(&format!("each={}{end}", "x".repeat(5_000)));
+    let ask = |question: &TestRequest| decide(&service, question).statuses()[0].1;
     assert_eq!([ask(&long("1")), ask(&long("2")), ask(&long("1"))], [4, 4, 3]);
 }

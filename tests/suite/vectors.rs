@@ -23,7 +23,7 @@ use tollkeeper::rule::render::rlconfig_lines;
 
 use crate::kit::redis::{self, Server};
 use crate::kit::replica::Replica;
-use crate::kit::test_service::{Desk, Question};
+use crate::kit::test_service::{TestRequest, TestService};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_runtime_files};
 use crate::kit::{http, read, repository};
 
@@ -309,17 +309,17 @@ fn the_recordings_are_all_there() {
 fn decides_every_recorded_request_alike_to_the_second() {
     let mut differences = Vec::new();
     for group in recorded() {
-        let desk = Desk::new(group.env.clone(), NOW);
-        desk.load(group.files());
+        let service = TestService::new(group.env.clone(), NOW);
+        service.load(group.files());
         differences.extend(group.replay(
-            || Now::Known(desk.now()),
+            || Now::Known(service.now()),
             |request| {
-                desk.pass_us(1_000);
+                service.advance_us(1_000);
                 let request = request_from_json(request).expect("it was recorded in this form");
-                desk.ask(&Question(request)).map(|answer| answer.response).map_err(|error| error.to_string())
+                service.decide(&TestRequest(request)).map(|answer| answer.response).map_err(|error| error.to_string())
             },
         ));
-        let loaded = desk.service.rules.load();
+        let loaded = service.inner.rules.load();
         let mut lines = rlconfig_lines(&loaded.as_ref().expect("rules are loaded").rules);
         lines.sort_unstable();
         assert_eq!(lines, group.rlconfig());
@@ -333,12 +333,12 @@ fn replay_in_redis(group: &Group, server: &Server, key_format: &str) -> Vec<Diff
     let mut env = group.env.clone();
     env.insert("TOLLKEEPER_KEY_FORMAT".to_owned(), key_format.to_owned());
     let replica = Replica::new(&server.address(), env, NOW);
-    replica.desk.load(group.files());
+    replica.service.load(group.files());
     group.replay(
         || Now::Known(NOW),
         |request| {
             let request = request_from_json(request).expect("it was recorded in this form");
-            replica.ask(&Question(request)).map(|answer| answer.response).map_err(|error| error.to_string())
+            replica.decide(&TestRequest(request)).map(|answer| answer.response).map_err(|error| error.to_string())
         },
     )
 }

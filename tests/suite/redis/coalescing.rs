@@ -24,7 +24,7 @@ use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 
 use crate::algorithms::scenario::config;
 use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{Answers, Counters, Follows, LONG, Wanted, poll_once};
+use crate::kit::redis_counters::{ChargeOutcomes, LONG_TIMEOUT, RedisCounters, TestCharge, TimeSource, poll_once};
 use crate::kit::tcp_proxy::{Mode, Proxy};
 use crate::kit::test_service::store_runtime;
 
@@ -49,16 +49,16 @@ fn counting(requests_per_unit: u32) -> Limit {
     limit(Algorithm::FixedWindow, requests_per_unit)
 }
 
-/// Counters of a server that have charged once, so that they are connected and it knows the script.
-fn primed(server: &Server, follows: Follows) -> Counters {
-    primed_at(server, &server.address(), follows)
+/// RedisCounters of a server that have charged once, so that they are connected and it knows the script.
+fn primed(server: &Server, time: TimeSource) -> RedisCounters {
+    primed_at(server, &server.address(), time)
 }
 
-fn primed_at(server: &Server, address: &str, follows: Follows) -> Counters {
+fn primed_at(server: &Server, address: &str, time: TimeSource) -> RedisCounters {
     // Refused charges are to travel too.
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address), ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")];
-    let counters = Counters::new(&env, follows);
-    store_runtime().block_on(counters.charge(&[Wanted::one("prime", counting(1))], ChargeMode::Commit, NOW));
+    let counters = RedisCounters::new(&env, time);
+    store_runtime().block_on(counters.charge(&[TestCharge::one("prime", counting(1))], ChargeMode::Commit, NOW));
     server.reset_stats();
     counters
 }
@@ -71,21 +71,25 @@ fn calls(server: &Server) -> u64 {
 }
 
 /// A request of one hit, sent or waiting: it has been polled once.
-async fn begin<'c>(counters: &'c Counters, wanted: &'c [Wanted]) -> Call<'c, Vec<ChargeResults>> {
+async fn begin<'c>(counters: &'c RedisCounters, wanted: &'c [TestCharge]) -> Call<'c, Vec<ChargeResults>> {
     let mut call: Call<'c, _> = Box::pin(counters.charge(wanted, ChargeMode::Commit, NOW));
     assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
     call
 }
 
-async fn begin_until<'c>(counters: &'c Counters, wanted: &'c [Wanted], until: Instant) -> Call<'c, Answers> {
+async fn begin_until<'c>(
+    counters: &'c RedisCounters,
+    wanted: &'c [TestCharge],
+    until: Instant,
+) -> Call<'c, ChargeOutcomes> {
     let mut call: Call<'c, _> = Box::pin(counters.charge_until(wanted, ChargeMode::Commit, (NOW, until)));
     assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
     call
 }
 
 /// How many hits the counter of a value has.
-async fn counted(counters: &Counters, value: &str, limit: Limit) -> u64 {
-    let look = Wanted::new(value, limit, Hits::Peek);
+async fn counted(counters: &RedisCounters, value: &str, limit: Limit) -> u64 {
+    let look = TestCharge::new(value, limit, Hits::Peek);
     counters.charge(&[look], ChargeMode::Commit, NOW).await[0][0].before
 }
 
@@ -215,7 +219,7 @@ impl OneByOne<'_> {
 }
 
 /// Has the requests meet at a server that stands still until all have come, and compares their answers.
-fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseResult {
+fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCaseResult {
     static MEETINGS: AtomicU64 = AtomicU64::new(0);
     let number = MEETINGS.fetch_add(1, Ordering::Relaxed);
     let mut model = OneByOne { meeting, states: HashMap::new() };
@@ -224,9 +228,9 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
         now = now.plus_us(round.passed_us);
         let wanted = |hit: &Hit| {
             let (value, limits) = (format!("{number} {}", hit.value), meeting.ways[hit.way].clone());
-            Wanted { value, limits, request: hit.request }
+            TestCharge { value, limits, request: hit.request }
         };
-        let requests: Vec<Vec<Wanted>> =
+        let requests: Vec<Vec<TestCharge>> =
             round.requests.iter().map(|request| request.charges.iter().map(wanted).collect()).collect();
         server.freeze();
         let answers = store_runtime().block_on(async {
@@ -256,7 +260,7 @@ fn check(server: &Server, counters: &Counters, meeting: &Meeting) -> TestCaseRes
 #[test]
 fn charges_that_meet_are_decided_as_one_by_one_in_the_order_in_which_they_came() {
     let server = options().start();
-    let counters = primed(&server, Follows::Charges);
+    let counters = primed(&server, TimeSource::Caller);
     let mut runner = TestRunner::new(ProptestConfig { source_file: Some(file!()), ..config() });
     runner.run(&meeting(), |meeting| check(&server, &counters, &meeting)).unwrap_or_else(|error| panic!("{error}"));
 }
@@ -271,9 +275,9 @@ fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_charges() {
         // A leaky bucket holds what it admits: here all but the first longer than anybody waits.
         let expected = if algorithm == Algorithm::LeakyBucket { 1 } else { u64::from(LIMIT) };
         let limit = limit(algorithm, LIMIT);
-        let counters = Arc::new(primed(&server, Follows::Redis));
+        let counters = Arc::new(primed(&server, TimeSource::Redis));
         let value = algorithm.name();
-        let prime = Wanted::new(value, limit, Hits::Peek);
+        let prime = TestCharge::new(value, limit, Hits::Peek);
         store_runtime().block_on(counters.charge(&[prime], ChargeMode::Commit, NOW));
         server.reset_stats();
         let before = counters.redis.calls();
@@ -283,7 +287,7 @@ fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_charges() {
                 tokio::spawn(async move {
                     let mut admitted = 0;
                     for _ in 0..EACH {
-                        let levels = counters.charge(&[Wanted::one(value, limit)], ChargeMode::Commit, NOW).await;
+                        let levels = counters.charge(&[TestCharge::one(value, limit)], ChargeMode::Commit, NOW).await;
                         admitted += u64::from(levels[0][0].admitted);
                     }
                     admitted
@@ -302,17 +306,17 @@ fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_charges() {
 #[test]
 fn an_idle_counter_costs_a_call_a_charge_and_no_more_for_all_charges_of_one_request() {
     let server = options().start();
-    let counters = primed(&server, Follows::Redis);
+    let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
     store_runtime().block_on(async {
         for charge in 1..=5 {
-            counters.charge(&[Wanted::one("idle", limit)], ChargeMode::Commit, NOW).await;
+            counters.charge(&[TestCharge::one("idle", limit)], ChargeMode::Commit, NOW).await;
             assert_eq!(calls(&server), charge);
         }
         for (charges, expected) in [(2, 1), (16, 1), (17, 1), (300, 1), (512, 1), (513, 2), (1_200, 3)] {
             server.reset_stats();
             let value = format!("{charges} charges");
-            let wanted = vec![Wanted::one(&value, limit); charges];
+            let wanted = vec![TestCharge::one(&value, limit); charges];
             let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
             assert_eq!(calls(&server), expected, "{charges} charges");
             let found: Vec<u64> = levels.iter().map(|levels| levels[0].before).collect();
@@ -320,7 +324,7 @@ fn an_idle_counter_costs_a_call_a_charge_and_no_more_for_all_charges_of_one_requ
         }
         // Two counters by turns are two calls.
         server.reset_stats();
-        let wanted: Vec<_> = (0..40).map(|place| Wanted::one(["one", "other"][place % 2], limit)).collect();
+        let wanted: Vec<_> = (0..40).map(|place| TestCharge::one(["one", "other"][place % 2], limit)).collect();
         let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
         assert_eq!(calls(&server), 2);
         assert_eq!(
@@ -333,7 +337,7 @@ fn an_idle_counter_costs_a_call_a_charge_and_no_more_for_all_charges_of_one_requ
 #[test]
 fn a_busy_counter_costs_two_round_trips_and_calls_of_512_charges() {
     let server = options().start();
-    let counters = primed(&server, Follows::Redis);
+    let counters = primed(&server, TimeSource::Redis);
     let table: &[(&[usize], u64)] = &[
         // the charges of each request that waits, calls besides that of the first
         (&[], 0),
@@ -350,8 +354,8 @@ fn a_busy_counter_costs_two_round_trips_and_calls_of_512_charges() {
     ];
     for (place, (waiting, expected)) in table.iter().enumerate() {
         let (value, limit) = (format!("row {place}"), counting(100_000));
-        let first = [Wanted::one(&value, limit)];
-        let requests: Vec<_> = waiting.iter().map(|charges| vec![Wanted::one(&value, limit); *charges]).collect();
+        let first = [TestCharge::one(&value, limit)];
+        let requests: Vec<_> = waiting.iter().map(|charges| vec![TestCharge::one(&value, limit); *charges]).collect();
         server.reset_stats();
         server.freeze();
         let found = store_runtime().block_on(async {
@@ -370,9 +374,9 @@ fn a_busy_counter_costs_two_round_trips_and_calls_of_512_charges() {
 #[test]
 fn who_waits_is_decided_at_the_time_of_the_latest_not_of_the_first() {
     let server = options().start();
-    let counters = primed(&server, Follows::Charges);
+    let counters = primed(&server, TimeSource::Caller);
     let hourly = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Hour, 1).unwrap())).unwrap();
-    let wanted = [Wanted::one("late", hourly)];
+    let wanted = [TestCharge::one("late", hourly)];
     server.freeze();
     let admitted = store_runtime().block_on(async {
         let mut under_way: Vec<Call<'_, Vec<ChargeResults>>> = Vec::new();
@@ -392,7 +396,7 @@ fn who_waits_is_decided_at_the_time_of_the_latest_not_of_the_first() {
 #[test]
 fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
     let server = options().start();
-    let counters = primed(&server, Follows::Redis);
+    let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
     // Of six requests, sent first or waiting, with so many hits each: who gives up, what is charged.
     let table: &[(&[usize], u64)] = &[
@@ -406,7 +410,7 @@ fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
     ];
     for (gone, charged) in table {
         let value = format!("{gone:?}");
-        let requests: Vec<_> = (0..6).map(|place| [Wanted::new(&value, limit, Hits::Charge(1 << place))]).collect();
+        let requests: Vec<_> = (0..6).map(|place| [TestCharge::new(&value, limit, Hits::Charge(1 << place))]).collect();
         server.freeze();
         let answers = store_runtime().block_on(async {
             let mut under_way = Vec::new();
@@ -427,9 +431,9 @@ fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
 #[test]
 fn a_request_of_many_charges_that_gives_up_takes_all_of_them_along() {
     let server = options().start();
-    let counters = primed(&server, Follows::Redis);
+    let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
-    let (one, many) = ([Wanted::one("many", limit)], vec![Wanted::one("many", limit); 100]);
+    let (one, many) = ([TestCharge::one("many", limit)], vec![TestCharge::one("many", limit); 100]);
     server.reset_stats();
     server.freeze();
     store_runtime().block_on(async {
@@ -451,9 +455,9 @@ fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
     let server = options().start();
     let proxy = Proxy::to(&server.address());
     let address = format!("127.0.0.1:{}", proxy.port());
-    let counters = primed_at(&server, &address, Follows::Redis);
+    let counters = primed_at(&server, &address, TimeSource::Redis);
     let limit = counting(1_000);
-    let requests: Vec<_> = (0..3).map(|place| [Wanted::new("gone", limit, Hits::Charge(1 << place))]).collect();
+    let requests: Vec<_> = (0..3).map(|place| [TestCharge::new("gone", limit, Hits::Charge(1 << place))]).collect();
     // Each way takes a while, in which the second call is under way.
     proxy.set(Mode::Delay(Duration::from_millis(100)));
     store_runtime().block_on(async {
@@ -463,7 +467,7 @@ fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
         first.await;
         let asked = proxy.asked_bytes();
         let mut waited = Duration::ZERO;
-        while proxy.asked_bytes() == asked && waited < LONG {
+        while proxy.asked_bytes() == asked && waited < LONG_TIMEOUT {
             sleep(Duration::from_millis(1)).await;
             waited += Duration::from_millis(1);
         }
@@ -478,16 +482,16 @@ fn a_call_past_its_deadline_lets_its_counter_go() {
     let server = options().start();
     let address = server.address();
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "500ms")];
-    let counters = Counters::new(&env, Follows::Redis);
+    let counters = RedisCounters::new(&env, TimeSource::Redis);
     let limit = counting(1_000);
-    let requests: Vec<_> = (0..4).map(|place| [Wanted::new("held", limit, Hits::Charge(1 << place))]).collect();
+    let requests: Vec<_> = (0..4).map(|place| [TestCharge::new("held", limit, Hits::Charge(1 << place))]).collect();
     store_runtime().block_on(async {
-        counters.charge(&[Wanted::one("prime", limit)], ChargeMode::Commit, NOW).await;
+        counters.charge(&[TestCharge::one("prime", limit)], ChargeMode::Commit, NOW).await;
         server.freeze();
         let began = Instant::now();
         let soon = began + Duration::from_millis(500);
         let first = begin_until(&counters, &requests[0], soon).await;
-        let stays = begin_until(&counters, &requests[1], began + LONG).await;
+        let stays = begin_until(&counters, &requests[1], began + LONG_TIMEOUT).await;
         let hurried = begin_until(&counters, &requests[2], began + Duration::from_millis(50)).await;
         assert_eq!(hurried.await, [Err(RedisError::Timeout)]);
         assert_eq!(first.await, [Err(RedisError::Timeout)]);
@@ -503,9 +507,9 @@ fn a_call_past_its_deadline_lets_its_counter_go() {
 #[test]
 fn a_caller_in_a_hurry_leaves_its_call_to_those_behind_it() {
     let server = options().start();
-    let counters = primed(&server, Follows::Redis);
+    let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
-    let requests: Vec<_> = (0..2).map(|place| [Wanted::new("hurry", limit, Hits::Charge(1 << place))]).collect();
+    let requests: Vec<_> = (0..2).map(|place| [TestCharge::new("hurry", limit, Hits::Charge(1 << place))]).collect();
     server.freeze();
     store_runtime().block_on(async {
         let soon = Instant::now() + Duration::from_millis(50);
@@ -524,12 +528,12 @@ fn a_crowd_that_waits_for_a_frozen_server_is_told_in_time() {
     let server = options().start();
     let address = server.address();
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "400ms")];
-    let counters = Counters::new(&env, Follows::Redis);
+    let counters = RedisCounters::new(&env, TimeSource::Redis);
     let limit = counting(100_000);
     // More than three calls would take: nobody waits for the calls before its own.
-    let requests = vec![[Wanted::one("crowd", limit)]; 4 * MOST_DRAWS];
+    let requests = vec![[TestCharge::one("crowd", limit)]; 4 * MOST_DRAWS];
     store_runtime().block_on(async {
-        counters.charge(&[Wanted::one("prime", limit)], ChargeMode::Commit, NOW).await;
+        counters.charge(&[TestCharge::one("prime", limit)], ChargeMode::Commit, NOW).await;
         server.freeze();
         let mut under_way = Vec::new();
         for request in &requests {
@@ -554,9 +558,9 @@ fn a_crowd_that_waits_for_a_frozen_server_is_told_in_time() {
 #[test]
 fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
     let server = options().start();
-    let counters = primed(&server, Follows::Redis);
+    let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1 << 20);
-    let one = [Wanted::one("crowd", limit)];
+    let one = [TestCharge::one("crowd", limit)];
     server.freeze();
     store_runtime().block_on(async {
         let mut under_way = Vec::with_capacity(1 + MOST_WAITING);
@@ -566,11 +570,12 @@ fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
         // At once, while the server stands still.
         for charges in [1, 3] {
             let wanted = vec![one[0].clone(); charges];
-            let answers = counters.charge_until(&wanted, ChargeMode::Commit, (NOW, Instant::now() + LONG)).await;
+            let answers =
+                counters.charge_until(&wanted, ChargeMode::Commit, (NOW, Instant::now() + LONG_TIMEOUT)).await;
             assert_eq!(answers, vec![Err(RedisError::Overloaded); charges]);
         }
         // Others are not concerned, and places that are given up are none.
-        let other = [Wanted::one("other", limit)];
+        let other = [TestCharge::one("other", limit)];
         let beside = begin(&counters, &other).await;
         server.thaw();
         let found: Vec<u64> = join_all(under_way).await.iter().map(|levels| levels[0][0].before).collect();
@@ -585,8 +590,8 @@ fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
 fn limits_that_differ_in_nothing_but_their_numbers_share_a_counter() {
     assert_eq!(counter_tag(&counting(1), 0), counter_tag(&counting(2), 0), "or the others would prove nothing");
     let server = options().start();
-    let counters = primed(&server, Follows::Redis);
-    let requests: Vec<_> = [9, 3, 5, 4].map(|most| [Wanted::new("shared", counting(most), Hits::Charge(2))]).into();
+    let counters = primed(&server, TimeSource::Redis);
+    let requests: Vec<_> = [9, 3, 5, 4].map(|most| [TestCharge::new("shared", counting(most), Hits::Charge(2))]).into();
     server.freeze();
     let admitted = store_runtime().block_on(async {
         let mut under_way = Vec::new();

@@ -20,7 +20,7 @@ use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::kit::redis::{Server, options};
-use crate::kit::test_service::{Question, store_runtime};
+use crate::kit::test_service::{TestRequest, store_runtime};
 use crate::kit::tollkeeper::{Tollkeeper, with_rules};
 use crate::kit::wait_for;
 
@@ -96,7 +96,7 @@ impl Replica {
 }
 
 fn about(key: &str, value: &str) -> RateLimitRequest {
-    Question::new("shop").of(&[(key, value)]).0
+    TestRequest::new("shop").descriptor(&[(key, value)]).0
 }
 
 fn offer_all(replicas: &[Replica], key: &str, value: &str, hits: usize) -> u64 {
@@ -246,7 +246,7 @@ fn what_is_leased_under_one_limit_is_not_given_out_under_another() {
     let key = Algorithm::FixedWindow.name();
     assert_eq!(replica.offer(key, "lent", 500), 500);
     // What comes with a request counts on the same key: far fewer than were admitted, also by the year.
-    let lower = Question::new("shop").of(&[(key, "lent")]).limit(10, 6, None).0;
+    let lower = TestRequest::new("shop").descriptor(&[(key, "lent")]).limit(10, 6, None).0;
     assert_eq!(store_runtime().block_on(join_all([replica.asking(&lower, 200)])), [0]);
 }
 

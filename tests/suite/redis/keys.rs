@@ -15,7 +15,7 @@ use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::redis::key::{MOST_PATH_BYTES, keys, slot};
 
 use crate::kit::replica::Replica;
-use crate::kit::test_service::Question;
+use crate::kit::test_service::TestRequest;
 use crate::kit::{read, redis, repository};
 
 /// What tells a counter from all others.
@@ -407,15 +407,15 @@ fn the_documented_rights_are_enough() {
         let server = redis::options().with(&[("user", "default off"), ("user", &user)]).start();
         let env = [("REDIS_AUTH", "tollkeeper:secret"), ("TOLLKEEPER_KEY_FORMAT", format)];
         let replica = Replica::new(&server.address(), env, Time::from_secs(1_783_513_296));
-        replica.desk.load([("rules.yaml", rules_of_all().as_str())]);
+        replica.service.load([("rules.yaml", rules_of_all().as_str())]);
         for algorithm in algorithms {
-            let question = Question::new("shop").of(&[(algorithm.name(), "v")]);
+            let question = TestRequest::new("shop").descriptor(&[(algorithm.name(), "v")]);
             // Hits that come, go out, are given back, and are looked for.
             let charges =
                 [question.clone(), question.clone().hits(2), question.clone().refund(1), question.clone().hits(0)];
             for (step, charge) in charges.iter().cycle().take(30).enumerate() {
-                replica.ask(charge).unwrap_or_else(|error| panic!("{algorithm}, step {step}: {error}"));
-                replica.desk.pass_us(13_700_000);
+                replica.decide(charge).unwrap_or_else(|error| panic!("{algorithm}, step {step}: {error}"));
+                replica.service.advance_us(13_700_000);
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{self, Server};
 use crate::kit::replica::Replica;
 use crate::kit::tcp_proxy::{Mode, Proxy};
-use crate::kit::test_service::Question;
+use crate::kit::test_service::TestRequest;
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{http, wait_for};
 
@@ -42,7 +42,7 @@ descriptors:
 
 fn replica_at(address: &str, env: &[(&str, &str)], start: Time) -> Replica {
     let replica = Replica::new(address, [FORMAT, LONG_JITTER].iter().chain(env).copied(), start);
-    replica.desk.load([("rules.yaml", RULES)]);
+    replica.service.load([("rules.yaml", RULES)]);
     replica
 }
 
@@ -50,8 +50,8 @@ fn replica(server: &Server) -> Replica {
     replica_at(&server.address(), &[], NOW)
 }
 
-fn about(entries: &[(&str, &str)]) -> Question {
-    Question::new("domain").of(entries)
+fn about(entries: &[(&str, &str)]) -> TestRequest {
+    TestRequest::new("domain").descriptor(entries)
 }
 
 /// What each key of a counter holds. That of the probe, which proves that a server takes writes, is left out.
@@ -65,12 +65,12 @@ fn ttl(server: &Server, key: &str) -> i64 {
     server.ask(&["TTL", key])
 }
 
-fn statuses(replica: &Replica, question: &Question) -> Vec<(bool, u32)> {
-    replica.ask(question).expect("Redis decides").statuses()
+fn statuses(replica: &Replica, question: &TestRequest) -> Vec<(bool, u32)> {
+    replica.decide(question).expect("Redis decides").statuses()
 }
 
 /// Settings, a time and a question; and the key that is counted under.
-type Example<'a> = (&'a [(&'a str, &'a str)], Time, Question, &'a str);
+type Example<'a> = (&'a [(&'a str, &'a str)], Time, TestRequest, &'a str);
 
 #[test]
 fn keys_are_those_of_envoyproxy_ratelimit() {
@@ -106,7 +106,7 @@ fn keys_are_those_of_envoyproxy_ratelimit() {
     for (env, now, question, key) in table {
         server.ask::<()>(&["FLUSHALL"]);
         let replica = replica_at(&server.address(), env, *now);
-        assert!(!replica.ask(question).expect("Redis decides").over_limit());
+        assert!(!replica.decide(question).expect("Redis decides").over_limit());
         assert_eq!(counters(&server), BTreeMap::from([((*key).to_owned(), "1".to_owned())]), "{question:?}");
     }
     assert!(!server.commands().contains_key("eval"), "{:?}", server.commands());
@@ -141,10 +141,10 @@ descriptors:
     ];
     let server = redis::options().start();
     let replica = replica(&server);
-    replica.desk.load([("rules.yaml", rules)]);
+    replica.service.load([("rules.yaml", rules)]);
     for (key, expected) in table {
         server.ask::<()>(&["FLUSHALL"]);
-        replica.ask(&Question::new("d").of(&[(key, "v")])).expect("Redis decides");
+        replica.decide(&TestRequest::new("d").descriptor(&[(key, "v")])).expect("Redis decides");
         let mut keys: Vec<String> = server.ask(&["KEYS", "*"]);
         keys.retain(|key| !key.ends_with(":probe"));
         keys.sort_unstable();
@@ -160,7 +160,7 @@ fn counts_go_on_past_the_limit() {
     assert_eq!(answers, [(false, 2), (false, 1), (false, 0), (true, 0), (true, 0)]);
     assert_eq!(counters(&server)["domain_minute_v_1200"], "5");
     // The next window has another key.
-    replica.desk.pass_us(26 * SECOND_US);
+    replica.service.advance_us(26 * SECOND_US);
     assert_eq!(statuses(&replica, &about(&[("minute", "v")])), [(false, 2)]);
     assert_eq!(counters(&server)["domain_minute_v_1260"], "1");
 }
@@ -174,7 +174,7 @@ fn every_hit_lets_the_key_live_a_window_and_a_jitter() {
         let mut seen = Vec::new();
         for _ in 0..40 {
             server.command(&["PEXPIRE", "domain_minute_v_1200", "100000000"]).expect("it answers");
-            replica.ask(&about(&[("minute", "v")])).expect("Redis decides");
+            replica.decide(&about(&[("minute", "v")])).expect("Redis decides");
             seen.push(ttl(&server, "domain_minute_v_1200"));
         }
         // A second or two may pass until it is asked.
@@ -185,7 +185,7 @@ fn every_hit_lets_the_key_live_a_window_and_a_jitter() {
     // A calendar month's counter goes with its month: 23.2 days from here.
     let env = [("EXPIRATION_JITTER_MAX_SECONDS", "0"), ("USE_CALENDAR_MONTH_RATE_LIMIT", "true")];
     let replica = replica_at(&server.address(), &env, Time::from_secs(1_783_513_296));
-    let answer = replica.ask(&about(&[("month", "v")])).expect("Redis decides");
+    let answer = replica.decide(&about(&[("month", "v")])).expect("Redis decides");
     let left = 1_785_542_400 - 1_783_513_296;
     assert_eq!(answer.text(), format!("OK [OK 3/MONTH left 2 in {left} s]"));
     assert!((left - 2..=left).contains(&ttl(&server, "domain_month_v_1782864000")));
@@ -256,7 +256,7 @@ fn refunds_of_several_at_once_leave_nothing_below_nothing() {
         let value = round.to_string();
         let question = about(&[("other", &value)]);
         // More is given back than was taken, and takes come in between.
-        let mixed: Vec<Question> = (0..30)
+        let mixed: Vec<TestRequest> = (0..30)
             .map(|n| if n % 3 == 0 { question.clone().hits(2) } else { question.clone().refund(1 + n % 5) })
             .collect();
         std::thread::scope(|scope| {
@@ -265,7 +265,7 @@ fn refunds_of_several_at_once_leave_nothing_below_nothing() {
                 scope.spawn(move || {
                     // Alone and combined.
                     for chunk in mixed.chunks(5) {
-                        replica.ask_all(chunk).into_iter().for_each(|answer| {
+                        replica.decide_concurrently(chunk).into_iter().for_each(|answer| {
                             answer.expect("Redis decides");
                         });
                     }
@@ -277,11 +277,11 @@ fn refunds_of_several_at_once_leave_nothing_below_nothing() {
     }
     // Where there is enough to give back, none is lost.
     let question = about(&[("other", "enough")]);
-    replicas[0].ask(&question.clone().hits(500)).expect("Redis decides");
+    replicas[0].decide(&question.clone().hits(500)).expect("Redis decides");
     std::thread::scope(|scope| {
         for replica in &replicas {
             let refunds = vec![question.clone().refund(3); 20];
-            scope.spawn(move || replica.ask_all(&refunds));
+            scope.spawn(move || replica.decide_concurrently(&refunds));
         }
     });
     assert_eq!(server.ask::<i64>(&["GET", "domain_other_enough_1200"]), 500 - 180);
@@ -293,10 +293,10 @@ fn a_refund_whose_caller_has_gone_is_evened_out_all_the_same() {
     let proxy = Proxy::to(&server.address());
     let env = [("TOLLKEEPER_STORE_TIMEOUT", "300ms")];
     let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &env, NOW);
-    wait_for("a connection", || replica.ask(&about(&[("minute", "v")])).ok());
+    wait_for("a connection", || replica.decide(&about(&[("minute", "v")])).ok());
     proxy.set(Mode::Hold);
     // It passes by policy, as refunds do.
-    replica.ask(&about(&[("minute", "v")]).refund(3)).expect("refunds pass");
+    replica.decide(&about(&[("minute", "v")]).refund(3)).expect("refunds pass");
     proxy.set(Mode::Pass);
     wait_for("the count to be even", || (counters(&server)["domain_minute_v_1200"] == "0").then_some(()));
     // One hit, three given back, two of them added back.
@@ -312,7 +312,10 @@ fn probes(server: &Server) -> u64 {
 fn descriptors_are_counted_each_and_equal_ones_twice() {
     let server = redis::options().start();
     let replica = replica(&server);
-    let question = about(&[("minute", "v")]).of(&[("hour", "v")]).of(&[("minute", "v")]).of(&[("none", "v")]);
+    let question = about(&[("minute", "v")])
+        .descriptor(&[("hour", "v")])
+        .descriptor(&[("minute", "v")])
+        .descriptor(&[("none", "v")]);
     assert_eq!(statuses(&replica, &question), [(false, 2), (false, 2), (false, 1), (false, 0)]);
     assert_eq!(statuses(&replica, &question), [(false, 0), (false, 1), (true, 0), (false, 0)]);
     let counted = [("domain_hour_v_0", "2"), ("domain_minute_v_1200", "4")];
@@ -323,9 +326,9 @@ fn descriptors_are_counted_each_and_equal_ones_twice() {
 fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
     let server = redis::options().start();
     let replica = replica_at(&server.address(), &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], NOW);
-    let both = || about(&[("minute", "v")]).of(&[("hour", "v")]);
+    let both = || about(&[("minute", "v")]).descriptor(&[("hour", "v")]);
     // Its only reads are GET, and only the one that exceeds is counted.
-    replica.ask(&about(&[("minute", "v")]).hits(3)).expect("Redis decides");
+    replica.decide(&about(&[("minute", "v")]).hits(3)).expect("Redis decides");
     server.reset_stats();
     assert_eq!(statuses(&replica, &both()), [(true, 0), (false, 3)]);
     let counted = [("domain_hour_v_0", "0"), ("domain_minute_v_1200", "4")];
@@ -335,13 +338,13 @@ fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
     assert_eq!((commands["get"] - 2, commands["incrby"], commands["expire"]), (2, 2, 2), "{commands:?}");
     assert!(ttl(&server, "domain_hour_v_0") > 3600);
     // None exceeds: all are counted. A refund is none to be spared.
-    assert_eq!(statuses(&replica, &about(&[("minute", "w")]).of(&[("hour", "v")])), [(false, 2), (false, 2)]);
+    assert_eq!(statuses(&replica, &about(&[("minute", "w")]).descriptor(&[("hour", "v")])), [(false, 2), (false, 2)]);
     let refund = both().refund(1);
     assert_eq!(statuses(&replica, &refund), [(true, 0), (false, 3)]);
     assert_eq!(counters(&server)["domain_hour_v_0"], "0");
     // A trial exceeds as well.
-    replica.ask(&about(&[("trial", "v")])).expect("Redis decides");
-    assert_eq!(statuses(&replica, &about(&[("trial", "v")]).of(&[("minute", "x")])), [(false, 0), (false, 3)]);
+    replica.decide(&about(&[("trial", "v")])).expect("Redis decides");
+    assert_eq!(statuses(&replica, &about(&[("trial", "v")]).descriptor(&[("minute", "x")])), [(false, 0), (false, 3)]);
 }
 
 #[test]
@@ -349,13 +352,13 @@ fn charges_that_waited_are_answered_by_their_own_time() {
     let server = redis::options().start();
     let proxy = Proxy::to(&server.address());
     let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &[], NOW);
-    replica.ask(&about(&[("minute", "v")])).expect("Redis decides");
+    replica.decide(&about(&[("minute", "v")])).expect("Redis decides");
     proxy.set(Mode::Hold);
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| replica.ask(&about(&[("minute", "v")])).expect("Redis decides"));
+        let first = scope.spawn(|| replica.decide(&about(&[("minute", "v")])).expect("Redis decides"));
         wait_for("the first call", || (replica.calls() == 2).then_some(()));
-        replica.desk.pass_us(10 * SECOND_US);
-        let second = scope.spawn(|| replica.ask(&about(&[("minute", "v")])).expect("Redis decides"));
+        replica.service.advance_us(10 * SECOND_US);
+        let second = scope.spawn(|| replica.decide(&about(&[("minute", "v")])).expect("Redis decides"));
         // That it waits shows nowhere; if it comes too late to, it asks by itself, and the answer is the same.
         std::thread::yield_now();
         proxy.set(Mode::Pass);
@@ -372,8 +375,8 @@ fn what_stands_under_the_key_and_is_no_count_fails_that_charge_alone() {
     server.ask::<()>(&["RPUSH", "domain_minute_w_1200", "1"]);
     server.ask::<()>(&["SET", "domain_minute_x_1200", "9223372036854775807"]);
     for value in ["v", "w", "x"].repeat(5) {
-        replica.ask(&about(&[("minute", value)])).expect_err("it can not be counted");
-        replica.ask(&about(&[("other", value)])).expect("others are counted");
+        replica.decide(&about(&[("minute", value)])).expect_err("it can not be counted");
+        replica.decide(&about(&[("other", value)])).expect("others are counted");
     }
     // As many as Redis holds, and as few.
     server.ask::<()>(&["SET", "domain_minute_y_1200", "9223372036854775800"]);
@@ -452,7 +455,7 @@ fn counts_are_exact_while_their_slot_moves() {
     let round =
         [question.clone().hits(2), question.clone().refund(5), question.clone().hits(3), question.clone().hits(0)];
     // Where the slots are has to be found out first.
-    wait_for("the map of the cluster", || replica.ask(&about(&[("other", "else")])).ok());
+    wait_for("the map of the cluster", || replica.decide(&about(&[("other", "else")])).ok());
     let moving = AtomicBool::new(true);
     let mut rounds = 0;
     std::thread::scope(|scope| {
@@ -465,7 +468,7 @@ fn counts_are_exact_while_their_slot_moves() {
             moving.store(false, Ordering::Release);
         });
         while moving.load(Ordering::Acquire) || rounds < 10 {
-            let answers = replica.ask_all(&round);
+            let answers = replica.decide_concurrently(&round);
             let left: Vec<_> =
                 answers.into_iter().flat_map(|answer| answer.expect("Redis decides").statuses()).collect();
             assert_eq!(

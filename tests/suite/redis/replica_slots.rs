@@ -15,10 +15,10 @@ use tollkeeper::store::redis::replicas::claim::{self, Owner, Reply, Wish};
 use tollkeeper::store::redis::replicas::{CLAIM, Replicas};
 use tollkeeper::store::redis::script;
 
-use crate::kit::fixtures::{about, load};
+use crate::kit::fixtures::{load_shop_rules, shop_request};
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{self as servers, Server};
-use crate::kit::redis_counters::{self, Follows};
+use crate::kit::redis_counters::{self, TimeSource};
 use crate::kit::replica::Replica;
 use crate::kit::test_service::store_runtime;
 use crate::kit::tollkeeper::{Setup, with_rules};
@@ -303,7 +303,7 @@ fn a_store_claims_a_slot_on_one_server_and_on_a_cluster() {
         vec![("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", single.as_str())],
         vec![("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str())],
     ] {
-        let [one, other] = [(); 2].map(|()| redis_counters::redis(&env, Follows::Redis));
+        let [one, other] = [(); 2].map(|()| redis_counters::start_store(&env, TimeSource::Redis));
         assert_eq!((one.replicas().live(), one.replicas().slots().get()), (None, 16));
         wait_until_live(&one, 1);
         wait_until_live(&other, 2);
@@ -321,17 +321,17 @@ fn plain_counting_without_scripts_claims_nothing() {
     let server = servers::options().start();
     let address = server.address();
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address.as_str()), ("TOLLKEEPER_KEY_FORMAT", "ratelimit")];
-    let store = redis_counters::redis(&env, Follows::Redis);
+    let store = redis_counters::start_store(&env, TimeSource::Redis);
     let _within = store_runtime().enter();
     store.claim_slot();
-    redis_counters::wait_until_known(&store);
+    redis_counters::wait_until_connected(&store);
     assert_eq!(server.ask::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
     assert_eq!(store.replicas().live(), None);
 }
 
 /// How many of ten pass at a replica that has lost its Redis, under a limit of ten.
 fn passes_alone(replica: &Replica) -> usize {
-    (0..10).filter(|_| !replica.ask(&about("k=x")).expect("it decides by itself").over_limit()).count()
+    (0..10).filter(|_| !replica.decide(&shop_request("k=x")).expect("it decides by itself").over_limit()).count()
 }
 
 #[test]
@@ -344,7 +344,10 @@ fn local_divides_by_the_replicas_that_were_last_seen_unless_it_is_told_how_many(
             .collect();
         let replicas = [(); 3].map(|()| {
             let replica = Replica::new(&server.address(), env.clone(), START);
-            load(&replica.desk, "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]");
+            load_shop_rules(
+                &replica.service,
+                "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]",
+            );
             replica
         });
         replicas.iter().zip(1..).for_each(|(replica, live)| wait_until_live(replica.redis(), live));

@@ -22,7 +22,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
-use crate::kit::test_service::{Question, store_runtime};
+use crate::kit::test_service::{TestRequest, store_runtime};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 
 const REPLICAS: usize = 3;
@@ -160,7 +160,7 @@ async fn ask(mut client: RateLimitServiceClient<Channel>, question: RateLimitReq
 }
 
 fn about(key: &str, value: &str, hits: u64) -> RateLimitRequest {
-    Question::new("shop").of(&[(key, value)]).hits(hits).0
+    TestRequest::new("shop").descriptor(&[(key, value)]).hits(hits).0
 }
 
 /// What was offered and admitted, for whoever wants to see that nothing was over.
@@ -263,7 +263,7 @@ fn hits_of_all_sizes(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let offered = answers.iter().map(|answer| answer.hits).sum::<u64>() + 50;
     table.exactly(fleet, (algorithm.name(), "1 to 5 hits"), (offered, large + rest, HOT));
 
-    let refund = |hits| Question::new("shop").of(&[(&key, "s")]).refund(hits).0;
+    let refund = |hits| TestRequest::new("shop").descriptor(&[(&key, "s")]).refund(hits).0;
     let refunds = fleet.offer((0..40).map(|place| vec![refund(1 + place % 2)]).collect());
     assert!(refunds.iter().all(|refund| refund.admitted), "{algorithm}");
     let again = fleet.offer_one_by_one(&key, "s", 100);

@@ -17,9 +17,9 @@ use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{Counters, Follows, Wanted, poll_once, redis, wait_until_known};
+use crate::kit::redis_counters::{RedisCounters, TestCharge, TimeSource, poll_once, start_store, wait_until_connected};
 use crate::kit::tcp_proxy::Proxy;
-use crate::kit::test_service::{Desk, Question, store_runtime};
+use crate::kit::test_service::{TestRequest, TestService, store_runtime};
 use crate::kit::wait_for;
 
 /// Noon on Wednesday the 8th of July 2026.
@@ -34,25 +34,25 @@ fn limit(algorithm: Algorithm) -> Limit {
 }
 
 /// Who decides by these rules of a domain `shop`, by counters that the variables name.
-fn desk(env: &[(&str, &str)], rules: &str) -> Desk {
+fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
     let mut env = env.to_vec();
     env.push(("TOLLKEEPER_ON_STORE_ERROR", "error"));
-    let redis = redis(&env, Follows::Charges);
-    wait_until_known(&redis);
-    let desk = Desk::new(env, NOON).counting_in(Store::Redis(Box::new(redis)));
-    desk.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
-    desk
+    let redis = start_store(&env, TimeSource::Caller);
+    wait_until_connected(&redis);
+    let service = TestService::new(env, NOON).with_store(Store::Redis(Box::new(redis)));
+    service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+    service
 }
 
 /// A question about descriptors of `shop`: `key=value; key`.
-fn about(descriptors: &str) -> Question {
-    descriptors.split("; ").fold(Question::new("shop"), |question, descriptor| {
-        question.of(&[descriptor.split_once('=').unwrap_or((descriptor, ""))])
+fn about(descriptors: &str) -> TestRequest {
+    descriptors.split("; ").fold(TestRequest::new("shop"), |question, descriptor| {
+        question.descriptor(&[descriptor.split_once('=').unwrap_or((descriptor, ""))])
     })
 }
 
-fn text(desk: &Desk, descriptors: &str) -> String {
-    desk.ask(&about(descriptors)).unwrap_or_else(|error| panic!("{error}: {descriptors}")).text()
+fn text(service: &TestService, descriptors: &str) -> String {
+    service.decide(&about(descriptors)).unwrap_or_else(|error| panic!("{error}: {descriptors}")).text()
 }
 
 /// How many calls of scripts the server has had, by EVALSHA and by EVAL.
@@ -63,9 +63,9 @@ fn calls(server: &Server) -> (u64, u64) {
 }
 
 /// Charges of one hit on values of their own, an algorithm after the other, for callers that wait for ever.
-fn one_each(values: impl IntoIterator<Item = String>) -> Vec<Wanted> {
+fn one_each(values: impl IntoIterator<Item = String>) -> Vec<TestCharge> {
     let algorithms = Algorithm::ALL.into_iter().cycle();
-    let one = |(value, algorithm)| Wanted {
+    let one = |(value, algorithm)| TestCharge {
         value,
         limits: vec![(limit(algorithm), true)],
         request: ChargeRequest::new(Hits::Charge(1), u64::MAX),
@@ -77,7 +77,7 @@ fn one_each(values: impl IntoIterator<Item = String>) -> Vec<Wanted> {
 fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
     let server = options().start();
     let proxy = Proxy::to(&server.address());
-    let counters = Counters::at(&format!("127.0.0.1:{}", proxy.port()), Follows::Redis);
+    let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Redis);
     store_runtime().block_on(async {
         for wanted in one_each((0..5).map(|n| format!("prime {n}"))) {
             counters.charge(&[wanted], ChargeMode::Commit, NOON).await;
@@ -104,8 +104,8 @@ fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
 fn no_node_of_a_cluster_waits_for_another() {
     let cluster = Cluster::start();
     let nodes = cluster.addresses().join(",");
-    let counters = Counters::new(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)], Follows::Redis);
-    wait_until_known(&counters.redis);
+    let counters = RedisCounters::new(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)], TimeSource::Redis);
+    wait_until_connected(&counters.redis);
     let values: Vec<String> = (0..30).map(|n| format!("value {n}")).collect();
     let owner = |value: &String| cluster.primary_of(cluster.slot(&format!("{{counters|value={value}}}")));
     let owners: Vec<usize> = values.iter().map(owner).collect();
@@ -150,7 +150,7 @@ fn a_descriptor_costs_one_call_whatever_its_limits() {
       - {unit: hour, requests_per_unit: 10}
       - {unit: day, requests_per_unit: 10}
   - {key: free, rate_limit: {unlimited: true}}";
-    let desk = desk(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &server.address())], rules);
+    let service = test_service(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &server.address())], rules);
     let table = [
         // descriptors, calls
         ("one", 1),
@@ -164,21 +164,21 @@ fn a_descriptor_costs_one_call_whatever_its_limits() {
         ("one; one; one", 1),
         ("five; one; five; one; two", 3),
     ];
-    text(&desk, "one=p; five=p; two=p");
+    text(&service, "one=p; five=p; two=p");
     for (descriptors, expected) in table {
         server.reset_stats();
-        text(&desk, descriptors);
+        text(&service, descriptors);
         assert_eq!(calls(&server), (expected, 0), "{descriptors}");
     }
-    let twice = text(&desk, "one=twice; two=twice; one=twice");
+    let twice = text(&service, "one=twice; two=twice; one=twice");
     assert_eq!(twice, "OK [OK 10/HOUR left 9 in 3600 s, OK 10/HOUR left 9 in 3600 s, OK 10/HOUR left 8 in 3600 s]");
 }
 
 #[test]
 fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_twice() {
     let server = options().start();
-    let counters = Counters::at(&server.address(), Follows::Redis);
-    let wanted = [Wanted::one("script", limit(Algorithm::TokenBucket))];
+    let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
+    let wanted = [TestCharge::one("script", limit(Algorithm::TokenBucket))];
     let charge = || store_runtime().block_on(counters.charge(&wanted, ChargeMode::Commit, NOON))[0][0].before;
     assert_eq!(charge(), 0);
     server.reset_stats();
@@ -190,7 +190,7 @@ fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_
     // Many at once, on one counter and on others.
     server.ask::<()>(&["SCRIPT", "FLUSH"]);
     let values = |n: usize| if n < 50 { "many".to_owned() } else { format!("value {n}") };
-    let requests: Vec<_> = (0..100).map(|n| [Wanted::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
+    let requests: Vec<_> = (0..100).map(|n| [TestCharge::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
     let answers =
         store_runtime().block_on(join_all(requests.iter().map(|one| counters.charge(one, ChargeMode::Commit, NOON))));
     let found: Vec<u64> = answers.iter().map(|levels| levels[0][0].before).collect();
@@ -215,7 +215,7 @@ fn limits_per_second_are_counted_in_the_redis_that_is_theirs() {
     rate_limit:
       - {unit: second, requests_per_unit: 10}
       - {unit: second, requests_per_unit: 10, algorithm: token_bucket}";
-    let desk = desk(
+    let service = test_service(
         &[
             ("REDIS_SOCKET_TYPE", "tcp"),
             ("REDIS_URL", &main.address()),
@@ -239,10 +239,10 @@ fn limits_per_second_are_counted_in_the_redis_that_is_theirs() {
     ];
     for (descriptors, expected) in table {
         // Twice: each server learns the script.
-        text(&desk, descriptors);
+        text(&service, descriptors);
         main.reset_stats();
         per_second.reset_stats();
-        text(&desk, descriptors);
+        text(&service, descriptors);
         assert_eq!((calls(&main).0, calls(&per_second).0), expected, "{descriptors}");
     }
 }
@@ -252,9 +252,9 @@ fn every_way_to_a_server_counts() {
     let rules = "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]";
     let plain = || options();
     let served = |env: &[(&str, &str)], what: &str| {
-        let desk = desk(env, rules);
-        assert_eq!(text(&desk, "k"), "OK [OK 10/HOUR left 9 in 3600 s]", "{what}");
-        assert_eq!(text(&desk, "k; k"), "OK [OK 10/HOUR left 8 in 3600 s, OK 10/HOUR left 7 in 3600 s]", "{what}");
+        let service = test_service(env, rules);
+        assert_eq!(text(&service, "k"), "OK [OK 10/HOUR left 9 in 3600 s]", "{what}");
+        assert_eq!(text(&service, "k; k"), "OK [OK 10/HOUR left 8 in 3600 s, OK 10/HOUR left 7 in 3600 s]", "{what}");
     };
     let tcp = ("REDIS_SOCKET_TYPE", "tcp");
 
@@ -280,8 +280,8 @@ fn a_database_has_all_keys_and_the_others_none() {
     let server = options().start();
     for (number, database) in ["/3", "/15", "?db=7"].into_iter().enumerate() {
         let url = format!("redis://{}{database}", server.address());
-        let desk = desk(&[("REDIS_URL", &url)], rules);
-        assert_eq!(text(&desk, "k"), "OK [OK 10/HOUR left 9 in 3600 s]", "{database}");
+        let service = test_service(&[("REDIS_URL", &url)], rules);
+        assert_eq!(text(&service, "k"), "OK [OK 10/HOUR left 9 in 3600 s]", "{database}");
         let used: String = server.ask(&["INFO", "keyspace"]);
         assert_eq!(used.matches(":keys=").count(), 1 + number, "{database}: {used}");
         assert!(!used.contains("db0:"), "{used}");
@@ -291,9 +291,9 @@ fn a_database_has_all_keys_and_the_others_none() {
 #[test]
 fn a_caller_that_leaves_no_time_is_not_waited_for() {
     let server = options().start();
-    let counters = Counters::at(&server.address(), Follows::Redis);
+    let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
     let wanted = one_each((0..3).map(|n| format!("value {n}")));
-    wait_until_known(&counters.redis);
+    wait_until_connected(&counters.redis);
     server.freeze();
     let answers = store_runtime().block_on(counters.charge_until(&wanted, ChargeMode::Commit, (NOON, Instant::now())));
     assert_eq!(answers.len(), 3);

@@ -12,8 +12,8 @@ use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 
 use super::{NOW, limit, yearly};
 use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{self, Counters, Follows, Wanted, poll_once};
-use crate::kit::test_service::{Desk, store_runtime};
+use crate::kit::redis_counters::{self, RedisCounters, TestCharge, TimeSource, poll_once};
+use crate::kit::test_service::{TestService, store_runtime};
 use crate::kit::{fixtures, wait_for};
 
 const CACHE: &str = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES";
@@ -23,11 +23,11 @@ fn environment<'e>(address: &'e str, env: &[(&'e str, &'e str)]) -> Vec<(&'e str
     [&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], env].concat()
 }
 
-/// Counters of this server that have charged once, so that they are connected and it knows the script.
-fn primed(server: &Server, env: &[(&str, &str)]) -> Counters {
-    let counters = Counters::new(&environment(&server.address(), env), Follows::Redis);
+/// RedisCounters of this server that have charged once, so that they are connected and it knows the script.
+fn primed(server: &Server, env: &[(&str, &str)]) -> RedisCounters {
+    let counters = RedisCounters::new(&environment(&server.address(), env), TimeSource::Redis);
     for limit in [yearly(1), plain(1)] {
-        charge(&counters, &[Wanted::one("prime", limit)]);
+        charge(&counters, &[TestCharge::one("prime", limit)]);
     }
     counters
 }
@@ -37,11 +37,11 @@ fn plain(requests_per_unit: u32) -> Limit {
     Limit::new(&LimitSpec::new(Algorithm::FixedWindow, requests_per_unit, Period::new(Unit::Year, 1).unwrap())).unwrap()
 }
 
-fn charge(counters: &Counters, wanted: &[Wanted]) -> Vec<ChargeResults> {
+fn charge(counters: &RedisCounters, wanted: &[TestCharge]) -> Vec<ChargeResults> {
     store_runtime().block_on(counters.charge(wanted, ChargeMode::Commit, NOW))
 }
 
-fn admits(counters: &Counters, wanted: &Wanted) -> bool {
+fn admits(counters: &RedisCounters, wanted: &TestCharge) -> bool {
     charge(counters, std::slice::from_ref(wanted))[0].iter().all(|level| level.admitted)
 }
 
@@ -57,7 +57,7 @@ fn a_counter_over_its_limit_costs_redis_nothing() {
     let server = options().start();
     for algorithm in Algorithm::ALL {
         let counters = primed(&server, &[]);
-        let one = Wanted::one(algorithm.name(), limit(algorithm, 2, Unit::Year));
+        let one = TestCharge::one(algorithm.name(), limit(algorithm, 2, Unit::Year));
         let first = (0..3).take_while(|_| admits(&counters, &one)).count();
         // A leaky bucket without a wait admits one.
         assert_eq!(first, if algorithm == Algorithm::LeakyBucket { 1 } else { 2 }, "{algorithm}");
@@ -79,7 +79,7 @@ fn it_can_be_turned_off() {
     let server = options().start();
     let counters = primed(&server, &[(CACHE, "0"), (LOCAL_CACHE, "1000000")]);
     for (value, limit) in [("yearly", yearly(1)), ("plain", plain(1))] {
-        let one = Wanted::one(value, limit);
+        let one = TestCharge::one(value, limit);
         assert!(admits(&counters, &one));
         server.reset_stats();
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
@@ -93,14 +93,14 @@ fn what_counts_refused_hits_is_asked_each_time_unless_the_local_cache_is_asked_f
     let server = options().start();
     for (env, value, is_known) in [(None, "counted", false), (Some((LOCAL_CACHE, "1000000")), "cached", true)] {
         let counters = primed(&server, env.as_slice());
-        let one = Wanted::one(value, plain(1));
+        let one = TestCharge::one(value, plain(1));
         assert!(admits(&counters, &one) && !admits(&counters, &one));
         let refused = Instant::now();
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
         let least = if is_known { 10 - refused.elapsed().as_secs().min(10) } else { 0 };
         let known = counters.redis.refused_locally();
         assert!((least..=if is_known { 10 } else { 0 }).contains(&known), "{value}: {known}");
-        let look = charge(&counters, &[Wanted::new(value, plain(1), Hits::Peek)]);
+        let look = charge(&counters, &[TestCharge::new(value, plain(1), Hits::Peek)]);
         assert_eq!(look[0][0].before, 12 - known, "what is refused here is not counted");
     }
 }
@@ -109,10 +109,10 @@ fn what_counts_refused_hits_is_asked_each_time_unless_the_local_cache_is_asked_f
 fn a_refund_through_another_replica_is_seen_within_a_second() {
     let server = options().start();
     let (here, there) = (primed(&server, &[]), primed(&server, &[]));
-    let one = Wanted::one("refunded", yearly(1));
+    let one = TestCharge::one("refunded", yearly(1));
     assert!(admits(&here, &one) && !admits(&here, &one));
     let refused = Instant::now();
-    charge(&there, &[Wanted::new("refunded", yearly(1), Hits::Refund(1))]);
+    charge(&there, &[TestCharge::new("refunded", yearly(1), Hits::Refund(1))]);
     wait_for("the refund to be seen", || {
         let is_over = refused.elapsed() >= Duration::from_secs(1);
         let admitted = admits(&here, &one);
@@ -121,7 +121,7 @@ fn a_refund_through_another_replica_is_seen_within_a_second() {
     });
     // One that goes through this process is seen at once.
     assert!(!admits(&here, &one));
-    charge(&here, &[Wanted::new("refunded", yearly(1), Hits::Refund(1))]);
+    charge(&here, &[TestCharge::new("refunded", yearly(1), Hits::Refund(1))]);
     assert!(admits(&here, &one));
 }
 
@@ -129,12 +129,12 @@ fn a_refund_through_another_replica_is_seen_within_a_second() {
 fn charges_that_waited_together_teach_it_too() {
     let server = options().start();
     let counters = primed(&server, &[]);
-    let one = Wanted::one("together", yearly(1));
+    let one = TestCharge::one("together", yearly(1));
     assert!(admits(&counters, &one));
     store_runtime().block_on(async {
         server.freeze();
         // A look leads, and teaches nothing; what waits for it does.
-        let look = [Wanted::new("together", yearly(1), Hits::Peek)];
+        let look = [TestCharge::new("together", yearly(1), Hits::Peek)];
         let waits = [one.clone(), one.clone()];
         let mut led = Box::pin(counters.charge(&look, ChargeMode::Commit, NOW));
         assert!(poll_once(&mut led).await.is_none());
@@ -154,7 +154,7 @@ fn charges_that_waited_together_teach_it_too() {
 fn a_refusal_that_took_a_second_to_come_is_believed_no_more() {
     let server = options().start();
     let counters = primed(&server, &[]);
-    let one = Wanted::one("late", yearly(1));
+    let one = TestCharge::one("late", yearly(1));
     assert!(admits(&counters, &one));
     store_runtime().block_on(async {
         server.freeze();
@@ -175,7 +175,7 @@ fn a_refusal_that_took_a_second_to_come_is_believed_no_more() {
 fn of_a_request_only_what_is_not_known_is_asked() {
     let server = options().start();
     let counters = primed(&server, &[]);
-    let (over, free) = (Wanted::one("over", yearly(1)), Wanted::one("free", yearly(1_000)));
+    let (over, free) = (TestCharge::one("over", yearly(1)), TestCharge::one("free", yearly(1_000)));
     assert!(admits(&counters, &over) && !admits(&counters, &over));
     let (refused, calls) = (Instant::now(), counters.redis.calls());
     for charged in 0..10 {
@@ -193,7 +193,7 @@ fn a_window_by_the_clock_of_this_process_takes_its_refusals_with_it() {
     let server = options().start();
     let counters = primed(&server, &[("TOLLKEEPER_KEY_FORMAT", "ratelimit"), (LOCAL_CACHE, "1000000")]);
     let minute = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Minute, 1).unwrap())).unwrap();
-    let one = [Wanted::one("window", minute)];
+    let one = [TestCharge::one("window", minute)];
     let admits = |now| store_runtime().block_on(counters.charge(&one, ChargeMode::Commit, now))[0][0].admitted;
     // The last half second of a window, and the first moment of the next.
     let late = NOW.plus_us(59_500_000);
@@ -211,33 +211,33 @@ fn an_answer_from_here_looks_like_one_from_redis() {
     let server = options().start();
     let address = server.address();
     let env = environment(&address, &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_STORE_TIMEOUT", "10s")]);
-    let store = Store::Redis(Box::new(redis_counters::redis(&env, Follows::Redis)));
-    let desk = Desk::new(env.iter().copied(), NOW).counting_in(store);
+    let store = Store::Redis(Box::new(redis_counters::start_store(&env, TimeSource::Redis)));
+    let service = TestService::new(env.iter().copied(), NOW).with_store(store);
     // Nothing refills while the test runs, and no second of a reset of 366 days is told apart.
     let several =
         "{unit: year, requests_per_unit: 3, name: slow}, {unit: day, requests_per_unit: 9, algorithm: token_bucket}";
-    fixtures::load(
-        &desk,
+    fixtures::load_shop_rules(
+        &service,
         &format!("defaults: {{on_store_error: error}}\ndescriptors: [{{key: user, rate_limit: [{several}]}}]"),
     );
-    let one = fixtures::about("user=anna");
-    let seen = |answer: &crate::kit::test_service::Answer| {
+    let one = fixtures::shop_request("user=anna");
+    let seen = |answer: &crate::kit::test_service::TestResponse| {
         let status = &answer.response.statuses[0];
         (answer.over_limit(), status.limit_remaining, status.current_limit.clone().map(|limit| limit.name))
     };
-    (0..3).for_each(|_| assert!(!fixtures::answer(&desk, &one).over_limit()));
-    let from_redis = fixtures::answer(&desk, &one);
+    (0..3).for_each(|_| assert!(!fixtures::decide(&service, &one).over_limit()));
+    let from_redis = fixtures::decide(&service, &one);
     assert_eq!(
-        (from_redis.over_limit(), desk.service.decider.tally().redis.map_or(0, |redis| redis.refused_locally)),
+        (from_redis.over_limit(), service.inner.decider.tally().redis.map_or(0, |redis| redis.refused_locally)),
         (true, 0)
     );
-    let from_here = fixtures::answer(&desk, &one);
+    let from_here = fixtures::decide(&service, &one);
     assert_eq!(seen(&from_here), seen(&from_redis));
     let resets =
         [&from_redis, &from_here].map(|answer| answer.response.statuses[0].duration_until_reset.unwrap().seconds);
     assert!((0..=1 + 30).contains(&(resets[0] - resets[1])), "{resets:?}");
     wait_for("a refusal from here", || {
-        fixtures::answer(&desk, &one);
-        (desk.service.decider.tally().redis.map_or(0, |redis| redis.refused_locally) > 0).then_some(())
+        fixtures::decide(&service, &one);
+        (service.inner.decider.tally().redis.map_or(0, |redis| redis.refused_locally) > 0).then_some(())
     });
 }
