@@ -9,7 +9,7 @@ use tollkeeper::settings::redis::Endpoint;
 use tollkeeper::store::redis::failure::Refused;
 use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::reply::{self, Reply};
-use tollkeeper::store::redis::script::{ChargeCommand, Counted, replay};
+use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter, replay};
 
 /// What is longer is not cut: each piece is looked at from the beginning.
 const LONGEST_CUT: usize = 512;
@@ -72,7 +72,7 @@ fn understand(reply: &Reply) {
 fn replay_all(bytes: &[u8]) {
     let counted = |algorithm| {
         let terms = LimitSpec::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
-        Counted { limit: Limit::new(&terms).expect("a plain limit"), enforced: true, tag: 0 }
+        OwnedCounter { limit: Limit::new(&terms).expect("a plain limit"), enforced: true, tag: 0 }
     };
     let alone = Algorithm::ALL.map(|algorithm| SmallVec::from_iter([counted(algorithm)]));
     let together = [Algorithm::ALL.into_iter().map(counted).collect()];
@@ -80,12 +80,12 @@ fn replay_all(bytes: &[u8]) {
         let charge = |hits| ChargeCommand {
             counters: counters.clone(),
             request: ChargeRequest::new(hits, 1000),
-            trial: false,
-            until: None,
+            dry_run: false,
+            void_from: None,
         };
         let charges = [Hits::Charge(3), Hits::Peek, Hits::Refund(1), Hits::Charge(1 << 32)].map(charge);
         if let Ok(replayed) = replay(&charges, bytes) {
-            assert_eq!((replayed.levels.len(), replayed.states.len()), (charges.len(), counters.len()));
+            assert_eq!((replayed.results.len(), replayed.states.len()), (charges.len(), counters.len()));
         }
     }
 }

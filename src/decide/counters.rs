@@ -19,7 +19,7 @@ use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::Store;
 use crate::store::redis::ChargeMode;
 use crate::store::redis::failure::RedisError;
-use crate::store::redis::key::Written;
+use crate::store::redis::key::ParsedKey;
 
 /// How long Redis may take to list or to forget.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -69,11 +69,11 @@ impl Decider {
             Store::Memory(_) => (self.recent_keys(rules, domain, rule), false, BY_MEMORY),
             Store::Redis(redis) => {
                 let until = Instant::now() + PATIENCE;
-                let wanted = |path: &Written| {
+                let wanted = |path: &ParsedKey| {
                     rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
                 };
-                let survey = redis.survey(&domain.name, most, until, wanted).await.map_err(AdminError)?;
-                (survey.paths, survey.complete && survey.untold == 0, BY_SCAN)
+                let scan = redis.scan(&domain.name, most, until, wanted).await.map_err(AdminError)?;
+                (scan.paths, scan.complete && scan.untold == 0, BY_SCAN)
             }
         };
         let mut counters = Vec::new();
@@ -109,7 +109,7 @@ impl Decider {
     }
 
     /// Those of the keys begun last that meet a rule, as Redis would tell them.
-    fn recent_keys(&self, rules: &RuleSet, domain: &DomainRules, rule: &CompiledRule) -> Vec<Written> {
+    fn recent_keys(&self, rules: &RuleSet, domain: &DomainRules, rule: &CompiledRule) -> Vec<ParsedKey> {
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
         let keys = self.metrics.recent_keys.of(&limit.stats).into_iter().filter_map(|parts| {
@@ -120,7 +120,7 @@ impl Decider {
                 found.shared.iter().map(|(place, pattern)| (*place, pattern.to_vec())).collect();
             let shared = patterns.iter().map(|(place, _)| *place).collect();
             patterns.into_iter().for_each(|(place, pattern)| entries[place][1] = pattern);
-            let path = Written { domain: domain.name.clone().into_bytes(), entries, shared };
+            let path = ParsedKey { domain: domain.name.clone().into_bytes(), entries, shared };
             known.insert(path.clone()).then_some(path)
         });
         keys.collect()
@@ -131,7 +131,7 @@ impl Decider {
         &self,
         context: DecisionContext<'_>,
         (domain, rule): (&str, &CompiledRule),
-        candidates: &[Written],
+        candidates: &[ParsedKey],
     ) -> Vec<Listed> {
         let descriptors = candidates.iter().map(|path| Descriptor {
             entries: borrowed(&path.entries),
@@ -166,7 +166,7 @@ impl Decider {
     }
 }
 
-fn shared(path: &Written) -> SmallVec<[(usize, &[u8]); 1]> {
+fn shared(path: &ParsedKey) -> SmallVec<[(usize, &[u8]); 1]> {
     path.shared.iter().map(|place| (*place, &*path.entries[*place][1])).collect()
 }
 

@@ -5,11 +5,11 @@
 //! can not answer differently. All calls of a request go out at once. Charges on a counter whose call is in flight wait
 //! for each other and go together. Whatever Redis does, an answer or an error comes in time.
 
-mod call;
-mod combine;
+mod prepared_call;
+mod coalescer;
 mod complaint;
 mod connect;
-mod count;
+mod incrby;
 pub mod eventual;
 mod explore;
 pub mod failure;
@@ -20,7 +20,7 @@ mod lend;
 mod line;
 mod node;
 pub mod charge_context;
-pub mod over;
+pub mod over_limit_cache;
 mod probe;
 pub mod readings;
 pub mod replicas;
@@ -28,9 +28,9 @@ pub mod reply;
 mod route;
 pub mod script;
 mod send;
-mod settle;
+mod lease_reaper;
 mod spans;
-pub mod survey;
+pub mod key_scan;
 mod tls;
 
 use std::collections::HashMap;
@@ -45,22 +45,22 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
-use self::call::{Manner, Place};
 use self::charge_context::ChargeContext;
-use self::combine::{ChargeBatch, Combiner, Turn};
+use self::coalescer::{ChargeBatch, Coalescer, Role};
 use self::connect::Entrance;
-use self::count::Window;
-use self::eventual::{Eventual, Lending, Lent, Report, log_beyond_us};
+use self::eventual::{CallReport, EventualCounters, EventualTable, LeaseTicket, log_beyond_us};
 use self::failure::RedisError;
-use self::lead::{Busy, Lead, Pending, Way, lead};
+use self::incrby::WindowKey;
+use self::lead::{DetachOnDrop, InFlightGuard, Pending, PendingKind, lead};
+use self::lease_reaper::LeaseReaper;
 use self::node::Ground;
-use self::over::Over;
+use self::over_limit_cache::OverLimitCache;
+use self::prepared_call::{Manner, PreparedCall};
 use self::probe::Probe;
 use self::readings::Asked;
-use self::replicas::heart::Heart;
+use self::replicas::heartbeat::Heartbeat;
 use self::route::Route;
-use self::script::{ChargeCommand, Counted, MOST_DRAWS, Replayed};
-use self::settle::Settle;
+use self::script::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter, ScriptOutcome};
 use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::Time;
 use crate::counter::Charge;
@@ -104,18 +104,18 @@ struct Shared {
     per_second: Option<Arc<Route>>,
     /// What stands in for it.
     local: Fallback,
-    heart: Heart,
-    combiner: Combiner,
+    heartbeat: Heartbeat,
+    coalescer: Coalescer,
     /// What may be given out here.
-    eventual: Eventual,
-    settle: Settle,
-    over: Over,
+    eventual: EventualTable,
+    settle: LeaseReaper,
+    over: OverLimitCache,
     prefix: String,
     format: KeyFormat,
     jitter_s: u64,
     timeout: Duration,
     /// Whether counters follow this process's clock instead of the server's: in tests.
-    gives_time: bool,
+    client_clock: bool,
     calls: AtomicU64,
     charges: AtomicU64,
     abandoned: AtomicU64,
@@ -149,7 +149,7 @@ impl Redis {
     }
 
     /// As [`Redis::start`], but time is what charges say: for tests with a manual clock.
-    pub fn start_with_given_time(settings: &settings::Redis, local: Fallback) -> Self {
+    pub fn start_with_client_clock(settings: &settings::Redis, local: Fallback) -> Self {
         Self::over(Shared::start(settings, local, true))
     }
 
@@ -166,7 +166,7 @@ impl Redis {
     }
 
     /// What was admitted here, and how.
-    pub fn eventual(&self) -> &Eventual {
+    pub fn eventual(&self) -> &EventualTable {
         &self.shared.eventual
     }
 
@@ -252,27 +252,27 @@ impl Redis {
 }
 
 impl Shared {
-    fn start(settings: &settings::Redis, local: Fallback, gives_time: bool) -> Self {
+    fn start(settings: &settings::Redis, local: Fallback, client_clock: bool) -> Self {
         let start = |deployment| Arc::new(start_route(settings, deployment));
         // A refusal runs out with real time, not with the time that charges say.
-        let over_bytes = if gives_time { 0 } else { settings.over_limit_cache.capacity_bytes };
+        let over_bytes = if client_clock { 0 } else { settings.over_limit_cache.capacity_bytes };
         let main = start(&settings.main);
         // What is set is not counted.
         let sharers = settings.replicas.is_none().then(|| local.sharers().clone());
         Self {
-            heart: Heart::new(settings.max_replicas, &main, &settings.key_prefix, sharers),
+            heartbeat: Heartbeat::new(settings.max_replicas, &main, &settings.key_prefix, sharers),
             main,
             per_second: settings.per_second.as_ref().map(start),
             local,
-            combiner: Combiner::default(),
-            eventual: Eventual::new(settings.eventual_bytes),
-            settle: Settle::default(),
-            over: Over::new(over_bytes, settings.over_limit_cache.counting, Instant::now()),
+            coalescer: Coalescer::default(),
+            eventual: EventualTable::new(settings.eventual_bytes),
+            settle: LeaseReaper::default(),
+            over: OverLimitCache::new(over_bytes, settings.over_limit_cache.counting, Instant::now()),
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
             jitter_s: settings.expiration_jitter.as_secs(),
             timeout: settings.timeout,
-            gives_time,
+            client_clock,
             calls: AtomicU64::new(0),
             charges: AtomicU64::new(0),
             abandoned: AtomicU64::new(0),
@@ -297,7 +297,7 @@ impl Shared {
             } else {
                 known.get(&id).copied()
             };
-            match found.filter(|&found| groups[found].commands.len() < MOST_DRAWS) {
+            match found.filter(|&found| groups[found].commands.len() < MAX_CHARGES_PER_CALL) {
                 Some(found) => {
                     groups[found].commands.push(command);
                     groups[found].places.push(place);
@@ -322,7 +322,7 @@ impl Shared {
         let window = match self.format {
             KeyFormat::Tollkeeper => 0,
             KeyFormat::Ratelimit => {
-                let start_s = count::start_s(charge, now).unwrap_or(0);
+                let start_s = incrby::start_s(charge, now).unwrap_or(0);
                 u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
             }
         };
@@ -337,38 +337,44 @@ impl Shared {
         if let Some(lending) = &lending
             && let Some(found) = self.answer_here(&group, charge, lending, now)
         {
-            return Pending { way: Way::Known(1, found), until: None };
+            return Pending { way: PendingKind::Known(1, found), until: None };
         }
         let begun = Instant::now();
         if let Some(levels) = self.over.refuse(group.id, &group.commands, begun) {
             let found = StoreOutcome { levels, decided_by: DecidedBy::KnownOver };
-            return Pending { way: Way::Known(group.commands.len(), found), until: None };
+            return Pending { way: PendingKind::Known(group.commands.len(), found), until: None };
         }
         let deadline = begun + self.timeout;
         // How little time a caller has says nothing about the server: its call goes on without it.
         let mut hurried = until + SAME < deadline;
         let deadline = if hurried { deadline } else { until };
-        let way = match self.combiner.enter(group.id, group.commands, context) {
-            Turn::Wait { answers, long } => {
+        let way = match self.coalescer.enter(group.id, group.commands, context) {
+            Role::Follower { answers, long } => {
                 hurried |= long;
-                Way::Waits(answers)
+                PendingKind::Waits(answers)
             }
-            Turn::Lead(commands) => {
+            Role::Leader(commands) => {
                 let mut place = self.place(charge, (group.id, group.path), lending, now);
                 place.span_refs = span_ref.cloned().into_iter().collect();
-                let busy = Busy::new(Arc::clone(self), group.id);
-                Way::Led(commands.len(), Lead::of(lead(busy, place, commands, deadline)))
+                let busy = InFlightGuard::new(Arc::clone(self), group.id);
+                PendingKind::Led(commands.len(), DetachOnDrop::of(lead(busy, place, commands, deadline)))
             }
         };
         Pending { way, until: hurried.then_some(until) }
     }
 
-    fn place(&self, charge: &Charge<'_>, (id, path): (u128, u128), lending: Option<Lending>, now: Time) -> Place {
+    fn place(
+        &self,
+        charge: &Charge<'_>,
+        (id, path): (u128, u128),
+        lending: Option<EventualCounters>,
+        now: Time,
+    ) -> PreparedCall {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
             KeyFormat::Ratelimit => {
                 let jitter_s = if self.jitter_s == 0 { 0 } else { random_below(self.jitter_s) };
-                Window::of(&self.prefix, charge, now, jitter_s)
+                WindowKey::of(&self.prefix, charge, now, jitter_s)
             }
         };
         let manner = window.map_or_else(
@@ -378,8 +384,8 @@ impl Shared {
             },
             Manner::Count,
         );
-        let (route, gives_time) = (Arc::clone(self.route(charge)), self.gives_time);
-        Place { manner, id, route, path, now, gives_time, lending, span_refs: Vec::new() }
+        let (route, client_clock) = (Arc::clone(self.route(charge)), self.client_clock);
+        PreparedCall { manner, id, route, path, now, client_clock, lending, span_refs: Vec::new() }
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
@@ -393,16 +399,16 @@ impl Shared {
     /// Makes a call for these charges, and leases what demand asks for on the way.
     async fn call(
         &self,
-        place: &Place,
+        place: &PreparedCall,
         commands: &mut ChargeBatch,
         deadline: Instant,
     ) -> Result<Vec<ChargeResults>, RedisError> {
         let sent = Instant::now();
         let lending = place.lending.as_ref();
         let lent = lending.map_or(0, |lending| self.lease(lending, sent));
-        if let Some(Lending { counters, .. }) = lending.filter(|_| lent > 0) {
+        if let Some(EventualCounters { counters, .. }) = lending.filter(|_| lent > 0) {
             let request = ChargeRequest::new(Hits::Charge(lent), 0);
-            commands.push(ChargeCommand { counters: counters.clone(), request, trial: false, until: None });
+            commands.push(ChargeCommand { counters: counters.clone(), request, dry_run: false, void_from: None });
         }
         if commands.is_empty() {
             return Ok(Vec::new());
@@ -416,8 +422,8 @@ impl Shared {
         drop(span);
         let lease = (lent > 0).then(|| commands.pop()).flatten();
         let mut replayed = outcome?;
-        let leased = lease.and_then(|_| replayed.levels.pop());
-        self.over.learn(place.id, commands, &replayed.levels, (sent, Instant::now()));
+        let leased = lease.and_then(|_| replayed.results.pop());
+        self.over.learn(place.id, commands, &replayed.results, (sent, Instant::now()));
         self.remember(place, commands, &replayed);
         if let Some(lending) = lending {
             // A trial that had no room was not charged, and must not be given back to.
@@ -426,19 +432,19 @@ impl Shared {
                 levels.iter().zip(&lending.counters).all(|(level, counted)| level.admitted || !counted.enforced)
             };
             let lent = if leased.is_some_and(passed) { lent } else { 0 };
-            let report = Report { sent, now: replayed.now, states: replayed.states, lent };
+            let report = CallReport { sent, now: replayed.now, states: replayed.states, lent };
             if let Some(lent) = self.eventual.heard(lending, report) {
-                let lent = Lent { until: lent.until.filter(|_| whole), ..lent };
+                let lent = LeaseTicket { until: lent.until.filter(|_| whole), ..lent };
                 self.settle.note(lent, Arc::new(place.clone()));
             }
         }
-        Ok(replayed.levels)
+        Ok(replayed.results)
     }
 
     /// Keeps what Redis reports where it will be wanted if Redis goes away.
-    fn remember(&self, place: &Place, commands: &ChargeBatch, replayed: &Replayed) {
+    fn remember(&self, place: &PreparedCall, commands: &ChargeBatch, replayed: &ScriptOutcome) {
         let Some(last) = commands.last() else { return };
-        let wanted = |counted: &Counted| counted.enforced && counted.limit.on_store_error() == StorePolicy::Local;
+        let wanted = |counted: &OwnedCounter| counted.enforced && counted.limit.on_store_error() == StorePolicy::Local;
         if last.counters.iter().any(wanted) {
             let counters: SmallVec<[(Limit, u128); 1]> =
                 last.counters.iter().map(|counted| (counted.limit, counted.tag)).collect();
@@ -477,16 +483,16 @@ fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
 }
 
 fn command(charge: &Charge<'_>, mode: ChargeMode) -> ChargeCommand {
-    let counted = charge.counters.iter().map(|counter| Counted {
+    let counted = charge.counters.iter().map(|counter| OwnedCounter {
         limit: counter.limit.lengthened(log_beyond_us(counter.limit)),
         enforced: counter.enforced,
         tag: counter.tag,
     });
-    let counters: SmallVec<[Counted; 1]> = counted.collect();
+    let counters: SmallVec<[OwnedCounter; 1]> = counted.collect();
     // Where nothing is held, how long callers wait must not make equal charges look different.
     let holds = counters.iter().any(|counted| counted.limit.max_wait_us() > 0);
     let request = ChargeRequest { max_delay_us: if holds { charge.request.max_delay_us } else { 0 }, ..charge.request };
-    ChargeCommand { counters, request, trial: mode == ChargeMode::DryRun, until: None }
+    ChargeCommand { counters, request, dry_run: mode == ChargeMode::DryRun, void_from: None }
 }
 
 /// A number below `most` that is random enough to spread expiries.

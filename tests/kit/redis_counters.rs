@@ -84,7 +84,7 @@ pub(crate) fn start_store(env: &[(&str, &str)], time: TimeSource) -> Redis {
     let _within = store_runtime().enter();
     match time {
         TimeSource::Redis => Redis::start(&settings, local),
-        TimeSource::Caller => Redis::start_with_given_time(&settings, local),
+        TimeSource::Caller => Redis::start_with_client_clock(&settings, local),
     }
 }
 

@@ -47,7 +47,7 @@ impl Replica {
         let redis = {
             let _within = runtime.enter();
             let sharers = of_redis.replicas.unwrap_or(NonZeroU32::MIN);
-            Redis::start_with_given_time(of_redis, Fallback::new(1 << 20, sharers))
+            Redis::start_with_client_clock(of_redis, Fallback::new(1 << 20, sharers))
         };
         Self { service: TestService::new(variables, start).with_store(Store::Redis(Box::new(redis))), runtime }
     }

@@ -13,7 +13,7 @@ use crate::config::yaml::Position;
 use crate::limit::{Algorithm, Limit};
 use crate::rule::Node;
 use crate::store::redis::eventual::LocalBudget;
-use crate::store::redis::script::Counted;
+use crate::store::redis::script::OwnedCounter;
 
 /// How long Envoy's rate limit filter waits for an answer unless it is configured otherwise, in microseconds.
 const ENVOY_TIMEOUT_US: u64 = 20_000;
@@ -55,7 +55,7 @@ pub(super) fn on_limit(
 /// An overshoot that leaves nothing to answer without the store.
 fn on_eventual(reader: &mut Reader<'_>, written: &Written, limit: &Limit, (options, trail): (&Options, &Trail<'_>)) {
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
-    let counted = Counted { limit: *limit, enforced: true, tag: 0 };
+    let counted = OwnedCounter { limit: *limit, enforced: true, tag: 0 };
     let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
     let at = written.settings.eventual.map_or(written.at, |eventual| eventual.at);
     if terms.life_us == 0 {

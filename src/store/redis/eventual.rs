@@ -47,8 +47,8 @@ use smallvec::SmallVec;
 use self::entry::Entry;
 pub use self::terms::{LocalBudget, log_beyond_us};
 use super::ChargeResults;
-use super::combine::Hashed;
-use super::script::{ChargeCommand, Counted};
+use super::coalescer::IdentityHasher;
+use super::script::{ChargeCommand, OwnedCounter};
 use crate::algorithm::State;
 use crate::clock::Time;
 use crate::request::Hits;
@@ -65,7 +65,7 @@ const MOST_LENT: u64 = 1 << 20;
 
 /// What this process knows of eventual descriptors, and may give out.
 #[derive(Debug)]
-pub struct Eventual {
+pub struct EventualTable {
     shards: Box<[Mutex<Shard>]>,
     most: usize,
     serials: AtomicU64,
@@ -74,7 +74,7 @@ pub struct Eventual {
 
 #[derive(Debug, Default)]
 struct Shard {
-    entries: HashMap<u128, Entry, BuildHasherDefault<Hashed>>,
+    entries: HashMap<u128, Entry, BuildHasherDefault<IdentityHasher>>,
     swept: Option<Instant>,
 }
 
@@ -89,7 +89,7 @@ struct Counts {
 
 /// Hits since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct EventualStats {
     /// Admitted from shares.
     pub shared: u64,
     /// Admitted from leases.
@@ -102,7 +102,7 @@ pub struct Usage {
 
 /// Which descriptor: its path, and its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Id {
+pub struct DescriptorId {
     /// The hash of its path.
     pub path: u128,
     /// What tells its set of counters from others of the path.
@@ -111,18 +111,18 @@ pub struct Id {
 
 /// A descriptor whose counters are eventual.
 #[derive(Clone, Debug)]
-pub struct Lending {
+pub struct EventualCounters {
     /// Which.
-    pub id: Id,
+    pub id: DescriptorId,
     /// What it may do by itself.
     pub terms: LocalBudget,
     /// Its counters.
-    pub counters: SmallVec<[Counted; 1]>,
+    pub counters: SmallVec<[OwnedCounter; 1]>,
 }
 
 /// What a caller knows when it asks.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct AdmitContext {
     /// Now.
     pub at: Instant,
     /// About the time of Redis, for descriptors of which nothing was heard.
@@ -137,19 +137,19 @@ pub struct Moment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// It passes, and these are its levels.
-    Here {
+    Local {
         /// What it finds, as far as that is known here.
-        found: StoreOutcome,
+        outcome: StoreOutcome,
         /// It is time for the next lease.
-        ahead: bool,
+        lease_ahead: bool,
     },
     /// Redis is to decide it.
-    ChargeRequest,
+    AskStore,
 }
 
 /// What Redis said of a descriptor.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct CallReport {
     /// When it was asked.
     pub sent: Instant,
     /// Its time.
@@ -162,7 +162,7 @@ pub struct Report {
 
 /// A lease that is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lent {
+pub struct LeaseTicket {
     /// Which.
     pub serial: u64,
     /// When nothing more is given out of it.
@@ -173,7 +173,7 @@ pub struct Lent {
     pub less: u64,
 }
 
-impl Eventual {
+impl EventualTable {
     /// Knows nothing yet; takes about `bytes` of memory at most.
     pub fn new(bytes: usize) -> Self {
         Self {
@@ -185,14 +185,14 @@ impl Eventual {
     }
 
     /// Decides a charge from what this process may give out.
-    pub fn admit(&self, lending: &Lending, command: &ChargeCommand, moment: Moment) -> Admission {
-        let &Lending { id, ref terms, .. } = lending;
-        let Hits::Charge(hits @ 1..) = command.request.hits else { return Admission::ChargeRequest };
+    pub fn admit(&self, lending: &EventualCounters, command: &ChargeCommand, moment: AdmitContext) -> Admission {
+        let &EventualCounters { id, ref terms, .. } = lending;
+        let Hits::Charge(hits @ 1..) = command.request.hits else { return Admission::AskStore };
         let shares = moment.may_share && hits <= terms.share;
         let mut shard = self.shard(id);
         if let Some(entry) = shard.entries.get_mut(&id.path) {
             if entry.is_of_others(id.tags, moment.at) {
-                return Admission::ChargeRequest;
+                return Admission::AskStore;
             }
             if !moment.again {
                 entry.demand.note(hits, moment.at);
@@ -200,37 +200,37 @@ impl Eventual {
             if let Some(levels) = entry.take_leased(hits, command, moment) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
                 let found = StoreOutcome { levels, decided_by: DecidedBy::Lease };
-                return Admission::Here { found, ahead: entry.wants_more(terms, moment.at) };
+                return Admission::Local { outcome: found, lease_ahead: entry.wants_more(terms, moment.at) };
             }
             let levels = if shares { entry.take_shared(hits, command, terms, moment) } else { None };
-            return levels.map_or(Admission::ChargeRequest, |levels| self.shared(hits, levels));
+            return levels.map_or(Admission::AskStore, |levels| self.shared(hits, levels));
         }
         if !(shares && self.has_room(&mut shard, moment.at)) {
-            return Admission::ChargeRequest;
+            return Admission::AskStore;
         }
         let mut entry = Entry::new(id.tags, moment.at);
         entry.demand.note(hits, moment.at);
-        let Some(levels) = entry.take_shared(hits, command, terms, moment) else { return Admission::ChargeRequest };
+        let Some(levels) = entry.take_shared(hits, command, terms, moment) else { return Admission::AskStore };
         shard.entries.insert(id.path, entry);
         self.shared(hits, levels)
     }
 
     fn shared(&self, hits: u64, levels: ChargeResults) -> Admission {
         self.counts.shared.fetch_add(hits, Ordering::Relaxed);
-        Admission::Here { found: StoreOutcome { levels, decided_by: DecidedBy::Share }, ahead: false }
+        Admission::Local { outcome: StoreOutcome { levels, decided_by: DecidedBy::Share }, lease_ahead: false }
     }
 
     /// How many hits to lease with a charge that is about to be sent; `live` processes share what is left. 0: none.
-    pub fn lease(&self, lending: &Lending, at: Instant, live: u64) -> u64 {
-        let &Lending { id, ref terms, ref counters } = lending;
+    pub fn lease(&self, lending: &EventualCounters, at: Instant, live: u64) -> u64 {
+        let &EventualCounters { id, ref terms, ref counters } = lending;
         let mut shard = self.shard(id);
         let Some(entry) = shard.entries.get_mut(&id.path) else { return 0 };
         if entry.is_of_others(id.tags, at) { 0 } else { entry.lease(counters, terms, at, live).min(MOST_LENT) }
     }
 
-    /// Takes note of what Redis said; the lease, if there is one, is at hand until [`Eventual::collect`] ends it.
-    pub fn heard(&self, lending: &Lending, report: Report) -> Option<Lent> {
-        let &Lending { id, ref terms, ref counters } = lending;
+    /// Takes note of what Redis said; the lease, if there is one, is at hand until [`EventualTable::collect`] ends it.
+    pub fn heard(&self, lending: &EventualCounters, report: CallReport) -> Option<LeaseTicket> {
+        let &EventualCounters { id, ref terms, ref counters } = lending;
         let mut shard = self.shard(id);
         let (sent, lent) = (report.sent, report.lent);
         let lease = (lent > 0).then(|| {
@@ -248,7 +248,7 @@ impl Eventual {
     }
 
     /// Ends a lease; how many hits are left of it.
-    pub fn collect(&self, id: Id, serial: u64) -> u64 {
+    pub fn collect(&self, id: DescriptorId, serial: u64) -> u64 {
         let left = self.shard(id).entries.get_mut(&id.path).map_or(0, |entry| entry.collect(serial));
         self.counts.returned.fetch_add(left, Ordering::Relaxed);
         left
@@ -262,10 +262,10 @@ impl Eventual {
     }
 
     /// What was admitted and how, since the start.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> EventualStats {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counts { shared, leased, lent, returned } = &self.counts;
-        Usage { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
+        EventualStats { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
     }
 
     /// Descriptors that are known.
@@ -280,7 +280,7 @@ impl Eventual {
         shard.entries.len() < self.most
     }
 
-    fn shard(&self, id: Id) -> MutexGuard<'_, Shard> {
+    fn shard(&self, id: DescriptorId) -> MutexGuard<'_, Shard> {
         let place = usize::try_from((id.path >> 64) % SHARDS as u128).expect("there are few shards");
         lock(&self.shards[place])
     }

@@ -87,7 +87,7 @@ fn shorten(key: &mut BytesMut, start: usize) {
 
 /// A path as the text of a key tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Written {
+pub struct ParsedKey {
     /// The domain.
     pub domain: Vec<u8>,
     /// Key and value of each entry.
@@ -113,7 +113,7 @@ pub(super) fn pattern_of(prefix: &str, domain: &str) -> Vec<u8> {
 }
 
 /// The path that a key is of; `None` if it is no key of this form, or its path was too long to be told.
-pub fn read(prefix: &str, key: &[u8]) -> Option<Written> {
+pub fn read(prefix: &str, key: &[u8]) -> Option<ParsedKey> {
     let path = key.strip_prefix(&*head(prefix))?;
     let end = path.iter().position(|byte| *byte == b'}')?;
     let mut parts = path[..end].split(|byte| *byte == b'|');
@@ -131,7 +131,7 @@ pub fn read(prefix: &str, key: &[u8]) -> Option<Written> {
         };
         entries.push([unescape(name)?, unescape(value)?]);
     }
-    Some(Written { domain, entries, shared })
+    Some(ParsedKey { domain, entries, shared })
 }
 
 fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {

@@ -13,37 +13,37 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::call::Place;
-use super::combine::{Batch, ChargeBatch};
+use super::coalescer::{Batch, ChargeBatch};
 use super::failure::RedisError;
+use super::prepared_call::PreparedCall;
 use super::{Answer, ChargeResults, Shared};
 use crate::store::StoreOutcome;
 use crate::store::guard::patiently;
 
 /// Charges that were sent or wait to be.
 pub(super) struct Pending {
-    pub(super) way: Way,
+    pub(super) way: PendingKind,
     /// When to stop waiting; `None`: the call sees to that itself.
     pub(super) until: Option<Instant>,
 }
 
-pub(super) enum Way {
+pub(super) enum PendingKind {
     /// So many charges, all of which are known to find this.
     Known(usize, StoreOutcome),
     /// So many charges went out, by a call that this request leads.
-    Led(usize, Lead),
+    Led(usize, DetachOnDrop),
     /// They wait for their turn.
     Waits(SmallVec<[oneshot::Receiver<Answer>; 1]>),
 }
 
 /// A counter whose call is in flight. However that ends, whoever waits for it must not wait for ever.
-pub(super) struct Busy {
+pub(super) struct InFlightGuard {
     shared: Arc<Shared>,
     id: u128,
     armed: bool,
 }
 
-impl Busy {
+impl InFlightGuard {
     /// That counter's.
     pub(super) const fn new(shared: Arc<Shared>, id: u128) -> Self {
         Self { shared, id, armed: true }
@@ -51,13 +51,13 @@ impl Busy {
 
     /// What waits; once nothing does, the counter is idle and no longer this one's affair.
     fn next(&mut self) -> Option<Batch> {
-        let next = self.shared.combiner.next(self.id);
+        let next = self.shared.coalescer.next(self.id);
         self.armed = next.is_some();
         next
     }
 }
 
-impl Drop for Busy {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         // A call that was torn down: all who wait hear that it broke.
         while self.armed && self.next().is_some() {}
@@ -66,8 +66,8 @@ impl Drop for Busy {
 
 /// Makes a leader's call; what has come to wait meanwhile is another call then.
 pub(super) async fn lead(
-    mut busy: Busy,
-    place: Place,
+    mut busy: InFlightGuard,
+    place: PreparedCall,
     mut commands: ChargeBatch,
     deadline: Instant,
 ) -> Result<Vec<ChargeResults>, RedisError> {
@@ -79,7 +79,7 @@ pub(super) async fn lead(
 }
 
 /// Makes calls for what waits until nothing does.
-async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
+async fn follow(mut busy: InFlightGuard, mut place: PreparedCall, mut batch: Batch) {
     loop {
         let deadline = Instant::now() + busy.shared.timeout;
         // A counter may be busy for so long that the first charge's time is no longer anybody's.
@@ -104,18 +104,18 @@ async fn follow(mut busy: Busy, mut place: Place, mut batch: Batch) {
 type Call = Pin<Box<dyn Future<Output = Result<Vec<ChargeResults>, RedisError>> + Send>>;
 
 /// A call that a request leads. Given up, it goes on by itself: it belongs to the connection.
-pub(super) struct Lead {
+pub(super) struct DetachOnDrop {
     call: Option<Call>,
 }
 
-impl Lead {
+impl DetachOnDrop {
     /// That call.
     pub(super) fn of(call: impl Future<Output = Result<Vec<ChargeResults>, RedisError>> + Send + 'static) -> Self {
         Self { call: Some(Box::pin(call)) }
     }
 }
 
-impl Future for Lead {
+impl Future for DetachOnDrop {
     type Output = Result<Vec<ChargeResults>, RedisError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -126,7 +126,7 @@ impl Future for Lead {
     }
 }
 
-impl Drop for Lead {
+impl Drop for DetachOnDrop {
     fn drop(&mut self) {
         if let (Some(call), Ok(runtime)) = (self.call.take(), Handle::try_current()) {
             runtime.spawn(call);
@@ -138,12 +138,12 @@ impl Pending {
     /// The answers, in the order of the charges; those that have not come in time are errors.
     pub(super) async fn answers(self) -> SmallVec<[Answer; 1]> {
         match self.way {
-            Way::Known(count, found) => (0..count).map(|_| Ok(found.clone())).collect(),
-            Way::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
+            PendingKind::Known(count, found) => (0..count).map(|_| Ok(found.clone())).collect(),
+            PendingKind::Led(count, lead) => match within(lead, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
                 Ok(levels) => levels.into_iter().map(|levels| Ok(StoreOutcome::by_store(levels))).collect(),
                 Err(error) => (0..count).map(|_| Err(error)).collect(),
             },
-            Way::Waits(receivers) => {
+            PendingKind::Waits(receivers) => {
                 let mut answers = SmallVec::with_capacity(receivers.len());
                 for receiver in receivers {
                     answers.push(match within(receiver, self.until).await {

@@ -11,7 +11,7 @@ use super::connect::{DialError, Entrance};
 use super::failure::{RedisError, Refused};
 use super::line::Line;
 use super::reply::{Reply, text};
-use super::script::{self, ChargeCommand, Counted};
+use super::script::{self, ChargeCommand, OwnedCounter};
 use super::send::send_and_tell;
 use super::{key, route};
 use crate::algorithm::ChargeRequest;
@@ -50,7 +50,7 @@ impl Probe {
         let counters = WRITTEN.map(|algorithm| {
             let period = Period::new(Unit::Second, 1).expect("a second is a period");
             let limit = Limit::new(&LimitSpec::new(algorithm, 1, period)).expect("so plain a limit is valid");
-            Counted { limit, enforced: true, tag: 0 }
+            OwnedCounter { limit, enforced: true, tag: 0 }
         });
         if clustered {
             // Here, because no probe has the time to work them out.
@@ -59,8 +59,8 @@ impl Probe {
         let command = ChargeCommand {
             counters: counters.into_iter().collect(),
             request: ChargeRequest::new(Hits::Charge(1), 0),
-            trial: false,
-            until: None,
+            dry_run: false,
+            void_from: None,
         };
         Self {
             manner,

@@ -17,7 +17,7 @@
 //! never protects.
 
 pub mod claim;
-pub(super) mod heart;
+pub(super) mod heartbeat;
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -37,12 +37,12 @@ const COUNTED: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Replicas {
     slots: NonZeroU32,
-    heard: ArcSwapOption<Heard>,
+    heard: ArcSwapOption<LastReply>,
 }
 
 /// What the last answer said.
 #[derive(Clone, Copy, Debug)]
-struct Heard {
+struct LastReply {
     slot: Option<Slot>,
     live: Option<NonZeroU32>,
     /// Redis's time in the answer.
@@ -120,7 +120,7 @@ impl Replicas {
                 }
             }
         });
-        let heard = Heard { slot, live: NonZeroU32::new(reply.live), now: reply.now, received };
+        let heard = LastReply { slot, live: NonZeroU32::new(reply.live), now: reply.now, received };
         self.heard.store(Some(heard.into()));
     }
 
@@ -128,7 +128,7 @@ impl Replicas {
     pub fn let_go(&self) {
         let heard = self.heard.load();
         if let Some(heard) = &*heard {
-            self.heard.store(Some(Heard { slot: None, ..**heard }.into()));
+            self.heard.store(Some(LastReply { slot: None, ..**heard }.into()));
         }
     }
 }

@@ -28,17 +28,17 @@ use crate::limit::{Algorithm, Limit};
 use crate::request::Hits;
 
 /// The most charges in one call, for that other clients of the server wait meanwhile.
-pub const MOST_DRAWS: usize = 512;
+pub const MAX_CHARGES_PER_CALL: usize = 512;
 
 /// Beyond it a double is not exact; a script reads no number above.
-const MOST_EXACT: u64 = 1 << 53;
+const MAX_EXACT: u64 = 1 << 53;
 
 /// The hits ever entered in a log are counted modulo this.
 const LOG_MODULUS: u64 = 1 << 52;
 
 /// A counter to charge from: what a call needs of [`crate::counter::Counter`], owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct OwnedCounter {
     /// The limit.
     pub limit: Limit,
     /// Whether its refusal refuses the descriptor.
@@ -52,26 +52,26 @@ pub struct Counted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChargeCommand {
     /// One for each key of the call.
-    pub counters: SmallVec<[Counted; 1]>,
+    pub counters: SmallVec<[OwnedCounter; 1]>,
     /// What is charged.
     pub request: ChargeRequest,
     /// Only what it would find is asked.
-    pub trial: bool,
+    pub dry_run: bool,
     /// Hits that are given back are void from this time of the counter on, 1 us after the epoch at the least; `None`:
     /// never. For refunds only.
-    pub until: Option<Time>,
+    pub void_from: Option<Time>,
 }
 
 impl ChargeCommand {
     /// The longest that the answer may be held, in microseconds: what is asked, bounded by 285 years, and by the time
     /// in which a token bucket makes 2^52 tokens, 12 days at the least, so that tokens that it lends can be counted.
     pub fn max_delay_us(&self) -> u64 {
-        let lends = |counter: &Counted| {
+        let lends = |counter: &OwnedCounter| {
             let limit = &counter.limit;
             let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
             (limit.algorithm() == Algorithm::TokenBucket).then(|| u64::try_from(longest_us).unwrap_or(u64::MAX))
         };
-        self.counters.iter().filter_map(lends).fold(self.request.max_delay_us.min(MOST_EXACT - 1), u64::min)
+        self.counters.iter().filter_map(lends).fold(self.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
     }
 }
 
@@ -86,9 +86,9 @@ pub struct Script {
 
 /// What a call found.
 #[derive(Clone, Debug)]
-pub struct Replayed {
+pub struct ScriptOutcome {
     /// For each charge, the levels of its counters.
-    pub levels: Vec<SmallVec<[ChargeResult; 1]>>,
+    pub results: Vec<SmallVec<[ChargeResult; 1]>>,
     /// The states after all charges. Of a log, records that no charge of the call could tell apart are one.
     pub states: SmallVec<[State; 1]>,
     /// The time at which the charges were made.
@@ -98,7 +98,7 @@ pub struct Replayed {
 /// The reply is none of a script's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the reply of the script can not be read")]
-pub struct BadReply;
+pub struct MalformedReply;
 
 /// The script for counters of these algorithms, one for each key of the call.
 pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Script {
@@ -121,7 +121,7 @@ pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Scrip
 }
 
 /// The script that gives out slots to processes; [`super::replicas::claim`] has its argument and reply.
-pub fn for_replicas() -> &'static Script {
+pub fn replicas_script() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| Script::new(compose::replicas()))
 }
@@ -133,10 +133,10 @@ impl Script {
     }
 }
 
-/// The argument of a call of at most [`MOST_DRAWS`] charges, at `now` or, if there is none, at the server's own time.
+/// The argument of a call of at most [`MAX_CHARGES_PER_CALL`] charges, at `now` or, if there is none, at the server's own time.
 pub fn arguments(charges: &[ChargeCommand], now: Option<Time>) -> Bytes {
-    let mut words = Words(Vec::with_capacity(128));
-    words.push(now.map_or(-1, |now| signed(now.as_micros().min(MOST_EXACT - 1))));
+    let mut words = ArgEncoder(Vec::with_capacity(128));
+    words.push(now.map_or(-1, |now| signed(now.as_micros().min(MAX_EXACT - 1))));
     let Some(first) = charges.first() else { return words.0.into() };
     for (place, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
@@ -169,7 +169,7 @@ pub fn arguments(charges: &[ChargeCommand], now: Option<Time>) -> Bytes {
 /// The hits that a charge takes, negative if it gives them back; `None` if it changes nothing whatever it finds.
 fn charged_hits(charge: &ChargeCommand) -> Option<i64> {
     match charge.request.hits {
-        _ if charge.trial => None,
+        _ if charge.dry_run => None,
         Hits::Peek => None,
         Hits::Charge(hits) => Some(signed(hits)),
         Hits::Refund(hits) => Some(-signed(hits)),
@@ -179,7 +179,7 @@ fn charged_hits(charge: &ChargeCommand) -> Option<i64> {
 /// How long a charge may wait; of a refund, until when it holds, 0 if that does not end.
 fn patience(charge: &ChargeCommand, limit: &Limit) -> i64 {
     match charge.request.hits {
-        Hits::Refund(_) => charge.until.map_or(0, |until| signed(until.as_micros().min(MOST_EXACT - 1))),
+        Hits::Refund(_) => charge.void_from.map_or(0, |until| signed(until.as_micros().min(MAX_EXACT - 1))),
         Hits::Charge(_) | Hits::Peek => signed(charge.max_delay_us().min(limit.max_wait_us())),
     }
 }
@@ -209,9 +209,9 @@ fn signed(number: u64) -> i64 {
 }
 
 /// Numbers on their way to a script.
-struct Words(Vec<u8>);
+struct ArgEncoder(Vec<u8>);
 
-impl Words {
+impl ArgEncoder {
     fn push(&mut self, word: i64) {
         self.0.extend_from_slice(&word.to_le_bytes());
     }
@@ -224,7 +224,7 @@ impl Words {
         self.0[place] = u8::try_from(self.0.len() - place - 1).expect("a number has 20 digits at most");
     }
 
-    fn push_terms(&mut self, counter: &Counted, patience: i64) {
+    fn push_terms(&mut self, counter: &OwnedCounter, patience: i64) {
         let limit = &counter.limit;
         self.push(i64::from(limit.requests_per_unit()));
         self.push(i64::from(limit.capacity()));
@@ -234,17 +234,17 @@ impl Words {
 }
 
 /// Makes the charges of a call again, from the states and at the time that its script returned.
-pub fn replay(charges: &[ChargeCommand], reply: &[u8]) -> Result<Replayed, BadReply> {
+pub fn replay(charges: &[ChargeCommand], reply: &[u8]) -> Result<ScriptOutcome, MalformedReply> {
     let mut reader = Reader(reply);
     let now = reader.time()?;
     let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
     let mut states =
         counters.iter().map(|counter| reader.state(counter.limit.algorithm())).collect::<Result<SmallVec<_>, _>>()?;
     if !reader.0.is_empty() {
-        return Err(BadReply);
+        return Err(MalformedReply);
     }
     let levels = charges.iter().map(|charge| replay_charge(charge, &mut states, now)).collect();
-    Ok(Replayed { levels, states, now })
+    Ok(ScriptOutcome { results: levels, states, now })
 }
 
 fn replay_charge(charge: &ChargeCommand, states: &mut SmallVec<[State; 1]>, now: Time) -> SmallVec<[ChargeResult; 1]> {
@@ -254,9 +254,9 @@ fn replay_charge(charge: &ChargeCommand, states: &mut SmallVec<[State; 1]>, now:
         .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
         .collect();
     let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
-    if charge.trial {
+    if charge.dry_run {
         charge_together(&terms, &mut states.clone(), now, request)
-    } else if let Some(until) = charge.until {
+    } else if let Some(until) = charge.void_from {
         // Refunds pass, each counter's by itself.
         let refund = |(term, state): (&EnforcedLimit<'_>, &mut State)| match state.time(term.limit, now) >= until {
             true => state.clone().charge(term.limit, now, request),
@@ -272,22 +272,22 @@ fn replay_charge(charge: &ChargeCommand, states: &mut SmallVec<[State; 1]>, now:
 struct Reader<'r>(&'r [u8]);
 
 impl Reader<'_> {
-    fn word(&mut self) -> Result<u64, BadReply> {
-        let (word, rest) = self.0.split_first_chunk().ok_or(BadReply)?;
+    fn word(&mut self) -> Result<u64, MalformedReply> {
+        let (word, rest) = self.0.split_first_chunk().ok_or(MalformedReply)?;
         self.0 = rest;
         let word = u64::from_le_bytes(*word);
-        if word <= MOST_EXACT { Ok(word) } else { Err(BadReply) }
+        if word <= MAX_EXACT { Ok(word) } else { Err(MalformedReply) }
     }
 
-    fn time(&mut self) -> Result<Time, BadReply> {
+    fn time(&mut self) -> Result<Time, MalformedReply> {
         self.word().map(Time::from_micros)
     }
 
-    fn word_u32(&mut self) -> Result<u32, BadReply> {
-        u32::try_from(self.word()?).map_err(|_| BadReply)
+    fn word_u32(&mut self) -> Result<u32, MalformedReply> {
+        u32::try_from(self.word()?).map_err(|_| MalformedReply)
     }
 
-    fn state(&mut self, algorithm: Algorithm) -> Result<State, BadReply> {
+    fn state(&mut self, algorithm: Algorithm) -> Result<State, MalformedReply> {
         let last = self.time()?;
         Ok(match algorithm {
             Algorithm::TokenBucket => {
@@ -306,14 +306,14 @@ impl Reader<'_> {
         })
     }
 
-    fn log(&mut self, last: Time) -> Result<sliding_window_log::State, BadReply> {
+    fn log(&mut self, last: Time) -> Result<sliding_window_log::State, MalformedReply> {
         let (mut sum, count) = (self.word()?, self.word()?);
         let mut log = sliding_window_log::State { last, ..Default::default() };
         for _ in 0..count {
             let (at, next) = (self.time()?, self.word()?);
-            let hits = (next + LOG_MODULUS).checked_sub(sum).ok_or(BadReply)? % LOG_MODULUS;
+            let hits = (next + LOG_MODULUS).checked_sub(sum).ok_or(MalformedReply)? % LOG_MODULUS;
             let in_order = at <= last && log.records.back().is_none_or(|newest| newest.at < at);
-            let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(BadReply)?;
+            let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(MalformedReply)?;
             log.held += u64::from(hits);
             log.records.push_back(Record { at, hits });
             sum = next;

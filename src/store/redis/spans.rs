@@ -4,11 +4,11 @@
 //! others. The names are those of OpenTelemetry's conventions for databases. Keys are not told: they hold what was
 //! asked for.
 
-use super::call::{Manner, Place};
+use super::prepared_call::{Manner, PreparedCall};
 use crate::settings::redis::Endpoint;
 use crate::telemetry::traces::{Span, SpanKind};
 
-impl Place {
+impl PreparedCall {
     /// The span of a call for so many charges, if one of the requests is sampled.
     pub(super) fn span(&self, charges: usize) -> Option<Span> {
         let (first, others) = self.span_refs.split_first()?;

@@ -23,7 +23,9 @@ use tollkeeper::algorithm::{
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::script::{ChargeCommand, Counted, MOST_DRAWS, Replayed, arguments, replay, script_for};
+use tollkeeper::store::redis::script::{
+    ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter, ScriptOutcome, arguments, replay, script_for,
+};
 
 use crate::algorithms::scenario::{self, Amount, Backwards, Jump, Patience};
 use crate::kit::redis::{Server, options};
@@ -131,7 +133,7 @@ impl Step {
     ) -> impl Iterator<Item = ChargeCommand> + use<> {
         let counter = |limits: &Vec<(Limit, bool)>| {
             let &(limit, enforced) = self.limit.get(limits);
-            Counted { limit, enforced, tag: 0 }
+            OwnedCounter { limit, enforced, tag: 0 }
         };
         let counters: SmallVec<[_; 1]> = keys.iter().map(counter).collect();
         let limit = counters[0].limit;
@@ -144,7 +146,7 @@ impl Step {
         let until = self.until.filter(|_| matches!(request.hits, Hits::Refund(_)));
         let until =
             until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
-        std::iter::repeat_n(ChargeCommand { counters, request, trial: self.trial, until }, self.times)
+        std::iter::repeat_n(ChargeCommand { counters, request, dry_run: self.trial, void_from: until }, self.times)
     }
 }
 
@@ -178,7 +180,7 @@ impl History {
             let took = began.elapsed();
             let (levels, written) = expected(&charges, &mut states, now);
             prop_assert_eq!(replayed.now, now);
-            prop_assert_eq!(&replayed.levels, &levels, "{:?} at {}", charges, now);
+            prop_assert_eq!(&replayed.results, &levels, "{:?} at {}", charges, now);
             for (place, (name, state)) in names.iter().zip(&states).enumerate() {
                 let algorithm = first[place].algorithm();
                 let stored = redis.state(name, algorithm);
@@ -223,13 +225,13 @@ fn expected(
             .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
             .collect();
         let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
-        if charge.trial {
+        if charge.dry_run {
             return charge_together(&terms, &mut states.to_vec(), now, request);
         }
         let late = |place: usize| {
             let last = last(&states[place]);
             let at = if last.since_us(now) > terms[place].limit.period_us() { now } else { now.max(last) };
-            charge.until.is_some_and(|until| at >= until)
+            charge.void_from.is_some_and(|until| at >= until)
         };
         let late: Vec<bool> = (0..states.len()).map(late).collect();
         let found = states.to_vec();
@@ -299,7 +301,7 @@ impl Redis {
         (0..count).map(|place| format!("{{{}}}:{place}", self.keys)).collect()
     }
 
-    fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<Replayed> {
+    fn call(&mut self, keys: &[String], charges: &[ChargeCommand], now: Option<Time>) -> RedisResult<ScriptOutcome> {
         let script = script_for(charges[0].counters.iter().map(|counter| counter.limit.algorithm()));
         let arguments = arguments(charges, now);
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
@@ -431,38 +433,43 @@ fn every_case_of_the_textbooks() {
         let mut keys: HashMap<String, Vec<String>> = HashMap::new();
         textbook::run_case(&case, &mut |key, terms, now, request| {
             let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
-            let counted = |term: &EnforcedLimit<'_>| Counted { limit: *term.limit, enforced: term.enforced, tag: 0 };
-            let charges =
-                [ChargeCommand { counters: terms.iter().map(counted).collect(), request, trial: false, until: None }];
+            let counted =
+                |term: &EnforcedLimit<'_>| OwnedCounter { limit: *term.limit, enforced: term.enforced, tag: 0 };
+            let charges = [ChargeCommand {
+                counters: terms.iter().map(counted).collect(),
+                request,
+                dry_run: false,
+                void_from: None,
+            }];
             let mut replayed = redis.call(keys, &charges, Some(now)).unwrap();
             redis.lives(keys);
-            replayed.levels.remove(0).into_vec()
+            replayed.results.remove(0).into_vec()
         });
     }
 }
 
 /// A limit of 500 a minute by each algorithm, which a script of one or of several counters knows.
-fn all_limits() -> SmallVec<[Counted; 1]> {
+fn all_limits() -> SmallVec<[OwnedCounter; 1]> {
     let counted = |algorithm| {
         let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(500);
         let terms = LimitSpec::new(algorithm, 500, Period::new(Unit::Minute, 1).unwrap());
         let limit = Limit::new(&LimitSpec { queue_size, sole: false, ..terms }).unwrap();
-        Counted { limit, enforced: true, tag: 0 }
+        OwnedCounter { limit, enforced: true, tag: 0 }
     };
     Algorithm::ALL.into_iter().map(counted).collect()
 }
 
-fn hit(counters: &[Counted]) -> ChargeCommand {
+fn hit(counters: &[OwnedCounter]) -> ChargeCommand {
     ChargeCommand {
         counters: counters.into(),
         request: ChargeRequest::new(Hits::Charge(1), u64::MAX),
-        trial: false,
-        until: None,
+        dry_run: false,
+        void_from: None,
     }
 }
 
 /// The word with which an error reply begins.
-fn error_word(reply: RedisResult<Replayed>) -> String {
+fn error_word(reply: RedisResult<ScriptOutcome>) -> String {
     reply.expect_err("it fails").code().unwrap_or_default().to_owned()
 }
 
@@ -510,7 +517,7 @@ fn a_full_server_writes_nothing_and_says_so() {
     }
     assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "OOM");
     let look = ChargeCommand { request: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
-    assert!(redis.call(&keys, &[look], None).unwrap().levels[0].iter().all(|level| level.admitted));
+    assert!(redis.call(&keys, &[look], None).unwrap().results[0].iter().all(|level| level.admitted));
     assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 0);
 }
 
@@ -532,9 +539,9 @@ fn a_call_of_512_charges_admits_exactly_the_limit_of_500() {
     let counters = all_limits();
     let keys = redis.new_keys(counters.len() + 1);
     let now = Time::from_secs(1_767_225_600);
-    let admitted = |replayed: &Replayed| replayed.levels.iter().filter(|levels| levels[0].admitted).count();
+    let admitted = |replayed: &ScriptOutcome| replayed.results.iter().filter(|levels| levels[0].admitted).count();
     for (place, counter) in counters.iter().enumerate() {
-        let charges = vec![hit(&[*counter]); MOST_DRAWS];
+        let charges = vec![hit(&[*counter]); MAX_CHARGES_PER_CALL];
         assert!(arguments(&charges, None).len() < 128, "equal charges travel as one");
         let replayed = redis.call(&keys[place..=place], &charges, Some(now)).unwrap();
         assert_eq!(admitted(&replayed), 500, "{}", counter.limit.algorithm());
@@ -542,7 +549,7 @@ fn a_call_of_512_charges_admits_exactly_the_limit_of_500() {
     }
     assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 5);
     redis.ask::<()>(&[b"FLUSHALL"]);
-    assert_eq!(admitted(&redis.call(&keys[..5], &vec![hit(&counters); MOST_DRAWS], Some(now)).unwrap()), 500);
+    assert_eq!(admitted(&redis.call(&keys[..5], &vec![hit(&counters); MAX_CHARGES_PER_CALL], Some(now)).unwrap()), 500);
 }
 
 #[test]

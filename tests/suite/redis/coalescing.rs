@@ -31,7 +31,7 @@ use crate::kit::test_service::store_runtime;
 /// The middle of some hour, far in no server's future.
 const NOW: Time = Time::from_secs(1_783_513_800);
 /// The most charges that one call decides.
-const MOST_DRAWS: usize = 512;
+const MAX_CHARGES_PER_CALL: usize = 512;
 /// The most charges that wait for one counter.
 const MOST_WAITING: usize = 16_384;
 
@@ -531,7 +531,7 @@ fn a_crowd_that_waits_for_a_frozen_server_is_told_in_time() {
     let counters = RedisCounters::new(&env, TimeSource::Redis);
     let limit = counting(100_000);
     // More than three calls would take: nobody waits for the calls before its own.
-    let requests = vec![[TestCharge::one("crowd", limit)]; 4 * MOST_DRAWS];
+    let requests = vec![[TestCharge::one("crowd", limit)]; 4 * MAX_CHARGES_PER_CALL];
     store_runtime().block_on(async {
         counters.charge(&[TestCharge::one("prime", limit)], ChargeMode::Commit, NOW).await;
         server.freeze();
@@ -583,7 +583,7 @@ fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
         assert_eq!(beside.await[0][0].before, 0);
         assert_eq!(counters.charge(&one, ChargeMode::Commit, NOW).await[0][0].before, 1 + MOST_WAITING as u64);
     });
-    assert_eq!(calls(&server), 1 + (MOST_WAITING / MOST_DRAWS) as u64 + 2);
+    assert_eq!(calls(&server), 1 + (MOST_WAITING / MAX_CHARGES_PER_CALL) as u64 + 2);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use std::fs::File;
 use std::io::Write as _;
 
 use tollkeeper::limit::Algorithm;
-use tollkeeper::store::redis::eventual::Usage;
+use tollkeeper::store::redis::eventual::EventualStats;
 
 use self::ledger::{Worst, check};
 use self::scenario::{Plan, Scene};
@@ -45,7 +45,7 @@ struct Tally {
     worst: Option<Worst>,
     asked: u64,
     calls: u64,
-    usage: Usage,
+    usage: EventualStats,
     charged: u64,
 }
 
@@ -87,7 +87,7 @@ fn live(scene: Scene, fleets: &[usize]) {
             let Tally { worst, asked, calls, usage, charged } = tally;
             let Worst { admitted, promised, strict } = worst.expect("there are runs");
             let (name, per) = (scene.name(), 1000 * calls / asked.max(&1));
-            let Usage { shared, leased, lent, returned } = usage;
+            let EventualStats { shared, leased, lent, returned } = usage;
             let ways = format!("{charged} | {leased} | {shared} | {lent} | {returned}");
             let parts = format!("{admitted:.3} | {promised:.3} | {strict:.3}");
             writeln!(table, "| {name} | {replicas} | {algorithm} | {parts} | {per} | {ways} |").unwrap();
@@ -96,7 +96,7 @@ fn live(scene: Scene, fleets: &[usize]) {
         assert!(failures.is_empty(), "{}", failures.join("\n"));
         // Else nothing was seen.
         let usages = tallies.map(|(_, tally)| tally.usage);
-        let some = |of: fn(&Usage) -> u64| usages.iter().map(of).sum::<u64>() > 0;
+        let some = |of: fn(&EventualStats) -> u64| usages.iter().map(of).sum::<u64>() > 0;
         assert!(some(|it| it.shared) && some(|it| it.leased) && some(|it| it.returned), "{usages:?}");
     }
     publish(&table);

@@ -14,8 +14,8 @@ use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Hits;
 use tollkeeper::store::redis::ChargeResults;
-use tollkeeper::store::redis::over::Over;
-use tollkeeper::store::redis::script::{ChargeCommand, Counted};
+use tollkeeper::store::redis::over_limit_cache::OverLimitCache;
+use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
 
 /// The beginning of some hour.
 const NOW: Time = Time::from_secs(1_783_512_000);
@@ -47,12 +47,12 @@ fn yearly(requests_per_unit: u32) -> Limit {
 struct Counters {
     limits: Vec<(Limit, bool)>,
     states: SmallVec<[State; 1]>,
-    over: Over,
+    over: OverLimitCache,
     origin: Instant,
 }
 
 impl Counters {
-    fn new(limits: &[(Limit, bool)], over: Over, origin: Instant) -> Self {
+    fn new(limits: &[(Limit, bool)], over: OverLimitCache, origin: Instant) -> Self {
         let states = limits.iter().map(|(limit, _)| State::empty(limit.algorithm())).collect();
         Self { limits: limits.to_vec(), states, over, origin }
     }
@@ -60,12 +60,12 @@ impl Counters {
     /// Under one limit that is enforced.
     fn of(limit: Limit) -> Self {
         let origin = Instant::now();
-        Self::new(&[(limit, true)], Over::new(MIB, false, origin), origin)
+        Self::new(&[(limit, true)], OverLimitCache::new(MIB, false, origin), origin)
     }
 
     fn command(&self, request: ChargeRequest) -> ChargeCommand {
-        let counted = |(limit, enforced): &(Limit, bool)| Counted { limit: *limit, enforced: *enforced, tag: 3 };
-        ChargeCommand { counters: self.limits.iter().map(counted).collect(), request, trial: false, until: None }
+        let counted = |(limit, enforced): &(Limit, bool)| OwnedCounter { limit: *limit, enforced: *enforced, tag: 3 };
+        ChargeCommand { counters: self.limits.iter().map(counted).collect(), request, dry_run: false, void_from: None }
     }
 
     /// What the store says of a charge after so many microseconds.
@@ -142,7 +142,7 @@ fn looks_refunds_and_trials_are_never_refused_here() {
     for hits in [Hits::Peek, Hits::Refund(1)] {
         assert_eq!(counters.known(1, ChargeRequest::new(hits, 0)), None, "{hits:?}");
     }
-    let trial = ChargeCommand { trial: true, ..counters.command(take(1)) };
+    let trial = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
     assert_eq!(counters.over.refuse(ID, from_ref(&trial), counters.at(1)), None);
     // A request of which one charge is to be asked is asked as a whole.
     let request = [counters.command(take(1)), counters.command(ChargeRequest::new(Hits::Refund(1), 0))];
@@ -157,7 +157,7 @@ fn a_look_or_a_trial_that_is_refused_teaches_nothing() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
     assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
-    let trial = ChargeCommand { trial: true, ..counters.command(take(1)) };
+    let trial = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
     let levels = counters.charge(0, take(1));
     counters.over.learn(ID, &[trial], &[levels], (counters.at(0), counters.at(0)));
     assert_eq!((counters.known(0, take(1)), counters.over.kept()), (None, 0));
@@ -167,7 +167,7 @@ fn a_look_or_a_trial_that_is_refused_teaches_nothing() {
 fn another_limit_is_asked_for() {
     let (ten, day) = ((yearly(10), true), (limit(Algorithm::TokenBucket, 50, Unit::Day), true));
     let origin = Instant::now();
-    let mut counters = Counters::new(&[ten, day], Over::new(MIB, false, origin), origin);
+    let mut counters = Counters::new(&[ten, day], OverLimitCache::new(MIB, false, origin), origin);
     counters.decide(0, take(10));
     assert!(!counters.decide(0, take(1))[0].admitted);
     assert!(counters.known(1, take(1)).is_some());
@@ -180,7 +180,7 @@ fn another_limit_is_asked_for() {
         &[(ten.0, false), day],
     ];
     for limits in others {
-        let other = Counters::new(limits, Over::new(MIB, false, origin), origin);
+        let other = Counters::new(limits, OverLimitCache::new(MIB, false, origin), origin);
         assert_eq!(counters.over.refuse(ID, &[other.command(take(1))], counters.at(1)), None, "{limits:?}");
     }
     assert_eq!(counters.over.refuse(ID + 1, &[counters.command(take(1))], counters.at(1)), None, "other counters");
@@ -250,7 +250,7 @@ fn what_is_given_back_or_admitted_ends_it() {
     assert_eq!(smaller.known(0, take(4)), None, "its levels are no longer right");
 
     let tried = full();
-    let trial = ChargeCommand { trial: true, ..tried.command(take(1)) };
+    let trial = ChargeCommand { dry_run: true, ..tried.command(take(1)) };
     let passes = Counters::of(yearly(10)).charge(0, take(1));
     tried.over.learn(ID, from_ref(&trial), from_ref(&passes), (tried.at(0), tried.at(0)));
     assert_eq!(tried.known(0, take(1)), None);
@@ -285,7 +285,7 @@ fn what_counts_refused_hits_is_kept_only_where_that_is_allowed_and_only_fixed_wi
         for (counting, is_kept) in [(false, by_default), (true, if_counting)] {
             let limits: Vec<_> = limits.iter().map(|limit| (*limit, true)).collect();
             let origin = Instant::now();
-            let mut counters = Counters::new(&limits, Over::new(MIB, counting, origin), origin);
+            let mut counters = Counters::new(&limits, OverLimitCache::new(MIB, counting, origin), origin);
             counters.decide(0, take(1));
             assert!(!counters.decide(0, take(1))[0].admitted);
             assert_eq!(counters.known(1, take(1)).is_some(), is_kept, "{counting} {limits:?}");
@@ -297,7 +297,8 @@ fn what_counts_refused_hits_is_kept_only_where_that_is_allowed_and_only_fixed_wi
 fn only_what_an_enforced_limit_refuses_is_kept_and_then_all_of_it() {
     let hourly = limit(Algorithm::FixedWindow, 5, Unit::Hour);
     let origin = Instant::now();
-    let mut counters = Counters::new(&[(hourly, false), (yearly(10), true)], Over::new(MIB, false, origin), origin);
+    let mut counters =
+        Counters::new(&[(hourly, false), (yearly(10), true)], OverLimitCache::new(MIB, false, origin), origin);
     counters.decide(0, take(5));
     assert!(!counters.decide(0, take(5))[0].admitted, "by the trial limit");
     assert_eq!(counters.over.kept(), 0);
@@ -309,7 +310,7 @@ fn only_what_an_enforced_limit_refuses_is_kept_and_then_all_of_it() {
 fn several_limits_are_asked_again_when_the_first_of_them_could_pass() {
     let (fast, slow) = (limit(Algorithm::TokenBucket, 10, Unit::Second), yearly(10));
     let origin = Instant::now();
-    let mut counters = Counters::new(&[(fast, true), (slow, true)], Over::new(MIB, false, origin), origin);
+    let mut counters = Counters::new(&[(fast, true), (slow, true)], OverLimitCache::new(MIB, false, origin), origin);
     counters.decide(0, take(10));
     counters.decide(0, take(1));
     assert!(counters.known(99_999, take(1)).is_some());
@@ -320,7 +321,7 @@ fn several_limits_are_asked_again_when_the_first_of_them_could_pass() {
 fn more_hits_than_another_limit_has_room_for_are_asked_for() {
     let origin = Instant::now();
     let limits = [(yearly(10), true), (limit(Algorithm::FixedWindow, 12, Unit::Day), true)];
-    let mut counters = Counters::new(&limits, Over::new(MIB, false, origin), origin);
+    let mut counters = Counters::new(&limits, OverLimitCache::new(MIB, false, origin), origin);
     counters.decide(0, take(10));
     let refused = counters.decide(0, take(1));
     assert_eq!((refused[0].admitted, refused[1].admitted, refused[1].remaining), (false, true, 2));
@@ -336,7 +337,7 @@ fn memory_is_bounded_and_what_has_ended_makes_room() {
     let refused = counters.charge(0, take(1));
     let command = counters.command(take(1));
     let origin = counters.origin;
-    let over = Over::new(MIB, false, origin);
+    let over = OverLimitCache::new(MIB, false, origin);
     // Whatever the ids are, all shards take their part.
     let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let learn = |keys: std::ops::Range<u128>, at: Instant| {
@@ -363,7 +364,7 @@ fn memory_is_bounded_and_what_has_ended_makes_room() {
 #[test]
 fn keeps_nothing_without_memory() {
     let origin = Instant::now();
-    let mut counters = Counters::new(&[(yearly(1), true)], Over::new(0, true, origin), origin);
+    let mut counters = Counters::new(&[(yearly(1), true)], OverLimitCache::new(0, true, origin), origin);
     counters.decide(0, take(2));
     assert_eq!((counters.known(0, take(2)), counters.over.kept()), (None, 0));
 }
@@ -396,7 +397,7 @@ fn whatever_is_refused_here_the_counter_refuses_too_and_for_as_long() {
             })
             .collect();
         let origin = Instant::now();
-        let mut counters = Counters::new(&limits, Over::new(MIB, false, origin), origin);
+        let mut counters = Counters::new(&limits, OverLimitCache::new(MIB, false, origin), origin);
         let mut now_us = 0;
         for _ in 0..60 {
             let most_us = random.one_of([10, 100_000, 2_000_000]);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::clock::Time;
 use tollkeeper::store::redis::Redis;
-use tollkeeper::store::redis::replicas::claim::{self, Owner, Reply, Wish};
+use tollkeeper::store::redis::replicas::claim::{self, ClaimAction, Owner, Reply};
 use tollkeeper::store::redis::replicas::{CLAIM, Replicas};
 use tollkeeper::store::redis::script;
 
@@ -52,15 +52,15 @@ impl Table {
         self.now.set(self.now.get().plus_us(u64::try_from(span.as_micros()).unwrap()));
     }
 
-    fn try_ask(&mut self, owner: u8, slots: u32, wish: Wish, now: Option<Time>) -> RedisResult<Reply> {
+    fn try_ask(&mut self, owner: u8, slots: u32, wish: ClaimAction, now: Option<Time>) -> RedisResult<Reply> {
         let argument = claim::argument(Owner([owner + 1; 16]), slots, wish, now);
         let mut command = cmd("EVAL");
-        command.arg(&script::for_replicas().text).arg(1).arg(&self.key).arg(&argument[..]);
+        command.arg(&script::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
         Ok(claim::read(&reply).expect("the reply can be read"))
     }
 
-    fn ask(&mut self, owner: u8, slots: u32, wish: Wish) -> Reply {
+    fn ask(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> Reply {
         let reply = self.try_ask(owner, slots, wish, Some(self.now.get())).expect("the script has no mistake");
         assert_eq!(reply.now, self.now.get());
         reply
@@ -68,7 +68,7 @@ impl Table {
 
     /// The slot that a process gets, or keeps, and when that was free from.
     fn hold(&mut self, owner: u8, slots: u32) -> (Option<u32>, Time) {
-        let reply = self.ask(owner, slots, Wish::Hold);
+        let reply = self.ask(owner, slots, ClaimAction::Claim);
         (reply.slot, reply.previous_end)
     }
 }
@@ -83,19 +83,19 @@ fn each_process_gets_a_slot_of_its_own_and_keeps_it() {
     let mut table = Table::new(&server);
     for owner in 0..3 {
         let expected = Reply { now: START, slot: Some(owner.into()), previous_end: never(), live: 1, slots: 3 };
-        assert_eq!(table.ask(owner, 3, Wish::Hold), Reply { live: u32::from(owner) + 1, ..expected });
+        assert_eq!(table.ask(owner, 3, ClaimAction::Claim), Reply { live: u32::from(owner) + 1, ..expected });
     }
     // More processes than slots: they wait, and are counted.
-    assert_eq!(table.ask(3, 3, Wish::Hold).slot, None);
-    assert_eq!(table.ask(4, 3, Wish::Hold).live, 5);
+    assert_eq!(table.ask(3, 3, ClaimAction::Claim).slot, None);
+    assert_eq!(table.ask(4, 3, ClaimAction::Claim).live, 5);
     for _ in 0..10 {
         table.pass(Duration::from_secs(29));
         for owner in 0..3 {
             assert_eq!(table.hold(owner, 3), (Some(owner.into()), never()));
         }
-        assert_eq!(table.ask(3, 3, Wish::Hold).slot, None);
+        assert_eq!(table.ask(3, 3, ClaimAction::Claim).slot, None);
     }
-    assert_eq!(table.ask(0, 3, Wish::Hold).live, 4, "one of those that waited has gone");
+    assert_eq!(table.ask(0, 3, ClaimAction::Claim).live, 4, "one of those that waited has gone");
     let life: i64 = server.ask(&["PTTL", "tk1:{replicas}"]);
     let longest = 366 * 86_400_000;
     assert!(longest - 60_000 < life && life <= longest, "{life}");
@@ -135,7 +135,7 @@ fn a_share_is_usable_a_period_after_the_claim_before_and_until_30_seconds_after_
     let micro = Duration::from_micros(1);
     let period = 60 * SECOND;
     assert!(!first.usable(period, received));
-    first.heard(&table.ask(0, 1, Wish::Hold), sent, received);
+    first.heard(&table.ask(0, 1, ClaimAction::Claim), sent, received);
     assert!(!first.usable(0, received - micro));
     assert!(first.usable(u64::MAX, received), "nobody had it before");
     assert!(first.usable(period, sent + CLAIM - micro));
@@ -150,14 +150,14 @@ fn a_share_is_usable_a_period_after_the_claim_before_and_until_30_seconds_after_
     table.pass(CLAIM + Duration::from_secs(10));
     let received = sent + CLAIM + Duration::from_secs(11);
     let mut renewed = received - Duration::from_secs(1);
-    second.heard(&table.ask(1, 1, Wish::Hold), renewed, received);
+    second.heard(&table.ask(1, 1, ClaimAction::Claim), renewed, received);
     let due = received + Duration::from_secs(50);
     while renewed + CLAIM <= due {
         assert!(second.usable(10 * SECOND, received));
         assert!(!second.usable(10 * SECOND + 1, received));
         table.pass(Duration::from_secs(10));
         renewed += Duration::from_secs(10);
-        second.heard(&table.ask(1, 1, Wish::Hold), renewed, renewed + Duration::from_millis(300));
+        second.heard(&table.ask(1, 1, ClaimAction::Claim), renewed, renewed + Duration::from_millis(300));
     }
     assert!(!second.usable(period, due - micro));
     assert!(second.usable(period, due));
@@ -171,15 +171,15 @@ fn a_slot_that_is_given_up_is_free_at_once_and_its_end_is_known() {
     let mut table = Table::new(&server);
     table.hold(0, 1);
     table.pass(Duration::from_secs(3));
-    assert_eq!(table.ask(1, 1, Wish::Hold).live, 2);
-    let ended = table.ask(0, 1, Wish::End);
+    assert_eq!(table.ask(1, 1, ClaimAction::Claim).live, 2);
+    let ended = table.ask(0, 1, ClaimAction::Release);
     assert_eq!((ended.slot, ended.live), (None, 1));
     let end = table.now.get();
     table.pass(Duration::from_secs(2));
     assert_eq!(table.hold(1, 1), (Some(0), end));
     // Who has none, or lost it, ends nobody else's.
-    assert_eq!(table.ask(0, 1, Wish::End).live, 1);
-    assert_eq!(table.ask(2, 1, Wish::End).live, 1);
+    assert_eq!(table.ask(0, 1, ClaimAction::Release).live, 1);
+    assert_eq!(table.ask(2, 1, ClaimAction::Release).live, 1);
     assert_eq!(table.hold(1, 1), (Some(0), end));
 }
 
@@ -192,21 +192,21 @@ fn another_number_of_slots_waits_until_all_claims_of_the_old_have_ended() {
     for _ in 0..5 {
         table.pass(Duration::from_secs(20));
         table.hold(0, 2);
-        let refused = table.ask(7, 4, Wish::Hold);
+        let refused = table.ask(7, 4, ClaimAction::Claim);
         assert_eq!((refused.slot, refused.slots, refused.previous_end), (None, 2, never()));
-        assert_eq!(table.ask(7, 4, Wish::End).slots, 2);
-        table.ask(7, 4, Wish::Hold);
+        assert_eq!(table.ask(7, 4, ClaimAction::Release).slots, 2);
+        table.ask(7, 4, ClaimAction::Claim);
     }
-    table.ask(0, 2, Wish::End);
+    table.ask(0, 2, ClaimAction::Release);
     // That counts as the end of every claim, of slots that nobody had too.
     let end = table.now.get();
-    let first = table.ask(7, 4, Wish::Hold);
+    let first = table.ask(7, 4, ClaimAction::Claim);
     assert_eq!((first.slot, first.slots, first.previous_end, first.live), (Some(0), 4, end, 1));
     table.pass(Duration::from_secs(1));
     for (slot, owner) in [8, 9, 10].into_iter().enumerate() {
         assert_eq!(table.hold(owner, 4), (u32::try_from(slot + 1).ok(), end));
     }
-    assert_eq!(table.ask(0, 2, Wish::Hold).slots, 4);
+    assert_eq!(table.ask(0, 2, ClaimAction::Claim).slots, 4);
     assert_eq!(table.hold(11, 4).0, None);
 }
 
@@ -231,7 +231,7 @@ fn after_a_flush_slots_are_given_out_anew() {
     server.ask::<()>(&["FLUSHALL"]);
     assert_eq!(table.hold(1, 3), (Some(0), never()));
     assert_eq!(table.hold(0, 3), (Some(1), never()));
-    assert_eq!(table.ask(2, 3, Wish::Hold).live, 3);
+    assert_eq!(table.ask(2, 3, ClaimAction::Claim).live, 3);
 }
 
 #[test]
@@ -242,9 +242,9 @@ fn those_that_wait_are_counted_up_to_a_thousand() {
     let ask = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
-        let argument = claim::argument(Owner(owner), 1, Wish::Hold, Some(START));
+        let argument = claim::argument(Owner(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
-        command.arg(&script::for_replicas().text).arg(1).arg(&table.key).arg(&argument[..]);
+        command.arg(&script::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
         claim::read(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
     };
     let counted: Vec<u32> = (0..1003).map(|number| ask(&mut table, number)).collect();
@@ -253,7 +253,7 @@ fn those_that_wait_are_counted_up_to_a_thousand() {
     let bytes: u64 = server.ask(&["STRLEN", "tk1:{replicas}"]);
     assert_eq!(bytes, 8 + 32 * 1000 + 24 * 1000);
     table.pass(CLAIM);
-    assert_eq!(table.ask(1, 1, Wish::Hold).live, 1);
+    assert_eq!(table.ask(1, 1, ClaimAction::Claim).live, 1);
     assert_eq!(server.ask::<u64>(&["STRLEN", "tk1:{replicas}"]), 8 + 32);
 }
 
@@ -272,7 +272,7 @@ fn what_is_no_table_is_left_alone() {
     for plant in plants {
         server.ask::<()>(plant);
         let planted: Vec<u8> = server.ask(&["DUMP", "tk1:{replicas}"]);
-        let error = table.try_ask(0, 16, Wish::Hold, Some(START)).unwrap_err();
+        let error = table.try_ask(0, 16, ClaimAction::Claim, Some(START)).unwrap_err();
         assert_eq!(error.code(), Some("WRONGTYPE"), "{plant:?}: {error}");
         assert_eq!(server.ask::<Vec<u8>>(&["DUMP", "tk1:{replicas}"]), planted);
         server.ask::<()>(&["DEL", "tk1:{replicas}"]);
@@ -382,14 +382,14 @@ fn a_process_claims_a_slot_and_gives_it_up_when_it_is_stopped() {
     let mut process = process(&server, DOCUMENTED).start();
     wait_for_the_table(&server);
     let mut table = Table::new(&server);
-    let other = table.try_ask(1, 16, Wish::Hold, None).unwrap();
+    let other = table.try_ask(1, 16, ClaimAction::Claim, None).unwrap();
     assert_eq!((other.slot, other.previous_end, other.live), (Some(1), never(), 2));
     process.signal("TERM");
     assert!(process.wait().success());
-    let alone = table.try_ask(1, 16, Wish::Hold, None).unwrap();
+    let alone = table.try_ask(1, 16, ClaimAction::Claim, None).unwrap();
     assert_eq!(alone.live, 1);
-    table.try_ask(1, 16, Wish::End, None).unwrap();
-    let next = table.try_ask(2, 16, Wish::Hold, None).unwrap();
+    table.try_ask(1, 16, ClaimAction::Release, None).unwrap();
+    let next = table.try_ask(2, 16, ClaimAction::Claim, None).unwrap();
     assert_eq!(next.slot, Some(2), "one that nobody had before is free for longest");
 }
 
@@ -403,7 +403,7 @@ fn processes_that_disagree_about_the_number_of_slots_say_so_once() {
     wait_for("a warning", || second.stderr().contains(says).then_some(()));
     assert_eq!(second.stderr().matches(says).count(), 1);
     let mut table = Table::new(&server);
-    assert_eq!(table.try_ask(1, 16, Wish::Hold, None).unwrap().live, 3);
+    assert_eq!(table.try_ask(1, 16, ClaimAction::Claim, None).unwrap().live, 3);
 }
 
 /// How often a script was sent, whether the user may run it or not.

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::demand::Demand;
-use super::{Lent, LocalBudget, Moment, Report};
+use super::{AdmitContext, CallReport, LeaseTicket, LocalBudget};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
 use crate::store::redis::ChargeResults;
-use crate::store::redis::script::{ChargeCommand, Counted};
+use crate::store::redis::script::{ChargeCommand, OwnedCounter};
 
 /// Leases at once: one that is given out, and the next.
 const MOST_LEASES: usize = 2;
@@ -84,7 +84,12 @@ impl Entry {
     }
 
     /// Admits hits from a lease.
-    pub(super) fn take_leased(&mut self, hits: u64, command: &ChargeCommand, moment: Moment) -> Option<ChargeResults> {
+    pub(super) fn take_leased(
+        &mut self,
+        hits: u64,
+        command: &ChargeCommand,
+        moment: AdmitContext,
+    ) -> Option<ChargeResults> {
         let lease = self.leases.iter_mut().find(|lease| moment.at < lease.end && lease.left >= hits)?;
         lease.left -= hits;
         self.used = moment.at;
@@ -109,7 +114,7 @@ impl Entry {
         hits: u64,
         command: &ChargeCommand,
         terms: &LocalBudget,
-        moment: Moment,
+        moment: AdmitContext,
     ) -> Option<ChargeResults> {
         let begins = moment.at >= self.share.end;
         let used = if begins { 0 } else { self.share.used };
@@ -132,7 +137,7 @@ impl Entry {
     }
 
     /// Counts a charge on what is believed.
-    fn count(&mut self, command: &ChargeCommand, moment: Moment) -> ChargeResults {
+    fn count(&mut self, command: &ChargeCommand, moment: AdmitContext) -> ChargeResults {
         let terms: SmallVec<[EnforcedLimit<'_>; 1]> = command
             .counters
             .iter()
@@ -163,14 +168,14 @@ impl Entry {
     }
 
     /// How many hits to lease now.
-    pub(super) fn lease(&mut self, counters: &[Counted], terms: &LocalBudget, at: Instant, live: u64) -> u64 {
+    pub(super) fn lease(&mut self, counters: &[OwnedCounter], terms: &LocalBudget, at: Instant, live: u64) -> u64 {
         if terms.life_us == 0 || self.leases.len() >= MOST_LEASES || self.states.len() != counters.len() {
             return 0;
         }
         let Some(now) = self.time(at) else { return 0 };
         let look = ChargeRequest::new(Hits::Peek, 0);
         let remaining =
-            counters.iter().zip(&self.states).map(|(Counted { limit, enforced, .. }, state)| match enforced {
+            counters.iter().zip(&self.states).map(|(OwnedCounter { limit, enforced, .. }, state)| match enforced {
                 true => u64::from(state.clone().charge(limit, now, look).remaining),
                 false => u64::MAX,
             });
@@ -187,7 +192,7 @@ impl Entry {
     }
 
     /// Takes note of what Redis told, and of the lease that came with it.
-    pub(super) fn heard(&mut self, counters: &[Counted], report: Report, lease: Option<Lent>) {
+    pub(super) fn heard(&mut self, counters: &[OwnedCounter], report: CallReport, lease: Option<LeaseTicket>) {
         self.asked_ahead = None;
         self.used = self.used.max(report.sent);
         if self.heard.is_none_or(|(sent, _)| sent <= report.sent) {
@@ -195,12 +200,12 @@ impl Entry {
             self.states = report.states;
             // What is lent is counted as it is given out.
             if report.lent > 0 {
-                for (Counted { limit, .. }, state) in counters.iter().zip(&mut self.states) {
+                for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&mut self.states) {
                     state.charge(limit, report.now, ChargeRequest::new(Hits::Refund(report.lent), 0));
                 }
             }
         }
-        if let Some(Lent { serial, end, .. }) = lease {
+        if let Some(LeaseTicket { serial, end, .. }) = lease {
             self.leases.push(Lease { serial, granted: report.lent, left: report.lent, end });
         }
     }

@@ -4,11 +4,11 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::{Lent, Report};
+use super::{CallReport, LeaseTicket};
 use crate::algorithm::{State, fixed_window};
 use crate::clock::Time;
 use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
-use crate::store::redis::script::Counted;
+use crate::store::redis::script::OwnedCounter;
 
 /// A day in microseconds.
 const DAY_US: u64 = 86_400_000_000;
@@ -36,9 +36,9 @@ pub struct LocalBudget {
 
 impl LocalBudget {
     /// Of these counters, for one of so many slots. `None`: they are strict.
-    pub fn of(counters: &[Counted], slots: NonZeroU32) -> Option<Self> {
+    pub fn of(counters: &[OwnedCounter], slots: NonZeroU32) -> Option<Self> {
         let mut terms = Self { share: u64::MAX, period_us: 0, life_us: LONGEST_LIFE_US };
-        for Counted { limit, .. } in counters {
+        for OwnedCounter { limit, .. } in counters {
             let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
             let for_shares = match limit.algorithm() {
                 // The other half is for what comes back while hits are lent.
@@ -57,8 +57,8 @@ impl LocalBudget {
     }
 
     /// How long a lease lives that is charged at `now`, in microseconds: not into another window.
-    pub(super) fn life_at(&self, counters: &[Counted], states: &[State], now: Time) -> u64 {
-        let left_us = |(Counted { limit, .. }, state): (&Counted, &State)| match limit.algorithm() {
+    pub(super) fn life_at(&self, counters: &[OwnedCounter], states: &[State], now: Time) -> u64 {
+        let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| match limit.algorithm() {
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
                 // It ends a little before, so that what is left can be given back.
                 let margin_us = LONGEST_MARGIN_US.min(limit.period_us() / 20);
@@ -71,8 +71,8 @@ impl LocalBudget {
 
     /// For how much of demand to lease, in microseconds, with a lease that lives so long: where little or nothing
     /// can be given back in the end, no more than will be used.
-    pub(super) fn span_us(counters: &[Counted], life_us: u64) -> u64 {
-        let span_us = |counted: &Counted| match counted.limit.algorithm() {
+    pub(super) fn span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
+        let span_us = |counted: &OwnedCounter| match counted.limit.algorithm() {
             Algorithm::SlidingWindowLog => (life_us / 4).min(KEPT_US),
             Algorithm::TokenBucket => life_us / 2,
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter | Algorithm::LeakyBucket => life_us,
@@ -81,11 +81,11 @@ impl LocalBudget {
     }
 
     /// A lease of counters as they were charged.
-    pub(super) fn lent(&self, serial: u64, counters: &[Counted], report: &Report) -> Lent {
+    pub(super) fn lent(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
         let life_us = self.life_at(counters, &report.states, report.now);
         let mut until = Some(report.now.plus_us(self.life_us + RETURN_US));
         let mut less = 0;
-        for (Counted { limit, .. }, state) in counters.iter().zip(&report.states) {
+        for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&report.states) {
             match limit.algorithm() {
                 Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
                     until = until.map(|until| until.min(window_end(limit, state, report.now)));
@@ -94,7 +94,7 @@ impl LocalBudget {
                 Algorithm::SlidingWindowLog | Algorithm::LeakyBucket => until = None,
             }
         }
-        Lent { serial, end: report.sent + Duration::from_micros(life_us), until, less }
+        LeaseTicket { serial, end: report.sent + Duration::from_micros(life_us), until, less }
     }
 }
 

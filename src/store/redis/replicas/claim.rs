@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::clock::Time;
 use crate::store::redis::key;
-use crate::store::redis::script::BadReply;
+use crate::store::redis::script::MalformedReply;
 
 /// What tells a process from all others, those that ran before included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Owner(pub [u8; 16]);
 impl Owner {
     /// One that nobody else is.
     pub fn random() -> Self {
-        // Hashed under keys that the system drew.
+        // IdentityHasher under keys that the system drew.
         let random = RandomState::new();
         let half = |place: u8| random.hash_one(place).to_le_bytes();
         let mut owner = [0; 16];
@@ -27,11 +27,11 @@ impl Owner {
 
 /// What is to become of a process's claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum ClaimAction {
     /// It is made or renewed.
-    Hold,
+    Claim,
     /// It ends now, because the process does.
-    End,
+    Release,
 }
 
 /// What Redis says.
@@ -57,11 +57,11 @@ pub fn key(prefix: &str) -> Bytes {
 }
 
 /// The argument of the script, for one of `slots`, at `now` or, if there is none, at the server's own time.
-pub fn argument(owner: Owner, slots: u32, wish: Wish, now: Option<Time>) -> Bytes {
+pub fn argument(owner: Owner, slots: u32, wish: ClaimAction, now: Option<Time>) -> Bytes {
     let mut argument = BytesMut::with_capacity(40);
     argument.put_i64_le(now.and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or(-1));
     argument.put_i64_le(i64::from(slots));
-    argument.put_i64_le(i64::from(wish == Wish::End));
+    argument.put_i64_le(i64::from(wish == ClaimAction::Release));
     argument.put_slice(&owner.0);
     argument.freeze()
 }
@@ -70,11 +70,11 @@ pub fn argument(owner: Owner, slots: u32, wish: Wish, now: Option<Time>) -> Byte
 ///
 /// # Errors
 /// What it can not have returned.
-pub fn read(reply: &[u8]) -> Result<Reply, BadReply> {
-    let (words, []) = reply.as_chunks::<8>() else { return Err(BadReply) };
-    let &[now, slot, previous_end, live, slots] = words else { return Err(BadReply) };
-    let time = |word| u64::try_from(i64::from_le_bytes(word)).map(Time::from_micros).map_err(|_| BadReply);
-    let count = |word| u32::try_from(i64::from_le_bytes(word)).map_err(|_| BadReply);
+pub fn read(reply: &[u8]) -> Result<Reply, MalformedReply> {
+    let (words, []) = reply.as_chunks::<8>() else { return Err(MalformedReply) };
+    let &[now, slot, previous_end, live, slots] = words else { return Err(MalformedReply) };
+    let time = |word| u64::try_from(i64::from_le_bytes(word)).map(Time::from_micros).map_err(|_| MalformedReply);
+    let count = |word| u32::try_from(i64::from_le_bytes(word)).map_err(|_| MalformedReply);
     let slot = if i64::from_le_bytes(slot) == -1 { None } else { Some(count(slot)?) };
     Ok(Reply { now: time(now)?, slot, previous_end: time(previous_end)?, live: count(live)?, slots: count(slots)? })
 }

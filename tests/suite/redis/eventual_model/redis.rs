@@ -5,7 +5,7 @@
 use smallvec::SmallVec;
 use tollkeeper::algorithm::{ChargeResult, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
-use tollkeeper::store::redis::script::{ChargeCommand, Counted};
+use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
 
 /// The levels of a charge's limits.
 pub(super) type ChargeResults = SmallVec<[ChargeResult; 1]>;
@@ -22,9 +22,10 @@ pub(super) struct Redis {
 
 impl Redis {
     /// With nothing used of these descriptors.
-    pub(super) fn new(descriptors: &[SmallVec<[Counted; 1]>]) -> Self {
-        let empty =
-            |counters: &SmallVec<_>| counters.iter().map(|it: &Counted| State::empty(it.limit.algorithm())).collect();
+    pub(super) fn new(descriptors: &[SmallVec<[OwnedCounter; 1]>]) -> Self {
+        let empty = |counters: &SmallVec<_>| {
+            counters.iter().map(|it: &OwnedCounter| State::empty(it.limit.algorithm())).collect()
+        };
         Self { counters: descriptors.iter().map(empty).collect(), slots: Slots::default() }
     }
 
@@ -39,7 +40,7 @@ impl Redis {
 fn charge(command: &ChargeCommand, states: &mut States, now: Time) -> ChargeResults {
     let terms: SmallVec<[EnforcedLimit<'_>; 1]> =
         command.counters.iter().map(|it| EnforcedLimit { limit: &it.limit, enforced: it.enforced }).collect();
-    let Some(until) = command.until else { return charge_together(&terms, states, now, command.request) };
+    let Some(until) = command.void_from else { return charge_together(&terms, states, now, command.request) };
     let refund = |(term, state): (&EnforcedLimit<'_>, &mut State)| {
         let is_void = state.time(term.limit, now) >= until;
         if is_void {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollkeeper::clock::Time;
-use tollkeeper::store::redis::eventual::{Eventual, Id, Lending, Lent, LocalBudget};
-use tollkeeper::store::redis::script::{ChargeCommand, Counted};
+use tollkeeper::store::redis::eventual::{DescriptorId, EventualCounters, EventualTable, LeaseTicket, LocalBudget};
+use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
 
 use super::scenario::slots;
 
@@ -21,12 +21,12 @@ pub(super) struct Replica {
     pub(super) base: Instant,
     /// What its wall clock is ahead by, in microseconds.
     pub(super) ahead: i64,
-    pub(super) eventual: Eventual,
-    pub(super) lendings: Vec<Lending>,
+    pub(super) eventual: EventualTable,
+    pub(super) lendings: Vec<EventualCounters>,
     pub(super) keys: Vec<Queue>,
     pub(super) hold: Option<Hold>,
     /// Leases that are out.
-    pub(super) out: Vec<(usize, Lent)>,
+    pub(super) out: Vec<(usize, LeaseTicket)>,
 }
 
 /// The charges on one key.
@@ -57,7 +57,7 @@ impl Replica {
             slots: 1,
             base,
             ahead: 0,
-            eventual: Eventual::new(bytes),
+            eventual: EventualTable::new(bytes),
             lendings: Vec::new(),
             keys: (0..keys).map(|_| Queue::default()).collect(),
             hold: None,
@@ -66,14 +66,14 @@ impl Replica {
     }
 
     /// A new process, that knows nothing.
-    pub(super) fn begin(&mut self, descriptors: &[SmallVec<[Counted; 1]>], count: u32, bytes: usize) {
+    pub(super) fn begin(&mut self, descriptors: &[SmallVec<[OwnedCounter; 1]>], count: u32, bytes: usize) {
         self.life += 1;
         (self.alive, self.slots, self.hold) = (true, count, None);
-        self.eventual = Eventual::new(bytes);
+        self.eventual = EventualTable::new(bytes);
         self.out.clear();
-        let lend = |(path, counters): (u128, &SmallVec<[Counted; 1]>)| Lending {
+        let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualCounters {
             // All in one part of the table.
-            id: Id { path: path + 1, tags: 7 },
+            id: DescriptorId { path: path + 1, tags: 7 },
             terms: LocalBudget::of(counters, slots(count)).unwrap(),
             counters: counters.clone(),
         };

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use smallvec::SmallVec;
 use tollkeeper::limit::{Algorithm, Consistency, Limit, LimitSpec, Overshoot, Period, Unit};
 use tollkeeper::store::redis::eventual::{self, log_beyond_us};
-use tollkeeper::store::redis::script::Counted;
+use tollkeeper::store::redis::script::OwnedCounter;
 
 use super::seeded_random::Chance;
 
@@ -106,7 +106,7 @@ pub(super) struct Plan {
     pub(super) slots: u32,
     /// The live replicas, if they know how many they are.
     pub(super) live: Option<u64>,
-    pub(super) keys: Vec<SmallVec<[Counted; 1]>>,
+    pub(super) keys: Vec<SmallVec<[OwnedCounter; 1]>>,
     pub(super) network: Network,
     /// Redis does nothing from one time to the other, and then all that has come.
     pub(super) frozen: Vec<(u64, u64)>,
@@ -129,8 +129,8 @@ pub(super) fn limit(terms: LimitSpec, overshoot: Overshoot) -> Limit {
 }
 
 /// A counter as Redis has it.
-pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> Counted {
-    Counted { limit: limit.lengthened(log_beyond_us(&limit)), enforced, tag }
+pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> OwnedCounter {
+    OwnedCounter { limit: limit.lengthened(log_beyond_us(&limit)), enforced, tag }
 }
 
 /// One share of so many.
@@ -169,7 +169,7 @@ fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
 }
 
 /// One limit as a rule, at times two, or one on trial besides.
-fn random_counters(chance: &mut Chance, algorithm: Algorithm) -> SmallVec<[Counted; 1]> {
+fn random_counters(chance: &mut Chance, algorithm: Algorithm) -> SmallVec<[OwnedCounter; 1]> {
     const OTHERS: [Algorithm; 4] =
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
     let mut counters = SmallVec::from_iter([counted(random_limit(chance, algorithm), true, 1)]);
@@ -431,7 +431,7 @@ impl Plan {
     }
 }
 
-fn replica_share(counters: &[Counted], count: u32) -> u64 {
+fn replica_share(counters: &[OwnedCounter], count: u32) -> u64 {
     eventual::LocalBudget::of(counters, slots(count)).unwrap().share
 }
 

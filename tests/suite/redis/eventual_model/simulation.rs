@@ -1,6 +1,6 @@
 //! A run: replicas, the messages between them and Redis, and time that goes from one event to the next.
 //!
-//! What the processes do about [`Eventual`] is done here as they do it: a charge that is not admitted here goes out with
+//! What the processes do about [`EventualTable`] is done here as they do it: a charge that is not admitted here goes out with
 //! a lease, or waits for the call that is in flight, and is tried again when that is over.
 
 use std::cmp::Reverse;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::eventual::{Admission, Lent, Moment, Report, Usage};
-use tollkeeper::store::redis::script::{ChargeCommand, MOST_DRAWS};
+use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, EventualStats, LeaseTicket};
+use tollkeeper::store::redis::script::{ChargeCommand, MAX_CHARGES_PER_CALL};
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
@@ -53,7 +53,7 @@ enum Event {
     /// A call was waited for long enough.
     GivesUp(Who, usize, u64),
     /// A lease is over.
-    Ends(Who, usize, Lent),
+    Ends(Who, usize, LeaseTicket),
     /// A claim is to be renewed.
     Beats(Who),
     Fate(usize),
@@ -118,12 +118,12 @@ pub(super) struct World<'p> {
     replicas: Vec<Replica>,
     outcome: Outcome,
     /// What the processes that are gone had counted.
-    pub(super) usage: Usage,
+    pub(super) usage: EventualStats,
 }
 
 impl<'p> World<'p> {
     /// Lives a run from its beginning to its end.
-    pub(super) fn live(plan: &'p Plan, seed: u64) -> (Outcome, Usage) {
+    pub(super) fn live(plan: &'p Plan, seed: u64) -> (Outcome, EventualStats) {
         let mut chance = Chance::new(!seed);
         let began = Instant::now();
         let replicas = (0..plan.replicas).map(|_| {
@@ -141,7 +141,7 @@ impl<'p> World<'p> {
             redis: Redis::new(&plan.keys),
             replicas,
             outcome: Outcome { uses: vec![Vec::new(); plan.keys.len()], ..Outcome::default() },
-            usage: Usage::default(),
+            usage: EventualStats::default(),
         };
         for replica in 0..plan.replicas {
             world.begin(replica, plan.slots);
@@ -204,10 +204,10 @@ impl<'p> World<'p> {
         self.replicas[replica].base + Duration::from_micros(self.now - self.plan.start)
     }
 
-    fn moment(&self, replica: usize, key: usize, again: bool) -> Moment {
+    fn moment(&self, replica: usize, key: usize, again: bool) -> AdmitContext {
         let (at, it) = (self.instant(replica), &self.replicas[replica]);
         let now = Time::from_micros(self.now.saturating_add_signed(it.ahead));
-        Moment { at, now, may_share: it.may_share(key, at, self.plan.claim), again }
+        AdmitContext { at, now, may_share: it.may_share(key, at, self.plan.claim), again }
     }
 
     // What replicas do.
@@ -228,10 +228,10 @@ impl<'p> World<'p> {
         }
         let key = arrival.key;
         let request = ChargeRequest::new(Hits::Charge(arrival.hits), 0);
-        let command = ChargeCommand { counters: self.plan.keys[key].clone(), request, trial: false, until: None };
+        let command = ChargeCommand { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: None };
         match self.admit(replica, key, &command, false) {
-            Some(ahead) => {
-                if ahead && self.replicas[replica].keys[key].call.is_none() {
+            Some(lease_ahead) => {
+                if lease_ahead && self.replicas[replica].keys[key].call.is_none() {
                     self.lead(replica, key, Vec::new());
                 }
             }
@@ -248,13 +248,15 @@ impl<'p> World<'p> {
         let moment = self.moment(replica, key, again);
         let it = &self.replicas[replica];
         let before = it.eventual.usage();
-        let Admission::Here { ahead, .. } = it.eventual.admit(&it.lendings[key], command, moment) else { return None };
+        let Admission::Local { lease_ahead, .. } = it.eventual.admit(&it.lendings[key], command, moment) else {
+            return None;
+        };
         let after = it.eventual.usage();
         let Hits::Charge(hits) = command.request.hits else { unreachable!("all take") };
         let by = if after.shared > before.shared { By::Share } else { By::Lease };
         assert_eq!(after.shared - before.shared + after.leased - before.leased, hits, "what is counted");
         self.outcome.uses[key].push(Use { at: self.now, hits, by });
-        Some(ahead)
+        Some(lease_ahead)
     }
 
     /// Sends a call, and when it is over those for what waits.
@@ -275,7 +277,12 @@ impl<'p> World<'p> {
         let lent = it.eventual.lease(&it.lendings[key], sent, live);
         if lent > 0 {
             let request = ChargeRequest::new(Hits::Charge(lent), 0);
-            commands.push(ChargeCommand { counters: self.plan.keys[key].clone(), request, trial: false, until: None });
+            commands.push(ChargeCommand {
+                counters: self.plan.keys[key].clone(),
+                request,
+                dry_run: false,
+                void_from: None,
+            });
         }
         if commands.is_empty() {
             return false;
@@ -298,7 +305,7 @@ impl<'p> World<'p> {
             if queue.waiting.is_empty() {
                 return;
             }
-            let count = queue.waiting.len().min(MOST_DRAWS);
+            let count = queue.waiting.len().min(MAX_CHARGES_PER_CALL);
             let batch: Vec<ChargeCommand> = queue.waiting.drain(..count).map(|(command, _)| command).collect();
             let left: Vec<ChargeCommand> =
                 batch.into_iter().filter(|command| self.admit(replica, key, command, true).is_none()).collect();
@@ -342,7 +349,7 @@ impl<'p> World<'p> {
         }
         let lent = if lease.as_ref().is_some_and(passed) { lent } else { 0 };
         let it = &mut self.replicas[who.replica];
-        if let Some(lent) = it.eventual.heard(&it.lendings[key], Report { sent, now, states, lent }) {
+        if let Some(lent) = it.eventual.heard(&it.lendings[key], CallReport { sent, now, states, lent }) {
             it.out.push((key, lent));
             let end = u64::try_from(lent.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
             let looked = end.max(self.now) + self.chance.below(OFTEN);
@@ -351,7 +358,7 @@ impl<'p> World<'p> {
         self.is_over(who.replica, key);
     }
 
-    fn ends(&mut self, who: Who, key: usize, lent: Lent) {
+    fn ends(&mut self, who: Who, key: usize, lent: LeaseTicket) {
         if !self.is(who) {
             return;
         }
@@ -361,7 +368,7 @@ impl<'p> World<'p> {
         let Some(until) = lent.until.filter(|_| left > 0) else { return };
         let request = ChargeRequest::new(Hits::Refund(left), 0);
         let command =
-            ChargeCommand { counters: self.plan.keys[key].clone(), request, trial: false, until: Some(until) };
+            ChargeCommand { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: Some(until) };
         self.outcome.calls += 1;
         self.outcome.returns += 1;
         self.send(who, Message::Return(key, command));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
-use tollkeeper::store::redis::replicas::claim::{Reply, Wish};
+use tollkeeper::store::redis::replicas::claim::{ClaimAction, Reply};
 use tollkeeper::store::redis::replicas::{CLAIM, Replicas};
 
 use super::{SECOND, START, Table};
@@ -95,7 +95,7 @@ struct World<'t> {
     processes: Vec<Process>,
     born: u8,
     uses: Vec<Use>,
-    late: Vec<(u8, u32, Wish)>,
+    late: Vec<(u8, u32, ClaimAction)>,
     /// How often a share was of use to one that had the slot of another.
     inherited: usize,
 }
@@ -129,7 +129,7 @@ impl<'t> World<'t> {
         self.began + Duration::from_micros(now)
     }
 
-    fn run(&mut self, owner: u8, slots: u32, wish: Wish) -> Reply {
+    fn run(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> Reply {
         // Long after the epoch, so that a clock that is set back does not run out.
         self.table.now.set(START.plus_us((self.now + (1 << 40)).saturating_sub(self.behind)));
         self.table.ask(owner, slots, wish)
@@ -171,7 +171,7 @@ impl<'t> World<'t> {
     fn runs(&mut self, who: usize) {
         let process = &self.processes[who];
         if let Some((sent, None)) = process.flight {
-            let reply = self.run(process.owner, process.replicas.slots().get(), Wish::Hold);
+            let reply = self.run(process.owner, process.replicas.slots().get(), ClaimAction::Claim);
             self.processes[who].flight = Some((sent, Some(reply)));
         }
     }
@@ -193,7 +193,7 @@ impl<'t> World<'t> {
     fn gives_up_waiting(&mut self, who: usize) {
         let process = &mut self.processes[who];
         if let Some((_, None)) = process.flight.take() {
-            self.late.push((process.owner, process.replicas.slots().get(), Wish::Hold));
+            self.late.push((process.owner, process.replicas.slots().get(), ClaimAction::Claim));
         }
     }
 
@@ -208,9 +208,9 @@ impl<'t> World<'t> {
         match run {
             Some(micros) => {
                 self.now += micros;
-                self.run(owner, of, Wish::End);
+                self.run(owner, of, ClaimAction::Release);
             }
-            None => self.late.push((owner, of, Wish::End)),
+            None => self.late.push((owner, of, ClaimAction::Release)),
         }
         self.processes[who] = self.birth(slots);
     }

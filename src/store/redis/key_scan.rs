@@ -9,22 +9,22 @@ use std::time::Instant;
 
 use super::Redis;
 use super::failure::{RedisError, Refused};
-use super::key::{self, Written};
+use super::key::{self, ParsedKey};
 use super::node::Node;
 use super::reply::{Reply, bytes};
 use crate::clock::Time;
 use crate::counter::Charge;
 
-/// Keys that a survey looks at, at most.
+/// Keys that a scan looks at, at most.
 const MOST_KEYS: usize = 1_000_000;
 /// Keys that a node looks at in one go.
 const KEYS_AT_ONCE: usize = 1000;
 
-/// What a survey found.
+/// What a scan found.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct KeyScan {
     /// Whose counters there are, each once.
-    pub paths: Vec<Written>,
+    pub paths: Vec<ParsedKey>,
     /// Whether all keys were looked at.
     pub complete: bool,
     /// Keys of the domain whose path is too long to be told.
@@ -37,15 +37,15 @@ impl Redis {
     /// # Errors
     /// A node that could not be asked. Counters in the format of envoyproxy/ratelimit are never found: their keys do
     /// not tell where a value ends.
-    pub async fn survey(
+    pub async fn scan(
         &self,
         domain: &str,
         most: usize,
         until: Instant,
-        mut wanted: impl FnMut(&Written) -> bool,
-    ) -> Result<Survey, RedisError> {
+        mut wanted: impl FnMut(&ParsedKey) -> bool,
+    ) -> Result<KeyScan, RedisError> {
         let pattern = key::pattern_of(&self.shared.prefix, domain);
-        let mut survey = Survey { complete: true, ..Survey::default() };
+        let mut found_scan = KeyScan { complete: true, ..KeyScan::default() };
         let (mut known, mut looked_at) = (HashSet::new(), 0);
         let nodes: Vec<_> = self.shared.routes().flat_map(|route| route.nodes()).collect();
         if nodes.is_empty() {
@@ -58,26 +58,26 @@ impl Redis {
                 looked_at += KEYS_AT_ONCE;
                 for found in keys {
                     match key::read(&self.shared.prefix, &found) {
-                        None => survey.untold += 1,
+                        None => found_scan.untold += 1,
                         Some(path) if known.contains(&path) || !wanted(&path) => {}
-                        Some(_) if survey.paths.len() == most => survey.complete = false,
+                        Some(_) if found_scan.paths.len() == most => found_scan.complete = false,
                         Some(path) => {
                             known.insert(path.clone());
-                            survey.paths.push(path);
+                            found_scan.paths.push(path);
                         }
                     }
                 }
                 if next == b"0" {
                     break;
                 }
-                if !survey.complete || looked_at > MOST_KEYS || Instant::now() >= until {
-                    survey.complete = false;
-                    return Ok(survey);
+                if !found_scan.complete || looked_at > MOST_KEYS || Instant::now() >= until {
+                    found_scan.complete = false;
+                    return Ok(found_scan);
                 }
                 cursor = next;
             }
         }
-        Ok(survey)
+        Ok(found_scan)
     }
 
     /// Lets go of the counters of a charge, in Redis and in what this process keeps of them; how many there were. What

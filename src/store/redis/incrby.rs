@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::failure::{RedisError, Refused};
 use super::node::Node;
 use super::reply::{self, Reply};
-use super::script::{ChargeCommand, Replayed};
+use super::script::{ChargeCommand, ScriptOutcome};
 use crate::algorithm::{ChargeResult, EnforcedLimit, MAX_COUNT, State, charge_together, fixed_window};
 use crate::clock::Time;
 use crate::counter::{Charge, Counter, Path};
@@ -30,7 +30,7 @@ use crate::store::guard::patiently;
 
 /// A window's counter.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
+pub(super) struct WindowKey {
     pub(super) key: Bytes,
     /// What EXPIRE says.
     expire_s: u64,
@@ -42,7 +42,7 @@ pub(super) fn start_s(charge: &Charge<'_>, now: Time) -> Option<u64> {
     plain_limit(charge).map(|limit| seconds(fixed_window::window(limit, now).0))
 }
 
-impl Window {
+impl WindowKey {
     /// The window that `charge` counts in; `None` if envoyproxy/ratelimit has no such counter. Its key outlives it by
     /// `jitter_s`.
     pub(super) fn of(prefix: &str, charge: &Charge<'_>, now: Time, jitter_s: u64) -> Option<Self> {
@@ -88,8 +88,8 @@ fn key(prefix: &str, path: &Path<'_>, start_s: u64) -> Bytes {
 }
 
 /// Charges that are counted in their order, and how far that has come.
-pub(super) struct Tally<'a> {
-    window: &'a Window,
+pub(super) struct IncrBatch<'a> {
+    window: &'a WindowKey,
     now: Time,
     rest: &'a [ChargeCommand],
     states: [State; 1],
@@ -100,9 +100,9 @@ pub(super) struct Tally<'a> {
     is_to_expire: bool,
 }
 
-impl<'a> Tally<'a> {
+impl<'a> IncrBatch<'a> {
     /// Nothing is counted yet. `now` is this process's time, within the window.
-    pub(super) fn new(window: &'a Window, commands: &'a [ChargeCommand], now: Time) -> Self {
+    pub(super) fn new(window: &'a WindowKey, commands: &'a [ChargeCommand], now: Time) -> Self {
         Self {
             window,
             now,
@@ -115,7 +115,12 @@ impl<'a> Tally<'a> {
     }
 
     /// Counts what is left to count. Where that is refused because another node has the key, call it again with that.
-    pub(super) async fn go_on(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<Replayed, Refused> {
+    pub(super) async fn go_on(
+        &mut self,
+        node: &Arc<Node>,
+        asking: bool,
+        until: Instant,
+    ) -> Result<ScriptOutcome, Refused> {
         while self.is_to_expire || self.to_add_back > 0 || !self.rest.is_empty() {
             if self.is_to_expire {
                 let seconds = self.window.expire_s.to_string();
@@ -129,12 +134,16 @@ impl<'a> Tally<'a> {
                 self.step(node, asking, until).await?;
             }
         }
-        Ok(Replayed { levels: take(&mut self.levels), states: SmallVec::from(self.states.clone()), now: self.now })
+        Ok(ScriptOutcome {
+            results: take(&mut self.levels),
+            states: SmallVec::from(self.states.clone()),
+            now: self.now,
+        })
     }
 
     /// Counts a run of hits, or one refund.
     async fn step(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<(), Refused> {
-        if let Some((ChargeCommand { request, trial: false, .. }, rest)) = self.rest.split_first()
+        if let Some((ChargeCommand { request, dry_run: false, .. }, rest)) = self.rest.split_first()
             && let Hits::Refund(hits) = request.hits
         {
             // A task of its own: no deadline may come between a refund and what is added back.
@@ -146,9 +155,9 @@ impl<'a> Tally<'a> {
             self.to_add_back = refunded.to_add_back;
             return self.expires(refunded.expiry);
         }
-        let run = self.rest.iter().take_while(|command| command.trial || !is_refund(command.request.hits)).count();
+        let run = self.rest.iter().take_while(|command| command.dry_run || !is_refund(command.request.hits)).count();
         let (run, rest) = self.rest.split_at(run);
-        if run.iter().all(|command| command.trial) {
+        if run.iter().all(|command| command.dry_run) {
             let count = node.call(&[b"GET", &self.window.key], asking, until).await?;
             let count = if matches!(count, Reply::Null) { 0 } else { integer(&count)? };
             self.take_note(count, run.len(), rest);
@@ -189,7 +198,7 @@ fn is_refund(hits: Hits) -> bool {
 
 fn charged_hits(command: &ChargeCommand) -> i64 {
     match command.request.hits {
-        Hits::Charge(hits) if !command.trial => signed(hits),
+        Hits::Charge(hits) if !command.dry_run => signed(hits),
         Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => 0,
     }
 }
@@ -205,7 +214,7 @@ fn level(command: &ChargeCommand, states: &mut [State; 1], now: Time) -> SmallVe
         .iter()
         .map(|counted| EnforcedLimit { limit: &counted.limit, enforced: counted.enforced })
         .collect();
-    if command.trial {
+    if command.dry_run {
         return charge_together(&terms, &mut states.clone(), now, command.request);
     }
     charge_together(&terms, states, now, command.request)
@@ -222,9 +231,9 @@ struct Refunded {
 }
 
 /// Takes hits off, and adds back those that were not there.
-async fn refund(window: Window, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, Refused> {
+async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, Refused> {
     let until = Instant::now() + REFUND_TAKES;
-    let Counted { after, expiry } = increment(&window, -hits, &node, (asking, until)).await?;
+    let IncrOutcome { after, expiry } = increment(&window, -hits, &node, (asking, until)).await?;
     let before = after.checked_add(hits).ok_or(Refused::Failed(RedisError::BadReply))?;
     // Of what is missing, others may have taken a part meanwhile, who add that back.
     let missing = after.saturating_neg().clamp(0, hits);
@@ -241,25 +250,25 @@ async fn refund(window: Window, hits: i64, node: Arc<Node>, asking: bool) -> Res
 }
 
 /// What came of an INCRBY and the EXPIRE behind it.
-struct Counted {
+struct IncrOutcome {
     after: i64,
     expiry: Result<(), Refused>,
 }
 
 /// Adds hits, or takes them off, and has the key live from now on.
 async fn increment(
-    window: &Window,
+    window: &WindowKey,
     hits: i64,
     node: &Node,
     (asking, until): (bool, Instant),
-) -> Result<Counted, Refused> {
+) -> Result<IncrOutcome, Refused> {
     let (hits, seconds) = (hits.to_string(), window.expire_s.to_string());
     let increment: [&[u8]; 3] = [b"INCRBY", &window.key, hits.as_bytes()];
     let (count, expiry) = node.call_two(&increment, &window.expiry(&seconds), asking, until).await;
-    Ok(Counted { after: integer(&count?)?, expiry: expiry.map(|_| ()) })
+    Ok(IncrOutcome { after: integer(&count?)?, expiry: expiry.map(|_| ()) })
 }
 
-impl Window {
+impl WindowKey {
     /// The words that have its key live so long.
     fn expiry<'w>(&'w self, seconds: &'w str) -> [&'w [u8]; 3] {
         [b"EXPIRE", &self.key, seconds.as_bytes()]

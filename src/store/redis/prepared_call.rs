@@ -10,15 +10,15 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::combine::ChargeBatch;
-use super::count::{Tally, Window};
-use super::eventual::Lending;
+use super::coalescer::ChargeBatch;
+use super::eventual::EventualCounters;
 use super::failure::{RedisError, Refused};
+use super::incrby::{IncrBatch, WindowKey};
 use super::key;
 use super::node::Node;
 use super::reply::{bytes, integer};
 use super::route::Route;
-use super::script::{self, ChargeCommand, Replayed, Script};
+use super::script::{self, ChargeCommand, Script, ScriptOutcome};
 use super::spans;
 use crate::clock::Time;
 use crate::telemetry::traces::{Span, SpanRef};
@@ -28,7 +28,7 @@ const MOST_REDIRECTIONS: usize = 5;
 
 /// Where counters are, and how they are charged from.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct PreparedCall {
     pub(super) manner: Manner,
     /// What its counters are known by here.
     pub(super) id: u128,
@@ -38,9 +38,9 @@ pub(super) struct Place {
     /// This process's time.
     pub(super) now: Time,
     /// Whether to use that instead of the server's.
-    pub(super) gives_time: bool,
+    pub(super) client_clock: bool,
     /// What may be leased on them; `None`: they are strict.
-    pub(super) lending: Option<Lending>,
+    pub(super) lending: Option<EventualCounters>,
     /// The spans that the call is made for.
     pub(super) span_refs: Vec<SpanRef>,
 }
@@ -51,10 +51,10 @@ pub(super) enum Manner {
     /// By a script, on these keys.
     Script(&'static Script, SmallVec<[Bytes; 1]>),
     /// By INCRBY and EXPIRE.
-    Count(Window),
+    Count(WindowKey),
 }
 
-impl Place {
+impl PreparedCall {
     fn slot(&self) -> u16 {
         match &self.manner {
             Manner::Script(_, keys) => key::slot(&keys[0]),
@@ -70,17 +70,17 @@ impl Place {
         commands: &ChargeBatch,
         deadline: Instant,
         mut span: Option<&mut Span>,
-    ) -> Result<Replayed, RedisError> {
+    ) -> Result<ScriptOutcome, RedisError> {
         let slot = || self.slot();
-        let mut way = Way::begin(&self.route, slot, deadline).await?;
+        let mut way = Redirects::begin(&self.route, slot, deadline).await?;
         if let Some(span) = &mut span {
             spans::sent_to(span, way.node.endpoint());
         }
         let mut work = match &self.manner {
             Manner::Script(script, keys) => {
-                Work::Script { script, keys, commands, now: self.gives_time.then_some(self.now) }
+                Work::Script { script, keys, commands, now: self.client_clock.then_some(self.now) }
             }
-            Manner::Count(window) => Work::Count(Tally::new(window, commands, self.now)),
+            Manner::Count(window) => Work::Count(IncrBatch::new(window, commands, self.now)),
         };
         loop {
             match work.go_on(&way.node, way.asking, deadline).await {
@@ -96,7 +96,7 @@ impl Place {
     }
 }
 
-impl Place {
+impl PreparedCall {
     /// Lets go of the counters; how many there were. Not later than `deadline`.
     pub(super) async fn unlink(&self, deadline: Instant) -> Result<u64, RedisError> {
         let slot = || self.slot();
@@ -105,7 +105,7 @@ impl Place {
             Manner::Count(window) => std::slice::from_ref(&window.key),
         };
         let words: SmallVec<[&[u8]; 4]> = [&b"UNLINK"[..]].into_iter().chain(keys.iter().map(|key| &**key)).collect();
-        let mut way = Way::begin(&self.route, slot, deadline).await?;
+        let mut way = Redirects::begin(&self.route, slot, deadline).await?;
         loop {
             match way.node.call_aside(&words, way.asking, deadline).await {
                 Ok(reply) => {
@@ -120,7 +120,7 @@ impl Place {
 
 /// The way of a call: to the node that has its slot, and then where replies send it.
 #[derive(Debug)]
-pub(super) struct Way<'r> {
+pub(super) struct Redirects<'r> {
     route: &'r Route,
     /// Where to send it.
     pub(super) node: Arc<Node>,
@@ -129,7 +129,7 @@ pub(super) struct Way<'r> {
     redirections: usize,
 }
 
-impl<'r> Way<'r> {
+impl<'r> Redirects<'r> {
     /// To the owner of `slot`, if that is known by `deadline`.
     pub(super) async fn begin(
         route: &'r Route,
@@ -165,12 +165,12 @@ impl<'r> Way<'r> {
 /// What a call has to do.
 enum Work<'a> {
     Script { script: &'static Script, keys: &'a [Bytes], commands: &'a [ChargeCommand], now: Option<Time> },
-    Count(Tally<'a>),
+    Count(IncrBatch<'a>),
 }
 
 impl Work<'_> {
     /// Does what is left to do, at this node.
-    async fn go_on(&mut self, node: &Arc<Node>, asking: bool, deadline: Instant) -> Result<Replayed, Refused> {
+    async fn go_on(&mut self, node: &Arc<Node>, asking: bool, deadline: Instant) -> Result<ScriptOutcome, Refused> {
         match self {
             Self::Count(tally) => tally.go_on(node, asking, deadline).await,
             Self::Script { script, keys, commands, now } => {

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::charge_context::ChargeContext;
 use super::failure::RedisError;
-use super::script::{ChargeCommand, MOST_DRAWS};
+use super::script::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use super::{Answer, ChargeResults};
 use crate::clock::Time;
 use crate::store::StoreOutcome;
@@ -25,7 +25,7 @@ use crate::store::guard::patiently;
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
 /// The most charges that wait for one counter; more fail at once.
-const MOST_WAITING: usize = 32 * MOST_DRAWS;
+const MOST_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;
 /// Enough that threads seldom meet.
 const SHARDS: usize = 64;
 
@@ -34,11 +34,11 @@ pub(super) type ChargeBatch = SmallVec<[ChargeCommand; 1]>;
 
 /// The counters whose calls are in flight, by the hash of their keys.
 #[derive(Debug)]
-pub(super) struct Combiner {
+pub(super) struct Coalescer {
     shards: Box<[Mutex<Shard>]>,
 }
 
-type Shard = HashMap<u128, VecDeque<Waiting>, BuildHasherDefault<Hashed>>;
+type Shard = HashMap<u128, VecDeque<Waiting>, BuildHasherDefault<IdentityHasher>>;
 
 /// A charge that waits for its turn.
 #[derive(Debug)]
@@ -57,11 +57,11 @@ struct Waiting {
 
 /// What to do about charges that were brought.
 #[derive(Debug)]
-pub(super) enum Turn {
+pub(super) enum Role {
     /// Send them now, and then look for what waits.
-    Lead(ChargeBatch),
+    Leader(ChargeBatch),
     /// Wait for the answers, in their order.
-    Wait {
+    Follower {
         answers: SmallVec<[oneshot::Receiver<Answer>; 1]>,
         /// The next call will be full before it comes to these: whoever waits must look to the time.
         long: bool,
@@ -80,20 +80,20 @@ pub(super) struct Batch {
     answers: Vec<Option<(oneshot::Sender<Answer>, Instant)>>,
 }
 
-impl Default for Combiner {
+impl Default for Coalescer {
     fn default() -> Self {
         Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 }
 
-impl Combiner {
-    /// Brings the charges of one request on one counter, at most [`MOST_DRAWS`].
-    pub(super) fn enter(&self, id: u128, commands: ChargeBatch, context: ChargeContext<'_>) -> Turn {
+impl Coalescer {
+    /// Brings the charges of one request on one counter, at most [`MAX_CHARGES_PER_CALL`].
+    pub(super) fn enter(&self, id: u128, commands: ChargeBatch, context: ChargeContext<'_>) -> Role {
         let ChargeContext { now, until, span_ref } = context;
         let mut shard = self.shard(id);
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
-            return Turn::Lead(commands);
+            return Role::Leader(commands);
         };
         let crowded = waiting.len() >= MOST_WAITING;
         let mut joined = false;
@@ -110,7 +110,7 @@ impl Combiner {
             receiver
         };
         let answers = commands.into_iter().map(wait).collect();
-        Turn::Wait { answers, long: waiting.len() > MOST_DRAWS }
+        Role::Follower { answers, long: waiting.len() > MAX_CHARGES_PER_CALL }
     }
 
     /// Takes what waits for a counter whose call is over; `None`, and the counter is idle, if nothing does.
@@ -128,7 +128,7 @@ impl Combiner {
                 }
                 continue;
             }
-            if !batch.commands.is_empty() && batch.commands.len() + together > MOST_DRAWS {
+            if !batch.commands.is_empty() && batch.commands.len() + together > MAX_CHARGES_PER_CALL {
                 break;
             }
             for Waiting { command, answer, until, now, span_ref, .. } in waiting.drain(..together) {
@@ -212,9 +212,9 @@ impl Batch {
 
 /// Keys are hashes under a secret already.
 #[derive(Debug, Default)]
-pub(super) struct Hashed(u64);
+pub(super) struct IdentityHasher(u64);
 
-impl Hasher for Hashed {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }

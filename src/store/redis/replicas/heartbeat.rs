@@ -13,13 +13,13 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Replicas;
-use super::claim::{self, Owner, Reply, Wish};
+use super::claim::{self, ClaimAction, Owner, Reply};
 use crate::clock::Clock;
 use crate::settings::redis::KeyFormat;
 use crate::store::fallback::ReplicaCount;
 use crate::store::redis::Redis;
-use crate::store::redis::call::Way;
 use crate::store::redis::failure::RedisError;
+use crate::store::redis::prepared_call::Redirects;
 use crate::store::redis::reply::bytes;
 use crate::store::redis::route::Route;
 use crate::store::redis::{key, script};
@@ -36,7 +36,7 @@ const SAID: Duration = Duration::from_secs(60);
 
 /// Keeps a claim alive, once it is started, until it is dropped.
 #[derive(Debug)]
-pub(in crate::store::redis) struct Heart {
+pub(in crate::store::redis) struct Heartbeat {
     body: Arc<Body>,
     beating: Mutex<Option<JoinHandle<()>>>,
 }
@@ -59,24 +59,24 @@ struct Body {
 impl Redis {
     /// What is known of this process's slot, and of the others.
     pub fn replicas(&self) -> &Replicas {
-        self.shared.heart.replicas()
+        self.shared.heartbeat.replicas()
     }
 
     /// Claims a slot, now and from then on, and counts who else does; by scripts, so only where they count all there
     /// is. To be called within a tokio runtime. Called again, it asks at once.
     pub fn claim_slot(&self) {
         if self.shared.format == KeyFormat::Tollkeeper {
-            self.shared.heart.start();
+            self.shared.heartbeat.start();
         }
     }
 
     /// Ends the claim of a slot, because the process ends; takes half a second at most.
     pub async fn give_up_slot(&self) {
-        self.shared.heart.stop().await;
+        self.shared.heartbeat.stop().await;
     }
 }
 
-impl Heart {
+impl Heartbeat {
     /// One that does not beat yet, for a claim on one of so many slots beside the counters of `route`. Where there are
     /// `sharers`, they get to know how many processes are alive.
     pub(in crate::store::redis) fn new(
@@ -123,12 +123,12 @@ impl Heart {
             let _ = beating.await;
             self.body.replicas.let_go();
             // Without an answer the claim ends by itself.
-            let _ = self.body.ask(Wish::End).await;
+            let _ = self.body.ask(ClaimAction::Release).await;
         }
     }
 }
 
-impl Drop for Heart {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         let beating = self.beating.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(beating) = beating {
@@ -141,7 +141,7 @@ impl Body {
     async fn beat(&self) {
         loop {
             let sent = Instant::now();
-            let pause = match self.ask(Wish::Hold).await {
+            let pause = match self.ask(ClaimAction::Claim).await {
                 Ok(reply) => {
                     self.heard(&reply, sent);
                     EVERY
@@ -155,13 +155,13 @@ impl Body {
         }
     }
 
-    async fn ask(&self, wish: Wish) -> Result<Reply, RedisError> {
+    async fn ask(&self, wish: ClaimAction) -> Result<Reply, RedisError> {
         let until = Instant::now() + PATIENCE;
         let argument = claim::argument(self.owner, self.replicas.slots().get(), wish, None);
-        let script = script::for_replicas();
+        let script = script::replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
         let slot = || key::slot(&self.key);
-        let mut way = Way::begin(&self.route, slot, until).await?;
+        let mut way = Redirects::begin(&self.route, slot, until).await?;
         let reply = loop {
             match way.node.call_aside(&words, way.asking, until).await {
                 Ok(reply) => break reply,

@@ -14,9 +14,9 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::time::sleep;
 
-use super::call::Place;
-use super::combine::ChargeBatch;
-use super::eventual::{Eventual, Lent};
+use super::coalescer::ChargeBatch;
+use super::eventual::{EventualTable, LeaseTicket};
+use super::prepared_call::PreparedCall;
 use super::script::ChargeCommand;
 use crate::algorithm::ChargeRequest;
 use crate::request::Hits;
@@ -32,30 +32,30 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The leases that are out.
 #[derive(Debug, Default)]
-pub(super) struct Settle {
-    out: Mutex<BinaryHeap<Out>>,
+pub(super) struct LeaseReaper {
+    out: Mutex<BinaryHeap<OutstandingLease>>,
 }
 
 /// A lease that is out; the one that ends first is the greatest.
 #[derive(Debug)]
-struct Out {
-    lent: Lent,
-    place: Arc<Place>,
+struct OutstandingLease {
+    lent: LeaseTicket,
+    place: Arc<PreparedCall>,
 }
 
-impl Settle {
+impl LeaseReaper {
     /// Whether there may be more.
     pub(super) fn has_room(&self) -> bool {
         self.out().len() < MOST_OUT
     }
 
     /// Takes note of a lease on the counters of `place`, which is eventual.
-    pub(super) fn note(&self, lent: Lent, place: Arc<Place>) {
-        self.out().push(Out { lent, place });
+    pub(super) fn note(&self, lent: LeaseTicket, place: Arc<PreparedCall>) {
+        self.out().push(OutstandingLease { lent, place });
     }
 
     /// Ends leases when their time is over, for as long as it is run.
-    pub(super) async fn run(&self, eventual: &Eventual) {
+    pub(super) async fn run(&self, eventual: &EventualTable) {
         loop {
             sleep(OFTEN).await;
             while self.end_some(eventual, Some(Instant::now())).await {}
@@ -63,15 +63,15 @@ impl Settle {
     }
 
     /// Ends all leases at once.
-    pub(super) async fn end_all(&self, eventual: &Eventual) {
+    pub(super) async fn end_all(&self, eventual: &EventualTable) {
         while self.end_some(eventual, None).await {}
     }
 
     /// Ends some leases that are over at that time, or any; whether there were any.
-    async fn end_some(&self, eventual: &Eventual, by: Option<Instant>) -> bool {
-        let over: Vec<Out> = {
+    async fn end_some(&self, eventual: &EventualTable, by: Option<Instant>) -> bool {
+        let over: Vec<OutstandingLease> = {
             let mut out = self.out();
-            let is_over = |next: &Out| by.is_none_or(|by| next.lent.end <= by);
+            let is_over = |next: &OutstandingLease| by.is_none_or(|by| next.lent.end <= by);
             let mut over = Vec::new();
             while over.len() < TOGETHER && out.peek().is_some_and(is_over) {
                 over.extend(out.pop());
@@ -83,21 +83,21 @@ impl Settle {
         some
     }
 
-    fn out(&self) -> MutexGuard<'_, BinaryHeap<Out>> {
+    fn out(&self) -> MutexGuard<'_, BinaryHeap<OutstandingLease>> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Out {
-    async fn give_back(self, eventual: &Eventual) {
+impl OutstandingLease {
+    async fn give_back(self, eventual: &EventualTable) {
         let Some(lending) = &self.place.lending else { return };
         let left = eventual.collect(lending.id, self.lent.serial).saturating_sub(self.lent.less);
         let Some(until) = self.lent.until.filter(|_| left > 0) else { return };
         let refund = ChargeCommand {
             counters: lending.counters.clone(),
             request: ChargeRequest::new(Hits::Refund(left), 0),
-            trial: false,
-            until: Some(until),
+            dry_run: false,
+            void_from: Some(until),
         };
         let commands: ChargeBatch = SmallVec::from_iter([refund]);
         // If it fails they stay charged: what was charged may always go unused.
@@ -105,22 +105,22 @@ impl Out {
     }
 }
 
-impl Ord for Out {
+impl Ord for OutstandingLease {
     fn cmp(&self, other: &Self) -> Ordering {
         other.lent.end.cmp(&self.lent.end)
     }
 }
 
-impl PartialOrd for Out {
+impl PartialOrd for OutstandingLease {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Out {
+impl PartialEq for OutstandingLease {
     fn eq(&self, other: &Self) -> bool {
         self.lent.end == other.lent.end
     }
 }
 
-impl Eq for Out {}
+impl Eq for OutstandingLease {}

@@ -17,8 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ChargeResults;
-use super::combine::Hashed;
-use super::script::{ChargeCommand, Counted};
+use super::coalescer::IdentityHasher;
+use super::script::{ChargeCommand, OwnedCounter};
 use crate::algorithm::ChargeResult;
 use crate::clock::micros;
 use crate::limit::Algorithm;
@@ -35,7 +35,7 @@ const SEARCHED_EVERY_US: u64 = 50_000;
 
 /// The refusals that are believed, by the id of the counters.
 #[derive(Debug)]
-pub struct Over {
+pub struct OverLimitCache {
     /// None if it is off.
     shards: Box<[Mutex<Shard>]>,
     most_bytes: usize,
@@ -50,7 +50,7 @@ pub struct Over {
 
 #[derive(Debug, Default)]
 struct Shard {
-    entries: HashMap<u128, Entry, BuildHasherDefault<Hashed>>,
+    entries: HashMap<u128, Entry, BuildHasherDefault<IdentityHasher>>,
     bytes: usize,
     searched_us: u64,
 }
@@ -64,10 +64,10 @@ struct Entry {
     end_us: u64,
     hits: u64,
     max_delay_us: u64,
-    limits: Box<[(Counted, ChargeResult)]>,
+    limits: Box<[(OwnedCounter, ChargeResult)]>,
 }
 
-impl Over {
+impl OverLimitCache {
     /// Nothing is kept yet. It takes about `capacity_bytes` at most, and at least 128 KiB; 0: it is off. `counting`
     /// says whether fixed windows that count refused hits are kept too.
     pub fn new(capacity_bytes: usize, counting: bool, origin: Instant) -> Self {
@@ -117,7 +117,7 @@ impl Over {
         }
         for (command, levels) in commands.iter().zip(levels).rev() {
             match (command.request.hits, refuses(command, levels)) {
-                (Hits::Charge(hits), true) if !command.trial => {
+                (Hits::Charge(hits), true) if !command.dry_run => {
                     return self.keep(id, (command, hits), levels, (sent, answered));
                 }
                 // Also after a trial: what is charged then must not be refused by what is older.
@@ -152,7 +152,7 @@ impl Over {
         levels: &ChargeResults,
         (sent, answered): (Instant, Instant),
     ) {
-        let is_kept = |counted: &Counted| {
+        let is_kept = |counted: &OwnedCounter| {
             !counted.limit.count_rejected() || self.counting && counted.limit.algorithm() == Algorithm::FixedWindow
         };
         if !command.counters.iter().all(is_kept) {
@@ -226,12 +226,12 @@ impl Entry {
     fn speaks_for(&self, command: &ChargeCommand) -> bool {
         let Hits::Charge(hits) = command.request.hits else { return false };
         let same = command.counters.iter().eq(self.limits.iter().map(|(counted, _)| counted));
-        let like = |(counted, level): &(Counted, ChargeResult)| {
+        let like = |(counted, level): &(OwnedCounter, ChargeResult)| {
             // More hits may be too many for good, or too many for a limit that had room.
             let for_good = |hits| hits > u64::from(counted.limit.capacity());
             for_good(hits) == for_good(self.hits) && (!level.admitted || hits <= u64::from(level.remaining))
         };
-        !command.trial
+        !command.dry_run
             && same
             && command.request.max_delay_us <= self.max_delay_us
             && (hits == self.hits || hits > self.hits && self.limits.iter().all(like))
@@ -239,7 +239,7 @@ impl Entry {
 
     fn levels(&self, now_us: u64) -> ChargeResults {
         let passed_us = now_us.saturating_sub(self.at_us);
-        let later = |(_, level): &(Counted, ChargeResult)| ChargeResult {
+        let later = |(_, level): &(OwnedCounter, ChargeResult)| ChargeResult {
             reset_us: level.reset_us.saturating_sub(passed_us),
             retry_after_us: level.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
             ..*level
