@@ -90,7 +90,7 @@ pub(crate) fn connect(port: u16, source: Ipv4Addr) -> io::Result<TcpStream> {
 }
 
 /// What the server still sends until it closes the connection, or resets it; panics if it does neither.
-pub(crate) fn last_words(stream: &mut TcpStream) -> Vec<u8> {
+pub(crate) fn read_until_closed(stream: &mut TcpStream) -> Vec<u8> {
     let mut words = Vec::new();
     match stream.read_to_end(&mut words) {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {

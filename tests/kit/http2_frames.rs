@@ -32,11 +32,11 @@ pub(crate) struct Frame {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct Http2Connection {
     stream: TcpStream,
 }
 
-impl Frames {
+impl Http2Connection {
     /// Connects to a port of 127.0.0.1 and says hello.
     pub(crate) fn connect(port: u16) -> Self {
         let stream = http::connect(port, Ipv4Addr::LOCALHOST).expect("the listener accepts");

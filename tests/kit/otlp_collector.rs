@@ -30,7 +30,7 @@ use super::wait_for;
 
 /// A span as it was received.
 #[derive(Clone, Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedSpan {
     /// Of the process that sent it, as text.
     pub(crate) resource: BTreeMap<String, String>,
     /// The span.
@@ -41,7 +41,7 @@ pub(crate) struct Received {
     pub(crate) authorization: String,
 }
 
-impl Received {
+impl ReceivedSpan {
     /// The ids of its trace, of itself and of its parent, in hex.
     pub(crate) fn ids(&self) -> [String; 3] {
         [&self.span.trace_id, &self.span.span_id, &self.span.parent_span_id]
@@ -50,18 +50,18 @@ impl Received {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Kept(Arc<Mutex<Vec<Received>>>);
+struct Kept(Arc<Mutex<Vec<ReceivedSpan>>>);
 
 /// A running collector; gone when dropped.
 #[derive(Debug)]
-pub(crate) struct Collector {
+pub(crate) struct OtlpCollector {
     port: u16,
     is_tls: bool,
     kept: Kept,
     _runtime: Runtime,
 }
 
-impl Collector {
+impl OtlpCollector {
     /// Takes OTLP over gRPC, and over HTTP at `/v1/traces`.
     pub(crate) fn start() -> Self {
         Self::behind(None)
@@ -103,12 +103,12 @@ impl Collector {
     }
 
     /// What it has got so far.
-    pub(crate) fn received(&self) -> Vec<Received> {
+    pub(crate) fn received(&self) -> Vec<ReceivedSpan> {
         self.kept.0.lock().expect("nobody panics here").clone()
     }
 
     /// The spans of that name, once there are so many.
-    pub(crate) fn wait_for(&self, name: &str, count: usize) -> Vec<Received> {
+    pub(crate) fn wait_for(&self, name: &str, count: usize) -> Vec<ReceivedSpan> {
         wait_for(&format!("{count} spans {name}"), || {
             let named: Vec<_> = self.received().into_iter().filter(|received| received.span.name == name).collect();
             (named.len() >= count).then_some(named)
@@ -154,7 +154,7 @@ impl Kept {
             for span in group.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                 let attributes = texts(&span.attributes);
                 let (resource, authorization) = (resource.clone(), authorization.to_owned());
-                kept.push(Received { resource, span, attributes, authorization });
+                kept.push(ReceivedSpan { resource, span, attributes, authorization });
             }
         }
     }

@@ -22,13 +22,13 @@ use ::redis::{FromRedisValue, RedisResult, Value};
 use tempfile::TempDir;
 
 use self::certificates::Certificates;
-use self::client::Caller;
+use self::client::RedisClient;
 use super::port::Port;
-use super::tollkeeper::inherited;
+use super::tollkeeper::inherited_env;
 use super::{read, signal, wait_for};
 
 /// The harness's own user and password.
-const HARNESS: &str = "harness";
+const KIT_USER: &str = "kit";
 
 /// How long the harness itself waits for a reply: no healthy server is ever that slow.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -139,13 +139,13 @@ impl Options {
             ("bind", "127.0.0.1".to_owned()),
             ("port", port.number().to_string()),
             ("dir", directory.display().to_string()),
-            ("user", format!("{HARNESS} on >{HARNESS} ~* &* +@all")),
+            ("user", format!("{KIT_USER} on >{KIT_USER} ~* &* +@all")),
         ];
         if self.kind != Kind::Sentinel {
             lines.extend([
                 ("save", "\"\"".to_owned()),
-                ("masteruser", HARNESS.to_owned()),
-                ("masterauth", HARNESS.to_owned()),
+                ("masteruser", KIT_USER.to_owned()),
+                ("masterauth", KIT_USER.to_owned()),
                 // Without a disk a replica gets nothing until it says, a second later, that it is in step.
                 ("repl-diskless-sync", "no".to_owned()),
                 ("enable-debug-command", "yes".to_owned()),
@@ -164,7 +164,7 @@ fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
     let log = File::options().create(true).append(true).open(directory.join("log")).expect("a file can be made");
     let errors = log.try_clone().expect("a file can be opened twice");
     let mut command = Command::new(program);
-    command.env_clear().envs(inherited()).arg(directory.join("redis.conf"));
+    command.env_clear().envs(inherited_env()).arg(directory.join("redis.conf"));
     if kind == Kind::Sentinel {
         command.arg("--sentinel");
     }
@@ -214,19 +214,19 @@ impl Server {
     }
 
     /// A connection of the harness's user; connecting, and then each reply, take as long as `timeout` at most.
-    pub(crate) fn connect(&self, timeout: Duration) -> RedisResult<Caller> {
-        Caller::connect(&format!("redis://{HARNESS}:{HARNESS}@{}", self.address()), timeout)
+    pub(crate) fn connect(&self, timeout: Duration) -> RedisResult<RedisClient> {
+        RedisClient::connect(&format!("redis://{KIT_USER}:{KIT_USER}@{}", self.address()), timeout)
     }
 
     /// The reply as a value of that type; panics if it is another or an error.
-    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
+    pub(crate) fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let value = self.command(words).and_then(|value| Ok(::redis::from_redis_value(value)?));
         value.unwrap_or_else(|error| panic!("{:.300} at {}: {error}", format!("{words:?}"), self.address()))
     }
 
     /// A field of `INFO`; empty if it is not there.
     pub(crate) fn info(&self, field: &str) -> String {
-        let info: String = self.ask(&["INFO", "everything"]);
+        let info: String = self.query(&["INFO", "everything"]);
         let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap_or_default().trim().to_owned()
     }
@@ -234,8 +234,8 @@ impl Server {
     /// How often each command was called since the start or [`Server::reset_stats`], by lower-case name, subcommands as
     /// `config|get`. Those of scripts count too; `auth`, `info` and `config|resetstat`, which the harness itself
     /// calls, are left out.
-    pub(crate) fn commands(&self) -> BTreeMap<String, u64> {
-        let info: String = self.ask(&["INFO", "commandstats"]);
+    pub(crate) fn command_counts(&self) -> BTreeMap<String, u64> {
+        let info: String = self.query(&["INFO", "commandstats"]);
         let calls = info.lines().filter_map(|line| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
             let calls = rest.split(',').next()?.parse().expect("calls are a number");
@@ -246,7 +246,7 @@ impl Server {
 
     /// Counts commands anew.
     pub(crate) fn reset_stats(&self) {
-        self.ask::<()>(&["CONFIG", "RESETSTAT"]);
+        self.query::<()>(&["CONFIG", "RESETSTAT"]);
     }
 
     /// Stops it for a while: connections stay open and are accepted by the kernel, nothing is answered.
@@ -270,12 +270,12 @@ impl Server {
     }
 
     /// Starts it after [`Server::kill`], on the same ports and in the same directory, and waits until it answers.
-    pub(crate) fn start_again(&self) {
-        self.launch_again();
+    pub(crate) fn restart(&self) {
+        self.relaunch();
         self.wait_until_ready();
     }
 
-    fn launch_again(&self) {
+    fn relaunch(&self) {
         let mut child = self.child();
         assert!(child.try_wait().expect("the child can be asked").is_some(), "the server still runs");
         self.frozen.store(false, Ordering::Relaxed);
@@ -295,7 +295,7 @@ impl Server {
 
     /// Whether it sends each write to that replica at once; the replica itself takes itself for in step before that.
     fn streams_to(&self, replica: &Self) -> bool {
-        let info: String = self.ask(&["INFO", "replication"]);
+        let info: String = self.query(&["INFO", "replication"]);
         info.contains(&format!("port={},state=online", replica.announced_port()))
     }
 

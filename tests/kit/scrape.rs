@@ -18,7 +18,7 @@ pub(crate) struct Scrape {
 }
 
 /// Lets Prometheus come to a port of the harness's choice, which is reserved as long as the second value lives.
-pub(crate) fn scraped(setup: Setup) -> (Setup, Port) {
+pub(crate) fn with_prometheus(setup: Setup) -> (Setup, Port) {
     let port = Port::reserve();
     let address = format!("127.0.0.1:{}", port.number());
     (setup.env("USE_PROMETHEUS", "true").env("PROMETHEUS_ADDR", address), port)
@@ -66,7 +66,7 @@ impl Scrape {
     }
 
     /// The samples whose names begin so, as `name value`.
-    pub(crate) fn beginning(&self, start: &str) -> Vec<String> {
+    pub(crate) fn with_prefix(&self, start: &str) -> Vec<String> {
         let wanted = self.samples.iter().filter(|(name, _)| name.starts_with(start));
         wanted.map(|(name, value)| format!("{name} {value}")).collect()
     }

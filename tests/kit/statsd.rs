@@ -14,19 +14,19 @@ use super::wait_for;
 
 /// A server on a port of 127.0.0.1; it ends with the process, or soon after it is dropped.
 #[derive(Debug)]
-pub(crate) struct Statsd {
+pub(crate) struct StatsdServer {
     port: u16,
     lines: Arc<Mutex<Vec<String>>>,
     stopped: Arc<AtomicBool>,
 }
 
 /// A server over UDP on a port of the system's choice.
-pub(crate) fn udp() -> Statsd {
+pub(crate) fn udp() -> StatsdServer {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
     // Nothing may be lost: what comes at once has to fit.
     SockRef::from(&socket).set_recv_buffer_size(4 << 20).expect("a buffer can be made larger");
     socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket can be told when to give up");
-    let statsd = Statsd::at(socket.local_addr().expect("it is bound").port());
+    let statsd = StatsdServer::at(socket.local_addr().expect("it is bound").port());
     let (lines, stopped) = (Arc::clone(&statsd.lines), Arc::clone(&statsd.stopped));
     thread::spawn(move || {
         let mut packet = vec![0; 65_536];
@@ -40,9 +40,9 @@ pub(crate) fn udp() -> Statsd {
 }
 
 /// A server over TCP on this port; 0: one of the system's choice.
-pub(crate) fn tcp(port: u16) -> Statsd {
+pub(crate) fn tcp(port: u16) -> StatsdServer {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
-    let statsd = Statsd::at(listener.local_addr().expect("it is bound").port());
+    let statsd = StatsdServer::at(listener.local_addr().expect("it is bound").port());
     let lines = Arc::clone(&statsd.lines);
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -57,7 +57,7 @@ pub(crate) fn tcp(port: u16) -> Statsd {
     statsd
 }
 
-impl Statsd {
+impl StatsdServer {
     fn at(port: u16) -> Self {
         Self { port, lines: Arc::default(), stopped: Arc::default() }
     }
@@ -73,7 +73,7 @@ impl Statsd {
     }
 
     /// Waits for all that was sent over UDP until now: a packet goes behind it, and is waited for.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn flush(&self) {
         const LAST: &str = "the end";
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
         socket.send_to(LAST.as_bytes(), (Ipv4Addr::LOCALHOST, self.port)).expect("loopback takes it");
@@ -99,7 +99,7 @@ impl Statsd {
     }
 }
 
-impl Drop for Statsd {
+impl Drop for StatsdServer {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
 //! A TCP proxy that misbehaves on demand: it refuses, resets, swallows, holds, delays or cuts what goes through it.
 //!
-//! A mode holds for new and for open connections alike, from the moment [`Proxy::set`] returns: bytes sent after that
+//! A mode holds for new and for open connections alike, from the moment [`TcpProxy::set`] returns: bytes sent after that
 //! meet it. What is sent while no mode forbids it goes through in order. Half-closed connections are deliberately
 //! not known: when one side closes, the other is closed.
 
@@ -31,23 +31,23 @@ pub(crate) enum Mode {
     /// Open and new connections are reset (RST).
     Reset,
     /// Bytes of both sides are taken and lost, and closing is not passed on, while connections stay open.
-    Swallow,
+    Blackhole,
     /// Nothing goes through, until another mode lets go on what was sent meanwhile: a partition that heals.
-    Hold,
+    Stall,
     /// Each piece arrives that much later, in both directions; as many as come are under way at once.
     Delay(Duration),
     /// Each connection is closed after so many more bytes of answers.
-    Cut(usize),
+    Truncate(usize),
 }
 
 /// A proxy on 127.0.0.1; it and its connections end when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Proxy {
+pub(crate) struct TcpProxy {
     port: Port,
     /// Hanging up ends the proxy.
     mode: Option<watch::Sender<Mode>>,
     /// Says that a mode has been taken up.
-    taken_up: Mutex<sync_mpsc::Receiver<()>>,
+    applied: Mutex<sync_mpsc::Receiver<()>>,
     counts: Arc<Counts>,
     keeper: Option<JoinHandle<()>>,
 }
@@ -56,24 +56,24 @@ pub(crate) struct Proxy {
 struct Counts {
     accepted: AtomicU64,
     open: AtomicU64,
-    asked_bytes: AtomicU64,
-    answered_bytes: AtomicU64,
+    request_bytes: AtomicU64,
+    response_bytes: AtomicU64,
 }
 
-impl Proxy {
+impl TcpProxy {
     /// Listens in front of that address (`127.0.0.1:PORT`), which need not answer yet, and lets all pass.
     pub(crate) fn to(address: &str) -> Self {
         let port = Port::reserve();
         let (mode, modes) = watch::channel(Mode::Pass);
-        let (took_up, taken_up) = sync_mpsc::channel();
+        let (applied_tx, applied) = sync_mpsc::channel();
         let counts = Arc::new(Counts::default());
         let link = Link { target: address.to_owned(), modes, counts: Arc::clone(&counts) };
         let number = port.number();
         let keeper = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime can be made").block_on(link.serve(number, &took_up));
+            runtime.expect("a runtime can be made").block_on(link.serve(number, &applied_tx));
         });
-        let proxy = Self { port, mode: Some(mode), taken_up: Mutex::new(taken_up), counts, keeper: Some(keeper) };
+        let proxy = Self { port, mode: Some(mode), applied: Mutex::new(applied), counts, keeper: Some(keeper) };
         proxy.wait_until_taken_up();
         proxy
     }
@@ -90,32 +90,32 @@ impl Proxy {
     }
 
     /// How many connections it has accepted.
-    pub(crate) fn accepted(&self) -> u64 {
+    pub(crate) fn accepted_connections(&self) -> u64 {
         self.counts.accepted.load(Ordering::Relaxed)
     }
 
     /// How many connections are open.
-    pub(crate) fn open(&self) -> u64 {
+    pub(crate) fn open_connections(&self) -> u64 {
         self.counts.open.load(Ordering::Relaxed)
     }
 
     /// How many bytes it has taken from clients, whatever became of them.
-    pub(crate) fn asked_bytes(&self) -> u64 {
-        self.counts.asked_bytes.load(Ordering::Relaxed)
+    pub(crate) fn request_bytes(&self) -> u64 {
+        self.counts.request_bytes.load(Ordering::Relaxed)
     }
 
     /// How many bytes it has taken from the server, whatever became of them.
-    pub(crate) fn answered_bytes(&self) -> u64 {
-        self.counts.answered_bytes.load(Ordering::Relaxed)
+    pub(crate) fn response_bytes(&self) -> u64 {
+        self.counts.response_bytes.load(Ordering::Relaxed)
     }
 
     fn wait_until_taken_up(&self) {
-        let taken_up = self.taken_up.lock().expect("nobody panics while waiting");
-        taken_up.recv_timeout(PATIENCE).expect("the proxy runs until it is dropped");
+        let applied = self.applied.lock().expect("nobody panics while waiting");
+        applied.recv_timeout(PATIENCE).expect("the proxy runs until it is dropped");
     }
 }
 
-impl Drop for Proxy {
+impl Drop for TcpProxy {
     fn drop(&mut self) {
         drop(self.mode.take());
         if let Some(keeper) = self.keeper.take() {
@@ -135,7 +135,7 @@ struct Link {
 
 impl Link {
     /// Accepts until the proxy is dropped.
-    async fn serve(mut self, port: u16, took_up: &sync_mpsc::Sender<()>) {
+    async fn serve(mut self, port: u16, applied_tx: &sync_mpsc::Sender<()>) {
         let mut listener = None;
         loop {
             if *self.modes.borrow_and_update() == Mode::Refuse {
@@ -144,7 +144,7 @@ impl Link {
                 let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
                 listener = Some(bound.expect("the port is reserved"));
             }
-            if took_up.send(()).is_err() {
+            if applied_tx.send(()).is_err() {
                 return;
             }
             loop {
@@ -189,8 +189,8 @@ impl Link {
         server.set_nodelay(true)?;
         let counts = &self.counts;
         tokio::select! {
-            ended = self.pump(client, &server, &counts.asked_bytes, false) => ended,
-            ended = self.pump(&server, client, &counts.answered_bytes, true) => ended,
+            ended = self.pump(client, &server, &counts.request_bytes, false) => ended,
+            ended = self.pump(&server, client, &counts.response_bytes, true) => ended,
         }
     }
 
@@ -213,7 +213,7 @@ impl Link {
         let mut buffer = vec![0; 64 << 10];
         loop {
             let read = from.readable().await;
-            until_not(&mut modes, &[Mode::Hold]).await;
+            wait_while(&mut modes, &[Mode::Stall]).await;
             let length = match read.and_then(|()| from.try_read(&mut buffer)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Ok(length) if length > 0 => length,
@@ -223,11 +223,11 @@ impl Link {
             let mode = *modes.borrow();
             let delay = if let Mode::Delay(delay) = mode { delay } else { Duration::ZERO };
             let piece = Piece { due: Instant::now() + delay, bytes: buffer[..length].to_vec() };
-            if mode != Mode::Swallow && pieces.send(piece).await.is_err() {
+            if mode != Mode::Blackhole && pieces.send(piece).await.is_err() {
                 break;
             }
         }
-        until_not(&mut modes, &[Mode::Hold, Mode::Swallow]).await;
+        wait_while(&mut modes, &[Mode::Stall, Mode::Blackhole]).await;
     }
 
     async fn write(&self, to: &TcpStream, mut pieces: mpsc::Receiver<Piece>, answers: bool) -> io::Result<()> {
@@ -236,13 +236,13 @@ impl Link {
         let mut left = usize::MAX;
         while let Some(piece) = pieces.recv().await {
             sleep_until(piece.due).await;
-            until_not(&mut modes, &[Mode::Hold]).await;
+            wait_while(&mut modes, &[Mode::Stall]).await;
             let mode = *modes.borrow();
             if mode != last {
                 last = mode;
-                left = if let (Mode::Cut(length), true) = (mode, answers) { length } else { usize::MAX };
+                left = if let (Mode::Truncate(length), true) = (mode, answers) { length } else { usize::MAX };
             }
-            if mode == Mode::Swallow {
+            if mode == Mode::Blackhole {
                 continue;
             }
             let length = piece.bytes.len().min(left);
@@ -263,7 +263,7 @@ struct Piece {
 }
 
 /// Waits until the mode is none of these; for ever when the proxy ends, which ends all that waits.
-async fn until_not(modes: &mut watch::Receiver<Mode>, these: &[Mode]) {
+async fn wait_while(modes: &mut watch::Receiver<Mode>, these: &[Mode]) {
     if modes.wait_for(|mode| !these.contains(mode)).await.is_err() {
         pending::<()>().await;
     }

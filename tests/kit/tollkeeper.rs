@@ -65,7 +65,7 @@ impl Setup {
     }
 
     /// Calls the program by another name, with these arguments in place of the subcommand.
-    pub(crate) fn called(mut self, name: &'static str, arguments: &[&'static str]) -> Self {
+    pub(crate) fn invoked_as(mut self, name: &'static str, arguments: &[&'static str]) -> Self {
         self.name = Some(name);
         self.arguments = arguments.iter().map(OsString::from).collect();
         self
@@ -79,17 +79,17 @@ impl Setup {
     }
 
     /// Starts it and waits until it answers, healthy or not.
-    pub(crate) fn listen(self) -> Tollkeeper {
+    pub(crate) fn start_unhealthy(self) -> Tollkeeper {
         let mut tollkeeper = self.launch();
         tollkeeper.wait_for_answer("/livez", |answer| answer.status == 200);
         tollkeeper
     }
 
     /// Runs it to its end, which must come by itself.
-    pub(crate) fn run(self) -> Ended {
+    pub(crate) fn run(self) -> ExitResult {
         let mut tollkeeper = self.launch();
         let status = tollkeeper.wait();
-        Ended { code: status.code(), stderr: tollkeeper.stderr() }
+        ExitResult { code: status.code(), stderr: tollkeeper.stderr() }
     }
 
     /// Starts it and waits for nothing.
@@ -97,10 +97,10 @@ impl Setup {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
         let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
-        let mut command = Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| called(files.path(), name)));
+        let mut command = Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| linked_as(files.path(), name)));
         command.env_clear().args(&self.arguments);
-        self.rules.give(files.path(), &mut command);
-        command.envs(inherited()).envs(ports.settings()).envs(self.env);
+        self.rules.write_and_pass(files.path(), &mut command);
+        command.envs(inherited_env()).envs(ports.settings()).envs(self.env);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let child = command.spawn().expect("the binary under test can be started");
         Tollkeeper { child, ports, files }
@@ -109,7 +109,7 @@ impl Setup {
 
 /// How a run ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ExitResult {
     /// The exit code; `None` if a signal ended it.
     pub(crate) code: Option<i32>,
     /// What it said.
@@ -120,7 +120,7 @@ pub(crate) struct Ended {
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tollkeeper");
 
 /// The binary under test under another name: a link in `directory`.
-pub(crate) fn called(directory: &Path, name: &str) -> PathBuf {
+pub(crate) fn linked_as(directory: &Path, name: &str) -> PathBuf {
     let link = directory.join(name);
     symlink(PROGRAM, &link).expect("a link can be made");
     link
@@ -128,7 +128,7 @@ pub(crate) fn called(directory: &Path, name: &str) -> PathBuf {
 
 impl Rules {
     /// Writes them below `directory` and tells the command where they are.
-    fn give(&self, directory: &Path, command: &mut Command) {
+    fn write_and_pass(&self, directory: &Path, command: &mut Command) {
         match self {
             Self::None => {}
             Self::File(text) => {
@@ -150,7 +150,7 @@ impl Rules {
 }
 
 /// What a child needs that is no setting: where programs are, and where coverage is to be written.
-pub(crate) fn inherited() -> impl Iterator<Item = (&'static str, String)> {
+pub(crate) fn inherited_env() -> impl Iterator<Item = (&'static str, String)> {
     ["PATH", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"]
         .into_iter()
         .filter_map(|name| env::var(name).ok().map(|value| (name, value)))
@@ -207,23 +207,23 @@ impl Tollkeeper {
     }
 
     /// The rule file that it reads and watches, if its rules are in one.
-    pub(crate) fn rules(&self) -> PathBuf {
+    pub(crate) fn rules_path(&self) -> PathBuf {
         self.files.path().join("rules.yaml")
     }
 
     /// What `/json` answers to that body.
-    pub(crate) fn json(&self, body: &str) -> http::Response {
+    pub(crate) fn post_json(&self, body: &str) -> http::Response {
         http::post(self.http_port(), "/json", body).send()
     }
 
     /// What `/rlconfig/status` says.
-    pub(crate) fn status(&self) -> serde_json::Value {
+    pub(crate) fn rules_status(&self) -> serde_json::Value {
         let answer = http::get(self.debug_port(), "/rlconfig/status").send();
         serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
     /// What has become of charges, from `/store`.
-    pub(crate) fn tally(&self) -> serde_json::Value {
+    pub(crate) fn store_stats(&self) -> serde_json::Value {
         let answer = http::get(self.debug_port(), "/store").send();
         serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
@@ -253,11 +253,11 @@ impl Tollkeeper {
     /// Waits until it ends by itself.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let stderr = self.files.path().join("stderr");
-        wait_for(&format!("tollkeeper to end, which says in {}", stderr.display()), || self.ended())
+        wait_for(&format!("tollkeeper to end, which says in {}", stderr.display()), || self.try_wait())
     }
 
     /// How it ended, if it did.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("the child can be asked")
     }
 
@@ -288,7 +288,7 @@ impl Tollkeeper {
     fn wait_for_answer(&mut self, path: &str, is_it: impl Fn(&http::Response) -> bool) {
         let page = http::get(self.ports.http.number(), path);
         wait_for(&format!("tollkeeper to answer {path}"), || {
-            if let Some(status) = self.ended() {
+            if let Some(status) = self.try_wait() {
                 panic!("tollkeeper ended with {status}:\n{}", self.stderr());
             }
             page.try_send().ok().filter(&is_it)

@@ -249,9 +249,9 @@ fn the_log_level_changes_while_it_runs() {
     assert_eq!((changed.status, changed.text().as_str()), (200, "info\n"));
     assert_eq!(page(), "info\n");
     let reload = || {
-        let version = server.status()["version"].as_u64().unwrap();
-        fs::write(server.rules(), format!("{RULES}# after {version}\n")).unwrap();
-        wait_for("another version", || (server.status()["version"].as_u64().unwrap() > version).then_some(()));
+        let version = server.rules_status()["version"].as_u64().unwrap();
+        fs::write(server.rules_path(), format!("{RULES}# after {version}\n")).unwrap();
+        wait_for("another version", || (server.rules_status()["version"].as_u64().unwrap() > version).then_some(()));
     };
     assert!(!server.stderr().contains("rules loaded"), "a warning: {}", server.stderr());
     reload();

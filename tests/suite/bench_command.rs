@@ -13,7 +13,7 @@ use tollkeeper::bench::template::{Mix, Template, Values};
 use tollkeeper::pb::RateLimitRequest;
 
 use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::{PROGRAM, Setup, inherited, with_rules};
+use crate::kit::tollkeeper::{PROGRAM, Setup, inherited_env, with_rules};
 use crate::kit::{grpc, port::Port};
 
 fn drawn(keys: &str, count: usize) -> BTreeMap<u64, usize> {
@@ -149,7 +149,7 @@ fn bench(arguments: &[&str]) -> Output {
 
 fn bench_after(warm_up: &str, arguments: &[&str]) -> Output {
     let common = ["--warm-up", warm_up, "--duration", "500ms", "--connections", "2", "--timeout", "20s"];
-    Command::new(PROGRAM).arg("bench").args(arguments).args(common).env_clear().envs(inherited()).output().unwrap()
+    Command::new(PROGRAM).arg("bench").args(arguments).args(common).env_clear().envs(inherited_env()).output().unwrap()
 }
 
 fn found(output: &Output) -> Value {

@@ -8,18 +8,18 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::tollkeeper::{PROGRAM, Tollkeeper, called, inherited, with_rules};
+use crate::kit::tollkeeper::{PROGRAM, Tollkeeper, inherited_env, linked_as, with_rules};
 use crate::kit::{port::Port, read, repository};
 
 /// How a command ended, and what it said.
 #[derive(Debug)]
-struct Ended {
+struct ExitResult {
     code: i32,
     stdout: String,
     stderr: String,
 }
 
-impl Ended {
+impl ExitResult {
     fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -40,13 +40,13 @@ impl Default for Run<'_> {
 }
 
 impl Run<'_> {
-    fn with(&self, arguments: &[&str]) -> Ended {
+    fn with(&self, arguments: &[&str]) -> ExitResult {
         let mut command = Command::new(self.program);
         command
             .args(arguments)
             .current_dir(self.directory)
             .env_clear()
-            .envs(inherited())
+            .envs(inherited_env())
             .envs(self.env.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -54,11 +54,11 @@ impl Run<'_> {
         let _ = child.stdin.take().unwrap().write_all(self.stdin.as_bytes());
         let output = child.wait_with_output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Ended { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        ExitResult { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 }
 
-fn run(arguments: &[&str]) -> Ended {
+fn run(arguments: &[&str]) -> ExitResult {
     Run::default().with(arguments)
 }
 
@@ -283,7 +283,7 @@ fn explain_shows_the_counters_of_a_server_and_charges_nothing() {
 }
 
 /// `call` for the domain `shop` of a server.
-fn call(server: &Tollkeeper, arguments: &[&str]) -> Ended {
+fn call(server: &Tollkeeper, arguments: &[&str]) -> ExitResult {
     let address = format!("127.0.0.1:{}", server.grpc_port());
     run(&[&["call", "--addr", &address, "--domain", "shop"], arguments].concat())
 }
@@ -352,7 +352,7 @@ fn call_writes_a_line_of_json_for_each_answer() {
 fn call_takes_a_request_as_json_and_looks_for_free() {
     let server = with_rules(SHOP).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
-    let remaining = |ended: &Ended| ended.json()["statuses"][0]["limitRemaining"].as_u64();
+    let remaining = |ended: &ExitResult| ended.json()["statuses"][0]["limitRemaining"].as_u64();
     let look = || remaining(&call(&server, &["--descriptor", "login=ann", "--json", "--hits", "0"]));
     assert_eq!(look(), Some(5));
     assert_eq!(remaining(&call(&server, &["--descriptor", "login=ann", "--json", "--hits", "4"])), Some(1));
@@ -482,7 +482,7 @@ fn the_example_of_the_readme_works() {
 #[test]
 fn config_check_cmd_speaks_as_its_model() {
     let names = directory(&[]);
-    let program = called(names.path(), "config_check_cmd");
+    let program = linked_as(names.path(), "config_check_cmd");
     let good = directory(&[("b.conf", GOOD), (".a", "domain: other")]);
     let bad = directory(&[("bad", BAD)]);
     let twice = directory(&[("a", GOOD), ("b", &GOOD.replace("key: a", "key: b"))]);
@@ -544,7 +544,7 @@ fn config_check_cmd_speaks_as_its_model() {
 #[test]
 fn client_cmd_speaks_as_its_model() {
     let names = directory(&[]);
-    let program = called(names.path(), "client_cmd");
+    let program = linked_as(names.path(), "client_cmd");
     let server = with_rules(SHOP).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let client = Run { program: &program, ..Run::default() };
@@ -587,7 +587,7 @@ fn client_cmd_speaks_as_its_model() {
 
 #[test]
 fn called_ratelimit_it_serves_and_warns_of_what_it_does_not_know() {
-    let server = with_rules(SHOP).called("ratelimit", &["--frobnicate", "serve"]).start();
+    let server = with_rules(SHOP).invoked_as("ratelimit", &["--frobnicate", "serve"]).start();
     assert_eq!(call(&server, &["--descriptor", "login=ann"]).code, 0);
     for argument in ["--frobnicate", "serve"] {
         let warning = format!("tollkeeper: {argument}: argument without effect\n");

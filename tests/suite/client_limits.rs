@@ -9,7 +9,7 @@ use tonic::Code;
 
 use crate::kit::grpc::{Client, SHOULD_RATE_LIMIT, question};
 use crate::kit::http::{self, connect};
-use crate::kit::http2_frames::{END_STREAM, Frames, GOAWAY, HEADERS};
+use crate::kit::http2_frames::{END_STREAM, GOAWAY, HEADERS, Http2Connection};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 use crate::kit::wait_for;
 
@@ -29,7 +29,7 @@ fn ask(client: &Client) -> Result<(), Code> {
 
 /// Whether the server closes it, and sends nothing before.
 fn is_closed(stream: &mut TcpStream) -> bool {
-    http::last_words(stream).is_empty()
+    http::read_until_closed(stream).is_empty()
 }
 
 /// The number that `/stats` has for that name.
@@ -49,7 +49,7 @@ fn a_connection_too_many_is_closed_at_once_while_the_others_are_served() {
     let port = server.grpc_port();
     let client = Client::connect(port);
     ask(&client).unwrap();
-    let others = [Frames::connect(port), Frames::connect(port)];
+    let others = [Http2Connection::connect(port), Http2Connection::connect(port)];
     wait_for("all to be counted", || (connections(&server) > 2.5).then_some(()));
     for _ in 0..50 {
         assert!(is_closed(&mut connect(port, Ipv4Addr::LOCALHOST).unwrap()));
@@ -69,7 +69,7 @@ fn a_connection_too_many_is_closed_at_once_while_the_others_are_served() {
 fn an_address_has_a_share_of_the_connections() {
     let server = server().env("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "2").start();
     let port = server.grpc_port();
-    let held = [Frames::connect(port), Frames::connect(port)];
+    let held = [Http2Connection::connect(port), Http2Connection::connect(port)];
     wait_for("both to be counted", || (connections(&server) > 1.5).then_some(()));
     assert!(is_closed(&mut connect(port, Ipv4Addr::LOCALHOST).unwrap()));
     let _elsewhere = connect(port, Ipv4Addr::new(127, 0, 0, 9)).unwrap();
@@ -99,7 +99,7 @@ fn a_request_too_many_is_refused_at_once_and_a_probe_is_not() {
     ask(&client).unwrap();
     let halves = [half_a_request(&server), half_a_request(&server), half_a_request(&server)];
     assert_eq!(ask(&client), Err(Code::ResourceExhausted));
-    let refused = server.json(BODY);
+    let refused = server.post_json(BODY);
     assert_eq!((refused.status, refused.header("retry-after").as_deref()), (503, Some("1")), "{refused:?}");
     for page in ["/healthcheck", "/livez", "/readyz"] {
         assert_eq!(http::get(server.http_port(), page).send().status, 200);
@@ -111,7 +111,7 @@ fn a_request_too_many_is_refused_at_once_and_a_probe_is_not() {
     assert_eq!(said.matches("TOLLKEEPER_MAX_CONCURRENT_REQUESTS: ").count(), 1, "{said}");
     drop(halves);
     wait_for("requests to be answered again", || ask(&client).ok());
-    assert_eq!(server.json(BODY).status, 200);
+    assert_eq!(server.post_json(BODY).status, 200);
     assert_eq!(ask(&client), Ok(()));
 }
 
@@ -119,7 +119,7 @@ fn a_request_too_many_is_refused_at_once_and_a_probe_is_not() {
 fn an_address_has_a_share_of_the_requests() {
     let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS", "2").start();
     let _halves = [half_a_request(&server), half_a_request(&server)];
-    assert_eq!(server.json(BODY).status, 503);
+    assert_eq!(server.post_json(BODY).status, 503);
     let elsewhere = http::post(server.http_port(), "/json", BODY).from(9).send();
     assert_eq!(elsewhere.status, 200, "{elsewhere:?}");
     assert_eq!(ask(&Client::connect(server.grpc_port())), Ok(()));
@@ -142,9 +142,9 @@ fn who_takes_too_long_to_begin_is_dropped() {
         stream.write_all(text.as_bytes()).unwrap();
         stream
     });
-    let mut silent = Frames::connect(server.grpc_port());
+    let mut silent = Http2Connection::connect(server.grpc_port());
     for stream in &mut streams {
-        let last_words = http::last_words(stream);
+        let last_words = http::read_until_closed(stream);
         assert!(!last_words.starts_with(b"HTTP/1.1 200"), "{}", last_words.escape_ascii());
     }
     // Who speaks HTTP/2 and has nothing to ask is told first.
@@ -158,7 +158,7 @@ fn who_takes_too_long_to_begin_is_dropped() {
 #[test]
 fn a_connection_that_is_idle_is_asked_to_close() {
     let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "200ms").env("TOLLKEEPER_IDLE_TIMEOUT", "300ms").start();
-    let mut frames = Frames::connect(server.grpc_port());
+    let mut frames = Http2Connection::connect(server.grpc_port());
     frames.call(1, &[]).unwrap();
     frames.message(1, 0, b"", END_STREAM).unwrap();
     let kinds: Vec<u8> = std::iter::from_fn(|| frames.next()).map(|frame| frame.kind).collect();
@@ -173,11 +173,11 @@ fn answer_to_header(port: u16, length: usize) -> String {
         format!("GET /healthcheck HTTP/1.1\r\nconnection: close\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(length));
     // The server may answer, and close, before it has read all.
     let _ = stream.write_all(head.as_bytes());
-    String::from_utf8_lossy(&http::last_words(&mut stream)).lines().next().unwrap_or_default().to_owned()
+    String::from_utf8_lossy(&http::read_until_closed(&mut stream)).lines().next().unwrap_or_default().to_owned()
 }
 
 /// Whether the next frame is an answer with status 200, as all of gRPC's are.
-fn is_answered(frames: &mut Frames) -> bool {
+fn is_answered(frames: &mut Http2Connection) -> bool {
     // That status is the eighth entry of the static table of HPACK.
     frames.next().is_some_and(|frame| frame.kind == HEADERS && frame.payload.first() == Some(&0x88))
 }
@@ -189,7 +189,7 @@ fn a_head_that_is_too_long_is_refused() {
         assert_eq!(answer_to_header(server.http_port(), fits), "HTTP/1.1 200 OK", "{setting}");
         let refused = answer_to_header(server.http_port(), too_long);
         assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431"), "{setting}: {refused}");
-        let mut frames = Frames::connect(server.grpc_port());
+        let mut frames = Http2Connection::connect(server.grpc_port());
         let header = |length| "y".repeat(length);
         // What goes into one frame: more is for continuations.
         frames.call(1, &[("x", &header(6000))]).unwrap();
@@ -198,7 +198,7 @@ fn a_head_that_is_too_long_is_refused() {
         assert_eq!(server.healthcheck(), 200);
     }
     let server = server().env("TOLLKEEPER_MAX_HEADER_BYTES", "8KiB").start();
-    let mut frames = Frames::connect(server.grpc_port());
+    let mut frames = Http2Connection::connect(server.grpc_port());
     frames.call(1, &[("x", &"y".repeat(12_000))]).unwrap();
     // The stream may be ended before this.
     let _ = frames.message(1, 0, b"", END_STREAM);

@@ -232,8 +232,8 @@ fn an_edited_limit_bites_while_both_run() {
     let pair = Pair::start("gateway");
     let request = pair.envoy.get("/").header("x-api-key", "alice");
     assert_eq!(request.send().status, 200);
-    let rules = read(&pair.tollkeeper.rules()).replace("requests_per_unit: 60", "requests_per_unit: 1");
-    fs::write(pair.tollkeeper.rules(), rules).unwrap();
+    let rules = read(&pair.tollkeeper.rules_path()).replace("requests_per_unit: 60", "requests_per_unit: 1");
+    fs::write(pair.tollkeeper.rules_path(), rules).unwrap();
     // The first answer under the new limit is a refusal: what was used before the edit still counts.
     let answer = wait_for("an answer under the new limit", || {
         let limits = |answer: &Response| answer.header("x-ratelimit-limit").unwrap_or_default();

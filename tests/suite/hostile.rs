@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use crate::kit::grpc::{self, Client, SHOULD_RATE_LIMIT};
 use crate::kit::http;
-use crate::kit::http2_frames::{DATA, END_STREAM, Frames};
+use crate::kit::http2_frames::{DATA, END_STREAM, Http2Connection};
 use crate::kit::tollkeeper::{self, Tollkeeper};
 
 const RULES: &str = "\
@@ -52,8 +52,8 @@ impl Target {
         let answer = client.ask(&grpc::question("shop", &[("open", "")])).unwrap();
         assert!(answer.statuses[0].current_limit.is_some());
         assert_eq!(self.server.healthcheck(), 200);
-        assert_eq!(self.server.status()["version"], 1);
-        assert!(self.server.ended().is_none());
+        assert_eq!(self.server.rules_status()["version"], 1);
+        assert!(self.server.try_wait().is_none());
         let (log, peak) = (self.server.stderr(), self.server.peak_mib());
         assert!(!log.contains("panicked"), "{log}");
         assert!(log.lines().count() < 50, "strangers fill the log:\n{log}");
@@ -211,7 +211,7 @@ fn frames_that_lie_end_their_call_only() {
     let target = Target::start();
     let good = grpc::question("shop", &[("open", "x")]).encode_to_vec();
     let length = u32::try_from(good.len()).unwrap();
-    let mut connection = Frames::connect(target.server.grpc_port());
+    let mut connection = Http2Connection::connect(target.server.grpc_port());
     let lies: [(u32, &[u8], u8); 5] = [
         (length + 1, &good, END_STREAM),
         (length - 1, &good, END_STREAM),
@@ -252,7 +252,7 @@ fn frames_that_lie_end_their_call_only() {
 }
 
 /// Reads on until the answer on `stream` has ended; `flags` are those of its first frame.
-fn read_to_end_of(connection: &mut Frames, stream: u32, mut flags: u8) {
+fn read_to_end_of(connection: &mut Http2Connection, stream: u32, mut flags: u8) {
     while flags & END_STREAM == 0 {
         let frame = connection.next().expect("the connection lives");
         assert_eq!(frame.stream, stream);
@@ -266,7 +266,7 @@ fn a_message_in_pieces_is_answered_as_in_one() {
     let good = grpc::question("shop", &[("open", "x")]).encode_to_vec();
     let length = u32::try_from(good.len()).unwrap();
     let whole = [&[0], &length.to_be_bytes()[..], &good].concat();
-    let mut connection = Frames::connect(target.server.grpc_port());
+    let mut connection = Http2Connection::connect(target.server.grpc_port());
     let mut answer_to = |stream: u32, pieces: &[&[u8]]| {
         connection.call(stream, &[]).unwrap();
         for (place, piece) in pieces.iter().enumerate() {
@@ -326,9 +326,9 @@ fn small_messages_that_unfold_to_large_ones_take_no_room() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
 
     let objects = format!(r#"{{"domain":"shop","descriptors":[{}{{}}]}}"#, "{},".repeat(1_390_000));
-    assert_eq!(target.server.json(&objects).status, 400);
+    assert_eq!(target.server.post_json(&objects).status, 400);
     let entries = format!(r#"{{"domain":"shop","descriptors":[{{"entries":[{}{{}}]}}]}}"#, "{},".repeat(1_390_000));
-    assert_eq!(target.server.json(&entries).status, 400);
+    assert_eq!(target.server.post_json(&entries).status, 400);
     assert_eq!(http::post(target.server.debug_port(), "/explain", objects.as_str()).send().status, 400);
     target.assert_unharmed();
 }
@@ -345,7 +345,7 @@ fn json_of_any_depth_or_size_is_a_bad_request() {
         "\u{feff}{}".to_owned(),
     ];
     for body in &table {
-        assert_eq!(target.server.json(body).status, 400, "{}", &body[..body.len().min(60)]);
+        assert_eq!(target.server.post_json(body).status, 400, "{}", &body[..body.len().min(60)]);
         assert_eq!(http::post(target.server.debug_port(), "/explain", body.as_str()).send().status, 400);
     }
     let mut random = Random(7);
@@ -449,7 +449,7 @@ fn clients_that_dawdle_keep_nobody_waiting() {
             dawdlers.push(stream);
         }
     }
-    let mut halves = Frames::connect(target.server.grpc_port());
+    let mut halves = Http2Connection::connect(target.server.grpc_port());
     for stream in (1..1000).step_by(2) {
         halves.call(stream, &[]).unwrap();
         halves.message(stream, 1000, b"half", 0).unwrap();

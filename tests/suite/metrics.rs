@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::kit::grpc::{self, Client};
 use crate::kit::port::Port;
-use crate::kit::scrape::{Scrape, scrape, scraped};
+use crate::kit::scrape::{Scrape, scrape, with_prometheus};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 use crate::kit::{http, redis, statsd, wait_for};
 
@@ -28,7 +28,7 @@ struct Watched {
 
 impl Watched {
     fn start(setup: Setup) -> Self {
-        let (setup, port) = scraped(setup.env("TOLLKEEPER_DRAIN_PERIOD", "0s"));
+        let (setup, port) = with_prometheus(setup.env("TOLLKEEPER_DRAIN_PERIOD", "0s"));
         Self { server: setup.start(), port }
     }
 
@@ -44,7 +44,7 @@ impl Watched {
         };
         let entries: Vec<_> = descriptor.split(',').map(entry).collect();
         let body = json!({ "domain": domain, "descriptors": [{ "entries": entries, "hitsAddend": hits }] });
-        let answer = self.server.json(&body.to_string());
+        let answer = self.server.post_json(&body.to_string());
         assert!([200, 429].contains(&answer.status), "{descriptor}: {answer:?}");
         answer.status == 200
     }
@@ -110,7 +110,7 @@ fn send_traffic(server: &Tollkeeper) {
     assert_eq!(passes("", &[("a", "b")], None, false), Err("rate limit domain must not be empty".to_owned()));
     assert!(client.is_serving("").unwrap());
     let cat = json!({ "domain": "shop", "descriptors": [{ "entries": [{ "key": "user", "value": "cat" }] }] });
-    assert_eq!(server.json(&cat.to_string()).status, 200);
+    assert_eq!(server.post_json(&cat.to_string()).status, 200);
 }
 
 /// What was sent, added up by hand. Near begins at 0.8 of a limit, rounded down: at the second of 2, the ninth of 10.
@@ -259,7 +259,7 @@ fn the_limit_of_each_rule_is_told() {
     ] {
         assert_eq!(found.count(&of(rule, algorithm, period)), limit, "{rule}");
     }
-    assert_eq!(found.beginning("tollkeeper_rule_limit").len(), 8);
+    assert_eq!(found.with_prefix("tollkeeper_rule_limit").len(), 8);
 }
 
 #[test]
@@ -295,11 +295,11 @@ fn buckets_are_cumulative_and_fit_for_20_ms() {
 fn response_times_are_milliseconds_where_asked_for() {
     let setup = with_rules(SHOP).env("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "true");
     let found = Watched::start(setup).scrape();
-    let peer = found.beginning("ratelimit_service_response_time_seconds_bucket{grpc_method=\"Check\",le=\"10000\"}");
+    let peer = found.with_prefix("ratelimit_service_response_time_seconds_bucket{grpc_method=\"Check\",le=\"10000\"}");
     assert_eq!(peer.len(), 1, "10 s are 10000 ms");
     // What envoyproxy/ratelimit lacks is seconds, always.
-    assert_eq!(found.beginning("tollkeeper_decision_duration_seconds_bucket{le=\"10\"}").len(), 1);
-    assert_eq!(found.beginning("tollkeeper_decision_duration_seconds_bucket{le=\"10000\"}").len(), 0);
+    assert_eq!(found.with_prefix("tollkeeper_decision_duration_seconds_bucket{le=\"10\"}").len(), 1);
+    assert_eq!(found.with_prefix("tollkeeper_decision_duration_seconds_bucket{le=\"10000\"}").len(), 0);
 }
 
 const DEEP: &str = r#"
@@ -349,11 +349,11 @@ fn labels_are_right_at_every_depth_whatever_values_hold() {
     let name =
         format!("ratelimit_service_rate_limit_total_hits{{domain=\"shop.eu\",{},path=\"{path}\"}} 1", keys.join(","));
     let found = watched.scrape();
-    assert_eq!(found.beginning("ratelimit_service_rate_limit_total_hits"), [name]);
+    assert_eq!(found.with_prefix("ratelimit_service_rate_limit_total_hits"), [name]);
     // The same without the label for the whole path, which is not asked for by default.
     let plain = Watched::start(with_rules(DEEP)).scrape();
     let name = format!("ratelimit_service_rate_limit_total_hits{{domain=\"shop.eu\",{}}} 0", keys.join(","));
-    assert_eq!(plain.beginning("ratelimit_service_rate_limit_total_hits"), [name]);
+    assert_eq!(plain.with_prefix("ratelimit_service_rate_limit_total_hits"), [name]);
 }
 
 #[test]
@@ -378,15 +378,15 @@ fn a_reload_keeps_the_counts_of_rules_that_stay() {
     let user = "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"user\"}";
     assert!(watched.ask("shop", "user=ann", 1));
     let reload = |rules: &str| {
-        let before = watched.server.status();
-        std::fs::write(watched.server.rules(), rules).unwrap();
-        wait_for("the rules to be read again", || (watched.server.status() != before).then_some(()));
+        let before = watched.server.rules_status();
+        std::fs::write(watched.server.rules_path(), rules).unwrap();
+        wait_for("the rules to be read again", || (watched.server.rules_status() != before).then_some(()));
     };
     reload("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 50}}]\n");
     assert!(watched.ask("shop", "user=ann", 1));
     let found = watched.scrape();
     assert_eq!(found.count(user), 2);
-    assert_eq!(found.beginning("tollkeeper_rule_limit").len(), 1, "what is not in force has no limit");
+    assert_eq!(found.with_prefix("tollkeeper_rule_limit").len(), 1, "what is not in force has no limit");
     let loads = |found: &Scrape| {
         let last = found.count("tollkeeper_config_last_load_successful");
         let of = |name: &str| found.count(&format!("ratelimit_service_config_load_{name}"));
@@ -454,7 +454,7 @@ fn what_prometheus_can_not_be_served_on_is_one_clear_line() {
         ("TOLLKEEPER_METRIC_SERIES", "-1", "TOLLKEEPER_METRIC_SERIES=-1: out of range"),
         ("NEAR_LIMIT_RATIO", "80%", "NEAR_LIMIT_RATIO=80%: not a number"),
     ] {
-        let (setup, _port) = scraped(with_rules(SHOP));
+        let (setup, _port) = with_prometheus(with_rules(SHOP));
         let ended = setup.env(name, value).run();
         assert_ne!(ended.code, Some(0), "{name}={value}");
         let said: Vec<&str> = ended.stderr.lines().filter(|line| line.contains(words)).collect();

@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::kit::grpc::{self, Client};
 use crate::kit::http::{self, Response};
-use crate::kit::http2_frames::{DATA, END_STREAM, Frames, GOAWAY, HEADERS};
+use crate::kit::http2_frames::{DATA, END_STREAM, GOAWAY, HEADERS, Http2Connection};
 use crate::kit::tollkeeper::{self, Setup};
 use crate::kit::{PATIENCE, wait_for};
 
@@ -71,7 +71,7 @@ fn health_is_asked_by_three_names() {
 fn a_stop_says_so_before_it_stops_answering() {
     for signal in ["TERM", "INT"] {
         let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "3s").start();
-        let mut connection = Frames::connect(server.grpc_port());
+        let mut connection = Http2Connection::connect(server.grpc_port());
         let watching = Client::connect(server.grpc_port());
         let (heard, told) = mpsc::channel();
         let watch = thread::spawn(move || watching.watch(|serving| heard.send(serving).unwrap()));
@@ -85,8 +85,8 @@ fn a_stop_says_so_before_it_stops_answering() {
         let client = Client::connect(server.grpc_port());
         assert!(!client.is_serving("").unwrap());
         client.ask(&grpc::question("shop", &[("user", "late")])).unwrap();
-        assert_eq!(server.json(&charge("user", "late", 1)).status, 200);
-        assert!(server.ended().is_none());
+        assert_eq!(server.post_json(&charge("user", "late", 1)).status, 200);
+        assert!(server.try_wait().is_none());
 
         assert!(watch.join().unwrap().is_ok(), "the stream ended badly");
         let kinds: Vec<_> = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).collect();
@@ -99,7 +99,7 @@ fn a_stop_says_so_before_it_stops_answering() {
 fn a_stop_finishes_what_is_held() {
     let mut server = server().start();
     let outcome = hold(server.grpc_port(), "queue");
-    wait_for("the queue to be full", || (server.json(&charge("queue", "x", 0)).status == 429).then_some(()));
+    wait_for("the queue to be full", || (server.post_json(&charge("queue", "x", 0)).status == 429).then_some(()));
     server.signal("TERM");
     assert_eq!(outcome.recv_timeout(PATIENCE).unwrap(), [Ok(()), Ok(())]);
     assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
@@ -109,7 +109,7 @@ fn a_stop_finishes_what_is_held() {
 fn a_stop_takes_no_longer_than_its_timeout() {
     let mut server = server().env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "300ms").start();
     let outcome = hold(server.grpc_port(), "slow_queue");
-    wait_for("the queue to be full", || (server.json(&charge("slow_queue", "x", 0)).status == 429).then_some(()));
+    wait_for("the queue to be full", || (server.post_json(&charge("slow_queue", "x", 0)).status == 429).then_some(()));
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(1));
     assert!(outcome.recv_timeout(PATIENCE).unwrap().iter().any(Result::is_err));
@@ -142,7 +142,7 @@ fn clients_that_dawdle_do_not_delay_a_stop() {
             stream
         })
         .collect();
-    let mut idle = Frames::connect(server.grpc_port());
+    let mut idle = Http2Connection::connect(server.grpc_port());
     idle.call(1, &[]).unwrap();
     idle.message(1, 10, b"", END_STREAM).unwrap();
     assert!(idle.next().is_some());
@@ -211,10 +211,10 @@ fn called_as_ratelimit_it_serves_and_warns_of_arguments() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("ratelimit/config")).unwrap();
     fs::write(root.path().join("ratelimit/config/rules.yaml"), RULES).unwrap();
-    let setup = tollkeeper::without_rules().called("ratelimit", &["-nonsense", "--other=x"]);
+    let setup = tollkeeper::without_rules().invoked_as("ratelimit", &["-nonsense", "--other=x"]);
     let server = setup.env("RUNTIME_ROOT", root.path()).env("RUNTIME_SUBDIRECTORY", "ratelimit").start();
-    assert_eq!(server.json(&charge("user", "ann", 1)).status, 200);
-    assert_eq!(server.status()["rules"], 3);
+    assert_eq!(server.post_json(&charge("user", "ann", 1)).status, 200);
+    assert_eq!(server.rules_status()["rules"], 3);
     for argument in ["-nonsense: ", "--other=x: "] {
         assert!(server.stderr().contains(argument), "{}", server.stderr());
     }
@@ -248,11 +248,11 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
     let unreadable = &refused[1..];
     let setup = |more: &[(&str, &str)]| {
         let named = harmless.iter().chain(more);
-        let setup = tollkeeper::without_rules().called("ratelimit", &[]).env("RUNTIME_ROOT", root.path());
+        let setup = tollkeeper::without_rules().invoked_as("ratelimit", &[]).env("RUNTIME_ROOT", root.path());
         named.fold(setup, |setup, (name, value)| setup.env(name, value))
     };
     let server = setup(&[]).start();
-    assert_eq!(server.json(&charge("user", "ann", 1)).status, 200);
+    assert_eq!(server.post_json(&charge("user", "ann", 1)).status, 200);
     for named in ["GRPC_SERVER_TLS_CERT", "CONFIG_GRPC_XDS_SERVER_URL"] {
         assert!(server.stderr().contains(named), "{named} has no effect, and nothing says so: {}", server.stderr());
     }
@@ -266,7 +266,7 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
 #[test]
 fn config_goes_before_runtime_and_says_so() {
     let server = server().env("RUNTIME_ROOT", "/nowhere").start();
-    assert_eq!(server.status()["rules"], 3);
+    assert_eq!(server.rules_status()["rules"], 3);
     assert_eq!(server.stderr().matches("RUNTIME_*").count(), 1, "{}", server.stderr());
 }
 
@@ -343,10 +343,10 @@ fn compressed_requests_are_read() {
 #[test]
 fn a_connection_is_asked_to_close_when_it_is_old() {
     let server = server().env("GRPC_MAX_CONNECTION_AGE", "100ms").start();
-    let mut connection = Frames::connect(server.grpc_port());
+    let mut connection = Http2Connection::connect(server.grpc_port());
     let kinds: Vec<_> = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).collect();
     assert!(kinds.contains(&GOAWAY), "{kinds:?}");
-    assert!(server.json(&charge("user", "ann", 1)).status == 200);
+    assert!(server.post_json(&charge("user", "ann", 1)).status == 200);
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn a_connection_whose_client_answers_pings_stays() {
         .env("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "100ms")
         .env("GRPC_MAX_CONNECTION_AGE", "3s")
         .start();
-    let mut connection = Frames::connect(server.grpc_port());
+    let mut connection = Http2Connection::connect(server.grpc_port());
     let last = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).last();
     assert_eq!(last, Some(GOAWAY), "it was cut off before it was old");
 }
@@ -426,17 +426,17 @@ fn json_answers_as_the_peer_does() {
         r#"{"domain":"shop","descriptors":[{}],"other":1}"#,
     ];
     for body in refused {
-        let answer = server.json(body);
+        let answer = server.post_json(body);
         assert!(is_refusal_of_peer(&answer), "{body}: {answer:?}");
     }
-    let nothing = server.json(r#"{"domain":"other","descriptors":[{}]}"#);
+    let nothing = server.post_json(r#"{"domain":"other","descriptors":[{}]}"#);
     assert_eq!((nothing.status, nothing.text().as_str()), (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#));
 }
 
 #[test]
 fn json_without_rules_is_a_bad_request() {
-    let server = tollkeeper::without_rules().arg("--config").arg("/nowhere/rules.yaml").listen();
-    assert!(is_refusal_of_peer(&server.json(&charge("user", "ann", 1))));
+    let server = tollkeeper::without_rules().arg("--config").arg("/nowhere/rules.yaml").start_unhealthy();
+    assert!(is_refusal_of_peer(&server.post_json(&charge("user", "ann", 1))));
     assert_eq!(http::get(server.debug_port(), "/rlconfig").send().text(), "");
 }
 
@@ -468,14 +468,14 @@ fn the_debug_listener_shows_what_there_is() {
     let explained = http::post(server.debug_port(), "/explain", charge("user", "ann", 1)).send();
     assert_eq!(explained.status, 200, "{explained:?}");
     // Looking on charges nothing.
-    assert_eq!(server.json(&charge("user", "ann", 2)).status, 200);
+    assert_eq!(server.post_json(&charge("user", "ann", 2)).status, 200);
     assert!(!http::get(server.debug_port(), "/json").send().text().contains("overallCode"));
 }
 
 #[test]
 fn each_line_of_a_json_log_is_an_object() {
     let mut server = server().env("LOG_FORMAT", "json").env("LOG_LEVEL", "debug").start();
-    fs::write(server.rules(), "domain: shop\nnonsense: \"\\e[31m\"\n").unwrap();
+    fs::write(server.rules_path(), "domain: shop\nnonsense: \"\\e[31m\"\n").unwrap();
     wait_for("the refusal", || server.stderr().contains("Error loading new configuration: ").then_some(()));
     server.signal("TERM");
     server.wait();
@@ -512,7 +512,7 @@ fn an_answer_is_held_no_longer_than_its_caller_waits() {
 #[test]
 fn a_caller_that_gives_up_harms_nobody() {
     let server = server().start();
-    let mut connection = Frames::connect(server.grpc_port());
+    let mut connection = Http2Connection::connect(server.grpc_port());
     let message = grpc::question("shop", &[("queue", "z")]).encode_to_vec();
     for stream in [1, 3] {
         connection.call(stream, &[]).unwrap();
@@ -522,7 +522,7 @@ fn a_caller_that_gives_up_harms_nobody() {
     assert_eq!(connection.next().unwrap().kind, HEADERS);
     assert_eq!(connection.next().unwrap().kind, DATA);
     drop(connection);
-    assert_eq!(server.json(&charge("user", "ann", 1)).status, 200);
+    assert_eq!(server.post_json(&charge("user", "ann", 1)).status, 200);
 }
 
 #[test]
@@ -537,8 +537,8 @@ descriptors:
 ";
     let server = tollkeeper::with_rules(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
     for key in ["owed", "free", "free"] {
-        assert_eq!(server.json(&charge(key, "x", 0)).status, 200, "a look");
-        assert_eq!(server.json(&charge(key, "x", 3)).status, 429, "a report over the limit");
+        assert_eq!(server.post_json(&charge(key, "x", 0)).status, 200, "a look");
+        assert_eq!(server.post_json(&charge(key, "x", 3)).status, 429, "a report over the limit");
     }
     let warned = || server.stderr().lines().filter(|line| line.contains("count_rejected: true")).count();
     assert_eq!(warned(), 1, "{}", server.stderr());
@@ -563,18 +563,18 @@ descriptors:
         { "entries": [{ "key": "a", "value": "x" }], "hitsAddend": 3 },
         { "entries": [{ "key": "b", "value": "x" }] },
     ] });
-    assert_eq!(server.json(&both.to_string()).status, 429, "a refuses, and b is spared");
-    assert_eq!(server.json(&charge("b", "x", 3)).status, 429);
+    assert_eq!(server.post_json(&both.to_string()).status, 429, "a refuses, and b is spared");
+    assert_eq!(server.post_json(&charge("b", "x", 3)).status, 429);
     assert!(!server.stderr().contains("count_rejected"), "{}", server.stderr());
 }
 
 #[test]
 fn rules_that_can_not_be_loaded_keep_a_process_from_being_ready() {
-    let server = tollkeeper::with_rules("domain: shop\ndescriptors: [{key: ''}]\n").listen();
+    let server = tollkeeper::with_rules("domain: shop\ndescriptors: [{key: ''}]\n").start_unhealthy();
     let status = |path: &str| http::get(server.http_port(), path).send().status;
     assert_eq!([status("/healthcheck"), status("/livez"), status("/readyz")], [200, 200, 500]);
     assert!(server.stderr().contains("no rules are loaded"), "{}", server.stderr());
-    fs::write(server.rules(), RULES).unwrap();
+    fs::write(server.rules_path(), RULES).unwrap();
     wait_for("the rules to be loaded", || (status("/readyz") == 200).then_some(()));
 }
 
@@ -593,7 +593,7 @@ fn an_explanation_has_a_bound() {
 #[test]
 fn asked_for_help_under_another_name_it_helps() {
     for question in ["--help", "--version"] {
-        let ended = tollkeeper::without_rules().called("ratelimit", &[question]).run();
+        let ended = tollkeeper::without_rules().invoked_as("ratelimit", &[question]).run();
         assert_eq!(ended.code, Some(0), "{question}: {}", ended.stderr);
     }
 }

@@ -28,7 +28,7 @@ fn rules(limit: u32) -> String {
 
 /// The limit in force; `None` if no rule matches.
 fn limit(server: &Tollkeeper) -> Option<u64> {
-    let answer = server.json(LOOK);
+    let answer = server.post_json(LOOK);
     let body: Value = serde_json::from_slice(&answer.body).unwrap_or_else(|_| panic!("{answer:?}"));
     body["statuses"][0]["currentLimit"]["requestsPerUnit"].as_u64()
 }
@@ -40,7 +40,7 @@ fn wait_for_limit(server: &Tollkeeper, expected: u64) {
 /// Waits until so many sets were refused; the reason of the last.
 fn wait_for_refusal(server: &Tollkeeper, count: u64) -> String {
     let status =
-        wait_for("the set to be refused", || Some(server.status()).filter(|status| status["refused"] == count));
+        wait_for("the set to be refused", || Some(server.rules_status()).filter(|status| status["refused"] == count));
     status["last_error"].as_str().unwrap_or_else(|| panic!("{status}")).to_owned()
 }
 
@@ -69,10 +69,10 @@ fn a_file_takes_effect_however_it_is_replaced() {
     let server = without_polling(tollkeeper::with_rules(&rules(1))).start();
     for (round, (how, replace)) in (0..6).zip(replacements.into_iter().cycle()) {
         let next = 2 + round;
-        replace(&server.rules(), &rules(next));
+        replace(&server.rules_path(), &rules(next));
         wait_for(&format!("a file that was {how}"), || (limit(&server) == Some(next.into())).then_some(()));
     }
-    assert_eq!(server.status()["last_error"], Value::Null);
+    assert_eq!(server.rules_status()["last_error"], Value::Null);
 }
 
 #[test]
@@ -85,14 +85,14 @@ fn each_of_several_configs_is_watched() {
     fs::write(directory.join("two.yaml"), other(1)).unwrap();
     let setup = tollkeeper::without_rules().arg("--config").arg(&file).arg("--config").arg(&directory);
     let server = without_polling(setup).start();
-    assert_eq!(server.status()["domains"], 2);
+    assert_eq!(server.rules_status()["domains"], 2);
 
     fs::write(&file, rules(2)).unwrap();
     wait_for_limit(&server, 2);
     fs::write(directory.join("three.yaml"), rules(3).replace("shop", "third")).unwrap();
-    wait_for("the new file", || (server.status()["domains"] == 3).then_some(()));
+    wait_for("the new file", || (server.rules_status()["domains"] == 3).then_some(()));
     fs::remove_file(directory.join("two.yaml")).unwrap();
-    wait_for("the file to be gone", || (server.status()["domains"] == 2).then_some(()));
+    wait_for("the file to be gone", || (server.rules_status()["domains"] == 2).then_some(()));
 }
 
 /// A directory as a Kubernetes ConfigMap is mounted.
@@ -145,8 +145,8 @@ fn a_config_map_takes_effect_when_it_is_swapped() {
         map.swap(version, &[("rules.yaml", rules(version))]);
         wait_for_limit(&server, version.into());
     }
-    assert_eq!(server.status()["sources"], serde_json::json!(["rules.yaml"]));
-    assert_eq!(server.status()["refused"], 0);
+    assert_eq!(server.rules_status()["sources"], serde_json::json!(["rules.yaml"]));
+    assert_eq!(server.rules_status()["refused"], 0);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_runtime_root_takes_effect_when_its_link_is_swapped() {
         deploy(version);
         wait_for_limit(&server, version.into());
     }
-    assert_eq!(server.status()["sources"], serde_json::json!(["config.shop.yaml"]));
+    assert_eq!(server.rules_status()["sources"], serde_json::json!(["config.shop.yaml"]));
 }
 
 #[test]
@@ -177,9 +177,9 @@ fn a_hangup_reads_the_rules_again_and_ends_nothing() {
     let mut server = without_polling(tollkeeper::with_rules(&rules(1))).start();
     for version in 2..4 {
         server.signal("HUP");
-        wait_for("the rules to be read again", || (server.status()["version"] == version).then_some(()));
+        wait_for("the rules to be read again", || (server.rules_status()["version"] == version).then_some(()));
     }
-    assert!(server.ended().is_none());
+    assert!(server.try_wait().is_none());
     assert_eq!(limit(&server), Some(1));
 }
 
@@ -203,12 +203,13 @@ fn a_bad_set_is_refused_whole() {
     fs::write(&good, rules(1)).unwrap();
     fs::write(&other, rules(1).replace("shop", "other")).unwrap();
     let server = without_polling(tollkeeper::without_rules().arg("--config").arg(files.path())).start();
-    let before = server.status();
+    let before = server.rules_status();
 
     // The good half of the change must not take effect either.
     fs::write(&good, rules(2)).unwrap();
     fs::write(&other, "domain: other\ndescriptors:\n- key: user\n  rate_limt: {}\n").unwrap();
-    let after = wait_for("the reason", || Some(server.status()).filter(|status| status["last_error"].is_string()));
+    let after =
+        wait_for("the reason", || Some(server.rules_status()).filter(|status| status["last_error"].is_string()));
     let reason = after["last_error"].as_str().unwrap();
     assert!(reason.contains("other.yaml:4:3: ") && reason.contains("rate_limt"), "{reason}");
     // The two writes may have come as two changes.
@@ -225,7 +226,8 @@ fn a_bad_set_is_refused_whole() {
     assert!(line.contains("level=error") && line.contains("other.yaml:4:3"), "{line}");
 
     fs::write(&other, rules(3).replace("shop", "other")).unwrap();
-    let mended = wait_for("the mended set", || Some(server.status()).filter(|status| status["last_error"].is_null()));
+    let mended =
+        wait_for("the mended set", || Some(server.rules_status()).filter(|status| status["last_error"].is_null()));
     assert_eq!(mended["version"], version + 1);
     assert_eq!(limit(&server), Some(2));
 }
@@ -257,11 +259,11 @@ fn rules_that_vanish_stay_in_force() {
         assert_eq!(limit(&server), Some(1), "{name}: the file was deleted");
         fill(2);
         wait_for_limit(&server, 2);
-        let refused = server.status()["refused"].as_u64().unwrap();
+        let refused = server.rules_status()["refused"].as_u64().unwrap();
         fs::remove_dir_all(place.path().join("app")).unwrap();
-        wait_for("the set to be refused", || (server.status()["refused"].as_u64() > Some(refused)).then_some(()));
+        wait_for("the set to be refused", || (server.rules_status()["refused"].as_u64() > Some(refused)).then_some(()));
         assert_eq!(limit(&server), Some(2), "{name}: the directory was deleted");
-        assert_eq!(server.status()["version"], 2);
+        assert_eq!(server.rules_status()["version"], 2);
         fill(3);
         wait_for_limit(&server, 3);
     }
@@ -274,21 +276,24 @@ fn a_server_that_starts_without_rules_serves_once_they_come() {
         let file = place.path().join("later/rules.yaml");
         let setup = tollkeeper::without_rules().arg("--config").arg(&file);
         let setup = without_polling(setup).env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", setting);
-        let server = setup.env("FORCE_START_WITHOUT_INITIAL_CONFIG", setting).listen();
+        let server = setup.env("FORCE_START_WITHOUT_INITIAL_CONFIG", setting).start_unhealthy();
         let client = Client::connect(server.grpc_port());
         let question = grpc::question("shop", &[("user", "ann")]);
         let refusal = client.ask(&question).unwrap_err();
         assert_eq!((refusal.code(), refusal.message()), (Code::Unavailable, "no rate limit configuration loaded"));
         assert_eq!(server.healthcheck() == 200, healthy);
         assert_eq!(client.is_serving("ratelimit").unwrap(), healthy);
-        assert_eq!((server.status()["version"].as_u64(), server.status()["refused"].as_u64()), (Some(0), Some(1)));
+        assert_eq!(
+            (server.rules_status()["version"].as_u64(), server.rules_status()["refused"].as_u64()),
+            (Some(0), Some(1))
+        );
 
         fs::create_dir(place.path().join("later")).unwrap();
         fs::write(&file, rules(1)).unwrap();
         wait_for("the rules", || client.ask(&question).ok());
         wait_for("gRPC health", || client.is_serving("ratelimit").unwrap().then_some(()));
         assert_eq!(server.healthcheck(), 200);
-        assert_eq!(server.status()["version"], 1);
+        assert_eq!(server.rules_status()["version"], 1);
     }
 }
 
@@ -297,8 +302,8 @@ fn a_runtime_directory_without_rules_limits_nothing_until_they_come() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("config")).unwrap();
     let setup = in_config_below(root.path()).env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true");
-    let server = without_polling(setup).listen();
-    let answer = server.json(LOOK);
+    let server = without_polling(setup).start_unhealthy();
+    let answer = server.post_json(LOOK);
     assert_eq!((answer.status, answer.text().as_str()), (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#));
     assert_eq!(server.healthcheck(), 500);
     assert!(server.stderr().contains("has no rule files"), "{}", server.stderr());
@@ -309,7 +314,7 @@ fn a_runtime_directory_without_rules_limits_nothing_until_they_come() {
 
 /// What is left after one more hit.
 fn remaining_after_hit(server: &Tollkeeper) -> u64 {
-    let answer = server.json(&LOOK.replace(r#""0""#, r#""1""#));
+    let answer = server.post_json(&LOOK.replace(r#""0""#, r#""1""#));
     let body: Value = serde_json::from_slice(&answer.body).unwrap();
     body["statuses"][0]["limitRemaining"].as_u64().unwrap_or(0)
 }
@@ -328,14 +333,14 @@ fn a_counter_survives_a_change_that_keeps_its_key() {
         ("unit: year, requests_per_unit: 6, algorithm: token_bucket", 4),
     ];
     for (round, (rate_limit, expected)) in (2..).zip(changes) {
-        fs::write(server.rules(), bucket(rate_limit)).unwrap();
-        wait_for("the change", || (server.status()["version"] == round).then_some(()));
+        fs::write(server.rules_path(), bucket(rate_limit)).unwrap();
+        wait_for("the change", || (server.rules_status()["version"] == round).then_some(()));
         assert_eq!(remaining_after_hit(&server), expected, "{rate_limit}");
     }
     // Raising the epoch empties the counters.
     let text = bucket("unit: year, requests_per_unit: 6, algorithm: token_bucket, epoch: 1");
-    fs::write(server.rules(), text).unwrap();
-    wait_for("the epoch", || (server.status()["version"] == 7).then_some(()));
+    fs::write(server.rules_path(), text).unwrap();
+    wait_for("the epoch", || (server.rules_status()["version"] == 7).then_some(()));
     assert_eq!(remaining_after_hit(&server), 5);
 }
 
@@ -367,7 +372,7 @@ fn no_answer_sees_half_a_change() {
         let hammers: Vec<_> = (0..3).map(|_| scope.spawn(hammer)).collect();
         for version in 2..=SWAPS {
             map.swap(version, &halves(1_000_001 + (version + 1) % 2));
-            wait_for("the swap", || (server.status()["version"] == version).then_some(()));
+            wait_for("the swap", || (server.rules_status()["version"] == version).then_some(()));
         }
         done.store(true, Ordering::Relaxed);
         hammers.into_iter().map(|hammer| hammer.join().unwrap()).collect::<Vec<_>>()
@@ -375,7 +380,7 @@ fn no_answer_sees_half_a_change() {
     for seen in answers {
         assert!(seen.iter().all(|count| *count > 0), "a thread saw only one of the sets: {seen:?}");
     }
-    assert_eq!(server.status()["refused"], 0);
+    assert_eq!(server.rules_status()["refused"], 0);
 }
 
 /// Which of the two sets answered; panics if both did.

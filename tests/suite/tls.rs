@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::kit::envoy::Envoy;
 use crate::kit::grpc::{Client, question};
 use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, called, inherited, with_rules};
+use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, with_rules};
 use crate::kit::{http, read, repository, wait_for};
 
 const RULES: &str = "\
@@ -44,7 +44,7 @@ fn mutual(certificates: &Certificates) -> Setup {
 }
 
 fn run(program: &Path, arguments: &[&str]) -> Output {
-    Command::new(program).args(arguments).env_clear().envs(inherited()).output().unwrap()
+    Command::new(program).args(arguments).env_clear().envs(inherited_env()).output().unwrap()
 }
 
 /// What `tollkeeper call` with these arguments says, and whether it got an answer.
@@ -142,7 +142,7 @@ fn a_client_needs_a_certificate_where_it_is_asked_for_one() {
 fn the_client_of_the_peer_speaks_tls() {
     let (directory, certificates) = certificates();
     let server = mutual(&certificates).start();
-    let program = called(directory.path(), "client_cmd");
+    let program = linked_as(directory.path(), "client_cmd");
     let path = |name| text(certificates.path(name));
     let address = format!("localhost:{}", server.grpc_port());
     let usual = ["-dial_string", &address, "-domain", "shop", "-descriptors", "user=ann", "-grpc-use-tls"];
@@ -349,7 +349,7 @@ fn who_dawdles_with_a_handshake_keeps_nobody_waiting_and_is_dropped() {
         .collect();
     call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap();
     for stream in &mut dawdlers {
-        http::last_words(stream);
+        http::read_until_closed(stream);
     }
     call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap();
 }

@@ -10,10 +10,10 @@ use tollkeeper::telemetry::traces::propagation::{PropagationFormats, RemoteParen
 use crate::kit::envoy::Envoy;
 use crate::kit::grpc::{Client, question};
 use crate::kit::http;
-use crate::kit::otlp_collector::{Collector, Received};
+use crate::kit::otlp_collector::{OtlpCollector, ReceivedSpan};
 use crate::kit::redis;
 use crate::kit::redis::certificates::Certificates;
-use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 use crate::kit::{PATIENCE, read, repository, wait_for};
 
@@ -50,7 +50,7 @@ fn ask(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
 }
 
 /// The attribute of that name; panics without one.
-fn attribute<'r>(received: &'r Received, name: &str) -> &'r str {
+fn attribute<'r>(received: &'r ReceivedSpan, name: &str) -> &'r str {
     received.attributes.get(name).unwrap_or_else(|| panic!("no {name} in {received:?}"))
 }
 
@@ -66,7 +66,7 @@ fn a_call_goes_on_with_the_trace_of_its_caller_in_every_form() {
         &[("traceparent", SAMPLED), ("b3", "0")],
     ];
     for setup in WAYS {
-        let collector = Collector::start();
+        let collector = OtlpCollector::start();
         // Nothing that begins here would be sampled.
         let server = setup(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
         for (count, form) in (1..).zip(forms) {
@@ -83,7 +83,7 @@ fn a_call_goes_on_with_the_trace_of_its_caller_in_every_form() {
 
 #[test]
 fn spans_tell_what_was_asked_and_decided_and_by_whom() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let server = over_grpc(traced(&collector.url()))
         .env("TRACING_SERVICE_NAMESPACE", "edge")
         .env("OTEL_SERVICE_NAME", "limits")
@@ -135,7 +135,7 @@ fn spans_tell_what_was_asked_and_decided_and_by_whom() {
 
 #[test]
 fn descriptors_are_told_where_that_is_wanted_and_only_so_much_of_them() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let server = traced(&collector.url()).env("TOLLKEEPER_TRACE_DESCRIPTORS", "true").start();
     let long = "x".repeat(5000);
     for value in ["ann", &long] {
@@ -153,7 +153,7 @@ type Situation<'a> = (&'a [(&'a str, &'a str)], Many<'a>, Many<'a>);
 
 #[test]
 fn what_the_caller_decided_holds_and_else_the_ratio() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let b3 = |decision: &str| format!("{TRACE}-{PARENT}-{decision}");
     let (b3_no, b3_undecided) = (b3("0"), format!("{TRACE}-{PARENT}"));
     let no: [&[(&'static str, &str)]; 4] =
@@ -194,7 +194,7 @@ fn what_the_caller_decided_holds_and_else_the_ratio() {
 
 #[test]
 fn a_ratio_keeps_about_that_share() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let mut server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0.5").start();
     let client = Client::connect(server.grpc_port());
     for _ in 0..400 {
@@ -209,7 +209,7 @@ fn a_ratio_keeps_about_that_share() {
 
 #[test]
 fn what_is_no_context_is_taken_as_none() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let server = traced(&collector.url()).start();
     let bad = [
         ("traceparent", "00-00000000000000000000000000000000-00f067aa0ba902b7-00"),
@@ -283,8 +283,8 @@ fn of_header(pattern: &'static str) -> impl Strategy<Value = Vec<u8>> {
 #[test]
 fn a_call_of_redis_is_a_span_of_its_own() {
     let redis = redis::options().start();
-    let collector = Collector::start();
-    let proxy = Proxy::to(&redis.address());
+    let collector = OtlpCollector::start();
+    let proxy = TcpProxy::to(&redis.address());
     let address = format!("127.0.0.1:{}", proxy.port());
     let server = over_grpc(traced(&collector.url()))
         .env("REDIS_URL", &address)
@@ -315,8 +315,8 @@ fn a_call_of_redis_is_a_span_of_its_own() {
 fn a_call_for_several_requests_links_to_them() {
     const TOGETHER: usize = 8;
     let redis = redis::options().start();
-    let collector = Collector::start();
-    let proxy = Proxy::to(&redis.address());
+    let collector = OtlpCollector::start();
+    let proxy = TcpProxy::to(&redis.address());
     let server = over_grpc(traced(&collector.url()))
         .env("REDIS_URL", format!("127.0.0.1:{}", proxy.port()))
         .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
@@ -329,7 +329,7 @@ fn a_call_for_several_requests_links_to_them() {
     });
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let charged_before = charges(&server);
-    proxy.set(Mode::Hold);
+    proxy.set(Mode::Stall);
     let client = Client::connect(server.grpc_port());
     std::thread::scope(|scope| {
         let asked = question("shop", &[("login", "hot")]);
@@ -338,7 +338,7 @@ fn a_call_for_several_requests_links_to_them() {
         proxy.set(Mode::Pass);
         assert!(answers.join().unwrap().iter().all(Result::is_ok));
     });
-    let charged = |calls: &[Received]| -> usize { calls.iter().map(|call| number(call, "tollkeeper.draws")).sum() };
+    let charged = |calls: &[ReceivedSpan]| -> usize { calls.iter().map(|call| number(call, "tollkeeper.draws")).sum() };
     let calls = wait_for("all calls", || {
         let mut calls = collector.wait_for("EVALSHA", 1);
         calls.retain(|call| u128::from(call.span.start_time_unix_nano) > since.as_nanos());
@@ -364,14 +364,14 @@ fn charges(server: &Tollkeeper) -> usize {
     line.unwrap_or_else(|| panic!("{stats}")).trim_start_matches([':', ' ']).parse().unwrap()
 }
 
-fn number(received: &Received, name: &str) -> usize {
+fn number(received: &ReceivedSpan, name: &str) -> usize {
     attribute(received, name).parse().unwrap()
 }
 
 #[test]
 fn a_store_that_fails_shows_in_the_span_of_the_call() {
     let redis = redis::options().start();
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let server = traced(&collector.url())
         .env("REDIS_URL", redis.address())
         .env("REDIS_SOCKET_TYPE", "tcp")
@@ -400,7 +400,7 @@ fn example_for_envoy() -> String {
 
 #[test]
 fn an_envoy_that_traces_as_the_docs_say_has_its_calls_in_its_traces() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
     let cluster = format!(
         "    - name: otel_collector
@@ -438,7 +438,7 @@ fn an_envoy_that_traces_as_the_docs_say_has_its_calls_in_its_traces() {
 #[test]
 fn headers_for_the_collector_are_sent_and_never_shown() {
     for setup in WAYS {
-        let collector = Collector::start();
+        let collector = OtlpCollector::start();
         let secret = "authorization=Bearer%20hunter2";
         let server = setup(traced(&collector.url())).env("OTEL_EXPORTER_OTLP_HEADERS", secret).start();
         ask(&server, &[]);
@@ -454,7 +454,7 @@ fn a_collector_behind_tls_is_trusted_by_the_authority_that_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
     for setup in WAYS {
-        let collector = Collector::tls(&certificates);
+        let collector = OtlpCollector::tls(&certificates);
         let trusting = |authority| {
             let setup = setup(traced(&collector.url()));
             setup.env("OTEL_EXPORTER_OTLP_CERTIFICATE", certificates.path(authority)).start()
@@ -471,7 +471,7 @@ fn a_collector_behind_tls_is_trusted_by_the_authority_that_is_named() {
 #[test]
 fn a_call_that_its_caller_gave_up_is_told_of_too() {
     let redis = redis::options().start();
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let server = traced(&collector.url())
         .env("REDIS_URL", redis.address())
         .env("REDIS_SOCKET_TYPE", "tcp")
@@ -526,7 +526,7 @@ fn a_collector_that_is_away_or_hangs_costs_nothing_but_spans() {
 
 #[test]
 fn spans_are_counted_by_what_became_of_them() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let server = traced(&collector.url()).start();
     ask(&server, &[]);
     collector.wait_for("decide", 1);

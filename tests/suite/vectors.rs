@@ -329,7 +329,7 @@ fn decides_every_recorded_request_alike_to_the_second() {
 
 /// Replays a group by counters in this Redis, in the given format of keys.
 fn replay_in_redis(group: &Group, server: &Server, key_format: &str) -> Vec<Difference> {
-    server.ask::<()>(&["FLUSHALL"]);
+    server.query::<()>(&["FLUSHALL"]);
     let mut env = group.env.clone();
     env.insert("TOLLKEEPER_KEY_FORMAT".to_owned(), key_format.to_owned());
     let replica = Replica::new(&server.address(), env, NOW);
@@ -351,11 +351,11 @@ fn counts_under_the_same_keys_and_answers_alike() {
         let differences = replay_in_redis(&group, &server, "ratelimit");
         wrong.extend(differences.into_iter().map(|difference| format!("{}: {}", difference.name, difference.what)));
         let mut ours: BTreeMap<String, i64> = BTreeMap::new();
-        for key in server.ask::<Vec<String>>(&["KEYS", "*"]) {
+        for key in server.query::<Vec<String>>(&["KEYS", "*"]) {
             if !key.ends_with(":probe") {
                 let (name, start) = key.split_at(key.rfind('_').expect("a part of each key") + 1);
                 assert!(start.parse::<u64>().is_ok(), "{key}");
-                *ours.entry(name.to_owned()).or_default() += server.ask::<i64>(&["GET", &key]);
+                *ours.entry(name.to_owned()).or_default() += server.query::<i64>(&["GET", &key]);
             }
         }
         let theirs: BTreeMap<String, i64> = group.lines.iter().flat_map(|line| line.counters.clone()).collect();

@@ -11,9 +11,9 @@ use super::REPLY_TIMEOUT;
 use super::certificates::Certificates;
 
 /// A connection in RESP2.
-pub(crate) struct Caller(Connection);
+pub(crate) struct RedisClient(Connection);
 
-impl Caller {
+impl RedisClient {
     /// Connects to `redis://[USER:PASSWORD@]HOST:PORT` or `redis+unix:///PATH`; connecting, and later each reply, take
     /// as long as `timeout` at most.
     pub(crate) fn connect(url: &str, timeout: Duration) -> RedisResult<Self> {
@@ -55,7 +55,7 @@ impl Caller {
         command(words).query(&mut self.0)
     }
 
-    /// Sends a command and leaves its reply for [`Caller::receive`].
+    /// Sends a command and leaves its reply for [`RedisClient::receive`].
     pub(crate) fn send(&mut self, words: &[&str]) -> RedisResult<()> {
         self.0.send_packed_command(&command(words).get_packed_command())
     }

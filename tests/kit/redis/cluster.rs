@@ -1,12 +1,12 @@
 //! A Redis cluster of one's own: three primaries and a replica of each, made by plain commands.
 //!
-//! Nodes are named by their index: 0 to 2 begin as primaries, 3 to 5 as the replicas of 0 to 2. A cluster is patient,
-//! so that a busy machine does not make it fail over unasked; who wants a failover makes it hasty first, or kills a
+//! Nodes are named by their index: 0 to 2 begin as primaries, 3 to 5 as the replicas of 0 to 2. A cluster is slow,
+//! so that a busy machine does not make it fail over unasked; who wants a failover makes it fast first, or kills a
 //! primary by [`Cluster::fail_over`]. What is waited for is that all nodes that run agree.
 
 use std::time::Duration;
 
-use super::{HARNESS, Options, Server, options};
+use super::{KIT_USER, Options, Server, options};
 use crate::kit::wait_for;
 
 /// The number of hash slots of any cluster.
@@ -15,9 +15,9 @@ pub(crate) const SLOTS: u16 = 16384;
 const PRIMARIES: usize = 3;
 const NODES: usize = 2 * PRIMARIES;
 
-/// The node timeout of a hasty cluster.
-const HASTY: Duration = Duration::from_millis(500);
-const PATIENT: Duration = Duration::from_secs(15);
+/// The node timeout of a fast cluster.
+const FAST: Duration = Duration::from_millis(500);
+const SLOW: Duration = Duration::from_secs(15);
 
 /// A running cluster; all of it is killed when dropped.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Cluster {
 
 /// What one node thinks of another, or of itself.
 #[derive(Debug)]
-struct View {
+struct NodeView {
     port: u16,
     flags: Vec<String>,
     linked: bool,
@@ -37,7 +37,7 @@ struct View {
 
 /// First slot, last slot and primary of each range, in order.
 #[derive(PartialEq, Eq)]
-struct Owners(Vec<(u16, u16, usize)>);
+struct SlotOwners(Vec<(u16, u16, usize)>);
 
 impl Cluster {
     /// Starts one without password, and waits until it is whole.
@@ -47,9 +47,9 @@ impl Cluster {
 
     /// Starts one whose nodes have these options, and waits until it is whole. With TLS, the nodes use it too.
     pub(crate) fn start_with(options: &Options) -> Self {
-        let patient = PATIENT.as_millis().to_string();
+        let slow = SLOW.as_millis().to_string();
         let mut options = options.clone().cluster().with(&[
-            ("cluster-node-timeout", patient.as_str()),
+            ("cluster-node-timeout", slow.as_str()),
             ("cluster-replica-validity-factor", "0"),
             ("cluster-allow-replica-migration", "no"),
         ]);
@@ -60,46 +60,46 @@ impl Cluster {
         nodes.iter().for_each(Server::wait_until_ready);
         let cluster = Self { nodes };
         // A primary that saw no majority for a moment waits for the node timeout before it serves.
-        cluster.set_hasty(true);
-        cluster.give_slots();
-        cluster.introduce();
-        cluster.give_replicas();
-        cluster.wait_until_whole();
-        cluster.set_hasty(false);
+        cluster.set_fast_failover(true);
+        cluster.assign_initial_slots();
+        cluster.meet_all();
+        cluster.assign_replicas();
+        cluster.wait_until_healthy();
+        cluster.set_fast_failover(false);
         cluster
     }
 
-    fn give_slots(&self) {
+    fn assign_initial_slots(&self) {
         for (index, node) in self.nodes.iter().enumerate() {
-            node.ask::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+            node.query::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
         }
         for (node, (first, last)) in self.nodes.iter().zip([(0, 5460), (5461, 10_922), (10_923, SLOTS - 1)]) {
-            node.ask::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+            node.query::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
         }
     }
 
     /// Makes all nodes meet all others, which is quicker than leaving it to gossip.
-    fn introduce(&self) {
+    fn meet_all(&self) {
         for (index, node) in self.nodes.iter().enumerate() {
             for other in &self.nodes[index + 1..] {
                 let (port, bus) = (other.announced_port().to_string(), other.bus_port().to_string());
-                node.ask::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+                node.query::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
             }
         }
         wait_for("all nodes to know each other", || {
             let knows = |node| {
                 let views = self.views(node);
-                let met = |view: &View| view.linked && !view.flags.iter().any(|flag| flag == "handshake");
+                let met = |view: &NodeView| view.linked && !view.flags.iter().any(|flag| flag == "handshake");
                 views.len() == NODES && views.iter().all(met)
             };
             (0..NODES).all(knows).then_some(())
         });
     }
 
-    fn give_replicas(&self) {
+    fn assign_replicas(&self) {
         for primary in 0..PRIMARIES {
-            let id: String = self.nodes[primary].ask(&["CLUSTER", "MYID"]);
-            self.nodes[primary + PRIMARIES].ask::<()>(&["CLUSTER", "REPLICATE", &id]);
+            let id: String = self.nodes[primary].query(&["CLUSTER", "MYID"]);
+            self.nodes[primary + PRIMARIES].query::<()>(&["CLUSTER", "REPLICATE", &id]);
         }
     }
 
@@ -115,11 +115,11 @@ impl Cluster {
 
     /// The slot of a key, as the servers compute it.
     pub(crate) fn slot(&self, key: &str) -> u16 {
-        self.first_up().ask(&["CLUSTER", "KEYSLOT", key])
+        self.first_up().query(&["CLUSTER", "KEYSLOT", key])
     }
 
     /// A key that begins with `prefix` and whose slot is the node's.
-    pub(crate) fn key_of(&self, node: usize, prefix: &str) -> String {
+    pub(crate) fn key_on(&self, node: usize, prefix: &str) -> String {
         let mut keys = (0..10_000).map(|number| format!("{prefix}{number}"));
         keys.find(|key| self.primary_of(self.slot(key)) == node).expect("the node has slots")
     }
@@ -140,21 +140,21 @@ impl Cluster {
     }
 
     /// Makes the nodes that run fail over half a second after a primary is gone, or no longer do so. A node that is
-    /// started again is patient.
-    pub(crate) fn set_hasty(&self, hasty: bool) {
-        let timeout = if hasty { HASTY } else { PATIENT }.as_millis().to_string();
+    /// started again is slow.
+    pub(crate) fn set_fast_failover(&self, fast: bool) {
+        let timeout = if fast { FAST } else { SLOW }.as_millis().to_string();
         for node in self.up() {
-            node.ask::<()>(&["CONFIG", "SET", "cluster-node-timeout", &timeout]);
+            node.query::<()>(&["CONFIG", "SET", "cluster-node-timeout", &timeout]);
         }
     }
 
     /// Kills a primary, waits until its replica has taken over, and returns the replica.
     pub(crate) fn fail_over(&self, primary: usize) -> usize {
-        self.set_hasty(true);
+        self.set_fast_failover(true);
         let slot = self.a_slot_of(primary);
         self.nodes[primary].kill();
         let successor = self.wait_for_successor(primary, slot);
-        self.set_hasty(false);
+        self.set_fast_failover(false);
         successor
     }
 
@@ -163,14 +163,14 @@ impl Cluster {
         let successor = wait_for("another primary to take over", || {
             self.agreed_owners()?.of(slot).filter(|owner| *owner != primary)
         });
-        self.wait_until_whole();
+        self.wait_until_healthy();
         successor
     }
 
     /// Hands a primary's slots over to a replica of it while both run (`CLUSTER FAILOVER`), and waits until it is done.
-    pub(crate) fn hand_over(&self, primary: usize, replica: usize) {
+    pub(crate) fn planned_failover(&self, primary: usize, replica: usize) {
         let slot = self.a_slot_of(primary);
-        self.nodes[replica].ask::<()>(&["CLUSTER", "FAILOVER"]);
+        self.nodes[replica].query::<()>(&["CLUSTER", "FAILOVER"]);
         assert_eq!(self.wait_for_successor(primary, slot), replica);
     }
 
@@ -184,7 +184,7 @@ impl Cluster {
     /// Opens a slot for moving, and returns its primary: from now on it answers ASK for keys that are not there.
     pub(crate) fn begin_migration(&self, slot: u16, to: usize) -> usize {
         let from = self.primary_of(slot);
-        let id = |node: usize| self.nodes[node].ask::<String>(&["CLUSTER", "MYID"]);
+        let id = |node: usize| self.nodes[node].query::<String>(&["CLUSTER", "MYID"]);
         self.set_slot(to, slot, &["IMPORTING", &id(from)]);
         self.set_slot(from, slot, &["MIGRATING", &id(to)]);
         from
@@ -193,20 +193,20 @@ impl Cluster {
     /// Moves so many keys of an open slot at most, and returns how many.
     pub(crate) fn migrate_keys(&self, slot: u16, from: usize, to: usize, most: usize) -> usize {
         let (slot, most) = (slot.to_string(), most.to_string());
-        let keys: Vec<String> = self.nodes[from].ask(&["CLUSTER", "GETKEYSINSLOT", &slot, &most]);
+        let keys: Vec<String> = self.nodes[from].query(&["CLUSTER", "GETKEYSINSLOT", &slot, &most]);
         let port = self.nodes[to].announced_port().to_string();
         let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000", "REPLACE"];
-        words.extend(["AUTH2", HARNESS, HARNESS, "KEYS"]);
+        words.extend(["AUTH2", KIT_USER, KIT_USER, "KEYS"]);
         words.extend(keys.iter().map(String::as_str));
         if !keys.is_empty() {
-            self.nodes[from].ask::<()>(&words);
+            self.nodes[from].query::<()>(&words);
         }
         keys.len()
     }
 
     /// Closes an open slot that has no keys left at its old primary, and waits until all nodes agree.
     pub(crate) fn end_migration(&self, slot: u16, from: usize, to: usize) {
-        let id: String = self.nodes[to].ask(&["CLUSTER", "MYID"]);
+        let id: String = self.nodes[to].query(&["CLUSTER", "MYID"]);
         // The new owner first: else both might deny the slot for a while.
         for node in [to, from] {
             self.set_slot(node, slot, &["NODE", &id]);
@@ -217,7 +217,7 @@ impl Cluster {
     fn set_slot(&self, node: usize, slot: u16, words: &[&str]) {
         let slot = slot.to_string();
         let words: Vec<_> = ["CLUSTER", "SETSLOT", &slot].into_iter().chain(words.iter().copied()).collect();
-        self.nodes[node].ask::<()>(&words);
+        self.nodes[node].query::<()>(&words);
     }
 
     /// Takes a slot from all nodes, which then answer CLUSTERDOWN for every key; returns its primary.
@@ -237,7 +237,7 @@ impl Cluster {
 
     /// Takes a slot from all nodes of a cluster that goes on without it (`cluster-require-full-coverage no`), and waits
     /// until all deny it.
-    pub(crate) fn disown(&self, slot: u16) {
+    pub(crate) fn unassign_slot(&self, slot: u16) {
         let owner = self.primary_of(slot);
         let text = slot.to_string();
         wait_for("all nodes to have lost a slot", || {
@@ -249,23 +249,23 @@ impl Cluster {
     }
 
     /// Gives a slot that nobody has to a node, and waits until all know.
-    pub(crate) fn own(&self, slot: u16, owner: usize) {
-        self.nodes[owner].ask::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
-        self.wait_until_whole();
+    pub(crate) fn assign_slot(&self, slot: u16, owner: usize) {
+        self.nodes[owner].query::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
+        self.wait_until_healthy();
     }
 
     /// Gives a lost slot to a node, and waits until the cluster is whole.
-    pub(crate) fn find_slot(&self, slot: u16, owner: usize) {
+    pub(crate) fn restore_slot(&self, slot: u16, owner: usize) {
         // Primaries that were down wait for the node timeout before they serve.
-        self.set_hasty(true);
-        self.nodes[owner].ask::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
-        self.wait_until_whole();
-        self.set_hasty(false);
+        self.set_fast_failover(true);
+        self.nodes[owner].query::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
+        self.wait_until_healthy();
+        self.set_fast_failover(false);
     }
 
     /// Waits until the nodes that run agree that all slots are served, and their primaries send each write to their
     /// replicas.
-    pub(crate) fn wait_until_whole(&self) {
+    pub(crate) fn wait_until_healthy(&self) {
         wait_for("the cluster to be whole", || {
             let owners = self.agreed_owners()?;
             let well = |node: &Server| {
@@ -273,36 +273,36 @@ impl Cluster {
                 let in_step = primary.is_none_or(|primary| primary.is_up() && primary.streams_to(node));
                 node.cluster_state() == "ok" && in_step
             };
-            (owners.are_of_all() && self.up().all(well)).then_some(())
+            (owners.cover_all_slots() && self.up().all(well)).then_some(())
         });
     }
 
     /// Each slot's primary, where all nodes that run say the same.
-    fn agreed_owners(&self) -> Option<Owners> {
+    fn agreed_owners(&self) -> Option<SlotOwners> {
         let mut all = (0..NODES).filter(|node| self.nodes[*node].is_up()).map(|node| self.owners(node));
         let first = all.next().expect("a node runs");
         all.all(|other| other == first).then_some(first)
     }
 
     /// Each slot's primary, as a node sees it.
-    fn owners(&self, node: usize) -> Owners {
+    fn owners(&self, node: usize) -> SlotOwners {
         let mut ranges = Vec::new();
         for view in self.views(node) {
             ranges.extend(view.slots.iter().map(|(first, last)| (*first, *last, self.index_of(view.port))));
         }
         ranges.sort_unstable();
-        Owners(ranges)
+        SlotOwners(ranges)
     }
 
     fn a_slot_of(&self, primary: usize) -> u16 {
-        let of_it = |owners: Owners| owners.0.into_iter().find(|(_, _, owner)| *owner == primary);
+        let of_it = |owners: SlotOwners| owners.0.into_iter().find(|(_, _, owner)| *owner == primary);
         wait_for("the primary to have a slot", || self.agreed_owners().and_then(of_it)).0
     }
 
-    fn views(&self, node: usize) -> Vec<View> {
-        let text: String = self.nodes[node].ask(&["CLUSTER", "NODES"]);
+    fn views(&self, node: usize) -> Vec<NodeView> {
+        let text: String = self.nodes[node].query(&["CLUSTER", "NODES"]);
         text.lines()
-            .map(|line| View::parse(line).unwrap_or_else(|| panic!("a line of CLUSTER NODES: {line}")))
+            .map(|line| NodeView::parse(line).unwrap_or_else(|| panic!("a line of CLUSTER NODES: {line}")))
             .collect()
     }
 
@@ -321,18 +321,18 @@ impl Cluster {
     }
 }
 
-impl Owners {
+impl SlotOwners {
     fn of(&self, slot: u16) -> Option<usize> {
         let range = self.0.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
         range.map(|(_, _, owner)| *owner)
     }
 
-    fn are_of_all(&self) -> bool {
+    fn cover_all_slots(&self) -> bool {
         self.0.iter().map(|(first, last, _)| last - first + 1).sum::<u16>() == SLOTS
     }
 }
 
-impl View {
+impl NodeView {
     /// `ID IP:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK SLOT...`, where a slot in brackets is one being moved.
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
@@ -350,7 +350,7 @@ impl View {
 
 impl Server {
     fn cluster_state(&self) -> String {
-        let info: String = self.ask(&["CLUSTER", "INFO"]);
+        let info: String = self.query(&["CLUSTER", "INFO"]);
         let state = info.lines().find_map(|line| line.strip_prefix("cluster_state:"));
         state.expect("a node knows the state of its cluster").to_owned()
     }

@@ -1,12 +1,12 @@
 //! A primary with two replicas and three sentinels that watch over them, with a quorum of two.
 //!
-//! Servers are named by their index: 0 begins as the primary. Sentinels are patient, so that a busy machine does not
-//! make them fail over unasked; [`Sentinels::fail_over`] makes them hasty first. They know each other from their
+//! Servers are named by their index: 0 begins as the primary. Sentinels are slow, so that a busy machine does not
+//! make them fail over unasked; [`Sentinels::fail_over`] makes them fast first. They know each other from their
 //! configuration, as their own way of finding each other takes seconds.
 
 use std::time::Duration;
 
-use super::{HARNESS, Options, Server};
+use super::{KIT_USER, Options, Server};
 use crate::kit::port::Port;
 use crate::kit::wait_for;
 
@@ -16,8 +16,8 @@ pub(crate) const NAME: &str = "counters";
 const SERVERS: usize = 3;
 const SENTINELS: usize = 3;
 
-const HASTY: Duration = Duration::from_millis(400);
-const PATIENT: Duration = Duration::from_secs(15);
+const FAST: Duration = Duration::from_millis(400);
+const SLOW: Duration = Duration::from_secs(15);
 
 /// Running servers and sentinels; all of them are killed when dropped.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Sentinels {
         wait_for("the replicas to be in step", || {
             servers[1..].iter().all(|server| servers[0].streams_to(server)).then_some(())
         });
-        let sentinels = watch_over(servers[0].port(), sentinels);
+        let sentinels = start_sentinels(servers[0].port(), sentinels);
         let all = Self { servers, sentinels };
         all.wait_until_agreed();
         all
@@ -67,9 +67,9 @@ impl Sentinels {
 
     /// Has the sentinels make a replica the primary while the primary runs (`SENTINEL FAILOVER`); returns it when they
     /// agree and the others are its replicas.
-    pub(crate) fn hand_over(&self) -> usize {
+    pub(crate) fn planned_failover(&self) -> usize {
         let old = self.primary();
-        self.up().next().expect("a sentinel runs").ask::<()>(&["SENTINEL", "FAILOVER", NAME]);
+        self.up().next().expect("a sentinel runs").query::<()>(&["SENTINEL", "FAILOVER", NAME]);
         let new = self.wait_for_successor(old);
         let others = || (0..SERVERS).filter(|other| *other != new).map(|other| &self.servers[other]);
         let in_step = || others().filter(|other| other.is_up()).all(|other| self.servers[new].streams_to(other));
@@ -81,10 +81,10 @@ impl Sentinels {
     /// Kills the primary and returns the new one when the sentinels agree.
     pub(crate) fn fail_over(&self) -> usize {
         let old = self.primary();
-        self.set_hasty(true);
+        self.set_fast_failover(true);
         self.servers[old].kill();
         let new = self.wait_for_successor(old);
-        self.set_hasty(false);
+        self.set_fast_failover(false);
         new
     }
 
@@ -94,16 +94,16 @@ impl Sentinels {
     }
 
     /// Makes the sentinels fail over half a second after the primary is gone, or no longer do so.
-    pub(crate) fn set_hasty(&self, hasty: bool) {
-        let after = if hasty { HASTY } else { PATIENT }.as_millis().to_string();
+    pub(crate) fn set_fast_failover(&self, fast: bool) {
+        let after = if fast { FAST } else { SLOW }.as_millis().to_string();
         for sentinel in self.up() {
-            sentinel.ask::<()>(&["SENTINEL", "SET", NAME, "down-after-milliseconds", &after]);
+            sentinel.query::<()>(&["SENTINEL", "SET", NAME, "down-after-milliseconds", &after]);
         }
     }
 
     fn agreed_primary(&self) -> Option<usize> {
         let primary_of = |sentinel: &Server| {
-            let (_, port): (String, u16) = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
+            let (_, port): (String, u16) = sentinel.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
             self.servers.iter().position(|server| server.port() == port).expect("the port is a server's")
         };
         let mut all = self.up().map(primary_of);
@@ -133,15 +133,15 @@ impl Sentinels {
 }
 
 /// Starts the sentinels of the primary at that port.
-fn watch_over(primary: u16, options: &Options) -> Vec<Server> {
+fn start_sentinels(primary: u16, options: &Options) -> Vec<Server> {
     let common = options.clone().sentinel().with(&[
         ("sentinel", &format!("monitor {NAME} 127.0.0.1 {primary} 2")),
-        ("sentinel", &format!("down-after-milliseconds {NAME} {}", PATIENT.as_millis())),
+        ("sentinel", &format!("down-after-milliseconds {NAME} {}", SLOW.as_millis())),
         ("sentinel", &format!("failover-timeout {NAME} 3000")),
-        ("sentinel", &format!("auth-user {NAME} {HARNESS}")),
-        ("sentinel", &format!("auth-pass {NAME} {HARNESS}")),
-        ("sentinel", &format!("sentinel-user {HARNESS}")),
-        ("sentinel", &format!("sentinel-pass {HARNESS}")),
+        ("sentinel", &format!("auth-user {NAME} {KIT_USER}")),
+        ("sentinel", &format!("auth-pass {NAME} {KIT_USER}")),
+        ("sentinel", &format!("sentinel-user {KIT_USER}")),
+        ("sentinel", &format!("sentinel-pass {KIT_USER}")),
     ]);
     // Each is told of the others, so their ports must be known first.
     let ports: Vec<_> = (0..SENTINELS).map(|_| Port::reserve()).collect();
@@ -159,7 +159,7 @@ fn watch_over(primary: u16, options: &Options) -> Vec<Server> {
         sentinel.wait_until_ready();
         // By default they ask for the roles every 10 s, and tell each other every 2 s.
         for (what, ms) in [("INFO-PERIOD", "200"), ("PUBLISH-PERIOD", "200"), ("ASK-PERIOD", "100")] {
-            sentinel.ask::<()>(&["SENTINEL", "DEBUG", what, ms]);
+            sentinel.query::<()>(&["SENTINEL", "DEBUG", what, ms]);
         }
     }
     sentinels

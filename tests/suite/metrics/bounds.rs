@@ -30,7 +30,7 @@ descriptors:
 /// `labels value` of the series of a limit's counter that are not 0.
 fn counted(watched: &Watched, name: &str) -> Vec<String> {
     let start = format!("ratelimit_service_rate_limit_{name}{{domain=");
-    let found = watched.scrape().beginning(&start);
+    let found = watched.scrape().with_prefix(&start);
     let lines = found.iter().filter(|line| !line.ends_with(" 0")).map(|line| line[start.len()..].to_owned());
     lines.collect()
 }

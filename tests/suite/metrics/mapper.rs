@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tollkeeper::telemetry::metrics::family::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
-use super::{SHOP, Watched, scraped, send_traffic, with_rules};
+use super::{SHOP, Watched, send_traffic, with_prometheus, with_rules};
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
@@ -52,7 +52,7 @@ fn names_and_labels_are_those_of_the_file() {
     send_traffic(&watched.server);
     let found = watched.scrape();
     println!("{}", found.text);
-    let lines = |start: &str| found.beginning(start);
+    let lines = |start: &str| found.with_prefix(start);
     // A glob is asked before any regular expression, and a tag is no part of the name that it is asked about.
     assert_eq!(found.count(r#"refused_by{domain="shop",env="prod",key="user_"}"#), 2);
     assert_eq!(found.count(r#"refused{env="prod",path="shop.api_v1.method_GET"}"#), 2);
@@ -116,8 +116,8 @@ fn a_file_for_the_peer_gives_the_names_that_are_native_here() {
         "ratelimit_service_config_load_",
         "ratelimit_service_global_shadow_mode",
     ] {
-        assert_eq!(mapped.beginning(start), native.beginning(start));
-        assert_ne!(native.beginning(start).len(), 0, "{start}");
+        assert_eq!(mapped.with_prefix(start), native.with_prefix(start));
+        assert_ne!(native.with_prefix(start).len(), 0, "{start}");
     }
 }
 
@@ -160,7 +160,7 @@ fn a_file_that_is_wrong_is_one_clear_line() {
         assert!(error.as_ref().is_err_and(|line| !line.contains('\n')) || text.starts_with("a:"), "{text}: {error:?}");
     }
     let (_directory, path) = file("mappings: [{match: a.b}]");
-    let (setup, _port) = scraped(with_rules(SHOP));
+    let (setup, _port) = with_prometheus(with_rules(SHOP));
     let ended = setup.env("PROMETHEUS_MAPPER_YAML", &path).run();
     let line = format!("PROMETHEUS_MAPPER_YAML={}: mapping 1: it has no name; mend it or unset it", path.display());
     assert!(ended.code != Some(0) && ended.stderr.contains(&line), "{}", ended.stderr);

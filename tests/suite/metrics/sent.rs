@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use super::{SHOP, Setup, Watched, scraped, send_traffic, statsd, wait_for, with_rules};
+use super::{SHOP, Setup, Watched, send_traffic, statsd, wait_for, with_prometheus, with_rules};
 use crate::kit::port::Port;
 
 /// Sends to this port of 127.0.0.1, often.
@@ -74,7 +74,7 @@ fn dogstatsd_gets_tags_and_rewritten_names() {
     send_traffic(&server);
     server.signal("TERM");
     assert!(server.wait().success());
-    statsd.settle();
+    statsd.flush();
     let found = statsd.counters();
     for (name, count) in [
         ("ratelimit.service.rate_limit.total_hits|#domain:shop,descriptor:user,env:prod", 5),
@@ -92,14 +92,14 @@ fn dogstatsd_gets_tags_and_rewritten_names() {
 fn all_ways_may_be_on_at_once() {
     let statsd = statsd::udp();
     let setup = with_rules(SHOP).env("USE_STATSD", "true").env("STATSD_PROTOCOL", "udp").env("USE_DOG_STATSD", "true");
-    let (setup, port) = scraped(sending(setup, statsd.port()).env("EXTRA_TAGS", "env:prod"));
+    let (setup, port) = with_prometheus(sending(setup, statsd.port()).env("EXTRA_TAGS", "env:prod"));
     let mut watched = Watched { server: setup.start(), port };
     send_traffic(&watched.server);
     let native = "ratelimit_service_rate_limit_total_hits{domain=\"shop\",env=\"prod\",key1=\"user\"}";
     assert_eq!(watched.scrape().count(native), 5);
     watched.server.signal("TERM");
     assert!(watched.server.wait().success());
-    statsd.settle();
+    statsd.flush();
     let found = statsd.counters();
     let user = "ratelimit.service.rate_limit.shop.user.total_hits";
     assert_eq!([".__env=prod", "|#env:prod"].map(|tags| found.get(&format!("{user}{tags}"))), [Some(&5), Some(&5)]);

@@ -34,13 +34,13 @@ fn every_failed_charge_is_an_error_of_redis_whoever_answered_it() {
     assert_eq!([1, 1, 1, 1].map(|hits| watched.ask("shop", "allow=x", hits)), [true; 4]);
     assert_eq!([1, 1].map(|hits| watched.ask("shop", "deny=x", hits)), [false; 2]);
     let found = watched.scrape();
-    println!("{}", found.beginning("tollkeeper_policy_verdicts_total").join("\n"));
+    println!("{}", found.with_prefix("tollkeeper_policy_verdicts_total").join("\n"));
     assert_eq!(found.count(errors) - before, 9);
     let of = |policy: &str| found.count(&format!("tollkeeper_policy_verdicts_total{{policy=\"{policy}\"}}"));
     assert_eq!(["local", "allow", "deny", "error"].map(of), [3, 4, 2, 0]);
     let verdicts = |rule: &str| {
         let start = format!("tollkeeper_decisions_total{{domain=\"shop\",rule=\"shop.{rule}\",verdict=\"");
-        found.beginning(&start).iter().map(|line| line[start.len()..].to_owned()).collect::<Vec<_>>()
+        found.with_prefix(&start).iter().map(|line| line[start.len()..].to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(verdicts("local"), ["local\"} 3", "ok\"} 0"]);
     assert_eq!(verdicts("allow"), ["allow\"} 4", "ok\"} 1"]);
@@ -52,7 +52,7 @@ fn every_failed_charge_is_an_error_of_redis_whoever_answered_it() {
         .filter(|name| name.starts_with("tollkeeper_store_errors_total"))
         .fold(0, |sum, name| sum + found.count(name));
     assert_eq!(kinds, found.count(errors));
-    redis.start_again();
+    redis.restart();
     wait_for("Redis to be found again", || (watched.scrape().count("tollkeeper_store_lost") == 0).then_some(()));
 }
 
@@ -101,7 +101,7 @@ fn a_refusal_that_needed_no_redis_is_counted_once() {
     assert_eq!(of("total_hits"), of("within_limit") + of("over_limit"));
     assert_eq!(of("within_limit"), 2);
     assert!(of("over_limit_with_local_cache") <= of("over_limit"));
-    assert_eq!(found.beginning("ratelimit_service_rate_limit_over_limit{").len(), 1);
+    assert_eq!(found.with_prefix("ratelimit_service_rate_limit_over_limit{").len(), 1);
 }
 
 const EVENTUAL: &str = "\
@@ -119,11 +119,11 @@ fn leases_and_what_they_cost_in_calls_are_told() {
         assert!(watched.ask("shop", "user=x", 1));
     }
     let found = watched.scrape();
-    println!("{}", found.beginning("tollkeeper_eventual").join("\n"));
+    println!("{}", found.with_prefix("tollkeeper_eventual").join("\n"));
     let from = |name: &str| found.count(&format!("tollkeeper_eventual_hits_total{{from=\"{name}\"}}"));
     let charged = found.count("tollkeeper_draws_total");
     assert!(from("share") + from("lease") <= 50 && charged >= from("share") + from("lease"), "{}", found.text);
     assert!(found.count("tollkeeper_leased_hits_total") >= from("lease"));
     assert!(found.count("tollkeeper_store_calls_total") < charged, "leases save calls");
-    assert_eq!(found.beginning("tollkeeper_live_replicas").len(), 1);
+    assert_eq!(found.with_prefix("tollkeeper_live_replicas").len(), 1);
 }

@@ -25,7 +25,7 @@ use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 use crate::algorithms::scenario::config;
 use crate::kit::redis::{Server, options};
 use crate::kit::redis_counters::{ChargeOutcomes, LONG_TIMEOUT, RedisCounters, TestCharge, TimeSource, poll_once};
-use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::test_service::store_runtime;
 
 /// The middle of some hour, far in no server's future.
@@ -65,7 +65,7 @@ fn primed_at(server: &Server, address: &str, time: TimeSource) -> RedisCounters 
 
 /// How many calls the server has had.
 fn calls(server: &Server) -> u64 {
-    let commands = server.commands();
+    let commands = server.command_counts();
     assert_eq!(commands.get("eval"), None, "the script is known: {commands:?}");
     commands.get("evalsha").copied().unwrap_or(0)
 }
@@ -453,7 +453,7 @@ fn a_request_of_many_charges_that_gives_up_takes_all_of_them_along() {
 #[test]
 fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
     let server = options().start();
-    let proxy = Proxy::to(&server.address());
+    let proxy = TcpProxy::to(&server.address());
     let address = format!("127.0.0.1:{}", proxy.port());
     let counters = primed_at(&server, &address, TimeSource::Redis);
     let limit = counting(1_000);
@@ -465,9 +465,9 @@ fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
         let goes = begin(&counters, &requests[1]).await;
         let stays = begin(&counters, &requests[2]).await;
         first.await;
-        let asked = proxy.asked_bytes();
+        let asked = proxy.request_bytes();
         let mut waited = Duration::ZERO;
-        while proxy.asked_bytes() == asked && waited < LONG_TIMEOUT {
+        while proxy.request_bytes() == asked && waited < LONG_TIMEOUT {
             sleep(Duration::from_millis(1)).await;
             waited += Duration::from_millis(1);
         }

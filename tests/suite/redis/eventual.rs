@@ -140,7 +140,7 @@ impl Table {
 }
 
 fn calls(server: &Server) -> u64 {
-    let commands = server.commands();
+    let commands = server.command_counts();
     ["eval", "evalsha"].iter().filter_map(|name| commands.get(*name)).sum()
 }
 
@@ -181,7 +181,7 @@ fn all_demand_at_one_of_three_replicas_is_met() {
         assert!(admitted >= LIMIT * 95 / 100, "{algorithm}: {admitted}");
     }
     table.publish();
-    let tally = replicas[1].process.tally();
+    let tally = replicas[1].process.store_stats();
     let count = |name: &str| tally[name].as_u64().unwrap_or_else(|| panic!("{name} in {tally}"));
     // Three times the share of a window, and that of a bucket.
     assert_eq!(count("admitted_from_shares"), 3 * 12 + 6);
@@ -235,7 +235,7 @@ fn a_redis_that_is_frozen_meanwhile_changes_nothing_of_the_promise() {
         table.row(("frozen", algorithm, 3), 3 * 1200, admitted, 0);
     }
     table.publish();
-    let tally = replicas[0].process.tally();
+    let tally = replicas[0].process.store_stats();
     assert!(tally["decided_by_policy"]["deny"].as_u64() > Some(0), "{tally}");
 }
 
@@ -261,7 +261,7 @@ fn a_stop_gives_back_what_was_leased() {
     let mut process = replica.process;
     process.signal("TERM");
     assert!(process.wait().success());
-    let state: Vec<u8> = server.ask(&["GET", &format!("tk1:{{shop|{key}=stop}}:{key}:31536000s")]);
+    let state: Vec<u8> = server.query(&["GET", &format!("tk1:{{shop|{key}=stop}}:{key}:31536000s")]);
     let count = u64::from_le_bytes(state[8..16].try_into().expect("two numbers"));
     assert_eq!(count, admitted);
 }

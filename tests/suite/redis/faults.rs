@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use self::load::{Load, with_policies};
 use crate::kit::redis::{REPLY_TIMEOUT, Server, options};
-use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::Tollkeeper;
 use crate::kit::wait_for;
 
@@ -52,11 +52,11 @@ fn faults_of_a_server_are_not_felt() {
     let killed = load.through("single: kill -9 and restart, scripts gone", |load| {
         server.kill();
         load.pass(WHILE);
-        server.start_again();
+        server.restart();
     });
     killed.expect_calm().expect_by_policy();
     let flushed = load.through("single: scripts flushed", |load| {
-        server.ask::<()>(&["SCRIPT", "FLUSH"]);
+        server.query::<()>(&["SCRIPT", "FLUSH"]);
         load.pass(WHILE);
     });
     flushed.expect_calm().expect_strict(90.0, |_| true);
@@ -67,28 +67,28 @@ fn faults_of_a_server_are_not_felt() {
     });
     frozen.expect_calm().expect_by_policy().expect_not_waited_for();
     let demoted = load.through("single: demoted, READONLY", |load| {
-        server.ask::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+        server.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         load.pass(WHILE);
-        server.ask::<()>(&["REPLICAOF", "NO", "ONE"]);
+        server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
     });
     demoted.expect_calm().expect_by_policy();
     let full = load.through("single: memory full, OOM", |load| {
-        server.ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
         load.pass(WHILE);
-        server.ask::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     });
     full.expect_calm().expect_by_policy();
     let busy = load.through("single: a runaway script, BUSY", |load| {
         let mut caller = server.connect(REPLY_TIMEOUT).expect("the server accepts");
         caller.send(&["EVAL", "while true do end", "0"]).expect("it can be sent");
         load.pass(WHILE);
-        server.ask::<()>(&["SCRIPT", "KILL"]);
+        server.query::<()>(&["SCRIPT", "KILL"]);
         assert!(caller.receive().is_err());
     });
     busy.expect_calm().expect_by_policy();
     let cut_off = load.through("single: connections killed again and again", |load| {
         for _ in 0..WHILE / 5 {
-            server.ask::<()>(&["CLIENT", "KILL", "USER", "default"]);
+            server.query::<()>(&["CLIENT", "KILL", "USER", "default"]);
             load.pass(5);
         }
     });
@@ -96,7 +96,7 @@ fn faults_of_a_server_are_not_felt() {
     let planted = load.through("single: wrong types under some keys", |load| {
         plant(&server);
         load.pass(2 * WHILE);
-        server.ask::<()>(&["FLUSHALL"]);
+        server.query::<()>(&["FLUSHALL"]);
     });
     // A hash, a list and a text under one value of each of four rules: 12 of 160 counters.
     planted.expect_calm().expect_strict(85.0, |_| true);
@@ -109,13 +109,13 @@ fn faults_of_a_server_are_not_felt() {
 
 /// Puts something else under some of the counters.
 fn plant(server: &Server) {
-    let keys: Vec<String> = server.ask(&["KEYS", "tk1:*"]);
+    let keys: Vec<String> = server.query(&["KEYS", "tk1:*"]);
     let mut planted = 0;
     for (value, what) in [("=1}", "HSET"), ("=2}", "RPUSH"), ("=3}", "SET")] {
         for key in keys.iter().filter(|key| key.contains(value)) {
-            server.ask::<()>(&["DEL", key]);
+            server.query::<()>(&["DEL", key]);
             let words: &[&str] = if what == "HSET" { &[what, key, "a", "b"] } else { &[what, key, "nonsense"] };
-            server.ask::<()>(words);
+            server.query::<()>(words);
             planted += 1;
         }
     }
@@ -126,7 +126,7 @@ fn plant(server: &Server) {
 fn faults_of_a_link_are_not_felt() {
     let _alone = alone();
     let server = options().start();
-    let proxy = Proxy::to(&server.address());
+    let proxy = TcpProxy::to(&server.address());
     let tollkeeper = with_policies().env("REDIS_URL", format!("127.0.0.1:{}", proxy.port())).start();
     let load = Load::strict_on(&tollkeeper);
     let before = open_files(&tollkeeper);
@@ -140,9 +140,9 @@ fn faults_of_a_link_are_not_felt() {
     };
     by_policy("link: refused", Mode::Refuse);
     by_policy("link: reset", Mode::Reset);
-    by_policy("link: packets held until it heals", Mode::Hold);
+    by_policy("link: packets held until it heals", Mode::Stall);
     by_policy("link: late by 60 ms", Mode::Delay(Duration::from_millis(30)));
-    by_policy("link: cut after each 100 bytes of answers", Mode::Cut(100));
+    by_policy("link: cut after each 100 bytes of answers", Mode::Truncate(100));
     let slow = load.through("link: late by 4 ms", |load| {
         proxy.set(Mode::Delay(Duration::from_millis(2)));
         load.pass(WHILE);
@@ -150,7 +150,7 @@ fn faults_of_a_link_are_not_felt() {
     });
     slow.expect_calm().expect_strict(80.0, |_| true);
     let dropped = load.through("link: packets dropped, connections lost", |load| {
-        proxy.set(Mode::Swallow);
+        proxy.set(Mode::Blackhole);
         load.pass(WHILE);
         // No TCP goes on with a gap in it: what was open is lost.
         proxy.set(Mode::Reset);

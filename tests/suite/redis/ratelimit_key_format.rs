@@ -11,7 +11,7 @@ use tollkeeper::clock::Time;
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{self, Server};
 use crate::kit::replica::Replica;
-use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::test_service::TestRequest;
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{http, wait_for};
@@ -56,13 +56,13 @@ fn about(entries: &[(&str, &str)]) -> TestRequest {
 
 /// What each key of a counter holds. That of the probe, which proves that a server takes writes, is left out.
 fn counters(server: &Server) -> BTreeMap<String, String> {
-    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    let keys: Vec<String> = server.query(&["KEYS", "*"]);
     let keys = keys.into_iter().filter(|key| !key.ends_with(":probe"));
-    keys.map(|key| (key.clone(), server.ask(&["GET", &key]))).collect()
+    keys.map(|key| (key.clone(), server.query(&["GET", &key]))).collect()
 }
 
 fn ttl(server: &Server, key: &str) -> i64 {
-    server.ask(&["TTL", key])
+    server.query(&["TTL", key])
 }
 
 fn statuses(replica: &Replica, question: &TestRequest) -> Vec<(bool, u32)> {
@@ -104,12 +104,12 @@ fn keys_are_those_of_envoyproxy_ratelimit() {
     ];
     let server = redis::options().start();
     for (env, now, question, key) in table {
-        server.ask::<()>(&["FLUSHALL"]);
+        server.query::<()>(&["FLUSHALL"]);
         let replica = replica_at(&server.address(), env, *now);
         assert!(!replica.decide(question).expect("Redis decides").over_limit());
         assert_eq!(counters(&server), BTreeMap::from([((*key).to_owned(), "1".to_owned())]), "{question:?}");
     }
-    assert!(!server.commands().contains_key("eval"), "{:?}", server.commands());
+    assert!(!server.command_counts().contains_key("eval"), "{:?}", server.command_counts());
 }
 
 #[test]
@@ -143,9 +143,9 @@ descriptors:
     let replica = replica(&server);
     replica.service.load([("rules.yaml", rules)]);
     for (key, expected) in table {
-        server.ask::<()>(&["FLUSHALL"]);
+        server.query::<()>(&["FLUSHALL"]);
         replica.decide(&TestRequest::new("d").descriptor(&[(key, "v")])).expect("Redis decides");
-        let mut keys: Vec<String> = server.ask(&["KEYS", "*"]);
+        let mut keys: Vec<String> = server.query(&["KEYS", "*"]);
         keys.retain(|key| !key.ends_with(":probe"));
         keys.sort_unstable();
         assert_eq!(keys, *expected);
@@ -193,8 +193,8 @@ fn every_hit_lets_the_key_live_a_window_and_a_jitter() {
 
 /// What the other program sends for a hit.
 fn count_elsewhere(server: &Server, key: &str, hits: i64) -> i64 {
-    let count = server.ask(&["INCRBY", key, &hits.to_string()]);
-    server.ask::<()>(&["EXPIRE", key, "360"]);
+    let count = server.query(&["INCRBY", key, &hits.to_string()]);
+    server.query::<()>(&["EXPIRE", key, "360"]);
     count
 }
 
@@ -272,7 +272,7 @@ fn refunds_of_several_at_once_leave_nothing_below_nothing() {
                 });
             }
         });
-        let count: i64 = server.ask(&["GET", &format!("domain_other_{value}_1200")]);
+        let count: i64 = server.query(&["GET", &format!("domain_other_{value}_1200")]);
         assert!((0..=60).contains(&count), "round {round}: {count}");
     }
     // Where there is enough to give back, none is lost.
@@ -284,28 +284,28 @@ fn refunds_of_several_at_once_leave_nothing_below_nothing() {
             scope.spawn(move || replica.decide_concurrently(&refunds));
         }
     });
-    assert_eq!(server.ask::<i64>(&["GET", "domain_other_enough_1200"]), 500 - 180);
+    assert_eq!(server.query::<i64>(&["GET", "domain_other_enough_1200"]), 500 - 180);
 }
 
 #[test]
 fn a_refund_whose_caller_has_gone_is_evened_out_all_the_same() {
     let server = redis::options().start();
-    let proxy = Proxy::to(&server.address());
+    let proxy = TcpProxy::to(&server.address());
     let env = [("TOLLKEEPER_STORE_TIMEOUT", "300ms")];
     let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &env, NOW);
     wait_for("a connection", || replica.decide(&about(&[("minute", "v")])).ok());
-    proxy.set(Mode::Hold);
+    proxy.set(Mode::Stall);
     // It passes by policy, as refunds do.
     replica.decide(&about(&[("minute", "v")]).refund(3)).expect("refunds pass");
     proxy.set(Mode::Pass);
     wait_for("the count to be even", || (counters(&server)["domain_minute_v_1200"] == "0").then_some(()));
     // One hit, three given back, two of them added back.
-    assert_eq!(server.commands()["incrby"] - probes(&server), 3);
+    assert_eq!(server.command_counts()["incrby"] - probes(&server), 3);
 }
 
 /// How many INCRBY were the probe's: each sets its key's expiry.
 fn probes(server: &Server) -> u64 {
-    server.ask::<Vec<String>>(&["KEYS", "*:probe"]).iter().map(|key| server.ask::<u64>(&["GET", key])).sum()
+    server.query::<Vec<String>>(&["KEYS", "*:probe"]).iter().map(|key| server.query::<u64>(&["GET", key])).sum()
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
     assert_eq!(statuses(&replica, &both()), [(true, 0), (false, 3)]);
     let counted = [("domain_hour_v_0", "0"), ("domain_minute_v_1200", "4")];
     assert_eq!(counters(&server), counted.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
-    let commands = server.commands();
+    let commands = server.command_counts();
     // Two are those of this test.
     assert_eq!((commands["get"] - 2, commands["incrby"], commands["expire"]), (2, 2, 2), "{commands:?}");
     assert!(ttl(&server, "domain_hour_v_0") > 3600);
@@ -350,10 +350,10 @@ fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
 #[test]
 fn charges_that_waited_are_answered_by_their_own_time() {
     let server = redis::options().start();
-    let proxy = Proxy::to(&server.address());
+    let proxy = TcpProxy::to(&server.address());
     let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &[], NOW);
     replica.decide(&about(&[("minute", "v")])).expect("Redis decides");
-    proxy.set(Mode::Hold);
+    proxy.set(Mode::Stall);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| replica.decide(&about(&[("minute", "v")])).expect("Redis decides"));
         wait_for("the first call", || (replica.calls() == 2).then_some(()));
@@ -371,17 +371,17 @@ fn charges_that_waited_are_answered_by_their_own_time() {
 fn what_stands_under_the_key_and_is_no_count_fails_that_charge_alone() {
     let server = redis::options().start();
     let replica = replica(&server);
-    server.ask::<()>(&["SET", "domain_minute_v_1200", "many"]);
-    server.ask::<()>(&["RPUSH", "domain_minute_w_1200", "1"]);
-    server.ask::<()>(&["SET", "domain_minute_x_1200", "9223372036854775807"]);
+    server.query::<()>(&["SET", "domain_minute_v_1200", "many"]);
+    server.query::<()>(&["RPUSH", "domain_minute_w_1200", "1"]);
+    server.query::<()>(&["SET", "domain_minute_x_1200", "9223372036854775807"]);
     for value in ["v", "w", "x"].repeat(5) {
         replica.decide(&about(&[("minute", value)])).expect_err("it can not be counted");
         replica.decide(&about(&[("other", value)])).expect("others are counted");
     }
     // As many as Redis holds, and as few.
-    server.ask::<()>(&["SET", "domain_minute_y_1200", "9223372036854775800"]);
+    server.query::<()>(&["SET", "domain_minute_y_1200", "9223372036854775800"]);
     assert_eq!(statuses(&replica, &about(&[("minute", "y")])), [(true, 0)]);
-    server.ask::<()>(&["SET", "domain_minute_z_1200", "-9223372036854775807"]);
+    server.query::<()>(&["SET", "domain_minute_z_1200", "-9223372036854775807"]);
     assert_eq!(statuses(&replica, &about(&[("minute", "z")]).refund(1)), [(false, 3)]);
     assert_eq!(statuses(&replica, &about(&[("minute", "z")])), [(false, 2)]);
 }
@@ -405,7 +405,7 @@ fn a_user_without_scripts_will_do_for_plain_windows() {
     let ready = || http::get(tollkeeper.http_port(), "/readyz").send().status;
     let ask = |key: &str| {
         let entries = format!(r#"[{{"key": "{key}", "value": "v"}}]"#);
-        tollkeeper.json(&format!(r#"{{"domain": "domain", "descriptors": [{{"entries": {entries}}}]}}"#)).status
+        tollkeeper.post_json(&format!(r#"{{"domain": "domain", "descriptors": [{{"entries": {entries}}}]}}"#)).status
     };
     assert_eq!((0..4).map(|_| ask("day")).collect::<Vec<_>>(), [200, 200, 200, 429]);
     wait_for("readiness", || (ready() == 200).then_some(()));
@@ -419,7 +419,7 @@ fn a_user_without_scripts_will_do_for_plain_windows() {
     let counts: Vec<String> = counters(&server).into_values().collect();
     assert_eq!(counts, ["4", "4"]);
     // Mended, it is well again by itself.
-    server.ask::<()>(&["ACL", "SETUSER", "plain", "+@all"]);
+    server.query::<()>(&["ACL", "SETUSER", "plain", "+@all"]);
     assert_eq!(ask("bucket"), 200);
     wait_for("readiness", || (ready() == 200).then_some(()));
 }
@@ -437,7 +437,7 @@ fn a_user_who_may_not_even_count_is_a_misconfiguration() {
             .start();
         let ready = || http::get(tollkeeper.http_port(), "/readyz").send().status;
         wait_for(missing, || (ready() == 500 && tollkeeper.stderr().contains("+incrby +expire +get")).then_some(()));
-        server.ask::<()>(&["ACL", "SETUSER", "plain", &format!("+{missing}")]);
+        server.query::<()>(&["ACL", "SETUSER", "plain", &format!("+{missing}")]);
         wait_for("readiness", || (ready() == 200).then_some(()));
     }
 }
@@ -480,6 +480,6 @@ fn counts_are_exact_while_their_slot_moves() {
         }
     });
     let owner = cluster.node(cluster.primary_of(slot));
-    assert_eq!(owner.ask::<u64>(&["GET", KEY]), 3);
+    assert_eq!(owner.query::<u64>(&["GET", KEY]), 3);
     assert!(ttl(owner, KEY) > 60);
 }

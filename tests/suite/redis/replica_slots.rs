@@ -96,7 +96,7 @@ fn each_process_gets_a_slot_of_its_own_and_keeps_it() {
         assert_eq!(table.ask(3, 3, ClaimAction::Claim).slot, None);
     }
     assert_eq!(table.ask(0, 3, ClaimAction::Claim).live, 4, "one of those that waited has gone");
-    let life: i64 = server.ask(&["PTTL", "tk1:{replicas}"]);
+    let life: i64 = server.query(&["PTTL", "tk1:{replicas}"]);
     let longest = 366 * 86_400_000;
     assert!(longest - 60_000 < life && life <= longest, "{life}");
 }
@@ -228,7 +228,7 @@ fn after_a_flush_slots_are_given_out_anew() {
     let mut table = Table::new(&server);
     table.hold(0, 3);
     table.hold(1, 3);
-    server.ask::<()>(&["FLUSHALL"]);
+    server.query::<()>(&["FLUSHALL"]);
     assert_eq!(table.hold(1, 3), (Some(0), never()));
     assert_eq!(table.hold(0, 3), (Some(1), never()));
     assert_eq!(table.ask(2, 3, ClaimAction::Claim).live, 3);
@@ -250,11 +250,11 @@ fn those_that_wait_are_counted_up_to_a_thousand() {
     let counted: Vec<u32> = (0..1003).map(|number| ask(&mut table, number)).collect();
     let expected: Vec<u32> = (0..1003).map(|number| 1 + (number + 1).min(1000)).collect();
     assert_eq!(counted, expected);
-    let bytes: u64 = server.ask(&["STRLEN", "tk1:{replicas}"]);
+    let bytes: u64 = server.query(&["STRLEN", "tk1:{replicas}"]);
     assert_eq!(bytes, 8 + 32 * 1000 + 24 * 1000);
     table.pass(CLAIM);
     assert_eq!(table.ask(1, 1, ClaimAction::Claim).live, 1);
-    assert_eq!(server.ask::<u64>(&["STRLEN", "tk1:{replicas}"]), 8 + 32);
+    assert_eq!(server.query::<u64>(&["STRLEN", "tk1:{replicas}"]), 8 + 32);
 }
 
 #[test]
@@ -270,12 +270,12 @@ fn what_is_no_table_is_left_alone() {
         &["HSET", "tk1:{replicas}", "r", "16"],
     ];
     for plant in plants {
-        server.ask::<()>(plant);
-        let planted: Vec<u8> = server.ask(&["DUMP", "tk1:{replicas}"]);
+        server.query::<()>(plant);
+        let planted: Vec<u8> = server.query(&["DUMP", "tk1:{replicas}"]);
         let error = table.try_ask(0, 16, ClaimAction::Claim, Some(START)).unwrap_err();
         assert_eq!(error.code(), Some("WRONGTYPE"), "{plant:?}: {error}");
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", "tk1:{replicas}"]), planted);
-        server.ask::<()>(&["DEL", "tk1:{replicas}"]);
+        assert_eq!(server.query::<Vec<u8>>(&["DUMP", "tk1:{replicas}"]), planted);
+        server.query::<()>(&["DEL", "tk1:{replicas}"]);
     }
 }
 
@@ -325,7 +325,7 @@ fn plain_counting_without_scripts_claims_nothing() {
     let _within = store_runtime().enter();
     store.claim_slot();
     redis_counters::wait_until_connected(&store);
-    assert_eq!(server.ask::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
+    assert_eq!(server.query::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
     assert_eq!(store.replicas().live(), None);
 }
 
@@ -363,7 +363,7 @@ fn process(server: &Server, keys: &[&str]) -> Setup {
     const MAY: &str = "-@all +eval +evalsha +time +get +set +pexpire +llen +lindex +lrange +lset +ltrim +rpush";
     let mut words = vec!["ACL", "SETUSER", "documented", "on", ">secret"];
     words.extend(keys.iter().copied().chain(MAY.split(' ')));
-    server.ask::<()>(&words);
+    server.query::<()>(&words);
     with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]")
         .env("REDIS_URL", format!("redis://documented:secret@{}", server.address()))
         .env("REDIS_SOCKET_TYPE", "tcp")
@@ -373,7 +373,7 @@ fn process(server: &Server, keys: &[&str]) -> Setup {
 const DOCUMENTED: &[&str] = &["~tk1:*"];
 
 fn wait_for_the_table(server: &Server) {
-    wait_for("a claim", || (server.ask::<u64>(&["EXISTS", "tk1:{replicas}"]) == 1).then_some(()));
+    wait_for("a claim", || (server.query::<u64>(&["EXISTS", "tk1:{replicas}"]) == 1).then_some(()));
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn tried(server: &Server) -> u64 {
 #[test]
 fn a_table_that_can_not_be_kept_harms_nothing_else() {
     let server = servers::options().start();
-    server.ask::<()>(&["RPUSH", "tk1:{replicas}", "of somebody else"]);
+    server.query::<()>(&["RPUSH", "tk1:{replicas}", "of somebody else"]);
     // What stands there is no table, or is not for this user.
     for keys in [DOCUMENTED, &["resetkeys", "~tk1:{[0-9]*", "~tk1:{shop*"]] {
         let process = process(&server, keys).start();
@@ -427,7 +427,7 @@ fn a_table_that_can_not_be_kept_harms_nothing_else() {
         let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "x"}]}]}"#;
         let before = tried(&server);
         wait_for("it to try again", || (tried(&server) > before + 1).then_some(()));
-        assert_eq!(process.json(body).status, 200);
+        assert_eq!(process.post_json(body).status, 200);
         let ready = http::get(process.http_port(), "/readyz").send();
         assert_eq!(ready.status, 200, "{}", ready.text());
         assert_eq!(process.stderr().matches("no replica slot").count(), 1);

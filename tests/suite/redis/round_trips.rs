@@ -18,7 +18,7 @@ use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
 use crate::kit::redis_counters::{RedisCounters, TestCharge, TimeSource, poll_once, start_store, wait_until_connected};
-use crate::kit::tcp_proxy::Proxy;
+use crate::kit::tcp_proxy::TcpProxy;
 use crate::kit::test_service::{TestRequest, TestService, store_runtime};
 use crate::kit::wait_for;
 
@@ -57,7 +57,7 @@ fn text(service: &TestService, descriptors: &str) -> String {
 
 /// How many calls of scripts the server has had, by EVALSHA and by EVAL.
 fn calls(server: &Server) -> (u64, u64) {
-    let commands = server.commands();
+    let commands = server.command_counts();
     let count = |name: &str| commands.get(name).copied().unwrap_or(0);
     (count("evalsha"), count("eval"))
 }
@@ -76,7 +76,7 @@ fn one_each(values: impl IntoIterator<Item = String>) -> Vec<TestCharge> {
 #[test]
 fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
     let server = options().start();
-    let proxy = Proxy::to(&server.address());
+    let proxy = TcpProxy::to(&server.address());
     let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Redis);
     store_runtime().block_on(async {
         for wanted in one_each((0..5).map(|n| format!("prime {n}"))) {
@@ -85,16 +85,16 @@ fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
         let wanted = one_each((0..10).map(|n| format!("value {n}")));
         let mut one_by_one = 0;
         for charge in &wanted {
-            let before = proxy.asked_bytes();
+            let before = proxy.request_bytes();
             counters.charge(std::slice::from_ref(charge), ChargeMode::Commit, NOON).await;
-            one_by_one += proxy.asked_bytes() - before;
+            one_by_one += proxy.request_bytes() - before;
         }
         server.freeze();
-        let (asked, answered) = (proxy.asked_bytes(), proxy.answered_bytes());
+        let (asked, answered) = (proxy.request_bytes(), proxy.response_bytes());
         let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
         assert!(poll_once(&mut call).await.is_none());
-        wait_for("the proxy to have all calls", || (proxy.asked_bytes() - asked == one_by_one).then_some(()));
-        assert_eq!(proxy.answered_bytes(), answered);
+        wait_for("the proxy to have all calls", || (proxy.request_bytes() - asked == one_by_one).then_some(()));
+        assert_eq!(proxy.response_bytes(), answered);
         server.thaw();
         assert!(call.await.iter().all(|levels| levels[0].before == 1));
     });
@@ -182,13 +182,13 @@ fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_
     let charge = || store_runtime().block_on(counters.charge(&wanted, ChargeMode::Commit, NOON))[0][0].before;
     assert_eq!(charge(), 0);
     server.reset_stats();
-    server.ask::<()>(&["SCRIPT", "FLUSH"]);
+    server.query::<()>(&["SCRIPT", "FLUSH"]);
     for (charges, expected) in [(1, (1, 1)), (2, (2, 1)), (3, (3, 1))] {
         assert_eq!(charge(), charges);
         assert_eq!(calls(&server), expected);
     }
     // Many at once, on one counter and on others.
-    server.ask::<()>(&["SCRIPT", "FLUSH"]);
+    server.query::<()>(&["SCRIPT", "FLUSH"]);
     let values = |n: usize| if n < 50 { "many".to_owned() } else { format!("value {n}") };
     let requests: Vec<_> = (0..100).map(|n| [TestCharge::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
     let answers =
@@ -282,7 +282,7 @@ fn a_database_has_all_keys_and_the_others_none() {
         let url = format!("redis://{}{database}", server.address());
         let service = test_service(&[("REDIS_URL", &url)], rules);
         assert_eq!(text(&service, "k"), "OK [OK 10/HOUR left 9 in 3600 s]", "{database}");
-        let used: String = server.ask(&["INFO", "keyspace"]);
+        let used: String = server.query(&["INFO", "keyspace"]);
         assert_eq!(used.matches(":keys=").count(), 1 + number, "{database}: {used}");
         assert!(!used.contains("db0:"), "{used}");
     }

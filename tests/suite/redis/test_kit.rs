@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use ::redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::kit::redis::certificates::Certificates;
-use crate::kit::redis::client::Caller;
+use crate::kit::redis::client::RedisClient;
 use crate::kit::redis::cluster::{Cluster, SLOTS};
 use crate::kit::redis::sentinels::{NAME, Sentinels};
 use crate::kit::redis::{REPLY_TIMEOUT, Server, options};
-use crate::kit::tcp_proxy::{Mode, Proxy};
+use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{http, wait_for};
 
@@ -28,11 +28,11 @@ fn code(error: &RedisError) -> String {
 #[test]
 fn a_server_answers_on_tcp_and_unix_and_keeps_nothing() {
     let server = options().unix_socket().with(&[("maxmemory", "3mb"), ("maxmemory-policy", "noeviction")]).start();
-    assert_eq!(server.ask::<String>(&["SET", "key", "1"]), "OK");
+    assert_eq!(server.query::<String>(&["SET", "key", "1"]), "OK");
     let socket = format!("redis+unix://{}", server.socket().display());
-    let mut caller = Caller::connect(&socket, REPLY_TIMEOUT).unwrap();
+    let mut caller = RedisClient::connect(&socket, REPLY_TIMEOUT).unwrap();
     assert_eq!(caller.command(&["GET", "key"]).unwrap(), Value::BulkString(b"1".to_vec()));
-    assert_eq!(server.ask::<(String, String)>(&["CONFIG", "GET", "save"]).1, "");
+    assert_eq!(server.query::<(String, String)>(&["CONFIG", "GET", "save"]).1, "");
     assert_eq!(server.info("maxmemory"), (3 << 20).to_string());
 
     let full = (0..100).find_map(|key| server.command(&["SET", &key.to_string(), &"x".repeat(100_000)]).err());
@@ -41,15 +41,15 @@ fn a_server_answers_on_tcp_and_unix_and_keeps_nothing() {
     let port = server.port();
     server.kill();
     assert!(server.command(&["PING"]).unwrap_err().is_connection_refusal());
-    server.start_again();
-    assert_eq!((server.port(), server.ask::<Option<String>>(&["GET", "key"])), (port, None));
+    server.restart();
+    assert_eq!((server.port(), server.query::<Option<String>>(&["GET", "key"])), (port, None));
 }
 
 #[test]
 fn users_may_do_what_their_rules_say_and_the_harness_everything() {
     let server = options().password("secret").user("limited", "on >pass ~a* +get").start();
     let address = server.address();
-    let connect = |user: &str| Caller::connect(&format!("redis://{user}{address}"), REPLY_TIMEOUT);
+    let connect = |user: &str| RedisClient::connect(&format!("redis://{user}{address}"), REPLY_TIMEOUT);
 
     let refused = connect("").unwrap().command(&["GET", "a"]).unwrap_err();
     assert_eq!(code(&refused), "NOAUTH");
@@ -59,10 +59,10 @@ fn users_may_do_what_their_rules_say_and_the_harness_everything() {
     assert_eq!(code(&limited.command(&["GET", "b"]).unwrap_err()), "NOPERM");
     assert_eq!(code(&limited.command(&["SET", "a", "1"]).unwrap_err()), "NOPERM");
 
-    server.ask::<()>(&["CONFIG", "SET", "requirepass", "changed"]);
+    server.query::<()>(&["CONFIG", "SET", "requirepass", "changed"]);
     assert!(connect(":secret@").is_err());
     assert!(connect(":changed@").is_ok());
-    server.ask::<()>(&["SET", "a", "1"]);
+    server.query::<()>(&["SET", "a", "1"]);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn tls_is_for_those_who_trust_the_right_authority() {
     ];
     for (server, host, authority, with_certificate, served) in cases {
         let address = (host, server.tls_port());
-        let reply = Caller::connect_tls(address, &certificates, authority, with_certificate)
+        let reply = RedisClient::connect_tls(address, &certificates, authority, with_certificate)
             .and_then(|mut caller| caller.command(&["PING"]));
         assert_eq!(reply.is_ok(), served, "{host} {authority} {with_certificate}: {reply:?}");
     }
@@ -96,8 +96,8 @@ fn a_server_takes_a_certificate_issued_later() {
     certificates.issue_server("second");
     let path = |name| certificates.path(name).to_str().unwrap().to_owned();
     let (certificate, key) = (path("second.crt"), path("second.key"));
-    server.ask::<()>(&["CONFIG", "SET", "tls-cert-file", &certificate, "tls-key-file", &key]);
-    let reply = Caller::connect_tls(("localhost", server.tls_port()), &certificates, "ca.crt", false)
+    server.query::<()>(&["CONFIG", "SET", "tls-cert-file", &certificate, "tls-key-file", &key]);
+    let reply = RedisClient::connect_tls(("localhost", server.tls_port()), &certificates, "ca.crt", false)
         .and_then(|mut caller| caller.command(&["PING"]));
     assert!(reply.is_ok(), "{reply:?}");
 }
@@ -112,7 +112,7 @@ fn a_frozen_server_accepts_and_does_not_answer_until_thawed() {
     assert!(server.connect(MOMENT).err().unwrap().is_timeout());
     server.thaw();
     // What it was sent while frozen is done, though nobody waits for it.
-    wait_for("the command sent while frozen", || (server.ask::<u64>(&["EXISTS", "key"]) == 1).then_some(()));
+    wait_for("the command sent while frozen", || (server.query::<u64>(&["EXISTS", "key"]) == 1).then_some(()));
     server.freeze();
 }
 
@@ -122,24 +122,24 @@ fn a_runaway_script_keeps_a_server_busy() {
     let mut caller = server.connect(REPLY_TIMEOUT).unwrap();
     caller.send(&["EVAL", "while true do end", "0"]).unwrap();
     wait_for("BUSY", || (code(&server.command(&["GET", "key"]).err()?) == "BUSY").then_some(()));
-    server.ask::<()>(&["SCRIPT", "KILL"]);
+    server.query::<()>(&["SCRIPT", "KILL"]);
     assert!(caller.receive().is_err());
-    server.ask::<()>(&["SET", "key", "1"]);
+    server.query::<()>(&["SET", "key", "1"]);
 }
 
 #[test]
 fn commands_are_counted_by_name() {
     let server = options().start();
-    server.ask::<()>(&["SET", "key", "1"]);
+    server.query::<()>(&["SET", "key", "1"]);
     server.reset_stats();
-    assert_eq!(server.commands(), [].into());
+    assert_eq!(server.command_counts(), [].into());
     for _ in 0..3 {
-        server.ask::<()>(&["INCR", "key"]);
+        server.query::<()>(&["INCR", "key"]);
     }
-    server.ask::<()>(&["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"]);
-    server.ask::<()>(&["CONFIG", "GET", "save"]);
+    server.query::<()>(&["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"]);
+    server.query::<()>(&["CONFIG", "GET", "save"]);
     let expected = [("incr", 3), ("eval", 1), ("get", 1), ("config|get", 1)];
-    assert_eq!(server.commands(), expected.map(|(name, calls)| (name.to_owned(), calls)).into());
+    assert_eq!(server.command_counts(), expected.map(|(name, calls)| (name.to_owned(), calls)).into());
 }
 
 #[test]
@@ -155,14 +155,14 @@ fn a_server_that_ends_at_once_is_quoted() {
 }
 
 /// A server behind a proxy.
-fn proxied() -> (Server, Proxy) {
+fn proxied() -> (Server, TcpProxy) {
     let server = options().start();
-    let proxy = Proxy::to(&server.address());
+    let proxy = TcpProxy::to(&server.address());
     (server, proxy)
 }
 
-fn through(proxy: &Proxy) -> RedisResult<Caller> {
-    Caller::connect(&format!("redis://127.0.0.1:{}", proxy.port()), REPLY_TIMEOUT)
+fn through(proxy: &TcpProxy) -> RedisResult<RedisClient> {
+    RedisClient::connect(&format!("redis://127.0.0.1:{}", proxy.port()), REPLY_TIMEOUT)
 }
 
 #[test]
@@ -173,10 +173,10 @@ fn a_proxy_passes_and_counts() {
     one.command(&["SET", "key", &large]).unwrap();
     assert_eq!(other.command(&["STRLEN", "key"]).unwrap(), Value::Int(1 << 20));
     assert_eq!(other.command(&["GET", "key"]).unwrap(), Value::BulkString(large.into_bytes()));
-    assert_eq!((proxy.accepted(), proxy.open()), (2, 2));
-    assert!(proxy.asked_bytes() > 1 << 20 && proxy.answered_bytes() > 1 << 20, "{proxy:?}");
+    assert_eq!((proxy.accepted_connections(), proxy.open_connections()), (2, 2));
+    assert!(proxy.request_bytes() > 1 << 20 && proxy.response_bytes() > 1 << 20, "{proxy:?}");
     drop(one);
-    wait_for("the proxy to close", || (proxy.open() == 1).then_some(()));
+    wait_for("the proxy to close", || (proxy.open_connections() == 1).then_some(()));
     server.kill();
     assert!(other.command(&["PING"]).is_err());
     assert!(through(&proxy).and_then(|mut caller| caller.command(&["PING"])).is_err());
@@ -197,7 +197,7 @@ fn a_proxy_refuses_and_comes_back() {
 fn a_proxy_resets_open_and_new_connections() {
     let (_server, proxy) = proxied();
     let mut open = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
-    wait_for("the connection to be accepted", || (proxy.open() == 1).then_some(()));
+    wait_for("the connection to be accepted", || (proxy.open_connections() == 1).then_some(()));
     proxy.set(Mode::Reset);
     let mut new = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
     for stream in [&mut open, &mut new] {
@@ -209,7 +209,7 @@ fn a_proxy_resets_open_and_new_connections() {
 
 #[test]
 fn a_proxy_swallows_for_good_and_holds_for_a_while() {
-    for (mode, arrives) in [(Mode::Swallow, false), (Mode::Hold, true)] {
+    for (mode, arrives) in [(Mode::Blackhole, false), (Mode::Stall, true)] {
         let (server, proxy) = proxied();
         let mut open = through(&proxy).unwrap();
         open.command(&["PING"]).unwrap();
@@ -219,13 +219,13 @@ fn a_proxy_swallows_for_good_and_holds_for_a_while() {
         let mut new = through(&proxy).unwrap();
         new.set_timeout(MOMENT).unwrap();
         assert!(new.command(&["INCR", "new"]).unwrap_err().is_timeout(), "{mode:?}");
-        assert_eq!(server.ask::<u64>(&["EXISTS", "old", "new"]), 0, "{mode:?}");
+        assert_eq!(server.query::<u64>(&["EXISTS", "old", "new"]), 0, "{mode:?}");
         proxy.set(Mode::Pass);
         if arrives {
-            let both = || (server.ask::<u64>(&["EXISTS", "old", "new"]) == 2).then_some(());
+            let both = || (server.query::<u64>(&["EXISTS", "old", "new"]) == 2).then_some(());
             wait_for("what was held", both);
         } else {
-            let last = Caller::command(&mut through(&proxy).unwrap(), &["EXISTS", "old", "new"]);
+            let last = RedisClient::command(&mut through(&proxy).unwrap(), &["EXISTS", "old", "new"]);
             assert_eq!(last.unwrap(), Value::Int(0));
         }
     }
@@ -255,7 +255,7 @@ fn a_proxy_cuts_answers_after_so_many_bytes() {
     let mut caller = through(&proxy).unwrap();
     caller.command(&["SET", "key", "0123456789"]).unwrap();
     // `+PONG` is 7 bytes with its line end.
-    proxy.set(Mode::Cut(10));
+    proxy.set(Mode::Truncate(10));
     caller.command(&["PING"]).unwrap();
     assert!(caller.command(&["GET", "key"]).unwrap_err().is_connection_dropped());
 
@@ -269,9 +269,9 @@ fn a_proxy_cuts_answers_after_so_many_bytes() {
 /// A whole cluster, a key of node 1, and the key's slot.
 fn cluster_with_key() -> (Cluster, String, u16) {
     let cluster = Cluster::start();
-    let key = cluster.key_of(1, "key");
+    let key = cluster.key_on(1, "key");
     let slot = cluster.slot(&key);
-    assert_eq!(cluster.node(1).ask::<String>(&["SET", &key, "1"]), "OK");
+    assert_eq!(cluster.node(1).query::<String>(&["SET", &key, "1"]), "OK");
     (cluster, key, slot)
 }
 
@@ -294,43 +294,43 @@ fn a_cluster_redirects_while_slots_move_and_is_down_without_one() {
 
     // While it moves, keys that are still there are served, and others asked for at the new primary.
     let from = cluster.begin_migration(slot, 2);
-    assert_eq!((from, old.ask::<String>(&["GET", &key])), (1, "1".to_owned()));
+    assert_eq!((from, old.query::<String>(&["GET", &key])), (1, "1".to_owned()));
     let ask = old.command(&["GET", &format!("{{{key}}}absent")]).unwrap_err();
     assert_eq!(redirection(&ask), ("ASK".to_owned(), Some((&*new.address(), slot))));
     assert_eq!(cluster.migrate_keys(slot, from, 2, 100), 1);
     assert_eq!(code(&old.command(&["GET", &key]).unwrap_err()), "ASK");
     assert_eq!(code(&new.command(&["GET", &key]).unwrap_err()), "MOVED");
     cluster.end_migration(slot, from, 2);
-    assert_eq!((cluster.primary_of(slot), new.ask::<String>(&["GET", &key])), (2, "1".to_owned()));
+    assert_eq!((cluster.primary_of(slot), new.query::<String>(&["GET", &key])), (2, "1".to_owned()));
     cluster.migrate_slot(slot, 1);
-    assert_eq!((cluster.primary_of(slot), old.ask::<String>(&["GET", &key])), (1, "1".to_owned()));
+    assert_eq!((cluster.primary_of(slot), old.query::<String>(&["GET", &key])), (1, "1".to_owned()));
 
     assert_eq!(cluster.lose_slot(0), 0);
     assert_eq!(code(&old.command(&["GET", &key]).unwrap_err()), "CLUSTERDOWN");
-    cluster.find_slot(0, 0);
-    assert_eq!(old.ask::<String>(&["GET", &key]), "1");
+    cluster.restore_slot(0, 0);
+    assert_eq!(old.query::<String>(&["GET", &key]), "1");
 }
 
 #[test]
 fn a_cluster_fails_over_when_told_and_when_a_primary_dies_or_freezes() {
     let (cluster, key, slot) = cluster_with_key();
     let old = cluster.node(1);
-    cluster.hand_over(1, 4);
+    cluster.planned_failover(1, 4);
     assert_eq!(cluster.primary_of(slot), 4);
     assert_eq!(code(&old.command(&["SET", &key, "2"]).unwrap_err()), "MOVED");
 
     assert_eq!(cluster.fail_over(4), 1);
-    assert_eq!(old.ask::<String>(&["GET", &key]), "1");
-    cluster.node(4).start_again();
-    cluster.wait_until_whole();
+    assert_eq!(old.query::<String>(&["GET", &key]), "1");
+    cluster.node(4).restart();
+    cluster.wait_until_healthy();
     assert_eq!(cluster.replicas_of(1), [4]);
 
     // A frozen primary is taken for a dead one, and learns of it when it goes on.
-    cluster.set_hasty(true);
+    cluster.set_fast_failover(true);
     cluster.node(2).freeze();
     assert_eq!(cluster.wait_for_successor(2, SLOTS - 1), 5);
     cluster.node(2).thaw();
-    cluster.wait_until_whole();
+    cluster.wait_until_healthy();
     assert_eq!(cluster.replicas_of(5), [2]);
 }
 
@@ -339,13 +339,13 @@ fn a_cluster_speaks_tls_among_its_nodes_and_to_clients() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
     let cluster = Cluster::start_with(&options().tls(&certificates).password("secret"));
-    let (key, from) = (cluster.key_of(0, "key"), cluster.node(0));
-    from.ask::<()>(&["SET", &key, "1"]);
+    let (key, from) = (cluster.key_on(0, "key"), cluster.node(0));
+    from.query::<()>(&["SET", &key, "1"]);
     cluster.migrate_slot(cluster.slot(&key), 1);
-    assert_eq!(cluster.node(1).ask::<String>(&["GET", &key]), "1");
+    assert_eq!(cluster.node(1).query::<String>(&["GET", &key]), "1");
 
     // Who comes with TLS is sent on to a port with TLS.
-    let mut caller = Caller::connect_tls(("127.0.0.1", from.tls_port()), &certificates, "ca.crt", false).unwrap();
+    let mut caller = RedisClient::connect_tls(("127.0.0.1", from.tls_port()), &certificates, "ca.crt", false).unwrap();
     assert_eq!(code(&caller.command(&["GET", &key]).unwrap_err()), "NOAUTH");
     caller.command(&["AUTH", "secret"]).unwrap();
     let moved = caller.command(&["GET", &key]).unwrap_err();
@@ -357,20 +357,20 @@ fn a_cluster_speaks_tls_among_its_nodes_and_to_clients() {
 fn sentinels_fail_over_when_told_and_when_the_primary_dies() {
     let all = Sentinels::start_with(&options().password("secret"), &options().password("of sentinels"));
     assert_eq!((all.addresses().len(), all.primary()), (3, 0));
-    let reply = Caller::connect(&format!("redis://{}", all.addresses()[0]), REPLY_TIMEOUT)
+    let reply = RedisClient::connect(&format!("redis://{}", all.addresses()[0]), REPLY_TIMEOUT)
         .and_then(|mut caller| caller.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]));
     assert_eq!(code(&reply.unwrap_err()), "NOAUTH");
-    all.server(0).ask::<()>(&["SET", "key", "1"]);
+    all.server(0).query::<()>(&["SET", "key", "1"]);
 
-    let second = all.hand_over();
+    let second = all.planned_failover();
     assert_ne!(second, 0);
     assert_eq!(code(&all.server(0).command(&["SET", "key", "2"]).unwrap_err()), "READONLY");
-    assert_eq!(all.server(second).ask::<String>(&["GET", "key"]), "1");
+    assert_eq!(all.server(second).query::<String>(&["GET", "key"]), "1");
 
     all.sentinel(0).kill();
     let third = all.fail_over();
     assert_ne!(third, second);
-    all.server(third).ask::<()>(&["SET", "key", "3"]);
+    all.server(third).query::<()>(&["SET", "key", "3"]);
 }
 
 #[test]
@@ -378,13 +378,13 @@ fn several_tollkeepers_run_beside_each_other_and_freeze_alone() {
     const RULES: &str = "domain: shop\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 9 } }]\n";
     const BODY: &str = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}"#;
     let replicas = [(); 3].map(|()| with_rules(RULES).start());
-    assert!(replicas.iter().all(|replica| replica.json(BODY).status == 200));
+    assert!(replicas.iter().all(|replica| replica.post_json(BODY).status == 200));
     assert!(replicas.iter().all(|replica| !replica.stderr().is_empty()));
     replicas[0].freeze();
     let question = http::post(replicas[0].http_port(), "/json", BODY);
     thread::scope(|scope| {
         let answer = scope.spawn(|| question.send().status);
-        assert_eq!(replicas[1].json(BODY).status, 200);
+        assert_eq!(replicas[1].post_json(BODY).status, 200);
         assert!(!answer.is_finished());
         replicas[0].thaw();
         assert_eq!(answer.join().unwrap(), 200);

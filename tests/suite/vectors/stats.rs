@@ -39,7 +39,7 @@ fn told(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
     tollkeeper.signal("TERM");
     assert!(tollkeeper.wait().success(), "{}", tollkeeper.stderr());
     // What was sent before the process ended is in the socket, and in the order in which it was sent.
-    statsd.settle();
+    statsd.flush();
     let counters = statsd.counters().into_iter();
     counters.filter_map(|(name, count)| Some((name.strip_prefix(OF_LIMITS)?.to_owned(), count))).collect()
 }
@@ -73,7 +73,7 @@ fn statsd_is_told_the_same_under_the_same_keys() {
     let mut wrong = Vec::new();
     for group in recorded() {
         let setup = || {
-            server.ask::<()>(&["FLUSHALL"]);
+            server.query::<()>(&["FLUSHALL"]);
             let setup = group.setup().env("BACKEND_TYPE", "redis").env("REDIS_SOCKET_TYPE", "tcp");
             // A machine that is busy must not be taken for a Redis that is away.
             let setup = setup.env("REDIS_URL", server.address()).env("TOLLKEEPER_STORE_TIMEOUT", "10s");

@@ -19,7 +19,7 @@ use super::replica::{Hold, Replica};
 use super::scenario::{Fate, Plan};
 use super::seeded_random::Chance;
 
-/// Ended leases are looked for so often, in microseconds.
+/// ExitResult leases are looked for so often, in microseconds.
 const OFTEN: u64 = 20_000;
 
 /// What came of a run.

@@ -71,7 +71,7 @@ fn is_said(cases: Vec<Case>) {
         });
         assert_eq!([page(&tollkeeper, "/livez"), page(&tollkeeper, "/healthcheck")], [200, 200], "{env:?}");
         let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
-        assert_eq!(tollkeeper.json(body).status, 429, "{env:?}: answered by policy");
+        assert_eq!(tollkeeper.post_json(body).status, 429, "{env:?}: answered by policy");
         for secret in SECRETS {
             assert!(!tollkeeper.stderr().contains(secret), "{env:?}: a secret in\n{}", tollkeeper.stderr());
         }
@@ -139,7 +139,7 @@ fn a_user_that_may_not_do_what_the_rules_need_is_told_what_it_needs() {
             ("TOLLKEEPER_KEY_FORMAT", format.to_owned()),
         ]);
         let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"b"}]}]}"#;
-        wait_for("a strict answer", || (tollkeeper.json(body).status == 200).then_some(()));
+        wait_for("a strict answer", || (tollkeeper.post_json(body).status == 200).then_some(()));
         assert_eq!(page(&tollkeeper, "/readyz"), 200);
     }
 }
@@ -238,10 +238,10 @@ fn health_tells_of_an_outage_as_it_was_told_to() {
         server.kill();
         wait_for("the loss to be told", || {
             let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
-            let refused = tollkeeper.json(body).status == 429;
+            let refused = tollkeeper.post_json(body).status == 429;
             (refused && states() == lost).then_some(())
         });
-        server.start_again();
+        server.restart();
         wait_for("all to be well again", || (states() == well).then_some(()));
     }
 }
@@ -250,10 +250,12 @@ fn health_tells_of_an_outage_as_it_was_told_to() {
 fn a_password_may_hold_anything() {
     for password in ["two words", "quo\"te", "it's", "back\\slash", "näßlich", "a:b@c/d?e#f%20,{}"] {
         let server = options().start();
-        server.ask::<()>(&["CONFIG", "SET", "requirepass", password]);
+        server.query::<()>(&["CONFIG", "SET", "requirepass", password]);
         let tollkeeper = start(&[("REDIS_URL", server.address()), ("REDIS_AUTH", format!("default:{password}"))]);
         let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"b"}]}]}"#;
-        wait_for(&format!("a strict answer with {password:?}"), || (tollkeeper.json(body).status == 200).then_some(()));
+        wait_for(&format!("a strict answer with {password:?}"), || {
+            (tollkeeper.post_json(body).status == 200).then_some(())
+        });
     }
 }
 

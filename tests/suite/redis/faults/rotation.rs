@@ -20,9 +20,9 @@ fn a_password_that_changes_is_read_again_from_its_file() {
     let tollkeeper = setup.start();
     let load = Load::strict_on(&tollkeeper);
 
-    let kill = |user: &str| server.ask::<()>(&["CLIENT", "KILL", "USER", user]);
+    let kill = |user: &str| server.query::<()>(&["CLIENT", "KILL", "USER", user]);
     let changed = load.through("single: password changed, the file late", |load| {
-        server.ask::<()>(&["CONFIG", "SET", "requirepass", "second"]);
+        server.query::<()>(&["CONFIG", "SET", "requirepass", "second"]);
         kill("default");
         load.pass(WHILE);
         replace(&file, "second\n");
@@ -35,7 +35,7 @@ fn a_password_that_changes_is_read_again_from_its_file() {
             (tollkeeper.stderr().matches("WRONGPASS").count() >= 2).then_some(())
         });
         load.pass(WHILE);
-        server.ask::<()>(&["CONFIG", "SET", "requirepass", "third"]);
+        server.query::<()>(&["CONFIG", "SET", "requirepass", "third"]);
         load.pass(2 * WHILE);
         kill("default");
     });
@@ -43,23 +43,23 @@ fn a_password_that_changes_is_read_again_from_its_file() {
     let other = load.through("single: another ACL user", |load| {
         replace(&file, "app:one");
         wait_for("the other user to connect", || {
-            let clients: String = server.ask(&["CLIENT", "LIST"]);
+            let clients: String = server.query(&["CLIENT", "LIST"]);
             clients.contains("user=app").then_some(())
         });
         load.pass(WHILE);
     });
     other.expect_calm().expect_strict(90.0, |_| true);
     let locked = load.through("single: ACL user's password changed", |load| {
-        server.ask::<()>(&["ACL", "SETUSER", "app", "resetpass", ">two"]);
+        server.query::<()>(&["ACL", "SETUSER", "app", "resetpass", ">two"]);
         kill("app");
         load.pass(WHILE);
         replace(&file, "app:two");
     });
     locked.expect_calm().expect_by_policy();
     let forbidden = load.through("single: scripts forbidden to the user", |load| {
-        server.ask::<()>(&["ACL", "SETUSER", "app", "-eval", "-evalsha"]);
+        server.query::<()>(&["ACL", "SETUSER", "app", "-eval", "-evalsha"]);
         load.pass(WHILE);
-        server.ask::<()>(&["ACL", "SETUSER", "app", "+eval", "+evalsha"]);
+        server.query::<()>(&["ACL", "SETUSER", "app", "+eval", "+evalsha"]);
     });
     forbidden.expect_calm().expect_by_policy();
     for secret in ["first", "second", "third", "two"] {
@@ -87,10 +87,10 @@ fn certificates_that_change_are_used_for_new_connections() {
         .env("REDIS_TLS_CLIENT_KEY", &key)
         .start();
     let body = r#"{"domain":"faults","descriptors":[{"entries":[{"key":"deny","value":"a"}]}]}"#;
-    let strict = || (tollkeeper.json(body).status == 200).then_some(());
+    let strict = || (tollkeeper.post_json(body).status == 200).then_some(());
     wait_for("a strict answer", strict);
     let connected = || {
-        let clients: String = server.ask(&["CLIENT", "LIST"]);
+        let clients: String = server.query(&["CLIENT", "LIST"]);
         let port = server.tls_port().to_string();
         let line = clients.lines().find(|line| line.contains(&format!("laddr=127.0.0.1:{port}")));
         line.and_then(|line| line.split_whitespace().find(|word| word.starts_with("id=")).map(str::to_owned))
@@ -100,7 +100,7 @@ fn certificates_that_change_are_used_for_new_connections() {
     // A key that does not fit keeps the old connection, and is said.
     replace(&key, &fs::read_to_string(path("server.key")).expect("it is there"));
     wait_for("it to be said", || tollkeeper.stderr().contains("REDIS_TLS_CLIENT_KEY").then_some(()));
-    assert_eq!((connected(), tollkeeper.json(body).status), (Some(first.clone()), 200));
+    assert_eq!((connected(), tollkeeper.post_json(body).status), (Some(first.clone()), 200));
 
     certificates.issue_server("client");
     give("client");

@@ -42,7 +42,7 @@ fn faults_of_a_cluster_are_not_felt() {
     assert!(cut_off.is_mostly_by_policy(|tag| slots.slot(tag) >= 10_923));
 
     let moved = load.through("cluster: handed over", |load| {
-        cluster.hand_over(0, 3);
+        cluster.planned_failover(0, 3);
         load.pass(WHILE);
     });
     moved.expect_calm().expect_strict(70.0, |_| true);
@@ -52,8 +52,8 @@ fn faults_of_a_cluster_are_not_felt() {
     });
     failed.expect_calm().expect_strict(50.0, |_| true);
     let again = load.through("cluster: the old primary comes back as a replica", |load| {
-        cluster.node(1).start_again();
-        cluster.wait_until_whole();
+        cluster.node(1).restart();
+        cluster.wait_until_healthy();
         load.pass(WHILE);
     });
     again.expect_calm().expect_strict(90.0, |_| true);
@@ -74,9 +74,9 @@ fn faults_of_a_cluster_are_not_felt() {
     let lost = slots.slot(&super::load::tag(11));
     let down = load.through("cluster: a slot lost, CLUSTERDOWN (other slots)", |load| {
         let owner = cluster.primary_of(lost);
-        cluster.disown(lost);
+        cluster.unassign_slot(lost);
         load.pass(4 * WHILE);
-        cluster.own(lost, owner);
+        cluster.assign_slot(lost, owner);
     });
     down.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) != lost);
 
@@ -184,7 +184,7 @@ fn a_master_that_moves_is_followed() {
     let load = Load::strict_on(&tollkeeper);
     let before = open_files(&tollkeeper);
     let handed_over = load.through("sentinel: handed over, the old master READONLY", |load| {
-        sentinels.hand_over();
+        sentinels.planned_failover();
         load.pass(WHILE);
     });
     handed_over.expect_calm().expect_strict(50.0, |_| true);
@@ -215,14 +215,14 @@ fn a_start_without_redis_is_answered_by_policy_until_it_appears() {
     let server = options().start();
     server.kill();
     let setup = with_policies().env("REDIS_URL", server.address());
-    appears("single: not there at the start", setup, &|| server.start_again());
+    appears("single: not there at the start", setup, &|| server.restart());
 
     let cluster = Cluster::start();
     (0..6).for_each(|node| cluster.node(node).kill());
     appears("cluster: not there at the start", told_of(&cluster, with_policies()), &|| {
-        (0..6).for_each(|node| cluster.node(node).start_again());
-        cluster.set_hasty(true);
-        cluster.wait_until_whole();
+        (0..6).for_each(|node| cluster.node(node).restart());
+        cluster.set_fast_failover(true);
+        cluster.wait_until_healthy();
     });
     drop(cluster);
 
@@ -231,6 +231,6 @@ fn a_start_without_redis_is_answered_by_policy_until_it_appears() {
     let url = format!("{NAME},{}", sentinels.addresses().join(","));
     let setup = with_policies().env("REDIS_TYPE", "sentinel").env("REDIS_URL", url);
     appears("sentinel: not there at the start", setup, &|| {
-        (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).start_again());
+        (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).restart());
     });
 }

@@ -47,7 +47,7 @@ fn admits(counters: &RedisCounters, wanted: &TestCharge) -> bool {
 
 /// How many commands of these names the server has had.
 fn asked(server: &Server, names: &[&str]) -> u64 {
-    let commands = server.commands();
+    let commands = server.command_counts();
     names.iter().filter_map(|name| commands.get(*name)).sum()
 }
 
@@ -67,7 +67,7 @@ fn a_counter_over_its_limit_costs_redis_nothing() {
             assert!(!admits(&counters, &one), "{algorithm}");
         }
         let seconds = refused.elapsed().as_secs();
-        let (commands, calls) = (server.commands(), asked(&server, &["evalsha", "eval"]));
+        let (commands, calls) = (server.command_counts(), asked(&server, &["evalsha", "eval"]));
         assert!(calls <= seconds, "{algorithm}: {commands:?} in {seconds} s");
         assert!(calls > 0 || commands.is_empty(), "{algorithm}: {commands:?}");
         assert_eq!(counters.redis.refused_locally(), DRAWS - calls, "{algorithm}");
