@@ -24,6 +24,7 @@ pub mod telemetry;
 pub mod request;
 pub mod limit;
 pub mod settings;
+pub mod redis;
 pub mod algorithm;
 pub mod rule;
 pub mod counter;

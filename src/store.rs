@@ -3,7 +3,6 @@
 //! An enum and not a trait: there are two, and whoever decides must know which, because one answers at once and the
 //! other makes it wait.
 
-pub mod guard;
 pub mod health;
 pub mod fallback;
 pub mod memory;
@@ -16,9 +15,9 @@ use tokio::time::timeout;
 
 use self::memory::{Full, Memory};
 use self::redis::Redis;
-use self::redis::failure::RedisError;
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
+use crate::redis::error::RedisError;
 
 /// How long giving back what was leased may take.
 const GIVE_BACK: Duration = Duration::from_secs(1);

@@ -4,11 +4,13 @@ use bytes::BytesMut;
 use smallvec::SmallVec;
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::redis::error::ReplyError;
+use tollkeeper::redis::hash_slot::HASH_SLOTS;
+use tollkeeper::redis::reply::{self, Reply};
+use tollkeeper::redis::slot_range::slot_ranges;
 use tollkeeper::request::Hits;
 use tollkeeper::settings::redis::Endpoint;
-use tollkeeper::store::redis::failure::Refused;
 use tollkeeper::store::redis::key;
-use tollkeeper::store::redis::reply::{self, Reply};
 use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter, replay};
 
 /// What is longer is not cut: each piece is looked at from the beginning.
@@ -50,13 +52,13 @@ fn all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
 
 fn understand(reply: &Reply) {
     let asked = Endpoint::Tcp { host: "h".to_owned(), port: 1 };
-    if let Some(ranges) = reply::ranges(reply, &asked) {
-        assert!(ranges.iter().all(|(first, last, _)| first <= last && *last < 16_384), "{ranges:?}");
-        let slots: usize = ranges.iter().map(|(first, last, _)| usize::from(last - first) + 1).sum();
-        assert!(slots <= 16_384, "{ranges:?}");
+    if let Some(ranges) = slot_ranges(reply, &asked) {
+        assert!(ranges.iter().all(|range| range.first <= range.last && range.last < HASH_SLOTS), "{ranges:?}");
+        let slots: usize = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
+        assert!(slots <= usize::from(HASH_SLOTS), "{ranges:?}");
     }
     if let Reply::Error(text) = reply {
-        let _meaning = Refused::from_reply(text);
+        let _meaning = ReplyError::from_reply(text);
     }
     if let Some(bytes) = reply::bytes(reply) {
         replay_all(bytes);

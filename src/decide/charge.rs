@@ -11,11 +11,11 @@ use super::{Decider, DecisionContext, Outcome};
 use crate::clock::Time;
 use crate::counter::Charge;
 use crate::limit::StorePolicy;
+use crate::redis::error::RedisError;
 use crate::request::{Hits, Request};
 use crate::store::fallback::Fallback;
 use crate::store::memory::Memory;
 use crate::store::redis::charge_context::ChargeContext;
-use crate::store::redis::failure::RedisError;
 use crate::store::redis::{ChargeMode, ChargeResults, Redis};
 use crate::store::{ChargeError, StoreOutcome};
 

@@ -14,11 +14,11 @@ use super::selection::{Selection, select};
 use super::{Decider, DecisionContext, charge};
 use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
+use crate::redis::error::RedisError;
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::Store;
 use crate::store::redis::ChargeMode;
-use crate::store::redis::failure::RedisError;
 use crate::store::redis::key::ParsedKey;
 
 /// How long Redis may take to list or to forget.

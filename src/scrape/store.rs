@@ -4,10 +4,10 @@ use std::num::NonZeroU32;
 
 use super::{MetricsCollector, counter, gauge, level_of};
 use crate::limit::StorePolicy;
+use crate::redis::stats::DeploymentStats;
 use crate::store::Store;
 use crate::store::memory::Usage;
 use crate::store::redis::Redis;
-use crate::store::redis::readings::Condition;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 impl MetricsCollector {
@@ -80,7 +80,7 @@ fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
     let (main, per_second) = redis.conditions();
     let mut breakers =
         Family::new("tollkeeper_breaker_open", MetricKind::Gauge, "Whether nothing is sent to a server that failed.");
-    let nodes = main.nodes.iter().chain(per_second.iter().flat_map(|condition| &condition.nodes));
+    let nodes = main.nodes.iter().chain(per_second.iter().flat_map(|deployment| &deployment.nodes));
     let mut nodes: Vec<&(String, bool)> = nodes.collect();
     nodes.sort_unstable();
     nodes.dedup_by(|a, b| a.0 == b.0);
@@ -122,18 +122,18 @@ fn eventual(each: &mut dyn FnMut(Family), redis: &Redis) {
 }
 
 /// Connections, under the names that envoyproxy/ratelimit has for them.
-fn pool(each: &mut dyn FnMut(Family), of: &'static str, condition: &Condition) {
+fn pool(each: &mut dyn FnMut(Family), of: &'static str, deployment: &DeploymentStats) {
     let stats = |what: &str| format!("ratelimit.{of}.{what}");
     let name = |what: &str| format!("ratelimit_{of}_{what}");
-    let closed = condition.opened.saturating_sub(condition.connections as u64);
+    let closed = deployment.opened.saturating_sub(deployment.connections as u64);
     let counted = |what, help, count| {
         Family::new(name(what), MetricKind::Counter, help)
             .with(Series::of(MetricValue::Counter(count)).stats(stats(what)))
     };
     each(
         Family::new(name("cx_active"), MetricKind::Gauge, "Connections to Redis in use.")
-            .with(Series::of(level_of(condition.connections)).stats(stats("cx_active"))),
+            .with(Series::of(level_of(deployment.connections)).stats(stats("cx_active"))),
     );
-    each(counted("cx_total", "Connections to Redis that were opened.", condition.opened));
+    each(counted("cx_total", "Connections to Redis that were opened.", deployment.opened));
     each(counted("cx_local_close", "Connections to Redis that ended.", closed));
 }

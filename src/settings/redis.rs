@@ -18,9 +18,9 @@ use super::value::Secret;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redis {
     /// Where counters are.
-    pub main: Deployment,
+    pub main: DeploymentSettings,
     /// Where those of limits per second are; `None`: with the others.
-    pub per_second: Option<Deployment>,
+    pub per_second: Option<DeploymentSettings>,
     /// The longest that a charge waits for Redis: 1 ms to 10 s.
     pub timeout: Duration,
     /// How many processes share the limits while Redis is away and each counts for itself; `None`: as many as were
@@ -54,11 +54,11 @@ pub struct OverLimitCache {
 
 /// One server, a master with its replicas, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deployment {
+pub struct DeploymentSettings {
     /// The variable that names it, for messages.
     pub setting: &'static str,
     /// What it is, and where.
-    pub topology: Topology,
+    pub topology: TopologySettings,
     /// The number of the database; 0 in a cluster.
     pub database: u8,
     /// What to authenticate with.
@@ -73,7 +73,7 @@ pub struct Deployment {
 
 /// What a deployment is, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Topology {
+pub enum TopologySettings {
     /// One server.
     Single(Endpoint),
     /// A master that sentinels know.
@@ -90,7 +90,7 @@ pub enum Topology {
 }
 
 /// What it is and where, without credentials: `single host:port`.
-impl fmt::Display for Topology {
+impl fmt::Display for TopologySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, endpoints) = match self {
             Self::Single(endpoint) => ("single".to_owned(), std::slice::from_ref(endpoint)),

@@ -7,31 +7,20 @@
 
 mod prepared_call;
 mod coalescer;
-mod complaint;
-mod connect;
 mod incrby;
 pub mod eventual;
-mod explore;
-pub mod failure;
 pub mod key;
-mod knock;
 mod lead;
 mod lend;
-mod line;
-mod node;
 pub mod charge_context;
 pub mod over_limit_cache;
 mod probe;
 pub mod readings;
 pub mod replicas;
-pub mod reply;
-mod route;
 pub mod script;
-mod send;
 mod lease_reaper;
 mod spans;
 pub mod key_scan;
-mod tls;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -41,32 +30,31 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use self::charge_context::ChargeContext;
 use self::coalescer::{ChargeBatch, Coalescer, Role};
-use self::connect::Entrance;
 use self::eventual::{CallReport, EventualCounters, EventualTable, LeaseTicket, log_beyond_us};
-use self::failure::RedisError;
 use self::incrby::WindowKey;
 use self::lead::{DetachOnDrop, InFlightGuard, Pending, PendingKind, lead};
 use self::lease_reaper::LeaseReaper;
-use self::node::Ground;
 use self::over_limit_cache::OverLimitCache;
 use self::prepared_call::{Manner, PreparedCall};
-use self::probe::Probe;
+use self::probe::{Probe, ProbeKind};
 use self::readings::Asked;
 use self::replicas::heartbeat::Heartbeat;
-use self::route::Route;
 use self::script::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter, ScriptOutcome};
 use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::Time;
 use crate::counter::Charge;
 use crate::limit::{Limit, StorePolicy, Unit};
+use crate::redis::connect::ConnectOptions;
+use crate::redis::deployment::Deployment;
+use crate::redis::deployment_context::DeploymentOptions;
+use crate::redis::error::RedisError;
 use crate::request::Hits;
-use crate::settings::redis::{self as settings, Deployment, KeyFormat, Topology};
+use crate::settings::redis::{self as settings, DeploymentSettings, KeyFormat};
 use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
 use crate::store::{DecidedBy, StoreOutcome};
@@ -74,10 +62,6 @@ use crate::telemetry::metrics::histogram::Histogram;
 
 /// The levels of a descriptor's limits, in their order.
 pub type ChargeResults = SmallVec<[ChargeResult; 1]>;
-
-/// A dial is given up after this time whatever REDIS_TIMEOUT says, and made anew: the system repeats a lost first
-/// packet ever more rarely, and a server that is back must be found soon.
-const LONGEST_DIAL: Duration = Duration::from_secs(1);
 
 /// Times so little apart are the same: one was taken a little later than the other.
 const SAME: Duration = Duration::from_millis(1);
@@ -100,8 +84,8 @@ impl Drop for Redis {
 
 #[derive(Debug)]
 struct Shared {
-    main: Arc<Route>,
-    per_second: Option<Arc<Route>>,
+    main: Arc<Deployment>,
+    per_second: Option<Arc<Deployment>>,
     /// What stands in for it.
     local: Fallback,
     heartbeat: Heartbeat,
@@ -243,7 +227,7 @@ impl Redis {
     pub async fn report(&self, health: &StoreHealth) {
         const OFTEN: Duration = Duration::from_millis(100);
         loop {
-            health.set_lost(self.shared.routes().any(|route| !route.serves_some()));
+            health.set_lost(self.shared.routes().any(|route| !route.is_available()));
             let misconfigured = self.shared.routes().find_map(|route| route.misconfigured());
             health.set_misconfigured(misconfigured.as_ref().map(|what| what.as_str()));
             sleep(OFTEN).await;
@@ -253,7 +237,7 @@ impl Redis {
 
 impl Shared {
     fn start(settings: &settings::Redis, local: Fallback, client_clock: bool) -> Self {
-        let start = |deployment| Arc::new(start_route(settings, deployment));
+        let start = |deployment| Arc::new(start_deployment(settings, deployment));
         // A refusal runs out with real time, not with the time that charges say.
         let over_bytes = if client_clock { 0 } else { settings.over_limit_cache.capacity_bytes };
         let main = start(&settings.main);
@@ -280,7 +264,7 @@ impl Shared {
         }
     }
 
-    fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
+    fn routes(&self) -> impl Iterator<Item = &Arc<Deployment>> {
         [&self.main].into_iter().chain(&self.per_second)
     }
 
@@ -389,7 +373,7 @@ impl Shared {
     }
 
     /// Where a descriptor is counted: limits per second may have a Redis of their own, if there are no others on it.
-    fn route(&self, charge: &Charge<'_>) -> &Arc<Route> {
+    fn route(&self, charge: &Charge<'_>) -> &Arc<Deployment> {
         match &self.per_second {
             Some(route) if charge.counters.iter().all(|counter| is_per_second(counter.limit)) => route,
             _ => &self.main,
@@ -457,29 +441,21 @@ fn is_per_second(limit: &Limit) -> bool {
     limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
 }
 
-fn start_route(settings: &settings::Redis, deployment: &Deployment) -> Route {
-    let entrance = Entrance {
-        setting: deployment.setting,
-        of_sentinels: false,
-        credentials: deployment.credentials.clone(),
-        tls: deployment.tls.clone(),
-        database: (deployment.database != 0).then_some(deployment.database),
-        dial_timeout: deployment.dial_timeout.min(LONGEST_DIAL),
+fn start_deployment(settings: &settings::Redis, deployment: &DeploymentSettings) -> Deployment {
+    let connect = ConnectOptions::new(deployment);
+    let kind = match settings.key_format {
+        KeyFormat::Tollkeeper => ProbeKind::Script,
+        KeyFormat::Ratelimit => ProbeKind::Incrby,
     };
-    let manner = match settings.key_format {
-        KeyFormat::Tollkeeper => probe::Manner::Script,
-        KeyFormat::Ratelimit => probe::Manner::Count,
-    };
-    let clustered = matches!(deployment.topology, Topology::Cluster(_));
-    let ground = Ground {
-        probe: Probe::new(manner, clustered, &settings.key_prefix, &entrance),
-        entrance: Arc::new(entrance),
+    let probe = Probe::new(kind, &settings.key_prefix, connect.auth_setting());
+    let options = DeploymentOptions {
         connections: deployment.connections.get(),
-        patience: settings.timeout,
-        trouble: Notify::new(),
-        opened: AtomicU64::new(0),
+        call_timeout: settings.timeout,
+        optional_commands: probe.optional_commands(),
+        health_check: Box::new(probe),
+        connect,
     };
-    Route::start(deployment.topology.clone(), Arc::new(ground))
+    Deployment::start(deployment.topology.clone(), options)
 }
 
 fn command(charge: &Charge<'_>, mode: ChargeMode) -> ChargeCommand {

@@ -16,11 +16,11 @@ use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::redis::error::RedisError;
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::fallback::Fallback;
-use tollkeeper::store::redis::failure::RedisError;
 use tollkeeper::store::redis::{ChargeMode, ChargeResults, Redis};
 
 use super::test_service::store_runtime;

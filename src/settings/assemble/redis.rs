@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use super::Values;
 use crate::settings::parse::Fault;
-use crate::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, Topology};
+use crate::settings::redis::{
+    Credentials, DeploymentSettings, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, TopologySettings,
+};
 use crate::settings::url::{self, Url};
 use crate::settings::{Notice, Store};
 
@@ -163,7 +165,7 @@ impl Values {
         OverLimitCache { capacity_bytes: own.max(theirs), counting: theirs > 0 }
     }
 
-    fn deployment(&mut self, names: &Names) -> Deployment {
+    fn deployment(&mut self, names: &Names) -> DeploymentSettings {
         let Addresses { master, urls } = self.addresses(names).unwrap_or_else(|fault| {
             self.problem(names.url, &fault.what, &fault.fix);
             Addresses::none()
@@ -180,7 +182,7 @@ impl Values {
             "SENTINEL" => {
                 // Those of the URL are for whom the URL names.
                 let credentials = self.credentials(&names.sentinels, in_url, names.url);
-                let sentinels = Topology::Sentinel { master, sentinels: endpoints, credentials };
+                let sentinels = TopologySettings::Sentinel { master, sentinels: endpoints, credentials };
                 (sentinels, self.credentials(&names.server, Credentials::None, names.url))
             }
             other => {
@@ -188,13 +190,13 @@ impl Values {
                     self.idle(name, "there are no sentinels");
                 }
                 let [first, ..] = &endpoints[..] else { unreachable!("there is at least one") };
-                let single = Topology::Single(first.clone());
-                let topology = if other == "CLUSTER" { Topology::Cluster(endpoints) } else { single };
+                let single = TopologySettings::Single(first.clone());
+                let topology = if other == "CLUSTER" { TopologySettings::Cluster(endpoints) } else { single };
                 (topology, self.credentials(&names.server, in_url, names.url))
             }
         };
         let (connections, dial_timeout) = (self.connections(names), self.duration(names.dial_timeout));
-        Deployment { setting: names.url, topology, database, credentials, tls, connections, dial_timeout }
+        DeploymentSettings { setting: names.url, topology, database, credentials, tls, connections, dial_timeout }
     }
 
     /// What the URL lists, by the topology.

@@ -16,12 +16,12 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::charge_context::ChargeContext;
-use super::failure::RedisError;
 use super::script::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use super::{Answer, ChargeResults};
 use crate::clock::Time;
+use crate::redis::deadline::timeout_with_grace;
+use crate::redis::error::RedisError;
 use crate::store::StoreOutcome;
-use crate::store::guard::patiently;
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
 /// The most charges that wait for one counter; more fail at once.
@@ -161,7 +161,7 @@ impl Batch {
         let mut call = pin!(call);
         loop {
             let Some(until) = self.answers.iter().flatten().map(|(_, until)| *until).min() else { return call.await };
-            if let Some(outcome) = patiently(&mut call, until).await {
+            if let Some(outcome) = timeout_with_grace(&mut call, until).await {
                 return outcome;
             }
             self.give_up(Instant::now());

@@ -17,16 +17,16 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::failure::{RedisError, Refused};
-use super::node::Node;
-use super::reply::{self, Reply};
 use super::script::{ChargeCommand, ScriptOutcome};
 use crate::algorithm::{ChargeResult, EnforcedLimit, MAX_COUNT, State, charge_together, fixed_window};
 use crate::clock::Time;
 use crate::counter::{Charge, Counter, Path};
 use crate::limit::{Algorithm, Consistency, Limit};
+use crate::redis::deadline::timeout_with_grace;
+use crate::redis::error::{RedisError, ReplyError};
+use crate::redis::node::Node;
+use crate::redis::reply::{self, Reply};
 use crate::request::Hits;
-use crate::store::guard::patiently;
 
 /// A window's counter.
 #[derive(Clone, Debug)]
@@ -120,7 +120,7 @@ impl<'a> IncrBatch<'a> {
         node: &Arc<Node>,
         asking: bool,
         until: Instant,
-    ) -> Result<ScriptOutcome, Refused> {
+    ) -> Result<ScriptOutcome, ReplyError> {
         while self.is_to_expire || self.to_add_back > 0 || !self.rest.is_empty() {
             if self.is_to_expire {
                 let seconds = self.window.expire_s.to_string();
@@ -142,15 +142,15 @@ impl<'a> IncrBatch<'a> {
     }
 
     /// Counts a run of hits, or one refund.
-    async fn step(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<(), Refused> {
+    async fn step(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<(), ReplyError> {
         if let Some((ChargeCommand { request, dry_run: false, .. }, rest)) = self.rest.split_first()
             && let Hits::Refund(hits) = request.hits
         {
             // A task of its own: no deadline may come between a refund and what is added back.
             let refund = refund(self.window.clone(), signed(hits), Arc::clone(node), asking);
             let refunded = tokio::spawn(timeout(REFUND_TAKES, refund));
-            let refunded = patiently(refunded, until).await.ok_or_else(|| node.timed_out())?;
-            let refunded = refunded.ok().and_then(Result::ok).unwrap_or(Err(Refused::Failed(RedisError::Broken)))?;
+            let refunded = timeout_with_grace(refunded, until).await.ok_or_else(|| node.timed_out())?;
+            let refunded = refunded.ok().and_then(Result::ok).unwrap_or(Err(ReplyError::Failed(RedisError::Broken)))?;
             self.take_note(refunded.before, 1, rest);
             self.to_add_back = refunded.to_add_back;
             return self.expires(refunded.expiry);
@@ -165,7 +165,7 @@ impl<'a> IncrBatch<'a> {
         }
         let hits = run.iter().map(charged_hits).sum();
         let counted = increment(self.window, hits, node, (asking, until)).await?;
-        let before = counted.after.checked_sub(hits).ok_or(Refused::Failed(RedisError::BadReply))?;
+        let before = counted.after.checked_sub(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?;
         self.take_note(before, run.len(), rest);
         self.expires(counted.expiry)
     }
@@ -183,9 +183,9 @@ impl<'a> IncrBatch<'a> {
     }
 
     /// What was counted stays so: if only the expiry has to go elsewhere, it goes alone.
-    fn expires(&mut self, expiry: Result<(), Refused>) -> Result<(), Refused> {
+    fn expires(&mut self, expiry: Result<(), ReplyError>) -> Result<(), ReplyError> {
         match expiry {
-            Err(Refused::Moved(_) | Refused::ChargeRequest(_)) => self.is_to_expire = true,
+            Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => self.is_to_expire = true,
             outcome => outcome?,
         }
         Ok(())
@@ -227,14 +227,14 @@ const REFUND_TAKES: Duration = Duration::from_secs(5);
 struct Refunded {
     before: i64,
     to_add_back: i64,
-    expiry: Result<(), Refused>,
+    expiry: Result<(), ReplyError>,
 }
 
 /// Takes hits off, and adds back those that were not there.
-async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, Refused> {
+async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, ReplyError> {
     let until = Instant::now() + REFUND_TAKES;
     let IncrOutcome { after, expiry } = increment(&window, -hits, &node, (asking, until)).await?;
-    let before = after.checked_add(hits).ok_or(Refused::Failed(RedisError::BadReply))?;
+    let before = after.checked_add(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?;
     // Of what is missing, others may have taken a part meanwhile, who add that back.
     let missing = after.saturating_neg().clamp(0, hits);
     if missing == 0 {
@@ -242,9 +242,7 @@ async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> 
     }
     match increment(&window, missing, &node, (asking, until)).await {
         Ok(counted) => Ok(Refunded { before, to_add_back: 0, expiry: counted.expiry }),
-        Err(Refused::Moved(_) | Refused::ChargeRequest(_)) => {
-            Ok(Refunded { before, to_add_back: missing, expiry: Ok(()) })
-        }
+        Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => Ok(Refunded { before, to_add_back: missing, expiry: Ok(()) }),
         Err(refused) => Err(refused),
     }
 }
@@ -252,7 +250,7 @@ async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> 
 /// What came of an INCRBY and the EXPIRE behind it.
 struct IncrOutcome {
     after: i64,
-    expiry: Result<(), Refused>,
+    expiry: Result<(), ReplyError>,
 }
 
 /// Adds hits, or takes them off, and has the key live from now on.
@@ -261,7 +259,7 @@ async fn increment(
     hits: i64,
     node: &Node,
     (asking, until): (bool, Instant),
-) -> Result<IncrOutcome, Refused> {
+) -> Result<IncrOutcome, ReplyError> {
     let (hits, seconds) = (hits.to_string(), window.expire_s.to_string());
     let increment: [&[u8]; 3] = [b"INCRBY", &window.key, hits.as_bytes()];
     let (count, expiry) = node.call_two(&increment, &window.expiry(&seconds), asking, until).await;
@@ -275,6 +273,6 @@ impl WindowKey {
     }
 }
 
-fn integer(reply: &Reply) -> Result<i64, Refused> {
-    reply::integer(reply).ok_or(Refused::Failed(RedisError::WrongType))
+fn integer(reply: &Reply) -> Result<i64, ReplyError> {
+    reply::integer(reply).ok_or(ReplyError::Failed(RedisError::WrongType))
 }

@@ -166,9 +166,3 @@ fn write_period(key: &mut BytesMut, limit: &Limit) {
     };
     written.expect("a buffer grows");
 }
-
-/// The slot of a key in a cluster: CRC-16 of what stands between its first braces, if that is not empty, else of all
-/// of it, modulo 16 384.
-pub fn slot(key: &[u8]) -> u16 {
-    redis_protocol::redis_keyslot(key)
-}

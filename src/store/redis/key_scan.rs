@@ -8,12 +8,12 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use super::Redis;
-use super::failure::{RedisError, Refused};
 use super::key::{self, ParsedKey};
-use super::node::Node;
-use super::reply::{Reply, bytes};
 use crate::clock::Time;
 use crate::counter::Charge;
+use crate::redis::error::{RedisError, ReplyError};
+use crate::redis::node::Node;
+use crate::redis::reply::{Reply, bytes};
 
 /// Keys that a scan looks at, at most.
 const MOST_KEYS: usize = 1_000_000;
@@ -103,8 +103,8 @@ async fn scan(
     let count = KEYS_AT_ONCE.to_string();
     let words: [&[u8]; 6] = [b"SCAN", cursor, b"MATCH", pattern, b"COUNT", count.as_bytes()];
     let reply = node.call_aside(&words, false, until).await.map_err(|refused| match refused {
-        Refused::Failed(error) => error,
-        Refused::NoScript | Refused::Moved(_) | Refused::ChargeRequest(_) => RedisError::BadReply,
+        ReplyError::Failed(error) => error,
+        ReplyError::NoScript | ReplyError::Moved(_) | ReplyError::Ask(_) => RedisError::BadReply,
     })?;
     let Reply::Array(parts) = reply else { return Err(RedisError::BadReply) };
     let [next, Reply::Array(keys)] = &*parts else { return Err(RedisError::BadReply) };

@@ -14,11 +14,11 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::coalescer::{Batch, ChargeBatch};
-use super::failure::RedisError;
 use super::prepared_call::PreparedCall;
 use super::{Answer, ChargeResults, Shared};
+use crate::redis::deadline::timeout_with_grace;
+use crate::redis::error::RedisError;
 use crate::store::StoreOutcome;
-use crate::store::guard::patiently;
 
 /// Charges that were sent or wait to be.
 pub(super) struct Pending {
@@ -160,7 +160,7 @@ impl Pending {
 
 async fn within<F: Future>(work: F, until: Option<Instant>) -> Option<F::Output> {
     match until {
-        Some(until) => patiently(work, until).await,
+        Some(until) => timeout_with_grace(work, until).await,
         None => Some(work.await),
     }
 }

@@ -12,19 +12,17 @@ use smallvec::SmallVec;
 
 use super::coalescer::ChargeBatch;
 use super::eventual::EventualCounters;
-use super::failure::{RedisError, Refused};
 use super::incrby::{IncrBatch, WindowKey};
-use super::key;
-use super::node::Node;
-use super::reply::{bytes, integer};
-use super::route::Route;
 use super::script::{self, ChargeCommand, Script, ScriptOutcome};
 use super::spans;
 use crate::clock::Time;
+use crate::redis::deployment::Deployment;
+use crate::redis::error::{RedisError, ReplyError};
+use crate::redis::hash_slot::hash_slot;
+use crate::redis::node::Node;
+use crate::redis::redirects::Redirects;
+use crate::redis::reply::{bytes, integer};
 use crate::telemetry::traces::{Span, SpanRef};
-
-/// How often a call is sent elsewhere.
-const MOST_REDIRECTIONS: usize = 5;
 
 /// Where counters are, and how they are charged from.
 #[derive(Clone, Debug)]
@@ -32,7 +30,7 @@ pub(super) struct PreparedCall {
     pub(super) manner: Manner,
     /// What its counters are known by here.
     pub(super) id: u128,
-    pub(super) route: Arc<Route>,
+    pub(super) route: Arc<Deployment>,
     /// What the path is remembered under in this process.
     pub(super) path: u128,
     /// This process's time.
@@ -57,8 +55,8 @@ pub(super) enum Manner {
 impl PreparedCall {
     fn slot(&self) -> u16 {
         match &self.manner {
-            Manner::Script(_, keys) => key::slot(&keys[0]),
-            Manner::Count(window) => key::slot(&window.key),
+            Manner::Script(_, keys) => hash_slot(&keys[0]),
+            Manner::Count(window) => hash_slot(&window.key),
         }
     }
 
@@ -72,9 +70,9 @@ impl PreparedCall {
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
         let slot = || self.slot();
-        let mut way = Redirects::begin(&self.route, slot, deadline).await?;
+        let mut redirects = Redirects::start(&self.route, slot, deadline).await?;
         if let Some(span) = &mut span {
-            spans::sent_to(span, way.node.endpoint());
+            spans::sent_to(span, redirects.node.endpoint());
         }
         let mut work = match &self.manner {
             Manner::Script(script, keys) => {
@@ -83,12 +81,12 @@ impl PreparedCall {
             Manner::Count(window) => Work::Count(IncrBatch::new(window, commands, self.now)),
         };
         loop {
-            match work.go_on(&way.node, way.asking, deadline).await {
+            match work.go_on(&redirects.node, redirects.asking, deadline).await {
                 Ok(replayed) => return Ok(replayed),
                 Err(refused) => {
-                    way.follow(refused, slot)?;
+                    redirects.follow(refused, slot)?;
                     if let Some(span) = &mut span {
-                        spans::sent_to(span, way.node.endpoint());
+                        spans::sent_to(span, redirects.node.endpoint());
                     }
                 }
             }
@@ -105,60 +103,16 @@ impl PreparedCall {
             Manner::Count(window) => std::slice::from_ref(&window.key),
         };
         let words: SmallVec<[&[u8]; 4]> = [&b"UNLINK"[..]].into_iter().chain(keys.iter().map(|key| &**key)).collect();
-        let mut way = Redirects::begin(&self.route, slot, deadline).await?;
+        let mut redirects = Redirects::start(&self.route, slot, deadline).await?;
         loop {
-            match way.node.call_aside(&words, way.asking, deadline).await {
+            match redirects.node.call_aside(&words, redirects.asking, deadline).await {
                 Ok(reply) => {
                     let gone = integer(&reply).and_then(|gone| u64::try_from(gone).ok());
                     return gone.ok_or(RedisError::BadReply);
                 }
-                Err(refused) => way.follow(refused, slot)?,
+                Err(refused) => redirects.follow(refused, slot)?,
             }
         }
-    }
-}
-
-/// The way of a call: to the node that has its slot, and then where replies send it.
-#[derive(Debug)]
-pub(super) struct Redirects<'r> {
-    route: &'r Route,
-    /// Where to send it.
-    pub(super) node: Arc<Node>,
-    /// Whether after ASKING.
-    pub(super) asking: bool,
-    redirections: usize,
-}
-
-impl<'r> Redirects<'r> {
-    /// To the owner of `slot`, if that is known by `deadline`.
-    pub(super) async fn begin(
-        route: &'r Route,
-        slot: impl FnOnce() -> u16,
-        deadline: Instant,
-    ) -> Result<Self, RedisError> {
-        Ok(Self { route, node: route.owner(slot, deadline).await?, asking: false, redirections: 0 })
-    }
-
-    /// To where the reply sends it, or to its end.
-    pub(super) fn follow(&mut self, refused: Refused, slot: impl FnOnce() -> u16) -> Result<(), RedisError> {
-        let (address, moved) = match refused {
-            Refused::Failed(error) => {
-                if error == RedisError::SlotDown {
-                    self.route.is_in_doubt();
-                }
-                return Err(error);
-            }
-            Refused::NoScript => return Err(RedisError::BadReply),
-            Refused::Moved(address) => (address, true),
-            Refused::ChargeRequest(address) => (address, false),
-        };
-        let next = self.route.node_at(&address, &self.node).ok_or(RedisError::Misconfigured)?;
-        if moved {
-            self.route.moved(slot(), &next);
-        }
-        (self.node, self.asking) = (next, !moved);
-        self.redirections += 1;
-        if self.redirections > MOST_REDIRECTIONS { Err(RedisError::SlotDown) } else { Ok(()) }
     }
 }
 
@@ -170,7 +124,7 @@ enum Work<'a> {
 
 impl Work<'_> {
     /// Does what is left to do, at this node.
-    async fn go_on(&mut self, node: &Arc<Node>, asking: bool, deadline: Instant) -> Result<ScriptOutcome, Refused> {
+    async fn go_on(&mut self, node: &Arc<Node>, asking: bool, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Count(tally) => tally.go_on(node, asking, deadline).await,
             Self::Script { script, keys, commands, now } => {
@@ -181,14 +135,14 @@ impl Work<'_> {
                 words.extend(keys.iter().map(|key| &**key));
                 words.push(&arguments);
                 let reply = match node.call(&words, asking, deadline).await {
-                    Err(Refused::NoScript) => {
+                    Err(ReplyError::NoScript) => {
                         (words[0], words[1]) = (b"EVAL", script.text.as_bytes());
                         node.call(&words, asking, deadline).await?
                     }
                     outcome => outcome?,
                 };
-                let bytes = bytes(&reply).ok_or(Refused::Failed(RedisError::BadReply))?;
-                script::replay(commands, bytes).map_err(|_| Refused::Failed(RedisError::BadReply))
+                let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
+                script::replay(commands, bytes).map_err(|_| ReplyError::Failed(RedisError::BadReply))
             }
         }
     }

@@ -3,18 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Redis;
+use crate::redis::stats::DeploymentStats;
 use crate::telemetry::metrics::histogram::Histogram;
-
-/// How the servers of a deployment are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Condition {
-    /// Connections in use.
-    pub connections: usize,
-    /// Connections that were put in use since the start.
-    pub opened: u64,
-    /// Each server that has counters, and whether its breaker is open.
-    pub nodes: Vec<(String, bool)>,
-}
 
 /// Charges that were asked for and have no answer yet; if it is dropped before they have, nobody waits for them.
 pub(super) struct Asked<'a> {
@@ -35,8 +25,8 @@ impl Redis {
     }
 
     /// How its servers are: those of REDIS_URL, and those of REDIS_PERSECOND_URL if there are any.
-    pub fn conditions(&self) -> (Condition, Option<Condition>) {
-        (self.shared.main.condition(), self.shared.per_second.as_ref().map(|route| route.condition()))
+    pub fn conditions(&self) -> (DeploymentStats, Option<DeploymentStats>) {
+        (self.shared.main.stats(), self.shared.per_second.as_ref().map(|route| route.stats()))
     }
 
     /// How many charges were asked for.

@@ -17,9 +17,9 @@ use tokio::time::sleep;
 use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::redis::error::RedisError;
 use tollkeeper::request::Hits;
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::redis::failure::RedisError;
 use tollkeeper::store::redis::{ChargeMode, ChargeResults};
 
 use crate::algorithms::scenario::config;

@@ -12,7 +12,8 @@ use tollkeeper::counter::{Counter, Path};
 use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::redis::key::{MOST_PATH_BYTES, keys, slot};
+use tollkeeper::redis::hash_slot::hash_slot;
+use tollkeeper::store::redis::key::{MOST_PATH_BYTES, keys};
 
 use crate::kit::replica::Replica;
 use crate::kit::test_service::TestRequest;
@@ -275,17 +276,17 @@ fn specified_slot(key: &[u8]) -> u16 {
 #[test]
 fn slots_are_those_of_redis_cluster() {
     // The check value of the CRC, and the examples of the specification.
-    assert_eq!(slot(b"123456789"), 0x31c3);
-    assert_eq!(slot(b"{user1000}.following"), slot(b"user1000"));
-    assert_eq!(slot(b"foo{{bar}}zap"), slot(b"{bar"));
-    assert_eq!(slot(b"foo{bar}{zap}"), slot(b"bar"));
-    assert_eq!(slot(b"foo{}{bar}"), specified_slot(b"foo{}{bar}"));
+    assert_eq!(hash_slot(b"123456789"), 0x31c3);
+    assert_eq!(hash_slot(b"{user1000}.following"), hash_slot(b"user1000"));
+    assert_eq!(hash_slot(b"foo{{bar}}zap"), hash_slot(b"{bar"));
+    assert_eq!(hash_slot(b"foo{bar}{zap}"), hash_slot(b"bar"));
+    assert_eq!(hash_slot(b"foo{}{bar}"), specified_slot(b"foo{}{bar}"));
 }
 
 proptest! {
     #[test]
     fn slots_are_as_specified_for_any_bytes(key in prop_oneof![hostile(40), prop::collection::vec(any::<u8>(), 0..60)]) {
-        prop_assert_eq!(slot(&key), specified_slot(&key));
+        prop_assert_eq!(hash_slot(&key), specified_slot(&key));
     }
 
     /// A key can be read back, so no two counters have the same.
@@ -356,7 +357,7 @@ proptest! {
             prop_assert_eq!(parted(key).1, path);
             prop_assert_eq!(parted(bare).1, path);
             prop_assert_eq!(specified_slot(key), specified_slot(path));
-            prop_assert_eq!(slot(key), specified_slot(key));
+            prop_assert_eq!(hash_slot(key), specified_slot(key));
             // The longest suffix: an algorithm, a period below 9 digits, and an epoch.
             prop_assert!(key.len() <= 3 * prefix.len() + "tk1:{}".len() + MOST_PATH_BYTES + 60, "{}", key.len());
         }

@@ -1,7 +1,7 @@
 //! What a server may answer at all: whatever it sends is a reply of bounded size, or an error.
 
 use bytes::BytesMut;
-use tollkeeper::store::redis::reply::{DEEPEST, MOST_ELEMENTS, Reply, next};
+use tollkeeper::redis::reply::{DEEPEST, MOST_ELEMENTS, Reply, next};
 
 /// What becomes of all of these bytes: the replies, and the error that followed.
 fn replies(bytes: &[u8]) -> (Vec<Reply>, Option<String>) {

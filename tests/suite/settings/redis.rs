@@ -4,7 +4,9 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::Command;
 use std::time::Duration;
 
-use tollkeeper::settings::redis::{Credentials, Deployment, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, Topology};
+use tollkeeper::settings::redis::{
+    Credentials, DeploymentSettings, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, TopologySettings,
+};
 use tollkeeper::settings::report::{Fate, report};
 use tollkeeper::settings::tls::File;
 use tollkeeper::settings::value::{Secret, shown};
@@ -25,12 +27,12 @@ fn tcp(host: &str, port: u16) -> Endpoint {
     Endpoint::Tcp { host: host.into(), port }
 }
 
-fn single(host: &str, port: u16) -> Topology {
-    Topology::Single(tcp(host, port))
+fn single(host: &str, port: u16) -> TopologySettings {
+    TopologySettings::Single(tcp(host, port))
 }
 
-fn unix(path: &str) -> Topology {
-    Topology::Single(Endpoint::Unix(path.into()))
+fn unix(path: &str) -> TopologySettings {
+    TopologySettings::Single(Endpoint::Unix(path.into()))
 }
 
 fn inline(user: Option<&str>, password: &str) -> Credentials {
@@ -64,7 +66,7 @@ fn parse_kind(name: &str) -> tollkeeper::settings::setting::Kind {
 
 #[test]
 fn what_is_not_said_about_redis_is_as_in_the_peer() {
-    let main = Deployment {
+    let main = DeploymentSettings {
         setting: "REDIS_URL",
         topology: unix("/var/run/nutcracker/ratelimit.sock"),
         database: 0,
@@ -87,7 +89,7 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         health_needs_connection: false,
     };
     assert_eq!(redis(&[("BACKEND_TYPE", "redis")]), expected);
-    let per_second = Deployment {
+    let per_second = DeploymentSettings {
         setting: "REDIS_PERSECOND_URL",
         topology: unix("/var/run/nutcracker/ratelimitpersecond.sock"),
         ..main
@@ -143,7 +145,7 @@ fn each_variable_reaches_its_place() {
     ]);
     let file = |setting, path: &str| File { setting, path: path.into() };
     let client = Some((file("REDIS_TLS_CLIENT_CERT", "/cert"), file("REDIS_TLS_CLIENT_KEY", "/key")));
-    let main = Deployment {
+    let main = DeploymentSettings {
         setting: "REDIS_URL",
         topology: single("a", 1),
         database: 0,
@@ -153,9 +155,12 @@ fn each_variable_reaches_its_place() {
         dial_timeout: Duration::from_secs(2),
     };
     assert_eq!(redis.main, main);
-    let sentinels =
-        Topology::Sentinel { master: "m".into(), sentinels: vec![tcp("b", 2)], credentials: inline(None, "word") };
-    let per_second = Deployment {
+    let sentinels = TopologySettings::Sentinel {
+        master: "m".into(),
+        sentinels: vec![tcp("b", 2)],
+        credentials: inline(None, "word"),
+    };
+    let per_second = DeploymentSettings {
         setting: "REDIS_PERSECOND_URL",
         topology: sentinels,
         database: 0,
@@ -212,23 +217,23 @@ fn lists_of_nodes_and_sentinels_are_understood() {
     let cluster = |vars: Vars<'_>| redis(&[&[("REDIS_TYPE", "cluster")], vars].concat()).main;
     for url in ["a:1,b:2", " a:1 , b:2,", "redis://a:1,b:2", "redis://a:1/0,redis://b:2"] {
         let main = cluster(&[("REDIS_URL", url)]);
-        assert_eq!(main.topology, Topology::Cluster(vec![tcp("a", 1), tcp("b", 2)]), "{url}");
+        assert_eq!(main.topology, TopologySettings::Cluster(vec![tcp("a", 1), tcp("b", 2)]), "{url}");
     }
     let main = cluster(&[("REDIS_URL", "rediss://ann:pw@a:1,b:2"), ("REDIS_SOCKET_TYPE", "tcp")]);
     assert_eq!((main.credentials, main.tls.is_some()), (inline(Some("ann"), "pw"), true));
-    assert_eq!(cluster(&[("REDIS_URL", "a:1")]).topology, Topology::Cluster(vec![tcp("a", 1)]));
+    assert_eq!(cluster(&[("REDIS_URL", "a:1")]).topology, TopologySettings::Cluster(vec![tcp("a", 1)]));
 
     let sentinel = |vars: Vars<'_>| redis(&[&[("REDIS_TYPE", "SENTINEL")], vars].concat()).main;
     // What a URL says about users is for whom it names: the sentinels. The database is the master's.
     let main = sentinel(&[("REDIS_URL", "my-master,redis://:pw@a/3,b:2"), ("REDIS_AUTH", "word")]);
-    let topology = Topology::Sentinel {
+    let topology = TopologySettings::Sentinel {
         master: "my-master".into(),
         sentinels: vec![tcp("a", 26_379), tcp("b", 2)],
         credentials: inline(None, "pw"),
     };
     assert_eq!((main.topology, main.credentials, main.database), (topology, inline(None, "word"), 3));
     let main = sentinel(&[("REDIS_URL", "m,a:1"), ("TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE", "/f")]);
-    let topology = Topology::Sentinel {
+    let topology = TopologySettings::Sentinel {
         master: "m".into(),
         sentinels: vec![tcp("a", 1)],
         credentials: Credentials::File("/f".into()),
@@ -554,13 +559,16 @@ fn the_example_environments_are_those_of_their_topologies() {
         ("redis-single.env", single("redis", 6379)),
         (
             "redis-sentinel.env",
-            Topology::Sentinel {
+            TopologySettings::Sentinel {
                 master: "mymaster".into(),
                 sentinels: ["sentinel-0", "sentinel-1", "sentinel-2"].map(|host| tcp(host, 26_379)).into(),
                 credentials: Credentials::File("/run/secrets/sentinel".into()),
             },
         ),
-        ("redis-cluster.env", Topology::Cluster(["redis-0", "redis-1", "redis-2"].map(|host| tcp(host, 6379)).into())),
+        (
+            "redis-cluster.env",
+            TopologySettings::Cluster(["redis-0", "redis-1", "redis-2"].map(|host| tcp(host, 6379)).into()),
+        ),
         ("redis-per-second.env", single("redis", 6379)),
     ] {
         // As people use it: a shell reads it, and what it exports is the environment.

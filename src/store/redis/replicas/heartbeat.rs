@@ -15,14 +15,15 @@ use tokio::time::timeout;
 use super::Replicas;
 use super::claim::{self, ClaimAction, Owner, Reply};
 use crate::clock::Clock;
+use crate::redis::deployment::Deployment;
+use crate::redis::error::RedisError;
+use crate::redis::hash_slot::hash_slot;
+use crate::redis::redirects::Redirects;
+use crate::redis::reply::bytes;
 use crate::settings::redis::KeyFormat;
 use crate::store::fallback::ReplicaCount;
 use crate::store::redis::Redis;
-use crate::store::redis::failure::RedisError;
-use crate::store::redis::prepared_call::Redirects;
-use crate::store::redis::reply::bytes;
-use crate::store::redis::route::Route;
-use crate::store::redis::{key, script};
+use crate::store::redis::script;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Between an answer and the next question.
@@ -46,7 +47,7 @@ struct Body {
     replicas: Replicas,
     /// Rung to have it ask before its time.
     sooner: Notify,
-    route: Arc<Route>,
+    route: Arc<Deployment>,
     key: Bytes,
     owner: Owner,
     /// Whom to tell how many are alive.
@@ -81,7 +82,7 @@ impl Heartbeat {
     /// `sharers`, they get to know how many processes are alive.
     pub(in crate::store::redis) fn new(
         slots: NonZeroU32,
-        route: &Arc<Route>,
+        route: &Arc<Deployment>,
         prefix: &str,
         sharers: Option<ReplicaCount>,
     ) -> Self {
@@ -160,12 +161,12 @@ impl Body {
         let argument = claim::argument(self.owner, self.replicas.slots().get(), wish, None);
         let script = script::replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
-        let slot = || key::slot(&self.key);
-        let mut way = Redirects::begin(&self.route, slot, until).await?;
+        let slot = || hash_slot(&self.key);
+        let mut redirects = Redirects::start(&self.route, slot, until).await?;
         let reply = loop {
-            match way.node.call_aside(&words, way.asking, until).await {
+            match redirects.node.call_aside(&words, redirects.asking, until).await {
                 Ok(reply) => break reply,
-                Err(refused) => way.follow(refused, slot)?,
+                Err(refused) => redirects.follow(refused, slot)?,
             }
         };
         bytes(&reply).and_then(|reply| claim::read(reply).ok()).ok_or(RedisError::BadReply)

@@ -131,18 +131,18 @@ impl RedisError {
 
 /// What an error reply asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum ReplyError {
     /// The script itself: the server does not have it.
     NoScript,
     /// To go to the node that owns the slot now.
     Moved(String),
     /// To go to this node for this once, after ASKING.
-    ChargeRequest(String),
+    Ask(String),
     /// Nothing: the charge failed.
     Failed(RedisError),
 }
 
-impl Refused {
+impl ReplyError {
     /// What an error reply, `text`, means.
     pub fn from_reply(text: &str) -> Self {
         let mut words = text.split_ascii_whitespace();
@@ -150,7 +150,7 @@ impl Refused {
         let failure = match words.next().unwrap_or_default() {
             "NOSCRIPT" => return Self::NoScript,
             "MOVED" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::Moved),
-            "ASK" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::ChargeRequest),
+            "ASK" => return address(&mut words).map_or(Self::Failed(RedisError::BadReply), Self::Ask),
             "TRYAGAIN" | "CLUSTERDOWN" => RedisError::SlotDown,
             "READONLY" | "MASTERDOWN" => RedisError::ReadOnly,
             "OOM" | "MISCONF" | "NOREPLICAS" => RedisError::NoWrites,

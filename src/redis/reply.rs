@@ -11,15 +11,12 @@ use redis_protocol::resp2::decode::decode_bytes_mut;
 use redis_protocol::resp2::types::BytesFrame;
 use smallvec::SmallVec;
 
-use super::route::SLOTS;
-use crate::settings::redis::Endpoint;
-
 /// What a server says to one command, an error reply included.
 pub type Reply = BytesFrame;
 
-/// The most lists inside one another. CLUSTER SLOTS has four, with what Redis 7 says of a node.
+/// The most lists inside one another. CLUSTER HASH_SLOTS has four, with what Redis 7 says of a node.
 pub const DEEPEST: usize = 16;
-/// The most elements of a reply, all its lists together: CLUSTER SLOTS of 16384 owners with some replicas each.
+/// The most elements of a reply, all its lists together: CLUSTER HASH_SLOTS of 16384 owners with some replicas each.
 pub const MOST_ELEMENTS: u64 = 500_000;
 
 /// Takes the first reply from `input`; `None` while it is not all there.
@@ -104,37 +101,4 @@ pub fn bytes(reply: &Reply) -> Option<&[u8]> {
         Reply::BulkString(bytes) | Reply::SimpleString(bytes) => Some(bytes),
         Reply::Error(_) | Reply::Integer(_) | Reply::Array(_) | Reply::Null => None,
     }
-}
-
-/// A range of slots, its last included, and who owns it.
-pub type Range = (u16, u16, Endpoint);
-
-/// What CLUSTER SLOTS says: `[first, last, [host, port, ...], replicas...]` for each range, here by their first slots.
-/// `None` if it is nonsense, such as a slot in two ranges.
-pub fn ranges(answer: &Reply, asked: &Endpoint) -> Option<Vec<Range>> {
-    let Reply::Array(ranges) = answer else { return None };
-    // Each slot is in one range at most: so there are no more owners than slots.
-    let mut ranges: Vec<_> = ranges.iter().map(|range| one_range(range, asked)).collect::<Option<_>>()?;
-    ranges.sort_by_key(|(first, ..)| *first);
-    ranges.is_sorted_by(|(_, last, _), (first, ..)| last < first).then_some(ranges)
-}
-
-fn one_range(range: &Reply, asked: &Endpoint) -> Option<Range> {
-    let Reply::Array(parts) = range else { return None };
-    let [first, last, Reply::Array(master), ..] = &**parts else { return None };
-    let [host, port, ..] = &**master else { return None };
-    let slot = |reply: &Reply| u16::try_from(integer(reply)?).ok().filter(|slot| *slot < SLOTS);
-    let (first, last) = (slot(first)?, slot(last)?);
-    (first <= last).then_some((first, last, endpoint(host, port, asked)?))
-}
-
-/// A host and a port as servers announce them; without a host, the one that was asked.
-pub fn endpoint(host: &Reply, port: &Reply, asked: &Endpoint) -> Option<Endpoint> {
-    let port = u16::try_from(integer(port)?).ok().filter(|port| *port != 0)?;
-    let host = match (text(host), asked) {
-        (None | Some(""), Endpoint::Tcp { host, .. }) => host.clone(),
-        (Some(host), _) if !host.is_empty() && host != "?" => host.to_owned(),
-        _ => return None,
-    };
-    Some(Endpoint::Tcp { host, port })
 }

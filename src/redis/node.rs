@@ -8,7 +8,7 @@
 //! A call is sent once. What is sent elsewhere or asks for its script is the caller's affair.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,18 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use super::complaint::Complaint;
-use super::connect::{self, Connection, DialError};
-use super::failure::{RedisError, Refused};
-use super::line::{End, Line, in_words};
-use super::probe::{self, Probe};
+use super::circuit_breaker::CircuitBreaker;
+use super::connect::{self, ConnectError, Connected};
+use super::connection::{Closed, Connection, in_words};
+use super::deadline::timeout_with_grace;
+use super::deployment_context::DeploymentContext;
+use super::error::{RedisError, ReplyError};
+use super::error_dedup::ErrorDedup;
+use super::health_check::{self, OptionalCommands};
 use super::reply::Reply;
 use super::send::send;
 use crate::clock::Clock;
 use crate::settings::redis::Endpoint;
-use crate::store::guard::{Breaker, patiently};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Between two dials of a server that can not be reached, and two probes of one that fails.
@@ -48,25 +50,9 @@ const ENDS_SAID: Duration = Duration::from_secs(1);
 /// How often the files of credentials and certificates are compared.
 const FILES_CHECKED: Duration = Duration::from_secs(1);
 
-/// What all nodes of a deployment share.
-#[derive(Debug)]
-pub(super) struct Ground {
-    pub(super) entrance: connect::Shared,
-    /// Connections to each node.
-    pub(super) connections: usize,
-    /// The longest that a charge, and so a probe, waits.
-    pub(super) patience: Duration,
-    /// How a server is proved fit.
-    pub(super) probe: Probe,
-    /// Rung when a node is in trouble: somebody else may have taken its place.
-    pub(super) trouble: Notify,
-    /// Connections that were put in use since the start.
-    pub(super) opened: AtomicU64,
-}
-
 /// A server; dropping it closes its connections once what is in flight is done.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
     state: Arc<State>,
     tasks: Vec<AbortHandle>,
 }
@@ -74,18 +60,18 @@ pub(super) struct Node {
 #[derive(Debug)]
 struct State {
     endpoint: Endpoint,
-    ground: Arc<Ground>,
-    breaker: Breaker,
-    lines: Box<[ArcSwapOption<Line>]>,
-    turn: AtomicUsize,
+    context: Arc<DeploymentContext>,
+    breaker: CircuitBreaker,
+    connections: Box<[ArcSwapOption<Connection>]>,
+    next_connection: AtomicUsize,
     /// The first dial has come to an end, one way or the other.
-    tried: AtomicBool,
+    first_dial_done: AtomicBool,
     /// Rung when a connection is there.
     connected: Notify,
     /// Rung when the breaker opens.
     opened: Notify,
     /// Rung when connections are to be replaced by new ones.
-    renew: Notify,
+    reconnect: Notify,
     /// A slot that this node owns, for the probe's key.
     slot: AtomicU16,
     misconfigured: ArcSwapOption<String>,
@@ -94,24 +80,24 @@ struct State {
     refusals: LogThrottle,
     openings: LogThrottle,
     closings: LogThrottle,
-    complaint: Mutex<Complaint>,
+    complaint: Mutex<ErrorDedup>,
     ended: LogThrottle,
 }
 
 impl Node {
     /// Begins to connect to `endpoint`.
-    pub(super) fn start(endpoint: Endpoint, ground: Arc<Ground>) -> Arc<Self> {
-        let lines = (0..ground.connections).map(|_| ArcSwapOption::empty()).collect();
+    pub(crate) fn start(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Arc<Self> {
+        let connections = (0..context.connections).map(|_| ArcSwapOption::empty()).collect();
         let state = Arc::new(State {
             endpoint,
-            ground,
-            breaker: Breaker::default(),
-            lines,
-            turn: AtomicUsize::new(0),
-            tried: AtomicBool::new(false),
+            context,
+            breaker: CircuitBreaker::default(),
+            connections,
+            next_connection: AtomicUsize::new(0),
+            first_dial_done: AtomicBool::new(false),
             connected: Notify::new(),
             opened: Notify::new(),
-            renew: Notify::new(),
+            reconnect: Notify::new(),
             slot: AtomicU16::new(0),
             misconfigured: ArcSwapOption::empty(),
             scripts_refused: ArcSwapOption::empty(),
@@ -121,40 +107,41 @@ impl Node {
             complaint: Mutex::default(),
             ended: LogThrottle::every(ENDS_SAID),
         });
-        let keepers = (0..state.lines.len()).map(|place| tokio::spawn(keep(Arc::clone(&state), place)).abort_handle());
+        let keepers =
+            (0..state.connections.len()).map(|place| tokio::spawn(maintain(Arc::clone(&state), place)).abort_handle());
         let mut tasks: Vec<AbortHandle> = keepers.collect();
-        tasks.push(tokio::spawn(try_again(Arc::clone(&state))).abort_handle());
+        tasks.push(tokio::spawn(recover(Arc::clone(&state))).abort_handle());
         tasks.push(tokio::spawn(watch_files(Arc::clone(&state))).abort_handle());
         Arc::new(Self { state, tasks })
     }
 
     /// Where it is.
-    pub(super) fn endpoint(&self) -> &Endpoint {
+    pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.state.endpoint
     }
 
     /// A slot of a cluster that this node owns.
-    pub(super) fn owns(&self, slot: u16) {
+    pub(crate) fn set_slot(&self, slot: u16) {
         self.state.slot.store(slot, Ordering::Relaxed);
     }
 
     /// Whether charges are sent to it now.
-    pub(super) fn serves(&self) -> bool {
-        !self.state.breaker.is_open() && self.state.line().is_some()
+    pub(crate) fn is_available(&self) -> bool {
+        !self.state.breaker.is_open() && self.state.connection().is_some()
     }
 
     /// Whether nothing is sent to it, because it failed too often in a row.
-    pub(super) fn is_shut_off(&self) -> bool {
+    pub(crate) fn is_breaker_open(&self) -> bool {
         self.state.breaker.is_open()
     }
 
     /// How many connections to it are in use.
-    pub(super) fn connections(&self) -> usize {
-        self.state.lines.iter().filter(|line| line.load().is_some()).count()
+    pub(crate) fn connections(&self) -> usize {
+        self.state.connections.iter().filter(|connection| connection.load().is_some()).count()
     }
 
     /// What somebody has to mend, if anything.
-    pub(super) fn misconfigured(&self) -> Option<Arc<String>> {
+    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
         let state = &*self.state;
         let refused = || {
             let refused = state.scripts_refused.load_full();
@@ -165,67 +152,68 @@ impl Node {
     }
 
     /// Sends one command and waits for its reply, not longer than `until`; `asking` sends ASKING before it.
-    pub(super) async fn call(&self, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, Refused> {
-        let line = self.line(until).await?;
-        let outcome = send(&line, words, asking, until).await;
-        self.note(&outcome, words[0].starts_with(b"EVAL"));
+    pub(crate) async fn call(&self, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, ReplyError> {
+        let connection = self.connection(until).await?;
+        let outcome = send(&connection, words, asking, until).await;
+        let optional = &self.state.context.optional_commands;
+        self.note(&outcome, optional.as_ref().is_some_and(|optional| words[0].starts_with(optional.prefix)));
         outcome
     }
 
     /// As [`Node::call`], for what no charge needs: how it ends says nothing about the server.
-    pub(super) async fn call_aside(&self, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, Refused> {
-        let unreachable = Refused::Failed(RedisError::Unreachable);
+    pub(crate) async fn call_aside(&self, words: &[&[u8]], asking: bool, until: Instant) -> Result<Reply, ReplyError> {
+        let unreachable = ReplyError::Failed(RedisError::Unreachable);
         if self.state.breaker.is_open() {
             return Err(unreachable);
         }
-        let line = patiently(self.state.first_line(), until).await.flatten().ok_or(unreachable)?;
-        send(&line, words, asking, until).await
+        let connection = timeout_with_grace(self.state.first_line(), until).await.flatten().ok_or(unreachable)?;
+        send(&connection, words, asking, until).await
     }
 
     /// Sends two commands, the one behind the other, and waits for both replies.
-    pub(super) async fn call_two(
+    pub(crate) async fn call_two(
         &self,
         first: &[&[u8]],
         second: &[&[u8]],
         asking: bool,
         until: Instant,
-    ) -> (Result<Reply, Refused>, Result<Reply, Refused>) {
-        let line = match self.line(until).await {
-            Ok(line) => line,
+    ) -> (Result<Reply, ReplyError>, Result<Reply, ReplyError>) {
+        let connection = match self.connection(until).await {
+            Ok(connection) => connection,
             Err(refused) => return (Err(refused.clone()), Err(refused)),
         };
-        let outcomes = tokio::join!(biased; send(&line, first, asking, until), send(&line, second, asking, until));
+        let outcomes =
+            tokio::join!(biased; send(&connection, first, asking, until), send(&connection, second, asking, until));
         // Sent as one, they fail as one.
         self.note(if outcomes.0.is_ok() { &outcomes.1 } else { &outcomes.0 }, false);
         outcomes
     }
 
     /// A connection, if charges are sent to this server.
-    async fn line(&self, until: Instant) -> Result<Arc<Line>, Refused> {
-        let unreachable = Refused::Failed(RedisError::Unreachable);
+    async fn connection(&self, until: Instant) -> Result<Arc<Connection>, ReplyError> {
+        let unreachable = ReplyError::Failed(RedisError::Unreachable);
         if self.state.breaker.is_open() {
             return Err(unreachable);
         }
-        if let Some(line) = self.state.line() {
-            return Ok(line);
+        if let Some(connection) = self.state.connection() {
+            return Ok(connection);
         }
-        match patiently(self.state.first_line(), until).await {
-            Some(line) => line.ok_or(unreachable),
+        match timeout_with_grace(self.state.first_line(), until).await {
+            Some(connection) => connection.ok_or(unreachable),
             None => Err(self.timed_out()),
         }
     }
 
     /// Takes note of an answer that has not come in time.
-    pub(super) fn timed_out(&self) -> Refused {
+    pub(crate) fn timed_out(&self) -> ReplyError {
         self.state.failed(RedisError::Timeout);
-        Refused::Failed(RedisError::Timeout)
+        ReplyError::Failed(RedisError::Timeout)
     }
 
-    fn note(&self, outcome: &Result<Reply, Refused>, by_script: bool) {
+    fn note(&self, outcome: &Result<Reply, ReplyError>, beside: bool) {
         // Where counters need no scripts, a server that forbids them still serves most rules.
-        let beside = by_script && !self.state.ground.probe.runs_a_script();
         match outcome {
-            Err(Refused::Failed(RedisError::Misconfigured)) if beside => self.state.scripts_are_refused(),
+            Err(ReplyError::Failed(RedisError::Misconfigured)) if beside => self.state.scripts_are_refused(),
             Ok(_) => {
                 // A load first: there is nothing to clear as a rule.
                 if beside && self.state.scripts_refused.load().is_some() {
@@ -235,8 +223,8 @@ impl Node {
                 }
                 self.state.succeeded();
             }
-            Err(Refused::NoScript | Refused::Moved(_) | Refused::ChargeRequest(_)) => self.state.succeeded(),
-            Err(Refused::Failed(error)) => self.state.failed(*error),
+            Err(ReplyError::NoScript | ReplyError::Moved(_) | ReplyError::Ask(_)) => self.state.succeeded(),
+            Err(ReplyError::Failed(error)) => self.state.failed(*error),
         }
     }
 }
@@ -246,33 +234,39 @@ impl Drop for Node {
         for task in &self.tasks {
             task.abort();
         }
-        self.state.lines.iter().for_each(|line| line.store(None));
+        self.state.connections.iter().for_each(|connection| connection.store(None));
     }
 }
 
 impl State {
     /// A connection, in turns.
-    fn line(&self) -> Option<Arc<Line>> {
-        if let [line] = &*self.lines {
-            return line.load_full();
+    fn connection(&self) -> Option<Arc<Connection>> {
+        if let [connection] = &*self.connections {
+            return connection.load_full();
         }
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        (0..self.lines.len()).find_map(|step| self.lines[(turn + step) % self.lines.len()].load_full())
+        let next_connection = self.next_connection.fetch_add(1, Ordering::Relaxed);
+        (0..self.connections.len())
+            .find_map(|step| self.connections[(next_connection + step) % self.connections.len()].load_full())
     }
 
     /// The first connection, if it is still being dialled: whoever waits bounds it.
-    async fn first_line(&self) -> Option<Arc<Line>> {
-        while !self.tried.load(Ordering::Acquire) {
+    async fn first_line(&self) -> Option<Arc<Connection>> {
+        while !self.first_dial_done.load(Ordering::Acquire) {
             let connected = self.connected.notified();
-            if !self.tried.load(Ordering::Acquire) {
+            if !self.first_dial_done.load(Ordering::Acquire) {
                 connected.await;
             }
         }
-        self.line()
+        self.connection()
+    }
+
+    /// Slot of the keys of a health check; `None` outside a cluster.
+    fn probed_slot(&self) -> Option<u16> {
+        self.context.is_cluster.then(|| self.slot.load(Ordering::Relaxed))
     }
 
     fn succeeded(&self) {
-        if self.breaker.succeeded()
+        if self.breaker.record_success()
             && let Some(suppressed) = self.closings.allow(Clock::System.now())
         {
             tracing::warn!(server = %self.endpoint, suppressed, "redis serves again");
@@ -281,15 +275,15 @@ impl State {
 
     fn failed(&self, error: RedisError) {
         if error.is_misconfiguration() {
-            self.note(&DialError { kind: error, text: error.to_string() });
+            self.note(&ConnectError { kind: error, text: error.to_string() });
         }
-        if error.is_of_server() && self.breaker.failed() {
+        if error.is_of_server() && self.breaker.record_failure() {
             if let Some(suppressed) = self.openings.allow(Clock::System.now()) {
                 let server = &self.endpoint;
                 tracing::error!(%server, %error, suppressed, "redis fails: `on_store_error` decides until it is back");
             }
             self.opened.notify_one();
-            self.ground.trouble.notify_one();
+            self.context.refresh_topology.notify_one();
         }
     }
 
@@ -297,68 +291,72 @@ impl State {
     fn scripts_are_refused(&self) {
         let is_known = self.scripts_refused.load().as_ref().is_some_and(|refused| refused.1.elapsed() < RETRY);
         if !is_known {
-            let advice = self.ground.probe.scripts_advice();
+            let Some(OptionalCommands { consequence, advice, .. }) = &self.context.optional_commands else { return };
             if let Some(suppressed) = self.refusals.allow(Clock::System.now()) {
                 let server = &self.endpoint;
-                tracing::error!(%server, suppressed, "cannot count in redis what is no plain fixed window: {advice}");
+                tracing::error!(%server, suppressed, "{consequence}: {advice}");
             }
             self.scripts_refused.store(Some(Arc::new((format!("{}: {advice}", self.endpoint), Instant::now()))));
         }
     }
 
     /// Puts a proved connection in use.
-    fn publish(&self, place: usize, connection: Connection) -> End {
-        self.lines[place].store(Some(Arc::new(connection.line)));
-        self.ground.opened.fetch_add(1, Ordering::Relaxed);
+    fn publish(&self, place: usize, connection: Connected) -> Closed {
+        self.connections[place].store(Some(Arc::new(connection.connection)));
+        self.context.opened.fetch_add(1, Ordering::Relaxed);
         self.misconfigured.store(None);
-        self.tried.store(true, Ordering::Release);
+        self.first_dial_done.store(true, Ordering::Release);
         self.connected.notify_waiters();
         self.succeeded();
         connection.end
     }
 
     /// Dials, and writes as the rules do.
-    async fn dial(&self) -> Result<Connection, DialError> {
-        let ground = &*self.ground;
-        let connection = connect::dial(&self.endpoint, &ground.entrance).await?;
-        self.prove(&connection.line).await?;
+    async fn dial(&self) -> Result<Connected, ConnectError> {
+        let context = &*self.context;
+        let connection = connect::dial(&self.endpoint, &context.connect).await?;
+        self.health_check(&connection.connection).await?;
         Ok(connection)
     }
 
-    /// As [`State::prove`], but an answer that is late is waited for, up to [`LATE`]: probes must not pile up before a
+    /// As [`State::health_check`], but an answer that is late is waited for, up to [`LATE`]: probes must not pile up before a
     /// server that is frozen.
-    async fn prove_again(&self, line: &Line) -> Result<(), DialError> {
-        let mut proof = pin!(self.ground.probe.run(line, self.slot.load(Ordering::Relaxed)));
-        let late = DialError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() };
-        match timeout(self.ground.patience, &mut proof).await {
+    async fn health_check_patiently(&self, connection: &Connection) -> Result<(), ConnectError> {
+        let mut proof = pin!(health_check::run(&*self.context.health_check, connection, self.probed_slot()));
+        let late = ConnectError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() };
+        match timeout(self.context.call_timeout, &mut proof).await {
             Ok(outcome) => outcome,
             Err(_) => {
                 self.note(&late);
                 self.complain(&late);
-                self.ground.trouble.notify_one();
+                self.context.refresh_topology.notify_one();
                 // While it is awaited, new connections are tried besides.
-                let renew = async {
+                let reconnect = async {
                     sleep(SUSPICION).await;
-                    self.renew.notify_one();
+                    self.reconnect.notify_one();
                 };
-                let _late = timeout(LATE, async { tokio::join!(&mut proof, renew) }).await;
+                let _late = timeout(LATE, async { tokio::join!(&mut proof, reconnect) }).await;
                 Err(late)
             }
         }
     }
 
-    async fn prove(&self, line: &Line) -> Result<(), DialError> {
-        let slot = self.slot.load(Ordering::Relaxed);
-        match timeout(self.ground.patience, self.ground.probe.run(line, slot)).await {
+    async fn health_check(&self, connection: &Connection) -> Result<(), ConnectError> {
+        match timeout(
+            self.context.call_timeout,
+            health_check::run(&*self.context.health_check, connection, self.probed_slot()),
+        )
+        .await
+        {
             Ok(outcome) => outcome,
-            Err(_) => Err(DialError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() }),
+            Err(_) => Err(ConnectError { kind: RedisError::Timeout, text: "a probe got no answer in time".to_owned() }),
         }
     }
 
     /// Says what is wrong.
-    fn complain(&self, error: &DialError) {
-        if self.complaint.lock().unwrap_or_else(PoisonError::into_inner).is_due(&error.text) {
-            let setting = self.ground.entrance.setting;
+    fn complain(&self, error: &ConnectError) {
+        if self.complaint.lock().unwrap_or_else(PoisonError::into_inner).should_log(&error.text) {
+            let setting = self.context.connect.setting;
             tracing::error!(setting, server = %self.endpoint, "cannot count in redis: {error}");
         }
     }
@@ -373,7 +371,7 @@ impl State {
     }
 
     /// Takes note of what is wrong, so that health can tell. A server that is slow may be set up wrongly all the same.
-    fn note(&self, error: &DialError) {
+    fn note(&self, error: &ConnectError) {
         if error.kind == RedisError::Timeout {
             return;
         }
@@ -383,32 +381,32 @@ impl State {
 }
 
 /// Keeps one connection up.
-async fn keep(state: Arc<State>, place: usize) {
+async fn maintain(state: Arc<State>, place: usize) {
     loop {
         match state.dial().await {
             Ok(connection) => {
                 state.reached();
                 if place == 0 {
-                    warn_of_eviction(&state, &connection.line).await;
+                    warn_of_eviction(&state, &connection.connection).await;
                 }
                 let end = state.publish(place, connection);
                 let since = Instant::now();
-                let why = stay(&state, place, end).await;
-                state.lines[place].store(None);
+                let why = serve_until_closed(&state, place, end).await;
+                state.connections[place].store(None);
                 if since.elapsed() < SHORT_LIVED {
                     sleep(RETRY).await;
                 }
                 if let Some(suppressed) = state.ended.allow(Clock::System.now()) {
                     tracing::warn!(server = %state.endpoint, why, suppressed, "a connection to redis ended");
                 }
-                state.ground.trouble.notify_one();
+                state.context.refresh_topology.notify_one();
             }
             Err(error) => {
                 state.note(&error);
                 state.complain(&error);
-                state.tried.store(true, Ordering::Release);
+                state.first_dial_done.store(true, Ordering::Release);
                 state.connected.notify_waiters();
-                state.ground.trouble.notify_one();
+                state.context.refresh_topology.notify_one();
                 sleep(RETRY).await;
             }
         }
@@ -416,8 +414,8 @@ async fn keep(state: Arc<State>, place: usize) {
 }
 
 /// Says of a server that drops keys when its memory is full that counters are among them.
-async fn warn_of_eviction(state: &State, line: &Line) {
-    if let Ok(Some(policy)) = timeout(state.ground.patience, probe::eviction(line)).await {
+async fn warn_of_eviction(state: &State, connection: &Connection) {
+    if let Ok(Some(policy)) = timeout(state.context.call_timeout, health_check::eviction_policy(connection)).await {
         tracing::warn!(
             server = %state.endpoint,
             maxmemory_policy = policy,
@@ -428,12 +426,12 @@ async fn warn_of_eviction(state: &State, line: &Line) {
 
 /// Waits for the end of a connection; replaces it meanwhile when it is asked to. Until that succeeds the old one goes
 /// on to serve, and how the new one fails is said and no more.
-async fn stay(state: &Arc<State>, place: usize, mut end: End) -> String {
+async fn serve_until_closed(state: &Arc<State>, place: usize, mut end: Closed) -> String {
     let mut due = false;
     loop {
         tokio::select! {
             why = &mut end => return why.map_or_else(|_| "closed".to_owned(), |why| in_words(&why)),
-            () = state.renew.notified() => {}
+            () = state.reconnect.notified() => {}
             () = sleep(RENEW_AGAIN), if due => {}
         }
         match state.dial().await {
@@ -452,13 +450,13 @@ async fn stay(state: &Arc<State>, place: usize, mut end: End) -> String {
 }
 
 /// Tries a server whose breaker is open until it serves.
-async fn try_again(state: Arc<State>) {
+async fn recover(state: Arc<State>) {
     loop {
         state.opened.notified().await;
         let since = Instant::now();
         while state.breaker.is_open() {
-            if let Some(line) = state.line() {
-                match state.prove_again(&line).await {
+            if let Some(connection) = state.connection() {
+                match state.health_check_patiently(&connection).await {
                     Ok(()) => {
                         state.misconfigured.store(None);
                         state.succeeded();
@@ -470,10 +468,10 @@ async fn try_again(state: Arc<State>) {
                     }
                 }
             }
-            state.ground.trouble.notify_one();
+            state.context.refresh_topology.notify_one();
             if since.elapsed() > SUSPICION {
                 // One at a time: a server that has too much to do must not be stormed.
-                state.renew.notify_one();
+                state.reconnect.notify_one();
             }
             sleep(RETRY).await;
         }
@@ -482,17 +480,17 @@ async fn try_again(state: Arc<State>) {
 
 /// Asks for new connections when files with credentials or certificates have changed.
 async fn watch_files(state: Arc<State>) {
-    if !state.ground.entrance.reads_files() {
+    if !state.context.connect.reads_files() {
         return;
     }
-    let mut seen = state.ground.entrance.fingerprint();
+    let mut seen = state.context.connect.fingerprint();
     loop {
         sleep(FILES_CHECKED).await;
-        let now = state.ground.entrance.fingerprint();
+        let now = state.context.connect.fingerprint();
         if now != seen {
             seen = now;
             tracing::info!(server = %state.endpoint, "credentials or certificates for redis changed: connecting anew");
-            state.renew.notify_waiters();
+            state.reconnect.notify_waiters();
         }
     }
 }

@@ -24,10 +24,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep_until};
 
-use super::failure::RedisError;
+use super::deadline::GRACE_YIELDS;
+use super::error::RedisError;
 use super::reply::{self, Reply};
 use crate::coalesce::YieldBarrier;
-use crate::store::guard::YIELDS;
 
 /// What became of a command.
 type Outcome = Result<Reply, RedisError>;
@@ -46,33 +46,33 @@ const KEPT: usize = 64 << 10;
 const FAR: Duration = Duration::from_secs(3600);
 
 /// Tells why a line ended, when it has.
-pub(super) type End = oneshot::Receiver<io::Error>;
+pub(crate) type Closed = oneshot::Receiver<io::Error>;
 
 /// Bytes to a server and back.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 
 /// A line in use. Dropping the last handle closes it.
-pub(super) struct Line {
-    desk: Arc<Desk>,
+pub(crate) struct Connection {
+    queue: Arc<SendQueue>,
     task: JoinHandle<()>,
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line").finish_non_exhaustive()
+        f.debug_struct("Connection").finish_non_exhaustive()
     }
 }
 
-impl Drop for Line {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// Where callers leave commands.
-struct Desk {
+struct SendQueue {
     queue: Mutex<Queue>,
     /// The line's task.
     task: AtomicWaker,
@@ -94,18 +94,22 @@ struct Waiting {
     until: Option<Instant>,
 }
 
-impl Line {
+impl Connection {
     /// A line over `stream`, and what tells of its end.
-    pub(super) fn open(stream: impl Stream) -> (Self, End) {
-        let desk = Arc::new(Desk { queue: Mutex::default(), task: AtomicWaker::new() });
-        let mut traffic = Traffic {
-            desk: Arc::clone(&desk),
+    pub(crate) fn open(stream: impl Stream) -> (Self, Closed) {
+        let queue = Arc::new(SendQueue { queue: Mutex::default(), task: AtomicWaker::new() });
+        let mut traffic = ConnectionDriver {
+            queue: Arc::clone(&queue),
             stream: Box::new(stream),
             input: BytesMut::new(),
             output: BytesMut::new(),
             replies: Vec::new(),
             lull: YieldBarrier::default(),
-            alarm: Alarm { sleep: Box::pin(sleep_until((Instant::now() + FAR).into())), at: None, patience: None },
+            alarm: DeadlineTimer {
+                sleep: Box::pin(sleep_until((Instant::now() + FAR).into())),
+                at: None,
+                patience: None,
+            },
         };
         let (ended, end) = oneshot::channel();
         let task = tokio::spawn(async move {
@@ -114,13 +118,13 @@ impl Line {
             drop(traffic);
             let _nobody_asks = ended.send(why);
         });
-        (Self { desk, task }, end)
+        (Self { queue, task }, end)
     }
 
     /// Sends one command, and waits for its reply, not longer than `until`. `asking` sends ASKING before it.
-    pub(super) async fn call(&self, words: &[&[u8]], asking: bool, until: Option<Instant>) -> Outcome {
+    pub(crate) async fn call(&self, words: &[&[u8]], asking: bool, until: Option<Instant>) -> Outcome {
         let answer = {
-            let mut queue = self.desk.queue();
+            let mut queue = self.queue.queue();
             if queue.closed {
                 return Err(RedisError::Broken);
             }
@@ -143,7 +147,7 @@ impl Line {
             }
             drop(queue);
             if news {
-                self.desk.task.wake();
+                self.queue.task.wake();
             }
             receiver
         };
@@ -151,7 +155,7 @@ impl Line {
     }
 }
 
-impl Desk {
+impl SendQueue {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -203,18 +207,18 @@ fn write_head(out: &mut BytesMut, mark: u8, count: usize) {
 }
 
 /// What the line's task does.
-struct Traffic {
-    desk: Arc<Desk>,
+struct ConnectionDriver {
+    queue: Arc<SendQueue>,
     stream: Box<dyn Stream>,
     input: BytesMut,
     output: BytesMut,
     replies: Vec<Reply>,
     lull: YieldBarrier,
-    alarm: Alarm,
+    alarm: DeadlineTimer,
 }
 
 /// When the first of those who wait is to be told that its time is up.
-struct Alarm {
+struct DeadlineTimer {
     sleep: Pin<Box<Sleep>>,
     at: Option<Instant>,
     /// It has rung, and so often others are let run first: a process that was not let run for a while finds the clock
@@ -222,9 +226,9 @@ struct Alarm {
     patience: Option<usize>,
 }
 
-impl Drop for Traffic {
+impl Drop for ConnectionDriver {
     fn drop(&mut self) {
-        let mut queue = self.desk.queue();
+        let mut queue = self.queue.queue();
         let waiting = std::mem::take(&mut *queue).waiting;
         queue.closed = true;
         drop(queue);
@@ -233,12 +237,12 @@ impl Drop for Traffic {
     }
 }
 
-impl Traffic {
+impl ConnectionDriver {
     /// Goes on until the line ends; why it does.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
-        self.desk.task.register(context.waker());
+        self.queue.task.register(context.waker());
         let end = self.read(context).and_then(|()| {
-            self.keep_time(context);
+            self.poll_deadlines(context);
             self.write(context)
         });
         match end {
@@ -256,7 +260,7 @@ impl Traffic {
             while let Some(reply) = reply::next(&mut self.input)? {
                 self.replies.push(reply);
             }
-            self.hand_out()?;
+            self.dispatch_replies()?;
             if read == 0 {
                 return Err(io::Error::other("closed by the server"));
             }
@@ -266,11 +270,11 @@ impl Traffic {
         }
     }
 
-    fn hand_out(&mut self) -> io::Result<()> {
+    fn dispatch_replies(&mut self) -> io::Result<()> {
         if self.replies.is_empty() {
             return Ok(());
         }
-        let mut queue = self.desk.queue();
+        let mut queue = self.queue.queue();
         let known = self.replies.len().min(queue.waiting.len());
         let waiting: Vec<Waiting> = queue.waiting.drain(..known).collect();
         drop(queue);
@@ -288,9 +292,9 @@ impl Traffic {
     }
 
     /// Tells those whose time is up.
-    fn keep_time(&mut self, context: &mut Context<'_>) {
+    fn poll_deadlines(&mut self, context: &mut Context<'_>) {
         let alarm = &mut self.alarm;
-        let earliest = self.desk.queue().earliest;
+        let earliest = self.queue.queue().earliest;
         match (earliest, alarm.at) {
             (Some(earliest), at) if at.is_none_or(|at| earliest < at) => {
                 alarm.at = Some(earliest);
@@ -302,12 +306,12 @@ impl Traffic {
             return;
         }
         if alarm.patience.is_none() && alarm.sleep.as_mut().poll(context).is_ready() {
-            alarm.patience = Some(YIELDS);
+            alarm.patience = Some(GRACE_YIELDS);
         }
         match alarm.patience {
             None => {}
             Some(0) => {
-                let mut queue = self.desk.queue();
+                let mut queue = self.queue.queue();
                 queue.expire(Instant::now());
                 alarm.patience = None;
                 alarm.at = queue.earliest;
@@ -347,7 +351,7 @@ impl Traffic {
 
     /// Takes what callers have left, if it is time; whether there is anything to write now.
     fn take_unsent(&mut self, context: &mut Context<'_>) -> bool {
-        if self.desk.queue().unsent.is_empty() {
+        if self.queue.queue().unsent.is_empty() {
             return false;
         }
         if self.lull.poll(context).is_pending() {
@@ -357,13 +361,13 @@ impl Traffic {
             self.output = BytesMut::new();
         }
         self.output.clear();
-        std::mem::swap(&mut self.output, &mut self.desk.queue().unsent);
+        std::mem::swap(&mut self.output, &mut self.queue.queue().unsent);
         true
     }
 }
 
 /// An error of the system, without its number.
-pub(super) fn in_words(error: &io::Error) -> String {
+pub(crate) fn in_words(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
@@ -375,16 +379,16 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::runtime::Builder;
 
-    use super::{Line, Reply};
-    use crate::store::redis::failure::RedisError;
+    use super::{Connection, Reply};
+    use crate::redis::error::RedisError;
 
     const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
-    fn on_a_line<F: Future>(work: impl FnOnce(Line, DuplexStream) -> F) -> F::Output {
+    fn on_a_line<F: Future>(work: impl FnOnce(Connection, DuplexStream) -> F) -> F::Output {
         let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
         runtime.block_on(async {
             let (ours, theirs) = duplex(1 << 20);
-            work(Line::open(ours).0, theirs).await
+            work(Connection::open(ours).0, theirs).await
         })
     }
 

@@ -21,7 +21,7 @@ const BROKEN_GREETING: &[u8] = &[0x16, 3, 1, 0, 4, 1, 0, 0, 0];
 const ALERT: u8 = 0x15;
 
 /// What to set, if the server speaks TLS and is not spoken to so (`by_tls`), or the reverse.
-pub(super) async fn misunderstood(endpoint: &Endpoint, by_tls: bool) -> Option<String> {
+pub(crate) async fn detect(endpoint: &Endpoint, by_tls: bool) -> Option<String> {
     let Endpoint::Tcp { host, port } = endpoint else { return None };
     let words: &[u8] = if by_tls { b"PING\r\n" } else { BROKEN_GREETING };
     let first = timeout(PATIENCE, first_byte((host, *port), words)).await.ok()??;

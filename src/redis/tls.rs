@@ -12,7 +12,7 @@ use crate::settings::redis::Tls;
 use crate::settings::tls::trusted;
 
 /// How to speak TLS as `tls` says; the error names the setting.
-pub(super) fn config(tls: &Tls) -> Result<ClientConfig, String> {
+pub(crate) fn config(tls: &Tls) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let roots = Arc::new(trusted(tls.ca.as_ref())?);
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))

@@ -12,13 +12,13 @@ const MOST: usize = 6;
 
 /// What has been said, since the last time that all was well.
 #[derive(Debug, Default)]
-pub(super) struct Complaint {
+pub(crate) struct ErrorDedup {
     said: Vec<(String, Instant)>,
 }
 
-impl Complaint {
+impl ErrorDedup {
     /// Whether to say this now.
-    pub(super) fn is_due(&mut self, text: &str) -> bool {
+    pub(crate) fn should_log(&mut self, text: &str) -> bool {
         self.said.retain(|(_, when)| when.elapsed() < SAY_AGAIN);
         let is_new = self.said.len() < MOST && !self.said.iter().any(|(said, _)| said == text);
         if is_new {
@@ -28,7 +28,7 @@ impl Complaint {
     }
 
     /// All is well; whether something had been said.
-    pub(super) fn end(&mut self) -> bool {
+    pub(crate) fn end(&mut self) -> bool {
         !std::mem::take(&mut self.said).is_empty()
     }
 }

@@ -1,0 +1,29 @@
+//! Client of Redis and Valkey: one server, a primary that sentinels watch, or a cluster.
+//!
+//! The client keeps connections open, follows failovers and moved slots, and sends commands with a deadline. A command
+//! is sent once; only a reply that proves that it did not run (MOVED, ASK, NOSCRIPT) is a reason to send it again.
+//! The client knows nothing of limits or scripts: whoever starts a deployment says with a
+//! [`health_check::HealthCheck`] how to probe its servers.
+
+pub mod error;
+pub mod reply;
+pub mod hash_slot;
+pub mod node_address;
+pub mod slot_range;
+pub(crate) mod deadline;
+pub(crate) mod circuit_breaker;
+pub(crate) mod error_dedup;
+pub(crate) mod connection;
+pub(crate) mod send;
+pub(crate) mod tls;
+pub(crate) mod tls_mismatch;
+pub(crate) mod connect;
+pub(crate) mod health_check;
+pub(crate) mod deployment_context;
+pub(crate) mod node;
+pub(crate) mod slot_map;
+pub(crate) mod topology;
+pub mod stats;
+pub(crate) mod discovery;
+pub(crate) mod deployment;
+pub(crate) mod redirects;

@@ -1,0 +1,108 @@
+//! Client of one deployment: a server, a primary that sentinels watch, or a cluster.
+//!
+//! A deployment finds the node that owns a key. Discovery keeps its topology up to date, at intervals and at once when a
+//! node fails.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tokio::task::AbortHandle;
+
+use super::deadline::timeout_with_grace;
+use super::deployment_context::{DeploymentContext, DeploymentOptions};
+use super::discovery;
+use super::error::RedisError;
+use super::node::Node;
+use super::node_address::redirect_endpoint;
+use super::slot_map::Owner;
+use super::stats::DeploymentStats;
+use super::topology::Topology;
+use crate::settings::redis::TopologySettings;
+
+/// Client of a deployment; dropping it stops discovery and closes all connections.
+#[derive(Debug)]
+pub(crate) struct Deployment {
+    topology: Arc<Topology>,
+    discovery: Option<AbortHandle>,
+}
+
+impl Drop for Deployment {
+    fn drop(&mut self) {
+        if let Some(task) = &self.discovery {
+            task.abort();
+        }
+    }
+}
+
+impl Deployment {
+    /// Starts to discover and connect to the servers of `settings`, and returns at once. Needs a tokio runtime.
+    pub(crate) fn start(settings: TopologySettings, options: DeploymentOptions) -> Self {
+        let context = DeploymentContext::new(options, matches!(settings, TopologySettings::Cluster(_)));
+        let topology = Arc::new(Topology::new(settings, Arc::new(context)));
+        let discovery = discovery::start(&topology);
+        Self { topology, discovery }
+    }
+
+    /// Returns the node that owns `slot`. Calls `slot` only in a cluster; waits only for the first discovery.
+    ///
+    /// # Errors
+    /// No node is known by `deadline`, or the slot has no owner.
+    pub(crate) async fn owner(&self, slot: impl FnOnce() -> u16, deadline: Instant) -> Result<Arc<Node>, RedisError> {
+        if !self.topology.discovered.initialized() {
+            timeout_with_grace(self.topology.discovered.wait(), deadline).await.ok_or(RedisError::Timeout)?;
+        }
+        match self.topology.slot_map.load().owner(slot) {
+            Owner::Node(node) => Ok(Arc::clone(node)),
+            Owner::Unknown => Err(RedisError::Unreachable),
+            Owner::Unassigned => {
+                self.topology.request_refresh();
+                Err(RedisError::SlotDown)
+            }
+        }
+    }
+
+    /// Returns the node that a redirection by `asked` names; `None` outside a cluster or if the address is invalid.
+    pub(crate) fn node_at(&self, address: &str, asked: &Node) -> Option<Arc<Node>> {
+        matches!(self.topology.settings, TopologySettings::Cluster(_)).then_some(())?;
+        let endpoint = redirect_endpoint(address, asked.endpoint())?;
+        Some(self.topology.node(&endpoint))
+    }
+
+    /// Requests a discovery now instead of at the next interval.
+    pub(crate) fn request_refresh(&self) {
+        self.topology.request_refresh();
+    }
+
+    /// Sets the owner of a slot after a MOVED reply.
+    pub(crate) fn set_slot_owner(&self, slot: u16, node: &Arc<Node>) {
+        self.topology.set_slot_owner(slot, node);
+        self.topology.request_refresh();
+    }
+
+    /// Returns true if at least one node accepts calls.
+    pub(crate) fn is_available(&self) -> bool {
+        self.topology.slot_map.load().nodes().iter().any(|node| node.is_available())
+    }
+
+    /// Connections and breakers of the nodes.
+    pub(crate) fn stats(&self) -> DeploymentStats {
+        let nodes = self.topology.nodes();
+        DeploymentStats {
+            connections: nodes.iter().map(|node| node.connections()).sum(),
+            opened: self.topology.context.opened.load(Ordering::Relaxed),
+            nodes: nodes.iter().map(|node| (node.endpoint().to_string(), node.is_breaker_open())).collect(),
+        }
+    }
+
+    /// Nodes that own at least one slot.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.topology.nodes()
+    }
+
+    /// Text of a configuration error, free of secrets; `None` without one.
+    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
+        let of_topology = self.topology.misconfigured.load_full();
+        of_topology.or_else(|| self.topology.nodes().iter().find_map(|node| node.misconfigured()))
+    }
+}

@@ -1,0 +1,52 @@
+//! Hash slots of a Redis cluster.
+
+use std::sync::LazyLock;
+
+/// Number of hash slots in a cluster.
+pub const HASH_SLOTS: u16 = 16_384;
+
+/// Hash tags that fall into the first and the last slot.
+pub(crate) const FIRST_AND_LAST_TAGS: [u32; 2] = [3560, 39296];
+
+/// Returns the slot of a key: CRC-16, modulo [`HASH_SLOTS`], of its hash tag, or of the whole key without one.
+pub fn hash_slot(key: &[u8]) -> u16 {
+    redis_protocol::redis_keyslot(key)
+}
+
+/// Returns a number that hashes to `slot`, which must be below [`HASH_SLOTS`].
+pub(crate) fn hash_tag(slot: u16) -> u32 {
+    TAGS[usize::from(slot)]
+}
+
+/// Computes the table behind [`hash_tag`], which takes some milliseconds.
+pub(crate) fn prepare_hash_tags() {
+    LazyLock::force(&TAGS);
+}
+
+/// One hash tag for each slot.
+static TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
+    let mut tags = vec![u32::MAX; usize::from(HASH_SLOTS)];
+    let mut missing = tags.len();
+    for tag in 0.. {
+        let entry = &mut tags[usize::from(hash_slot(tag.to_string().as_bytes()))];
+        if *entry == u32::MAX {
+            *entry = tag;
+            missing -= 1;
+        }
+        if missing == 0 {
+            break;
+        }
+    }
+    tags.into()
+});
+
+#[cfg(test)]
+mod tests {
+    use super::{FIRST_AND_LAST_TAGS, TAGS};
+
+    #[test]
+    fn constants_are_the_tags_of_the_first_and_last_slot() {
+        assert_eq!(Some(&FIRST_AND_LAST_TAGS[0]), TAGS.first());
+        assert_eq!(Some(&FIRST_AND_LAST_TAGS[1]), TAGS.last());
+    }
+}

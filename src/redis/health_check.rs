@@ -1,0 +1,99 @@
+//! Health check of a server: writes that it must accept before calls are sent to it.
+//!
+//! A PING only proves that a server is alive: a replica, a server without memory and a user without permissions answer
+//! it too. So a check consists of commands like those of real calls. The owner of a deployment defines them with the
+//! [`HealthCheck`] trait; this module sends them and judges the replies.
+
+use std::fmt;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::connect::ConnectError;
+use super::connection::Connection;
+use super::error::{RedisError, ReplyError};
+use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag};
+use super::reply::text;
+use super::send::send_with_error_text;
+
+/// Words of a command.
+pub(crate) type Command = Vec<Bytes>;
+
+/// Definition of the commands that a server must accept.
+pub(crate) trait HealthCheck: fmt::Debug + Send + Sync + 'static {
+    /// Returns the commands to send; all keys contain `{hash_tag}`, so that they hash to one slot, and expire.
+    fn commands(&self, hash_tag: u32) -> Vec<Command>;
+
+    /// Explains to an operator what an error reply means and what to do; `text` is the reply.
+    fn advice(&self, error: RedisError, text: &str) -> String;
+}
+
+/// Commands that a server may reject while it still serves all others.
+#[derive(Debug)]
+pub(crate) struct OptionalCommands {
+    /// Bytes that the names of these commands start with.
+    pub(crate) prefix: &'static [u8],
+    /// Log text: what does not work without the commands.
+    pub(crate) consequence: &'static str,
+    /// Permissions or versions that the commands need.
+    pub(crate) advice: String,
+}
+
+/// Runs `check` once over `connection`: in `slot` of a cluster node, in the first and last slot of a single server.
+pub(crate) async fn run(
+    check: &dyn HealthCheck,
+    connection: &Connection,
+    slot: Option<u16>,
+) -> Result<(), ConnectError> {
+    match slot {
+        Some(slot) => run_with_tag(check, connection, hash_tag(slot), true).await,
+        None => {
+            // A cluster node accepts both only if it owns all slots.
+            let [first, last] = FIRST_AND_LAST_TAGS;
+            let first = run_with_tag(check, connection, first, false);
+            let last = run_with_tag(check, connection, last, false);
+            tokio::try_join!(first, last).map(|_| ())
+        }
+    }
+}
+
+async fn run_with_tag(
+    check: &dyn HealthCheck,
+    connection: &Connection,
+    tag: u32,
+    is_cluster: bool,
+) -> Result<(), ConnectError> {
+    let commands = check.commands(tag);
+    // Sent together, as calls are.
+    let outcomes = join_all(commands.iter().map(|command| async move {
+        let words: SmallVec<[&[u8]; 8]> = command.iter().map(|word| &**word).collect();
+        send_with_error_text(connection, &words).await
+    }))
+    .await;
+    match outcomes.into_iter().find_map(Result::err) {
+        None => Ok(()),
+        Some((error, text)) => judge(check, error, text, is_cluster),
+    }
+}
+
+fn judge(check: &dyn HealthCheck, error: ReplyError, text: String, is_cluster: bool) -> Result<(), ConnectError> {
+    match error {
+        ReplyError::NoScript | ReplyError::Failed(RedisError::WrongType) => Ok(()),
+        // The slot moved to another node; this node still serves its other slots.
+        ReplyError::Moved(_) | ReplyError::Ask(_) if is_cluster => Ok(()),
+        ReplyError::Moved(_) | ReplyError::Ask(_) | ReplyError::Failed(RedisError::SlotDown) if !is_cluster => {
+            let text = "the server is a node of a cluster: set REDIS_TYPE=cluster".to_owned();
+            Err(ConnectError { kind: RedisError::Misconfigured, text })
+        }
+        ReplyError::Moved(_) | ReplyError::Ask(_) => Err(ConnectError { kind: RedisError::BadReply, text }),
+        ReplyError::Failed(kind) => Err(ConnectError { kind, text: check.advice(kind, &text) }),
+    }
+}
+
+/// Returns the server's `maxmemory-policy` if the policy can evict keys; `None` if not, or if INFO fails.
+pub(crate) async fn eviction_policy(connection: &Connection) -> Option<String> {
+    let info = send_with_error_text(connection, &[b"INFO", b"memory"]).await.ok()?;
+    let policy = text(&info)?.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
+    (policy != "noeviction").then(|| policy.to_owned())
+}
