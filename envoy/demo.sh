@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shows tollkeeper behind a real Envoy: 200s that turn into 429s, and a limit that is edited while both run.
+# Shows tollkeeper behind a real Envoy: 200s turn into 429s, and a limit changes while both run.
 #
 # Needs curl, python3-venv (for Envoy, unless TOLLKEEPER_TEST_ENVOY names a binary) and cargo (unless TOLLKEEPER_BIN
 # names a tollkeeper). Uses the loopback ports of envoy/gateway.yaml. Leaves nothing behind but the installed Envoy
@@ -21,7 +21,7 @@ fail() {
     exit 1
 }
 
-# Ends what this script started, and only that: politely, after 5 s not.
+# Ends the processes that this script started: SIGTERM, after 5 s SIGKILL.
 clean_up() {
     local status=$? pid patience
     trap - EXIT
@@ -39,7 +39,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-# wait_for SECONDS WHAT PID COMMAND...: until the command succeeds, as long as the process lives.
+# wait_for SECONDS WHAT PID COMMAND...: waits until the command succeeds; fails if the process ends.
 wait_for() {
     local seconds=$1 what=$2 pid=$3 patience
     shift 3
@@ -51,7 +51,7 @@ wait_for() {
     fail "gave up after $seconds s of waiting for $what"
 }
 
-# request EXPECTED_STATUS CURL_ARGUMENTS...: sends one request and prints what a client would look at.
+# request EXPECTED_STATUS CURL_ARGUMENTS...: sends one request and prints its status and headers.
 request() {
     local expected=$1 status
     shift
@@ -100,10 +100,10 @@ started+=($!)
 wait_for 20 "Envoy to be ready" "${started[1]}" curl -sSf --max-time 2 127.0.0.1:9901/ready
 echo "  ready"
 
-say "alice, 4 requests a minute: the fifth is refused"
+say "alice, 4 requests a minute: the fifth is rejected"
 for expected in 200 200 200 200 429; do request $expected -H 'x-api-key: alice'; done
 
-say "what a refusal looks like in full"
+say "a rejection in full"
 sed "s/\r\$//; /^\$/d; s/^/  /" "$work/head"
 
 say "bob has a limit of his own"

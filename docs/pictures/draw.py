@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Draws the pictures of docs/algorithms.md: the same requests through each of the five algorithms.
 
-The algorithms below follow the definitions of that page, in exact fractions; nothing in a picture is placed
-by hand but its captions. Every picture has a background of its own and two sets of colours, so it reads in light and
-dark mode. Only the standard library is used. Run it without arguments: it writes the .svg files beside itself.
+The algorithms below follow the definitions of that page, in exact fractions; only captions are placed by hand. Every
+picture has its own background and two sets of colours, for light and dark mode. Only the standard library is used. Run
+it without arguments: it writes the .svg files beside itself.
 """
 
 from fractions import Fraction as F
@@ -59,7 +59,7 @@ def fixed_window():
     for t in REQUESTS:
         window = floor(t / PERIOD)
         line += [(t, counts.get(window, 0))]
-        counts[window] = counts.get(window, 0) + 1  # count_rejected, as by default: refused hits count too
+        counts[window] = counts.get(window, 0) + 1  # count_rejected is the default: rejected hits count too
         line += [(t, counts[window])]
         marks.append((t, "ok" if counts[window] <= LIMIT else "no", t))
     steps = []
@@ -232,7 +232,7 @@ class Picture:
         (Path(__file__).parent / f"{self.name}.svg").write_text(body + "\n", encoding="utf-8")
 
 
-ADMITTED, REFUSED = ("ok", "admitted"), ("no", "refused")
+ADMITTED, REJECTED = ("ok", "admitted"), ("no", "rejected")
 
 
 def result(marks, what="admitted"):
@@ -248,11 +248,11 @@ def draw_token_bucket():
     p.path(line, y, "state")
     p.marks(82, marks)
     p.text(x(F(61, 10)), y(F(9, 2)) + 2, "full", "small")
-    p.text(x(F(109, 10)), y(F(9, 2)) + 2, "less than one token: refused", "small")
+    p.text(x(F(109, 10)), y(F(9, 2)) + 2, "less than one token: rejected", "small")
     p.text(x(F(305, 10)), y(F(9, 2)) + 2, "one token every 2 s", "small")
     p.text(x(F(203, 10)), y(F(5, 10)) + 4, "idle time earns a burst", "small")
     p.time_axis(282)
-    p.legend(332, [ADMITTED, REFUSED, ("bar", "tokens in the bucket: bucket_size less what was used")])
+    p.legend(332, [ADMITTED, REJECTED, ("bar", "tokens in the bucket: bucket_size less tokens used")])
     p.save()
 
 
@@ -270,13 +270,13 @@ def draw_leaky_bucket():
         p.mark(x(leaves), height, "ok")
         if leaves > t:
             p.mark(x(t), height, "held")
-    p.text(x(F(235, 10)), top + 14, "each line is one request: held from its arrival", "small")
-    p.text(x(F(235, 10)), top + 30, "until its turn; one leaves every 2 s", "small")
+    p.text(x(F(235, 10)), top + 14, "each line is one request: delayed from its arrival", "small")
+    p.text(x(F(235, 10)), top + 30, "until it leaves; one leaves every 2 s", "small")
     y = p.scale(308, 452, 5, name="queue_size")
     p.path(line, y, "fill", base=0)
     p.path(line, y, "state")
     p.time_axis(452)
-    p.legend(502, [("ok", "leaves (answered OK)"), ("held", "arrives and is held"), REFUSED,
+    p.legend(502, [("ok", "leaves (answered OK)"), ("held", "arrives and is delayed"), REJECTED,
                    ("bar", "places taken, the one leaving included")])
     p.save()
 
@@ -294,9 +294,9 @@ def draw_fixed_window():
     p.text((first + last) / 2, 85, "10 within 5.5 s: twice the limit", "mid small")
     p.text(x(F(17)), 85, "window 10 s to 20 s", "small mid")
     p.text(x(F(25)), 85, "window 20 s to 30 s", "small mid")
-    p.text(x(F(106, 10)), y(F(64, 10)), "refused hits count too", "small")
+    p.text(x(F(106, 10)), y(F(64, 10)), "rejected hits count too", "small")
     p.time_axis(332)
-    p.legend(382, [ADMITTED, REFUSED, ("bar", "the window's count: back to 0 at each multiple of 10 s")])
+    p.legend(382, [ADMITTED, REJECTED, ("bar", "the window's count: back to 0 at each multiple of 10 s")])
     p.save()
 
 
@@ -317,7 +317,7 @@ def draw_sliding_window_log():
     p.path(line, y, "fill", base=0)
     p.path(line, y, "state")
     p.time_axis(402)
-    p.legend(452, [ADMITTED, REFUSED, ("bar", "entries; below, how many of them the last 10 s hold")])
+    p.legend(452, [ADMITTED, REJECTED, ("bar", "entries; below, their number in the last 10 s")])
     p.save()
 
 
@@ -334,13 +334,13 @@ def draw_sliding_window_counter():
     p.text(x(F(203, 10)), y(F(26, 5)) - 24, "the last window's 5 fade evenly", "small")
     p.text(x(F(301, 10)), y(F(26, 5)) - 24, "rounded down: 4.75 counts as 4", "small")
     p.time_axis(322)
-    p.legend(372, [ADMITTED, REFUSED, ("fill", "this window's count"),
+    p.legend(372, [ADMITTED, REJECTED, ("fill", "this window's count"),
                    ("more", "the last window's count × what is left of this one")])
     p.save()
 
 
 def draw_five():
-    p = Picture("five", "The same 20 requests, five answers", "every rule: 5 per 10 s; when each request is let through, and which are refused", 336)
+    p = Picture("five", "The same 20 requests, five answers", "every rule: 5 per 10 s; when each request is let through, and which are rejected", 336)
     rows = [("token_bucket", token_bucket), ("leaky_bucket", leaky_bucket), ("fixed_window", fixed_window),
             ("sliding_window_log", sliding_window_log), ("sliding_window_counter", sliding_window_counter)]
     for row, (name, algorithm) in enumerate(rows):
@@ -352,7 +352,7 @@ def draw_five():
         for t, verdict, leaves in marks:
             p.mark(x(t if verdict == "no" else leaves), top + 30, "no" if verdict == "no" else "ok")
     p.time_axis(288)
-    p.legend(328, [("ok", "let through at this time"), REFUSED])
+    p.legend(328, [("ok", "let through at this time"), REJECTED])
     p.save()
 
 

@@ -105,7 +105,7 @@ fn the_client_gives_up_at_once_where_waiting_takes_too_long() {
     let (output, came) = run_client(1, vec![answer("429 Too Many Requests", "retry-after: 90\r\n")]);
     assert_eq!(came.len(), 1);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("refused with 429; again after 9"), "{said}");
+    assert!(!output.status.success() && said.contains("rejected with 429; retry after 9"), "{said}");
 }
 
 #[test]

@@ -130,7 +130,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- toJson $all }}
 {{- end }}
 
-{{/* What the schema can not say: values that contradict each other. */}}
+{{/* Checks that the schema cannot express: values that contradict each other. */}}
 {{- define "tollkeeper.validate" -}}
 {{- $value := "replicaCount" }}{{ $replicas := int .Values.replicaCount }}
 {{- if .Values.autoscaling.enabled }}
