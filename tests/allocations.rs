@@ -5,6 +5,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
+#[path = "kit/mod.rs"]
+#[allow(dead_code, clippy::print_stderr, reason = "the suite uses all of the kit, this binary a part")]
+mod kit;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,30 +17,23 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use prost::Message as _;
-use tollkeeper::clock::Clock;
-use tollkeeper::config::compile::{Options, Source, compile};
-use tollkeeper::config::live::LiveRules;
-use tollkeeper::config::yaml::Documents;
-use tollkeeper::decide::Decider;
+use tollkeeper::clock::Time;
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Rpc, Service};
+use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::codec::frame;
-use tollkeeper::pb::rate_limit_descriptor::Entry;
 use tollkeeper::pb::rate_limit_service_server::RateLimitService as _;
-use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
-use tollkeeper::rule::set::RuleSet;
-use tollkeeper::settings::Settings;
-use tollkeeper::store::Store;
-use tollkeeper::store::memory::Memory;
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
 use tollkeeper::telemetry::traces::span_queue::{SpanQueue, SpanQueueOptions};
 use tollkeeper::telemetry::traces::{Sampler, Tracer};
 use tonic::Request;
 
-const RULES: &str = "\
-domain: shop
-descriptors: [{key: login, rate_limit: {unit: day, requests_per_unit: 1000000}}]
-";
+use self::kit::fixtures::load_shop_rules;
+use self::kit::grpc::rate_limit_request;
+use self::kit::test_service::TestService;
+
+const NOON: Time = Time::from_secs(1_783_512_000);
+const RULES: &str = "descriptors: [{key: login, rate_limit: {unit: day, requests_per_unit: 1000000}}]";
 const CALLS: u64 = 100;
 
 /// Takes spans, and that is all.
@@ -61,28 +58,21 @@ fn tracer(ratio: f64) -> Tracer {
 }
 
 fn service(tracer: Option<Tracer>) -> Arc<Service> {
-    let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
-    let source = Source { name: "rules.yaml".into(), text: RULES.into(), documents: Documents::FirstOnly };
-    let compiled = compile(&[source], &Options::default()).unwrap_or_else(|found| panic!("{found}"));
-    let decider = Decider::new(Store::Memory(Memory::new(1 << 22)), settings.behaviour, Arc::default());
-    let mut service = Service::new(Clock::System, Arc::new(LiveRules::default()), decider);
-    let rules = RuleSet::with_stats(compiled.domains, &service.decider.metrics.limits);
-    service.rules.replace(rules, vec!["rules.yaml".into()], service.clock.now());
-    service.tracer = tracer;
-    Arc::new(service)
+    let mut service = TestService::new::<&str>([], NOON);
+    load_shop_rules(&service, RULES);
+    service.inner.tracer = tracer;
+    Arc::new(service.inner)
 }
 
-fn question(user: &str) -> RateLimitRequest {
-    let entry = Entry { key: "login".into(), value: user.to_owned().into() };
-    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-    RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], ..RateLimitRequest::default() }
+fn login(user: &str) -> RateLimitRequest {
+    rate_limit_request("shop", &[("login", user)])
 }
 
 /// What so many calls with these headers allocate.
 fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 {
     let rpc = Rpc(service(tracer));
     let request = || {
-        let mut request = Request::new(question("ann"));
+        let mut request = Request::new(login("ann"));
         for (name, value) in headers {
             request.metadata_mut().append(*name, value.parse().unwrap());
         }
@@ -132,7 +122,7 @@ fn a_decision_by_memory_allocates_twice() {
         let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
         frame(&answer.unwrap())
     };
-    let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| question(&format!("user{user}")).encode_to_vec()).collect();
+    let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| login(&format!("user{user}")).encode_to_vec()).collect();
     let count =
         || allocation_counter::measure(|| messages.iter().for_each(|message| drop(decide(message)))).count_total;
     // The first time each user's counter is made, and room for it.

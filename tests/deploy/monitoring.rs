@@ -167,7 +167,7 @@ fn rules_whose_keys_name_the_metric_are_not_taken_for_idle() {
     let client = grpc::Client::connect(server.grpc_port());
     for (key, times) in [("user", 2), ("path", 3)] {
         for _ in 0..times {
-            client.ask(&grpc::question("shop", &[(key, "x")])).unwrap();
+            client.call(&grpc::rate_limit_request("shop", &[(key, "x")])).unwrap();
         }
     }
     let scrape = http::get(port.number(), "/metrics").send().text();

@@ -21,7 +21,7 @@ use super::PATIENCE;
 pub(crate) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// A request for one descriptor of these entries.
-pub(crate) fn question(domain: &str, entries: &[(&str, &str)]) -> RateLimitRequest {
+pub(crate) fn rate_limit_request(domain: &str, entries: &[(&str, &str)]) -> RateLimitRequest {
     RateLimitRequest { domain: domain.to_owned(), descriptors: vec![descriptor(entries)], hits_addend: 0 }
 }
 
@@ -77,19 +77,19 @@ impl Client {
     }
 
     /// Asks the service.
-    pub(crate) fn ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub(crate) fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
-        Ok(self.runtime.block_on(client.should_rate_limit(question.clone()))?.into_inner())
+        Ok(self.runtime.block_on(client.should_rate_limit(request.clone()))?.into_inner())
     }
 
     /// Asks the service with these headers.
-    pub(crate) fn ask_with(
+    pub(crate) fn call_with_headers(
         &self,
-        question: &RateLimitRequest,
+        request: &RateLimitRequest,
         headers: &[(&'static str, &str)],
     ) -> Result<RateLimitResponse, Status> {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
-        let mut request = Request::new(question.clone());
+        let mut request = Request::new(request.clone());
         for (name, value) in headers {
             request.metadata_mut().append(*name, value.parse().expect("the value is one"));
         }
@@ -97,10 +97,10 @@ impl Client {
     }
 
     /// Asks the service, and gives up once that is so.
-    pub(crate) fn give_up(&self, question: &RateLimitRequest, when: impl Fn() -> bool) {
+    pub(crate) fn call_until(&self, request: &RateLimitRequest, when: impl Fn() -> bool) {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
         self.runtime.block_on(async {
-            let mut call = std::pin::pin!(client.should_rate_limit(question.clone()));
+            let mut call = std::pin::pin!(client.should_rate_limit(request.clone()));
             while tokio::time::timeout(Duration::from_millis(10), &mut call).await.is_err() {
                 if when() {
                     break;
@@ -112,16 +112,16 @@ impl Client {
     }
 
     /// Asks the service with a compressed message.
-    pub(crate) fn ask_compressed(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub(crate) fn call_compressed(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let client = RateLimitServiceClient::new(self.channel.clone());
         let mut client = client.send_compressed(CompressionEncoding::Gzip);
-        Ok(self.runtime.block_on(client.should_rate_limit(question.clone()))?.into_inner())
+        Ok(self.runtime.block_on(client.should_rate_limit(request.clone()))?.into_inner())
     }
 
     /// Asks the service so many times at once, each with this much time.
-    pub(crate) fn ask_together(
+    pub(crate) fn call_concurrently(
         &self,
-        question: &RateLimitRequest,
+        request: &RateLimitRequest,
         count: usize,
         timeout: Duration,
     ) -> Vec<Result<RateLimitResponse, Status>> {
@@ -129,7 +129,7 @@ impl Client {
             let mut calls = tokio::task::JoinSet::new();
             for _ in 0..count {
                 let mut client = RateLimitServiceClient::new(self.channel.clone());
-                let mut request = Request::new(question.clone());
+                let mut request = Request::new(request.clone());
                 request.set_timeout(timeout);
                 calls.spawn(async move { Ok(client.should_rate_limit(request).await?.into_inner()) });
             }
@@ -138,7 +138,7 @@ impl Client {
     }
 
     /// Sends `message` as it is to a method; the bytes of the answer.
-    pub(crate) fn send_raw(&self, method: &'static str, message: impl Into<Bytes>) -> Result<Bytes, Status> {
+    pub(crate) fn call_raw(&self, method: &'static str, message: impl Into<Bytes>) -> Result<Bytes, Status> {
         let mut client = tonic::client::Grpc::new(self.channel.clone());
         let (method, message) = (PathAndQuery::from_static(method), Request::new(message.into()));
         let call = async {

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::kit::grpc::{Client, question};
+use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::http::{self, Response};
 use crate::kit::redis;
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
@@ -36,7 +36,7 @@ fn counting_in(redis: &redis::Server, setup: Setup) -> Setup {
 }
 
 fn charge(server: &Tollkeeper, key: &str, value: &str) -> bool {
-    let answer = Client::connect(server.grpc_port()).ask(&question("shop", &[(key, value)])).unwrap();
+    let answer = Client::connect(server.grpc_port()).call(&rate_limit_request("shop", &[(key, value)])).unwrap();
     answer.overall_code == 1
 }
 

@@ -46,7 +46,7 @@ fn key_spaces_are_what_they_are_called() {
 }
 
 fn template(entries: &[(&str, &str)]) -> Result<Template, String> {
-    Template::new(grpc::question("shop", entries), "abcdefgh")
+    Template::new(grpc::rate_limit_request("shop", entries), "abcdefgh")
 }
 
 #[test]

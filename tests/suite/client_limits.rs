@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use prost::Message as _;
 use tonic::Code;
 
-use crate::kit::grpc::{Client, SHOULD_RATE_LIMIT, question};
+use crate::kit::grpc::{Client, SHOULD_RATE_LIMIT, rate_limit_request};
 use crate::kit::http::{self, connect};
 use crate::kit::http2_frames::{END_STREAM, GOAWAY, HEADERS, Http2Connection};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
@@ -24,7 +24,7 @@ fn server() -> Setup {
 }
 
 fn ask(client: &Client) -> Result<(), Code> {
-    client.ask(&question("shop", &[("user", "ann")])).map(drop).map_err(|status| status.code())
+    client.call(&rate_limit_request("shop", &[("user", "ann")])).map(drop).map_err(|status| status.code())
 }
 
 /// Whether the server closes it, and sends nothing before.
@@ -233,7 +233,7 @@ async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8
 #[test]
 fn who_takes_a_few_bytes_at_a_time_gets_all_of_it() {
     let server = server().start();
-    let asked = question("shop", &[("user", "ann")]).encode_to_vec();
+    let asked = rate_limit_request("shop", &[("user", "ann")]).encode_to_vec();
     // The service itself, and a page of the router.
     for (path, message) in [(SHOULD_RATE_LIMIT, asked.as_slice()), ("/grpc.health.v1.Health/Check", b"")] {
         let answer = |at_a_time| {

@@ -43,13 +43,13 @@ impl Target {
     }
 
     fn ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
-        self.client.ask(question)
+        self.client.call(question)
     }
 
     /// Still answers on every listener, has not panicked, and has not grown.
     fn assert_unharmed(mut self) {
         let client = Client::connect(self.server.grpc_port());
-        let answer = client.ask(&grpc::question("shop", &[("open", "")])).unwrap();
+        let answer = client.call(&grpc::rate_limit_request("shop", &[("open", "")])).unwrap();
         assert!(answer.statuses[0].current_limit.is_some());
         assert_eq!(self.server.healthcheck(), 200);
         assert_eq!(self.server.rules_status()["version"], 1);
@@ -83,7 +83,7 @@ impl Random {
 
 /// What stands in `value` of one entry with the key `user`.
 fn with_value(value: &[u8]) -> RateLimitRequest {
-    let mut question = grpc::question("shop", &[("user", "")]);
+    let mut question = grpc::rate_limit_request("shop", &[("user", "")]);
     question.descriptors[0].entries[0].value = Bytes::copy_from_slice(value);
     question
 }
@@ -93,7 +93,7 @@ fn requests_that_ask_nothing_get_a_clear_status() {
     let target = Target::start();
     let empty = RateLimitRequest::default();
     let domain_only = RateLimitRequest { domain: "shop".into(), ..empty.clone() };
-    let no_domain = RateLimitRequest { domain: String::new(), ..grpc::question("", &[("user", "ann")]) };
+    let no_domain = RateLimitRequest { domain: String::new(), ..grpc::rate_limit_request("", &[("user", "ann")]) };
     let table = [
         (empty, "rate limit domain must not be empty"),
         (no_domain, "rate limit domain must not be empty"),
@@ -103,7 +103,11 @@ fn requests_that_ask_nothing_get_a_clear_status() {
         let status = target.ask(&question).unwrap_err();
         assert_eq!((status.code(), status.message()), (Code::InvalidArgument, expected));
     }
-    for question in [grpc::question("shop", &[]), grpc::question("shop", &[("", "")]), grpc::question("no such", &[])] {
+    for question in [
+        grpc::rate_limit_request("shop", &[]),
+        grpc::rate_limit_request("shop", &[("", "")]),
+        grpc::rate_limit_request("no such", &[]),
+    ] {
         let answer = target.ask(&question).unwrap();
         assert_eq!((answer.overall_code, answer.statuses.len()), (1, 1), "{question:?}");
         assert_eq!(answer.statuses[0].current_limit, None);
@@ -131,7 +135,7 @@ fn descriptors_are_answered_up_to_their_bound() {
     let target = Target::start();
     let many = |count| RateLimitRequest {
         descriptors: vec![grpc::descriptor(&[("open", "x")]); count],
-        ..grpc::question("shop", &[])
+        ..grpc::rate_limit_request("shop", &[])
     };
     assert_eq!(target.ask(&many(MOST_DESCRIPTORS)).unwrap().statuses.len(), MOST_DESCRIPTORS);
     let status = target.ask(&many(MOST_DESCRIPTORS + 1)).unwrap_err();
@@ -148,7 +152,7 @@ fn overrides_of_any_number_are_decided_or_ignored() {
             for unit_multiplier in [None, Some(0), Some(1), Some(366), Some(u32::MAX)] {
                 for hits_addend in [None, Some(0), Some(1), Some(u64::MAX)] {
                     for is_negative_hits in [false, true] {
-                        let mut question = grpc::question("shop", &[("open", "override")]);
+                        let mut question = grpc::rate_limit_request("shop", &[("open", "override")]);
                         let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
                         let asked = &mut question.descriptors[0];
                         (asked.limit, asked.hits_addend, asked.is_negative_hits) =
@@ -172,7 +176,7 @@ fn overrides_of_any_number_are_decided_or_ignored() {
 #[test]
 fn damaged_messages_are_refused_or_answered() {
     let target = Target::start();
-    let mut question = grpc::question("shop", &[("user", "ann"), ("path", "/")]);
+    let mut question = grpc::rate_limit_request("shop", &[("user", "ann"), ("path", "/")]);
     question.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 1, unit_multiplier: Some(2) });
     let message = question.encode_to_vec();
     let mut random = Random(0x2026);
@@ -194,7 +198,7 @@ fn damaged_messages_are_refused_or_answered() {
     // Groups within groups, a length past the end, a varint without one.
     noise.extend([vec![0x0b; 100_000], vec![0x12, 0xff, 0xff, 0xff, 0xff, 0x0f], vec![0xff; 100_000]]);
     for damaged in truncated.chain(flipped).chain(noise) {
-        match target.client.send_raw(SHOULD_RATE_LIMIT, damaged.clone()) {
+        match target.client.call_raw(SHOULD_RATE_LIMIT, damaged.clone()) {
             Ok(_) => {}
             Err(status) => assert!(
                 matches!(status.code(), Code::InvalidArgument | Code::Internal),
@@ -209,7 +213,7 @@ fn damaged_messages_are_refused_or_answered() {
 #[test]
 fn frames_that_lie_end_their_call_only() {
     let target = Target::start();
-    let good = grpc::question("shop", &[("open", "x")]).encode_to_vec();
+    let good = grpc::rate_limit_request("shop", &[("open", "x")]).encode_to_vec();
     let length = u32::try_from(good.len()).unwrap();
     let mut connection = Http2Connection::connect(target.server.grpc_port());
     let lies: [(u32, &[u8], u8); 5] = [
@@ -263,7 +267,7 @@ fn read_to_end_of(connection: &mut Http2Connection, stream: u32, mut flags: u8) 
 #[test]
 fn a_message_in_pieces_is_answered_as_in_one() {
     let target = Target::start();
-    let good = grpc::question("shop", &[("open", "x")]).encode_to_vec();
+    let good = grpc::rate_limit_request("shop", &[("open", "x")]).encode_to_vec();
     let length = u32::try_from(good.len()).unwrap();
     let whole = [&[0], &length.to_be_bytes()[..], &good].concat();
     let mut connection = Http2Connection::connect(target.server.grpc_port());
@@ -314,15 +318,15 @@ fn small_messages_that_unfold_to_large_ones_take_no_room() {
     thread::scope(|scope| {
         for bomb in bombs.iter().cycle().take(6) {
             scope.spawn(move || {
-                let status = Client::connect(port).send_raw(SHOULD_RATE_LIMIT, bomb.clone()).unwrap_err();
+                let status = Client::connect(port).call_raw(SHOULD_RATE_LIMIT, bomb.clone()).unwrap_err();
                 assert_eq!(status.code(), Code::InvalidArgument, "{status}");
             });
         }
     });
-    let status = target.client.send_raw(SHOULD_RATE_LIMIT, vec![0; (4 << 20) + 1]).unwrap_err();
+    let status = target.client.call_raw(SHOULD_RATE_LIMIT, vec![0; (4 << 20) + 1]).unwrap_err();
     assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted), "{status}");
     // 64 MiB of blanks are 64 KiB compressed.
-    let status = target.client.ask_compressed(&with_value(&vec![b' '; 64 << 20])).unwrap_err();
+    let status = target.client.call_compressed(&with_value(&vec![b' '; 64 << 20])).unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
 
     let objects = format!(r#"{{"domain":"shop","descriptors":[{}{{}}]}}"#, "{},".repeat(1_390_000));
@@ -455,7 +459,7 @@ fn clients_that_dawdle_keep_nobody_waiting() {
         halves.message(stream, 1000, b"half", 0).unwrap();
     }
     for _ in 0..20 {
-        target.ask(&grpc::question("shop", &[("open", "x")])).unwrap();
+        target.ask(&grpc::rate_limit_request("shop", &[("open", "x")])).unwrap();
         assert_eq!(target.server.healthcheck(), 200);
     }
     drop(halves);

@@ -87,10 +87,10 @@ descriptors:
 fn send_traffic(server: &Tollkeeper) {
     let client = Client::connect(server.grpc_port());
     let passes = |domain: &str, entries: &[(&str, &str)], hits: Option<u64>, refunds: bool| {
-        let mut question = grpc::question(domain, entries);
+        let mut question = grpc::rate_limit_request(domain, entries);
         question.descriptors[0].hits_addend = hits;
         question.descriptors[0].is_negative_hits = refunds;
-        let answer = client.ask(&question);
+        let answer = client.call(&question);
         answer.map(|answer| answer.overall_code == 1).map_err(|status| status.message().to_owned())
     };
     let take = |entries: &[(&str, &str)], hits: u64| passes("shop", entries, Some(hits), false).unwrap();
@@ -104,9 +104,9 @@ fn send_traffic(server: &Tollkeeper) {
     assert!(take(&[("unmatched", "x")], 1));
     assert!(passes("shop", &[("user", "bob")], Some(2), true).unwrap(), "a refund");
     assert!(take(&[("user", "bob")], 0), "a look");
-    let mut stranger = grpc::question("nowhere", &[("a", "b")]);
+    let mut stranger = grpc::rate_limit_request("nowhere", &[("a", "b")]);
     stranger.descriptors.push(grpc::descriptor(&[("c", "d")]));
-    assert_eq!(client.ask(&stranger).unwrap().overall_code, 1);
+    assert_eq!(client.call(&stranger).unwrap().overall_code, 1);
     assert_eq!(passes("", &[("a", "b")], None, false), Err("rate limit domain must not be empty".to_owned()));
     assert!(client.is_serving("").unwrap());
     let cat = json!({ "domain": "shop", "descriptors": [{ "entries": [{ "key": "user", "value": "cat" }] }] });
@@ -341,7 +341,7 @@ fn labels_are_right_at_every_depth_whatever_values_hold() {
         ("h", "4"),
     ];
     let client = Client::connect(watched.server.grpc_port());
-    assert_eq!(client.ask(&grpc::question("shop.eu", &entries)).unwrap().statuses[0].limit_remaining, 8);
+    assert_eq!(client.call(&grpc::rate_limit_request("shop.eu", &entries)).unwrap().statuses[0].limit_remaining, 8);
     let parts = r"a_x.y;b_say \qhi\q \\ now;c_one_ two _ three;d;e_1_2_3_4.5;f;g;h";
     let parts: Vec<String> = parts.split(';').map(|part| part.replace("\\q", "\\\"")).collect();
     let keys: Vec<String> = (1..).zip(&parts).map(|(depth, part)| format!("key{depth}=\"{part}\"")).collect();

@@ -43,8 +43,11 @@ fn charge(key: &str, value: &str, hits: u64) -> String {
 fn hold(port: u16, key: &'static str) -> mpsc::Receiver<Vec<Result<(), Code>>> {
     let (told, outcome) = mpsc::channel();
     thread::spawn(move || {
-        let calls =
-            Client::connect(port).ask_together(&grpc::question("shop", &[(key, "x")]), 2, Duration::from_secs(600));
+        let calls = Client::connect(port).call_concurrently(
+            &grpc::rate_limit_request("shop", &[(key, "x")]),
+            2,
+            Duration::from_secs(600),
+        );
         told.send(calls.into_iter().map(|call| call.map(drop).map_err(|status| status.code())).collect())
     });
     outcome
@@ -84,7 +87,7 @@ fn a_stop_says_so_before_it_stops_answering() {
         assert_eq!(http::get(server.http_port(), "/livez").send().status, 200);
         let client = Client::connect(server.grpc_port());
         assert!(!client.is_serving("").unwrap());
-        client.ask(&grpc::question("shop", &[("user", "late")])).unwrap();
+        client.call(&grpc::rate_limit_request("shop", &[("user", "late")])).unwrap();
         assert_eq!(server.post_json(&charge("user", "late", 1)).status, 200);
         assert!(server.try_wait().is_none());
 
@@ -278,13 +281,13 @@ fn a_unix_socket_takes_the_place_of_the_port() {
     drop(UnixListener::bind(&path).unwrap());
     let first = server().env("GRPC_UDS", &path).start();
     let client = Client::connect_unix(&path);
-    client.ask(&grpc::question("shop", &[("user", "ann")])).unwrap();
+    client.call(&grpc::rate_limit_request("shop", &[("user", "ann")])).unwrap();
     assert!(http::connect(first.grpc_port(), Ipv4Addr::LOCALHOST).is_err(), "the port is open as well");
 
     let second = server().env("GRPC_UDS", &path).run();
     assert_eq!((second.code, second.stderr.lines().count()), (Some(2), 1), "{}", second.stderr);
     assert!(second.stderr.contains(&format!("GRPC_UDS: cannot listen on {}: ", path.display())), "{}", second.stderr);
-    client.ask(&grpc::question("shop", &[("user", "ann")])).unwrap();
+    client.call(&grpc::rate_limit_request("shop", &[("user", "ann")])).unwrap();
 
     let file = place.path().join("file");
     fs::write(&file, "kept").unwrap();
@@ -307,7 +310,7 @@ fn reflection_is_offered_only_when_asked_for() {
         let server = server().env("TOLLKEEPER_REFLECTION", setting).start();
         let client = Client::connect(server.grpc_port());
         for method in METHODS {
-            match client.send_raw(method, list_services) {
+            match client.call_raw(method, list_services) {
                 Ok(answer) => {
                     let text = String::from_utf8_lossy(&answer).into_owned();
                     assert!(offered && text.contains("envoy.service.ratelimit.v3.RateLimitService"), "{text}");
@@ -328,15 +331,16 @@ fn a_method_that_does_not_exist_is_unimplemented() {
         "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
         "/",
     ] {
-        assert_eq!(client.send_raw(method, b"".as_slice()).unwrap_err().code(), Code::Unimplemented, "{method}");
+        assert_eq!(client.call_raw(method, b"".as_slice()).unwrap_err().code(), Code::Unimplemented, "{method}");
     }
 }
 
 #[test]
 fn compressed_requests_are_read() {
     let server = server().start();
-    let answer =
-        Client::connect(server.grpc_port()).ask_compressed(&grpc::question("shop", &[("user", "ann")])).unwrap();
+    let answer = Client::connect(server.grpc_port())
+        .call_compressed(&grpc::rate_limit_request("shop", &[("user", "ann")]))
+        .unwrap();
     assert_eq!(answer.statuses[0].limit_remaining, 1);
 }
 
@@ -503,8 +507,8 @@ fn an_answer_is_held_no_longer_than_its_caller_waits() {
     let server = server().start();
     let client = Client::connect(server.grpc_port());
     // The second would leave after a minute: it is refused at once instead.
-    let question = grpc::question("shop", &[("slow_queue", "y")]);
-    let calls = client.ask_together(&question, 2, Duration::from_secs(20));
+    let question = grpc::rate_limit_request("shop", &[("slow_queue", "y")]);
+    let calls = client.call_concurrently(&question, 2, Duration::from_secs(20));
     let codes: Vec<_> = calls.into_iter().map(|call| call.unwrap().overall_code).collect();
     assert_eq!(codes.iter().sum::<i32>(), 1 + 2, "{codes:?}");
 }
@@ -513,7 +517,7 @@ fn an_answer_is_held_no_longer_than_its_caller_waits() {
 fn a_caller_that_gives_up_harms_nobody() {
     let server = server().start();
     let mut connection = Http2Connection::connect(server.grpc_port());
-    let message = grpc::question("shop", &[("queue", "z")]).encode_to_vec();
+    let message = grpc::rate_limit_request("shop", &[("queue", "z")]).encode_to_vec();
     for stream in [1, 3] {
         connection.call(stream, &[]).unwrap();
         connection.message(stream, u32::try_from(message.len()).unwrap(), &message, END_STREAM).unwrap();

@@ -289,7 +289,7 @@ fn the_pages_of_a_process_tell_both_and_refuse_what_they_do_not_know() {
             .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
             .start();
     let client = grpc::Client::connect(server.grpc_port());
-    (0..5).for_each(|_| drop(client.ask(&grpc::question("shop", &[("login", "ann")])).unwrap()));
+    (0..5).for_each(|_| drop(client.call(&grpc::rate_limit_request("shop", &[("login", "ann")])).unwrap()));
     let page = |path: &str| http::get(server.debug_port(), path).send();
     let json: serde_json::Value = serde_json::from_slice(&page("/top?minutes=10").body).unwrap();
     assert_eq!(json["over_all"][0]["key"], "login=ann");

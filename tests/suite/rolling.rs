@@ -158,7 +158,7 @@ fn a_rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
                 while let Some(user) = book.next(begun) {
                     let told = match sender % 2 {
                         0 => through_envoy(&user),
-                        _ => client.ask(grpc::question("replicas", &[("user", &user)])),
+                        _ => client.ask(grpc::rate_limit_request("replicas", &[("user", &user)])),
                     };
                     book.enter(user, told);
                 }

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 use crate::kit::envoy::Envoy;
-use crate::kit::grpc::{Client, question};
+use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, with_rules};
 use crate::kit::{http, read, repository, wait_for};
@@ -72,7 +72,7 @@ fn call_with(port: u16, certificates: &Certificates, files: &[(&str, &str)]) -> 
 }
 
 fn ask(client: &Client) -> bool {
-    client.ask(&question("shop", &[("user", "ann")])).is_ok()
+    client.call(&rate_limit_request("shop", &[("user", "ann")])).is_ok()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tollkeeper::telemetry::traces::propagation::{PropagationFormats, RemoteParent};
 
 use crate::kit::envoy::Envoy;
-use crate::kit::grpc::{Client, question};
+use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::http;
 use crate::kit::otlp_collector::{OtlpCollector, ReceivedSpan};
 use crate::kit::redis;
@@ -46,7 +46,9 @@ fn over_grpc(setup: Setup) -> Setup {
 const WAYS: [fn(Setup) -> Setup; 2] = [over_grpc, |setup| setup];
 
 fn ask(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
-    Client::connect(server.grpc_port()).ask_with(&question("shop", &[("login", "ann")]), headers).unwrap();
+    Client::connect(server.grpc_port())
+        .call_with_headers(&rate_limit_request("shop", &[("login", "ann")]), headers)
+        .unwrap();
 }
 
 /// The attribute of that name; panics without one.
@@ -126,7 +128,7 @@ fn spans_tell_what_was_asked_and_decided_and_by_whom() {
     }
     assert_eq!(attribute(&collector.wait_for("decide", 2)[1], "tollkeeper.code"), "OVER_LIMIT");
 
-    let wrong = Client::connect(server.grpc_port()).ask(&question("", &[("login", "ann")]));
+    let wrong = Client::connect(server.grpc_port()).call(&rate_limit_request("", &[("login", "ann")]));
     assert!(wrong.is_err());
     let call = &collector.wait_for(CALL, 2)[1];
     assert_eq!(attribute(call, "rpc.response.status_code"), "INVALID_ARGUMENT");
@@ -139,7 +141,7 @@ fn descriptors_are_told_where_that_is_wanted_and_only_so_much_of_them() {
     let server = traced(&collector.url()).env("TOLLKEEPER_TRACE_DESCRIPTORS", "true").start();
     let long = "x".repeat(5000);
     for value in ["ann", &long] {
-        Client::connect(server.grpc_port()).ask(&question("shop", &[("login", value)])).unwrap();
+        Client::connect(server.grpc_port()).call(&rate_limit_request("shop", &[("login", value)])).unwrap();
     }
     let decisions = collector.wait_for("decide", 2);
     assert_eq!(attribute(&decisions[0], "tollkeeper.request"), "login=ann");
@@ -198,7 +200,7 @@ fn a_ratio_keeps_about_that_share() {
     let mut server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0.5").start();
     let client = Client::connect(server.grpc_port());
     for _ in 0..400 {
-        client.ask(&question("shop", &[("login", "ann")])).unwrap();
+        client.call(&rate_limit_request("shop", &[("login", "ann")])).unwrap();
     }
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
@@ -332,8 +334,8 @@ fn a_call_for_several_requests_links_to_them() {
     proxy.set(Mode::Stall);
     let client = Client::connect(server.grpc_port());
     std::thread::scope(|scope| {
-        let asked = question("shop", &[("login", "hot")]);
-        let answers = scope.spawn(move || client.ask_together(&asked, TOGETHER, PATIENCE));
+        let asked = rate_limit_request("shop", &[("login", "hot")]);
+        let answers = scope.spawn(move || client.call_concurrently(&asked, TOGETHER, PATIENCE));
         wait_for("all to be there", || (charges(&server) >= charged_before + TOGETHER).then_some(()));
         proxy.set(Mode::Pass);
         assert!(answers.join().unwrap().iter().all(Result::is_ok));
@@ -484,7 +486,7 @@ fn a_call_that_its_caller_gave_up_is_told_of_too() {
     redis.freeze();
     let client = Client::connect(server.grpc_port());
     let begun = charges(&server);
-    client.give_up(&question("shop", &[("login", "bob")]), || charges(&server) > begun);
+    client.call_until(&rate_limit_request("shop", &[("login", "bob")]), || charges(&server) > begun);
     let gave_up = wait_for("a call that was given up", || {
         let mut calls = collector.wait_for(CALL, 1);
         calls.retain(|call| attribute(call, "rpc.response.status_code") == "CANCELLED");
@@ -499,10 +501,10 @@ fn goes_on(setup: Setup, why: &str) {
     let mut server = setup.env("OTEL_BSP_MAX_QUEUE_SIZE", "16").env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4").start();
     let client = Client::connect(server.grpc_port());
     for _ in 0..200 {
-        client.ask(&question("shop", &[("login", "ann")])).unwrap();
+        client.call(&rate_limit_request("shop", &[("login", "ann")])).unwrap();
     }
     wait_for(why, || server.stderr().contains("spans are lost").then_some(()));
-    client.ask(&question("shop", &[("login", "ann")])).unwrap();
+    client.call(&rate_limit_request("shop", &[("login", "ann")])).unwrap();
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
     let log = server.stderr();

@@ -15,7 +15,7 @@ use http::Request;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use crate::process::ServerProcess;
+use crate::process::MeasuredServer;
 
 /// Connections of a closed loop.
 const CONNECTIONS: usize = 4;
@@ -74,7 +74,7 @@ impl Caller {
 
 /// Calls in a closed loop for `time`, each for a key that `request` makes a frame of.
 pub(crate) async fn drive(
-    server: &ServerProcess,
+    server: &MeasuredServer,
     keys: u64,
     request: fn(u64) -> Bytes,
     (streams, time): (usize, Duration),
@@ -115,7 +115,7 @@ pub(crate) async fn drive(
 }
 
 /// Calls once for each of `keys`, keys that [`drive`] does not use.
-pub(crate) async fn visit_each(server: &ServerProcess, keys: Range<u64>, request: fn(u64) -> Bytes) {
+pub(crate) async fn visit_each(server: &MeasuredServer, keys: Range<u64>, request: fn(u64) -> Bytes) {
     let mut streams = JoinSet::new();
     let caller = Caller::connect(server.address()).await;
     for stream in 0..STREAMS as u64 {
@@ -132,7 +132,7 @@ pub(crate) async fn visit_each(server: &ServerProcess, keys: Range<u64>, request
 /// Calls at a steady rate for `time`; each latency in microseconds, counted from when the call was meant to begin, in
 /// order.
 pub(crate) async fn paced(
-    server: &ServerProcess,
+    server: &MeasuredServer,
     per_second: u32,
     time: Duration,
     request: fn(u64) -> Bytes,

@@ -3,16 +3,18 @@
 //! Off is `DISABLE_STATS=true`: nothing is counted at all. On is what an operator has: everything counted, a page for
 //! Prometheus that somebody fetches every second, far more often than they do in earnest.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Write as _;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::kit::port::Port;
+use crate::kit::{http, scrape};
 use crate::load::{STREAMS, at, drive, median, paced};
-use crate::process::{ServerProcess, free_port};
-use crate::{ROUND, ROUNDS, request, rule_file, rule_file_of};
+use crate::process::{self, MeasuredServer};
+use crate::{ROUND, ROUNDS, request, rules, rules_with};
 
 /// What is asked of both.
 struct Situation {
@@ -40,14 +42,14 @@ pub(crate) async fn cost() {
 }
 
 async fn compare(situation: &Situation) {
-    let rules = rule_file_of(situation.limit, 10);
-    let (on, page) = scraped_server(rules.path());
-    let off = ServerProcess::tollkeeper(rules.path(), &[("DISABLE_STATS", "true")]);
+    let rules = rules_with(situation.limit, 10);
+    let (on, page) = scraped_server(&rules);
+    let off = MeasuredServer::start(process::tollkeeper(&rules).env("DISABLE_STATS", "true"));
     let warm = Duration::from_secs(1 + situation.keys / 100_000);
     for server in [&on, &off] {
         drive(server, situation.keys, request, (STREAMS, warm)).await;
     }
-    let scraper = situation.scraped.then(|| Scraper::start(page));
+    let scraper = situation.scraped.then(|| Scraper::start(page.number()));
     let (mut ratios, mut ons, mut offs, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..2 * ROUNDS {
         // Whoever goes second finds a warmer machine: they take turns.
@@ -74,18 +76,17 @@ async fn compare(situation: &Situation) {
     );
 }
 
-async fn measure(server: &ServerProcess, keys: u64) -> (f64, f64) {
+async fn measure(server: &MeasuredServer, keys: u64) -> (f64, f64) {
     let cost = drive(server, keys, request, (STREAMS, ROUND)).await;
     (cost.us_per_call, cost.calls_per_s)
 }
 
 /// How long a scrape of 10 000 rules takes, at most 100 ms, and what it does to those who are decided meanwhile.
 pub(crate) async fn scrape() {
-    let rules = rule_file(10_000);
-    let (server, page) = scraped_server(rules.path());
+    let (server, page) = scraped_server(&rules(10_000));
     drive(&server, 1000, request, (STREAMS, Duration::from_secs(1))).await;
-    let size = fetch(page);
-    let mut alone: Vec<f64> = (0..20).map(|_| timed_fetch(page)).collect();
+    let size = fetch(page.number());
+    let mut alone: Vec<f64> = (0..20).map(|_| timed_fetch(page.number())).collect();
     println!(
         "scrape of 10 000 rules: {:.1} ms, slowest of 20 {:.1} ms, {:.1} MB",
         median(&mut alone),
@@ -96,7 +97,7 @@ pub(crate) async fn scrape() {
     for round in 0..ROUNDS {
         let mut found = [Vec::new(), Vec::new()];
         for scraped in if round % 2 == 0 { [true, false] } else { [false, true] } {
-            let scraper = scraped.then(|| Scraper::start(page));
+            let scraper = scraped.then(|| Scraper::start(page.number()));
             found[usize::from(scraped)] = paced(&server, 2000, Duration::from_secs(10), request).await;
             let slowest = scraper.map(Scraper::stop);
             let latencies = &found[usize::from(scraped)];
@@ -116,11 +117,10 @@ pub(crate) async fn scrape() {
     println!("scraped to not scraped: p99 {:.3}, p99.9 {:.3}", median(&mut p99s), median(&mut p999s));
 }
 
-/// A server that Prometheus may come to, and where.
-fn scraped_server(rules: &std::path::Path) -> (ServerProcess, SocketAddr) {
-    let page = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let address = page.to_string();
-    (ServerProcess::tollkeeper(rules, &[("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", &address)]), page)
+/// A server that Prometheus may scrape, and the port of its page.
+fn scraped_server(rules: &str) -> (MeasuredServer, Port) {
+    let (setup, page) = scrape::with_prometheus(process::tollkeeper(rules));
+    (MeasuredServer::start(setup), page)
 }
 
 /// Fetches the page each second, until it is dropped.
@@ -130,7 +130,7 @@ struct Scraper {
 }
 
 impl Scraper {
-    fn start(page: SocketAddr) -> Self {
+    fn start(page: u16) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
@@ -158,18 +158,17 @@ impl Drop for Scraper {
 }
 
 /// How long the page took, in milliseconds.
-fn timed_fetch(page: SocketAddr) -> f64 {
+fn timed_fetch(page: u16) -> f64 {
     let begun = Instant::now();
     fetch(page);
     begun.elapsed().as_secs_f64() * 1e3
 }
 
 /// The size of the page, in bytes.
-fn fetch(page: SocketAddr) -> usize {
-    let mut stream = TcpStream::connect(page).expect("a connection");
+fn fetch(page: u16) -> usize {
+    let mut stream = http::connect(page, Ipv4Addr::LOCALHOST).expect("a connection");
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("it is sent");
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).expect("an answer");
-    assert!(answer.starts_with(b"HTTP/1.1 200 "), "no page");
-    answer.len()
+    let response = http::read_until_closed(&mut stream);
+    assert!(response.starts_with(b"HTTP/1.1 200 "), "no page");
+    response.len()
 }

@@ -1,85 +1,94 @@
-//! The servers that are measured, each in a process of its own, and the Redis behind them.
+//! The measured servers, each a process of its own: tollkeeper, the empty handler, and Redis.
 
+use std::any::Any;
+use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A server.
-pub(crate) struct ServerProcess {
-    child: Child,
+use crate::kit::port::Port;
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::{redis, wait_for};
+
+/// A running server, with its CPU time and memory; ended when dropped if it was started here.
+pub(crate) struct MeasuredServer {
     address: SocketAddr,
+    pid: u32,
+    _process: Box<dyn Any>,
 }
 
-impl ServerProcess {
-    /// tollkeeper with these rules, and these settings besides.
-    pub(crate) fn tollkeeper(rules: &Path, settings: &[(&str, &str)]) -> Self {
-        let [grpc, http, debug] = [free_port(), free_port(), free_port()];
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
-        command.arg("serve").arg("--config").arg(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("LOG_LEVEL", "error");
-        command.env("GRPC_HOST", "127.0.0.1").env("HOST", "127.0.0.1").env("DEBUG_HOST", "127.0.0.1");
-        command.env("GRPC_PORT", grpc.to_string()).env("PORT", http.to_string()).env("DEBUG_PORT", debug.to_string());
-        command.envs(settings.iter().copied());
-        Self::start(command, grpc)
+/// A tollkeeper with these rules, to be measured: it logs errors only.
+pub(crate) fn tollkeeper(rules: &str) -> Setup {
+    with_rules(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("LOG_LEVEL", "error")
+}
+
+impl MeasuredServer {
+    /// Starts tollkeeper and waits until it is healthy.
+    pub(crate) fn start(setup: Setup) -> Self {
+        setup.start().into()
     }
 
-    /// What answers without deciding.
+    /// Starts the server that answers without deciding, and waits until it accepts connections.
     pub(crate) fn empty_handler() -> Self {
-        let port = free_port();
-        let program: PathBuf = std::env::current_exe().expect("this program");
-        let mut command = Command::new(program);
-        command.arg("empty-handler").arg(port.to_string());
-        Self::start(command, port)
+        let port = Port::reserve();
+        let address = on_loopback(port.number());
+        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+        command.arg("empty-handler").arg(port.number().to_string());
+        let child = command.stdout(Stdio::null()).spawn().expect("this program can be started");
+        let handler = EmptyHandler { child, _port: port };
+        wait_for("the empty handler to accept", || std::net::TcpStream::connect(address).ok());
+        Self { address, pid: handler.child.id(), _process: Box::new(handler) }
     }
 
-    /// A Redis without persistence; `lines` are further words of its command line.
-    pub(crate) fn redis(lines: &[&str]) -> Self {
-        let port = free_port();
-        let directory = std::env::temp_dir();
-        let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"]).arg(port.to_string());
-        command.args(lines).current_dir(directory);
-        Self::start(command, port)
+    /// A Redis that the caller keeps running.
+    pub(crate) fn redis(server: &redis::Server) -> Self {
+        let pid = server.info("process_id").parse().expect("a process id is a number");
+        Self { address: on_loopback(server.port()), pid, _process: Box::new(()) }
     }
 
-    fn start(mut command: Command, port: u16) -> Self {
-        let child = command.stdout(Stdio::null()).spawn().expect("the server starts");
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        while std::net::TcpStream::connect(address).is_err() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Self { child, address }
-    }
-
+    /// Address of its gRPC or Redis port.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// CPU time of all its threads, from the scheduler's nanosecond account.
     pub(crate) fn cpu(&self) -> Duration {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the server runs");
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).expect("the server runs");
         tasks
-            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok())
+            .filter_map(|task| fs::read_to_string(task.ok()?.path().join("schedstat")).ok())
             .filter_map(|account| account.split(' ').next()?.parse().ok())
             .map(Duration::from_nanos)
             .sum()
     }
 
+    /// Resident memory, in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the server runs");
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).expect("the server runs");
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its resident size");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 }
 
-impl Drop for ServerProcess {
+impl From<Tollkeeper> for MeasuredServer {
+    fn from(tollkeeper: Tollkeeper) -> Self {
+        Self { address: on_loopback(tollkeeper.grpc_port()), pid: tollkeeper.id(), _process: Box::new(tollkeeper) }
+    }
+}
+
+/// The process of the empty handler, and its reserved port.
+struct EmptyHandler {
+    child: Child,
+    _port: Port,
+}
+
+impl Drop for EmptyHandler {
     fn drop(&mut self) {
+        // Both fail only if it is gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("its address").port()
+fn on_loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
 }

@@ -3,7 +3,6 @@
 //! Rules say `on_store_error: deny` and refuse nothing else, so that an answer other than OK is one that policy gave;
 //! their number is printed and should be 0.
 
-use std::io::Write as _;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,10 @@ use bytes::Bytes;
 use tollkeeper::pb;
 
 use crate::frame;
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::{Server, options};
 use crate::load::{STREAMS, at, drive, median, paced, visit_each};
-use crate::process::{ServerProcess, free_port};
+use crate::process::{self, MeasuredServer};
 
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
@@ -41,12 +42,10 @@ type Situation = (&'static str, &'static str, u64, fn(u64) -> Bytes);
 
 /// All situations with Redis.
 pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
-    let mut rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
-    rules.write_all(RULES.as_bytes()).expect("the rules are written");
-    let empty = ServerProcess::empty_handler();
-    let single = ServerProcess::redis(&[]);
-    let url = single.address().to_string();
-    let tollkeeper = ServerProcess::tollkeeper(rules.path(), &[("REDIS_URL", &url)]);
+    let empty = MeasuredServer::empty_handler();
+    let server = options().start();
+    let single = MeasuredServer::redis(&server);
+    let tollkeeper = MeasuredServer::start(process::tollkeeper(RULES).env("REDIS_URL", server.address()));
     let table: [Situation; 7] = [
         ("redis-keys", "redis, 100 000 keys, fixed", 100_000, |key| one("fixed", key)),
         ("redis-keys", "redis, 100 000 keys, token", 100_000, |key| one("token", key)),
@@ -64,22 +63,22 @@ pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
         }
     }
     if wanted("eventual-calls") {
-        calls_per_thousand((&tollkeeper, &single)).await;
+        calls_per_thousand(&tollkeeper, &server).await;
     }
     if wanted("eventual-flood") {
         flood(&tollkeeper).await;
     }
     if wanted("redis-open") {
-        open_loop((&tollkeeper, &empty)).await;
+        open_loop(&tollkeeper, &empty).await;
     }
     if wanted("redis-ten") {
-        ten_descriptors(rules.path(), &empty).await;
+        ten_descriptors(&empty).await;
     }
 }
 
 async fn compare(
     label: &str,
-    (tollkeeper, redis, empty): (&ServerProcess, &ServerProcess, &ServerProcess),
+    (tollkeeper, redis, empty): (&MeasuredServer, &MeasuredServer, &MeasuredServer),
     keys: u64,
     (streams, request): (usize, fn(u64) -> Bytes),
 ) {
@@ -112,13 +111,10 @@ async fn compare(
 type Drawn = (&'static str, fn(u64) -> Bytes);
 
 /// How often Redis is asked for keys of an eventual rule that are drawn evenly, and by Zipf's law.
-async fn calls_per_thousand((tollkeeper, redis): (&ServerProcess, &ServerProcess)) {
-    let client = redis::Client::open(format!("redis://{}", redis.address())).expect("an address");
-    let mut connection = client.get_connection().expect("a connection");
-    let mut calls = || {
-        let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).expect("statistics");
-        let count = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
-        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(count).sum::<u64>()
+async fn calls_per_thousand(tollkeeper: &MeasuredServer, redis: &Server) {
+    let calls = || -> u64 {
+        let counts = redis.command_counts();
+        counts.iter().filter(|(command, _)| command.starts_with("eval")).map(|(_, calls)| calls).sum()
     };
     let table: [Drawn; 3] = [
         ("10 000 keys, even", |draw| one("eventual_minute", draw % KEYS as u64)),
@@ -157,7 +153,7 @@ fn zipf(draw: u64) -> u64 {
 }
 
 /// Ten million keys of an eventual rule, each asked for once.
-async fn flood(tollkeeper: &ServerProcess) {
+async fn flood(tollkeeper: &MeasuredServer) {
     const KEYS: u64 = 10_000_000;
     for part in 1..=5 {
         let began = Instant::now();
@@ -172,7 +168,7 @@ async fn flood(tollkeeper: &ServerProcess) {
 }
 
 /// How long calls take at half of capacity, beside the empty handler at the same rate.
-async fn open_loop((tollkeeper, empty): (&ServerProcess, &ServerProcess)) {
+async fn open_loop(tollkeeper: &MeasuredServer, empty: &MeasuredServer) {
     let request: fn(u64) -> Bytes = |key| one("fixed", key);
     let capacity = drive(tollkeeper, 10_000, request, (STREAMS, ROUND)).await.calls_per_s;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some tens of thousands")]
@@ -192,14 +188,13 @@ async fn open_loop((tollkeeper, empty): (&ServerProcess, &ServerProcess)) {
 }
 
 /// Ten descriptors a request over a cluster of three.
-async fn ten_descriptors(rules: &std::path::Path, empty: &ServerProcess) {
-    let nodes: Vec<ServerProcess> = (0..3).map(|_| cluster_node()).collect();
-    join(&nodes);
-    let url = nodes.iter().map(|node| node.address().to_string()).collect::<Vec<_>>().join(",");
-    let settings = [("REDIS_TYPE", "cluster"), ("REDIS_URL", url.as_str())];
-    let tollkeeper = ServerProcess::tollkeeper(rules, &settings);
+async fn ten_descriptors(empty: &MeasuredServer) {
+    let cluster = Cluster::start_with(&options(), 0);
+    let setup = process::tollkeeper(RULES).env("REDIS_TYPE", "cluster");
+    let tollkeeper = MeasuredServer::start(setup.env("REDIS_URL", cluster.addresses().join(",")));
+    let node = MeasuredServer::redis(cluster.node(0));
     let ten: fn(u64) -> Bytes = |key| many("fixed", key, 10);
-    compare("redis cluster, 10 descriptors", (&tollkeeper, &nodes[0], empty), 100_000, (FEW_STREAMS, ten)).await;
+    compare("redis cluster, 10 descriptors", (&tollkeeper, &node, empty), 100_000, (FEW_STREAMS, ten)).await;
     for round in 1..=3 {
         let single = paced(&tollkeeper, 200, Duration::from_secs(5), |key| one("fixed", key)).await;
         let tenfold = paced(&tollkeeper, 200, Duration::from_secs(5), ten).await;
@@ -209,46 +204,6 @@ async fn ten_descriptors(rules: &std::path::Path, empty: &ServerProcess) {
             at(&tenfold, 500),
             at(&tenfold, 500) as f64 / at(&single, 500) as f64
         );
-    }
-}
-
-fn cluster_node() -> ServerProcess {
-    let bus = free_port().to_string();
-    let directory = tempfile::tempdir().expect("a directory").keep();
-    let directory = directory.to_str().expect("a plain path");
-    ServerProcess::redis(&["--cluster-enabled", "yes", "--cluster-port", &bus, "--dir", directory])
-}
-
-/// Makes a cluster of three nodes, and waits until it serves.
-fn join(nodes: &[ServerProcess]) {
-    let mut connections: Vec<redis::Connection> = nodes
-        .iter()
-        .map(|node| {
-            let client = redis::Client::open(format!("redis://{}", node.address())).expect("an address");
-            client.get_connection().expect("a connection")
-        })
-        .collect();
-    let first = nodes[0].address();
-    let bus = |connection: &mut redis::Connection| -> String {
-        let ports: Vec<String> = redis::cmd("CONFIG").arg("GET").arg("cluster-port").query(connection).expect("a port");
-        ports[1].clone()
-    };
-    let first_bus = bus(&mut connections[0]);
-    for (place, connection) in connections.iter_mut().enumerate() {
-        let (from, to) = (place * 16_384 / 3, (place + 1) * 16_384 / 3 - 1);
-        let _: () = redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(from).arg(to).query(connection).expect("slots");
-        let mut meet = redis::cmd("CLUSTER");
-        meet.arg("MEET").arg(first.ip().to_string()).arg(first.port()).arg(&first_bus);
-        let _: () = meet.query(connection).expect("it meets");
-    }
-    for connection in &mut connections {
-        loop {
-            let info: String = redis::cmd("CLUSTER").arg("INFO").query(connection).expect("info");
-            if info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3") {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
     }
 }
 

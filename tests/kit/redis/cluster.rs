@@ -13,7 +13,6 @@ use crate::kit::wait_for;
 pub(crate) const SLOTS: u16 = 16384;
 
 const PRIMARIES: usize = 3;
-const NODES: usize = 2 * PRIMARIES;
 
 /// The node timeout of a fast cluster.
 const FAST: Duration = Duration::from_millis(500);
@@ -42,11 +41,12 @@ struct SlotOwners(Vec<(u16, u16, usize)>);
 impl Cluster {
     /// Starts one without password, and waits until it is whole.
     pub(crate) fn start() -> Self {
-        Self::start_with(&options())
+        Self::start_with(&options(), 1)
     }
 
-    /// Starts one whose nodes have these options, and waits until it is whole. With TLS, the nodes use it too.
-    pub(crate) fn start_with(options: &Options) -> Self {
+    /// Starts one whose nodes have these options, with so many replicas of each primary, and waits until it is whole.
+    /// With TLS, the nodes use it too.
+    pub(crate) fn start_with(options: &Options, replicas: usize) -> Self {
         let slow = SLOW.as_millis().to_string();
         let mut options = options.clone().cluster().with(&[
             ("cluster-node-timeout", slow.as_str()),
@@ -56,7 +56,7 @@ impl Cluster {
         if options.tls {
             options = options.with(&[("tls-cluster", "yes"), ("tls-replication", "yes")]);
         }
-        let nodes: Vec<_> = (0..NODES).map(|_| options.clone().launch()).collect();
+        let nodes: Vec<_> = (0..PRIMARIES * (1 + replicas)).map(|_| options.clone().launch()).collect();
         nodes.iter().for_each(Server::wait_until_ready);
         let cluster = Self { nodes };
         // A primary that saw no majority for a moment waits for the node timeout before it serves.
@@ -90,16 +90,16 @@ impl Cluster {
             let knows = |node| {
                 let views = self.views(node);
                 let met = |view: &NodeView| view.linked && !view.flags.iter().any(|flag| flag == "handshake");
-                views.len() == NODES && views.iter().all(met)
+                views.len() == self.nodes.len() && views.iter().all(met)
             };
-            (0..NODES).all(knows).then_some(())
+            (0..self.nodes.len()).all(knows).then_some(())
         });
     }
 
     fn assign_replicas(&self) {
-        for primary in 0..PRIMARIES {
-            let id: String = self.nodes[primary].query(&["CLUSTER", "MYID"]);
-            self.nodes[primary + PRIMARIES].query::<()>(&["CLUSTER", "REPLICATE", &id]);
+        for replica in PRIMARIES..self.nodes.len() {
+            let id: String = self.nodes[replica % PRIMARIES].query(&["CLUSTER", "MYID"]);
+            self.nodes[replica].query::<()>(&["CLUSTER", "REPLICATE", &id]);
         }
     }
 
@@ -136,7 +136,7 @@ impl Cluster {
             let node = &self.nodes[*node];
             node.is_up() && node.info("role") == "slave" && node.info("master_port") == port
         };
-        (0..NODES).filter(is_replica).collect()
+        (0..self.nodes.len()).filter(is_replica).collect()
     }
 
     /// Makes the nodes that run fail over half a second after a primary is gone, or no longer do so. A node that is
@@ -279,7 +279,7 @@ impl Cluster {
 
     /// Each slot's primary, where all nodes that run say the same.
     fn agreed_owners(&self) -> Option<SlotOwners> {
-        let mut all = (0..NODES).filter(|node| self.nodes[*node].is_up()).map(|node| self.owners(node));
+        let mut all = (0..self.nodes.len()).filter(|node| self.nodes[*node].is_up()).map(|node| self.owners(node));
         let first = all.next().expect("a node runs");
         all.all(|other| other == first).then_some(first)
     }

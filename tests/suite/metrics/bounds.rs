@@ -112,13 +112,13 @@ fn strangers_share_one_name_once_there_is_no_room() {
     // Limits that come with a request are named by it, too.
     let client = Client::connect(watched.server.grpc_port());
     for value in ["x", "y"] {
-        let mut question = grpc::question("shop", &[("brought", value)]);
+        let mut question = grpc::rate_limit_request("shop", &[("brought", value)]);
         question.descriptors[0].limit = Some(tollkeeper::pb::rate_limit_descriptor::RateLimitOverride {
             requests_per_unit: 5,
             unit: 3,
             ..Default::default()
         });
-        assert_eq!(client.ask(&question).unwrap().statuses[0].limit_remaining, 4);
+        assert_eq!(client.call(&question).unwrap().statuses[0].limit_remaining, 4);
     }
     assert_eq!(counted(&watched, "total_hits"), [r#""shop",key1="_other"} 2"#]);
     let found = watched.scrape();

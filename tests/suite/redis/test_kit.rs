@@ -338,7 +338,7 @@ fn a_cluster_fails_over_when_told_and_when_a_primary_dies_or_freezes() {
 fn a_cluster_speaks_tls_among_its_nodes_and_to_clients() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
-    let cluster = Cluster::start_with(&options().tls(&certificates).password("secret"));
+    let cluster = Cluster::start_with(&options().tls(&certificates).password("secret"), 1);
     let (key, from) = (cluster.key_on(0, "key"), cluster.node(0));
     from.query::<()>(&["SET", &key, "1"]);
     cluster.migrate_slot(cluster.slot(&key), 1);

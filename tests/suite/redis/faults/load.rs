@@ -22,7 +22,7 @@ use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code as Status, Request};
 
-use crate::kit::grpc::question;
+use crate::kit::grpc::rate_limit_request;
 use crate::kit::redis::{Server, options};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 
@@ -232,7 +232,7 @@ async fn ask_on([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call>>>, stop:
 
 async fn ask(channel: Channel, number: usize) -> Call {
     let value = value(number).to_string();
-    let mut request = Request::new(question("faults", &[(KEYS[number % KEYS.len()], &value)]));
+    let mut request = Request::new(rate_limit_request("faults", &[(KEYS[number % KEYS.len()], &value)]));
     request.set_timeout(DEADLINE);
     let sent = Instant::now();
     let answer = RateLimitServiceClient::new(channel).should_rate_limit(request).await;

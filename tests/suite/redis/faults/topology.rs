@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::load::{Load, with_policies};
 use super::{WHILE, alone, keeps_no_more_files_than, open_files};
-use crate::kit::grpc::{Client, descriptor, question};
+use crate::kit::grpc::{Client, descriptor, rate_limit_request};
 use crate::kit::http;
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::options;
@@ -26,7 +26,7 @@ fn told_of(cluster: &Cluster, setup: Setup) -> Setup {
 #[test]
 fn faults_of_a_cluster_are_not_felt() {
     let _alone = alone();
-    let cluster = Cluster::start_with(&options().with(&[("cluster-require-full-coverage", "no")]));
+    let cluster = Cluster::start_with(&options().with(&[("cluster-require-full-coverage", "no")]), 1);
     let tollkeeper = counting_in(&cluster, with_policies());
     let load = Load::strict_on(&tollkeeper);
     let before = open_files(&tollkeeper);
@@ -117,7 +117,8 @@ descriptors:
     // Not the time that it takes is in question, so there is plenty of it.
     let tollkeeper = counting_in(&cluster, with_rules(rules).env("TOLLKEEPER_STORE_TIMEOUT", "5s"));
     let client = Client::connect(tollkeeper.grpc_port());
-    let ask = || client.ask(&question("shop", &[("user", "a")])).map(|answer| answer.statuses[0].limit_remaining);
+    let ask =
+        || client.call(&rate_limit_request("shop", &[("user", "a")])).map(|answer| answer.statuses[0].limit_remaining);
     assert_eq!(wait_for("the cluster to be found", || ask().ok()), 6);
     let slot = cluster.slot("{shop|user=a}");
     let to = if cluster.primary_of(slot) == 2 { 0 } else { 2 };
@@ -152,13 +153,13 @@ fn of_several_descriptors_a_refusal_goes_before_an_error_and_that_before_other_p
     let (full, denied) = (on(false, "deny"), on(true, "deny"));
     let (allowed, failed) = (on(true, "allow"), on(true, "error"));
     let ask = |entries: &[(&str, &str)]| {
-        let mut all = question("shop", &entries[..1]);
+        let mut all = rate_limit_request("shop", &entries[..1]);
         all.descriptors.extend(entries[1..].iter().map(|entry| descriptor(&[*entry])));
-        client.ask(&all).map(|answer| answer.overall_code().as_str_name()).map_err(|status| status.code())
+        client.call(&all).map(|answer| answer.overall_code().as_str_name()).map_err(|status| status.code())
     };
     // The first hit fills the limit, on a shard that stays. A refusal by policy is for a second only.
     wait_for("a real refusal", || {
-        let answer = client.ask(&question("shop", &[("deny", &full)])).ok()?;
+        let answer = client.call(&rate_limit_request("shop", &[("deny", &full)])).ok()?;
         let reset = answer.statuses[0].duration_until_reset.as_ref()?;
         (answer.overall_code() == Code::OverLimit && reset.seconds > 1).then_some(())
     });

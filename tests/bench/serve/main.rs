@@ -12,16 +12,15 @@
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
-#[path = "serve/load.rs"]
+#[path = "../../kit/mod.rs"]
+#[allow(dead_code, clippy::panic, clippy::print_stderr, reason = "the suite uses all of the kit, this bench a part")]
+mod kit;
+
 mod load;
-#[path = "serve/metrics.rs"]
 mod metrics;
-#[path = "serve/process.rs"]
 mod process;
-#[path = "serve/redis.rs"]
 mod redis;
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -35,7 +34,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use self::load::{Caller, STREAMS, at, drive, median, paced, visit_each};
-use self::process::ServerProcess;
+use self::process::MeasuredServer;
 
 /// How long one measurement takes.
 const ROUND: Duration = Duration::from_secs(3);
@@ -92,9 +91,8 @@ struct Situation {
 
 /// Measures both servers in turn.
 async fn compare(situation: &Situation) {
-    let rules = rule_file(situation.rules);
-    let tollkeeper = ServerProcess::tollkeeper(rules.path(), &[]);
-    let empty = ServerProcess::empty_handler();
+    let tollkeeper = MeasuredServer::start(process::tollkeeper(&rules(situation.rules)));
+    let empty = MeasuredServer::empty_handler();
     let (mut ratios, mut ours, mut floors, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     // What comes once, such as growing, is not what is measured.
     drive(&tollkeeper, situation.keys, request, (STREAMS, Duration::from_secs(1 + situation.keys / 100_000))).await;
@@ -118,8 +116,7 @@ async fn compare(situation: &Situation) {
 
 /// Resident memory per live token_bucket key at a million keys.
 async fn size() {
-    let rules = rule_file(10);
-    let server = ServerProcess::tollkeeper(rules.path(), &[]);
+    let server = MeasuredServer::start(process::tollkeeper(&rules(10)));
     drive(&server, 1000, request, (STREAMS, ROUND)).await;
     let before = server.resident_bytes();
     let keys = 1_000_000;
@@ -135,15 +132,16 @@ async fn size() {
 
 /// The slowest calls while 100 000 rules are reloaded again and again, and without that.
 async fn reload() {
-    let rules = rule_file(100_000);
+    let text = rules(100_000);
     let started = Instant::now();
-    let server = ServerProcess::tollkeeper(rules.path(), &[]);
+    let tollkeeper = process::tollkeeper(&text).start();
+    let path = tollkeeper.rules_path();
+    let server = MeasuredServer::from(tollkeeper);
     Caller::connect(server.address()).await.call(request(1)).await;
     println!("start with 100 000 rules: {:.2} s until the first answer", started.elapsed().as_secs_f64());
-    let text = std::fs::read_to_string(rules.path()).expect("the rule file");
     for reloads in [false, true] {
         let stop = Arc::new(AtomicBool::new(false));
-        let (path, text, stopped) = (rules.path().to_owned(), text.clone(), Arc::clone(&stop));
+        let (path, text, stopped) = (path.clone(), text.clone(), Arc::clone(&stop));
         let writer = std::thread::spawn(move || {
             let mut written = 0;
             while reloads && !stopped.load(Ordering::Relaxed) {
@@ -166,24 +164,21 @@ async fn reload() {
     }
 }
 
-/// A rule file with a token bucket that every call meets, and others beside it.
-fn rule_file(rules: usize) -> tempfile::NamedTempFile {
-    // Nothing is refused, and a key that was used once lives for hours.
-    rule_file_of("{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}", rules)
+/// Rules with a token bucket that every call meets, and others beside it.
+fn rules(count: usize) -> String {
+    // Nothing is rejected, and a key that was used once lives for hours.
+    rules_with("{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}", count)
 }
 
-/// A rule file with this limit on what every call meets, and others beside it.
-fn rule_file_of(limit: &str, rules: usize) -> tempfile::NamedTempFile {
-    let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a temporary file");
-    let mut text = String::from("domain: bench\ndescriptors:\n");
-    text.push_str(&format!("  - key: user\n    rate_limit: {limit}\n"));
-    for rule in 1..rules {
+/// Rules with this limit on what every call meets, and others beside it.
+fn rules_with(limit: &str, count: usize) -> String {
+    let mut text = format!("domain: bench\ndescriptors:\n  - key: user\n    rate_limit: {limit}\n");
+    for rule in 1..count {
         text.push_str(&format!(
             "  - key: path\n    value: /service/{rule}/items\n    rate_limit: {{unit: minute, requests_per_unit: {rule}}}\n"
         ));
     }
-    file.write_all(text.as_bytes()).expect("the rule file is written");
-    file
+    text
 }
 
 /// The frame of a request for one key.
