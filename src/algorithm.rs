@@ -1,49 +1,50 @@
-//! The five algorithms: pure arithmetic on what a counter has used.
+//! The algorithms: pure arithmetic on the hits that a counter has counted.
 //!
-//! `charge(limit, state, now, hits, max_delay_us) -> (state, level)`. The state is what was *used*, never what is left, so a
-//! limit may change under a live counter. Everything is an integer; times are microseconds; products that can pass
-//! 64 bits go through u128. Rounding is against the caller, but for sliding_window_counter, which floors.
+//! Each algorithm is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`
+//! and `admits`, which is a charge that changes nothing. [`state`] dispatches to them. This file has what they share.
 //!
-//! A counter's time never runs backwards: an algorithm's now is the later of the charge's and the last charge's. A
-//! last charge more than a period ahead means that the clock was wrong, and the state is discarded.
+//! - A state holds what was *used*, never what is left, so a limit may change under a live counter.
+//! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
+//! - Rounding is against the caller. The one exception is sliding_window_counter, which rounds down.
+//! - A counter's time never runs backwards: an algorithm works at the later of `now` and the last charge. A last
+//!   charge more than a period ahead of `now` means that a clock was wrong, and the state is discarded.
 //!
-//! No clock, no I/O, no log here, and nothing about where states are kept.
+//! There is no clock, I/O or logging here, and no knowledge of the store that keeps a state.
 
-pub(crate) mod leaky_level;
 pub mod fixed_window;
 pub mod leaky_bucket;
+pub(crate) mod leaky_level;
 pub mod sliding_window_counter;
 pub mod sliding_window_log;
+pub mod state;
 pub mod token_bucket;
 
-use smallvec::SmallVec;
-
 use crate::clock::Time;
-use crate::limit::{Algorithm, Limit};
+use crate::limit::Limit;
 use crate::request::Hits;
 
-/// The largest count a counter holds: beyond it a double in a Lua script would not be exact.
+/// Maximum count of a counter: above it, a double in a Lua script would not be exact.
 pub const MAX_COUNT: u64 = 1 << 53;
 
-/// What is asked of a counter.
+/// One request to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChargeRequest {
-    /// The hits to take, to look for, or to give back.
+    /// Hits to charge, peek at or refund.
     pub hits: Hits,
-    /// The longest the answer may be held, in microseconds; the limit's own `max_wait` holds besides.
+    /// Maximum delay that the caller accepts, in microseconds; the limit's own `max_wait` applies too.
     pub max_delay_us: u64,
-    /// Another limit of the same descriptor refused: hits are charged only where refused hits count.
+    /// Another limit of the descriptor rejects these hits: count them only where rejected hits count.
     pub rejected_elsewhere: bool,
 }
 
 impl ChargeRequest {
-    /// A charge of `hits` by itself.
+    /// Creates a request that no other limit has rejected.
     pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
         Self { hits, max_delay_us, rejected_elsewhere: false }
     }
 
-    /// How many hits must fit for the charge to pass: a look asks for one more, a refund for none.
-    const fn wanted(self) -> u64 {
+    /// Hits that must fit for the request to pass: one more for a peek, none for a refund.
+    const fn required_hits(self) -> u64 {
         match self.hits {
             Hits::Peek => 1,
             Hits::Charge(count) => count,
@@ -51,168 +52,78 @@ impl ChargeRequest {
         }
     }
 
-    /// What becomes of the hits once it is known whether they fit.
+    /// Change that the request makes to the state, given whether its hits fit.
     const fn effect(self, fits: bool, limit: &Limit) -> Effect {
         match self.hits {
             Hits::Charge(count) if fits && !self.rejected_elsewhere => Effect::Charge(count),
-            Hits::Charge(count) if limit.count_rejected() => Effect::Debt(count),
+            Hits::Charge(count) if limit.count_rejected() => Effect::ChargeRejected(count),
             Hits::Refund(count) => Effect::Refund(count),
-            Hits::Charge(_) | Hits::Peek => Effect::Nothing,
+            Hits::Charge(_) | Hits::Peek => Effect::None,
         }
     }
 }
 
-/// What a charge does to a state.
+/// Change that a request makes to a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
-    /// Nothing: a look, or a refusal that does not count.
-    Nothing,
-    /// Hits that pass.
+    /// No change: a peek, or rejected hits that do not count.
+    None,
+    /// Adds admitted hits.
     Charge(u64),
-    /// Hits that are refused and count all the same.
-    Debt(u64),
-    /// Hits given back.
+    /// Adds rejected hits, up to the bound of the algorithm.
+    ChargeRejected(u64),
+    /// Removes hits.
     Refund(u64),
 }
 
-/// What a charge found and what it promises. Times count from the charge's own now.
+/// Result of a request for one limit. Durations count from the `now` of the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChargeResult {
-    /// Whether this limit lets the hits pass.
+    /// The limit admits the hits.
     pub admitted: bool,
-    /// Hits counted before the charge, rounded as the algorithm rounds.
+    /// Hits counted before the request, rounded as the algorithm rounds.
     pub before: u64,
-    /// Hits counted after it; those refused are in it only if they count.
+    /// Hits counted after the request; includes rejected hits only if they count.
     pub after: u64,
-    /// Hits that there is room for at once, by those counted; whether a caller would wait long enough for its turn in
-    /// a leaky_bucket, or for tokens that a token_bucket lends, is not in it. 0 under a limit of 0.
+    /// Hits that would pass at once; 0 for a limit of 0.
+    ///
+    /// Hits that a leaky_bucket would delay, or for which a token_bucket would take tokens in advance, are not included.
     pub remaining: u32,
-    /// Until the limit is full again (fixed_window: until the window ends), in microseconds; 0 if it is, or never will
-    /// be.
+    /// Microseconds until nothing is counted (fixed_window: until the window ends); 0 if nothing is, or if that never
+    /// happens.
     pub reset_us: u64,
-    /// Until the same charge could pass, at the earliest, in microseconds. `None` if it passed, or never will.
+    /// Microseconds until the same request could pass. `None` if it passed or never will.
     pub retry_after_us: Option<u64>,
-    /// How long the answer is to be held, in microseconds; 0 if the hits do not pass.
+    /// Microseconds by which the answer is to be delayed; 0 if the hits are rejected.
     pub delay_us: u64,
 }
 
-/// A counter's state: one variant for each algorithm.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// See [`token_bucket`].
-    TokenBucket(token_bucket::State),
-    /// See [`leaky_bucket`].
-    LeakyBucket(leaky_bucket::State),
-    /// See [`fixed_window`].
-    FixedWindow(fixed_window::State),
-    /// See [`sliding_window_log`].
-    SlidingWindowLog(sliding_window_log::State),
-    /// See [`sliding_window_counter`].
-    SlidingWindowCounter(sliding_window_counter::State),
-}
-
-impl State {
-    /// The state of a counter that nothing was charged from.
-    pub fn empty(algorithm: Algorithm) -> Self {
-        match algorithm {
-            Algorithm::TokenBucket => Self::TokenBucket(Default::default()),
-            Algorithm::LeakyBucket => Self::LeakyBucket(Default::default()),
-            Algorithm::FixedWindow => Self::FixedWindow(Default::default()),
-            Algorithm::SlidingWindowLog => Self::SlidingWindowLog(Default::default()),
-            Algorithm::SlidingWindowCounter => Self::SlidingWindowCounter(Default::default()),
-        }
-    }
-
-    /// The time that [`State::charge`] works at: the later of the charge's and the last charge's, unless that is void.
-    pub fn time(&self, limit: &Limit, now: Time) -> Time {
-        effective_now(now, self.last(), limit.period_us()).map_or(now, |(at, _)| at)
-    }
-
-    /// When hits were last counted.
-    pub const fn last(&self) -> Time {
-        match self {
-            Self::TokenBucket(state) => state.last,
-            Self::LeakyBucket(state) => state.last,
-            Self::FixedWindow(state) => state.last,
-            Self::SlidingWindowLog(state) => state.last,
-            Self::SlidingWindowCounter(state) => state.last,
-        }
-    }
-
-    /// Charges from this state, which must be of the limit's algorithm; any other is taken as empty.
-    pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
-        match (limit.algorithm(), &mut *self) {
-            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::charge(limit, state, now, request),
-            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::charge(limit, state, now, request),
-            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::charge(limit, state, now, request),
-            (Algorithm::SlidingWindowLog, Self::SlidingWindowLog(state)) => {
-                sliding_window_log::charge(limit, state, now, request)
-            }
-            (Algorithm::SlidingWindowCounter, Self::SlidingWindowCounter(state)) => {
-                sliding_window_counter::charge(limit, state, now, request)
-            }
-            (algorithm, _) => {
-                *self = Self::empty(algorithm);
-                self.charge(limit, now, request)
-            }
-        }
-    }
-
-    /// Whether [`State::charge`] would let the hits pass; changes nothing.
-    pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
-        match (limit.algorithm(), self) {
-            (Algorithm::TokenBucket, Self::TokenBucket(state)) => token_bucket::admits(limit, state, now, request),
-            (Algorithm::LeakyBucket, Self::LeakyBucket(state)) => leaky_bucket::admits(limit, state, now, request),
-            (Algorithm::FixedWindow, Self::FixedWindow(state)) => fixed_window::admits(limit, state, now, request),
-            (Algorithm::SlidingWindowLog, Self::SlidingWindowLog(state)) => {
-                sliding_window_log::admits(limit, state, now, request)
-            }
-            (Algorithm::SlidingWindowCounter, Self::SlidingWindowCounter(state)) => {
-                sliding_window_counter::admits(limit, state, now, request)
-            }
-            (algorithm, _) => Self::empty(algorithm).admits(limit, now, request),
-        }
-    }
-}
-
-/// One of the limits that are decided together for a descriptor.
+/// A limit with its enforced flag, as one of the limits that are charged together.
 #[derive(Clone, Copy, Debug)]
 pub struct EnforcedLimit<'r> {
     /// The limit.
     pub limit: &'r Limit,
-    /// Whether its refusal refuses the descriptor; a trial's does not.
+    /// Exceeding the limit rejects the descriptor; `false` in shadow mode.
     pub enforced: bool,
 }
 
-/// Charges from all limits of a descriptor at once: hits are charged to all of them, or, if an enforced one refuses, to
-/// none but those where refused hits count. `states` are those of `limits`, in the same order.
-pub fn charge_together(
-    limits: &[EnforcedLimit<'_>],
-    states: &mut [State],
-    now: Time,
-    request: ChargeRequest,
-) -> SmallVec<[ChargeResult; 1]> {
-    if let ([limit], [state]) = (limits, &mut *states) {
-        return SmallVec::from([state.charge(limit.limit, now, request)]);
-    }
-    let rejected = limits
-        .iter()
-        .zip(states.iter())
-        .any(|(limit, state)| limit.enforced && !state.admits(limit.limit, now, request));
-    // Where these hits do not fit either, it makes no difference that another limit refused them.
-    let request = ChargeRequest { rejected_elsewhere: request.rejected_elsewhere || rejected, ..request };
-    limits.iter().zip(states).map(|(limit, state)| state.charge(limit.limit, now, request)).collect()
+/// Time that an algorithm works at.
+#[derive(Clone, Copy, Debug)]
+struct EffectiveTime {
+    /// The later of `now` and the last charge.
+    at: Time,
+    /// Microseconds by which `at` lies ahead of `now`.
+    ahead_us: u64,
 }
 
-/// The time an algorithm works at, and how far it lies ahead of the charge's own.
-///
-/// `None` if the last charge lies more than a period ahead: the state is void.
-fn effective_now(now: Time, last: Time, period_us: u64) -> Option<(Time, u64)> {
+/// Returns the time that an algorithm works at; `None` if the last charge lies more than a period ahead of `now`, so
+/// that the state is discarded.
+fn effective_time(now: Time, last: Time, period_us: u64) -> Option<EffectiveTime> {
     let ahead_us = last.since_us(now);
-    (ahead_us <= period_us).then(|| (now.max(last), ahead_us))
+    (ahead_us <= period_us).then(|| EffectiveTime { at: now.max(last), ahead_us })
 }
 
-/// A count for the caller's eyes.
+/// Clamps a count to 32 bits.
 fn to_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -48,7 +48,7 @@ pub struct Counter<'a> {
 }
 
 impl<'a> Counter<'a> {
-    /// The limit of the counter, as [`charge_together`](crate::algorithm::charge_together) takes it.
+    /// The limit of the counter, as [`charge_together`](crate::algorithm::state::charge_together) takes it.
     pub const fn enforced_limit(&self) -> EnforcedLimit<'a> {
         EnforcedLimit { limit: self.limit, enforced: self.enforced }
     }

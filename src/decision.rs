@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use crate::limit::Period;
+use crate::limit::period::Period;
 
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,196 +1,40 @@
-//! A limit: how many hits pass in which period, by which algorithm, and what is promised about it.
+//! A limit: the number of hits that pass in a period, the algorithm that counts them, and its guarantees.
 //!
-//! `LimitSpec` is what somebody wrote; `Limit` is what the algorithms use. `Limit::new` is the only way from one to the
-//! other, so that a `Limit` is valid once built and no algorithm checks anything again.
+//! A [`LimitSpec`] is a limit as written; a [`Limit`] is a limit as the algorithms use it. [`Limit::new`] is the only
+//! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
 
-use std::fmt;
+pub mod algorithm;
+pub mod period;
+
 use std::num::NonZeroU32;
 
-/// A day in microseconds.
-const DAY_US: u64 = 86_400_000_000;
+use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHits};
+use self::period::{Period, Unit};
 
-/// The longest period, in microseconds: 366 days.
-pub const MAX_PERIOD_US: u64 = 366 * DAY_US;
-
-/// How hits are counted against a limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Algorithm {
-    /// Tokens refill continuously; idle time earns a burst.
-    TokenBucket,
-    /// Requests leave one by one at a fixed rate; those that wait are held.
-    LeakyBucket,
-    /// A count for each window aligned to the Unix epoch.
-    #[default]
-    FixedWindow,
-    /// An entry for each admitted hit; exact in any window.
-    SlidingWindowLog,
-    /// The last window's count, weighted by what is left of it, plus this window's.
-    SlidingWindowCounter,
-}
-
-impl Algorithm {
-    /// All five, in the order of the documentation.
-    pub const ALL: [Self; 5] =
-        [Self::TokenBucket, Self::LeakyBucket, Self::FixedWindow, Self::SlidingWindowLog, Self::SlidingWindowCounter];
-
-    /// The name in rule files, metrics and counter keys.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::TokenBucket => "token_bucket",
-            Self::LeakyBucket => "leaky_bucket",
-            Self::FixedWindow => "fixed_window",
-            Self::SlidingWindowLog => "sliding_window_log",
-            Self::SlidingWindowCounter => "sliding_window_counter",
-        }
-    }
-
-    /// The algorithm of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// The unit of a period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Unit {
-    /// 1 s.
-    Second,
-    /// 60 s.
-    Minute,
-    /// 3600 s.
-    Hour,
-    /// 86 400 s.
-    Day,
-    /// 30 days.
-    Month,
-    /// 365 days.
-    Year,
-    /// 7 days; windows begin on Thursdays, as the epoch did.
-    Week,
-}
-
-impl Unit {
-    /// All units, shortest first.
-    pub const ALL: [Self; 7] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
-
-    /// The name in rule files: lower case, singular.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Second => "second",
-            Self::Minute => "minute",
-            Self::Hour => "hour",
-            Self::Day => "day",
-            Self::Week => "week",
-            Self::Month => "month",
-            Self::Year => "year",
-        }
-    }
-
-    /// The unit of that name, in any case.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
-    }
-
-    /// The unit's number in `RateLimitResponse.RateLimit.Unit`.
-    pub const fn number(self) -> i32 {
-        match self {
-            Self::Second => 1,
-            Self::Minute => 2,
-            Self::Hour => 3,
-            Self::Day => 4,
-            Self::Month => 5,
-            Self::Year => 6,
-            Self::Week => 7,
-        }
-    }
-
-    /// Its length in seconds.
-    pub const fn seconds(self) -> u64 {
-        match self {
-            Self::Second => 1,
-            Self::Minute => 60,
-            Self::Hour => 3600,
-            Self::Day => 86_400,
-            Self::Week => 7 * 86_400,
-            Self::Month => 30 * 86_400,
-            Self::Year => 365 * 86_400,
-        }
-    }
-}
-
-/// The time over which a limit holds: a unit times a multiplier, 366 days at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Period {
-    unit: Unit,
-    multiplier: u32,
-}
-
-impl Period {
-    /// `multiplier` units; `None` if that is 0 or longer than 366 days.
-    pub const fn new(unit: Unit, multiplier: u32) -> Option<Self> {
-        let period = Self { unit, multiplier };
-        // Neither factor is large enough for the product to pass 64 bits: 31 536 000 x 2^32 x 10^6 would, so compare
-        // seconds.
-        let seconds = unit.seconds() * multiplier as u64;
-        if multiplier == 0 || seconds > MAX_PERIOD_US / 1_000_000 { None } else { Some(period) }
-    }
-
-    /// The unit as written.
-    pub const fn unit(self) -> Unit {
-        self.unit
-    }
-
-    /// The multiplier as written, at least 1.
-    pub const fn multiplier(self) -> u32 {
-        self.multiplier
-    }
-
-    /// Its length in microseconds; months are 30 days and years 365.
-    pub const fn micros(self) -> u64 {
-        self.unit.seconds() * self.multiplier as u64 * 1_000_000
-    }
-}
-
-/// Writes `minute` or `5_minute`, the form used in counter keys and metric names.
-impl fmt::Display for Period {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.multiplier {
-            1 => f.write_str(self.unit.name()),
-            multiplier => write!(f, "{multiplier}_{}", self.unit.name()),
-        }
-    }
-}
-
-/// What replicas may disagree about.
+/// Consistency of a counter between replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
-    /// Every admitted hit was counted in the store first.
+    /// Every hit is counted in the store before it is admitted.
     Strict,
-    /// Answered from this process, with at most this much over the limit in any period.
+    /// Hits are admitted from this process, with at most this much over the limit in any period.
     Eventual(Overshoot),
 }
 
-/// A bound on the hits admitted over a limit in any span of one period.
+/// Bound on the hits admitted over a limit in any span of one period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overshoot {
     /// Thousandths of a percent of the limit, 1 to 100 000.
     MilliPercent(u32),
-    /// So many hits, at least 1.
+    /// Number of hits, at least 1.
     Hits(u32),
 }
 
 impl Overshoot {
-    /// What applies where a rule says `eventual` and no more: 5 %.
+    /// Overshoot of a rule with `consistency: eventual` and no `max_overshoot`: 5 %.
     pub const DEFAULT: Self = Self::MilliPercent(5_000);
 }
 
-/// What a rule answers when its counter can not be asked.
+/// Answer of a rule while its store fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StorePolicy {
     /// Limit within this process.
@@ -198,17 +42,17 @@ pub enum StorePolicy {
     Local,
     /// Admit.
     Allow,
-    /// Refuse, to be tried again after 1 s.
+    /// Reject, with a retry after 1 s.
     Deny,
     /// Answer UNAVAILABLE, so that Envoy's `failure_mode_deny` decides.
     Error,
 }
 
 impl StorePolicy {
-    /// All four.
+    /// All policies.
     pub const ALL: [Self; 4] = [Self::Local, Self::Allow, Self::Deny, Self::Error];
 
-    /// The name in rule files and settings.
+    /// Name in rule files and settings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -218,43 +62,43 @@ impl StorePolicy {
         }
     }
 
-    /// The policy of that name.
+    /// Returns the policy of that name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.name() == name)
     }
 }
 
-/// A limit as somebody asked for it. `None` stands for "not said".
+/// Unvalidated limit. `None` stands for a key that was not written.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitSpec {
-    /// How hits are counted.
+    /// Algorithm that counts hits.
     pub algorithm: Algorithm,
-    /// Hits in a period; 0 refuses everything.
+    /// Hits in a period; 0 rejects everything.
     pub requests_per_unit: u32,
-    /// The period.
+    /// Period of the limit.
     pub period: Period,
-    /// token_bucket: the tokens the bucket holds; `requests_per_unit` where not said.
+    /// token_bucket: tokens that the bucket holds; default `requests_per_unit`.
     pub bucket_size: Option<u32>,
-    /// leaky_bucket: the requests in the bucket at once, the one that is leaving included; 1 where not said.
+    /// leaky_bucket: requests in the bucket at once, including the one that is leaving; default 1.
     pub queue_size: Option<u32>,
-    /// leaky_bucket and token_bucket: the longest an answer may be held, in microseconds.
+    /// leaky_bucket and token_bucket: maximum delay of an answer, in microseconds.
     pub max_wait_us: Option<u64>,
-    /// Whether refused hits count.
+    /// Rejected hits count too.
     pub count_rejected: Option<bool>,
-    /// Strict where not said.
+    /// Consistency between replicas; default strict.
     pub consistency: Option<Consistency>,
-    /// Local where not said.
+    /// Answer while the store fails; default local.
     pub on_store_error: Option<StorePolicy>,
-    /// Whether it is the only limit of its descriptor.
+    /// The limit is the only one of its descriptor.
     pub sole: bool,
-    /// Whether fixed windows of months follow the calendar (UTC).
+    /// Fixed windows of months follow the calendar (UTC).
     pub calendar_months: bool,
-    /// The most requests per unit that a sliding_window_log may keep.
+    /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
 
 impl LimitSpec {
-    /// The plainest limit: so many a period, all else as by default.
+    /// Creates a limit with all optional keys at their defaults.
     pub const fn new(algorithm: Algorithm, requests_per_unit: u32, period: Period) -> Self {
         Self {
             algorithm,
@@ -273,44 +117,44 @@ impl LimitSpec {
     }
 }
 
-/// The most requests per unit that a sliding_window_log keeps unless a setting says otherwise.
+/// Default maximum of `requests_per_unit` for a sliding_window_log.
 pub const DEFAULT_LOG_MAX: u32 = 10_000;
 
-/// Why terms are no limit. Each names the key at fault.
+/// Reason why a [`LimitSpec`] is not a valid limit. Each names the key at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// A key that means nothing for this algorithm.
+    /// The key does not apply to this algorithm.
     #[error("`{key}` has no meaning for {algorithm}")]
     Meaningless {
-        /// The key.
+        /// Key at fault.
         key: &'static str,
-        /// The algorithm.
+        /// Algorithm of the limit.
         algorithm: Algorithm,
     },
-    /// A bucket or queue that holds nothing.
+    /// The bucket or queue holds nothing.
     #[error("`{key}` must be at least 1")]
     Zero {
-        /// The key.
+        /// Key at fault.
         key: &'static str,
     },
-    /// A log of more entries than one may keep.
-    #[error("sliding_window_log keeps an entry for each hit, {limit} here, and at most {most} are allowed")]
+    /// The log would hold more entries than allowed.
+    #[error("sliding_window_log keeps an entry for each hit, {limit} here, and at most {max} are allowed")]
     LogTooLong {
-        /// `requests_per_unit`.
+        /// `requests_per_unit` of the limit.
         limit: u32,
-        /// The most that is allowed.
-        most: u32,
+        /// Maximum that is allowed.
+        max: u32,
     },
-    /// `consistency: eventual` with something it can not promise.
-    #[error("`consistency: eventual` can not be kept with {with}")]
+    /// `consistency: eventual` contradicts another key.
+    #[error("`consistency: eventual` cannot be kept with {with}")]
     NotEventual {
-        /// What it clashes with.
+        /// Key or algorithm that contradicts it, with the reason.
         with: &'static str,
     },
 }
 
 impl LimitError {
-    /// The key of the rule file that is at fault.
+    /// Key of the rule file that is at fault.
     pub const fn key(self) -> &'static str {
         match self {
             Self::Meaningless { key, .. } | Self::Zero { key } => key,
@@ -320,7 +164,7 @@ impl LimitError {
     }
 }
 
-/// A valid limit.
+/// Valid limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     algorithm: Algorithm,
@@ -332,66 +176,52 @@ pub struct Limit {
     calendar_months: bool,
     consistency: Consistency,
     on_store_error: StorePolicy,
-    /// What its period is longer than it was written, in microseconds.
-    longer_us: u64,
+    /// Microseconds by which the period is longer than written.
+    extension_us: u64,
 }
 
 impl Limit {
-    /// The limit that `terms` describe, or the first thing that is wrong with them.
-    pub fn new(terms: &LimitSpec) -> Result<Self, LimitError> {
-        let algorithm = terms.algorithm;
-        let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
-        let token = algorithm == Algorithm::TokenBucket;
-        let leaky = algorithm == Algorithm::LeakyBucket;
-        if terms.bucket_size.is_some() && !token {
-            return meaningless("bucket_size");
-        }
-        if terms.queue_size.is_some() && !leaky {
-            return meaningless("queue_size");
-        }
-        if terms.max_wait_us.is_some() && !token && !leaky {
-            return meaningless("max_wait");
-        }
-        if terms.count_rejected == Some(true) && leaky {
-            return meaningless("count_rejected");
-        }
-        if terms.bucket_size == Some(0) {
-            return Err(LimitError::Zero { key: "bucket_size" });
-        }
-        if terms.queue_size == Some(0) {
-            return Err(LimitError::Zero { key: "queue_size" });
-        }
-        if algorithm == Algorithm::SlidingWindowLog && terms.requests_per_unit > terms.log_max {
-            return Err(LimitError::LogTooLong { limit: terms.requests_per_unit, most: terms.log_max });
-        }
-        let consistency = terms.consistency.unwrap_or(Consistency::Strict);
+    /// Validates `spec`.
+    ///
+    /// # Errors
+    /// The first key that contradicts the algorithm, is out of range, or contradicts another key.
+    pub fn new(spec: &LimitSpec) -> Result<Self, LimitError> {
+        let properties = spec.algorithm.properties();
+        check_keys(spec, properties)?;
+        let consistency = spec.consistency.unwrap_or(Consistency::Strict);
         if let Consistency::Eventual(_) = consistency {
-            Self::check_eventual(terms)?;
+            check_eventual(spec, properties)?;
         }
+        let counted_by_default = properties.rejected_hits == RejectedHits::CountedByDefault;
         Ok(Self {
-            algorithm,
-            requests_per_unit: terms.requests_per_unit,
-            period: terms.period,
-            capacity: match algorithm {
-                Algorithm::TokenBucket => terms.bucket_size.unwrap_or(terms.requests_per_unit),
-                Algorithm::LeakyBucket => terms.queue_size.unwrap_or(1),
-                _ => terms.requests_per_unit,
+            algorithm: spec.algorithm,
+            requests_per_unit: spec.requests_per_unit,
+            period: spec.period,
+            capacity: match properties.capacity {
+                Capacity::RequestsPerUnit => spec.requests_per_unit,
+                Capacity::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
+                Capacity::QueueSize => spec.queue_size.unwrap_or(1),
             },
-            max_wait_us: terms.max_wait_us.unwrap_or(if leaky { u64::MAX } else { 0 }),
-            count_rejected: terms
+            max_wait_us: spec.max_wait_us.unwrap_or(match properties.delay {
+                Delay::Never | Delay::IfMaxWait => 0,
+                Delay::UntilDeadline => u64::MAX,
+            }),
+            count_rejected: spec
                 .count_rejected
-                .unwrap_or(algorithm == Algorithm::FixedWindow && terms.sole && consistency == Consistency::Strict),
-            calendar_months: terms.calendar_months
-                && algorithm == Algorithm::FixedWindow
-                && terms.period.unit() == Unit::Month,
+                .unwrap_or(counted_by_default && spec.sole && consistency == Consistency::Strict),
+            calendar_months: spec.calendar_months
+                && properties.has_calendar_months
+                && spec.period.unit() == Unit::Month,
             consistency,
-            on_store_error: terms.on_store_error.unwrap_or_default(),
-            longer_us: 0,
+            on_store_error: spec.on_store_error.unwrap_or_default(),
+            extension_us: 0,
         })
     }
 
-    /// The share of one of so many replicas that count by themselves: the hits of a period and what can pass at once
-    /// are divided and rounded down, to at least 1 unless they were 0. All else stays.
+    /// Returns the share of one of `replicas` that count by themselves.
+    ///
+    /// `requests_per_unit` and the capacity are divided and rounded down, to at least 1 unless they were 0. Everything
+    /// else stays.
     pub const fn share_of(&self, replicas: NonZeroU32) -> Self {
         const fn divided(count: u32, replicas: NonZeroU32) -> u32 {
             let share = count / replicas.get();
@@ -404,72 +234,100 @@ impl Limit {
         }
     }
 
-    /// The same over a period that is longer by so many microseconds, ten seconds at most, in whole milliseconds.
+    /// Returns the limit with a period longer by `by_us` microseconds, in whole milliseconds, 10 s at most.
     pub const fn lengthened(&self, by_us: u64) -> Self {
-        Self { longer_us: if by_us < 10_000_000 { by_us / 1000 * 1000 } else { 10_000_000 }, ..*self }
+        Self { extension_us: if by_us < 10_000_000 { by_us / 1000 * 1000 } else { 10_000_000 }, ..*self }
     }
 
-    /// What a share or a lease can not express: held answers, and debt.
-    fn check_eventual(terms: &LimitSpec) -> Result<(), LimitError> {
-        let with = if terms.algorithm == Algorithm::LeakyBucket {
-            "leaky_bucket: a queue needs one order of arrival for all replicas"
-        } else if terms.max_wait_us.is_some_and(|wait| wait > 0) {
-            "`max_wait`: tokens taken in advance need one order of arrival for all replicas"
-        } else if terms.count_rejected == Some(true) {
-            "`count_rejected: true`: a refusal that is answered locally is not counted"
-        } else {
-            return Ok(());
-        };
-        Err(LimitError::NotEventual { with })
-    }
-
-    /// How hits are counted.
+    /// Algorithm that counts hits.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Hits in a period; 0 refuses everything.
+    /// Hits in a period; 0 rejects everything.
     pub const fn requests_per_unit(&self) -> u32 {
         self.requests_per_unit
     }
 
-    /// The period as written.
+    /// Period as written.
     pub const fn period(&self) -> Period {
         self.period
     }
 
-    /// The period in microseconds, 1 s to 366 days.
+    /// Period in microseconds, 1 s to 366 days.
     pub const fn period_us(&self) -> u64 {
-        self.period.micros() + self.longer_us
+        self.period.micros() + self.extension_us
     }
 
-    /// What can pass at once: the limit of a window, the size of a bucket or queue.
+    /// Hits that can pass at once: the limit of a window, the size of a bucket or queue.
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// The longest an answer may be held, in microseconds; `u64::MAX`: as long as the caller waits.
+    /// Maximum delay of an answer, in microseconds; `u64::MAX`: up to the caller's deadline.
     pub const fn max_wait_us(&self) -> u64 {
         self.max_wait_us
     }
 
-    /// Whether refused hits count too.
+    /// Returns `true` if rejected hits count too.
     pub const fn count_rejected(&self) -> bool {
         self.count_rejected
     }
 
-    /// Whether its windows are calendar months in UTC.
+    /// Returns `true` if windows are calendar months in UTC.
     pub const fn calendar_months(&self) -> bool {
         self.calendar_months
     }
 
-    /// What replicas may disagree about.
+    /// Consistency between replicas.
     pub const fn consistency(&self) -> Consistency {
         self.consistency
     }
 
-    /// What is answered when the counter can not be asked.
+    /// Answer while the store fails.
     pub const fn on_store_error(&self) -> StorePolicy {
         self.on_store_error
     }
+}
+
+/// Checks that each key applies to the algorithm and is in range.
+fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
+    let algorithm = spec.algorithm;
+    let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
+    if spec.bucket_size.is_some() && properties.capacity != Capacity::BucketSize {
+        return meaningless("bucket_size");
+    }
+    if spec.queue_size.is_some() && properties.capacity != Capacity::QueueSize {
+        return meaningless("queue_size");
+    }
+    if spec.max_wait_us.is_some() && properties.delay == Delay::Never {
+        return meaningless("max_wait");
+    }
+    if spec.count_rejected == Some(true) && properties.rejected_hits == RejectedHits::NeverCounted {
+        return meaningless("count_rejected");
+    }
+    if spec.bucket_size == Some(0) {
+        return Err(LimitError::Zero { key: "bucket_size" });
+    }
+    if spec.queue_size == Some(0) {
+        return Err(LimitError::Zero { key: "queue_size" });
+    }
+    if properties.has_log && spec.requests_per_unit > spec.log_max {
+        return Err(LimitError::LogTooLong { limit: spec.requests_per_unit, max: spec.log_max });
+    }
+    Ok(())
+}
+
+/// Checks that nothing in the limit needs one order of arrival for all replicas, or counts hits that are not admitted.
+fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
+    let with = if let Some(reason) = properties.not_eventual {
+        reason
+    } else if spec.max_wait_us.is_some_and(|wait| wait > 0) {
+        "`max_wait`: tokens taken in advance need one order of arrival for all replicas"
+    } else if spec.count_rejected == Some(true) {
+        "`count_rejected: true`: a rejection that is answered locally is not counted"
+    } else {
+        return Ok(());
+    };
+    Err(LimitError::NotEventual { with })
 }

@@ -16,7 +16,8 @@ pub(crate) mod wildcard;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::limit::{Algorithm, Consistency, Limit, StorePolicy};
+use crate::limit::algorithm::Algorithm;
+use crate::limit::{Consistency, Limit, StorePolicy};
 
 /// A node's place in the compiled tree.
 type NodeId = u32;

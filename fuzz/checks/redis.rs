@@ -3,7 +3,9 @@
 use bytes::BytesMut;
 use smallvec::SmallVec;
 use tollkeeper::algorithm::ChargeRequest;
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::redis::error::ReplyError;
 use tollkeeper::redis::hash_slot::HASH_SLOTS;
 use tollkeeper::redis::reply::{self, Reply};

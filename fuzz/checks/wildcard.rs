@@ -5,7 +5,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::rule::{Allowance, Defaults, Domain, Node, Origin, Refusal, Rule, RuleLimit};

@@ -1,93 +1,101 @@
-//! leaky_bucket: admitted requests leave one every period / `requests_per_unit`; those that wait are held.
+//! leaky_bucket: a queue that requests leave one by one, every period / `requests_per_unit`.
 //!
-//! The state is the level of the bucket: the requests in it, the one that is leaving in part. A request leaves when
-//! what was in the bucket before it has drained, and is answered then. A full bucket refuses at once, and so does one
-//! in which the request would wait longer than its caller. n hits take n places and leave at the first of them.
+//! level(now) = max(0, level(last) - (now - last) x requests_per_unit / period); a request of n hits passes if
+//! level + n <= queue_size, and is delayed until everything before it has left. Source: the leaky bucket as a queue
+//! (Turner 1986; nginx `limit_req` with a burst).
 //!
-//! A refund takes places from the end of the queue only, and never those before a departure that was promised: the
-//! state therefore keeps how many of the places belong to the request admitted last.
+//! A full queue rejects at once; so does one in which the request would wait longer than it accepts. n hits take n
+//! places and leave together with the first of them. Levels and waits are rounded up.
+//!
+//! A refund takes places from the end of the queue only, never before a departure that was promised. The state
+//! therefore keeps the number of places that belong to the request admitted last.
 
-use super::leaky_level::{LeakyLevel, to_us};
+use super::leaky_level::{LeakyLevel, LevelParts, to_us};
 use super::{ChargeRequest, ChargeResult, Effect, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
-/// What is in the bucket: `queued` whole places and `part`/period of one more.
+/// Places taken: `queued` whole ones and `part`/period of one more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Whole places, at most `queue_size`.
     pub queued: u32,
-    /// The rest, in parts of which a place has as many as the period has microseconds.
+    /// Fraction of a place, 0 to period - 1 (microseconds).
     pub part: u64,
-    /// Places at the end that a refund may take: what is left of the request admitted last.
+    /// Places at the end that a refund may remove: those left of the request admitted last.
     pub tail: u32,
-    /// When this was so.
+    /// Time of the last charge.
     pub last: Time,
 }
 
 impl State {
-    /// What is in it at `now`, as if nothing ever was if that is nothing; what was, if `now` is not later.
+    /// Returns the state after departures until `now`; the default state if the queue is empty by then.
+    ///
+    /// A `now` before the last charge changes nothing.
     pub fn drained(self, limit: &Limit, now: Time) -> Self {
         if now <= self.last {
             return self;
         }
-        let (queued, part) = LeakyLevel::at(limit, (u64::from(self.queued), self.part), self.last, now).parts();
-        if (queued, part) == (0, 0) {
-            return Self::default();
+        match self.level(limit, now).parts() {
+            LevelParts { whole: 0, part: 0 } => Self::default(),
+            LevelParts { whole, part } => Self { queued: to_u32(whole), part, tail: self.tail, last: now },
         }
-        Self { queued: to_u32(queued), part, tail: self.tail, last: now }
+    }
+
+    fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
+        LeakyLevel::at(limit, LevelParts { whole: u64::from(self.queued), part: self.part }, self.last, now)
     }
 }
 
-/// Puts hits into the bucket.
+/// Applies a request to the queue.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let mut bucket = LeakyLevel::at(limit, (u64::from(state.queued), state.part), state.last, now);
-    let before = bucket.hits();
-    let early_us = early_us(&bucket, request);
-    let fits = early_us == Some(0);
+    let mut level = state.level(limit, now);
+    let before = level.hits();
+    let until_admitted_us = until_admitted_us(&level, request);
+    let fits = until_admitted_us == Some(0);
     let effect = request.effect(fits, limit);
-    let delay_us = if matches!(effect, Effect::Charge(_)) { to_us(bucket.until_us(0)) } else { 0 };
+    let delay_us = if matches!(effect, Effect::Charge(_)) { to_us(level.until_us(0)) } else { 0 };
     let mut tail = state.tail;
     match effect {
-        Effect::Nothing | Effect::Debt(_) => {}
+        // Rejected hits never count: see the table of algorithms.
+        Effect::None | Effect::ChargeRejected(_) => {}
         Effect::Charge(hits) => {
-            bucket.units += bucket.units_of(hits);
+            level.units += level.units_of(hits);
             tail = to_u32(hits);
         }
         Effect::Refund(hits) => {
-            let taken = tail.min(to_u32(hits));
-            bucket.units = bucket.units.saturating_sub(bucket.units_of(u64::from(taken)));
-            tail -= taken;
+            let removed = tail.min(to_u32(hits));
+            level.units = level.units.saturating_sub(level.units_of(u64::from(removed)));
+            tail -= removed;
         }
     }
-    if effect != Effect::Nothing {
-        let (queued, part) = bucket.parts();
-        *state = State { queued: to_u32(queued), part, tail, last: bucket.at };
+    if effect != Effect::None {
+        let LevelParts { whole, part } = level.parts();
+        *state = State { queued: to_u32(whole), part, tail, last: level.at };
     }
     ChargeResult {
         admitted: fits,
         before,
-        after: bucket.hits(),
-        remaining: bucket.remaining(),
-        reset_us: bucket.until_empty_us(),
-        retry_after_us: if fits { None } else { early_us },
+        after: level.hits(),
+        remaining: level.remaining(),
+        reset_us: level.until_empty_us(),
+        retry_after_us: if fits { None } else { until_admitted_us },
         delay_us,
     }
 }
 
-/// Whether [`charge`] would pass.
+/// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    early_us(&LeakyLevel::at(limit, (u64::from(state.queued), state.part), state.last, now), request) == Some(0)
+    until_admitted_us(&state.level(limit, now), request) == Some(0)
 }
 
-/// How much too early a charge comes, in microseconds: until its hits have room and need not wait longer than they may.
-/// `None` if they will never have room.
-fn early_us(bucket: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
-    let until_room_us = bucket.until_room_us(request)?;
-    if request.wanted() == 0 {
+/// Microseconds until the request could pass with a delay that it accepts; 0 if it can now, `None` if it never will.
+fn until_admitted_us(level: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
+    let until_room_us = level.until_room_us(request)?;
+    if request.required_hits() == 0 {
         return Some(0);
     }
-    // A request leaves when all that stood before it has left.
-    let departure_us = bucket.until_us(0);
-    Some(to_us(until_room_us.max(departure_us.saturating_sub(bucket.patience_us(request)))))
+    // A request leaves when everything before it has left.
+    let departure_us = level.until_us(0);
+    Some(to_us(until_room_us.max(departure_us.saturating_sub(level.max_delay_us(request)))))
 }

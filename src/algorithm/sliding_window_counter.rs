@@ -1,43 +1,47 @@
-//! sliding_window_counter: this window's count plus the last one's, weighted by what is left of it.
+//! sliding_window_counter: the count of this window plus that of the previous one, weighted by the part of it that still
+//! overlaps the last period.
 //!
-//! weight = floor(current + previous x (period - elapsed in this window) / period); a charge passes if the weight plus
-//! its hits is within the limit. It takes the last window's hits to have come evenly, so it can be off either way, at a
-//! fixed cost of two counts. This is the one algorithm that rounds in favour of the caller.
+//! weight = current + floor(previous x (period - elapsed) / period), with `elapsed` the time since this window began; a
+//! request of n hits passes if weight + n <= requests_per_unit. Source: Cloudflare's "How we built rate limiting capable
+//! of scaling to millions of domains" (2017).
+//!
+//! It assumes that the hits of the previous window came evenly, so it can be off either way, at a fixed cost of two
+//! counts. The weight is rounded down: the one rounding in favour of the caller.
 
-use super::{ChargeRequest, ChargeResult, Effect, effective_now, to_u32};
+use super::{ChargeRequest, ChargeResult, Effect, EffectiveTime, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
-/// The counts of two neighbouring windows, aligned to the Unix epoch.
+/// WindowCounts of two neighbouring windows, aligned to the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Hits in the window of `last`.
+    /// Hits in the window of the last charge.
     pub current: u64,
     /// Hits in the window before it.
     pub previous: u64,
-    /// When hits were last counted.
+    /// Time of the last charge.
     pub last: Time,
 }
 
-/// Counts hits.
+/// Applies a request to the counts.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let mut counts = Counts::at(limit, state, now);
+    let mut counts = WindowCounts::at(limit, state, now);
     let before = counts.weight();
-    let most = u64::from(limit.requests_per_unit());
+    let max = u64::from(limit.requests_per_unit());
     let fits = counts.fits(limit, request);
     let effect = request.effect(fits, limit);
     match effect {
-        Effect::Nothing => {}
+        Effect::None => {}
         Effect::Charge(hits) => counts.current += hits,
-        // Debt ends at the limit twice over and never lowers the count.
-        Effect::Debt(hits) => counts.current = counts.current.max((2 * most).min(counts.current + hits)),
+        // Rejected hits add up to twice the limit, and never lower the count.
+        Effect::ChargeRejected(hits) => counts.current = counts.current.max((2 * max).min(counts.current + hits)),
         Effect::Refund(hits) => {
             let beyond = hits.saturating_sub(counts.current);
             counts.current = counts.current.saturating_sub(hits);
             counts.previous = counts.previous.saturating_sub(beyond);
         }
     }
-    if effect != Effect::Nothing {
+    if effect != Effect::None {
         *state = State { current: counts.current, previous: counts.previous, last: counts.at };
     }
     let after = counts.weight();
@@ -45,38 +49,39 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         admitted: fits,
         before,
         after,
-        remaining: to_u32(most.saturating_sub(after)),
+        remaining: to_u32(max.saturating_sub(after)),
         reset_us: counts.until_weight_us(0),
-        retry_after_us: match most.checked_sub(request.wanted()) {
+        retry_after_us: match max.checked_sub(request.required_hits()) {
             Some(room) if !fits => Some(counts.until_weight_us(room)),
-            _ => None,
+            Some(_) | None => None,
         },
         delay_us: 0,
     }
 }
 
-/// Whether [`charge`] would pass.
+/// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    Counts::at(limit, state, now).fits(limit, request)
+    WindowCounts::at(limit, state, now).fits(limit, request)
 }
 
-/// The counts at the time of a charge.
-struct Counts {
+/// Counts of the windows around a request.
+struct WindowCounts {
     current: u64,
     previous: u64,
     at: Time,
+    /// Microseconds by which `at` lies ahead of the request's `now`.
     ahead_us: u64,
-    /// Elapsed in this window, in microseconds, less than the period.
+    /// Microseconds since this window began, less than the period.
     elapsed_us: u64,
     period_us: u64,
 }
 
-impl Counts {
+impl WindowCounts {
     fn at(limit: &Limit, state: &State, now: Time) -> Self {
         let period_us = limit.period_us();
-        let (state, at, ahead_us) = match effective_now(now, state.last, period_us) {
-            Some((at, ahead_us)) => (*state, at, ahead_us),
-            None => (State::default(), now, 0),
+        let (state, EffectiveTime { at, ahead_us }) = match effective_time(now, state.last, period_us) {
+            Some(time) => (*state, time),
+            None => (State::default(), EffectiveTime { at: now, ahead_us: 0 }),
         };
         let windows = at.as_micros() / period_us - state.last.as_micros() / period_us;
         let (current, previous) = match windows {
@@ -92,32 +97,32 @@ impl Counts {
     }
 
     fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
-        request.wanted() == 0 || self.weight() + request.wanted() <= u64::from(limit.requests_per_unit())
+        request.required_hits() == 0 || self.weight() + request.required_hits() <= u64::from(limit.requests_per_unit())
     }
 
-    /// Microseconds from the charge's own now until the weight is at most `most`; 0 if it is.
+    /// Microseconds from the request's `now` until the weight is at most `max`; 0 if it is.
     ///
-    /// Within this window only the previous count falls; in the next one this window's count does.
-    fn until_weight_us(&self, most: u64) -> u64 {
-        let until_us = match most.checked_sub(self.current) {
-            _ if self.weight() <= most => return 0,
-            Some(room) => faded_at(self.previous, room, self.period_us) - self.elapsed_us,
-            None => self.period_us - self.elapsed_us + faded_at(self.current, most, self.period_us),
+    /// In this window only the share of the previous count falls; in the next one that of this window's count does.
+    fn until_weight_us(&self, max: u64) -> u64 {
+        let until_us = match max.checked_sub(self.current) {
+            _ if self.weight() <= max => return 0,
+            Some(room) => share_falls_to_at(self.previous, room, self.period_us) - self.elapsed_us,
+            None => self.period_us - self.elapsed_us + share_falls_to_at(self.current, max, self.period_us),
         };
         self.ahead_us + until_us
     }
 }
 
-/// floor(count x left / period).
+/// Returns floor(count x left / period).
 fn scale(count: u64, left_us: u64, period_us: u64) -> u64 {
     let product = u128::from(count) * u128::from(left_us) / u128::from(period_us);
     u64::try_from(product).unwrap_or(u64::MAX)
 }
 
-/// The first point of a window, in microseconds from its start, at which the share of a `count` of the window before
-/// it is at most `most`, with `count` > `most`: count x (period - t) < (most + 1) x period; at most the window's end.
-fn faded_at(count: u64, most: u64, period_us: u64) -> u64 {
-    let left = (u128::from(most + 1) * u128::from(period_us)).div_ceil(u128::from(count));
+/// Returns the first time t in a window, in microseconds from its start, at which the share of the previous window's
+/// `count` is at most `max`: count x (period - t) < (max + 1) x period. At most the window's end. `count` > `max`.
+fn share_falls_to_at(count: u64, max: u64, period_us: u64) -> u64 {
+    let left = (u128::from(max + 1) * u128::from(period_us)).div_ceil(u128::from(count));
     let left = u64::try_from(left).unwrap_or(period_us).min(period_us);
     (period_us - left + 1).min(period_us)
 }

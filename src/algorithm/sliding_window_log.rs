@@ -1,114 +1,116 @@
-//! sliding_window_log: an entry for each admitted hit; never more than the limit in *any* window.
+//! sliding_window_log: one entry for each admitted hit; never more than the limit in *any* window.
 //!
-//! The window is half-open, (now - period, now]: a hit exactly one period old is out. Hits of one instant share a
-//! record, so a log has at most as many records as the limit has hits, and `limit` bounds those (10 000 unless a
-//! setting says otherwise).
+//! count = hits in (now - period, now]; a request of n hits passes if count + n <= requests_per_unit. A hit exactly one
+//! period old is out. Source: "sliding window log" in Figma's "An alternative approach to rate limiting" (2017). Counts are
+//! whole hits, so nothing is rounded.
 //!
-//! With `count_rejected` refused hits are entered too, and the oldest give way: the log keeps as many of its newest
-//! hits as it held before, at least the limit.
+//! Hits of one instant share a record, so a log has at most `requests_per_unit` records, which is bounded when rules are
+//! compiled (10 000 by default). With `count_rejected`, rejected hits are recorded too, and the oldest are dropped: the
+//! log keeps as many of its newest hits as it held before, at least the limit.
 
 use std::collections::VecDeque;
 
-use super::{ChargeRequest, ChargeResult, Effect, effective_now, to_u32};
+use super::{ChargeRequest, ChargeResult, Effect, EffectiveTime, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
-/// The hits of the last period.
+/// Hits of the last period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Oldest first, no two of one instant.
-    pub records: VecDeque<Record>,
-    /// All hits in `records`.
+    /// LogRecords, oldest first, no two of one instant.
+    pub records: VecDeque<LogRecord>,
+    /// Sum of the hits in `records`.
     pub held: u64,
-    /// When the last were entered.
+    /// Time of the last charge.
     pub last: Time,
 }
 
 /// Hits of one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// When.
+pub struct LogRecord {
+    /// Time of the hits.
     pub at: Time,
-    /// How many, at least 1.
+    /// Number of hits, at least 1.
     pub hits: u32,
 }
 
-/// Enters hits into the log.
+/// Applies a request to the log.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let window = Window::at(limit, state, now);
+    let window = LogWindow::at(limit, state, now);
     let before = window.held;
-    let most = u64::from(limit.requests_per_unit());
+    let max = u64::from(limit.requests_per_unit());
     let fits = window.fits(limit, request);
     let effect = request.effect(fits, limit);
-    // A charge without effect leaves no trace, not even of the time it saw.
-    let mut out = window.out;
-    if effect != Effect::Nothing {
-        state.records.drain(..out);
-        (state.held, state.last, out) = (before, window.at, 0);
+    // A request without effect leaves the state as it is, the time of its last charge included.
+    let mut expired = window.expired;
+    if effect != Effect::None {
+        state.records.drain(..expired);
+        (state.held, state.last, expired) = (before, window.at, 0);
     }
     match effect {
-        Effect::Nothing => {}
-        Effect::Charge(hits) => state.enter(window.at, hits),
-        Effect::Debt(hits) => {
-            let keep = before.max(most);
-            state.enter(window.at, hits.min(keep));
+        Effect::None => {}
+        Effect::Charge(hits) => state.append(window.at, hits),
+        Effect::ChargeRejected(hits) => {
+            let keep = before.max(max);
+            state.append(window.at, hits.min(keep));
             state.drop_oldest(state.held.saturating_sub(keep));
         }
         Effect::Refund(hits) => state.drop_newest(hits),
     }
-    let after = if effect == Effect::Nothing { before } else { state.held };
-    let until_out = |record: &Record| window.ahead_us + record.at.plus_us(limit.period_us()).since_us(window.at);
+    let after = if effect == Effect::None { before } else { state.held };
+    let until_expired = |record: &LogRecord| window.ahead_us + record.at.plus_us(limit.period_us()).since_us(window.at);
     ChargeResult {
         admitted: fits,
         before,
         after,
-        remaining: to_u32(most.saturating_sub(after)),
-        reset_us: state.records.range(out..).next_back().map_or(0, until_out),
-        retry_after_us: if fits || request.wanted() > most {
+        remaining: to_u32(max.saturating_sub(after)),
+        reset_us: state.records.range(expired..).next_back().map_or(0, until_expired),
+        retry_after_us: if fits || request.required_hits() > max {
             None
         } else {
-            nth_hit(state.records.range(out..), after + request.wanted() - most).map(until_out)
+            nth_hit(state.records.range(expired..), after + request.required_hits() - max).map(until_expired)
         },
         delay_us: 0,
     }
 }
 
-/// Whether [`charge`] would pass.
+/// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    Window::at(limit, state, now).fits(limit, request)
+    LogWindow::at(limit, state, now).fits(limit, request)
 }
 
-/// What of a log lies in the window of a charge.
-struct Window {
+/// The part of a log that lies in the window of a request.
+struct LogWindow {
     at: Time,
+    /// Microseconds by which `at` lies ahead of the request's `now`.
     ahead_us: u64,
-    /// How many of the oldest records are out.
-    out: usize,
-    /// Hits in the records that are not.
+    /// Number of the oldest records that are older than the period.
+    expired: usize,
+    /// Hits in the other records.
     held: u64,
 }
 
-impl Window {
+impl LogWindow {
     fn at(limit: &Limit, state: &State, now: Time) -> Self {
-        let Some((at, ahead_us)) = effective_now(now, state.last, limit.period_us()) else {
-            return Self { at: now, ahead_us: 0, out: state.records.len(), held: 0 };
+        let Some(EffectiveTime { at, ahead_us }) = effective_time(now, state.last, limit.period_us()) else {
+            return Self { at: now, ahead_us: 0, expired: state.records.len(), held: 0 };
         };
-        let is_out = |record: &&Record| at.since_us(record.at) >= limit.period_us();
-        let (mut out, mut gone) = (0, 0);
-        for record in state.records.iter().take_while(is_out) {
-            out += 1;
-            gone += u64::from(record.hits);
+        let is_expired = |record: &&LogRecord| at.since_us(record.at) >= limit.period_us();
+        let (mut expired, mut expired_hits) = (0, 0);
+        for record in state.records.iter().take_while(is_expired) {
+            expired += 1;
+            expired_hits += u64::from(record.hits);
         }
-        Self { at, ahead_us, out, held: state.held - gone }
+        Self { at, ahead_us, expired, held: state.held - expired_hits }
     }
 
     fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
-        request.wanted() == 0 || self.held + request.wanted() <= u64::from(limit.requests_per_unit())
+        request.required_hits() == 0 || self.held + request.required_hits() <= u64::from(limit.requests_per_unit())
     }
 }
 
-/// The record that holds the `nth` hit from the oldest, counted from 1.
-fn nth_hit<'s>(mut records: impl Iterator<Item = &'s Record>, nth: u64) -> Option<&'s Record> {
+/// Returns the record that holds the `nth` hit from the oldest, counted from 1.
+fn nth_hit<'s>(mut records: impl Iterator<Item = &'s LogRecord>, nth: u64) -> Option<&'s LogRecord> {
     let mut seen = 0;
     records.find(|record| {
         seen += u64::from(record.hits);
@@ -117,15 +119,16 @@ fn nth_hit<'s>(mut records: impl Iterator<Item = &'s Record>, nth: u64) -> Optio
 }
 
 impl State {
-    fn enter(&mut self, at: Time, hits: u64) {
-        // A limit of 0 keeps none of the hits it refuses.
+    /// Adds hits to the newest record, or a new record.
+    fn append(&mut self, at: Time, hits: u64) {
+        // A limit of 0 keeps none of the hits that it rejects.
         if hits == 0 {
             return;
         }
         self.held += hits;
         match self.records.back_mut() {
             Some(newest) if newest.at == at => newest.hits = to_u32(u64::from(newest.hits) + hits),
-            _ => self.records.push_back(Record { at, hits: to_u32(hits) }),
+            _ => self.records.push_back(LogRecord { at, hits: to_u32(hits) }),
         }
     }
 

@@ -1,78 +1,88 @@
-//! token_bucket: tokens come back continuously, at `requests_per_unit` a period; idle time earns a burst.
+//! token_bucket: tokens are refilled continuously, `requests_per_unit` in a period; idle time earns a burst.
 //!
-//! The state is the tokens that are out. They come back with the time that passed, computed at each charge; no timer.
-//! A charge passes if the bucket holds as many tokens as it has hits. With `max_wait` a charge that lacks tokens takes
-//! them in advance and is held until they have come; the tokens out can then exceed the bucket.
+//! used(now) = max(0, used(last) - (now - last) x requests_per_unit / period); a request of n hits passes if
+//! used + n <= bucket_size. Source: the token bucket of RFC 2697 and of most cloud APIs, with the level stored as
+//! tokens *used*. The refill is computed at each request; there is no timer.
+//!
+//! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The tokens
+//! used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
-use super::leaky_level::{LeakyLevel, to_us};
+use super::leaky_level::{LeakyLevel, LevelParts, to_us};
 use super::{ChargeRequest, ChargeResult, Effect};
 use crate::clock::Time;
 use crate::limit::Limit;
 
-/// Tokens that are out: `used` whole ones and `part`/period of one more.
+/// Tokens used: `used` whole ones and `part`/period of one more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Whole tokens.
     pub used: u64,
-    /// The rest, in parts of which a token has as many as the period has microseconds.
+    /// Fraction of a token, 0 to period - 1 (microseconds).
     pub part: u64,
-    /// When this was so.
+    /// Time of the last charge.
     pub last: Time,
 }
 
 impl State {
-    /// What is out at `now`, as if nothing ever was if that is nothing; what was, if `now` is not later.
+    /// Returns the state after the refill until `now`; the default state if the bucket is full by then.
+    ///
+    /// A `now` before the last charge changes nothing.
     pub fn drained(self, limit: &Limit, now: Time) -> Self {
         if now <= self.last {
             return self;
         }
-        let (used, part) = LeakyLevel::at(limit, (self.used, self.part), self.last, now).parts();
-        if (used, part) == (0, 0) { Self::default() } else { Self { used, part, last: now } }
+        match self.level(limit, now).parts() {
+            LevelParts { whole: 0, part: 0 } => Self::default(),
+            LevelParts { whole, part } => Self { used: whole, part, last: now },
+        }
+    }
+
+    fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
+        LeakyLevel::at(limit, LevelParts { whole: self.used, part: self.part }, self.last, now)
     }
 }
 
-/// Charges tokens.
+/// Applies a request to the bucket.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
-    let mut out = LeakyLevel::at(limit, (state.used, state.part), state.last, now);
-    let before = out.hits();
-    let fits = early_us(&out, request) == Some(0);
+    let mut used = state.level(limit, now);
+    let before = used.hits();
+    let fits = until_admitted_us(&used, request) == Some(0);
     let effect = request.effect(fits, limit);
     match effect {
-        Effect::Nothing => {}
-        Effect::Charge(hits) => out.units += out.units_of(hits),
-        Effect::Debt(hits) => {
-            // Debt ends at one period's worth of tokens below an empty bucket, and never lowers what is out.
-            let most = out.units_of(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
-            out.units = out.units.max(most.min(out.units + out.units_of(hits)));
+        Effect::None => {}
+        Effect::Charge(hits) => used.units += used.units_of(hits),
+        Effect::ChargeRejected(hits) => {
+            // Rejected hits add up to one period's tokens beyond an empty bucket, and never lower what is used.
+            let max = used.units_of(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
+            used.units = used.units.max(max.min(used.units + used.units_of(hits)));
         }
-        Effect::Refund(hits) => out.units = out.units.saturating_sub(out.units_of(hits)),
+        Effect::Refund(hits) => used.units = used.units.saturating_sub(used.units_of(hits)),
     }
-    if effect != Effect::Nothing {
-        let (used, part) = out.parts();
-        *state = State { used, part, last: out.at };
+    if effect != Effect::None {
+        let LevelParts { whole, part } = used.parts();
+        *state = State { used: whole, part, last: used.at };
     }
     ChargeResult {
         admitted: fits,
         before,
-        after: out.hits(),
-        remaining: out.remaining(),
-        reset_us: out.until_empty_us(),
-        retry_after_us: if fits { None } else { early_us(&out, request) },
+        after: used.hits(),
+        remaining: used.remaining(),
+        reset_us: used.until_empty_us(),
+        retry_after_us: if fits { None } else { until_admitted_us(&used, request) },
         delay_us: match effect {
-            // The tokens that were lacking have come when no more are out than the bucket holds.
-            Effect::Charge(_) => to_us(out.until_us(out.units_of(u64::from(limit.capacity())))),
-            _ => 0,
+            // Tokens taken in advance are refilled once no more are used than the bucket holds.
+            Effect::Charge(_) => to_us(used.until_us(used.units_of(u64::from(limit.capacity())))),
+            Effect::None | Effect::ChargeRejected(_) | Effect::Refund(_) => 0,
         },
     }
 }
 
-/// Whether [`charge`] would pass.
+/// Returns `true` if [`charge`] would admit the hits.
 pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -> bool {
-    early_us(&LeakyLevel::at(limit, (state.used, state.part), state.last, now), request) == Some(0)
+    until_admitted_us(&state.level(limit, now), request) == Some(0)
 }
 
-/// How much too early a charge comes, in microseconds: until it need not wait for its tokens longer than it may. `None`
-/// if there will never be enough.
-fn early_us(out: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
-    Some(to_us(out.until_room_us(request)?.saturating_sub(out.patience_us(request))))
+/// Microseconds until the request could pass with a delay that it accepts; 0 if it can now, `None` if it never will.
+fn until_admitted_us(used: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
+    Some(to_us(used.until_room_us(request)?.saturating_sub(used.max_delay_us(request))))
 }

@@ -9,7 +9,8 @@ pub mod fields;
 pub mod read;
 
 use crate::config::yaml::Position;
-use crate::limit::{Algorithm, Overshoot, StorePolicy};
+use crate::limit::algorithm::Algorithm;
+use crate::limit::{Overshoot, StorePolicy};
 
 /// A value and where it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! `config/reference.yaml` and the code's defaults with it. A key that envoyproxy/ratelimit knows (`peer`) is ignored
 //! with a warning where it means nothing, as there; a key of tollkeeper's own is an error there.
 
+use crate::limit::algorithm::Algorithm;
 use Kind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Table, Tables, Text, Unit};
 use Place::{Defaults, Descriptor, Limit, RateLimit, Replaces, Root};
 
@@ -103,10 +104,6 @@ pub const MAX_EPOCH: u64 = 1 << 53;
 /// The longest `over_limit_body`, in bytes.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
-/// The names of the algorithms, as rule files write them.
-const ALGORITHMS: &[&str] =
-    &["token_bucket", "leaky_bucket", "fixed_window", "sliding_window_log", "sliding_window_counter"];
-
 /// The table, in the order of the documentation.
 pub const KEYS: &[Key] = &[
     peer(
@@ -167,7 +164,7 @@ pub const KEYS: &[Key] = &[
         "Hits allowed in a period; 0 refuses everything.",
     ),
     peer("unlimited", &[RateLimit], Flag, "false", "Allow everything, uncounted. Needs no unit and allows none."),
-    own("algorithm", &[Defaults, RateLimit, Limit], Choice(ALGORITHMS), "fixed_window", "How hits are counted."),
+    own("algorithm", &[Defaults, RateLimit, Limit], Choice(Algorithm::NAMES), "fixed_window", "How hits are counted."),
     own(
         "bucket_size",
         &[RateLimit, Limit],

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::config::keys::{KEYS, Key, Kind, Place};
-use crate::limit::Unit;
+use crate::limit::period::Unit;
 
 /// The schema, draft 2020-12.
 pub fn json_schema() -> Value {

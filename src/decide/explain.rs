@@ -12,7 +12,7 @@ use super::selection::{Selected, Selection, select};
 use super::{Decider, DecisionContext, charge};
 use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
-use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
+use crate::limit::{Consistency, Limit, Overshoot};
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::matching::Met;
 use crate::rule::set::{DomainRules, RuleSet};
@@ -271,10 +271,9 @@ fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
 pub fn limit_text(limit: &Limit) -> String {
     let (count, unit) = (limit.period().multiplier(), limit.period().unit().name());
     let period = if count == 1 { unit.to_owned() } else { format!("{count} {unit}s") };
-    let capacity = match limit.algorithm() {
-        Algorithm::TokenBucket => format!(", bucket_size {}", limit.capacity()),
-        Algorithm::LeakyBucket => format!(", queue_size {}", limit.capacity()),
-        _ => String::new(),
+    let capacity = match limit.algorithm().properties().capacity.key() {
+        Some(key) => format!(", {key} {}", limit.capacity()),
+        None => String::new(),
     };
     let rejected = if limit.count_rejected() { ", refused hits count" } else { "" };
     format!("{} per {period} by {}{capacity}{rejected}", limit.requests_per_unit(), limit.algorithm())

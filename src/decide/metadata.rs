@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::selection::Selection;
 use super::verdict::Verdict;
-use crate::limit::Unit;
+use crate::limit::period::Unit;
 use crate::request::{Descriptor, Entry, LimitOverride, Request};
 use crate::settings::Behaviour;
 

@@ -11,7 +11,9 @@ use smallvec::SmallVec;
 
 use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::counter::{Charge, Counter, Path};
-use crate::limit::{Algorithm, Limit, LimitSpec, Period, StorePolicy, Unit};
+use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
+use crate::limit::period::{Period, Unit};
+use crate::limit::{Limit, LimitSpec, StorePolicy};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rule::{Allowance, Defaults, Refusal};
@@ -232,16 +234,13 @@ fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[Selected<'r>; 1]> {
 fn override_limit(behaviour: &Behaviour, defaults: &Defaults, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
-    let algorithm = match defaults.algorithm {
-        Algorithm::SlidingWindowLog if sent.requests_per_unit > behaviour.log_max => Algorithm::SlidingWindowCounter,
-        algorithm => algorithm,
-    };
-    let leaky = algorithm == Algorithm::LeakyBucket;
-    let held = leaky || algorithm == Algorithm::TokenBucket;
-    let terms = LimitSpec {
-        queue_size: defaults.queue_size.filter(|_| leaky),
-        max_wait_us: defaults.max_wait_us.filter(|_| held),
-        count_rejected: defaults.count_rejected.filter(|_| !leaky),
+    let log_is_too_long = defaults.algorithm.properties().has_log && sent.requests_per_unit > behaviour.log_max;
+    let algorithm = if log_is_too_long { Algorithm::SlidingWindowCounter } else { defaults.algorithm };
+    let properties = algorithm.properties();
+    let spec = LimitSpec {
+        queue_size: defaults.queue_size.filter(|_| properties.capacity == Capacity::QueueSize),
+        max_wait_us: defaults.max_wait_us.filter(|_| properties.delay != Delay::Never),
+        count_rejected: defaults.count_rejected.filter(|_| properties.rejected_hits != RejectedHits::NeverCounted),
         consistency: defaults.consistency,
         on_store_error: defaults.on_store_error,
         calendar_months: behaviour.calendar_months,
@@ -249,7 +248,7 @@ fn override_limit(behaviour: &Behaviour, defaults: &Defaults, sent: &LimitOverri
         ..LimitSpec::new(algorithm, sent.requests_per_unit, period)
     };
     // What `eventual` can not be kept with is decided strictly, as `check` says of the domain's defaults.
-    Limit::new(&terms).or_else(|_| Limit::new(&LimitSpec { consistency: None, ..terms })).ok()
+    Limit::new(&spec).or_else(|_| Limit::new(&LimitSpec { consistency: None, ..spec })).ok()
 }
 
 /// Says once that such overrides come in and what becomes of them.

@@ -8,7 +8,8 @@ use super::Outcome;
 use super::selection::{Selected, Selection};
 use crate::algorithm::ChargeResult;
 use crate::decision::{CurrentLimit, Status};
-use crate::limit::{Algorithm, StorePolicy};
+use crate::limit::StorePolicy;
+use crate::limit::algorithm::Algorithm;
 
 /// What is known of one descriptor once it was decided.
 #[derive(Debug)]

@@ -13,7 +13,8 @@ use super::Format;
 use super::text::{columns, plain};
 use crate::clock::Time;
 use crate::decide::explain::limit_text;
-use crate::limit::{Algorithm, Limit};
+use crate::limit::Limit;
+use crate::limit::algorithm::Capacity;
 use crate::rule::set::{CompiledLimit, CompiledRule, RuleSet};
 use crate::telemetry::hyperloglog::STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
@@ -216,7 +217,7 @@ impl LimitReport {
             );
             find(FindingKind::KeysSeenOnce, advice);
         }
-        let smooths = matches!(limit.algorithm(), Algorithm::TokenBucket | Algorithm::LeakyBucket);
+        let smooths = limit.algorithm().properties().capacity != Capacity::RequestsPerUnit;
         let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
         if !smooths && is_short && bursts.refused >= MIN_REJECTED_HITS && bursts.in_bursts * 2 >= bursts.refused {
             let bucket = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);

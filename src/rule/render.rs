@@ -6,7 +6,7 @@
 
 use super::set::RuleSet;
 use super::{Allowance, Rule, RuleLimit};
-use crate::limit::Algorithm;
+use crate::limit::algorithm::Algorithm;
 
 /// The lines of `/rlconfig`, without line breaks at their ends.
 pub fn rlconfig_lines(rules: &RuleSet) -> Vec<String> {

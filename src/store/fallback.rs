@@ -23,8 +23,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
 use super::memory::{Memory, Usage};
+use crate::algorithm::state::State;
 use crate::algorithm::{
-    ChargeResult, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+    ChargeResult, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use crate::clock::Time;
 use crate::counter::{Charge, Counter};
@@ -174,7 +175,7 @@ fn shared(state: &State, (limit, share): (&Limit, &Limit), now: Time) -> State {
 /// The hits of each record are scaled so that those of any record and all after it are, together, rounded up: as the
 /// oldest go out, the share is never less used than the limit was.
 fn shared_log(state: &sliding_window_log::State, part: Part, now: Time) -> sliding_window_log::State {
-    let mut records: VecDeque<sliding_window_log::Record> = VecDeque::new();
+    let mut records: VecDeque<sliding_window_log::LogRecord> = VecDeque::new();
     let (mut seen, mut held) = (0, 0);
     for record in state.records.iter().rev() {
         seen += u64::from(record.hits);
@@ -184,7 +185,7 @@ fn shared_log(state: &sliding_window_log::State, part: Part, now: Time) -> slidi
         match records.front_mut() {
             // Those that were stamped ahead are of one instant now.
             Some(next) if next.at == at => next.hits = next.hits.saturating_add(hits),
-            _ if hits > 0 => records.push_front(sliding_window_log::Record { at, hits }),
+            _ if hits > 0 => records.push_front(sliding_window_log::LogRecord { at, hits }),
             _ => {}
         }
     }

@@ -17,7 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use self::shard::Shard;
-use crate::algorithm::{ChargeResult, State};
+use crate::algorithm::ChargeResult;
+use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::counter::{Charge, Counter};
 use crate::limit::Limit;

@@ -48,7 +48,8 @@ use self::script::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter, ScriptOutc
 use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::Time;
 use crate::counter::Charge;
-use crate::limit::{Limit, StorePolicy, Unit};
+use crate::limit::period::Unit;
+use crate::limit::{Limit, StorePolicy};
 use crate::redis::connect::ConnectOptions;
 use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;

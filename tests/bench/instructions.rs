@@ -21,7 +21,7 @@ mod situations;
 use std::mem::forget;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use tollkeeper::limit::Algorithm;
+use tollkeeper::limit::algorithm::Algorithm;
 
 use self::situations::Situation;
 use self::situations::charging::ChargeCommand;

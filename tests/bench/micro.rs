@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
-use tollkeeper::limit::Algorithm;
+use tollkeeper::limit::algorithm::Algorithm;
 
 use self::situations::Situation;
 use self::situations::charging::ChargeCommand;

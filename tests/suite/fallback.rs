@@ -3,10 +3,13 @@
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, State};
+use tollkeeper::algorithm::state::State;
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::fallback::Fallback;

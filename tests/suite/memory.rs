@@ -10,10 +10,13 @@ use std::thread;
 
 use proptest::prelude::*;
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
+use tollkeeper::algorithm::state::{State, charge_together};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::Store;

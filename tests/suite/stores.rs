@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollkeeper::clock::Time;
-use tollkeeper::limit::Algorithm;
+use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::store::Store;
 
 use crate::kit::fixtures::{assert_responses, decide, in_parallel, load_shop_rules, shop_request};

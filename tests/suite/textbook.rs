@@ -9,10 +9,13 @@
 
 use std::collections::HashMap;
 
-use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
+use tollkeeper::algorithm::state::{State, charge_together};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::memory::Memory;

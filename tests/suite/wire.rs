@@ -10,7 +10,7 @@ use serde_json::json;
 use tollkeeper::decision::{CurrentLimit, Decision, Header, Status};
 use tollkeeper::grpc::{decode, encode};
 use tollkeeper::http::json::{JsonError, request_from_json, response_to_json};
-use tollkeeper::limit::{Period, Unit};
+use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};

@@ -10,7 +10,8 @@ use super::Options;
 use crate::config::document::fields::{Reader, Trail};
 use crate::config::document::{Descriptor, Limit as Written, RateLimit};
 use crate::config::yaml::Position;
-use crate::limit::{Algorithm, Limit};
+use crate::limit::Limit;
+use crate::limit::algorithm::Capacity;
 use crate::rule::Node;
 use crate::store::redis::eventual::LocalBudget;
 use crate::store::redis::script::OwnedCounter;
@@ -43,7 +44,8 @@ pub(super) fn on_limit(
     (options, trail): (&Options, &Trail<'_>),
 ) {
     let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
-    let waits = limit.algorithm() == Algorithm::LeakyBucket && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
+    let is_queue = limit.algorithm().properties().capacity == Capacity::QueueSize;
+    let waits = is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
     if waits && each_us > ENVOY_TIMEOUT_US {
         let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";

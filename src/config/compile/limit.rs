@@ -10,7 +10,9 @@ use crate::config::diagnostic::quotable;
 use crate::config::document::fields::{Reader, Trail};
 use crate::config::document::{Descriptor, Limit as Written, Settings, Spot};
 use crate::config::yaml::Position;
-use crate::limit::{Algorithm, Consistency, Limit, LimitError, LimitSpec, Overshoot, Period, StorePolicy, Unit};
+use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
+use crate::limit::period::{Period, Unit};
+use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
 use crate::rule::{Allowance, Defaults, Refusal, RuleLimit};
 
 /// What holds for all limits of one document.
@@ -48,13 +50,17 @@ pub(super) fn check_defaults(reader: &mut Reader<'_>, settings: &Settings, trail
         );
     }
     let Some(eventual) = eventual else { return settings.clone() };
+    let algorithm = settings.algorithm.map(|spot| spot.value);
     let clashes = [
-        (settings.algorithm.is_some_and(|spot| spot.value == Algorithm::LeakyBucket), "leaky_bucket"),
+        (
+            algorithm.is_some_and(|algorithm| algorithm.properties().not_eventual.is_some()),
+            algorithm.map_or("", Algorithm::name),
+        ),
         (settings.max_wait_us.is_some_and(|spot| spot.value > 0), "`max_wait`"),
         (settings.count_rejected.is_some_and(|spot| spot.value), "`count_rejected: true`"),
     ];
     for (_, with) in clashes.into_iter().filter(|(clash, _)| *clash) {
-        let message = format!("`consistency: eventual` can not be kept with {with}");
+        let message = format!("`consistency: eventual` cannot be kept with {with}");
         reader.error(eventual.at, &trail.key("consistency"), message, "let the rules say one of them");
     }
     settings.clone()
@@ -176,15 +182,15 @@ fn limit(
 ) -> Option<Limit> {
     let period = period(reader, written, trail);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
-    let mut terms = terms(written, period, sole, scope);
-    check_overshoot(reader, written, &terms, trail);
+    let mut spec = limit_spec(written, period, sole, scope);
+    check_overshoot(reader, written, &spec, trail);
     let limit = loop {
-        match Limit::new(&terms) {
+        match Limit::new(&spec) {
             Ok(limit) => break limit,
             Err(error) => {
                 report(reader, written, error, trail);
                 // What was reported is put aside, to find what else is wrong.
-                if !set_aside(&mut terms, error) {
+                if !set_aside(&mut spec, error) {
                     return None;
                 }
             }
@@ -227,31 +233,39 @@ fn unit_hint(name: &str) -> String {
     }
 }
 
-/// What a limit says, completed by the defaults that fit it.
-fn terms(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) -> LimitSpec {
+/// The limit as written, completed by the defaults that apply to it.
+fn limit_spec(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) -> LimitSpec {
     let own = &written.settings;
     let value = |spot: Spot<u32>| spot.value;
     let algorithm = own.algorithm.map(|spot| spot.value).or(scope.default(|d| d.algorithm)).unwrap_or_default();
-    let leaky = algorithm == Algorithm::LeakyBucket;
-    let token = algorithm == Algorithm::TokenBucket;
+    let properties = algorithm.properties();
     let own_wait = own.max_wait_us.map(|spot| spot.value);
     let own_rejected = own.count_rejected.map(|spot| spot.value);
     let own_eventual = own.eventual.map(|spot| spot.value);
-    let can_be_eventual = !leaky && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
+    let can_be_eventual = properties.not_eventual.is_none() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
     let eventual = own_eventual.or(scope.default(|d| d.eventual).filter(|_| can_be_eventual)).unwrap_or(false);
+    let can_wait = match properties.delay {
+        Delay::Never => false,
+        Delay::IfMaxWait => !eventual,
+        Delay::UntilDeadline => true,
+    };
+    let can_count_rejected = properties.rejected_hits != RejectedHits::NeverCounted && !eventual;
     let overshoot = own.max_overshoot.map(|spot| spot.value).or_else(|| {
         // A default of more hits than this limit has means all of them.
         scope.default(|d| d.max_overshoot).map(|overshoot| match overshoot {
             Overshoot::Hits(hits) => Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1)),
-            percent => percent,
+            Overshoot::MilliPercent(_) => overshoot,
         })
     });
     LimitSpec {
         bucket_size: written.bucket_size.map(value),
-        queue_size: own.queue_size.map(value).or(scope.default(|d| d.queue_size).filter(|_| leaky)),
-        max_wait_us: own_wait.or(scope.default(|d| d.max_wait_us).filter(|_| leaky || (token && !eventual))),
+        queue_size: own
+            .queue_size
+            .map(value)
+            .or(scope.default(|d| d.queue_size).filter(|_| properties.capacity == Capacity::QueueSize)),
+        max_wait_us: own_wait.or(scope.default(|d| d.max_wait_us).filter(|_| can_wait)),
         count_rejected: own_rejected
-            .or(scope.default(|d| d.count_rejected).filter(|counted| !(*counted && (leaky || eventual)))),
+            .or(scope.default(|d| d.count_rejected).filter(|counted| !counted || can_count_rejected)),
         consistency: eventual.then(|| Consistency::Eventual(overshoot.unwrap_or(Overshoot::DEFAULT))),
         on_store_error: Some(policy(own, scope)),
         sole,
@@ -269,18 +283,18 @@ fn policy(own: &Settings, scope: &Scope<'_>) -> StorePolicy {
 }
 
 /// What a limit says of its own overshoot must be used, and be no more than the limit.
-fn check_overshoot(reader: &mut Reader<'_>, written: &Written, terms: &LimitSpec, trail: &Trail<'_>) {
+fn check_overshoot(reader: &mut Reader<'_>, written: &Written, spec: &LimitSpec, trail: &Trail<'_>) {
     let Some(overshoot) = written.settings.max_overshoot else { return };
     let trail = trail.key("max_overshoot");
-    if terms.consistency.is_none() {
-        let hint = match terms.algorithm {
-            Algorithm::LeakyBucket => "remove it; a leaky_bucket is always strict",
-            _ => "a strict limit is never exceeded; remove it, or add `consistency: eventual`",
+    if spec.consistency.is_none() {
+        let hint = match spec.algorithm.properties().not_eventual {
+            Some(_) => format!("remove it; a {} is always strict", spec.algorithm),
+            None => "a strict limit is never exceeded; remove it, or add `consistency: eventual`".to_owned(),
         };
         reader.error(overshoot.at, &trail, "`max_overshoot` without `consistency: eventual`", hint);
     }
     if let Overshoot::Hits(hits) = overshoot.value
-        && hits > terms.requests_per_unit
+        && hits > spec.requests_per_unit
     {
         let message = format!("a `max_overshoot` of {hits} hits is more than 100% of the limit");
         reader.error(overshoot.at, &trail, message, "raise the limit instead");
@@ -317,13 +331,13 @@ fn place(written: &Written, key: &str) -> Position {
 }
 
 /// Takes back the term at fault; `false` if it can not be.
-fn set_aside(terms: &mut LimitSpec, error: LimitError) -> bool {
+fn set_aside(spec: &mut LimitSpec, error: LimitError) -> bool {
     match error.key() {
-        "bucket_size" => terms.bucket_size.take().is_some(),
-        "queue_size" => terms.queue_size.take().is_some(),
-        "max_wait" => terms.max_wait_us.take().is_some(),
-        "count_rejected" => terms.count_rejected.take().is_some(),
-        "consistency" => terms.consistency.take().is_some(),
+        "bucket_size" => spec.bucket_size.take().is_some(),
+        "queue_size" => spec.queue_size.take().is_some(),
+        "max_wait" => spec.max_wait_us.take().is_some(),
+        "count_rejected" => spec.count_rejected.take().is_some(),
+        "consistency" => spec.consistency.take().is_some(),
         _ => false,
     }
 }

@@ -11,7 +11,8 @@ use crate::config::diagnostic::quotable;
 use crate::config::keys::{Kind, MAX_BODY_BYTES, Place};
 use crate::config::yaml::scalar::{Scalar, Value};
 use crate::config::yaml::{Content, Node};
-use crate::limit::{Algorithm, StorePolicy};
+use crate::limit::StorePolicy;
+use crate::limit::algorithm::Algorithm;
 
 /// The document that `root` is; one that is no mapping is reported and `None`.
 pub fn document(reader: &mut Reader<'_>, root: &Node<'_>) -> Option<Document> {

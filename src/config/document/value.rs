@@ -8,7 +8,8 @@ use std::fmt::Write as _;
 use crate::config::diagnostic::quotable;
 use crate::config::yaml::scalar::{Scalar, Value};
 use crate::config::yaml::{Content, Node};
-use crate::limit::{MAX_PERIOD_US, Overshoot};
+use crate::limit::Overshoot;
+use crate::limit::period::MAX_PERIOD_US;
 
 /// Why a value is refused, and what to write.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,11 +3,13 @@
 //! A state is packed into three words; a log's records live beside the entries, and the entry knows where. Beside the
 //! state stands what expiry and eviction need to know without the limit.
 
+use crate::algorithm::state::State;
 use crate::algorithm::{
-    ChargeResult, State, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+    ChargeResult, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
 };
 use crate::clock::Time;
-use crate::limit::{Algorithm, Limit};
+use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
 
 /// One counter.
 #[derive(Clone, Copy, Debug)]

@@ -9,10 +9,12 @@ use smallvec::SmallVec;
 use super::entry::{Entry, seconds_down};
 use super::index::{Index, MOST_ENTRIES};
 use super::{Full, Usage};
-use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together, sliding_window_log};
+use crate::algorithm::state::{State, charge_together};
+use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, sliding_window_log};
 use crate::clock::Time;
 use crate::counter::Charge;
-use crate::limit::{Algorithm, Limit};
+use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
 
 /// Entries in a chunk: 3 KiB.
@@ -20,7 +22,7 @@ const CHUNK: usize = 64;
 const CHUNK_BYTES: usize = CHUNK * size_of::<Entry>();
 /// A log without its records, and the least that those take: a deque begins with four.
 const LOG_BYTES: usize = size_of::<sliding_window_log::State>();
-const LEAST_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::Record>();
+const LEAST_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
 /// How many counters are looked at when one has to give way.
 const SAMPLE: u64 = 8;
 
@@ -374,5 +376,5 @@ fn at(chunks: &[Vec<Entry>], place: usize) -> &Entry {
 }
 
 fn bytes_of(log: &sliding_window_log::State) -> usize {
-    log.records.capacity() * size_of::<sliding_window_log::Record>()
+    log.records.capacity() * size_of::<sliding_window_log::LogRecord>()
 }

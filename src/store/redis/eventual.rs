@@ -49,7 +49,7 @@ pub use self::terms::{LocalBudget, log_beyond_us};
 use super::ChargeResults;
 use super::coalescer::IdentityHasher;
 use super::script::{ChargeCommand, OwnedCounter};
-use crate::algorithm::State;
+use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::request::Hits;
 use crate::store::{DecidedBy, StoreOutcome};

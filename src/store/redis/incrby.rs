@@ -18,10 +18,12 @@ use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::script::{ChargeCommand, ScriptOutcome};
-use crate::algorithm::{ChargeResult, EnforcedLimit, MAX_COUNT, State, charge_together, fixed_window};
+use crate::algorithm::state::{State, charge_together};
+use crate::algorithm::{ChargeResult, EnforcedLimit, MAX_COUNT, fixed_window};
 use crate::clock::Time;
 use crate::counter::{Charge, Counter, Path};
-use crate::limit::{Algorithm, Consistency, Limit};
+use crate::limit::algorithm::Algorithm;
+use crate::limit::{Consistency, Limit};
 use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::node::Node;

@@ -21,7 +21,7 @@ use super::coalescer::IdentityHasher;
 use super::script::{ChargeCommand, OwnedCounter};
 use crate::algorithm::ChargeResult;
 use crate::clock::micros;
-use crate::limit::Algorithm;
+use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
 
 /// The longest that a refusal is believed.

@@ -18,13 +18,15 @@ use bytes::Bytes;
 use sha1::{Digest, Sha1};
 use smallvec::SmallVec;
 
-use crate::algorithm::sliding_window_log::Record;
+use crate::algorithm::sliding_window_log::LogRecord;
+use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{
-    ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together, fixed_window, leaky_bucket,
-    sliding_window_counter, sliding_window_log, token_bucket,
+    ChargeRequest, ChargeResult, EnforcedLimit, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
+    token_bucket,
 };
 use crate::clock::Time;
-use crate::limit::{Algorithm, Limit};
+use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
 
 /// The most charges in one call, for that other clients of the server wait meanwhile.
@@ -315,7 +317,7 @@ impl Reader<'_> {
             let in_order = at <= last && log.records.back().is_none_or(|newest| newest.at < at);
             let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(MalformedReply)?;
             log.held += u64::from(hits);
-            log.records.push_back(Record { at, hits });
+            log.records.push_back(LogRecord { at, hits });
             sum = next;
         }
         Ok(log)

@@ -1,7 +1,7 @@
 //! Every answer is that of the reference model, field by field.
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::State;
+use tollkeeper::algorithm::state::State;
 
 use super::model::Model;
 use super::scenario::{WILD, config, scenario};

@@ -2,9 +2,12 @@
 //! refused hits. Trials refuse nothing.
 
 use proptest::prelude::*;
-use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
+use tollkeeper::algorithm::state::{State, charge_together};
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, Period, Unit};
+use tollkeeper::limit::Limit;
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::request::{Hits, MAX_HITS};
 
 use super::model::Model;

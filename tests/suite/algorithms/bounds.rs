@@ -2,9 +2,11 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use tollkeeper::algorithm::{ChargeRequest, State};
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::state::State;
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit};
+use tollkeeper::limit::Limit;
+use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::request::Hits;
 
 use super::model::window;

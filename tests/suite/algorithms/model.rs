@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult, MAX_COUNT};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, Unit};
+use tollkeeper::limit::Limit;
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::Unit;
 use tollkeeper::request::Hits;
 
 use super::fraction::Ratio;

@@ -4,12 +4,15 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
+use tollkeeper::algorithm::state::State;
 use tollkeeper::algorithm::{
-    ChargeRequest, ChargeResult, MAX_COUNT, State, fixed_window, leaky_bucket, sliding_window_counter,
-    sliding_window_log, token_bucket,
+    ChargeRequest, ChargeResult, MAX_COUNT, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
+    token_bucket,
 };
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Hits, MAX_HITS};
 
 use super::model::{can_ever_pass, window};
@@ -234,7 +237,7 @@ fn state(algorithm: Algorithm, period_us: u64) -> BoxedStrategy<State> {
         Algorithm::SlidingWindowLog => (proptest::collection::btree_map(any_time(), 1..=u32::MAX, 0..5), 0..=period_us)
             .prop_map(|(hits, later)| {
                 let records: VecDeque<_> =
-                    hits.into_iter().map(|(at, hits)| sliding_window_log::Record { at, hits }).collect();
+                    hits.into_iter().map(|(at, hits)| sliding_window_log::LogRecord { at, hits }).collect();
                 let held = records.iter().map(|record| u64::from(record.hits)).sum();
                 let last = records.back().map_or(Time::default(), |newest| newest.at.plus_us(later));
                 State::SlidingWindowLog(sliding_window_log::State { records, held, last })

@@ -1,8 +1,11 @@
 //! What the properties found once, as single cases that say what was wrong.
 
-use tollkeeper::algorithm::{ChargeRequest, State};
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::state::State;
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 
 const NOW: Time = Time::from_secs(1_750_000_000);

@@ -8,7 +8,9 @@ use proptest::sample::Index;
 use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult, fixed_window};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, DEFAULT_LOG_MAX, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{DEFAULT_LOG_MAX, Limit, LimitSpec};
 use tollkeeper::request::{Hits, MAX_HITS};
 
 /// How the properties run: `PROPTEST_CASES` says how often, and what failed once is kept beside the source.

@@ -15,13 +15,16 @@ use proptest::sample::Index;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
-use tollkeeper::algorithm::sliding_window_log::Record;
+use tollkeeper::algorithm::sliding_window_log::LogRecord;
+use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::algorithm::{
-    ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together, fixed_window, leaky_bucket,
-    sliding_window_counter, sliding_window_log, token_bucket,
+    ChargeRequest, ChargeResult, EnforcedLimit, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log,
+    token_bucket,
 };
 use tollkeeper::clock::{Clock, Time};
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::redis::script::{
     ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter, ScriptOutcome, arguments, replay, script_for,
@@ -203,7 +206,7 @@ impl History {
         let mut at = self.start.as_micros().saturating_sub(self.log.iter().map(|&(share, _)| gap_us(share)).sum());
         for &(share, hits) in &self.log {
             at += gap_us(share);
-            log.records.push_back(Record { at: Time::from_micros(at), hits });
+            log.records.push_back(LogRecord { at: Time::from_micros(at), hits });
             log.held += u64::from(hits);
             log.last = Time::from_micros(at);
         }
@@ -391,7 +394,7 @@ fn read_log(elements: &[Vec<u8>]) -> sliding_window_log::State {
     let elements: Vec<[u64; 2]> = elements.iter().map(|raw| words(raw).try_into().expect("two numbers")).collect();
     let records: VecDeque<_> = elements
         .windows(2)
-        .map(|pair| Record {
+        .map(|pair| LogRecord {
             at: Time::from_micros(pair[1][0]),
             hits: u32::try_from((pair[1][1] + LOG_MODULUS - pair[0][1]) % LOG_MODULUS).expect("few hits"),
         })

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tollkeeper::limit::Algorithm;
+use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::rate_limit_response::Code;
 use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;

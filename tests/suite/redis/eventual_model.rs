@@ -22,7 +22,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 
-use tollkeeper::limit::Algorithm;
+use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::store::redis::eventual::EventualStats;
 
 use self::ledger::{Worst, check};

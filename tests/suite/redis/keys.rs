@@ -9,10 +9,12 @@ use proptest::prelude::*;
 use smallvec::SmallVec;
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Counter, Path};
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::redis::hash_slot::hash_slot;
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::redis::hash_slot::hash_slot;
 use tollkeeper::store::redis::key::{MOST_PATH_BYTES, keys};
 
 use crate::kit::replica::Replica;

@@ -9,9 +9,12 @@ use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit, State, charge_together};
+use tollkeeper::algorithm::state::{State, charge_together};
+use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::redis::ChargeResults;
 use tollkeeper::store::redis::over_limit_cache::OverLimitCache;

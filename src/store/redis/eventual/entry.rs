@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::demand::Demand;
 use super::{AdmitContext, CallReport, LeaseTicket, LocalBudget};
-use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, State, charge_together};
+use crate::algorithm::state::{State, charge_together};
+use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
 use crate::store::redis::ChargeResults;

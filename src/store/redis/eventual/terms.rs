@@ -5,9 +5,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::{CallReport, LeaseTicket};
-use crate::algorithm::{State, fixed_window};
+use crate::algorithm::fixed_window;
+use crate::algorithm::state::State;
 use crate::clock::Time;
-use crate::limit::{Algorithm, Consistency, Limit, Overshoot};
+use crate::limit::algorithm::Algorithm;
+use crate::limit::{Consistency, Limit, Overshoot};
 use crate::store::redis::script::OwnedCounter;
 
 /// A day in microseconds.

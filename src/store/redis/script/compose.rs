@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use crate::limit::Algorithm;
+use crate::limit::algorithm::Algorithm;
 
 /// Parts that any algorithm may use.
 const SHARED: [&str; 4] = [

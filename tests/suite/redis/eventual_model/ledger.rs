@@ -2,9 +2,11 @@
 //!
 //! Everything is checked in whole numbers: overshoot counts in hundred-thousandths of a hit.
 
-use tollkeeper::algorithm::{ChargeRequest, State};
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::state::State;
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Algorithm, Consistency, Limit, Overshoot};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::{Consistency, Limit, Overshoot};
 use tollkeeper::request::Hits;
 
 /// Parts of a hit.

@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{ChargeRequest, State};
+use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::state::State;
 use tollkeeper::clock::Time;
-use tollkeeper::limit::{Limit, LimitSpec, Overshoot, Period, Unit};
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec, Overshoot};
 use tollkeeper::request::Hits;
 
 use super::ledger::By;

@@ -3,7 +3,8 @@
 //! A call runs at one time, all of it. Hits that are given back are void from the time that is said with them on.
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::{ChargeResult, EnforcedLimit, State, charge_together};
+use tollkeeper::algorithm::state::{State, charge_together};
+use tollkeeper::algorithm::{ChargeResult, EnforcedLimit};
 use tollkeeper::clock::Time;
 use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
 

@@ -6,7 +6,9 @@
 use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
-use tollkeeper::limit::{Algorithm, Consistency, Limit, LimitSpec, Overshoot, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
 use tollkeeper::store::redis::eventual::{self, log_beyond_us};
 use tollkeeper::store::redis::script::OwnedCounter;
 

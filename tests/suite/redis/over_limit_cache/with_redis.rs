@@ -5,7 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::limit::{Algorithm, Limit, LimitSpec, Period, Unit};
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
 use tollkeeper::store::redis::{ChargeMode, ChargeResults};

@@ -1,0 +1,173 @@
+//! The table of algorithms.
+//!
+//! A new algorithm is a row of this table, a module of the same name in `src/algorithm/`, and a Lua file of the same
+//! name in `src/store/redis/lua/`. Everything else is generated from the table or derived from the properties in it:
+//! names, state, dispatch, keys of rule files, schema. Where a store encodes states, a `match` without a wildcard names
+//! each place that a new algorithm still needs.
+
+use std::fmt;
+
+/// Applies a macro to all rows of the table.
+///
+/// A row is: attributes of the variant, the variant, the module (also its name in rule files, metrics and counter keys,
+/// and the name of its Lua file), and its [`AlgorithmProperties`]. The order is that of the documentation.
+macro_rules! for_each_algorithm {
+    ($callback:ident) => {
+        $callback! {
+            /// Tokens are refilled continuously; idle time earns a burst.
+            TokenBucket, token_bucket, AlgorithmProperties {
+                capacity: Capacity::BucketSize,
+                delay: Delay::IfMaxWait,
+                rejected_hits: RejectedHits::CountedOnRequest,
+                not_eventual: None,
+                has_log: false,
+                has_calendar_months: false,
+            };
+            /// Requests leave one by one at a fixed rate; those that find others before them are delayed.
+            LeakyBucket, leaky_bucket, AlgorithmProperties {
+                capacity: Capacity::QueueSize,
+                delay: Delay::UntilDeadline,
+                rejected_hits: RejectedHits::NeverCounted,
+                not_eventual: Some("leaky_bucket: a queue needs one order of arrival for all replicas"),
+                has_log: false,
+                has_calendar_months: false,
+            };
+            /// One count for each window; windows are aligned to the Unix epoch.
+            #[default]
+            FixedWindow, fixed_window, AlgorithmProperties {
+                capacity: Capacity::RequestsPerUnit,
+                delay: Delay::Never,
+                rejected_hits: RejectedHits::CountedByDefault,
+                not_eventual: None,
+                has_log: false,
+                has_calendar_months: true,
+            };
+            /// One entry for each admitted hit; exact in any window.
+            SlidingWindowLog, sliding_window_log, AlgorithmProperties {
+                capacity: Capacity::RequestsPerUnit,
+                delay: Delay::Never,
+                rejected_hits: RejectedHits::CountedOnRequest,
+                not_eventual: None,
+                has_log: true,
+                has_calendar_months: false,
+            };
+            /// Count of this window plus that of the previous one, weighted by the part of it that still overlaps.
+            SlidingWindowCounter, sliding_window_counter, AlgorithmProperties {
+                capacity: Capacity::RequestsPerUnit,
+                delay: Delay::Never,
+                rejected_hits: RejectedHits::CountedOnRequest,
+                not_eventual: None,
+                has_log: false,
+                has_calendar_months: false,
+            };
+        }
+    };
+}
+pub(crate) use for_each_algorithm;
+
+/// Properties of an algorithm that decide which keys of a rule apply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlgorithmProperties {
+    /// Key that sets the number of hits that can pass at once.
+    pub capacity: Capacity,
+    /// Delay of an admitted request; decides whether `max_wait` applies.
+    pub delay: Delay,
+    /// Treatment of rejected hits; decides whether `count_rejected` applies.
+    pub rejected_hits: RejectedHits,
+    /// Reason why `consistency: eventual` does not apply; `None` if it does.
+    pub not_eventual: Option<&'static str>,
+    /// Keeps an entry for each hit, so that its memory is bounded by a setting.
+    pub has_log: bool,
+    /// Windows of months can follow the calendar.
+    pub has_calendar_months: bool,
+}
+
+/// Key that sets the number of hits that can pass at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capacity {
+    /// `requests_per_unit`: the limit of a window.
+    RequestsPerUnit,
+    /// `bucket_size`; `requests_per_unit` by default.
+    BucketSize,
+    /// `queue_size`; 1 by default.
+    QueueSize,
+}
+
+impl Capacity {
+    /// Key of a rule file that only this kind of capacity has, if any.
+    pub const fn key(self) -> Option<&'static str> {
+        match self {
+            Self::RequestsPerUnit => None,
+            Self::BucketSize => Some("bucket_size"),
+            Self::QueueSize => Some("queue_size"),
+        }
+    }
+}
+
+/// Delay of an admitted request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delay {
+    /// Admitted requests are answered at once.
+    Never,
+    /// Admitted requests are delayed only if the rule has a `max_wait`.
+    IfMaxWait,
+    /// Admitted requests are delayed until the caller's deadline at most, or for `max_wait` if that is shorter.
+    UntilDeadline,
+}
+
+/// Treatment of hits that are rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectedHits {
+    /// Never counted; `count_rejected: true` is an error.
+    NeverCounted,
+    /// Counted with `count_rejected: true`.
+    CountedOnRequest,
+    /// Counted by default if the limit is strict and the only one of its descriptor.
+    CountedByDefault,
+}
+
+macro_rules! define_algorithm {
+    ($($(#[$attribute:meta])* $variant:ident, $name:ident, $properties:expr;)*) => {
+        /// Algorithm that counts hits against a limit.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Algorithm {
+            $($(#[$attribute])* $variant,)*
+        }
+
+        impl Algorithm {
+            /// All algorithms, in the order of the documentation.
+            pub const ALL: [Self; Self::NAMES.len()] = [$(Self::$variant),*];
+
+            /// Names of all algorithms, in the same order.
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
+
+            /// Name in rule files, metrics and counter keys.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => stringify!($name),)*
+                }
+            }
+
+            /// Properties that decide which keys of a rule apply.
+            pub const fn properties(self) -> AlgorithmProperties {
+                match self {
+                    $(Self::$variant => $properties,)*
+                }
+            }
+        }
+    };
+}
+for_each_algorithm!(define_algorithm);
+
+impl Algorithm {
+    /// Returns the algorithm of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
