@@ -6,18 +6,20 @@
 //! Redis are asked for all descriptors together. A store failure becomes a verdict by the rule's policy here and only
 //! here.
 
-mod account;
-pub mod counters;
 mod charge;
+pub mod counters;
 pub mod explain;
 mod failures;
 mod merge;
 mod metadata;
+mod record;
 mod selection;
-pub mod tally;
+pub mod store_report;
 mod verdict;
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -25,16 +27,15 @@ use smallvec::SmallVec;
 use self::failures::Failures;
 use self::merge::merge;
 use self::selection::{Selection, select};
-use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::decision::Decision;
 use crate::limit::StorePolicy;
 use crate::request::Request;
 use crate::rule::set::RuleSet;
 use crate::settings::Behaviour;
-use crate::store::memory::Memory;
-use crate::store::redis::Redis;
-use crate::store::{ChargeError, Store, StoreOutcome};
+use crate::store::error::ChargeError;
+use crate::store::outcome::{ChargeResults, StoreOutcome};
+use crate::store::{Store, StoreContext};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::SpanRef;
 
@@ -60,7 +61,7 @@ pub struct DecisionContext<'r> {
     /// How long the caller can wait for its answer, in microseconds, once the store has had all the time it may take.
     pub max_delay_us: u64,
     /// When Redis must have answered; `None`: the caller leaves no time to ask it. Memory does not look at it.
-    pub until: Option<Instant>,
+    pub deadline: Option<Instant>,
     /// The span of the decision, if it has one.
     pub span_ref: Option<&'r SpanRef>,
 }
@@ -85,23 +86,30 @@ pub enum DecideError {
 /// What came of the charge of one descriptor.
 #[derive(Clone, Debug)]
 enum Outcome {
-    /// It has no limit.
-    Free,
+    /// The descriptor has no limit.
+    Unlimited,
     /// What its limits found, and who decided.
     Charged(StoreOutcome),
     /// The store failed, and these are the levels of what stands in for it.
-    Fallback(SmallVec<[ChargeResult; 1]>),
+    Fallback(ChargeResults),
     /// The store failed, and this is the rule's policy, which is not `local`.
     Failed(StorePolicy),
 }
 
 impl Outcome {
-    /// Whether the limit at `place` refused.
-    fn refuses(&self, place: usize) -> bool {
+    /// Tells whether the limit at `index` rejected the charge.
+    fn rejects(&self, index: usize) -> bool {
         match self {
-            Self::Free | Self::Failed(_) => false,
-            Self::Charged(StoreOutcome { levels, .. }) | Self::Fallback(levels) => !levels[place].admitted,
+            Self::Unlimited | Self::Failed(_) => false,
+            Self::Charged(StoreOutcome { results, .. }) | Self::Fallback(results) => !results[index].admitted,
         }
+    }
+}
+
+impl<'r> DecisionContext<'r> {
+    /// Inputs of the store's operations.
+    const fn of_store(&self) -> StoreContext<'r> {
+        StoreContext { now: self.now, deadline: self.deadline, span_ref: self.span_ref }
     }
 }
 
@@ -111,40 +119,45 @@ impl Decider {
         Self { store, behaviour, metrics, failures: Failures::default() }
     }
 
-    /// Decides a request by counters in this process, those of [`Decider::store`]; it waits for nothing.
-    pub fn decide<'r>(
+    /// Decides a request. Completes on the first poll if the store is immediate, else by the context's deadline.
+    ///
+    /// # Errors
+    /// The request is invalid, no rules are loaded, or the store failed under a rule with the policy `error`.
+    pub async fn decide<'r>(
         &'r self,
-        memory: &Memory,
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
         let selections = self.select(context, request)?;
-        let outcomes = self.charge(memory, context, (request, &selections));
-        self.conclude(context, (request, &selections), &outcomes)
+        let outcomes = self.charge(context, request, &selections).await;
+        self.conclude(context, request, &selections, &outcomes)
     }
 
-    /// Decides a request by counters in Redis, that of [`Decider::store`]; it waits for them no longer than until
-    /// `context.until`.
-    pub async fn decide_shared<'r>(
+    /// Decides a request with an immediate store, on the caller's stack; `None` if the store is not immediate.
+    pub fn decide_now<'r>(
         &'r self,
-        redis: &Redis,
         context: DecisionContext<'r>,
         request: &Request<'_>,
-    ) -> Result<Decision<'r>, DecideError> {
-        let selections = self.select(context, request)?;
-        let outcomes = self.charge_shared(redis, context, (request, &selections)).await;
-        self.conclude(context, (request, &selections), &outcomes)
+    ) -> Option<Result<Decision<'r>, DecideError>> {
+        if !self.store.is_immediate() {
+            return None;
+        }
+        match pin!(self.decide(context, request)).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(decision) => Some(decision),
+            Poll::Pending => None,
+        }
     }
 
-    /// Counts what came of the charges, and merges it.
+    /// Records metrics of the outcomes, and merges the outcomes.
     fn conclude<'r>(
         &'r self,
         context: DecisionContext<'r>,
-        (request, selections): (&Request<'_>, &[Selection<'r>]),
+        request: &Request<'_>,
+        selections: &[Selection<'r>],
         outcomes: &[Outcome],
     ) -> Result<Decision<'r>, DecideError> {
         if !self.metrics.is_off() {
-            self.account(context, (request, selections), outcomes);
+            self.record(context, request, selections, outcomes);
         }
         let decision = merge(&self.behaviour, request, selections, outcomes)?;
         if decision.shadowed {

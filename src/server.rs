@@ -20,7 +20,6 @@ mod signals;
 mod traces;
 
 use std::io;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,10 +45,7 @@ use crate::http::routes::AppState;
 use crate::scrape::MetricsCollector;
 use crate::settings::{self, Settings, Shutdown};
 use crate::store::Store;
-use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
-use crate::store::memory::Memory;
-use crate::store::redis::Redis;
 use crate::telemetry::listener_stats::ServerStats;
 use crate::telemetry::metrics::Metrics;
 
@@ -249,7 +245,7 @@ async fn drain(
             }
         };
         let last_metrics = async {
-            service.decider.store.leave().await;
+            service.decider.store.shutdown().await;
             statsd.finish().await;
         };
         tokio::join!(last_metrics, last_spans);
@@ -278,7 +274,6 @@ fn open_store(settings: &Settings) -> Store {
                 capacity_bytes,
                 "counters are kept in this process's memory: every replica counts for itself"
             );
-            Store::Memory(Memory::new(capacity_bytes))
         }
         settings::Store::Redis(redis) => {
             tracing::warn!(
@@ -288,19 +283,14 @@ fn open_store(settings: &Settings) -> Store {
                 timeout_ms = redis.timeout.as_millis(),
                 "counters are kept in redis"
             );
-            let sharers = redis.replicas.unwrap_or(NonZeroU32::MIN);
-            let store = Redis::start(redis, Fallback::new(capacity_bytes, sharers));
-            store.claim_slot();
-            Store::Redis(Box::new(store))
         }
     }
+    Store::open(&settings.store, capacity_bytes)
 }
 
 /// Tells the health pages how the store is.
 async fn report_store(service: Arc<Service>, health: Arc<StoreHealth>) {
-    if let Store::Redis(redis) = &service.decider.store {
-        redis.report(&health).await;
-    }
+    service.decider.store.report_health(&health).await;
 }
 
 /// Drops expired counters, a share of the store at a time.

@@ -1,125 +1,290 @@
-//! Where counters live: in this process, or in Redis with this process to fall back on.
+//! Counters: in this process, or in Redis with this process as the fallback.
 //!
-//! An enum and not a trait: there are two, and whoever decides must know which, because one answers at once and the
-//! other makes it wait.
+//! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store completes every operation
+//! on the first poll and makes no allocation for it; a Redis store answers no later than the caller's deadline.
 
-pub mod health;
+pub mod error;
 pub mod fallback;
+pub mod health;
 pub mod memory;
+pub mod outcome;
 pub mod redis;
+pub mod stats;
 
-use std::time::Duration;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use self::memory::{Full, Memory};
-use self::redis::Redis;
-use crate::algorithm::ChargeResult;
+use self::error::{AdminError, ChargeError};
+use self::fallback::Fallback;
+use self::health::StoreHealth;
+use self::memory::Memory;
+use self::outcome::{ChargeResults, StoreOutcome};
+use self::redis::charge_context::ChargeContext;
+use self::redis::key::ParsedKey;
+use self::redis::key_scan::KeyScan;
+use self::redis::{ChargeMode, Redis};
+use self::stats::StoreStats;
 use crate::clock::Time;
+use crate::counter::Charge;
 use crate::redis::error::RedisError;
+use crate::request::Hits;
+use crate::settings;
+use crate::telemetry::traces::SpanRef;
 
-/// How long giving back what was leased may take.
-const GIVE_BACK: Duration = Duration::from_secs(1);
+/// Upper bound on returning leased hits at shutdown.
+const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The counters.
+/// Counters of all rules.
 #[derive(Debug)]
-pub enum Store {
-    /// In this process: every replica counts for itself.
+pub struct Store {
+    backend: Backend,
+}
+
+/// Implementations of a store: a closed set, so that the memory store needs neither a box nor dynamic dispatch.
+#[derive(Debug)]
+enum Backend {
+    /// Each process counts for itself.
     Memory(Memory),
-    /// In Redis, shared by all replicas.
-    Redis(Box<Redis>),
+    /// All replicas share the counters.
+    Redis(Arc<Redis>),
+}
+
+/// Inputs of store operations that come from the request.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreContext<'r> {
+    /// Time of the request; counters in Redis follow the time of Redis instead.
+    pub now: Time,
+    /// Latest time for answers from Redis; `None`: no time is left for a call. The memory store ignores it.
+    pub deadline: Option<Instant>,
+    /// Span that calls belong to, if the request is sampled.
+    pub span_ref: Option<&'r SpanRef>,
+}
+
+impl From<Memory> for Store {
+    fn from(memory: Memory) -> Self {
+        Self { backend: Backend::Memory(memory) }
+    }
+}
+
+impl From<Redis> for Store {
+    fn from(redis: Redis) -> Self {
+        Arc::new(redis).into()
+    }
+}
+
+impl From<Arc<Redis>> for Store {
+    fn from(redis: Arc<Redis>) -> Self {
+        Self { backend: Backend::Redis(redis) }
+    }
 }
 
 impl Store {
-    /// Drops what has expired from a share of the counters in this process: the `turn`th of `turns`.
-    pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
-        match self {
-            Self::Memory(memory) => memory.sweep(now, turn, turns),
-            Self::Redis(redis) => redis.sweep(now, turn, turns),
+    /// Opens the store that the settings select. A Redis store connects in the background; call within a tokio runtime.
+    pub fn open(settings: &settings::Store, capacity_bytes: u64) -> Self {
+        match settings {
+            settings::Store::Memory => Memory::new(capacity_bytes).into(),
+            settings::Store::Redis(settings) => {
+                let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
+                let redis = Redis::start(settings, Fallback::new(capacity_bytes, replicas));
+                redis.claim_slot();
+                redis.into()
+            }
         }
     }
 
-    /// Gives back what this process has leased, and tells the others that it ends; takes a second and a half at most.
-    pub async fn leave(&self) {
-        let Self::Redis(redis) = self else { return };
-        if timeout(GIVE_BACK, redis.give_back()).await.is_err() {
-            tracing::warn!("hits that were leased from redis were not all given back in time: they stay charged");
-        }
-        redis.give_up_slot().await;
-    }
-}
-
-/// What a charge found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreOutcome {
-    /// Of each of its limits, in their order.
-    pub levels: SmallVec<[ChargeResult; 1]>,
-    /// Who decided it.
-    pub decided_by: DecidedBy,
-}
-
-/// Who decided a charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecidedBy {
-    /// The store.
-    Store,
-    /// This process, by what Redis had just refused.
-    KnownOver,
-    /// This process, from its share of an eventual limit: the hits are never charged.
-    Share,
-    /// This process, from hits that were charged before.
-    Lease,
-}
-
-impl StoreOutcome {
-    /// Decided by the store.
-    pub const fn by_store(levels: SmallVec<[ChargeResult; 1]>) -> Self {
-        Self { levels, decided_by: DecidedBy::Store }
-    }
-}
-
-/// Why a charge was not decided by the store. What is answered then is the affair of the rule's policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChargeError {
-    /// By memory.
-    #[error(transparent)]
-    Full(#[from] Full),
-    /// By Redis.
-    #[error(transparent)]
-    Redis(#[from] RedisError),
-}
-
-impl ChargeError {
-    /// How many kinds there are.
-    pub const KINDS: usize = 1 + RedisError::ALL.len();
-
-    /// All kinds, in the order of [`ChargeError::place`].
-    pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::Full(Full)).chain(RedisError::ALL.into_iter().map(Self::Redis))
+    /// True if every operation completes on its first poll.
+    pub const fn is_immediate(&self) -> bool {
+        matches!(self.backend, Backend::Memory(_))
     }
 
-    /// The place of its kind among all, below [`ChargeError::KINDS`].
-    pub fn place(self) -> usize {
-        match self {
-            Self::Full(Full) => 0,
-            Self::Redis(error) => 1 + RedisError::ALL.iter().position(|kind| *kind == error).unwrap_or(0),
+    /// Upper bound on the duration of a charge; zero for an immediate store.
+    pub fn timeout(&self) -> Duration {
+        match &self.backend {
+            Backend::Memory(_) => Duration::ZERO,
+            Backend::Redis(redis) => redis.timeout(),
         }
     }
 
-    /// The name of its kind.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Full(Full) => "memory_full",
-            Self::Redis(error) => error.name(),
+    /// Makes all charges of a request, each with the index of its descriptor, and passes their outcomes to `each`.
+    pub async fn charge_all<'a>(
+        &self,
+        charges: impl Iterator<Item = (usize, Charge<'a>)>,
+        context: StoreContext<'_>,
+        mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
+    ) {
+        match &self.backend {
+            Backend::Memory(memory) => {
+                for (index, charge) in charges {
+                    let outcome = memory.charge(&charge, context.now).map(StoreOutcome::by_store);
+                    each(index, &charge, outcome.map_err(ChargeError::from));
+                }
+            }
+            Backend::Redis(redis) => in_redis(redis, charges, ChargeMode::Commit, context, each).await,
         }
     }
 
-    /// What an operator might set to mend it.
-    pub const fn advice(self) -> &'static str {
-        match self {
-            Self::Full(Full) => "TOLLKEEPER_MEMORY_BYTES makes more room",
-            Self::Redis(error) => error.advice(),
+    /// Peeks at the counters of all charges, whatever their hits are, and passes the outcomes to `each`.
+    pub async fn peek_all<'a>(
+        &self,
+        charges: impl Iterator<Item = (usize, Charge<'a>)>,
+        context: StoreContext<'_>,
+        mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
+    ) {
+        let charges = charges.map(|(index, mut charge)| {
+            charge.request.hits = Hits::Peek;
+            (index, charge)
+        });
+        match &self.backend {
+            Backend::Memory(memory) => {
+                for (index, charge) in charges {
+                    let outcome = memory.charge(&charge, context.now).map(StoreOutcome::by_store);
+                    each(index, &charge, outcome.map_err(ChargeError::from));
+                }
+            }
+            Backend::Redis(redis) => in_redis(redis, charges, ChargeMode::DryRun, context, each).await,
         }
+    }
+
+    /// Passes to `each` whether all limits of a charge would admit it, those in shadow mode included; charges nothing.
+    pub async fn dry_run_all<'a>(
+        &self,
+        charges: impl Iterator<Item = (usize, Charge<'a>)>,
+        context: StoreContext<'_>,
+        mut each: impl FnMut(usize, &Charge<'a>, Result<bool, ChargeError>),
+    ) {
+        match &self.backend {
+            Backend::Memory(memory) => {
+                for (index, charge) in charges {
+                    each(index, &charge, Ok(memory.admits(&charge, context.now)));
+                }
+            }
+            Backend::Redis(redis) => {
+                let admits = |outcome: StoreOutcome| outcome.results.iter().all(|result| result.admitted);
+                let each = |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
+                    each(index, charge, outcome.map(admits));
+                };
+                in_redis(redis, charges, ChargeMode::DryRun, context, each).await;
+            }
+        }
+    }
+
+    /// Charges the fallback counters of this process, for a charge that the store failed to decide.
+    pub fn charge_fallback(&self, charge: &Charge<'_>, now: Time) -> ChargeResults {
+        match &self.backend {
+            Backend::Memory(memory) => memory.charge_overflow(charge, now),
+            Backend::Redis(redis) => redis.local().charge(charge, now),
+        }
+    }
+
+    /// Tells whether [`Store::charge_fallback`] would admit a charge; charges nothing.
+    pub fn fallback_admits(&self, charge: &Charge<'_>, now: Time) -> bool {
+        match &self.backend {
+            Backend::Memory(memory) => memory.admits(charge, now),
+            Backend::Redis(redis) => redis.local().admits(charge, now),
+        }
+    }
+
+    /// True if [`Store::scan`] can list keys. The memory store keeps hashes of keys only.
+    pub const fn can_scan(&self) -> bool {
+        matches!(self.backend, Backend::Redis(_))
+    }
+
+    /// Lists up to `max` paths of a domain that have counters and pass `filter`; `None` if the store cannot scan.
+    ///
+    /// # Errors
+    /// Redis failed, or its user may not run SCAN.
+    pub async fn scan(
+        &self,
+        domain: &str,
+        max: usize,
+        deadline: Instant,
+        filter: impl FnMut(&ParsedKey) -> bool,
+    ) -> Result<Option<KeyScan>, AdminError> {
+        match &self.backend {
+            Backend::Memory(_) => Ok(None),
+            Backend::Redis(redis) => redis.scan(domain, max, deadline, filter).await.map(Some).map_err(AdminError),
+        }
+    }
+
+    /// Deletes the counters of a charge; returns how many existed.
+    ///
+    /// # Errors
+    /// Redis failed, or its user may not run UNLINK.
+    pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
+        match &self.backend {
+            Backend::Memory(memory) => Ok(memory.reset(charge) as u64),
+            Backend::Redis(redis) => redis.forget(charge, (now, deadline)).await.map_err(AdminError),
+        }
+    }
+
+    /// Statistics since the start.
+    pub fn stats(&self) -> StoreStats {
+        match &self.backend {
+            Backend::Memory(memory) => StoreStats { store: "memory", memory: memory.usage(), redis: None },
+            Backend::Redis(redis) => {
+                StoreStats { store: "redis", memory: redis.local().usage(), redis: Some(redis.stats()) }
+            }
+        }
+    }
+
+    /// Reports to `health` until it is dropped. A memory store is always healthy: it returns at once.
+    pub async fn report_health(&self, health: &StoreHealth) {
+        match &self.backend {
+            Backend::Memory(_) => {}
+            Backend::Redis(redis) => redis.report(health).await,
+        }
+    }
+
+    /// Drops expired entries from one of `parts` equal parts of the counters in this process: the one at `part`.
+    pub fn sweep(&self, now: Time, part: usize, parts: usize) {
+        match &self.backend {
+            Backend::Memory(memory) => memory.sweep(now, part, parts),
+            Backend::Redis(redis) => redis.sweep(now, part, parts),
+        }
+    }
+
+    /// Returns leased hits and gives up this process's slot. Takes up to 1.5 s.
+    pub async fn shutdown(&self) {
+        match &self.backend {
+            Backend::Memory(_) => {}
+            Backend::Redis(redis) => {
+                if timeout(RETURN_LEASES_TIMEOUT, redis.give_back()).await.is_err() {
+                    tracing::warn!(
+                        "shutdown: not all leased hits could be returned to redis in time: they stay charged"
+                    );
+                }
+                redis.give_up_slot().await;
+            }
+        }
+    }
+}
+
+/// Makes all charges of a request in Redis: those of one request are sent together.
+async fn in_redis<'a>(
+    redis: &Redis,
+    charges: impl Iterator<Item = (usize, Charge<'a>)>,
+    mode: ChargeMode,
+    context: StoreContext<'_>,
+    mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
+) {
+    let mut indices: SmallVec<[usize; 2]> = SmallVec::new();
+    let mut requested: SmallVec<[Charge<'a>; 2]> = SmallVec::new();
+    for (index, charge) in charges {
+        indices.push(index);
+        requested.push(charge);
+    }
+    let StoreContext { now, deadline, span_ref } = context;
+    let outcomes: SmallVec<[Result<StoreOutcome, RedisError>; 2]> = match deadline {
+        Some(until) if !requested.is_empty() => {
+            redis.charge_all(&requested, mode, ChargeContext { now, until, span_ref }).await
+        }
+        _ => requested.iter().map(|_| Err(RedisError::NoTime)).collect(),
+    };
+    for ((index, charge), outcome) in indices.into_iter().zip(&requested).zip(outcomes) {
+        each(index, charge, outcome.map_err(ChargeError::from));
     }
 }

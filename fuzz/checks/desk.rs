@@ -11,7 +11,6 @@ use tollkeeper::grpc::{decode, encode};
 use tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
-use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
 
 /// 2026-01-01.
@@ -34,14 +33,13 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
 
 /// The answer to a request that is asked three times; `None` if it has no answer but an error.
 pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
-    let decider = Decider::new(Store::Memory(Memory::new(0)), SETTINGS.behaviour.clone(), Arc::default());
-    let Store::Memory(memory) = &decider.store else { unreachable!("it was put there") };
+    let decider = Decider::new(Memory::new(0).into(), SETTINGS.behaviour.clone(), Arc::default());
     let request = decode::request(message);
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {
         let now = NOW.plus_us(passed_us);
-        let edge = DecisionContext { rules: Some(&SET), now, max_delay_us: 1_000_000, until: None, span_ref: None };
-        let decided = decider.decide(memory, edge, &request);
+        let edge = DecisionContext { rules: Some(&SET), now, max_delay_us: 1_000_000, deadline: None, span_ref: None };
+        let decided = decider.decide_now(edge, &request).expect("memory is immediate");
         let refused = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), refused, "{message:?}");
         answer = decided.ok().map(|decision| encode::response(&decision));

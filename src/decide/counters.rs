@@ -11,18 +11,17 @@ use smallvec::SmallVec;
 
 use super::explain::ExplainedCounter;
 use super::selection::{Selection, select};
-use super::{Decider, DecisionContext, charge};
-use crate::algorithm::ChargeResult;
+use super::{Decider, DecisionContext};
 use crate::counter::Charge;
-use crate::redis::error::RedisError;
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
-use crate::store::Store;
-use crate::store::redis::ChargeMode;
+use crate::store::StoreContext;
+use crate::store::error::{AdminError, ChargeError};
+use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::redis::key::ParsedKey;
 
 /// How long Redis may take to list or to forget.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Counters that are looked at together.
 const AT_ONCE: usize = 100;
 
@@ -46,11 +45,6 @@ pub struct Listed {
     pub limits: Vec<ExplainedCounter>,
 }
 
-/// Why counters could not be listed or forgotten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("redis: {0}; the user needs +scan and +unlink for this")]
-pub struct AdminError(RedisError);
-
 const BY_SCAN: &str = "found by their keys in redis";
 const BY_MEMORY: &str = "of the keys whose counters began last in this process";
 
@@ -59,28 +53,25 @@ impl Decider {
     ///
     /// # Errors
     /// Redis could not be asked.
-    pub async fn list(
+    pub async fn list_counters(
         &self,
         context: DecisionContext<'_>,
         (rules, domain, rule): (&RuleSet, &DomainRules, &CompiledRule),
         most: usize,
     ) -> Result<Listing, AdminError> {
-        let (candidates, complete, note) = match &self.store {
-            Store::Memory(_) => (self.recent_keys(rules, domain, rule), false, BY_MEMORY),
-            Store::Redis(redis) => {
-                let until = Instant::now() + PATIENCE;
-                let wanted = |path: &ParsedKey| {
-                    rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
-                };
-                let scan = redis.scan(&domain.name, most, until, wanted).await.map_err(AdminError)?;
-                (scan.paths, scan.complete && scan.untold == 0, BY_SCAN)
-            }
+        let is_of_rule = |path: &ParsedKey| {
+            rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
+        };
+        let scanned = self.store.scan(&domain.name, most, Instant::now() + TIMEOUT, is_of_rule).await?;
+        let (candidates, complete, note) = match scanned {
+            Some(scan) => (scan.paths, scan.complete && scan.untold == 0, BY_SCAN),
+            None => (self.recent_keys(rules, domain, rule), false, BY_MEMORY),
         };
         let mut counters = Vec::new();
         let mut rest = &*candidates;
         while !rest.is_empty() && counters.len() < most {
             let (some, others) = rest.split_at(rest.len().min(AT_ONCE));
-            counters.extend(self.look_at(context, (&domain.name, rule), some).await);
+            counters.extend(self.peek_at(context, (&domain.name, rule), some).await);
             rest = others;
         }
         let complete = complete && counters.len() <= most;
@@ -88,24 +79,25 @@ impl Decider {
         Ok(Listing { counters, complete, note })
     }
 
-    /// Lets go of all counters that `request` would charge from; how many there were, by descriptor.
+    /// Deletes all counters that `request` would charge; returns how many existed, by descriptor.
     ///
     /// # Errors
-    /// Redis could not be asked; the counters of some descriptors may be gone.
-    pub async fn forget(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Result<Vec<u64>, AdminError> {
+    /// Redis failed; the counters of some descriptors may be deleted.
+    pub async fn reset_counters(
+        &self,
+        context: DecisionContext<'_>,
+        request: &Request<'_>,
+    ) -> Result<Vec<u64>, AdminError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
         let selections = select(&self.behaviour, rules, request);
-        let mut gone = Vec::with_capacity(selections.len());
-        for (place, selection) in selections.iter().enumerate() {
-            gone.push(match (selection.charge((request, place), 0), &self.store) {
-                (None, _) => 0,
-                (Some(charge), Store::Memory(memory)) => memory.forget(&charge) as u64,
-                (Some(charge), Store::Redis(redis)) => {
-                    redis.forget(&charge, (context.now, Instant::now() + PATIENCE)).await.map_err(AdminError)?
-                }
+        let mut deleted = Vec::with_capacity(selections.len());
+        for (index, selection) in selections.iter().enumerate() {
+            deleted.push(match selection.charge(request, index, 0) {
+                Some(charge) => self.store.reset(&charge, context.now, Instant::now() + TIMEOUT).await?,
+                None => 0,
             });
         }
-        Ok(gone)
+        Ok(deleted)
     }
 
     /// Those of the keys begun last that meet a rule, as Redis would tell them.
@@ -127,7 +119,7 @@ impl Decider {
     }
 
     /// Those of the candidates that count something.
-    async fn look_at(
+    async fn peek_at(
         &self,
         context: DecisionContext<'_>,
         (domain, rule): (&str, &CompiledRule),
@@ -140,27 +132,25 @@ impl Decider {
             limit_override: None,
         });
         let request = Request { domain, descriptors: descriptors.collect(), hits_addend: 0 };
-        let selections = candidates.iter().enumerate();
-        let selections: Vec<Selection<'_>> =
-            selections.map(|(place, path)| Selection::of_rule(rule, shared(path), (&request, place))).collect();
-        let charges: Vec<Charge<'_>> = selections
+        let selections: Vec<Selection<'_>> = candidates
             .iter()
             .enumerate()
-            .filter_map(|(place, selection)| selection.charge((&request, place), context.max_delay_us))
+            .map(|(index, path)| Selection::of_rule(rule, shared(path), &request, index))
             .collect();
-        let levels: Vec<Option<SmallVec<[ChargeResult; 1]>>> = match &self.store {
-            Store::Memory(memory) => charges.iter().map(|charge| memory.charge(charge, context.now).ok()).collect(),
-            Store::Redis(redis) => {
-                let context = DecisionContext { until: Some(Instant::now() + PATIENCE), ..context };
-                let found = charge::ask(redis, &charges, ChargeMode::DryRun, context).await;
-                found.into_iter().map(|found| Some(found.ok()?.levels)).collect()
-            }
+        let charges = selections.iter().enumerate();
+        let charges = charges
+            .filter_map(|(index, selection)| Some((index, selection.charge(&request, index, context.max_delay_us)?)));
+        let mut found = vec![None; candidates.len()];
+        let record = |index: usize, _: &Charge<'_>, outcome: Result<StoreOutcome, ChargeError>| {
+            found[index] = outcome.ok().map(|outcome| outcome.results);
         };
-        let counting = candidates.iter().zip(levels).filter_map(|(candidate, levels)| {
-            let levels = levels.filter(|levels| levels.iter().any(|level| level.after > 0))?;
+        let context = StoreContext { deadline: Some(Instant::now() + TIMEOUT), ..context.of_store() };
+        self.store.peek_all(charges, context, record).await;
+        let counting = candidates.iter().zip(found).filter_map(|(candidate, results): (_, Option<ChargeResults>)| {
+            let results = results.filter(|results| results.iter().any(|result| result.after > 0))?;
             let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
             let entries = candidate.entries.iter().map(|[key, value]| [text(key), text(value)]).collect();
-            Some(Listed { entries, limits: levels.iter().map(ExplainedCounter::of).collect() })
+            Some(Listed { entries, limits: results.iter().map(ExplainedCounter::of).collect() })
         });
         counting.collect()
     }

@@ -5,21 +5,19 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
-
 use super::selection::{Selected, Selection, select};
-use super::{Decider, DecisionContext, charge};
+use super::{Decider, DecisionContext};
 use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
 use crate::limit::{Consistency, Limit, Overshoot};
-use crate::request::{Descriptor, Entry, Hits, Request};
+use crate::request::{Descriptor, Entry, Request};
 use crate::rule::matching::Met;
 use crate::rule::set::{DomainRules, RuleSet};
 use crate::rule::trace::{End, Miss, Place, Step};
 use crate::settings::Behaviour;
-use crate::store::Store;
-use crate::store::redis::{ChargeMode, ChargeResults};
+use crate::store::error::ChargeError;
+use crate::store::outcome::StoreOutcome;
+use serde::{Deserialize, Serialize};
 
 /// What a request would meet.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -123,28 +121,19 @@ impl Explanation {
 }
 
 impl Decider {
-    /// Looks at the counters that `request` would charge from, charging nothing: the levels of each descriptor's limits,
-    /// none where there are no limits or the store failed.
-    pub async fn look(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<Vec<ChargeResult>> {
+    /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, none where there are
+    /// no limits or the store failed.
+    pub async fn peek(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<Vec<ChargeResult>> {
         let mut counters = vec![Vec::new(); request.descriptors.len()];
         let Some(rules) = context.rules else { return counters };
         let selections = select(&self.behaviour, rules, request);
-        let looks = selections.iter().enumerate().filter_map(|(place, selection)| {
-            let mut charge = selection.charge((request, place), context.max_delay_us)?;
-            charge.request.hits = Hits::Peek;
-            Some((place, charge))
-        });
-        let (places, looks): (Vec<usize>, Vec<Charge<'_>>) = looks.unzip();
-        let found: SmallVec<[Option<ChargeResults>; 2]> = match &self.store {
-            Store::Memory(memory) => looks.iter().map(|look| memory.charge(look, context.now).ok()).collect(),
-            Store::Redis(redis) => {
-                let results = charge::ask(redis, &looks, ChargeMode::DryRun, context).await;
-                results.into_iter().map(|result| Some(result.ok()?.levels)).collect()
-            }
+        let charges = selections.iter().enumerate();
+        let charges = charges
+            .filter_map(|(index, selection)| Some((index, selection.charge(request, index, context.max_delay_us)?)));
+        let record = |index: usize, _: &Charge<'_>, outcome: Result<StoreOutcome, ChargeError>| {
+            counters[index] = outcome.map(|outcome| outcome.results.into_vec()).unwrap_or_default();
         };
-        for (place, levels) in places.into_iter().zip(found) {
-            counters[place] = levels.map(SmallVec::into_vec).unwrap_or_default();
-        }
+        self.store.peek_all(charges, context.of_store(), record).await;
         counters
     }
 }

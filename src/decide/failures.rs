@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::clock::Time;
 use crate::limit::StorePolicy;
-use crate::store::ChargeError;
+use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Failed charges, by kind, and by the policy that decided.
@@ -34,8 +34,8 @@ impl Default for Failures {
 
 impl Failures {
     /// Notes that a charge failed and what decides in its place.
-    pub(super) fn note(&self, error: ChargeError, policy: StorePolicy, now: Time) {
-        let kind = &self.kinds[error.place()];
+    pub(super) fn record(&self, error: ChargeError, policy: StorePolicy, now: Time) {
+        let kind = &self.kinds[error.index()];
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = kind.said.allow(now) {
@@ -46,7 +46,7 @@ impl Failures {
 
     /// How many of this kind there were.
     pub(super) fn count(&self, error: ChargeError) -> u64 {
-        self.kinds[error.place()].count.load(Ordering::Relaxed)
+        self.kinds[error.index()].count.load(Ordering::Relaxed)
     }
 
     /// How many were decided by this policy.

@@ -9,7 +9,7 @@ use std::sync::Once;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{ChargeRequest, ChargeResult};
+use crate::algorithm::ChargeRequest;
 use crate::counter::{Charge, Counter, Path};
 use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
 use crate::limit::period::{Period, Unit};
@@ -18,6 +18,7 @@ use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rule::{Allowance, Defaults, Refusal};
 use crate::settings::Behaviour;
+use crate::store::outcome::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
 
 /// What decides one descriptor.
@@ -64,9 +65,9 @@ pub(super) fn select<'r>(
         return request.descriptors.iter().map(|_| Selection::default()).collect();
     };
     let mut selections: SmallVec<[Selection<'r>; 2]> =
-        request.descriptors.iter().map(|descriptor| Selection::of(behaviour, (rules, domain), descriptor)).collect();
+        request.descriptors.iter().map(|descriptor| Selection::of(behaviour, rules, domain, descriptor)).collect();
     drop_replaced(&mut selections);
-    selections.iter_mut().enumerate().for_each(|(place, selection)| selection.find_key((request, place)));
+    selections.iter_mut().enumerate().for_each(|(index, selection)| selection.find_key(request, index));
     selections
 }
 
@@ -85,7 +86,7 @@ fn drop_replaced(selections: &mut [Selection<'_>]) {
 }
 
 impl<'r> Selection<'r> {
-    fn of(behaviour: &Behaviour, (rules, domain): (&'r RuleSet, &'r DomainRules), descriptor: &Descriptor<'_>) -> Self {
+    fn of(behaviour: &Behaviour, rules: &'r RuleSet, domain: &'r DomainRules, descriptor: &Descriptor<'_>) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
             match override_limit(behaviour, &domain.defaults, limit_override) {
                 Some(limit) => return Self::of_override(limit, domain),
@@ -117,13 +118,14 @@ impl<'r> Selection<'r> {
     /// What is charged for this selection, the one at `place`; `None` if it has no limit.
     pub(super) fn charge<'a>(
         &'a self,
-        (request, place): (&'a Request<'_>, usize),
+        request: &'a Request<'_>,
+        index: usize,
         max_delay_us: u64,
     ) -> Option<Charge<'a>> {
         if self.limits.is_empty() {
             return None;
         }
-        let hits = request.descriptors[place].hits;
+        let hits = request.descriptors[index].hits;
         let counter = |selected: &'a Selected<'_>| Counter {
             limit: &selected.limit,
             enforced: !selected.shadow,
@@ -131,7 +133,7 @@ impl<'r> Selection<'r> {
             epoch: selected.epoch,
         };
         Some(Charge {
-            path: self.path((request, place)),
+            path: self.path(request, index),
             key: self.key,
             counters: self.limits.iter().map(counter).collect(),
             request: ChargeRequest::new(hits, max_delay_us),
@@ -139,8 +141,8 @@ impl<'r> Selection<'r> {
     }
 
     /// What the counters of this selection, the one at `place`, are found by.
-    pub(super) fn path<'a>(&'a self, (request, place): (&'a Request<'_>, usize)) -> Path<'a> {
-        Path { domain: request.domain, entries: &request.descriptors[place].entries, shared: &self.shared }
+    pub(super) fn path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> Path<'a> {
+        Path { domain: request.domain, entries: &request.descriptors[index].entries, shared: &self.shared }
     }
 
     /// All limits of a rule, for the descriptor at a place; `shared` are the places of values that share a counter,
@@ -148,28 +150,29 @@ impl<'r> Selection<'r> {
     pub(super) fn of_rule(
         rule: &'r CompiledRule,
         shared: SmallVec<[(usize, &'r [u8]); 1]>,
-        question: (&Request<'_>, usize),
+        request: &Request<'_>,
+        index: usize,
     ) -> Self {
         let mut selection = Self { rule: Some(rule), limits: limits_of(rule), shared, ..Self::default() };
-        selection.find_key(question);
+        selection.find_key(request, index);
         selection
     }
 
     /// Hashes the path once, for all who need its key.
-    fn find_key(&mut self, question: (&Request<'_>, usize)) {
+    fn find_key(&mut self, request: &Request<'_>, index: usize) {
         if !self.limits.is_empty() {
-            self.key = self.path(question).key();
+            self.key = self.path(request, index).key();
         }
     }
 
     /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost,
     /// unless refused hits count.
-    pub(super) fn notice_reports(&self, hits: Hits, levels: &[ChargeResult]) {
+    pub(super) fn warn_lost_reports(&self, hits: Hits, outcome: &StoreOutcome) {
         let Some(compiled) = self.rule else { return };
         match hits {
             Hits::Peek => compiled.looks.note(),
             Hits::Charge(_) => {
-                let lost = self.limits.iter().zip(levels);
+                let lost = self.limits.iter().zip(&outcome.results);
                 let mut lost = lost.filter(|(selected, level)| !level.admitted && !selected.limit.count_rejected());
                 if lost.next().is_some() && compiled.looks.first_asked() {
                     tracing::warn!(

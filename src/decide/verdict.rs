@@ -42,8 +42,8 @@ impl<'r> Verdict<'r> {
             failed: false,
         };
         match outcome {
-            Outcome::Free => free(if selection.unlimited { u32::MAX } else { 0 }),
-            Outcome::Charged(found) => charged(selection, &found.levels),
+            Outcome::Unlimited => free(if selection.unlimited { u32::MAX } else { 0 }),
+            Outcome::Charged(found) => charged(selection, &found.results),
             Outcome::Fallback(levels) => Verdict { by_policy: true, ..charged(selection, levels) },
             Outcome::Failed(policy) => failed(selection, *policy, free(0)),
         }

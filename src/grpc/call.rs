@@ -19,7 +19,6 @@ use super::decode;
 use super::service::Service;
 use crate::pb::codec::{self, FRAME_HEAD_BYTES, frame};
 use crate::pb::{METHOD_PATH, RateLimitRequest};
-use crate::store::Store;
 
 /// Answers `ShouldRateLimit`.
 #[derive(Clone, Debug)]
@@ -38,7 +37,7 @@ impl Calls {
 
     /// Whether hardly any answer has to wait: counters in this process are asked at once.
     pub fn are_prompt(&self) -> bool {
-        matches!(self.service.decider.store, Store::Memory(_))
+        self.service.decider.store.is_immediate()
     }
 
     /// Whether a request can be answered here.

@@ -17,12 +17,10 @@ use super::{decode, encode, spans};
 use crate::clock::{Clock, micros};
 use crate::config::live::{LiveRules, Loaded};
 use crate::decide::{DecideError, Decider, DecisionContext};
+use crate::decision::Decision;
 use crate::pb::rate_limit_service_server::RateLimitService;
 use crate::pb::{METHOD, RateLimitRequest, RateLimitResponse};
 use crate::request::Request;
-use crate::store::Store;
-use crate::store::memory::Memory;
-use crate::store::redis::Redis;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
 /// Answers requests, whichever way they came in.
@@ -64,6 +62,21 @@ pub enum AnswerError {
     /// There is no decision.
     #[error(transparent)]
     Undecided(#[from] DecideError),
+}
+
+/// Response to a request, and its delay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DelayedResponse {
+    /// The response.
+    pub response: RateLimitResponse,
+    /// Time from the decision until the response is due; zero unless a leaky bucket delays it.
+    pub delay: Duration,
+}
+
+impl DelayedResponse {
+    fn of(decision: &Decision<'_>) -> Self {
+        Self { response: encode::response(decision), delay: Duration::from_micros(decision.delay_us) }
+    }
 }
 
 impl AnswerError {
@@ -126,11 +139,7 @@ impl Service {
         let metrics = &self.decider.metrics;
         let begun = metrics.begin();
         let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
-        let decided = match &self.decider.store {
-            Store::Memory(memory) => self.decide(memory, request, deadline),
-            // Boxed, so that answers from memory do not carry the room that waiting takes.
-            Store::Redis(redis) => Box::pin(self.decide_shared(redis, request, deadline, span.as_ref())).await,
-        };
+        let decided = self.decide(request, deadline, span.as_ref()).await;
         let took = begun.map(|begun| begun.elapsed());
         if let Some(took) = took {
             metrics.decisions.observe(took);
@@ -143,10 +152,10 @@ impl Service {
             spans::conclude(span, request, &decided, shows_descriptors);
         }
         match decided {
-            Ok((response, Duration::ZERO)) => (Ok(response), took),
-            Ok((response, hold)) => {
+            Ok(DelayedResponse { response, delay: Duration::ZERO }) => (Ok(response), took),
+            Ok(DelayedResponse { response, delay }) => {
                 let _held = Held::new(&self.held);
-                tokio::time::sleep(hold).await;
+                tokio::time::sleep(delay).await;
                 (Ok(response), begun.map(|begun| begun.elapsed()))
             }
             Err(error) => (Err(error), took),
@@ -158,49 +167,56 @@ impl Service {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Decides a request by counters in this process, at once; the answer, and how long it is to be held.
-    pub fn decide(
+    /// Decides a request; returns the response and the delay before it is due. `span` is that of the decision.
+    ///
+    /// # Errors
+    /// The request is invalid, or there is no decision.
+    pub async fn decide(
         &self,
-        memory: &Memory,
-        request: &Request<'_>,
-        deadline: Duration,
-    ) -> Result<(RateLimitResponse, Duration), AnswerError> {
-        check_size(request)?;
-        let rules = self.rules.load();
-        let context = self.context(rules.as_deref(), deadline);
-        let decision = self.decider.decide(memory, context, request)?;
-        Ok((encode::response(&decision), Duration::from_micros(decision.delay_us)))
-    }
-
-    /// Decides a request by counters in Redis, for the span of that decision; the answer, and how long it is to be held
-    /// from then on.
-    pub async fn decide_shared(
-        &self,
-        redis: &Redis,
         request: &Request<'_>,
         deadline: Duration,
         span: Option<&Span>,
-    ) -> Result<(RateLimitResponse, Duration), AnswerError> {
+    ) -> Result<DelayedResponse, AnswerError> {
         check_size(request)?;
+        if let Some(decided) = self.decide_now(request, deadline) {
+            return decided;
+        }
+        // Boxed, so that futures of immediate decisions stay small.
+        Box::pin(self.decide_later(request, deadline, span)).await
+    }
+
+    /// Decides with an immediate store; `None` if the store is not immediate.
+    fn decide_now(&self, request: &Request<'_>, deadline: Duration) -> Option<Result<DelayedResponse, AnswerError>> {
+        if !self.decider.store.is_immediate() {
+            return None;
+        }
+        // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
+        let rules = self.rules.load();
+        let decision = self.decider.decide_now(self.context(rules.as_deref(), deadline), request)?;
+        Some(decision.map(|decision| DelayedResponse::of(&decision)).map_err(AnswerError::from))
+    }
+
+    async fn decide_later(
+        &self,
+        request: &Request<'_>,
+        deadline: Duration,
+        span: Option<&Span>,
+    ) -> Result<DelayedResponse, AnswerError> {
         let rules = self.rules.load_full();
         let context =
             DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
-        let decision = self.decider.decide_shared(redis, context, request).await?;
-        Ok((encode::response(&decision), Duration::from_micros(decision.delay_us)))
+        Ok(DelayedResponse::of(&self.decider.decide(context, request).await?))
     }
 
     /// What is taken once for a decision that is needed within `deadline` from now.
     pub fn context<'r>(&self, rules: Option<&'r Loaded>, deadline: Duration) -> DecisionContext<'r> {
-        let store_time = match &self.decider.store {
-            Store::Memory(_) => Duration::ZERO,
-            Store::Redis(redis) => redis.timeout().min(deadline.saturating_sub(ANSWER_MARGIN)),
-        };
+        let store_time = self.decider.store.timeout().min(deadline.saturating_sub(ANSWER_MARGIN));
         let hold = deadline.saturating_sub(store_time + RETURN_MARGIN).min(LONGEST_HOLD);
         DecisionContext {
             rules: rules.map(|loaded| &loaded.rules),
             now: self.clock.now(),
             max_delay_us: micros(hold),
-            until: (!store_time.is_zero()).then(|| Instant::now() + store_time),
+            deadline: (!store_time.is_zero()).then(|| Instant::now() + store_time),
             span_ref: None,
         }
     }

@@ -3,12 +3,10 @@
 //! Names are those of OpenTelemetry's conventions where there are any: `rpc.*` as of their release candidate. What a
 //! caller asked for is told only where that is wanted: keys and values may tell who somebody is.
 
-use std::time::Duration;
-
-use super::service::AnswerError;
+use super::service::{AnswerError, DelayedResponse};
 use crate::decide::explain::descriptor_text;
+use crate::pb::METHOD;
 use crate::pb::rate_limit_response::Code;
-use crate::pb::{METHOD, RateLimitResponse};
 use crate::request::Request;
 use crate::telemetry::traces::Span;
 
@@ -50,7 +48,7 @@ const fn code_name(code: tonic::Code) -> &'static str {
 pub(super) fn conclude(
     mut span: Span,
     request: &Request<'_>,
-    decided: &Result<(RateLimitResponse, Duration), AnswerError>,
+    decided: &Result<DelayedResponse, AnswerError>,
     shows_descriptors: bool,
 ) {
     span.note_text("tollkeeper.domain", request.domain);
@@ -60,15 +58,15 @@ pub(super) fn conclude(
         span.note_text("tollkeeper.request", &told.collect::<Vec<_>>().join("; "));
     }
     match decided {
-        Ok((response, hold)) => {
+        Ok(DelayedResponse { response, delay }) => {
             let code = match response.overall_code() {
                 Code::OverLimit => "OVER_LIMIT",
                 Code::Ok => "OK",
                 Code::Unknown => "UNKNOWN",
             };
             span.note("tollkeeper.code", code);
-            if !hold.is_zero() {
-                span.note("tollkeeper.hold_ms", i64::try_from(hold.as_millis()).unwrap_or(i64::MAX));
+            if !delay.is_zero() {
+                span.note("tollkeeper.hold_ms", i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
             }
         }
         Err(error) => span.fail(code_name(error.code()), error.to_string()),

@@ -128,7 +128,7 @@ pub(super) async fn counters(
     };
     let most = which.most.unwrap_or(100).clamp(1, MAX_LISTED_COUNTERS);
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
-    match service.decider.list(context, (&loaded.rules, domain, rule), most).await {
+    match service.decider.list_counters(context, (&loaded.rules, domain, rule), most).await {
         Ok(listing) => pretty(&listing),
         Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
     }
@@ -159,7 +159,7 @@ pub(super) async fn reset(admin: Admin, State(state): State<AppState>, body: Byt
     };
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     let request = decode::request(&request);
-    let outcome = service.decider.forget(context, &request).await;
+    let outcome = service.decider.reset_counters(context, &request).await;
     let counters = outcome.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
     let descriptors = request.descriptors.iter().map(descriptor_text).collect::<Vec<_>>().join("; ");
     let domain = request.domain;

@@ -172,7 +172,7 @@ async fn rlconfig_status(State(state): State<AppState>) -> Response {
 }
 
 async fn store(State(state): State<AppState>) -> Response {
-    pretty(&state.collector.service.decider.tally())
+    pretty(&state.collector.service.decider.store_report())
 }
 
 pub(super) fn pretty(what: &impl Serialize) -> Response {
@@ -200,7 +200,7 @@ async fn explain(State(state): State<AppState>, body: Bytes) -> Response {
         return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
     };
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
-    let counters = service.decider.look(context, &decode::request(&request)).await;
+    let counters = service.decider.peek(context, &decode::request(&request)).await;
     let explain = move || {
         let behaviour = &state.collector.service.decider.behaviour;
         explanation_page(&Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters))

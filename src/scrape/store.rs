@@ -1,23 +1,20 @@
 //! How the counters are, and those who keep them.
 
-use std::num::NonZeroU32;
-
 use super::{MetricsCollector, counter, gauge, level_of};
 use crate::limit::StorePolicy;
 use crate::redis::stats::DeploymentStats;
-use crate::store::Store;
-use crate::store::memory::Usage;
-use crate::store::redis::Redis;
+use crate::store::memory::usage::MemoryUsage;
+use crate::store::stats::RedisStats;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 impl MetricsCollector {
     /// The store.
     pub(super) fn store(&self, each: &mut dyn FnMut(Family)) {
         let decider = &self.service.decider;
-        let name = if matches!(decider.store, Store::Memory(_)) { "memory" } else { "redis" };
+        let stats = decider.store.stats();
         each(
             Family::new("tollkeeper_store_info", MetricKind::Gauge, "Where counters live; always 1.")
-                .with(Series::of(MetricValue::Gauge(1.0)).label("store", name)),
+                .with(Series::of(MetricValue::Gauge(1.0)).label("store", stats.store)),
         );
         let mut errors = Family::new(
             "tollkeeper_store_errors_total",
@@ -43,41 +40,38 @@ impl MetricsCollector {
         each(gauge("tollkeeper_store_lost", "Whether no server of a deployment takes charges.", u8::from(lost)));
         let help = "Whether the store is set up in a way that somebody has to mend.";
         each(gauge("tollkeeper_store_misconfigured", help, u8::from(misconfigured)));
-        match &decider.store {
-            Store::Memory(memory) => in_memory(each, memory.usage()),
-            Store::Redis(redis) => {
-                in_memory(each, redis.local().usage());
-                in_redis(each, redis);
-            }
+        in_memory(each, stats.memory);
+        if let Some(redis) = stats.redis {
+            in_redis(each, redis);
         }
     }
 }
 
 /// Counters in this process: all there are, or those that stand in.
-fn in_memory(each: &mut dyn FnMut(Family), usage: Usage) {
+fn in_memory(each: &mut dyn FnMut(Family), usage: MemoryUsage) {
     each(gauge("tollkeeper_keys", "Counters in this process.", usage.counters));
     each(gauge("tollkeeper_memory_bytes", "What they take, in bytes.", usage.bytes));
     each(gauge("tollkeeper_memory_capacity_bytes", "What they may take, in bytes.", usage.capacity_bytes));
     each(counter("tollkeeper_keys_evicted_total", "Counters that gave way to others.", usage.evicted));
 }
 
-fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
+fn in_redis(each: &mut dyn FnMut(Family), redis: RedisStats) {
     each(
         Family::new(
             "tollkeeper_store_duration_seconds",
             MetricKind::Histogram,
             "How long the charges of a request waited for Redis; those answered here are not in it.",
         )
-        .with(Series::of(MetricValue::Histogram(Box::new(redis.waits().snapshot())))),
+        .with(Series::of(MetricValue::Histogram(Box::new(redis.latency.clone())))),
     );
-    each(counter("tollkeeper_draws_total", "Charges that were asked for.", redis.charges()));
-    each(counter("tollkeeper_store_calls_total", "Calls of Redis that they took.", redis.calls()));
+    each(counter("tollkeeper_draws_total", "Charges that were asked for.", redis.charges));
+    each(counter("tollkeeper_store_calls_total", "Calls of Redis that they took.", redis.calls));
     let help = "Charges that nobody waited for to the end; they may have been charged.";
-    each(counter("tollkeeper_draws_abandoned_total", help, redis.abandoned()));
+    each(counter("tollkeeper_draws_abandoned_total", help, redis.abandoned));
     let help = "Charges that were refused here by what Redis had just said.";
-    each(counter("tollkeeper_known_over_hits_total", help, redis.refused_locally()));
-    eventual(each, redis);
-    let (main, per_second) = redis.conditions();
+    each(counter("tollkeeper_known_over_hits_total", help, redis.refused_locally));
+    eventual(each, &redis);
+    let RedisStats { main, per_second, .. } = redis;
     let mut breakers =
         Family::new("tollkeeper_breaker_open", MetricKind::Gauge, "Whether nothing is sent to a server that failed.");
     let nodes = main.nodes.iter().chain(per_second.iter().flat_map(|deployment| &deployment.nodes));
@@ -95,8 +89,8 @@ fn in_redis(each: &mut dyn FnMut(Family), redis: &Redis) {
 }
 
 /// Eventual rules.
-fn eventual(each: &mut dyn FnMut(Family), redis: &Redis) {
-    let (usage, replicas) = (redis.eventual().usage(), redis.replicas());
+fn eventual(each: &mut dyn FnMut(Family), redis: &RedisStats) {
+    let usage = redis.eventual;
     let from = |from: &'static str, count| Series::of(MetricValue::Counter(count)).label("from", from);
     each(
         Family::new(
@@ -109,14 +103,10 @@ fn eventual(each: &mut dyn FnMut(Family), redis: &Redis) {
     );
     each(counter("tollkeeper_leased_hits_total", "Hits that were charged ahead.", usage.lent));
     each(counter("tollkeeper_lease_hits_left_total", "Hits that were left of leases when they ended.", usage.returned));
-    if let Some(live) = replicas.live() {
-        each(gauge(
-            "tollkeeper_live_replicas",
-            "Processes that share this Redis, as last counted.",
-            NonZeroU32::get(live),
-        ));
+    if let Some(live) = redis.live_replicas {
+        each(gauge("tollkeeper_live_replicas", "Processes that share this Redis, as last counted.", live));
     }
-    if let Some(slot) = replicas.slot() {
+    if let Some(slot) = redis.slot {
         each(gauge("tollkeeper_slot", "The slot whose share of eventual limits this process may use.", slot));
     }
 }

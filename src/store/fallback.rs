@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
-use super::memory::{Memory, Usage};
+use super::memory::Memory;
+use super::memory::usage::MemoryUsage;
 use crate::algorithm::state::State;
 use crate::algorithm::{
     ChargeResult, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
@@ -77,7 +78,7 @@ impl Fallback {
     /// full again, not that it never will.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
         let mut levels = self.with_shares(charge, |charge| {
-            self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_spilled(charge, now))
+            self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_overflow(charge, now))
         });
         for (counter, level) in charge.counters.iter().zip(&mut levels) {
             let fits_the_limit =
@@ -109,7 +110,7 @@ impl Fallback {
 
     /// Lets go of the counters of a charge.
     pub fn forget(&self, charge: &Charge<'_>) {
-        self.memory.forget(charge);
+        self.memory.reset(charge);
     }
 
     /// Drops what has expired from a share of the counters: the `turn`th of `turns`.
@@ -118,7 +119,7 @@ impl Fallback {
     }
 
     /// What is held now.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> MemoryUsage {
         self.memory.usage()
     }
 

@@ -11,12 +11,14 @@
 mod entry;
 mod index;
 mod shard;
+pub mod usage;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
 use self::shard::Shard;
+use self::usage::{MemoryFull, MemoryUsage};
 use crate::algorithm::ChargeResult;
 use crate::algorithm::state::State;
 use crate::clock::Time;
@@ -28,25 +30,7 @@ use crate::limit::Limit;
 pub struct Memory {
     shards: Box<[Mutex<Shard>]>,
     /// For those that find no room in their shard and are to be limited all the same.
-    spill: Mutex<Shard>,
-}
-
-/// The counter could not be added: the store is full of counters that are over their limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the memory store is full of counters that are over their limits")]
-pub struct Full;
-
-/// What the store holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Counters.
-    pub counters: u64,
-    /// Bytes of memory for them, index and logs included.
-    pub bytes: u64,
-    /// Counters that gave way to others since the start.
-    pub evicted: u64,
-    /// Bytes that they may take.
-    pub capacity_bytes: u64,
+    overflow: Mutex<Shard>,
 }
 
 /// A shard of less would be full after a few chunks.
@@ -64,29 +48,29 @@ impl Memory {
         let shard_bytes = (capacity_bytes / shards).max(LEAST_SHARD_BYTES);
         Self {
             shards: (0..shards).map(|_| Mutex::new(Shard::new(shard_bytes))).collect(),
-            spill: Mutex::new(Shard::that_always_has_room(LEAST_SHARD_BYTES.max(capacity_bytes / 256))),
+            overflow: Mutex::new(Shard::evict_any(LEAST_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
 
     /// Decides all limits of a descriptor at once; the levels stand in the order of the charge's counters. A look never
     /// adds a counter.
-    pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, Full> {
+    pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         self.shard(charge.key).charge(charge, now)
     }
 
     /// Decides a charge for which there was no room, in a small table of its own in which any counter gives way: whoever
     /// fills the store is still limited, if not exactly, and so is everybody else.
-    pub fn charge_spilled(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
-        lock(&self.spill).charge(charge, now).expect("it always has room")
+    pub fn charge_overflow(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+        lock(&self.overflow).charge(charge, now).expect("it always has room")
     }
 
     /// Lets go of the counters of a charge; how many of them there were.
-    pub fn forget(&self, charge: &Charge<'_>) -> usize {
-        let forget = |counter: &Counter<'_>| {
+    pub fn reset(&self, charge: &Charge<'_>) -> usize {
+        let reset = |counter: &Counter<'_>| {
             let key = charge.key ^ counter.tag;
-            self.shard(charge.key).forget(key) | lock(&self.spill).forget(key)
+            self.shard(charge.key).remove_key(key) | lock(&self.overflow).remove_key(key)
         };
-        charge.counters.iter().filter(|counter| forget(counter)).count()
+        charge.counters.iter().filter(|counter| reset(counter)).count()
     }
 
     /// Whether [`Memory::charge`] would pass all limits, trials too; changes nothing.
@@ -113,15 +97,15 @@ impl Memory {
             lock(shard).sweep(now);
         }
         if turn.is_multiple_of(turns) {
-            lock(&self.spill).sweep(now);
+            lock(&self.overflow).sweep(now);
         }
     }
 
     /// What the store holds now, summed over shards one after the other.
-    pub fn usage(&self) -> Usage {
-        self.shards.iter().chain([&self.spill]).fold(Usage::default(), |sum, shard| {
+    pub fn usage(&self) -> MemoryUsage {
+        self.shards.iter().chain([&self.overflow]).fold(MemoryUsage::default(), |sum, shard| {
             let usage = lock(shard).usage();
-            Usage {
+            MemoryUsage {
                 counters: sum.counters + usage.counters,
                 bytes: sum.bytes + usage.bytes,
                 evicted: sum.evicted + usage.evicted,

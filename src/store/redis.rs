@@ -45,7 +45,7 @@ use self::probe::{Probe, ProbeKind};
 use self::readings::Asked;
 use self::replicas::heartbeat::Heartbeat;
 use self::script::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter, ScriptOutcome};
-use crate::algorithm::{ChargeRequest, ChargeResult};
+use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
 use crate::counter::Charge;
 use crate::limit::period::Unit;
@@ -58,11 +58,8 @@ use crate::request::Hits;
 use crate::settings::redis::{self as settings, DeploymentSettings, KeyFormat};
 use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
-use crate::store::{DecidedBy, StoreOutcome};
+use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use crate::telemetry::metrics::histogram::Histogram;
-
-/// The levels of a descriptor's limits, in their order.
-pub type ChargeResults = SmallVec<[ChargeResult; 1]>;
 
 /// Times so little apart are the same: one was taken a little later than the other.
 const SAME: Duration = Duration::from_millis(1);
@@ -326,7 +323,7 @@ impl Shared {
         }
         let begun = Instant::now();
         if let Some(levels) = self.over.refuse(group.id, &group.commands, begun) {
-            let found = StoreOutcome { levels, decided_by: DecidedBy::KnownOver };
+            let found = StoreOutcome { results: levels, decided_by: DecidedBy::KnownOver };
             return Pending { way: PendingKind::Known(group.commands.len(), found), until: None };
         }
         let deadline = begun + self.timeout;

@@ -23,7 +23,8 @@ use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::fallback::Fallback;
-use tollkeeper::store::redis::{ChargeMode, ChargeResults, Redis};
+use tollkeeper::store::outcome::ChargeResults;
+use tollkeeper::store::redis::{ChargeMode, Redis};
 
 use super::test_service::store_runtime;
 use super::wait_for;
@@ -125,7 +126,7 @@ impl RedisCounters {
             })
             .collect();
         let answers = self.redis.charge_all(&charges, mode, when).await;
-        answers.into_iter().map(|answer| answer.map(|found| found.levels)).collect()
+        answers.into_iter().map(|answer| answer.map(|found| found.results)).collect()
     }
 }
 

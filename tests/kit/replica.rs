@@ -5,11 +5,12 @@
 //! otherwise.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::clock::Time;
 use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE};
+use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE, DelayedResponse};
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;
@@ -22,6 +23,8 @@ use super::test_service::{TestRequest, TestResponse, TestService};
 pub(crate) struct Replica {
     /// What answers.
     pub(crate) service: TestService,
+    /// Store of the service.
+    pub(crate) redis: Arc<Redis>,
     runtime: Runtime,
 }
 
@@ -47,9 +50,10 @@ impl Replica {
         let redis = {
             let _within = runtime.enter();
             let sharers = of_redis.replicas.unwrap_or(NonZeroU32::MIN);
-            Redis::start_with_client_clock(of_redis, Fallback::new(1 << 20, sharers))
+            Arc::new(Redis::start_with_client_clock(of_redis, Fallback::new(1 << 20, sharers)))
         };
-        Self { service: TestService::new(variables, start).with_store(Store::Redis(Box::new(redis))), runtime }
+        let store = Store::from(Arc::clone(&redis));
+        Self { service: TestService::new(variables, start).with_store(store), redis, runtime }
     }
 
     /// The answer, for a caller that waits as long as one that does not say.
@@ -65,20 +69,12 @@ impl Replica {
 
     /// How many calls were made to Redis, counted as combined.
     pub(crate) fn calls(&self) -> u64 {
-        self.redis().calls()
+        self.redis.calls()
     }
 
     async fn decide_async(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
         let request = decode::request(&question.0);
-        let decided = self.service.inner.decide_shared(self.redis(), &request, DEFAULT_DEADLINE, None).await;
-        decided.map(|(response, hold)| TestResponse { response, hold })
-    }
-
-    /// Where it counts.
-    pub(crate) fn redis(&self) -> &Redis {
-        match &self.service.inner.decider.store {
-            Store::Redis(redis) => redis,
-            Store::Memory(_) => panic!("it was told to count in Redis"),
-        }
+        let decided = self.service.inner.decide(&request, DEFAULT_DEADLINE, None).await;
+        decided.map(|DelayedResponse { response, delay: hold }| TestResponse { response, hold })
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::runtime::Runtime;
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::config::compile::{Options, Source, compile};
@@ -16,7 +17,7 @@ use tollkeeper::config::live::LiveRules;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
 use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE, Service};
+use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE, DelayedResponse, Service};
 use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
@@ -46,7 +47,7 @@ impl TestService {
             ..Options::default()
         };
         let memory = Memory::new(settings.memory.capacity_bytes as u64);
-        let decider = Decider::new(Store::Memory(memory), settings.behaviour, Arc::default());
+        let decider = Decider::new(memory.into(), settings.behaviour, Arc::default());
         let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
         Self { inner: service, options }
     }
@@ -55,14 +56,6 @@ impl TestService {
     pub(crate) fn with_store(mut self, store: Store) -> Self {
         self.inner.decider.store = store;
         self
-    }
-
-    /// The counters in this process.
-    pub(crate) fn memory(&self) -> &Memory {
-        match &self.inner.decider.store {
-            Store::Memory(memory) => memory,
-            Store::Redis(_) => panic!("the counters are in Redis"),
-        }
     }
 
     /// Puts the rules of these files, by name and text, in force in place of others.
@@ -103,11 +96,12 @@ impl TestService {
         deadline: Duration,
     ) -> Result<TestResponse, AnswerError> {
         let request = decode::request(&question.0);
-        let decided = match &self.inner.decider.store {
-            Store::Memory(memory) => self.inner.decide(memory, &request, deadline),
-            Store::Redis(redis) => store_runtime().block_on(self.inner.decide_shared(redis, &request, deadline, None)),
+        let decide = self.inner.decide(&request, deadline, None);
+        let decided = match self.inner.decider.store.is_immediate() {
+            true => decide.now_or_never().expect("an immediate store completes on the first poll"),
+            false => store_runtime().block_on(decide),
         };
-        decided.map(|(response, hold)| TestResponse { response, hold })
+        decided.map(|DelayedResponse { response, delay: hold }| TestResponse { response, hold })
     }
 }
 

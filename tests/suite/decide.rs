@@ -199,7 +199,7 @@ fn what_is_unlimited_is_not_counted() {
             (shop_request("none=2").hits(0), "OK [OK 0/HOUR left 0 in 3600 s]"),
         ],
     );
-    assert_eq!(service.memory().usage().counters, 1);
+    assert_eq!(service.inner.decider.store.stats().memory.counters, 1);
 }
 
 #[test]

@@ -10,7 +10,6 @@ use tollkeeper::decide::{Decider, DecisionContext};
 use tollkeeper::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
-use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
 
 /// 2026-01-01 00:00:00 UTC, a Thursday: a second, a minute, an hour, a day and a week begin.
@@ -35,7 +34,7 @@ impl ExampleService {
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
             rules: RuleSet::new(compile(&[source], &Options::default()).expect("it is good").domains),
-            decider: Decider::new(Store::Memory(Memory::new(1 << 22)), settings.behaviour, Arc::default()),
+            decider: Decider::new(Memory::new(1 << 22).into(), settings.behaviour, Arc::default()),
         }
     }
 
@@ -49,11 +48,13 @@ impl ExampleService {
             rules: Some(&self.rules),
             now: ORIGIN.plus_us(at_us),
             max_delay_us: 0,
-            until: None,
+            deadline: None,
             span_ref: None,
         };
-        let Store::Memory(memory) = &self.decider.store else { panic!("the counters are elsewhere") };
-        let passes = |_: &u64| !self.decider.decide(memory, edge, &request).expect("a good request").over_limit;
+        let passes = |_: &u64| {
+            let decision = self.decider.decide_now(edge, &request);
+            !decision.expect("memory is immediate").expect("a good request").over_limit
+        };
         u64::try_from((0..times).filter(passes).count()).expect("a small number")
     }
 }

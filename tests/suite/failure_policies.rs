@@ -40,7 +40,7 @@ fn away(replicas: u32) -> Store {
     let (settings, _) = Settings::from_env(env.into_iter()).expect("they are valid");
     let tollkeeper::settings::Store::Redis(redis) = settings.store else { panic!("it counts in Redis") };
     let _within = store_runtime().enter();
-    Store::Redis(Box::new(Redis::start(&redis, local)))
+    Store::from(Redis::start(&redis, local))
 }
 
 /// Who decides by the rules of a domain `shop` without Redis.
@@ -252,7 +252,7 @@ fn redis_is_given_the_time_that_the_caller_leaves() {
         let before = std::time::Instant::now();
         let context = service.inner.context(None, Duration::from_micros(deadline_us));
         let after = std::time::Instant::now();
-        match (context.until, expected_us.map(Duration::from_micros)) {
+        match (context.deadline, expected_us.map(Duration::from_micros)) {
             (Some(until), Some(given)) => assert!(before + given <= until && until <= after + given, "{deadline_us}"),
             (until, given) => assert_eq!((until, given), (None, None), "{deadline_us}"),
         }
@@ -285,7 +285,7 @@ fn a_counter_that_can_not_be_asked_is_not_explained() {
     let question = about(&["local", "unknown"]);
     let context = service.inner.context(Some(&loaded), Duration::from_secs(1));
     let request = decode::request(&question.0);
-    let counters = runtime().block_on(service.inner.decider.look(context, &request));
+    let counters = runtime().block_on(service.inner.decider.peek(context, &request));
     assert!(counters.iter().all(Vec::is_empty) && counters.len() == 2, "{counters:?}");
     // And nothing was charged where it would be counted now.
     assert_eq!(text(&service, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");

@@ -19,8 +19,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::Store;
-use tollkeeper::store::memory::{Full, Memory};
+use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::usage::MemoryFull;
 
 use crate::kit::fixtures::in_parallel;
 use crate::kit::test_service::{TestRequest, TestService};
@@ -49,7 +49,7 @@ fn charge(
     limits: &[Limit],
     hits: Hits,
     now: Time,
-) -> Result<SmallVec<[ChargeResult; 1]>, Full> {
+) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
     with_charge(value, limits, hits, |charge| store.charge(charge, now))
 }
 
@@ -64,7 +64,7 @@ fn with_charge<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(
 }
 
 /// Charges one hit from one limit of a key with a number.
-fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<ChargeResult, Full> {
+fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<ChargeResult, MemoryFull> {
     charge(store, &key.to_be_bytes(), std::slice::from_ref(limit), Hits::Charge(1), now).map(|levels| levels[0])
 }
 
@@ -201,7 +201,7 @@ fn a_store_full_of_refusals_keeps_them_all_and_takes_no_new_key() {
         let (store, count) = full_of_refusals(&limit);
         assert!(count > 1_000, "{algorithm}: full at {count}");
         for key in count..count + 100 {
-            assert_eq!(hit(&store, key, &limit, NOW), Err(Full), "{algorithm}");
+            assert_eq!(hit(&store, key, &limit, NOW), Err(MemoryFull), "{algorithm}");
             // What need not be kept is answered.
             let look = charge(&store, &key.to_be_bytes(), &[limit], Hits::Peek, NOW).unwrap()[0];
             assert!(look.admitted, "{algorithm}");
@@ -273,7 +273,7 @@ descriptors:
       - {unit: hour, requests_per_unit: 7, on_store_error: deny}
 ",
     )]);
-    service.inner.decider.store = Store::Memory(Memory::new(SMALLEST));
+    service.inner.decider.store = Memory::new(SMALLEST).into();
     let ask = |keys: &[&str]| {
         let question = keys.iter().fold(TestRequest::new("shop"), |question, key| question.descriptor(&[(key, "x")]));
         service.decide(&question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
@@ -477,7 +477,8 @@ fn who_finds_no_room_is_limited_all_the_same() {
     let (store, count) = full_of_refusals(&one);
     let three = [limit(Algorithm::FixedWindow, 3, Unit::Day)];
     let spilled = |key: u64| {
-        with_charge(&key.to_be_bytes(), &three, Hits::Charge(1), |charge| store.charge_spilled(charge, NOW))[0].admitted
+        with_charge(&key.to_be_bytes(), &three, Hits::Charge(1), |charge| store.charge_overflow(charge, NOW))[0]
+            .admitted
     };
     assert_eq!([(); 5].map(|()| spilled(count + 7)), [true, true, true, false, false]);
     // However many come, it takes no more room than it has.

@@ -45,7 +45,7 @@ impl Place {
             of_redis.extend(self.env.iter().map(|(name, value)| (*name, &**value)));
             let redis = start_store(&of_redis, TimeSource::Caller);
             wait_until_connected(&redis);
-            service = service.with_store(Store::Redis(Box::new(redis)));
+            service = service.with_store(Store::from(redis));
         }
         load_shop_rules(&service, rules);
         service

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::entry::{Entry, seconds_down};
 use super::index::{Index, MOST_ENTRIES};
-use super::{Full, Usage};
+use super::usage::{MemoryFull, MemoryUsage};
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, sliding_window_log};
 use crate::clock::Time;
@@ -39,7 +39,7 @@ pub(super) struct Shard {
     evicted: u64,
     random: u64,
     /// Counters that are over their limits give way too.
-    always_has_room: bool,
+    evicts_any: bool,
 }
 
 /// A counter of a charge, and where it stands if it is there.
@@ -62,17 +62,17 @@ impl Shard {
             capacity_bytes,
             evicted: 0,
             random: 0x9e37_79b9_7f4a_7c15,
-            always_has_room: false,
+            evicts_any: false,
         }
     }
 
     /// A shard in which any counter gives way to another, one that is over its limit too.
-    pub(super) fn that_always_has_room(capacity_bytes: u64) -> Self {
-        Self { always_has_room: true, ..Self::new(capacity_bytes) }
+    pub(super) fn evict_any(capacity_bytes: u64) -> Self {
+        Self { evicts_any: true, ..Self::new(capacity_bytes) }
     }
 
     /// Decides all limits of a descriptor.
-    pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, Full> {
+    pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         if let [counter] = &*charge.counters {
             let mut slots = [self.slot(charge.key ^ counter.tag, counter.enforced_limit())];
             self.make_room(&mut slots, charge.request.hits, now)?;
@@ -110,7 +110,7 @@ impl Shard {
     }
 
     /// Lets go of a counter; whether it was there.
-    pub(super) fn forget(&mut self, key: u128) -> bool {
+    pub(super) fn remove_key(&mut self, key: u128) -> bool {
         let place = self.place_of(key);
         place.is_some_and(|place| {
             self.remove(place);
@@ -168,8 +168,8 @@ impl Shard {
         (self.logs, self.free_logs) = (logs, Vec::new());
     }
 
-    pub(super) fn usage(&self) -> Usage {
-        Usage {
+    pub(super) fn usage(&self) -> MemoryUsage {
+        MemoryUsage {
             counters: self.length as u64,
             bytes: self.bytes(),
             evicted: self.evicted,
@@ -193,7 +193,7 @@ impl Shard {
     ///
     /// A log that is there may outgrow the shard by itself, once all others that can give way have: its limit bounds
     /// it, and a rule with a long log would hold for nobody in a shard that is too small for it.
-    fn make_room(&mut self, slots: &mut [Slot<'_>], hits: Hits, now: Time) -> Result<(), Full> {
+    fn make_room(&mut self, slots: &mut [Slot<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
         // Neither a look nor a refund adds anything.
         if !matches!(hits, Hits::Charge(_)) {
             return Ok(());
@@ -207,7 +207,7 @@ impl Shard {
             if let Err(full) = self.evict(slots, seconds_down(now)) {
                 let is_there = slots.iter().all(|slot| slot.place.is_some());
                 let outgrows = is_there && growth > self.capacity_bytes / 4;
-                return if self.always_has_room || outgrows { Ok(()) } else { Err(full) };
+                return if self.evicts_any || outgrows { Ok(()) } else { Err(full) };
             }
             slots.iter_mut().for_each(|slot| slot.place = self.place_of(slot.key));
         }
@@ -235,7 +235,7 @@ impl Shard {
 
     /// Removes an expired counter or, of a few at random, the one with the least of its limit used. Neither one that is
     /// over nor one of this charge gives way.
-    fn evict(&mut self, kept: &[Slot<'_>], now_s: u32) -> Result<(), Full> {
+    fn evict(&mut self, kept: &[Slot<'_>], now_s: u32) -> Result<(), MemoryFull> {
         let mut least: Option<(u8, usize)> = None;
         for _ in 0..SAMPLE.min(self.length as u64) {
             let place = self.random_place();
@@ -248,13 +248,13 @@ impl Shard {
                 break;
             }
             // One that is over its limit stays, unless nothing may.
-            if let Some(used) = entry.used_share(now_s).or(self.always_has_room.then_some(u8::MAX))
+            if let Some(used) = entry.used_share(now_s).or(self.evicts_any.then_some(u8::MAX))
                 && least.is_none_or(|(least_used, _)| used < least_used)
             {
                 least = Some((used, place));
             }
         }
-        let (_, place) = least.ok_or(Full)?;
+        let (_, place) = least.ok_or(MemoryFull)?;
         self.remove(place);
         self.evicted += 1;
         Ok(())

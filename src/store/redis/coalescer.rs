@@ -15,13 +15,13 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::Answer;
 use super::charge_context::ChargeContext;
 use super::script::{ChargeCommand, MAX_CHARGES_PER_CALL};
-use super::{Answer, ChargeResults};
 use crate::clock::Time;
 use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::RedisError;
-use crate::store::StoreOutcome;
+use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
 /// The most charges that wait for one counter; more fail at once.

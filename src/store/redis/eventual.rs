@@ -46,13 +46,12 @@ use smallvec::SmallVec;
 
 use self::entry::Entry;
 pub use self::terms::{LocalBudget, log_beyond_us};
-use super::ChargeResults;
 use super::coalescer::IdentityHasher;
 use super::script::{ChargeCommand, OwnedCounter};
 use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::request::Hits;
-use crate::store::{DecidedBy, StoreOutcome};
+use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 
 /// Enough that threads seldom meet.
 const SHARDS: usize = 64;
@@ -199,7 +198,7 @@ impl EventualTable {
             }
             if let Some(levels) = entry.take_leased(hits, command, moment) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
-                let found = StoreOutcome { levels, decided_by: DecidedBy::Lease };
+                let found = StoreOutcome { results: levels, decided_by: DecidedBy::Lease };
                 return Admission::Local { outcome: found, lease_ahead: entry.wants_more(terms, moment.at) };
             }
             let levels = if shares { entry.take_shared(hits, command, terms, moment) } else { None };
@@ -217,7 +216,7 @@ impl EventualTable {
 
     fn shared(&self, hits: u64, levels: ChargeResults) -> Admission {
         self.counts.shared.fetch_add(hits, Ordering::Relaxed);
-        Admission::Local { outcome: StoreOutcome { levels, decided_by: DecidedBy::Share }, lease_ahead: false }
+        Admission::Local { outcome: StoreOutcome { results: levels, decided_by: DecidedBy::Share }, lease_ahead: false }
     }
 
     /// How many hits to lease with a charge that is about to be sent; `live` processes share what is left. 0: none.

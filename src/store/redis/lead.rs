@@ -15,10 +15,10 @@ use tokio::sync::oneshot;
 
 use super::coalescer::{Batch, ChargeBatch};
 use super::prepared_call::PreparedCall;
-use super::{Answer, ChargeResults, Shared};
+use super::{Answer, Shared};
 use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::RedisError;
-use crate::store::StoreOutcome;
+use crate::store::outcome::{ChargeResults, StoreOutcome};
 
 /// Charges that were sent or wait to be.
 pub(super) struct Pending {

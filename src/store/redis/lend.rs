@@ -12,7 +12,7 @@ use super::script::{ChargeCommand, OwnedCounter};
 use super::{Group, Shared};
 use crate::clock::Time;
 use crate::counter::Charge;
-use crate::store::StoreOutcome;
+use crate::store::outcome::StoreOutcome;
 
 impl Shared {
     /// What may be leased on the counters of a group; `None`: they are strict.

@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::ChargeResults;
 use super::coalescer::IdentityHasher;
 use super::script::{ChargeCommand, OwnedCounter};
 use crate::algorithm::ChargeResult;
 use crate::clock::micros;
 use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
+use crate::store::outcome::ChargeResults;
 
 /// The longest that a refusal is believed.
 pub const LONGEST: Duration = Duration::from_secs(1);

@@ -1,9 +1,11 @@
 //! What counters in Redis know of themselves, for whoever reads metrics.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Redis;
 use crate::redis::stats::DeploymentStats;
+use crate::store::stats::RedisStats;
 use crate::telemetry::metrics::histogram::Histogram;
 
 /// Charges that were asked for and have no answer yet; if it is dropped before they have, nobody waits for them.
@@ -19,6 +21,26 @@ impl Drop for Asked<'_> {
 }
 
 impl Redis {
+    /// Statistics since the start.
+    pub fn stats(&self) -> RedisStats {
+        let (main, per_second) = self.conditions();
+        let replicas = self.replicas();
+        RedisStats {
+            charges: self.charges(),
+            calls: self.calls(),
+            abandoned: self.abandoned(),
+            refused_locally: self.refused_locally(),
+            latency: self.waits().snapshot(),
+            eventual: self.eventual().usage(),
+            eventual_descriptors: self.eventual().known(),
+            slot: replicas.slot(),
+            slots: replicas.slots().get(),
+            live_replicas: replicas.live().map(NonZeroU32::get),
+            main,
+            per_second,
+        }
+    }
+
     /// How many calls were made: fewer than charges where they were combined.
     pub fn calls(&self) -> u64 {
         self.shared.calls.load(Ordering::Relaxed)

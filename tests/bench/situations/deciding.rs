@@ -13,7 +13,6 @@ use tollkeeper::request::Request;
 use tollkeeper::rule::Domain;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::{HeaderNames, Settings};
-use tollkeeper::store::Store;
 use tollkeeper::store::memory::Memory;
 use tollkeeper::telemetry::metrics::Metrics;
 
@@ -57,8 +56,7 @@ impl Scene {
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
         let metrics = if self.metrics { Metrics::default() } else { Metrics::default().disabled() };
-        let store = Store::Memory(Memory::new(CAPACITY_BYTES));
-        let decider = Decider::new(store, behaviour, Arc::new(metrics));
+        let decider = Decider::new(Memory::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
@@ -96,13 +94,12 @@ impl Deciding {
     /// Whether the next request is refused.
     fn refuses(&mut self) -> bool {
         let service = &self.service;
-        let Store::Memory(memory) = &service.decider.store else { return false };
         service.clock.set(service.clock.now().plus_us(1));
         let request = black_box(&self.requests[self.walk.next()]);
         let rules = service.rules.load();
         let context = service.context(rules.as_deref(), DEFAULT_DEADLINE);
-        let decision = black_box(service.decider.decide(memory, context, request));
-        decision.expect("it is decided").over_limit
+        let decision = black_box(service.decider.decide_now(context, request));
+        decision.expect("memory is immediate").expect("it is decided").over_limit
     }
 }
 

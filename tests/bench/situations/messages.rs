@@ -11,7 +11,6 @@ use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::grpc::{decode, encode};
 use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::codec::{self, FRAME_HEAD_BYTES};
-use tollkeeper::store::Store;
 
 use super::deciding::{Scene, request};
 use super::{NAME_BYTES, Situation, USERS, Walk, frame};
@@ -63,11 +62,10 @@ impl Encoding {
     pub(crate) fn new(scene: Scene) -> Self {
         let service: &'static Service = Box::leak(Box::new(scene.service()));
         let rules: &'static Loaded = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
-        let Store::Memory(memory) = &service.decider.store else { unreachable!("the counters are here") };
         let request = request(1, scene.descriptors);
         let decide = || {
             let context = service.context(Some(rules), DEFAULT_DEADLINE);
-            service.decider.decide(memory, context, &request).expect("it is decided")
+            service.decider.decide_now(context, &request).expect("memory is immediate").expect("it is decided")
         };
         // The first hit of the day is never refused.
         decide();

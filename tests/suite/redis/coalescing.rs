@@ -23,7 +23,8 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::redis::error::RedisError;
 use tollkeeper::request::Hits;
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::redis::{ChargeMode, ChargeResults};
+use tollkeeper::store::outcome::ChargeResults;
+use tollkeeper::store::redis::ChargeMode;
 
 use crate::algorithms::scenario::config;
 use crate::kit::redis::{Server, options};

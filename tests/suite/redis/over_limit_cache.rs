@@ -16,7 +16,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::ChargeResults;
+use tollkeeper::store::outcome::ChargeResults;
 use tollkeeper::store::redis::over_limit_cache::OverLimitCache;
 use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
 

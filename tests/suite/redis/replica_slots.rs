@@ -350,8 +350,8 @@ fn local_divides_by_the_replicas_that_were_last_seen_unless_it_is_told_how_many(
             );
             replica
         });
-        replicas.iter().zip(1..).for_each(|(replica, live)| wait_until_live(replica.redis(), live));
-        replicas.iter().for_each(|replica| wait_until_live(replica.redis(), 3));
+        replicas.iter().zip(1..).for_each(|(replica, live)| wait_until_live(&replica.redis, live));
+        replicas.iter().for_each(|replica| wait_until_live(&replica.redis, 3));
         server.kill();
         assert_eq!(replicas.each_ref().map(passes_alone), [expected; 3], "{told:?}");
     }

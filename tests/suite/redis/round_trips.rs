@@ -15,7 +15,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
-use tollkeeper::store::redis::{ChargeMode, ChargeResults};
+use tollkeeper::store::outcome::ChargeResults;
+use tollkeeper::store::redis::ChargeMode;
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
@@ -41,7 +42,7 @@ fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
     env.push(("TOLLKEEPER_ON_STORE_ERROR", "error"));
     let redis = start_store(&env, TimeSource::Caller);
     wait_until_connected(&redis);
-    let service = TestService::new(env, NOON).with_store(Store::Redis(Box::new(redis)));
+    let service = TestService::new(env, NOON).with_store(Store::from(redis));
     service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
     service
 }

@@ -10,7 +10,7 @@ use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
-use crate::store::redis::ChargeResults;
+use crate::store::outcome::ChargeResults;
 use crate::store::redis::script::{ChargeCommand, OwnedCounter};
 
 /// Leases at once: one that is given out, and the next.

@@ -10,7 +10,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
-use tollkeeper::store::redis::{ChargeMode, ChargeResults};
+use tollkeeper::store::outcome::ChargeResults;
+use tollkeeper::store::redis::ChargeMode;
 
 use super::{NOW, limit, yearly};
 use crate::kit::redis::{Server, options};
@@ -213,7 +214,7 @@ fn an_answer_from_here_looks_like_one_from_redis() {
     let server = options().start();
     let address = server.address();
     let env = environment(&address, &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_STORE_TIMEOUT", "10s")]);
-    let store = Store::Redis(Box::new(redis_counters::start_store(&env, TimeSource::Redis)));
+    let store = Store::from(redis_counters::start_store(&env, TimeSource::Redis));
     let service = TestService::new(env.iter().copied(), NOW).with_store(store);
     // Nothing refills while the test runs, and no second of a reset of 366 days is told apart.
     let several =
@@ -230,7 +231,7 @@ fn an_answer_from_here_looks_like_one_from_redis() {
     (0..3).for_each(|_| assert!(!fixtures::decide(&service, &one).over_limit()));
     let from_redis = fixtures::decide(&service, &one);
     assert_eq!(
-        (from_redis.over_limit(), service.inner.decider.tally().redis.map_or(0, |redis| redis.refused_locally)),
+        (from_redis.over_limit(), service.inner.decider.store_report().redis.map_or(0, |redis| redis.refused_locally)),
         (true, 0)
     );
     let from_here = fixtures::decide(&service, &one);
@@ -240,6 +241,6 @@ fn an_answer_from_here_looks_like_one_from_redis() {
     assert!((0..=1 + 30).contains(&(resets[0] - resets[1])), "{resets:?}");
     wait_for("a refusal from here", || {
         fixtures::decide(&service, &one);
-        (service.inner.decider.tally().redis.map_or(0, |redis| redis.refused_locally) > 0).then_some(())
+        (service.inner.decider.store_report().redis.map_or(0, |redis| redis.refused_locally) > 0).then_some(())
     });
 }

@@ -17,7 +17,7 @@ use crate::counter::Path;
 use crate::limit::StorePolicy;
 use crate::request::{Entry, Hits, Request};
 use crate::rule::set::DomainRules;
-use crate::store::{DecidedBy, Store};
+use crate::store::outcome::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::recent_keys::RecentKeys;
 use crate::telemetry::top_keys::MAX_KEY_BYTES;
@@ -41,10 +41,11 @@ impl std::ops::Deref for Counted<'_> {
 
 impl Decider {
     /// Counts what came of each descriptor of a request.
-    pub(super) fn account<'r>(
+    pub(super) fn record<'r>(
         &self,
         context: DecisionContext<'r>,
-        (request, selections): (&Request<'_>, &[Selection<'r>]),
+        request: &Request<'_>,
+        selections: &[Selection<'r>],
         outcomes: &[Outcome],
     ) {
         for (place, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
@@ -52,17 +53,17 @@ impl Decider {
             if selection.domain.is_none() {
                 self.metrics.limits.note_unknown_domain(request.domain);
             }
-            self.note_keys(context.now, (request, place), selection, outcome);
+            self.note_keys(context.now, request, place, selection, outcome);
             for (at, selected) in selection.limits.iter().enumerate() {
                 let Some(stats) = self.counted(context, selection, selected, &descriptor.entries) else { continue };
                 if let (Counted::Request(_), Some(rule)) = (&stats, selected.stats) {
-                    rule.note_elsewhere(outcome.refuses(at));
+                    rule.note_elsewhere(outcome.rejects(at));
                 }
                 let near = near_hits(selected, self.behaviour.near_limit_ratio);
                 match outcome {
-                    Outcome::Free => {}
+                    Outcome::Unlimited => {}
                     Outcome::Charged(found) => {
-                        let level = &found.levels[at];
+                        let level = &found.results[at];
                         count(&stats, selected, descriptor.hits, (level, near, found.decided_by));
                         stats.add(verdict(selected, level), 1);
                     }
@@ -82,12 +83,12 @@ impl Decider {
     }
 
     /// Counts which keys came, which were refused, and remembers those whose counters began here.
-    fn note_keys(&self, now: Time, question: (&Request<'_>, usize), selection: &Selection<'_>, outcome: &Outcome) {
-        let descriptor = &question.0.descriptors[question.1];
+    fn note_keys(&self, now: Time, request: &Request<'_>, place: usize, selection: &Selection<'_>, outcome: &Outcome) {
+        let descriptor = &request.descriptors[place];
         let (levels, began_here) = match outcome {
-            Outcome::Charged(found) => (&found.levels, matches!(self.store, Store::Memory(_))),
+            Outcome::Charged(found) => (&found.results, !self.store.can_scan()),
             Outcome::Fallback(levels) => (levels, false),
-            Outcome::Free | Outcome::Failed(_) => return,
+            Outcome::Unlimited | Outcome::Failed(_) => return,
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
@@ -107,7 +108,7 @@ impl Decider {
             if !level.admitted {
                 stats.refused_keys.note(hash);
                 let id = key ^ u128::from(stats.serial()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top_keys.note(id, (stats, hits), now, || key_text(&selection.path(question)));
+                self.metrics.top_keys.note(id, (stats, hits), now, || key_text(&selection.path(request, place)));
             }
         }
     }
