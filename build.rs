@@ -1,8 +1,8 @@
 //! Compiles `proto/` without protoc: to Rust for `src/pb.rs`, and to a descriptor set for reflection and JSON.
 //!
 //! The two differ in one point. The Rust code takes `Entry.key` and `Entry.value` as bytes, because Envoy puts raw
-//! header bytes there; the descriptor set says `string`, as Envoy's own files do, so that whoever types a request
-//! as text need not write base64. On the wire both are the same.
+//! header bytes there; the descriptor set says `string`, as Envoy's own files do, so that requests written
+//! as text need no base64. On the wire both are the same.
 
 use std::error::Error;
 use std::path::Path;
