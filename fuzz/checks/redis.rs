@@ -12,8 +12,9 @@ use tollkeeper::redis::reply::{self, Reply};
 use tollkeeper::redis::slot_range::slot_ranges;
 use tollkeeper::request::Hits;
 use tollkeeper::settings::redis::Endpoint;
+use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::key;
-use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter, replay};
+use tollkeeper::store::redis::script::replay::replay;
 
 /// What is longer is not cut: each piece is looked at from the beginning.
 const LONGEST_CUT: usize = 512;

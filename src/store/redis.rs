@@ -6,7 +6,9 @@
 //! for each other and go together. Whatever Redis does, an answer or an error comes in time.
 
 mod prepared_call;
+mod algorithms;
 mod coalescer;
+pub mod command;
 mod incrby;
 pub mod eventual;
 pub mod key;
@@ -35,6 +37,7 @@ use tokio::time::sleep;
 
 use self::charge_context::ChargeContext;
 use self::coalescer::{ChargeBatch, Coalescer, Role};
+use self::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 use self::eventual::{CallReport, EventualCounters, EventualTable, LeaseTicket, log_beyond_us};
 use self::incrby::WindowKey;
 use self::lead::{DetachOnDrop, InFlightGuard, Pending, PendingKind, lead};
@@ -44,7 +47,7 @@ use self::prepared_call::{Manner, PreparedCall};
 use self::probe::{Probe, ProbeKind};
 use self::readings::Asked;
 use self::replicas::heartbeat::Heartbeat;
-use self::script::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter, ScriptOutcome};
+use self::script::replay::ScriptOutcome;
 use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
 use crate::counter::Charge;
@@ -362,7 +365,10 @@ impl Shared {
         let manner = window.map_or_else(
             || {
                 let algorithms = charge.counters.iter().map(|counter| counter.limit.algorithm());
-                Manner::Script(script::script_for(algorithms), key::keys(&self.prefix, &charge.path, &charge.counters))
+                Manner::Script(
+                    script::compose::script_for(algorithms),
+                    key::keys(&self.prefix, &charge.path, &charge.counters),
+                )
             },
             Manner::Count,
         );

@@ -13,8 +13,8 @@ use crate::config::yaml::Position;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rule::Node;
+use crate::store::redis::command::OwnedCounter;
 use crate::store::redis::eventual::LocalBudget;
-use crate::store::redis::script::OwnedCounter;
 
 /// How long Envoy's rate limit filter waits for an answer unless it is configured otherwise, in microseconds.
 const ENVOY_TIMEOUT_US: u64 = 20_000;

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::Answer;
 use super::charge_context::ChargeContext;
-use super::script::{ChargeCommand, MAX_CHARGES_PER_CALL};
+use super::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use crate::clock::Time;
 use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::RedisError;

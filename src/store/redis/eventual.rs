@@ -47,7 +47,7 @@ use smallvec::SmallVec;
 use self::entry::Entry;
 pub use self::terms::{LocalBudget, log_beyond_us};
 use super::coalescer::IdentityHasher;
-use super::script::{ChargeCommand, OwnedCounter};
+use super::command::{ChargeCommand, OwnedCounter};
 use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::request::Hits;

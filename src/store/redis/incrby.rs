@@ -17,7 +17,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::script::{ChargeCommand, ScriptOutcome};
+use super::command::ChargeCommand;
+use super::script::replay::ScriptOutcome;
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeResult, EnforcedLimit, MAX_COUNT, fixed_window};
 use crate::clock::Time;

@@ -15,9 +15,9 @@ use smallvec::SmallVec;
 use tokio::time::sleep;
 
 use super::coalescer::ChargeBatch;
+use super::command::ChargeCommand;
 use super::eventual::{EventualTable, LeaseTicket};
 use super::prepared_call::PreparedCall;
-use super::script::ChargeCommand;
 use crate::algorithm::ChargeRequest;
 use crate::request::Hits;
 

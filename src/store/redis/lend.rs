@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::coalescer::{ChargeBatch, Role};
+use super::command::{ChargeCommand, OwnedCounter};
 use super::eventual::{Admission, AdmitContext, DescriptorId, EventualCounters, LocalBudget};
 use super::lead::{InFlightGuard, lead};
 use super::prepared_call::PreparedCall;
-use super::script::{ChargeCommand, OwnedCounter};
 use super::{Group, Shared};
 use crate::clock::Time;
 use crate::counter::Charge;

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::coalescer::IdentityHasher;
-use super::script::{ChargeCommand, OwnedCounter};
+use super::command::{ChargeCommand, OwnedCounter};
 use crate::algorithm::ChargeResult;
 use crate::clock::micros;
 use crate::limit::algorithm::Algorithm;

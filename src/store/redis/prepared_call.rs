@@ -11,9 +11,12 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::coalescer::ChargeBatch;
+use super::command::ChargeCommand;
 use super::eventual::EventualCounters;
 use super::incrby::{IncrBatch, WindowKey};
-use super::script::{self, ChargeCommand, Script, ScriptOutcome};
+use super::script;
+use super::script::compose::Script;
+use super::script::replay::ScriptOutcome;
 use super::spans;
 use crate::clock::Time;
 use crate::redis::deployment::Deployment;
@@ -128,7 +131,7 @@ impl Work<'_> {
         match self {
             Self::Count(tally) => tally.go_on(node, asking, deadline).await,
             Self::Script { script, keys, commands, now } => {
-                let arguments = script::arguments(commands, *now);
+                let arguments = script::arguments::arguments(commands, *now);
                 let count = keys.len().to_string();
                 let mut words: SmallVec<[&[u8]; 8]> =
                     SmallVec::from_slice(&[b"EVALSHA", script.sha1.as_bytes(), count.as_bytes()]);
@@ -142,7 +145,7 @@ impl Work<'_> {
                     outcome => outcome?,
                 };
                 let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-                script::replay(commands, bytes).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+                script::replay::replay(commands, bytes).map_err(|_| ReplyError::Failed(RedisError::BadReply))
             }
         }
     }

@@ -2,8 +2,8 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::key;
-use super::script::{self, ChargeCommand, OwnedCounter};
+use super::command::{ChargeCommand, OwnedCounter};
+use super::{key, script};
 use crate::algorithm::ChargeRequest;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
@@ -52,7 +52,7 @@ impl Probe {
             dry_run: false,
             void_from: None,
         };
-        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: script::arguments(&[command], None) }
+        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: script::arguments::arguments(&[command], None) }
     }
 
     /// Scripts, if most rules do not need them.
@@ -86,7 +86,7 @@ impl HealthCheck for Probe {
         let key = self.key(hash_tag, "probe");
         match self.kind {
             ProbeKind::Script => {
-                let text = Bytes::from_static(script::script_for(PROBED.into_iter()).text.as_bytes());
+                let text = Bytes::from_static(script::compose::script_for(PROBED.into_iter()).text.as_bytes());
                 let log_key = self.key(hash_tag, "probe_log");
                 vec![vec![word(b"EVAL"), text, word(b"2"), key, log_key, self.argument.clone()]]
             }

@@ -17,8 +17,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::outcome::ChargeResults;
+use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::over_limit_cache::OverLimitCache;
-use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
 
 /// The beginning of some hour.
 const NOW: Time = Time::from_secs(1_783_512_000);

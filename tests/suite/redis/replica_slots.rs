@@ -55,7 +55,7 @@ impl Table {
     fn try_ask(&mut self, owner: u8, slots: u32, wish: ClaimAction, now: Option<Time>) -> RedisResult<Reply> {
         let argument = claim::argument(Owner([owner + 1; 16]), slots, wish, now);
         let mut command = cmd("EVAL");
-        command.arg(&script::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
+        command.arg(&script::compose::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
         Ok(claim::read(&reply).expect("the reply can be read"))
     }
@@ -244,7 +244,7 @@ fn those_that_wait_are_counted_up_to_a_thousand() {
         owner[..2].copy_from_slice(&number.to_le_bytes());
         let argument = claim::argument(Owner(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
-        command.arg(&script::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
+        command.arg(&script::compose::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
         claim::read(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
     };
     let counted: Vec<u32> = (0..1003).map(|number| ask(&mut table, number)).collect();

@@ -11,7 +11,7 @@ use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
 use crate::store::outcome::ChargeResults;
-use crate::store::redis::script::{ChargeCommand, OwnedCounter};
+use crate::store::redis::command::{ChargeCommand, OwnedCounter};
 
 /// Leases at once: one that is given out, and the next.
 const MOST_LEASES: usize = 2;

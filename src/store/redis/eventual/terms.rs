@@ -10,7 +10,7 @@ use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{Consistency, Limit, Overshoot};
-use crate::store::redis::script::OwnedCounter;
+use crate::store::redis::command::OwnedCounter;
 
 /// A day in microseconds.
 const DAY_US: u64 = 86_400_000_000;

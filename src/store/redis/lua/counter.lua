@@ -1,28 +1,28 @@
--- A counter among several: the parts of its algorithm as functions, for together.lua.
+-- Constructor of one counter among several: the parts of its algorithm as functions, for together.lua.
 --
--- In place of the arrows stand the parts, as in driver.lua, and before the text what it is kept as: makers[kind] = ...
--- open returns an error in place of the counter; plan and write return an error or nothing.
+-- The arrows are replaced as in driver.lua. The text is prefixed with the table entry: constructors[algorithm_id] = ...
+-- Returns the counter, or an error reply in its place. `plan` and `write` return an error reply or nothing.
 
 function(key, now, period, a, b, period_ms)
-  --> open
-  local hits, limit, capacity, patience, flags, passes, changed
+  --> load
+  local hits, limit, capacity, wait, flags, admitted, changed
   return {
     before = before,
-    -- The terms of the charges that follow.
-    under = function(...)
-      limit, capacity, patience, flags = ...
+    -- Sets the limit of the charges that follow.
+    set_limit = function(...)
+      limit, capacity, wait, flags = ...
     end,
-    -- Whether a charge of these hits is refused for all counters.
-    refuses = function(charged)
+    -- Decides a charge; returns true if it rejects the charge for all counters.
+    rejects = function(charged)
       hits = charged
-      --> fits
-      return not passes and flags % 2 == 1
+      --> decide
+      return not admitted and flags % 2 == 1
     end,
-    -- Charges that charge, or enters it as debt, or leaves it; whether that changed the counter.
-    adds = function(refused)
-      passes = passes and (not refused or hits < 0)
-      if not passes and flags < 2 or hits < 0 and patience > 0 and at >= patience then return false end
-      --> add
+    -- Charges the hits, enters them as debt, or does nothing; returns true if the counter changed.
+    apply = function(rejected)
+      admitted = admitted and (not rejected or hits < 0)
+      if not admitted and flags < 2 or hits < 0 and wait > 0 and at >= wait then return false end
+      --> apply
       changed = true
       return true
     end,

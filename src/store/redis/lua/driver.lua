@@ -1,40 +1,35 @@
--- The driver for one counter: decides charges on it, one after the other at one time.
+-- Driver for one counter: decides a batch of charges on it, in order, at one time.
 --
--- KEYS: the counter. ARGV[1]: signed 64-bit numbers, little-endian: the time in microseconds since the Unix epoch,
--- negative for the server's; the counter's algorithm (its script knows), period in microseconds, a, and b, which mean
--- what the algorithm says, and, after a byte with their number, the digits of the period in milliseconds; then for each
--- run of equal charges how many, the hits of each, negative to give back, limit, capacity, patience in microseconds, and 1
--- if it is enforced (for together.lua) plus 2 if refused hits count. The patience of hits that are given back is the
--- time from which on they are void, or 0.
--- Returns one string: the time, a number as above, and the state before the call.
--- Writes nothing for what changes nothing, and nothing before all is decided; then by the algorithm, with a TTL.
--- Errors are replies, not exceptions, so that they begin with Redis's own word in every version.
+-- KEYS: the counter.
+-- ARGV[1]: signed 64-bit little-endian numbers:
+--   now in microseconds since the Unix epoch, negative: use the server's time;
+--   the counter: algorithm_id, period in microseconds, a, b (each algorithm says what they mean), then one byte with a
+--   number of digits and that many decimal digits: the period in milliseconds;
+--   for each run of equal charges: times (how many), hits of each (negative: a refund), limit, capacity, wait in
+--   microseconds, and flags: 1 if the limit is enforced (for together.lua) plus 2 if rejected hits count.
+--   The wait of a charge is its longest delay; the wait of a refund is the time from which it is void, 0: never.
+-- Returns: one string: now, a number as above, then the state before the call.
+-- Writes: nothing if no charge changes the counter, and nothing before all are decided. TTL: see the algorithm.
+-- Errors are returned, not raised, so that they begin with Redis's own error word in every version.
 --
--- A script is this text with the parts of its algorithm in place of the arrows. They share local variables: the names
--- above, and those of state.lua. `fits` sets passes; `add` charges, or enters as debt what does not pass.
+-- A script is this text with the parts of its algorithm in place of the arrows. The parts share local variables: those
+-- below and those of state.lua. `decide` sets admitted; `apply` charges the hits, or enters rejected hits as debt.
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
 local args, key = ARGV[1], KEYS[1]
-local now, kind, period, a, b, period_ms, place = unpack('<i8i8i8i8i8Bc0', args)
+local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
 --> clock
---> open
-local hits, limit, capacity, patience, flags, passes, times, changed
-while place < #args do
-  times, hits, limit, capacity, patience, flags, place = unpack('<i8i8i8i8i8i8', args, place)
-  -- Equal charges that pass as one pass one by one and come to the same, but in a leaky_bucket (1), whose tail is its last
-  -- request: so a hot key costs little more than an idle one.
-  if times > 1 and hits > 0 and kind ~= 1 then
-    local each = hits
-    hits = each * times
-    --> fits
-    if passes then times = 1 else hits = each end
-  end
+--> load
+local hits, limit, capacity, wait, flags, admitted, times, changed
+while position < #args do
+  times, hits, limit, capacity, wait, flags, position = unpack('<i8i8i8i8i8i8', args, position)
+  --> equal_charges
   repeat
-    --> fits
-    -- A charge that changed nothing would change nothing the next time.
-    if not passes and flags < 2 or hits < 0 and patience > 0 and at >= patience then break end
-    --> add
+    --> decide
+    -- A charge that changed nothing would change nothing when repeated. `wait` of a refund: the time it is void from.
+    if not admitted and flags < 2 or hits < 0 and wait > 0 and at >= wait then break end
+    --> apply
     changed = true
     times = times - 1
   until times == 0

@@ -1,9 +1,9 @@
--- The quotient and the remainder of a x b / m, exactly, for whole a < 2^53, b < 2^35 and 0 < m < 2^45.
+-- Exact multiply-and-divide: quotient and remainder of a x b / m, for integers a < 2^53, b < 2^35 and 0 < m < 2^45.
 --
--- A product below 2^53 is exact as it is. Else a long division, 7 bits of b at a time: no step passes
--- 128 x (m - 1) + 127 x (m - 1) < 2^53. floor(p / m) is exact for whole p < 2^53, as the quotient of two numbers whose
--- product is that small lies further from the next whole number than rounding goes. A quotient past 2^53 is rounded,
--- which is no harm where it is only compared with what is smaller.
+-- 1. A product below 2^53 is exact, and so is floor(p / m) for an integer p < 2^53: the exact quotient is further from
+--    the next integer than rounding can move it.
+-- 2. Otherwise a long division takes 7 bits of b at a time; no step exceeds 128 x (m - 1) + 127 x (m - 1) < 2^53.
+-- 3. A quotient above 2^53 is rounded. Callers compare such a quotient with smaller numbers only.
 
 --: divide
 local function divide(a, b, m)
@@ -17,11 +17,11 @@ local function divide(a, b, m)
     local quotient = floor(product / m)
     return whole * b + quotient, product - quotient * m
   end
-  local quotient, left = 0, 0
+  local quotient, rest = 0, 0
   for shift = 28, 0, -7 do
-    left = left * 128 + a * (floor(b / 2 ^ shift) % 128)
-    local digit = floor(left / m)
-    quotient, left = quotient * 128 + digit, left - digit * m
+    rest = rest * 128 + a * (floor(b / 2 ^ shift) % 128)
+    local digit = floor(rest / m)
+    quotient, rest = quotient * 128 + digit, rest - digit * m
   end
-  return whole * b + quotient, left
+  return whole * b + quotient, rest
 end

@@ -1,23 +1,24 @@
--- fixed_window: a count for each window; windows are aligned to the Unix epoch, or to calendar months in UTC.
+-- fixed_window: a count per window; windows are aligned to the Unix epoch, or to calendar months in UTC.
 --
--- KEYS: the counter; a: the calendar months of a window, 0 if it has the period's length. State, 16 bytes: last, count
--- (2^53 at most) of the window of last. Charges: limit. Rounding: none. Writes: one SET with PX.
--- TTL: a period from the counter's now on; of calendar months, until some days after the window's end. Rounded up.
+-- KEYS: the counter. a: number of calendar months in a window, 0 if a window has the period's length. b: unused.
+-- State, 16 bytes: last, count of the window of last (at most 2^53). Charges: limit.
+-- Rounding: none. Writes: one SET with PX.
+-- TTL: one period after the counter's now; for calendar months a few days past the window's end. Rounded up.
 
---: open
+--: load
 local bytes = 16
 --> read
 local count
 last, count = unpack('<I8I8', before)
 if count > 9007199254740992 then
-  --> wrong
+  --> wrong_type
 end
---> arrive
+--> effective_now
 local window
 if a == 0 then
   if void or floor(at / period) > floor(last / period) then count = 0 end
 else
-  -- The windows of so many months since January of the year 0; by days since March 1st of that year.
+  -- Index of the window: groups of `a` months since January of year 0. Days are counted from March 1st of that year.
   local function window_of(us)
     local days = floor(us / 86400000000) + 719468
     local era, day = floor(days / 146097), days % 146097
@@ -29,10 +30,10 @@ else
   if void or window > window_of(last) then count = 0 end
 end
 
---: fits
-passes = hits < 0 or count + hits <= limit
+--: decide
+admitted = hits < 0 or count + hits <= limit
 
---: add
+--: apply
 count, last = count + hits, at
 if count < 0 then
   count = 0
@@ -41,12 +42,12 @@ elseif count > 9007199254740992 then
 end
 
 --: write
-local life_ms = period_ms
+local ttl_ms = period_ms
 if window then
-  -- The months before the next window, by the mean length of one: right to 5 days, which are added.
-  life_ms = math.ceil((((window + 1) * a * 30.436875 - 719528 + 5) * 86400000000 - now) / 1000)
+  -- Start of the next window by the mean length of a month, which is right to 5 days; these are added.
+  ttl_ms = math.ceil((((window + 1) * a * 30.436875 - 719528 + 5) * 86400000000 - now) / 1000)
 elseif ahead > 0 then
-  life_ms = math.ceil((ahead + period) / 1000)
+  ttl_ms = math.ceil((ahead + period) / 1000)
 end
 local value = pack('<I8I8', last, count)
 --> set

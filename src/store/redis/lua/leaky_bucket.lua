@@ -1,35 +1,38 @@
--- leaky_bucket: requests leave at `limit` a period, those that wait are held.
+-- leaky_bucket: admitted requests leave at `limit` per period; those that have to wait are delayed.
 --
--- KEYS: the counter. State, 32 bytes: last, queued whole places (x), parts of one more (y; see drain.lua), and the
--- tail: places of the request admitted last, which alone a refund may take.
--- Charges: limit, capacity (places), patience (us; how long a request may stand in the queue).
--- Rounding: none. Writes: one SET with PX. TTL: see drain.lua.
+-- KEYS: the counter. a, b: unused. State, 32 bytes: last, queued (whole places), part (see leaky_level.lua), tail:
+-- places of the request admitted last, the only ones that a refund may take.
+-- Charges: limit, capacity (places), wait (longest delay, in microseconds).
+-- Rounding: none. Writes: one SET with PX. TTL: see leaky_level.lua.
 
---: open
+--: load
 local bytes = 32
 --> read
-local x, y, tail
-last, x, y, tail = unpack('<I8I8I8I8', before)
-if x > 4294967295 or y >= period or tail > 4294967295 then
-  --> wrong
+local whole, part, tail
+last, whole, part, tail = unpack('<I8I8I8I8', before)
+if whole > 4294967295 or part >= period or tail > 4294967295 then
+  --> wrong_type
 end
---> arrive
-if void then last, x, y = at, 0, 0 end
+--> effective_now
+if void then last, whole, part = at, 0, 0 end
 --> level
 
---: fits
-passes = false
+--: equal_charges
+-- No shortcut: the tail is the last request alone.
+
+--: decide
+admitted = false
 --> drain
-local room = capacity - level_x - hits
+local room = capacity - level_whole - hits
 if hits < 0 then
-  passes = true
-elseif hits <= capacity and limit > 0 and (room > 0 or room == 0 and level_y == 0) then
-  -- It leaves when all that stood before it has left.
-  local beyond = level_x
-  --> lend
+  admitted = true
+elseif hits <= capacity and limit > 0 and (room > 0 or room == 0 and level_part == 0) then
+  -- The request leaves when all requests before it have left.
+  local excess = level_whole
+  --> fits_in_time
 end
 
---: add
+--: apply
 local entered = hits
 if hits < 0 then
   entered = -min(tail, -hits)
@@ -40,6 +43,6 @@ end
 --> fill
 
 --: write
---> life
-local value = pack('<I8I8I8I8', last, x, y, tail)
+--> level_ttl
+local value = pack('<I8I8I8I8', last, whole, part, tail)
 --> set

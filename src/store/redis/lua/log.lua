@@ -1,17 +1,19 @@
--- A log of hits as a list: what sliding_window_log reads of it, and what it replies.
+-- Log of hits as a list: reading, searching and the reply of sliding_window_log.
 --
--- State: each element is 16 bytes, two numbers as in state.lua: a time, and the hits ever entered up to and with it,
--- modulo 2^52; a record has as many hits as that grows by. Element 0 is no record: the hits that have left the log, and
--- a time up to that of the last charge, which is the latest in the list. So the oldest leave by an LTRIM alone, and a
--- search by halves finds them: O(log n) look-ups.
--- Replies: last, the hits before the first record, how many records, and these: the oldest of as many hits as held + a,
--- the newest of as many as b, and before these one with its time and all hits of the middle: O(hits charged).
--- No charge of the call can tell them from all: a is the hits of all charges and the most of one whose refusal counts, less
--- the lowest limit, and neither what gives way nor what is waited for lies further; b is all hits given back.
+-- State: a list; each element is 16 bytes, two numbers as in state.lua: a time, and the running sum: the number of hits
+-- ever entered up to and including this element, modulo 2^52. A record's hits are the growth of that sum.
+-- Element 0 is not a record: its sum is the number of hits that have left the log, and its time is at most that of the
+-- last charge, which is the latest time in the list. So old records leave with one LTRIM, and a binary search finds them
+-- in O(log n) look-ups.
+-- Reply: last, the sum before the first record, the number of records, then the records: the oldest `held + a` hits, the
+-- newest b hits, and before these one record that merges the middle. O(hits charged).
+-- No charge of the call can distinguish this from the whole log: a is the sum of all hits, plus the largest charge whose
+-- rejected hits count, less the lowest limit, and no hit further from the oldest leaves the log or is waited for; b is
+-- the sum of all refunds.
 
 --: log
--- An element's numbers. `log`: key, size (elements after the first), base (hits before the window); bad once one was
--- read that no charge wrote.
+-- Returns the time and the sum of an element. `log` has key, size (elements after element 0) and base (the sum before
+-- the window), and gets bad = true if an element has a form that no charge writes.
 local function element(log, index)
   local raw = redis.call('LINDEX', log.key, index)
   if raw and #raw == 16 then
@@ -22,18 +24,18 @@ local function element(log, index)
   return 0, 0
 end
 
--- The last element from `index` on whose time and whose hits after log.base are still up to these.
+-- Returns the last element from `index` on whose time is at most `time` and that ends at most `hits` after log.base.
 local function seek(log, index, time, hits)
   local step = 1
-  local function upto(next)
+  local function is_within(next)
     if next > log.size then return false end
     local at, sum = element(log, next)
     return at <= time and (sum - log.base) % 4503599627370496 <= hits
   end
-  while upto(index + step) do index, step = index + step, step * 2 end
+  while is_within(index + step) do index, step = index + step, step * 2 end
   while step > 1 do
     step = step / 2
-    if upto(index + step) then index = index + step end
+    if is_within(index + step) then index = index + step end
   end
   return index
 end
@@ -45,14 +47,14 @@ local function elements(log, from, to)
   return raw
 end
 
--- The records after element `out`, as far as a charge can tell them apart.
-local function ends(log, out, to_front, to_back)
-  local front, back = out + max(to_front, 0), log.size - to_back
-  if front + 1 >= back then return elements(log, out + 1, log.size) end
-  return elements(log, out + 1, front) .. elements(log, back, log.size)
+-- Returns the records after element `expired`, as far as a charge can distinguish them.
+local function ends(log, expired, to_front, to_back)
+  local front, back = expired + max(to_front, 0), log.size - to_back
+  if front + 1 >= back then return elements(log, expired + 1, log.size) end
+  return elements(log, expired + 1, front) .. elements(log, back, log.size)
 end
 
--- An element of that time with so many hits of the window up to it.
+-- Returns an element at time `at`, with `hits` hits of the window up to it.
 local function packed(log, at, hits)
   return pack('<I8I8', at, (log.base + hits) % 4503599627370496)
 end

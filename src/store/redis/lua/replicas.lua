@@ -1,22 +1,23 @@
--- The processes that share the limits: which of them has which of R slots, and how many they are.
+-- Registry of the replicas that share the limits: assigns each of R slots to one process, and counts the processes.
 --
--- KEYS: their table. ARGV[1]: signed 64-bit numbers, little-endian: the time in microseconds since the Unix epoch,
--- negative for the server's; R, 1 to 1000, as this process has it; 1 if it stops and gives up what it has, else 0; then
--- 16 bytes that tell it from all others.
--- Returns five numbers as above: the time; its slot, from 0 on, -1 for none; the time at which the claim before its own
--- ended, 0 if there was none; how many processes are alive; the R in force.
--- Table: a string of R as an unsigned number; for each slot the owner, and in unsigned numbers the time at which its
--- claim ends or ended, 0 if there was none, and at which the one before it did; then for each process that waits for a
--- slot itself and the time until which it counts as alive. Those beyond 1000 are not counted.
--- A claim lasts 30 s. Among free slots it takes the one that is free for longest. While claims of another R run it gets
--- none; when they have ended, its own R is in force, and that counts as the end of all claims.
--- A clock that was set back keeps nothing alive for longer: no claim ends later than 30 s from now.
--- Writes: one SET with PX. TTL: 366 days. O(R + those that wait).
+-- KEYS: the registry.
+-- ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use the server's
+-- time; slots: R as this process has it, 1 to 1000; release: 1 to give up the slot, else 0. Then 16 bytes: the owner id
+-- of this process.
+-- Returns: five numbers as above: now; the slot of this process, from 0 on, -1: none; the end of the claim before its
+-- own, 0: there was none; the number of live processes; the R that applies.
+-- State: a string: R as an unsigned number; for each slot the owner id, and as unsigned numbers the end of its claim, 0
+-- if it has had none, and the end of the claim before; then for each process without a slot its owner id and the time
+-- until which it counts as live. At most 1000 of these are counted.
+-- Rules: a claim lasts 30 s. A process takes the slot that has been free for longest. While claims under another R run,
+-- it gets no slot; once they have ended its own R applies, and that counts as the end of all claims.
+-- A clock that was set back extends no claim: an end later than 30 s from now is cut to that.
+-- Writes: one SET with PX. TTL: 366 days. O(R + processes without a slot).
 
 local unpack, pack, min = struct.unpack, struct.pack, math.min
-local now, slots, ends = unpack('<i8i8i8', ARGV[1])
-local me, key, life_ms = string.sub(ARGV[1], 25), KEYS[1], '31622400000'
-local nobody = string.rep('\0', 16)
+local now, slots, release = unpack('<i8i8i8', ARGV[1])
+local me, key, ttl_ms = string.sub(ARGV[1], 25), KEYS[1], '31622400000'
+local no_owner = string.rep('\0', 16)
 --> clock
 local found = redis.pcall('GET', key)
 if not found then
@@ -24,48 +25,48 @@ if not found then
 elseif type(found) == 'table' then
   return found
 end
-local force = #found % 8 == 0 and #found > 8 and unpack('<I8', found) or 0
-local place = 9 + 32 * force
-if force < 1 or force > 1000 or place > #found + 1 or (#found + 1 - place) % 24 ~= 0 then
-  --> wrong
+local agreed = #found % 8 == 0 and #found > 8 and unpack('<I8', found) or 0
+local waiting_start = 9 + 32 * agreed
+if agreed < 1 or agreed > 1000 or waiting_start > #found + 1 or (#found + 1 - waiting_start) % 24 ~= 0 then
+  --> wrong_type
 end
-local latest, owners, ended, before, live = now + 30000000, {}, {}, {}, 0
-for i = 1, force do
-  local owner, over, earlier = unpack('<c16I8I8', found, 32 * i - 23)
-  owners[i], ended[i], before[i] = owner, min(over, latest), min(earlier, now)
-  if ended[i] > now then live = live + 1 end
+local latest, owners, ends, previous_ends, live = now + 30000000, {}, {}, {}, 0
+for i = 1, agreed do
+  local owner, ended, previous_end = unpack('<c16I8I8', found, 32 * i - 23)
+  owners[i], ends[i], previous_ends[i] = owner, min(ended, latest), min(previous_end, now)
+  if ends[i] > now then live = live + 1 end
 end
-if force ~= slots and live == 0 then
-  force = slots
-  for i = 1, force do owners[i], ended[i], before[i] = nobody, now, 0 end
+if agreed ~= slots and live == 0 then
+  agreed = slots
+  for i = 1, agreed do owners[i], ends[i], previous_ends[i] = no_owner, now, 0 end
 end
 local mine, free
-if force == slots then
-  for i = 1, force do
+if agreed == slots then
+  for i = 1, agreed do
     if owners[i] == me then mine = i end
-    if ended[i] <= now and (not free or ended[i] < ended[free]) then free = i end
+    if ends[i] <= now and (not free or ends[i] < ends[free]) then free = i end
   end
-  if ends == 1 then
-    if mine and ended[mine] > now then ended[mine], live = now, live - 1 end
+  if release == 1 then
+    if mine and ends[mine] > now then ends[mine], live = now, live - 1 end
     mine = nil
   else
     mine = mine or free
-    if mine and ended[mine] <= now then owners[mine], before[mine], live = me, ended[mine], live + 1 end
-    if mine then ended[mine] = latest end
+    if mine and ends[mine] <= now then owners[mine], previous_ends[mine], live = me, ends[mine], live + 1 end
+    if mine then ends[mine] = latest end
   end
 end
-local rows, waiting = {pack('<I8', force)}, 0
-for i = 1, force do rows[i + 1] = pack('<c16I8I8', owners[i], ended[i], before[i]) end
-local function wait(owner, over)
-  if over > now and waiting < 1000 then
-    rows[#rows + 1], waiting, live = pack('<c16I8', owner, over), waiting + 1, live + 1
+local rows, waiting = {pack('<I8', agreed)}, 0
+for i = 1, agreed do rows[i + 1] = pack('<c16I8I8', owners[i], ends[i], previous_ends[i]) end
+local function add_waiting(owner, until_us)
+  if until_us > now and waiting < 1000 then
+    rows[#rows + 1], waiting, live = pack('<c16I8', owner, until_us), waiting + 1, live + 1
   end
 end
-for at = place, #found, 24 do
-  local owner, over = unpack('<c16I8', found, at)
-  if owner ~= me then wait(owner, min(over, latest)) end
+for position = waiting_start, #found, 24 do
+  local owner, until_us = unpack('<c16I8', found, position)
+  if owner ~= me then add_waiting(owner, min(until_us, latest)) end
 end
-if not mine and ends == 0 then wait(me, latest) end
+if not mine and release == 0 then add_waiting(me, latest) end
 local value = table.concat(rows)
 --> set
-return pack('<i8i8i8i8i8', now, mine and mine - 1 or -1, mine and before[mine] or 0, live, force)
+return pack('<i8i8i8i8i8', now, mine and mine - 1 or -1, mine and previous_ends[mine] or 0, live, agreed)

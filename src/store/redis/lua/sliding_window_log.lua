@@ -1,44 +1,44 @@
 -- sliding_window_log: a record for each instant at which hits were entered.
 --
--- KEYS: the counter, with a and b: see log.lua, as for state, reply and cost. Charges: limit. Rounding: none.
--- Writes: LTRIM, LSET, RPUSH as needed, and PEXPIRE. TTL: a period from the counter's now on, rounded up.
--- Variables: out (elements before the window), held (hits in it as found); what is left of them lies between dropped
--- and kept, in hits, and then come those that are new.
+-- KEYS: the counter. a, b, state, reply and cost: see log.lua. Charges: limit. Rounding: none.
+-- Writes: LTRIM, LSET and RPUSH as needed, and PEXPIRE. TTL: one period after the counter's now, rounded up.
+-- Variables: expired (number of elements before the window), held (hits in the window as found). Of the held hits, those
+-- from `dropped` to `kept` remain; `new` hits follow them.
 
---: open
+--: load
 local length = redis.pcall('LLEN', key)
 if type(length) == 'table' then return length end
-local log, last, top, out = {key = key, size = max(length - 1, 0), base = 0}, 0, 0, 0
+local log, last, top, expired = {key = key, size = max(length - 1, 0), base = 0}, 0, 0, 0
 if length > 0 then
   local head
   head, log.base = element(log, 0)
   last, top = element(log, log.size)
   last = max(last, head)
 end
---> arrive
-if void then out = log.size else out = seek(log, 0, at - period, 4503599627370496) end
-if out > 0 then log.base = select(2, element(log, out)) end
+--> effective_now
+if void then expired = log.size else expired = seek(log, 0, at - period, 4503599627370496) end
+if expired > 0 then log.base = select(2, element(log, expired)) end
 local held = (top - log.base) % 4503599627370496
 local dropped, kept, new = 0, held, 0
--- What is to stay: the element that becomes the first, and the newest record, if one does, with its time.
+-- Elements that stay: first becomes element 0, final is the newest record that stays, at time newest.
 local first, final, newest, head_at, head_sum
-local before = ends(log, out, held + a, b)
+local before = ends(log, expired, held + a, b)
 before = pack('<I8I8I8', last, log.base, #before / 16) .. before
 if log.bad then
-  --> wrong
+  --> wrong_type
 end
 
---: fits
-passes = hits < 0 or kept - dropped + new + hits <= limit
+--: decide
+admitted = hits < 0 or kept - dropped + new + hits <= limit
 
---: add
+--: apply
 if hits < 0 then
   kept = max(kept + min(new + hits, 0), dropped)
   new = max(new + hits, 0)
-elseif passes then
+elseif admitted then
   new = new + hits
 else
-  -- The log keeps as many of its newest hits as it held, at least the limit.
+  -- Debt: the log keeps as many of its newest hits as it held, or the limit if that is more.
   local size = kept - dropped + new
   local most = max(size, limit)
   local entered = min(hits, most)
@@ -47,16 +47,16 @@ else
 end
 
 --: plan
-first, final = out, out
+first, final = expired, expired
 if kept > dropped then
-  if dropped > 0 then first = seek(log, out, at, dropped) end
+  if dropped > 0 then first = seek(log, expired, at, dropped) end
   final = log.size
   if kept < held then final = seek(log, first, at, kept - 1) + 1 end
   newest = element(log, final)
 end
 if length > 0 then head_at, head_sum = element(log, first) end
 if log.bad then
-  --> wrong
+  --> wrong_type
 end
 
 --: write

@@ -1,11 +1,12 @@
--- A counter's state as one string, and a time of its own: what all algorithms have in common. A log has only the time.
+-- State of a counter as one string, and its own time: parts that the algorithms share. A log uses the time only.
 --
--- State: a string of unsigned 64-bit numbers, little-endian. The first is the time of the last charge in microseconds
--- since the Unix epoch; each algorithm says what the others are, and refuses those that no charge can have led to. All
--- are below 2^53, or 2^53 itself, so that a Lua number is exact.
--- Variables, times in microseconds: last, at (the counter's own now: the later of now and last), ahead (at - now), void
--- (last lies more than a period ahead: the clock was wrong), before (the state as found, for the reply).
--- Writes: one SET with PX. TTL: life_ms, which the algorithm says, as a number or, which is faster, in digits.
+-- State: unsigned 64-bit little-endian numbers. The first is the time of the last charge in microseconds since the Unix
+-- epoch; each algorithm lists the others and rejects values that no charge leads to. All are at most 2^53, so that a Lua
+-- number holds them exactly.
+-- Variables, times in microseconds: last (time of the last charge), at (the counter's own now: the later of now and
+-- last), ahead (at - now), void (true if last lies more than a period ahead: the clock was wrong), before (the state as
+-- found, for the reply).
+-- Writes: one SET with PX. TTL: ttl_ms, which the algorithm computes, as a number or, faster, in decimal digits.
 
 --: clock
 if now < 0 then
@@ -20,12 +21,12 @@ if not before then
 elseif type(before) == 'table' then
   return before
 elseif #before ~= bytes then
-  --> wrong
+  --> wrong_type
 end
 
---: arrive
+--: effective_now
 if last >= 9007199254740992 then
-  --> wrong
+  --> wrong_type
 end
 local at, ahead, void = now, last - now
 if ahead <= 0 then
@@ -36,9 +37,9 @@ else
   ahead, void = 0, true
 end
 
---: wrong
-return {err = 'WRONGTYPE the value of this key is no state of its counter'}
+--: wrong_type
+return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
 
 --: set
-local done = redis.pcall('SET', key, value, 'PX', life_ms)
+local done = redis.pcall('SET', key, value, 'PX', ttl_ms)
 if done.err then return done end

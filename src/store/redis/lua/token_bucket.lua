@@ -1,45 +1,45 @@
--- token_bucket: tokens that are out come back at `limit` a period.
+-- token_bucket: used tokens refill at `limit` per period.
 --
--- KEYS: the counter. State, 24 bytes: last, used whole tokens (x), parts of one more (y; see drain.lua).
--- Charges: limit, capacity (tokens in the bucket), patience (us; how long may be waited for tokens that are lacking).
--- Rounding: none. Writes: one SET with PX. TTL: see drain.lua.
+-- KEYS: the counter. a, b: unused. State, 24 bytes: last, used (whole tokens), part (see leaky_level.lua).
+-- Charges: limit, capacity (tokens in a full bucket), wait (longest delay for missing tokens, in microseconds).
+-- Rounding: none. Writes: one SET with PX. TTL: see leaky_level.lua.
 
---: open
+--: load
 local bytes = 24
 --> read
-local x, y
-last, x, y = unpack('<I8I8I8', before)
-if x >= 9007199254740992 or y >= period then
-  --> wrong
+local whole, part
+last, whole, part = unpack('<I8I8I8', before)
+if whole >= 9007199254740992 or part >= period then
+  --> wrong_type
 end
---> arrive
-if void then last, x, y = at, 0, 0 end
+--> effective_now
+if void then last, whole, part = at, 0, 0 end
 --> level
 
---: fits
-passes = false
+--: decide
+admitted = false
 --> drain
 if hits < 0 then
-  passes = true
+  admitted = true
 elseif hits <= capacity and limit > 0 then
-  local beyond = level_x + hits - capacity
-  --> lend
+  local excess = level_whole + hits - capacity
+  --> fits_in_time
 end
 
---: add
+--: apply
 local entered = hits
-if not passes then
-  -- Debt ends at one period's worth of tokens below an empty bucket, and never lowers what is out.
-  local room = capacity + limit - level_x
+if not admitted then
+  -- Debt ends one period's worth of tokens below an empty bucket, and never lowers the used tokens.
+  local room = capacity + limit - level_whole
   if room <= 0 then
     entered = 0
   elseif hits >= room then
-    entered, level_y = room, 0
+    entered, level_part = room, 0
   end
 end
 --> fill
 
 --: write
---> life
-local value = pack('<I8I8I8', last, x, y)
+--> level_ttl
+local value = pack('<I8I8I8', last, whole, part)
 --> set

@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::clock::Time;
 use crate::store::redis::key;
-use crate::store::redis::script::MalformedReply;
+use crate::store::redis::script::reply_reader::MalformedReply;
 
 /// What tells a process from all others, those that ran before included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -159,7 +159,7 @@ impl Body {
     async fn ask(&self, wish: ClaimAction) -> Result<Reply, RedisError> {
         let until = Instant::now() + PATIENCE;
         let argument = claim::argument(self.owner, self.replicas.slots().get(), wish, None);
-        let script = script::replicas_script();
+        let script = script::compose::replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
         let slot = || hash_slot(&self.key);
         let mut redirects = Redirects::start(&self.route, slot, until).await?;

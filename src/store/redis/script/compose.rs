@@ -1,88 +1,122 @@
-//! The texts of the scripts, put together from a driver and the parts of its algorithms.
+//! Texts of the scripts, composed of a driver and the parts of its algorithms.
 //!
-//! A Lua file is divided into parts by lines `--: NAME`, and a line `--> NAME` stands for a part. With the parts in the
-//! driver's own text a call of one counter runs from top to bottom, without functions to make and tables to fill: that
-//! is half of its time. Several counters have the same parts as functions.
+//! A line `--: NAME` in a Lua file starts a part, and a line `--> NAME` is replaced by a part. A script for one counter
+//! has the parts inline in the driver: it runs without creating functions and tables, which halves its time. A script
+//! for several counters has the same parts as functions.
 //!
-//! Comments are left out: a script's hash, and with it what servers keep, changes with the code alone.
+//! Comments are removed, so that the hash of a script, and the copy that servers cache, changes with its code only.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use sha1::{Digest, Sha1};
 
 use crate::limit::algorithm::Algorithm;
+use crate::store::redis::algorithms::row;
 
-/// Parts that any algorithm may use.
-const SHARED: [&str; 4] = [
+/// Files of parts that any algorithm may use.
+const SHARED_FILES: [&str; 5] = [
     include_str!("../lua/state.lua"),
+    include_str!("../lua/equal_charges.lua"),
     include_str!("../lua/exact.lua"),
-    include_str!("../lua/drain.lua"),
+    include_str!("../lua/leaky_level.lua"),
     include_str!("../lua/log.lua"),
 ];
 
-/// Texts by name.
-type Parts<'t> = HashMap<&'t str, &'t str>;
+/// Parts with helper functions, in the order in which a script defines them.
+const HELPERS: [&str; 2] = ["divide", "log"];
 
-/// The script for one counter.
-pub(super) fn alone(algorithm: Algorithm) -> String {
+/// Number of algorithms.
+const ALGORITHMS: usize = Algorithm::ALL.len();
+
+/// Parts by name.
+type LuaParts<'t> = HashMap<&'t str, &'t str>;
+
+/// A script.
+#[derive(Debug)]
+pub struct Script {
+    /// Text for EVAL.
+    pub text: String,
+    /// SHA-1 of the text in lower-case hexadecimal digits, for EVALSHA.
+    pub sha1: String,
+}
+
+impl Script {
+    fn new(text: String) -> Self {
+        let sha1 = Sha1::digest(&text).iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
+        Self { sha1, text }
+    }
+}
+
+/// Returns the script for counters of these algorithms, one for each key of the call.
+pub fn script_for(algorithms: impl Iterator<Item = Algorithm>) -> &'static Script {
+    static SINGLE: [OnceLock<Script>; ALGORITHMS] = [const { OnceLock::new() }; ALGORITHMS];
+    static SEVERAL: [OnceLock<Script>; 1 << ALGORITHMS] = [const { OnceLock::new() }; 1 << ALGORITHMS];
+    let (mut keys, mut set, mut first) = (0, 0, Algorithm::default());
+    for algorithm in algorithms {
+        (keys, set, first) = (keys + 1, set | 1 << algorithm as usize, algorithm);
+    }
+    if keys == 1 {
+        SINGLE[first as usize].get_or_init(|| Script::new(single_counter(first)))
+    } else {
+        let used = Algorithm::ALL.into_iter().filter(|&algorithm| set >> algorithm as usize & 1 == 1);
+        SEVERAL[set].get_or_init(|| Script::new(several_counters(used)))
+    }
+}
+
+/// Returns the script that assigns slots to replicas; `replicas::claim` encodes its argument and decodes its reply.
+pub fn replicas_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/replicas.lua"), &shared_parts())))
+}
+
+fn single_counter(algorithm: Algorithm) -> String {
     let helpers = helpers(&[algorithm].into_iter());
     let mut parts = parts_of(algorithm);
     parts.insert("helpers", &helpers);
     expand(include_str!("../lua/driver.lua"), &parts)
 }
 
-/// The script for counters of these algorithms.
-pub(super) fn together(algorithms: impl Iterator<Item = Algorithm> + Clone) -> String {
+fn several_counters(algorithms: impl Iterator<Item = Algorithm> + Clone) -> String {
     let helpers = helpers(&algorithms);
-    let makers: String = algorithms
+    let constructors: String = algorithms
         .map(|algorithm| {
-            let maker = expand(include_str!("../lua/counter.lua"), &parts_of(algorithm));
-            format!("makers[{}] = {maker}", algorithm as u8)
+            let constructor = expand(include_str!("../lua/counter.lua"), &parts_of(algorithm));
+            format!("constructors[{}] = {constructor}", row(algorithm).wire_id)
         })
         .collect();
     let mut parts = shared_parts();
-    parts.extend([("helpers", helpers.as_str()), ("makers", &makers)]);
+    parts.extend([("helpers", helpers.as_str()), ("constructors", &constructors)]);
     expand(include_str!("../lua/together.lua"), &parts)
 }
 
-/// The script that keeps the table of processes.
-pub(super) fn replicas() -> String {
-    expand(include_str!("../lua/replicas.lua"), &shared_parts())
-}
-
-/// The functions that these algorithms call.
+/// Returns the helper functions that these algorithms call.
 fn helpers(algorithms: &(impl Iterator<Item = Algorithm> + Clone)) -> String {
-    let has = |wanted: &[Algorithm]| algorithms.clone().any(|algorithm| wanted.contains(&algorithm));
-    let divide = has(&[Algorithm::TokenBucket, Algorithm::LeakyBucket, Algorithm::SlidingWindowCounter]);
-    let log = has(&[Algorithm::SlidingWindowLog]);
     let shared = shared_parts();
-    [(divide, "divide"), (log, "log")].into_iter().filter(|(needed, _)| *needed).map(|(_, name)| shared[name]).collect()
+    let is_used = |name: &&str| algorithms.clone().any(|algorithm| row(algorithm).helpers.contains(name));
+    HELPERS.into_iter().filter(is_used).map(|name| shared[name]).collect()
 }
 
-fn shared_parts() -> Parts<'static> {
-    SHARED.iter().flat_map(|file| split(file)).collect()
+fn shared_parts() -> LuaParts<'static> {
+    SHARED_FILES.iter().flat_map(|file| split(file)).collect()
 }
 
-fn parts_of(algorithm: Algorithm) -> Parts<'static> {
-    let file = match algorithm {
-        Algorithm::TokenBucket => include_str!("../lua/token_bucket.lua"),
-        Algorithm::LeakyBucket => include_str!("../lua/leaky_bucket.lua"),
-        Algorithm::FixedWindow => include_str!("../lua/fixed_window.lua"),
-        Algorithm::SlidingWindowLog => include_str!("../lua/sliding_window_log.lua"),
-        Algorithm::SlidingWindowCounter => include_str!("../lua/sliding_window_counter.lua"),
-    };
+/// Returns the parts of an algorithm's file and the shared parts that it does not replace.
+fn parts_of(algorithm: Algorithm) -> LuaParts<'static> {
     let mut parts = shared_parts();
-    // Only a log has something to look up before it is written.
+    // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
-    parts.extend(split(file));
+    parts.extend(split(row(algorithm).lua));
     parts
 }
 
-/// The named parts of a file; what stands before the first is its header.
+/// Splits a file into its named parts; the text before the first part is the header.
 fn split(file: &str) -> impl Iterator<Item = (&str, &str)> {
     file.split("\n--: ").skip(1).filter_map(|part| part.split_once('\n'))
 }
 
-/// A text with its parts in their places and without comments.
-fn expand(text: &str, parts: &Parts<'_>) -> String {
+/// Replaces the references in a text by their parts, and removes comments.
+fn expand(text: &str, parts: &LuaParts<'_>) -> String {
     let mut expanded = String::new();
     for line in text.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix("--> ") {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::algorithm::{ChargeResult, EnforcedLimit};
 use tollkeeper::clock::Time;
-use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 
 /// The levels of a charge's limits.
 pub(super) type ChargeResults = SmallVec<[ChargeResult; 1]>;

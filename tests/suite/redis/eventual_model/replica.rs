@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollkeeper::clock::Time;
+use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::eventual::{DescriptorId, EventualCounters, EventualTable, LeaseTicket, LocalBudget};
-use tollkeeper::store::redis::script::{ChargeCommand, OwnedCounter};
 
 use super::scenario::slots;
 

@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
+use tollkeeper::store::redis::command::OwnedCounter;
 use tollkeeper::store::redis::eventual::{self, log_beyond_us};
-use tollkeeper::store::redis::script::OwnedCounter;
 
 use super::seeded_random::Chance;
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::request::Hits;
+use tollkeeper::store::redis::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, EventualStats, LeaseTicket};
-use tollkeeper::store::redis::script::{ChargeCommand, MAX_CHARGES_PER_CALL};
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};

@@ -1,0 +1,56 @@
+//! Charges in owned form, as calls to Redis carry them.
+//!
+//! A call outlives the request that started it, so a command owns all that it needs of a
+//! [`Charge`](crate::counter::Charge). The commands of one call have the same counters in the same order; limits and
+//! capacities may differ between them.
+
+use smallvec::SmallVec;
+
+use crate::algorithm::{ChargeRequest, EnforcedLimit};
+use crate::clock::Time;
+use crate::limit::Limit;
+
+/// Upper bound on the charges of one call; other clients of the server wait while a script runs.
+pub const MAX_CHARGES_PER_CALL: usize = 512;
+
+/// Charges of one call, decided in this order.
+pub type ChargeBatch = SmallVec<[ChargeCommand; 1]>;
+
+/// Counter of a command: its limit and what identifies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnedCounter {
+    /// The limit.
+    pub limit: Limit,
+    /// Exceeding an enforced limit rejects the descriptor.
+    pub enforced: bool,
+    /// Distinguishes the counter from others of the same path.
+    pub tag: u128,
+}
+
+/// One charge of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChargeCommand {
+    /// One counter for each key of the call.
+    pub counters: SmallVec<[OwnedCounter; 1]>,
+    /// Hits and the longest delay.
+    pub request: ChargeRequest,
+    /// True if the charge is only computed, and changes no counter.
+    pub dry_run: bool,
+    /// Time of the counter, 1 us after the epoch or later, from which a refund has no effect; `None`: never.
+    pub void_from: Option<Time>,
+}
+
+impl ChargeCommand {
+    /// A charge of `request` that changes the counters.
+    pub const fn new(counters: SmallVec<[OwnedCounter; 1]>, request: ChargeRequest) -> Self {
+        Self { counters, request, dry_run: false, void_from: None }
+    }
+
+    /// Limits of the counters, as [`charge_together`](crate::algorithm::charge_together) takes them.
+    pub fn limits(&self) -> SmallVec<[EnforcedLimit<'_>; 1]> {
+        self.counters
+            .iter()
+            .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
+            .collect()
+    }
+}

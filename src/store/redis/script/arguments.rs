@@ -1,0 +1,102 @@
+//! Encoder of a call's argument: signed 64-bit little-endian numbers, laid out as `lua/driver.lua` says.
+//!
+//! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value exactly.
+
+use std::io::Write as _;
+
+use bytes::Bytes;
+
+use super::reply_reader::MAX_EXACT;
+use crate::clock::Time;
+use crate::limit::Limit;
+use crate::request::Hits;
+use crate::store::redis::algorithms::row;
+use crate::store::redis::command::{ChargeCommand, OwnedCounter};
+
+/// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::redis::command::MAX_CHARGES_PER_CALL) charges.
+/// The charges happen at `now`, or at the server's own time if `now` is `None`.
+pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
+    let mut encoder = ArgEncoder(Vec::with_capacity(128));
+    encoder.push(now.map_or(-1, exact));
+    let Some(first) = commands.first() else { return encoder.0.into() };
+    for (index, counter) in first.counters.iter().enumerate() {
+        let limit = &counter.limit;
+        let row = row(limit.algorithm());
+        encoder.push(i64::from(row.wire_id));
+        encoder.push(signed(limit.period_us()));
+        let [a, b] = (row.arguments)(commands, index);
+        encoder.push(a);
+        encoder.push(b);
+        encoder.push_digits(limit.period_us() / 1000);
+    }
+    let mut changing = commands.iter().filter_map(|command| Some((command, signed_hits(command)?))).peekable();
+    while let Some((command, hits)) = changing.next() {
+        let mut times = 1;
+        while changing.next_if(|(next, _)| *next == command).is_some() {
+            times += 1;
+        }
+        encoder.push(times);
+        encoder.push(hits);
+        for counter in &command.counters {
+            encoder.push_limit(counter, wait_us(command, &counter.limit));
+        }
+    }
+    encoder.0.into()
+}
+
+/// Returns the longest delay of a command in microseconds: as requested, within the bounds of its algorithms.
+pub fn max_delay_us(command: &ChargeCommand) -> u64 {
+    let bound_us = |counter: &OwnedCounter| (row(counter.limit.algorithm()).max_delay_us)(&counter.limit);
+    command.counters.iter().map(bound_us).fold(command.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
+}
+
+/// Returns the hits that a command adds, negative for a refund; `None` if it cannot change a counter.
+fn signed_hits(command: &ChargeCommand) -> Option<i64> {
+    match command.request.hits {
+        _ if command.dry_run => None,
+        Hits::Peek => None,
+        Hits::Charge(hits) => Some(signed(hits)),
+        Hits::Refund(hits) => Some(-signed(hits)),
+    }
+}
+
+/// Returns the longest wait of a charge; for a refund the time from which it is void, 0 if it never is.
+fn wait_us(command: &ChargeCommand, limit: &Limit) -> i64 {
+    match command.request.hits {
+        Hits::Refund(_) => command.void_from.map_or(0, exact),
+        Hits::Charge(_) | Hits::Peek => signed(max_delay_us(command).min(limit.max_wait_us())),
+    }
+}
+
+fn exact(time: Time) -> i64 {
+    signed(time.as_micros().min(MAX_EXACT - 1))
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Buffer of the argument.
+struct ArgEncoder(Vec<u8>);
+
+impl ArgEncoder {
+    fn push(&mut self, number: i64) {
+        self.0.extend_from_slice(&number.to_le_bytes());
+    }
+
+    /// Appends the number of digits as one byte, then the decimal digits.
+    fn push_digits(&mut self, number: u64) {
+        let start = self.0.len();
+        self.0.push(0);
+        write!(self.0, "{number}").expect("a vector accepts all writes");
+        self.0[start] = u8::try_from(self.0.len() - start - 1).expect("a number has at most 20 digits");
+    }
+
+    fn push_limit(&mut self, counter: &OwnedCounter, wait_us: i64) {
+        let limit = &counter.limit;
+        self.push(i64::from(limit.requests_per_unit()));
+        self.push(i64::from(limit.capacity()));
+        self.push(wait_us);
+        self.push(i64::from(counter.enforced) + 2 * i64::from(limit.count_rejected()));
+    }
+}

@@ -1,0 +1,66 @@
+//! Results of a call, computed from the states that its script returned.
+//!
+//! A script decides charges and changes states, but does not compute results. It returns its time and the states as it
+//! found them. The same charges are repeated here on those states by the algorithms of
+//! [`algorithm`](crate::algorithm), so that each result is computed in one place for all stores.
+
+use smallvec::SmallVec;
+
+use super::arguments::max_delay_us;
+use super::reply_reader::{MalformedReply, ReplyReader};
+use crate::algorithm::state::{State, charge_together};
+use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::clock::Time;
+use crate::store::redis::algorithms::row;
+use crate::store::redis::command::ChargeCommand;
+
+/// Outcome of a call.
+#[derive(Clone, Debug)]
+pub struct ScriptOutcome {
+    /// Results of each charge, one for each of its counters.
+    pub results: Vec<SmallVec<[ChargeResult; 1]>>,
+    /// States after all charges. Records of a log that no charge of the call can distinguish are merged.
+    pub states: SmallVec<[State; 1]>,
+    /// Time at which the charges were made.
+    pub now: Time,
+}
+
+/// Repeats the charges of a call on the states in its script's reply.
+///
+/// # Errors
+/// The script cannot have returned this reply.
+pub fn replay(commands: &[ChargeCommand], reply: &[u8]) -> Result<ScriptOutcome, MalformedReply> {
+    let mut reader = ReplyReader::new(reply);
+    let now = reader.time()?;
+    let counters = commands.first().map_or(&[][..], |command| &command.counters);
+    let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
+    for counter in counters {
+        let last = reader.time()?;
+        states.push((row(counter.limit.algorithm()).read_state)(&mut reader, last)?);
+    }
+    if !reader.is_empty() {
+        return Err(MalformedReply);
+    }
+    let results = commands.iter().map(|command| replay_one(command, &mut states, now)).collect();
+    Ok(ScriptOutcome { results, states, now })
+}
+
+fn replay_one(command: &ChargeCommand, states: &mut SmallVec<[State; 1]>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+    let limits = command.limits();
+    let request = ChargeRequest { max_delay_us: max_delay_us(command), ..command.request };
+    if command.dry_run {
+        charge_together(&limits, &mut states.clone(), now, request)
+    } else if let Some(void_from) = command.void_from {
+        // A refund always passes, and each counter decides for itself whether the refund is void.
+        let refund = |(limit, state): (&EnforcedLimit<'_>, &mut State)| {
+            if state.time(limit.limit, now) >= void_from {
+                state.clone().charge(limit.limit, now, request)
+            } else {
+                state.charge(limit.limit, now, request)
+            }
+        };
+        limits.iter().zip(states.iter_mut()).map(refund).collect()
+    } else {
+        charge_together(&limits, states, now, request)
+    }
+}
