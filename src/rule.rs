@@ -4,7 +4,7 @@
 //! walks one level an entry: exact value, then the first wildcard in file order, then the bare key; never back.
 //! Each step is a hash probe, however many rules there are.
 //!
-//! `Node` and `Domain` are what a rule file says once it was checked; `RuleSet::new` compiles them and can not fail.
+//! `RuleNode` and `Domain` are what a rule file says once it was checked; `RuleSet::new` compiles them and can not fail.
 
 pub mod matching;
 pub mod naming;
@@ -24,7 +24,7 @@ type NodeId = u32;
 
 /// Where in the rule files something was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct SourceLocation {
     /// The file's name as messages give it.
     pub file: Arc<str>,
     /// From 1.
@@ -34,7 +34,7 @@ pub struct Origin {
 }
 
 /// Writes `file:line:column`.
-impl fmt::Display for Origin {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
@@ -46,14 +46,14 @@ pub struct Domain {
     /// Its name, never empty.
     pub name: String,
     /// What applies to limits that travel with a request.
-    pub defaults: Defaults,
+    pub defaults: OverrideDefaults,
     /// The outermost descriptors, in file order; no two of one composite key.
-    pub descriptors: Vec<Node>,
+    pub descriptors: Vec<RuleNode>,
 }
 
 /// What a domain says for limits that come with a request instead of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Defaults {
+pub struct OverrideDefaults {
     /// How hits are counted.
     pub algorithm: Algorithm,
     /// leaky_bucket: requests in the bucket at once.
@@ -68,13 +68,13 @@ pub struct Defaults {
     pub on_store_error: Option<StorePolicy>,
     /// Part of every counter's key.
     pub epoch: u64,
-    /// What a refusal says.
-    pub refusal: Refusal,
+    /// What a over_limit_body says.
+    pub over_limit_body: OverLimitBody,
 }
 
-/// What a refusal says beside its code.
+/// What a over_limit_body says beside its code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Refusal {
+pub struct OverLimitBody {
     /// The body, if any.
     pub body: Option<Arc<str>>,
     /// Its content type, if any; free of control characters.
@@ -83,7 +83,7 @@ pub struct Refusal {
 
 /// A descriptor of a rule file.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct RuleNode {
     /// The key, never empty.
     pub key: String,
     /// The value; empty matches any value of the key. A `*` anywhere matches any run of bytes.
@@ -95,12 +95,12 @@ pub struct Node {
     /// The value goes into the metric's name.
     pub value_to_metric: bool,
     /// The next level, in file order; no two of one composite key.
-    pub descriptors: Vec<Node>,
+    pub descriptors: Vec<RuleNode>,
     /// Where its key stands.
-    pub origin: Origin,
+    pub location: SourceLocation,
 }
 
-impl Node {
+impl RuleNode {
     /// `key`, or `key_value` if it has a value: what identifies it among its siblings.
     pub fn composite(&self) -> String {
         if self.value.is_empty() { self.key.clone() } else { format!("{}_{}", self.key, self.value) }
@@ -113,15 +113,15 @@ pub struct Rule {
     /// `domain.composite.composite`: its name in `/rlconfig` and metrics.
     pub path: String,
     /// Where its `rate_limit` stands.
-    pub origin: Origin,
+    pub location: SourceLocation,
     /// Its limits.
     pub allowance: Allowance,
     /// The names of the limits that this rule switches off in the same request.
     pub replaces: Vec<String>,
     /// Returned as dynamic metadata when the descriptor passes.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// What a refusal says.
-    pub refusal: Refusal,
+    /// What a over_limit_body says.
+    pub over_limit_body: OverLimitBody,
     /// The whole path with the request's values goes into the metric's name.
     pub detailed_metric: bool,
 }

@@ -31,7 +31,7 @@ use self::reload::Reloader;
 use self::signals::{SignalAction, Signals};
 use self::statsd_reporter::StatsdReporter;
 use crate::clock::Clock;
-use crate::config::compile::Options;
+use crate::config::compile::options::CompileOptions;
 use crate::config::live::LiveRules;
 use crate::config::source::{self, Layout};
 use crate::config::watch::{Timing, Watcher};
@@ -125,7 +125,8 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let mut service = Service::new(clock.clone(), Arc::clone(&rules), decider);
     service.tracer = tracer;
     let service = Arc::new(service);
-    let reloader = Reloader { rules, options: Options::from(&settings), documents: files.documents, clock, metrics };
+    let reloader =
+        Reloader { rules, options: CompileOptions::from(&settings), documents: files.documents, clock, metrics };
     let first = source::read(&files.layout);
     reloader.load(&first);
     if service.rules.load().is_none() {

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::sync::{Arc, LazyLock};
 
 use tollkeeper::clock::Time;
-use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::{Decider, DecisionContext};
 use tollkeeper::grpc::{decode, encode};
@@ -20,8 +21,8 @@ const NOW: Time = Time::from_secs(1_767_225_600);
 const RULES: &str = include_str!("desk.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
-    let source = Source { name: Arc::from("desk"), text: RULES.as_bytes().to_vec(), documents: Documents::All };
-    let compiled = compile(&[source], &Options::default()).unwrap_or_else(|problems| panic!("{problems}"));
+    let source = RuleText { name: Arc::from("desk"), text: RULES.as_bytes().to_vec(), documents: Documents::All };
+    let compiled = compile(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
     RuleSet::new(compiled.domains)
 });
 

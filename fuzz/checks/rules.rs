@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::rule::render::rlconfig_lines;
 use tollkeeper::rule::set::RuleSet;
 
 pub(crate) fn check(data: &[u8]) {
     for documents in [Documents::All, Documents::FirstOnly] {
-        let source = Source { name: Arc::from("f.yaml"), text: data.to_vec(), documents };
-        let read = || compile(std::slice::from_ref(&source), &Options::default());
+        let source = RuleText { name: Arc::from("f.yaml"), text: data.to_vec(), documents };
+        let read = || compile(std::slice::from_ref(&source), &CompileOptions::default());
         match read() {
             Ok(compiled) => {
                 let again = read().expect("it was accepted before");

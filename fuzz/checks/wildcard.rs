@@ -10,7 +10,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::RuleSet;
-use tollkeeper::rule::{Allowance, Defaults, Domain, Node, Origin, Refusal, Rule, RuleLimit};
+use tollkeeper::rule::{Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation};
 
 /// Longer than what is tried takes the plain matcher too long.
 const LONGEST: usize = 256;
@@ -20,7 +20,7 @@ pub(crate) fn check(data: &[u8]) {
     let Some((rules, entry)) = text.rsplit_once('\n').filter(|_| text.len() <= LONGEST) else { return };
     let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     let mut known = HashSet::new();
-    let nodes: Vec<Node> = rules
+    let nodes: Vec<RuleNode> = rules
         .lines()
         .filter_map(|line| {
             let (key, value) = pair(line).unwrap_or((line.to_owned(), String::new()));
@@ -28,8 +28,8 @@ pub(crate) fn check(data: &[u8]) {
             (!node.key.is_empty() && known.insert(node.composite())).then_some(node)
         })
         .collect();
-    let patterns: Vec<String> = nodes.iter().map(Node::composite).collect();
-    let domain = Domain { name: "d".to_owned(), defaults: Defaults::default(), descriptors: nodes };
+    let patterns: Vec<String> = nodes.iter().map(RuleNode::composite).collect();
+    let domain = Domain { name: "d".to_owned(), defaults: OverrideDefaults::default(), descriptors: nodes };
     let rules = RuleSet::new(vec![domain]);
     let (key, value) = pair(entry).unwrap_or((entry.to_owned(), String::new()));
     let asked = [Entry { key: key.as_bytes(), value: value.as_bytes() }];
@@ -62,27 +62,27 @@ fn plainly_matches(pattern: &[u8], text: &[u8]) -> bool {
 }
 
 /// A rule that is known by its composite key.
-fn node(key: String, value: String) -> Node {
-    let origin = Origin { file: Arc::from("f"), line: 1, column: 1 };
+fn node(key: String, value: String) -> RuleNode {
+    let location = SourceLocation { file: Arc::from("f"), line: 1, column: 1 };
     let terms = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
     let limit = Limit::new(&terms).expect("a plain limit");
     let limit = RuleLimit { limit, name: String::new(), shadow: false, quota: false, epoch: 0 };
-    let mut node = Node {
+    let mut node = RuleNode {
         key,
         value,
         rule: None,
         share_threshold: false,
         value_to_metric: false,
         descriptors: Vec::new(),
-        origin: origin.clone(),
+        location: location.clone(),
     };
     node.rule = Some(Rule {
         path: node.composite(),
-        origin,
+        location,
         allowance: Allowance::Limits(vec![limit]),
         replaces: Vec::new(),
         metadata: None,
-        refusal: Refusal::default(),
+        over_limit_body: OverLimitBody::default(),
         detailed_metric: false,
     });
     node

@@ -10,7 +10,7 @@ use super::environment::{self, Variable};
 use super::print::{count, ended, print};
 use super::rules::{Rules, settings};
 use super::{Format, Outcome};
-use crate::config::compile::Options;
+use crate::config::compile::options::CompileOptions;
 use crate::config::diagnostic::Diagnostic;
 
 /// What `check` takes.
@@ -70,8 +70,11 @@ struct RulesReport<'r> {
 pub(super) fn run(args: &Args) -> Outcome {
     let environment = args.env.then(environment::variables);
     let rules = (!args.paths.is_empty()).then(|| {
-        let options = Options::from(&settings());
-        Rules::read(&args.paths, &Options { merge_domains: options.merge_domains || args.merge_domains, ..options })
+        let options = CompileOptions::from(&settings());
+        Rules::read(
+            &args.paths,
+            &CompileOptions { merge_domains: options.merge_domains || args.merge_domains, ..options },
+        )
     });
     let ok = rules.as_ref().is_none_or(|rules| !rules.found.has_errors())
         && environment.as_ref().is_none_or(|variables| variables.iter().all(|variable| !variable.stops_the_start));

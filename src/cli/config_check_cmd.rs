@@ -13,7 +13,8 @@ use super::Outcome;
 use super::go_flags::{self, Flag};
 use super::print::{complain, ended, print};
 use super::rules::{self, Rules};
-use crate::config::compile::{Options, Source};
+use crate::config::compile::RuleText;
+use crate::config::compile::options::CompileOptions;
 use crate::config::diagnostic::Diagnostics;
 use crate::config::source::{self, Layout, MAX_FILES, MAX_TOTAL_BYTES};
 use crate::config::yaml::Documents;
@@ -48,10 +49,10 @@ pub(super) fn run(arguments: &[OsString]) -> Outcome {
 
 /// Writes a line to `page` for each step; the error has the lines that end it.
 fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
-    let options = Options { merge_domains, ..Options::from(&rules::settings()) };
+    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rules::settings()) };
     let failed =
         |error: io::Error| format!("error opening directory {}: {error}\n", plain(&directory.to_string_lossy()));
-    let (mut sources, mut bytes): (Vec<Source>, u64) = (Vec::new(), 0);
+    let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
     for path in entries(directory).map_err(failed)? {
         *page += &format!("opening config file: {}\n", plain(&path.to_string_lossy()));
         let source = source_at(&path)?;
@@ -89,12 +90,12 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Reads a file as any rule file is read, whatever its name is; a directory is refused.
-fn source_at(path: &Path) -> Result<Source, String> {
+fn source_at(path: &Path) -> Result<RuleText, String> {
     let failed = |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", plain(&what.to_string()));
     if path.is_dir() {
         return Err(failed(&format_args!("{}: is a directory", path.display())));
     }
     let read = source::read(&Layout::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
     let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
-    Ok(Source { name: file.name, text: file.bytes, documents: Documents::FirstOnly })
+    Ok(RuleText { name: file.name, text: file.bytes, documents: Documents::FirstOnly })
 }

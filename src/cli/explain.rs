@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use super::print::{complain, ended, print, short, span};
 use super::rules::{Rules, settings};
 use super::{Outcome, debug_listener, question};
-use crate::config::compile::Options;
+use crate::config::compile::options::CompileOptions;
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
 use crate::grpc::decode;
 use crate::http::json::request_to_json;
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 /// What rule files say, without counters.
 fn read(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, String> {
     let settings = settings();
-    let rules = Rules::read(paths, &Options::from(&settings));
+    let rules = Rules::read(paths, &CompileOptions::from(&settings));
     let Some(set) = &rules.set else {
         return Err(format!("the rules have errors\n{}", rules.text().trim_end()));
     };

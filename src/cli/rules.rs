@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::print::complain;
-use crate::config::compile::{Compiled, Options, Source, compile};
+use crate::config::compile::options::CompileOptions;
+use crate::config::compile::{Compiled, RuleText, compile};
 use crate::config::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::config::source::{self, Layout, MAX_FILE_BYTES, Refused, SourceError};
 use crate::config::yaml::{Documents, text};
@@ -20,7 +21,7 @@ use crate::settings::Settings;
 /// What was found in rule files.
 pub(super) struct Rules {
     /// The files that could be read.
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<RuleText>,
     /// All problems.
     pub(super) found: Diagnostics,
     /// The rules, unless there are errors.
@@ -32,7 +33,7 @@ const STDIN: &str = "-";
 
 impl Rules {
     /// Reads and compiles files, directories and `-`.
-    pub(super) fn read(paths: &[PathBuf], options: &Options) -> Self {
+    pub(super) fn read(paths: &[PathBuf], options: &CompileOptions) -> Self {
         let mut found = Diagnostics::default();
         let mut sources = Vec::new();
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN));
@@ -43,7 +44,7 @@ impl Rules {
             });
             read.warnings.iter().for_each(|warning| found.push(at_line_1(warning, Severity::Warning)));
             let source =
-                |file: source::SourceFile| Source { name: file.name, text: file.bytes, documents: Documents::All };
+                |file: source::SourceFile| RuleText { name: file.name, text: file.bytes, documents: Documents::All };
             sources.extend(read.files.into_iter().map(source));
         }
         if !stdin.is_empty() {
@@ -53,13 +54,13 @@ impl Rules {
                 let problem = source::Problem::Unreadable(error.to_string());
                 found.push(at_line_1(&SourceError { path: STDIN.into(), problem }, Severity::Error));
             }
-            sources.push(Source { name: STDIN.into(), text, documents: Documents::All });
+            sources.push(RuleText { name: STDIN.into(), text, documents: Documents::All });
         }
         Self::compile(sources, options, found)
     }
 
     /// Compiles files that were read; `found` says what is wrong with others.
-    pub(super) fn compile(sources: Vec<Source>, options: &Options, mut found: Diagnostics) -> Self {
+    pub(super) fn compile(sources: Vec<RuleText>, options: &CompileOptions, mut found: Diagnostics) -> Self {
         let set = match compile(&sources, options) {
             Ok(Compiled { domains, warnings }) => {
                 found.append(warnings);

@@ -5,12 +5,12 @@
 //! with a warning where it means nothing, as there; a key of tollkeeper's own is an error there.
 
 use crate::limit::algorithm::Algorithm;
-use Kind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Table, Tables, Text, Unit};
-use Place::{Defaults, Descriptor, Limit, RateLimit, Replaces, Root};
+use Section::{Defaults, Descriptor, Limit, RateLimit, Replaces, Root};
+use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Table, Tables, Text, Unit};
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Section {
     /// The document itself.
     Root,
     /// `defaults:` of the document.
@@ -25,7 +25,7 @@ pub enum Place {
     Replaces,
 }
 
-impl Place {
+impl Section {
     /// All of them, outermost first.
     pub const ALL: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
 
@@ -56,7 +56,7 @@ impl Place {
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     /// Text; a plain number, date or boolean is its own text.
     Text,
     /// A whole number from the first to the second, both included.
@@ -72,9 +72,9 @@ pub enum Kind {
     /// A unit of time, in any case.
     Unit,
     /// A mapping.
-    Table(Place),
+    Table(Section),
     /// A list of mappings.
-    Tables(Place),
+    Tables(Section),
     /// One limit as a mapping, or several as a list of mappings.
     Limits,
     /// A mapping of anything.
@@ -83,15 +83,15 @@ pub enum Kind {
 
 /// A key of a rule file.
 #[derive(Clone, Copy, Debug)]
-pub struct Key {
+pub struct RuleKey {
     /// As written.
     pub name: &'static str,
     /// Whether envoyproxy/ratelimit knows it.
     pub peer: bool,
     /// Where it means something.
-    pub places: &'static [Place],
+    pub sections: &'static [Section],
     /// What it holds.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// What holds where it is not written, in YAML; empty if nothing does, or if that depends on other keys.
     pub default: &'static str,
     /// What it does, in a sentence or two.
@@ -105,7 +105,7 @@ pub const MAX_EPOCH: u64 = 1 << 53;
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
 /// The table, in the order of the documentation.
-pub const KEYS: &[Key] = &[
+pub const KEYS: &[RuleKey] = &[
     peer(
         "domain",
         &[Root],
@@ -283,38 +283,38 @@ pub const KEYS: &[Key] = &[
 
 const fn peer(
     name: &'static str,
-    places: &'static [Place],
-    kind: Kind,
+    sections: &'static [Section],
+    kind: ValueKind,
     default: &'static str,
     doc: &'static str,
-) -> Key {
-    Key { name, peer: true, places, kind, default, doc }
+) -> RuleKey {
+    RuleKey { name, peer: true, sections, kind, default, doc }
 }
 
 const fn own(
     name: &'static str,
-    places: &'static [Place],
-    kind: Kind,
+    sections: &'static [Section],
+    kind: ValueKind,
     default: &'static str,
     doc: &'static str,
-) -> Key {
-    Key { name, peer: false, places, kind, default, doc }
+) -> RuleKey {
+    RuleKey { name, peer: false, sections, kind, default, doc }
 }
 
 /// The key of that name, wherever it may stand.
-pub fn find(name: &str) -> Option<&'static Key> {
+pub fn find(name: &str) -> Option<&'static RuleKey> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The key that was probably meant: the nearest one that may stand at `place`, if any is near.
-pub(crate) fn nearest(name: &str, place: Option<Place>) -> Option<&'static str> {
+/// The key that was probably meant: the nearest one that may stand at `section`, if any is near.
+pub(crate) fn nearest(name: &str, section: Option<Section>) -> Option<&'static str> {
     // What is far too long resembles nothing, and comparing it would cost its length squared.
     if name.len() > 40 {
         return None;
     }
     let lower = name.to_ascii_lowercase().replace('-', "_");
     KEYS.iter()
-        .filter(|key| place.is_none_or(|place| key.places.contains(&place)))
+        .filter(|key| section.is_none_or(|section| key.sections.contains(&section)))
         .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
         .filter(|(likeness, _)| *likeness >= 0.6)
         .max_by(|a, b| a.0.total_cmp(&b.0))

@@ -16,13 +16,13 @@ use crate::rule::set::RuleSet;
 /// The rules in force.
 #[derive(Debug, Default)]
 pub struct LiveRules {
-    current: ArcSwapOption<Loaded>,
-    attempt: Mutex<Attempt>,
+    current: ArcSwapOption<LoadedRules>,
+    attempt: Mutex<LoadAttempt>,
 }
 
 /// A set of rules that was loaded.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedRules {
     /// The rules.
     pub rules: RuleSet,
     /// 1 for the first set that this process loaded, and so on.
@@ -35,7 +35,7 @@ pub struct Loaded {
 
 /// The last attempt to load rules.
 #[derive(Clone, Debug, Default)]
-struct Attempt {
+struct LoadAttempt {
     at: Option<Time>,
     error: Option<String>,
     refused: u64,
@@ -64,12 +64,12 @@ pub struct LoadStatus {
 
 impl LiveRules {
     /// The rules in force, if any were loaded.
-    pub fn load(&self) -> Guard<Option<Arc<Loaded>>> {
+    pub fn load(&self) -> Guard<Option<Arc<LoadedRules>>> {
         self.current.load()
     }
 
     /// The same for whoever has to wait while it decides.
-    pub fn load_full(&self) -> Option<Arc<Loaded>> {
+    pub fn load_full(&self) -> Option<Arc<LoadedRules>> {
         self.current.load_full()
     }
 
@@ -77,8 +77,8 @@ impl LiveRules {
     pub fn replace(&self, rules: RuleSet, sources: Vec<Arc<str>>, now: Time) -> u64 {
         let mut attempt = self.attempt();
         let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
-        let old = self.current.swap(Some(Arc::new(Loaded { rules, version, loaded_at: now, sources })));
-        *attempt = Attempt { at: Some(now), error: None, refused: attempt.refused };
+        let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, sources })));
+        *attempt = LoadAttempt { at: Some(now), error: None, refused: attempt.refused };
         drop(attempt);
         if let Some(old) = old {
             await_sole_owner(&old);
@@ -89,7 +89,7 @@ impl LiveRules {
     /// Notes that a new set was refused; the one in force stays.
     pub fn refuse(&self, error: String, now: Time) {
         let mut attempt = self.attempt();
-        *attempt = Attempt { at: Some(now), error: Some(error), refused: attempt.refused + 1 };
+        *attempt = LoadAttempt { at: Some(now), error: Some(error), refused: attempt.refused + 1 };
     }
 
     /// What is in force, and what became of the last attempt.
@@ -109,14 +109,14 @@ impl LiveRules {
         }
     }
 
-    fn attempt(&self) -> MutexGuard<'_, Attempt> {
+    fn attempt(&self) -> MutexGuard<'_, LoadAttempt> {
         self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Waits until nobody else holds an old set, so that it is taken apart here, on the thread that reloads: whoever lets
 /// go of it last pays for every rule in it, and that must not be a decision. A decision holds a set for microseconds.
-fn await_sole_owner(old: &Arc<Loaded>) {
+fn await_sole_owner(old: &Arc<LoadedRules>) {
     const PATIENCE: Duration = Duration::from_secs(1);
     let started = Instant::now();
     while Arc::strong_count(old) > 1 && started.elapsed() < PATIENCE {

@@ -6,18 +6,18 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::config::keys::{KEYS, Key, Kind, Place};
+use crate::config::keys::{KEYS, RuleKey, Section, ValueKind};
 use crate::limit::period::Unit;
 
 /// The schema, draft 2020-12.
 pub fn json_schema() -> Value {
     let definitions: Map<String, Value> =
-        Place::ALL.into_iter().skip(1).map(|place| (place.name().to_owned(), mapping(place))).collect();
+        Section::ALL.into_iter().skip(1).map(|section| (section.name().to_owned(), mapping(section))).collect();
     let mut schema = Map::new();
     schema.insert("$schema".into(), json!("https://json-schema.org/draft/2020-12/schema"));
     schema.insert("title".into(), json!("tollkeeper rules"));
     schema.insert("description".into(), json!("Rate limits of one domain: a superset of envoyproxy/ratelimit's."));
-    if let Value::Object(root) = mapping(Place::Root) {
+    if let Value::Object(root) = mapping(Section::Root) {
         schema.extend(root);
     }
     schema.insert("$defs".into(), Value::Object(definitions));
@@ -25,8 +25,8 @@ pub fn json_schema() -> Value {
 }
 
 /// A mapping with the keys that may stand in it.
-fn mapping(place: Place) -> Value {
-    let keys = KEYS.iter().filter(|key| key.places.contains(&place));
+fn mapping(section: Section) -> Value {
+    let keys = KEYS.iter().filter(|key| key.sections.contains(&section));
     let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), property(key))).collect();
     let mut mapping = Map::new();
     mapping.insert("type".into(), json!("object"));
@@ -34,18 +34,18 @@ fn mapping(place: Place) -> Value {
     // `<<` is YAML's merge key; editors that do not resolve it see it as a key.
     mapping.insert("patternProperties".into(), json!({"^<<$": true}));
     mapping.insert("additionalProperties".into(), json!(false));
-    match place {
-        Place::Root => mapping.insert("required".into(), json!(["domain"])),
-        Place::Descriptor => mapping.insert("required".into(), json!(["key"])),
-        Place::Replaces => mapping.insert("required".into(), json!(["name"])),
-        Place::Limit => mapping.insert("required".into(), json!(["unit"])),
-        Place::Defaults | Place::RateLimit => None,
+    match section {
+        Section::Root => mapping.insert("required".into(), json!(["domain"])),
+        Section::Descriptor => mapping.insert("required".into(), json!(["key"])),
+        Section::Replaces => mapping.insert("required".into(), json!(["name"])),
+        Section::Limit => mapping.insert("required".into(), json!(["unit"])),
+        Section::Defaults | Section::RateLimit => None,
     };
     Value::Object(mapping)
 }
 
 /// What a key holds, with its sentence and its default.
-fn property(key: &Key) -> Value {
+fn property(key: &RuleKey) -> Value {
     let mut property = match kind(key.kind) {
         Value::Object(property) => property,
         _ => Map::new(),
@@ -58,36 +58,36 @@ fn property(key: &Key) -> Value {
     Value::Object(property)
 }
 
-fn reference(place: Place) -> Value {
-    json!({ "$ref": format!("#/$defs/{}", place.name()) })
+fn reference(section: Section) -> Value {
+    json!({ "$ref": format!("#/$defs/{}", section.name()) })
 }
 
-fn kind(kind: Kind) -> Value {
+fn kind(kind: ValueKind) -> Value {
     match kind {
-        Kind::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
-        Kind::Count(least, most) => json!({ "type": ["integer", "null"], "minimum": least, "maximum": most }),
-        Kind::Flag => json!({ "type": ["boolean", "null"] }),
-        Kind::Duration => {
+        ValueKind::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
+        ValueKind::Count(least, most) => json!({ "type": ["integer", "null"], "minimum": least, "maximum": most }),
+        ValueKind::Flag => json!({ "type": ["boolean", "null"] }),
+        ValueKind::Duration => {
             let number = r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)";
             json!({ "anyOf": [{ "type": "string", "pattern": format!("^({number})+$|^0$") }, { "const": 0 }] })
         }
-        Kind::Overshoot => {
+        ValueKind::Overshoot => {
             let percent = json!({ "type": "string", "pattern": r"^[0-9]*\.?[0-9]*\s*%$" });
             json!({ "anyOf": [percent, { "type": "integer", "minimum": 1 }] })
         }
-        Kind::Choice(words) => json!({ "enum": words }),
-        Kind::Unit => {
+        ValueKind::Choice(words) => json!({ "enum": words }),
+        ValueKind::Unit => {
             let any_case = Unit::ALL.map(|unit| any_case(unit.name())).join("|");
             // The names for completion, the pattern for those who shout.
             json!({ "anyOf": [{ "enum": Unit::ALL.map(Unit::name) }, { "type": "string", "pattern": format!("^({any_case})$") }] })
         }
-        Kind::Table(place) => json!({ "anyOf": [reference(place), { "type": "null" }] }),
-        Kind::Tables(place) => json!({ "type": ["array", "null"], "items": reference(place) }),
-        Kind::Limits => {
-            let list = json!({ "type": "array", "minItems": 1, "items": reference(Place::Limit) });
-            json!({ "anyOf": [reference(Place::RateLimit), list, { "type": "null" }] })
+        ValueKind::Table(section) => json!({ "anyOf": [reference(section), { "type": "null" }] }),
+        ValueKind::Tables(section) => json!({ "type": ["array", "null"], "items": reference(section) }),
+        ValueKind::Limits => {
+            let list = json!({ "type": "array", "minItems": 1, "items": reference(Section::Limit) });
+            json!({ "anyOf": [reference(Section::RateLimit), list, { "type": "null" }] })
         }
-        Kind::Free => json!({ "type": ["object", "null"] }),
+        ValueKind::Free => json!({ "type": ["object", "null"] }),
     }
 }
 

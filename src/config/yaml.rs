@@ -39,26 +39,26 @@ pub struct Position {
 
 /// A node and where it stands; one that an alias names stands where it was written.
 #[derive(Clone, Debug)]
-pub struct Node<'a> {
+pub struct YamlNode<'a> {
     /// Its first character.
     pub at: Position,
     /// What it is.
-    pub content: Content<'a>,
+    pub content: YamlContent<'a>,
 }
 
 /// What a node is. Cloning shares what is inside.
 #[derive(Clone, Debug)]
-pub enum Content<'a> {
+pub enum YamlContent<'a> {
     /// Text, a number, a boolean or nothing.
     Scalar(Scalar<'a>),
     /// A sequence.
-    List(Rc<Vec<Node<'a>>>),
+    List(Rc<Vec<YamlNode<'a>>>),
     /// A mapping in order, without duplicates.
-    Map(Rc<Vec<Entry<'a>>>),
+    Map(Rc<Vec<YamlEntry<'a>>>),
 }
 
 /// A key of a mapping and what it holds.
-pub type Entry<'a> = (Node<'a>, Node<'a>);
+pub type YamlEntry<'a> = (YamlNode<'a>, YamlNode<'a>);
 
 /// Which documents of a file are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub enum Documents {
 }
 
 /// The documents of `text`, as far as it can be read; what is wrong with it goes to `found`.
-pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut Diagnostics) -> Vec<Node<'a>> {
+pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut Diagnostics) -> Vec<YamlNode<'a>> {
     let options = granit_parser::options! {
         emit_comments: false,
         // The tree has a tighter bound of its own, with a better message.
@@ -129,13 +129,13 @@ fn marked(marker: &granit_parser::Marker) -> Position {
 
 /// What an anchor names, and what it costs to stand for it.
 struct Anchored<'a> {
-    node: Node<'a>,
+    node: YamlNode<'a>,
     nodes: usize,
     height: usize,
 }
 
 /// A collection that is not closed yet.
-struct Open {
+struct OpenCollection {
     at: Position,
     mapping: bool,
     anchor: usize,
@@ -150,10 +150,10 @@ struct Open {
 struct Builder<'a, 'f> {
     file: &'f Arc<str>,
     found: &'f mut Diagnostics,
-    documents: Vec<Node<'a>>,
-    open: Vec<Open>,
+    documents: Vec<YamlNode<'a>>,
+    open: Vec<OpenCollection>,
     /// Finished nodes of the collections that are open, the innermost last.
-    waiting: Vec<Node<'a>>,
+    waiting: Vec<YamlNode<'a>>,
     anchors: HashMap<usize, Anchored<'a>>,
     /// Nodes so far, those that aliases stand for included.
     nodes: usize,
@@ -174,7 +174,7 @@ impl<'a, 'f> Builder<'a, 'f> {
             Event::Scalar(text, style, anchor, tag) => {
                 let scalar = Scalar::new(text, style == ScalarStyle::Plain, suffix(tag.as_deref()).as_deref());
                 self.nodes += 1;
-                self.place(Node { at, content: Content::Scalar(scalar) }, anchor, 1, 1)
+                self.place(YamlNode { at, content: YamlContent::Scalar(scalar) }, anchor, 1, 1)
             }
             Event::SequenceStart(_, anchor, _) => self.begin(at, false, anchor),
             Event::MappingStart(_, anchor, _) => self.begin(at, true, anchor),
@@ -191,17 +191,20 @@ impl<'a, 'f> Builder<'a, 'f> {
     fn begin(&mut self, at: Position, mapping: bool, anchor: usize) -> Option<()> {
         self.nodes += 1;
         let first = self.waiting.len();
-        self.open.push(Open { at, mapping, anchor, first, before: self.nodes - 1, height: 0 });
+        self.open.push(OpenCollection { at, mapping, anchor, first, before: self.nodes - 1, height: 0 });
         self.check_depth(at, 0)
     }
 
     fn end(&mut self) -> Option<()> {
         let open = self.open.pop().expect("the parser ends only what it began");
         let items = self.waiting.split_off(open.first);
-        let content =
-            if open.mapping { Content::Map(Rc::new(self.mapping(items)?)) } else { Content::List(Rc::new(items)) };
+        let content = if open.mapping {
+            YamlContent::Map(Rc::new(self.mapping(items)?))
+        } else {
+            YamlContent::List(Rc::new(items))
+        };
         let nodes = self.nodes - open.before;
-        self.place(Node { at: open.at, content }, open.anchor, nodes, open.height + 1)
+        self.place(YamlNode { at: open.at, content }, open.anchor, nodes, open.height + 1)
     }
 
     fn alias(&mut self, anchor: usize, at: Position) -> Option<()> {
@@ -233,7 +236,7 @@ impl<'a, 'f> Builder<'a, 'f> {
     }
 
     /// Puts a finished node where it belongs.
-    fn place(&mut self, node: Node<'a>, anchor: usize, nodes: usize, height: usize) -> Option<()> {
+    fn place(&mut self, node: YamlNode<'a>, anchor: usize, nodes: usize, height: usize) -> Option<()> {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, height });
         }
@@ -250,10 +253,10 @@ impl<'a, 'f> Builder<'a, 'f> {
     /// Pairs keys with values, resolves merge keys and drops all but the last of equal keys.
     ///
     /// A written key wins over a merged one wherever it stands, and of merged ones the first mapping that has it wins.
-    fn mapping(&mut self, items: Vec<Node<'a>>) -> Option<Vec<Entry<'a>>> {
-        let mut entries: Vec<Entry<'a>> = Vec::with_capacity(items.len() / 2);
-        let mut merges: Vec<(Node<'a>, usize)> = Vec::new();
-        let mut seen = Seen::default();
+    fn mapping(&mut self, items: Vec<YamlNode<'a>>) -> Option<Vec<YamlEntry<'a>>> {
+        let mut entries: Vec<YamlEntry<'a>> = Vec::with_capacity(items.len() / 2);
+        let mut merges: Vec<(YamlNode<'a>, usize)> = Vec::new();
+        let mut seen = SeenKeys::default();
         let mut items = items.into_iter();
         while let (Some(key), Some(value)) = (items.next(), items.next()) {
             if key.is_merge() {
@@ -275,13 +278,19 @@ impl<'a, 'f> Builder<'a, 'f> {
     }
 
     /// Adds what `source`, the value of a merge key that stood after `before` entries, has and `entries` lacks.
-    fn merge(&mut self, source: &Node<'a>, before: usize, seen: &mut Seen, entries: &mut Vec<Entry<'a>>) -> Option<()> {
+    fn merge(
+        &mut self,
+        source: &YamlNode<'a>,
+        before: usize,
+        seen: &mut SeenKeys,
+        entries: &mut Vec<YamlEntry<'a>>,
+    ) -> Option<()> {
         let maps = match &source.content {
-            Content::List(list) => list.as_slice(),
+            YamlContent::List(list) => list.as_slice(),
             _ => std::slice::from_ref(source),
         };
         for map in maps {
-            let Content::Map(merged) = &map.content else {
+            let YamlContent::Map(merged) = &map.content else {
                 let message = "map merge requires map or sequence of maps as the value";
                 return self.refuse(map.at, message, Some("merge with `<<: *anchor` of a mapping"));
             };
@@ -297,13 +306,13 @@ impl<'a, 'f> Builder<'a, 'f> {
         Some(())
     }
 
-    fn duplicate(&mut self, key: &Node<'a>, earlier: Position) {
+    fn duplicate(&mut self, key: &YamlNode<'a>, earlier: Position) {
         let message = format!("the key `{}` stands twice in this mapping", quotable(&key.label()));
         let hint = format!("this one counts, the one in line {} does not", earlier.line);
         self.warn(key.at, message, hint);
     }
 
-    fn overridden(&mut self, key: &Node<'a>) {
+    fn overridden(&mut self, key: &YamlNode<'a>) {
         let message = format!("the key `{}` stands before a merge key that has it too", quotable(&key.label()));
         self.warn(key.at, message, "this one counts; put `<<` first to be read alike everywhere".into());
     }
@@ -333,15 +342,15 @@ fn diagnostic(severity: Severity, file: &Arc<str>, at: Position, message: String
 
 /// Finds earlier keys of one mapping: by looking through them while they are few, by hash once they are many.
 #[derive(Default)]
-struct Seen {
+struct SeenKeys {
     by_text: HashMap<String, usize>,
 }
 
-impl Seen {
+impl SeenKeys {
     const FEW: usize = 16;
 
-    fn index(&self, key: &Node<'_>, entries: &[Entry<'_>]) -> Option<usize> {
-        let Content::Scalar(key) = &key.content else { return None };
+    fn index(&self, key: &YamlNode<'_>, entries: &[YamlEntry<'_>]) -> Option<usize> {
+        let YamlContent::Scalar(key) = &key.content else { return None };
         if entries.len() <= Self::FEW {
             return entries
                 .iter()
@@ -350,14 +359,14 @@ impl Seen {
         self.by_text.get(key.text()).copied()
     }
 
-    fn add<'a>(&mut self, entry: Entry<'a>, entries: &mut Vec<Entry<'a>>) {
+    fn add<'a>(&mut self, entry: YamlEntry<'a>, entries: &mut Vec<YamlEntry<'a>>) {
         entries.push(entry);
         if entries.len() <= Self::FEW {
             return;
         }
         let from = if entries.len() == Self::FEW + 1 { 0 } else { entries.len() - 1 };
         for (index, (key, _)) in entries.iter().enumerate().skip(from) {
-            if let Content::Scalar(key) = &key.content {
+            if let YamlContent::Scalar(key) = &key.content {
                 self.by_text.insert(key.text().to_owned(), index);
             }
         }
@@ -369,11 +378,11 @@ fn suffix(tag: Option<&Tag>) -> Option<Cow<'_, str>> {
     tag.map(|tag| tag.suffix_in_namespace("tag:yaml.org,2002:").unwrap_or_default())
 }
 
-impl<'a> Node<'a> {
+impl<'a> YamlNode<'a> {
     /// The scalar that it is, if it is one.
     pub fn scalar(&self) -> Option<&Scalar<'a>> {
         match &self.content {
-            Content::Scalar(scalar) => Some(scalar),
+            YamlContent::Scalar(scalar) => Some(scalar),
             _ => None,
         }
     }

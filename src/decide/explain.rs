@@ -11,9 +11,9 @@ use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
 use crate::limit::{Consistency, Limit, Overshoot};
 use crate::request::{Descriptor, Entry, Request};
-use crate::rule::matching::Met;
+use crate::rule::matching::MatchKind;
 use crate::rule::set::{DomainRules, RuleSet};
-use crate::rule::trace::{End, Miss, Place, Step};
+use crate::rule::trace::{NearMiss, NodeRef, TraceEnd, TraceStep};
 use crate::settings::Behaviour;
 use crate::store::error::ChargeError;
 use crate::store::outcome::StoreOutcome;
@@ -156,27 +156,27 @@ fn explained(
 ) -> ExplainedDescriptor {
     let trace = rules.trace(domain, &descriptor.entries);
     let rule = match trace.end {
-        End::Rule(compiled) if selection.rule.is_some() => Some(&compiled.rule),
+        TraceEnd::Rule(compiled) if selection.rule.is_some() => Some(&compiled.rule),
         _ => None,
     };
     let outcome = match (&trace.end, selection.rule, descriptor.limit_override.is_some()) {
         (_, None, true) if !selection.limits.is_empty() => {
             "the limit that came with the request decides; the rules are passed over".to_owned()
         }
-        (End::Rule(_), _, _) if selection.unlimited => "this rule is unlimited: everything passes".to_owned(),
-        (End::Rule(_), _, _) if selection.limits.is_empty() => {
+        (TraceEnd::Rule(_), _, _) if selection.unlimited => "this rule is unlimited: everything passes".to_owned(),
+        (TraceEnd::Rule(_), _, _) if selection.limits.is_empty() => {
             "another rule of this request replaces this one, so it passes".to_owned()
         }
-        (End::Rule(_), _, _) => "this rule decides".to_owned(),
-        (End::NoEntries, _, _) => "it has no entries, so nothing limits it".to_owned(),
-        (End::NothingMet, _, _) => "this entry met nothing, so nothing limits it".to_owned(),
-        (End::NoLimit { children: 0 }, _, _) => {
+        (TraceEnd::Rule(_), _, _) => "this rule decides".to_owned(),
+        (TraceEnd::NoEntries, _, _) => "it has no entries, so nothing limits it".to_owned(),
+        (TraceEnd::NothingMet, _, _) => "this entry met nothing, so nothing limits it".to_owned(),
+        (TraceEnd::NoLimit { children: 0 }, _, _) => {
             "it ends at a node without a rate_limit, so everything passes".to_owned()
         }
-        (End::NoLimit { children }, _, _) => {
+        (TraceEnd::NoLimit { children }, _, _) => {
             format!("it ends at a node without a rate_limit, above {children} others: nothing limits it")
         }
-        (End::TooLong { beyond }, _, _) => {
+        (TraceEnd::TooLong { beyond }, _, _) => {
             format!(
                 "it goes on for {beyond} more where the rules end, and a rule is for paths that end at it: nothing limits it"
             )
@@ -186,34 +186,34 @@ fn explained(
         descriptor: descriptor_text(descriptor),
         steps: trace.steps.iter().zip(&descriptor.entries).map(explained_step).collect(),
         outcome,
-        rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.origin.to_string() }),
+        rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.location.to_string() }),
         limits,
     }
 }
 
-fn explained_step((step, entry): (&Step<'_>, &Entry<'_>)) -> ExplainedStep {
-    let node = |place: &Place<'_>| String::from_utf8_lossy(place.composite).into_owned();
+fn explained_step((step, entry): (&TraceStep<'_>, &Entry<'_>)) -> ExplainedStep {
+    let node = |place: &NodeRef<'_>| String::from_utf8_lossy(place.composite).into_owned();
     let how = |met| match met {
-        Met::Exact => "exact",
-        Met::Wildcard => "wildcard",
-        Met::Default => "default",
+        MatchKind::Exact => "exact",
+        MatchKind::Wildcard => "wildcard",
+        MatchKind::Default => "default",
     };
     let why = |miss| match miss {
-        Miss::OtherValue => "its value is another",
-        Miss::PatternDiffers => "its wildcard does not match the value",
-        Miss::LaterWildcard => "it matches too, but an earlier wildcard goes first",
-        Miss::LessExact => "it matches too, but a value goes before a wildcard, and a wildcard before a bare key",
-        Miss::OtherKey => "its key is another",
+        NearMiss::OtherValue => "its value is another",
+        NearMiss::PatternDiffers => "its wildcard does not match the value",
+        NearMiss::LaterWildcard => "it matches too, but an earlier wildcard goes first",
+        NearMiss::LessExact => "it matches too, but a value goes before a wildcard, and a wildcard before a bare key",
+        NearMiss::OtherKey => "its key is another",
     };
     ExplainedStep {
         entry: entry_text(entry),
-        met: step.met.as_ref().map(|(met, place)| [how(*met).to_owned(), node(place), place.origin.to_string()]),
+        met: step.met.as_ref().map(|(met, place)| [how(*met).to_owned(), node(place), place.location.to_string()]),
         misses: step
-            .misses
+            .near_misses
             .iter()
-            .map(|(place, miss)| [node(place), place.origin.to_string(), why(*miss).to_owned()])
+            .map(|(place, miss)| [node(place), place.location.to_string(), why(*miss).to_owned()])
             .collect(),
-        more_misses: step.more_misses,
+        more_misses: step.more_near_misses,
     }
 }
 

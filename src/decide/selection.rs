@@ -16,7 +16,7 @@ use crate::limit::period::{Period, Unit};
 use crate::limit::{Limit, LimitSpec, StorePolicy};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
-use crate::rule::{Allowance, Defaults, Refusal};
+use crate::rule::{Allowance, OverLimitBody, OverrideDefaults};
 use crate::settings::Behaviour;
 use crate::store::outcome::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
@@ -35,7 +35,7 @@ pub(super) struct Selection<'r> {
     /// The key of its path, if it has limits.
     pub(super) key: u128,
     /// What a refusal says.
-    pub(super) refusal: Option<&'r Refusal>,
+    pub(super) refusal: Option<&'r OverLimitBody>,
     /// The domain, if it has rules.
     pub(super) domain: Option<&'r DomainRules>,
 }
@@ -101,7 +101,7 @@ impl<'r> Selection<'r> {
                 unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
                 shared: found.shared,
                 key: 0,
-                refusal: Some(&found.rule.rule.refusal),
+                refusal: Some(&found.rule.rule.over_limit_body),
                 domain: Some(domain),
             },
         }
@@ -111,7 +111,7 @@ impl<'r> Selection<'r> {
         let defaults = &domain.defaults;
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
         let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
-        let (limits, refusal) = (SmallVec::from([selected]), Some(&defaults.refusal));
+        let (limits, refusal) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
         Self { limits, refusal, domain: Some(domain), ..Self::default() }
     }
 
@@ -177,7 +177,7 @@ impl<'r> Selection<'r> {
                 if lost.next().is_some() && compiled.looks.first_asked() {
                     tracing::warn!(
                         rule = %compiled.rule.path,
-                        origin = %compiled.rule.origin,
+                        origin = %compiled.rule.location,
                         "this rule is looked at first and then refused a report, which costs the reporter nothing: \
                          it wants `count_rejected: true`"
                     );
@@ -234,7 +234,7 @@ fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[Selected<'r>; 1]> {
 }
 
 /// The limit that came with a request, under the domain's defaults; `None` if its period means nothing.
-fn override_limit(behaviour: &Behaviour, defaults: &Defaults, sent: &LimitOverride) -> Option<Limit> {
+fn override_limit(behaviour: &Behaviour, defaults: &OverrideDefaults, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
     let log_is_too_long = defaults.algorithm.properties().has_log && sent.requests_per_unit > behaviour.log_max;

@@ -15,7 +15,7 @@ use tonic::{Code, Response, Status};
 
 use super::{decode, encode, spans};
 use crate::clock::{Clock, micros};
-use crate::config::live::{LiveRules, Loaded};
+use crate::config::live::{LiveRules, LoadedRules};
 use crate::decide::{DecideError, Decider, DecisionContext};
 use crate::decision::Decision;
 use crate::pb::rate_limit_service_server::RateLimitService;
@@ -209,7 +209,7 @@ impl Service {
     }
 
     /// What is taken once for a decision that is needed within `deadline` from now.
-    pub fn context<'r>(&self, rules: Option<&'r Loaded>, deadline: Duration) -> DecisionContext<'r> {
+    pub fn context<'r>(&self, rules: Option<&'r LoadedRules>, deadline: Duration) -> DecisionContext<'r> {
         let store_time = self.decider.store.timeout().min(deadline.saturating_sub(ANSWER_MARGIN));
         let hold = deadline.saturating_sub(store_time + RETURN_MARGIN).min(LONGEST_HOLD);
         DecisionContext {

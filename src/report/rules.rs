@@ -169,7 +169,7 @@ impl LimitReport {
         let (matched, refused) = stats.all_decisions();
         let mut told = Self {
             rule: stats.name().key().to_owned(),
-            origin: rule.rule.origin.to_string(),
+            origin: rule.rule.location.to_string(),
             limit: limit_text(&limit.limit),
             trial: limit.shadow,
             age_s: stats.age().as_secs(),

@@ -21,7 +21,7 @@ pub struct Match<'r> {
 
 /// How an entry met a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Met {
+pub enum MatchKind {
     /// By its value.
     Exact,
     /// By a wildcard.
@@ -39,7 +39,7 @@ impl RuleSet {
         for (place, entry) in entries.iter().enumerate() {
             let (next, met) = self.step(node, entry)?;
             let met_node = &self.nodes[next as usize];
-            if met == Met::Wildcard && met_node.share_threshold {
+            if met == MatchKind::Wildcard && met_node.share_threshold {
                 shared.push((place, shared_text(&met_node.composite, entry.key)));
             }
             if place == last {
@@ -54,19 +54,19 @@ impl RuleSet {
     }
 
     /// The child of `node` that an entry meets.
-    pub(super) fn step(&self, node: NodeId, entry: &Entry<'_>) -> Option<(NodeId, Met)> {
+    pub(super) fn step(&self, node: NodeId, entry: &Entry<'_>) -> Option<(NodeId, MatchKind)> {
         if let Some(exact) = self.child(node, &[entry.key, b"_", entry.value]) {
-            return Some((exact, Met::Exact));
+            return Some((exact, MatchKind::Exact));
         }
         if let Some(wildcards) = &self.nodes[node as usize].wildcards {
             let mut composite = SmallVec::<[u8; 128]>::from_slice(entry.key);
             composite.push(b'_');
             composite.extend_from_slice(entry.value);
             if let Some(wildcard) = wildcards.first_match(&composite) {
-                return Some((wildcard, Met::Wildcard));
+                return Some((wildcard, MatchKind::Wildcard));
             }
         }
-        self.child(node, &[entry.key]).map(|default| (default, Met::Default))
+        self.child(node, &[entry.key]).map(|default| (default, MatchKind::Default))
     }
 }
 

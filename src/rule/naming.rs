@@ -6,17 +6,17 @@
 
 use smallvec::SmallVec;
 
-use super::matching::Met;
+use super::matching::MatchKind;
 use super::set::{CompiledRule, DomainRules, RuleSet};
 use crate::request::Entry;
 
 /// The parts of a name below the domain.
-pub type Parts = SmallVec<[String; 4]>;
+pub type NameParts = SmallVec<[String; 4]>;
 
 /// How one entry was met.
-struct Step<'r> {
+struct MatchedEntry<'r> {
     composite: &'r [u8],
-    met: Met,
+    met: MatchKind,
     /// Its value shares a counter with others.
     shares: bool,
     /// Its value is wanted in the name.
@@ -25,21 +25,26 @@ struct Step<'r> {
 
 impl RuleSet {
     /// The name of `rule`, which `entries` met in `domain`, by the values of this request.
-    pub fn name_by_request(&self, domain: &DomainRules, rule: &CompiledRule, entries: &[Entry<'_>]) -> Parts {
-        let mut steps: SmallVec<[Step<'_>; 4]> = SmallVec::new();
+    pub fn name_by_request(&self, domain: &DomainRules, rule: &CompiledRule, entries: &[Entry<'_>]) -> NameParts {
+        let mut steps: SmallVec<[MatchedEntry<'_>; 4]> = SmallVec::new();
         let mut node = domain.root;
         for entry in entries {
             let Some((next, met)) = self.step(node, entry) else { break };
             let met_node = &self.nodes[next as usize];
-            let shares = met == Met::Wildcard && met_node.share_threshold;
-            steps.push(Step { composite: &met_node.composite, met, shares, by_value: met_node.value_to_metric });
+            let shares = met == MatchKind::Wildcard && met_node.share_threshold;
+            steps.push(MatchedEntry {
+                composite: &met_node.composite,
+                met,
+                shares,
+                by_value: met_node.value_to_metric,
+            });
             node = next;
         }
         let any_shares = steps.iter().any(|step| step.shares);
-        let part = |(entry, step): (&Entry<'_>, &Step<'_>)| match step.met {
+        let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| match step.met {
             _ if step.shares => text(step.composite),
             _ if rule.rule.detailed_metric => joined(entry, !any_shares),
-            Met::Wildcard | Met::Default if step.by_value => joined(entry, false),
+            MatchKind::Wildcard | MatchKind::Default if step.by_value => joined(entry, false),
             _ => text(step.composite),
         };
         entries.iter().zip(&steps).map(part).collect()

@@ -17,7 +17,7 @@ use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
 use super::wildcard::Wildcards;
-use super::{Allowance, Defaults, Domain, Node, NodeId, Origin, Rule};
+use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation};
 use crate::limit::{Limit, StorePolicy};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
@@ -40,7 +40,7 @@ pub struct DomainRules {
     /// Its name.
     pub name: String,
     /// What applies to limits that come with a request.
-    pub defaults: Defaults,
+    pub defaults: OverrideDefaults,
     pub(super) root: NodeId,
     /// Counts for limits that come with requests and for which there are no statistics of their own.
     pub others: Arc<LimitStats>,
@@ -59,7 +59,7 @@ pub(super) struct CompiledNode {
     pub(super) children: SmallVec<[NodeId; 2]>,
     pub(super) share_threshold: bool,
     pub(super) value_to_metric: bool,
-    pub(super) origin: Option<Origin>,
+    pub(super) location: Option<SourceLocation>,
 }
 
 /// A rule with what can be worked out before a request comes.
@@ -70,19 +70,19 @@ pub struct CompiledRule {
     /// Its limits as counters see them; empty if it is unlimited.
     pub limits: SmallVec<[CompiledLimit; 1]>,
     /// Whether it was only looked at before.
-    pub looks: Looks,
+    pub looks: PeekWarning,
     /// Its metrics are named after the values of each request.
     pub named_by_request: bool,
 }
 
 /// Whether a rule sees looks, and whether it was said what that asks of it.
 #[derive(Debug, Default)]
-pub struct Looks {
+pub struct PeekWarning {
     seen: AtomicBool,
     said: AtomicBool,
 }
 
-impl Looks {
+impl PeekWarning {
     /// Notes a look.
     pub fn note(&self) {
         // Reading first keeps a busy rule's cache line shared.
@@ -214,13 +214,13 @@ impl RuleSet {
             children: SmallVec::new(),
             share_threshold: false,
             value_to_metric: false,
-            origin: None,
+            location: None,
         });
         id
     }
 
     /// Adds the subtrees of `parent`, without recursion: rule files nest as deep as they like.
-    fn add_children(&mut self, parent: NodeId, nodes: Vec<Node>, (domain, limit_stats): (&str, &LimitRegistry)) {
+    fn add_children(&mut self, parent: NodeId, nodes: Vec<RuleNode>, (domain, limit_stats): (&str, &LimitRegistry)) {
         let mut waiting = vec![(parent, nodes, false)];
         while let Some((parent, nodes, by_value)) = waiting.pop() {
             let mut wildcards = Vec::new();
@@ -240,7 +240,7 @@ impl RuleSet {
                 compiled.rule = rule;
                 compiled.share_threshold = node.share_threshold;
                 compiled.value_to_metric = node.value_to_metric;
-                compiled.origin = Some(node.origin);
+                compiled.location = Some(node.location);
                 if !node.descriptors.is_empty() {
                     waiting.push((id, node.descriptors, by_value));
                 }
@@ -308,7 +308,7 @@ impl CompiledRule {
                 .collect(),
         };
         let named_by_request = by_value || rule.detailed_metric;
-        Self { rule, limits, looks: Looks::default(), named_by_request }
+        Self { rule, limits, looks: PeekWarning::default(), named_by_request }
     }
 
     /// A limit that refuses nothing answers nothing either.

@@ -9,7 +9,8 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::config::compile::{Options, Source, compile};
+use crate::config::compile::options::CompileOptions;
+use crate::config::compile::{RuleText, compile};
 use crate::config::live::LiveRules;
 use crate::config::source::Reading;
 use crate::config::watch::{Changes, yield_to_decisions};
@@ -22,7 +23,7 @@ use crate::telemetry::metrics::Metrics;
 #[derive(Clone, Debug)]
 pub(super) struct Reloader {
     pub(super) rules: Arc<LiveRules>,
-    pub(super) options: Options,
+    pub(super) options: CompileOptions,
     pub(super) documents: Documents,
     pub(super) clock: Clock,
     pub(super) metrics: Arc<Metrics>,
@@ -63,10 +64,10 @@ impl Reloader {
             return self.refuse(&read.warnings.iter().map(ToString::to_string).collect::<Vec<_>>());
         }
         read.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let sources: Vec<Source> = read
+        let sources: Vec<RuleText> = read
             .files
             .iter()
-            .map(|file| Source { name: Arc::clone(&file.name), text: file.bytes.clone(), documents: self.documents })
+            .map(|file| RuleText { name: Arc::clone(&file.name), text: file.bytes.clone(), documents: self.documents })
             .collect();
         let compiled = match compile(&sources, &self.options) {
             Ok(compiled) => compiled,

@@ -16,12 +16,13 @@ pub(crate) mod messages;
 
 use bytes::Bytes;
 use tollkeeper::clock::Time;
-use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::pb::codec;
 use tollkeeper::pb::rate_limit_descriptor::Entry;
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest};
-use tollkeeper::rule::{Domain, Node};
+use tollkeeper::rule::{Domain, RuleNode};
 
 /// The domain of all rules and requests here.
 pub(crate) const DOMAIN: &str = "bench";
@@ -75,13 +76,13 @@ impl Walk {
 /// The rules that a text in YAML says, below the line with the domain.
 fn rules(descriptors: &str) -> Vec<Domain> {
     let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
-    let source = Source { name: "rules.yaml".into(), text, documents: Documents::FirstOnly };
-    compile(&[source], &Options::default()).map(|compiled| compiled.domains).expect("the rules are right")
+    let source = RuleText { name: "rules.yaml".into(), text, documents: Documents::FirstOnly };
+    compile(&[source], &CompileOptions::default()).map(|compiled| compiled.domains).expect("the rules are right")
 }
 
 /// The same, of which the last descriptor stands for so many that differ from it in what `name` does to them: reading
 /// text takes callgrind longer than all that is measured.
-fn many_rules(descriptors: &str, count: usize, name: impl Fn(usize, &mut Node)) -> Vec<Domain> {
+fn many_rules(descriptors: &str, count: usize, name: impl Fn(usize, &mut RuleNode)) -> Vec<Domain> {
     let mut domains = rules(descriptors);
     let last = domains[0].descriptors.pop().expect("there is a descriptor");
     domains[0].descriptors.extend((0..count).map(|i| {

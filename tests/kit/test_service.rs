@@ -12,7 +12,8 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::runtime::Runtime;
 use tollkeeper::clock::{Clock, Time};
-use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::live::LiveRules;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
@@ -31,7 +32,7 @@ use tollkeeper::store::memory::Memory;
 pub(crate) struct TestService {
     /// What answers.
     pub(crate) inner: Service,
-    options: Options,
+    options: CompileOptions,
 }
 
 impl TestService {
@@ -39,12 +40,12 @@ impl TestService {
     pub(crate) fn new<N: AsRef<str>>(env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
         let variables = env.into_iter().map(|(name, value)| (OsString::from(name.as_ref()), value.as_ref().into()));
         let (settings, _) = Settings::from_env(variables).expect("the settings are valid");
-        let options = Options {
+        let options = CompileOptions {
             merge_domains: settings.rules.merge_domains,
             calendar_months: settings.behaviour.calendar_months,
             log_max: settings.behaviour.log_max,
             on_store_error: settings.rules.on_store_error,
-            ..Options::default()
+            ..CompileOptions::default()
         };
         let memory = Memory::new(settings.memory.capacity_bytes as u64);
         let decider = Decider::new(memory.into(), settings.behaviour, Arc::default());
@@ -60,9 +61,9 @@ impl TestService {
 
     /// Puts the rules of these files, by name and text, in force in place of others.
     pub(crate) fn load<N: AsRef<str>>(&self, files: impl IntoIterator<Item = (N, N)>) {
-        let sources: Vec<Source> = files
+        let sources: Vec<RuleText> = files
             .into_iter()
-            .map(|(name, text)| Source {
+            .map(|(name, text)| RuleText {
                 name: Arc::from(name.as_ref()),
                 text: text.as_ref().as_bytes().to_vec(),
                 documents: Documents::FirstOnly,

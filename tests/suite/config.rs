@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tollkeeper::config::compile::{Compiled, Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{Compiled, RuleText, compile};
 use tollkeeper::config::diagnostic::Diagnostics;
-use tollkeeper::config::keys::{KEYS, Place};
+use tollkeeper::config::keys::{KEYS, Section};
 use tollkeeper::config::schema::json_schema;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::limit::algorithm::Algorithm;
@@ -17,14 +18,14 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use tollkeeper::rule::render::rlconfig_lines;
 use tollkeeper::rule::set::RuleSet;
-use tollkeeper::rule::{Allowance, Domain, Node, RuleLimit};
+use tollkeeper::rule::{Allowance, Domain, RuleLimit, RuleNode};
 
-fn source(name: &str, text: impl AsRef<[u8]>) -> Source {
-    Source { name: Arc::from(name), text: text.as_ref().to_vec(), documents: Documents::All }
+fn source(name: &str, text: impl AsRef<[u8]>) -> RuleText {
+    RuleText { name: Arc::from(name), text: text.as_ref().to_vec(), documents: Documents::All }
 }
 
 fn load(text: impl AsRef<[u8]>) -> Result<Compiled, Diagnostics> {
-    compile(&[source("x.yaml", text)], &Options::default())
+    compile(&[source("x.yaml", text)], &CompileOptions::default())
 }
 
 /// The domains of a file that loads without a word.
@@ -39,7 +40,7 @@ fn rule(rate_limit: &str) -> String {
     format!("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {rate_limit}\n")
 }
 
-fn limits_of(node: &Node) -> &[RuleLimit] {
+fn limits_of(node: &RuleNode) -> &[RuleLimit] {
     match node.rule.as_ref().map(|rule| &rule.allowance) {
         Some(Allowance::Limits(limits)) => limits,
         _ => &[],
@@ -76,7 +77,7 @@ fn each_bad_file_gets_the_text_beside_it() {
         seen += 1;
         let name = path.file_name().expect("a file").to_string_lossy().into_owned();
         let text = std::fs::read(&path).expect("readable");
-        let said = match compile(&[source(&name, &text)], &Options::default()) {
+        let said = match compile(&[source(&name, &text)], &CompileOptions::default()) {
             Ok(_) => "loads".to_owned(),
             Err(found) => format!("{found}\n"),
         };
@@ -141,7 +142,7 @@ fn the_committed_schema_is_the_one_in_the_code() {
         std::fs::write(in_repository("config/rules.schema.json"), &schema).expect("writable");
     }
     assert_eq!(schema, read("config/rules.schema.json"));
-    for place in Place::ALL.into_iter().skip(1) {
+    for place in Section::ALL.into_iter().skip(1) {
         assert!(json_schema()["$defs"][place.name()]["properties"].is_object(), "{}", place.name());
     }
     for file in ["config/example.yaml", "config/reference.yaml"] {
@@ -229,7 +230,7 @@ descriptors:
     assert_eq!(policies, [StorePolicy::Deny, StorePolicy::Allow, StorePolicy::Deny]);
     assert_eq!(limits.iter().map(|one| one.epoch).collect::<Vec<_>>(), [3, 4, 3]);
     assert_eq!(
-        rules.iter().map(|rule| rule.refusal.body.as_deref()).collect::<Vec<_>>(),
+        rules.iter().map(|rule| rule.over_limit_body.body.as_deref()).collect::<Vec<_>>(),
         [Some("no"), Some("no"), Some("yes")]
     );
     assert_eq!(domains[0].defaults.algorithm, Algorithm::LeakyBucket);
@@ -294,8 +295,8 @@ descriptors:
 fn rules_know_where_they_were_written() {
     let domains = good("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, requests_per_unit: 1}\n");
     let node = &domains[0].descriptors[0];
-    assert_eq!(node.origin.to_string(), "x.yaml:3:5");
-    assert_eq!(node.rule.as_ref().expect("a rule").origin.to_string(), "x.yaml:4:5");
+    assert_eq!(node.location.to_string(), "x.yaml:3:5");
+    assert_eq!(node.rule.as_ref().expect("a rule").location.to_string(), "x.yaml:4:5");
 }
 
 #[test]
@@ -304,8 +305,8 @@ fn all_documents_of_a_file_are_read_or_a_warning_names_the_rest() {
     assert_eq!(good(text).iter().map(|domain| domain.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     // What follows the first document does no harm, even if it is no YAML.
     for rest in ["domain: b\n", "a: [\n"] {
-        let first = Source { documents: Documents::FirstOnly, ..source("x.yaml", format!("domain: a\n---\n{rest}")) };
-        let compiled = compile(&[first], &Options::default()).expect("it loads");
+        let first = RuleText { documents: Documents::FirstOnly, ..source("x.yaml", format!("domain: a\n---\n{rest}")) };
+        let compiled = compile(&[first], &CompileOptions::default()).expect("it loads");
         assert_eq!(compiled.domains.len(), 1);
         assert!(compiled.warnings.to_string().contains("only the first document of this file is read"), "{rest}");
     }
@@ -317,12 +318,12 @@ fn domains_merge_only_when_told_to() {
         source("a.yaml", "domain: d\ndefaults: {epoch: 1}\ndescriptors:\n  - {key: a, rate_limit: {unit: day}}\n"),
         source("b.yaml", "domain: d\ndescriptors:\n  - {key: b, rate_limit: {unit: day}}\n"),
     ];
-    let refused = compile(&files, &Options::default()).expect_err("two files, one domain").to_string();
+    let refused = compile(&files, &CompileOptions::default()).expect_err("two files, one domain").to_string();
     assert!(
         refused.contains("b.yaml:1:1: duplicate domain 'd' in config file, it is in a.yaml:1:1 already"),
         "{refused}"
     );
-    let merge = Options { merge_domains: true, ..Options::default() };
+    let merge = CompileOptions { merge_domains: true, ..CompileOptions::default() };
     let domains = compile(&files, &merge).expect("merged").domains;
     assert_eq!(domains.len(), 1);
     assert_eq!(domains[0].descriptors.iter().map(|node| node.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
@@ -343,9 +344,9 @@ fn domains_merge_only_when_told_to() {
 #[test]
 fn problems_of_all_files_come_at_once_in_order() {
     let files = [source("z.yaml", rule("{unit: foo}")), source("a.yaml", ""), source("b.yaml", "domain: [")];
-    let found = compile(&files, &Options::default()).expect_err("all are bad");
-    let places: Vec<_> = found.errors().iter().map(|error| &*error.file).collect();
-    assert_eq!(places, ["z.yaml", "a.yaml", "b.yaml"]);
+    let found = compile(&files, &CompileOptions::default()).expect_err("all are bad");
+    let sections: Vec<_> = found.errors().iter().map(|error| &*error.file).collect();
+    assert_eq!(sections, ["z.yaml", "a.yaml", "b.yaml"]);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use tollkeeper::clock::Time;
-use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::{Decider, DecisionContext};
 use tollkeeper::request::{Descriptor, Entry, Hits, Request};
@@ -30,10 +31,10 @@ impl ExampleService {
     fn new() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/example.yaml");
         let text = std::fs::read(path).expect("it is there");
-        let source = Source { name: Arc::from("example.yaml"), text, documents: Documents::All };
+        let source = RuleText { name: Arc::from("example.yaml"), text, documents: Documents::All };
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
-            rules: RuleSet::new(compile(&[source], &Options::default()).expect("it is good").domains),
+            rules: RuleSet::new(compile(&[source], &CompileOptions::default()).expect("it is good").domains),
             decider: Decider::new(Memory::new(1 << 22).into(), settings.behaviour, Arc::default()),
         }
     }

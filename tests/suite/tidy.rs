@@ -17,7 +17,8 @@ mod sources;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tollkeeper::config::compile::{Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::yaml::Documents;
 
 use crate::kit::{read, repository};
@@ -236,8 +237,8 @@ fn the_rules_in_the_documentation_load() {
         for (line, block) in rule_blocks(document) {
             checked += 1;
             let name = format!("{} from line {line}", document.name).into();
-            let source = Source { name, text: block.into_bytes(), documents: Documents::All };
-            if let Err(problems) = compile(&[source], &Options::default()) {
+            let source = RuleText { name, text: block.into_bytes(), documents: Documents::All };
+            if let Err(problems) = compile(&[source], &CompileOptions::default()) {
                 found.extend(problems.errors().iter().map(ToString::to_string));
             }
         }

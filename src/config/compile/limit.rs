@@ -5,97 +5,110 @@
 
 use std::sync::Arc;
 
-use super::{Options, advice};
+use super::lints;
+use super::options::CompileOptions;
 use crate::config::diagnostic::quotable;
-use crate::config::document::fields::{Reader, Trail};
-use crate::config::document::{Descriptor, Limit as Written, Settings, Spot};
+use crate::config::document::fields::{DocumentReader, FieldPath};
+use crate::config::document::{DefaultableKeys, DescriptorSpec, RateLimitEntry, Spanned};
 use crate::config::yaml::Position;
 use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
-use crate::rule::{Allowance, Defaults, Refusal, RuleLimit};
+use crate::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
 
 /// What holds for all limits of one document.
-pub(super) struct Scope<'s> {
+pub(super) struct DocumentScope<'s> {
     /// Its `defaults`.
-    pub(super) defaults: Option<&'s Settings>,
+    pub(super) defaults: Option<&'s DefaultableKeys>,
     /// The process's settings.
-    pub(super) options: &'s Options,
+    pub(super) options: &'s CompileOptions,
 }
 
-impl<'s> Scope<'s> {
+impl<'s> DocumentScope<'s> {
     /// A key of the defaults.
-    fn default<T: Copy>(&self, key: impl Fn(&'s Settings) -> Option<Spot<T>>) -> Option<T> {
-        key(self.defaults?).map(|spot| spot.value)
+    fn default<T: Copy>(&self, key: impl Fn(&'s DefaultableKeys) -> Option<Spanned<T>>) -> Option<T> {
+        key(self.defaults?).map(|spanned| spanned.value)
     }
 }
 
-/// A refusal of these parts.
-pub(super) fn refusal(body: Option<&Spot<String>>, content_type: Option<&Spot<String>>) -> Refusal {
-    let shared = |spot: &Spot<String>| Arc::from(spot.value.as_str());
-    Refusal { body: body.map(shared), content_type: content_type.map(shared) }
+/// A over_limit_body of these parts.
+pub(super) fn over_limit_body(body: Option<&Spanned<String>>, content_type: Option<&Spanned<String>>) -> OverLimitBody {
+    let shared = |spanned: &Spanned<String>| Arc::from(spanned.value.as_str());
+    OverLimitBody { body: body.map(shared), content_type: content_type.map(shared) }
 }
 
 /// Reports what contradicts itself within `defaults`; returns them as written.
-pub(super) fn check_defaults(reader: &mut Reader<'_>, settings: &Settings, trail: &Trail<'_>) -> Settings {
+pub(super) fn check_defaults(
+    reader: &mut DocumentReader<'_>,
+    settings: &DefaultableKeys,
+    field_path: &FieldPath<'_>,
+) -> DefaultableKeys {
     let eventual = settings.eventual.filter(|eventual| eventual.value);
     let strict = settings.eventual.is_some() && eventual.is_none();
     if let Some(overshoot) = settings.max_overshoot.filter(|_| strict) {
         let message = "`max_overshoot` without `consistency: eventual`";
         reader.error(
             overshoot.at,
-            &trail.key("max_overshoot"),
+            &field_path.key("max_overshoot"),
             message,
             "a strict limit is never exceeded; remove one",
         );
     }
     let Some(eventual) = eventual else { return settings.clone() };
-    let algorithm = settings.algorithm.map(|spot| spot.value);
+    let algorithm = settings.algorithm.map(|spanned| spanned.value);
     let clashes = [
         (
             algorithm.is_some_and(|algorithm| algorithm.properties().not_eventual.is_some()),
             algorithm.map_or("", Algorithm::name),
         ),
-        (settings.max_wait_us.is_some_and(|spot| spot.value > 0), "`max_wait`"),
-        (settings.count_rejected.is_some_and(|spot| spot.value), "`count_rejected: true`"),
+        (settings.max_wait_us.is_some_and(|spanned| spanned.value > 0), "`max_wait`"),
+        (settings.count_rejected.is_some_and(|spanned| spanned.value), "`count_rejected: true`"),
     ];
     for (_, with) in clashes.into_iter().filter(|(clash, _)| *clash) {
         let message = format!("`consistency: eventual` cannot be kept with {with}");
-        reader.error(eventual.at, &trail.key("consistency"), message, "let the rules say one of them");
+        reader.error(eventual.at, &field_path.key("consistency"), message, "let the rules say one of them");
     }
     settings.clone()
 }
 
 /// What defaults mean for limits that travel with a request.
-pub(super) fn defaults(settings: &Settings, options: &Options) -> Defaults {
-    let overshoot = settings.max_overshoot.map_or(Overshoot::DEFAULT, |spot| spot.value);
-    let consistency =
-        settings.eventual.map(|spot| if spot.value { Consistency::Eventual(overshoot) } else { Consistency::Strict });
-    Defaults {
-        algorithm: settings.algorithm.map(|spot| spot.value).unwrap_or_default(),
-        queue_size: settings.queue_size.map(|spot| spot.value),
-        max_wait_us: settings.max_wait_us.map(|spot| spot.value),
-        count_rejected: settings.count_rejected.map(|spot| spot.value),
+pub(super) fn defaults(settings: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
+    let overshoot = settings.max_overshoot.map_or(Overshoot::DEFAULT, |spanned| spanned.value);
+    let consistency = settings
+        .eventual
+        .map(|spanned| if spanned.value { Consistency::Eventual(overshoot) } else { Consistency::Strict });
+    OverrideDefaults {
+        algorithm: settings.algorithm.map(|spanned| spanned.value).unwrap_or_default(),
+        queue_size: settings.queue_size.map(|spanned| spanned.value),
+        max_wait_us: settings.max_wait_us.map(|spanned| spanned.value),
+        count_rejected: settings.count_rejected.map(|spanned| spanned.value),
         consistency,
-        on_store_error: Some(settings.on_store_error.map_or(options.on_store_error, |spot| spot.value)),
-        epoch: settings.epoch.map_or(0, |spot| spot.value),
-        refusal: refusal(settings.refusal.body.as_ref(), settings.refusal.content_type.as_ref()),
+        on_store_error: Some(settings.on_store_error.map_or(options.on_store_error, |spanned| spanned.value)),
+        epoch: settings.epoch.map_or(0, |spanned| spanned.value),
+        over_limit_body: over_limit_body(
+            settings.over_limit_body.body.as_ref(),
+            settings.over_limit_body.content_type.as_ref(),
+        ),
     }
 }
 
 /// The names that a rule's limits switch off, each once.
-pub(super) fn replaces(reader: &mut Reader<'_>, limits: &[Written], trail: &Trail<'_>) -> Vec<String> {
+pub(super) fn replaces(
+    reader: &mut DocumentReader<'_>,
+    limits: &[RateLimitEntry],
+    field_path: &FieldPath<'_>,
+) -> Vec<String> {
     let own: Vec<&str> = limits.iter().map(|limit| limit.name.value.as_str()).filter(|name| !name.is_empty()).collect();
     let mut names: Vec<String> = Vec::new();
     let mut seen = std::collections::HashSet::new();
     for name in limits.iter().flat_map(|limit| &limit.replaces) {
-        let trail = trail.key("replaces");
+        let field_path = field_path.key("replaces");
         if name.value.is_empty() {
             let message = "should not have an empty replaces entry";
-            reader.error(name.at, &trail, message, "write `- name: NAME` of the limit to switch off");
+            reader.error(name.at, &field_path, message, "write `- name: NAME` of the limit to switch off");
         } else if own.contains(&name.value.as_str()) {
             let message = "replaces should not contain name of same descriptor";
-            reader.error(name.at, &trail, message, format!("remove '{}'", quotable(&name.value)));
+            reader.error(name.at, &field_path, message, format!("remove '{}'", quotable(&name.value)));
         } else if seen.insert(&name.value) {
             names.push(name.value.clone());
         }
@@ -105,20 +118,20 @@ pub(super) fn replaces(reader: &mut Reader<'_>, limits: &[Written], trail: &Trai
 
 /// A `rate_limit` that allows everything; what else it says must mean something.
 pub(super) fn unlimited(
-    reader: &mut Reader<'_>,
-    limit: &Written,
-    descriptor: &Descriptor,
-    trail: &Trail<'_>,
+    reader: &mut DocumentReader<'_>,
+    limit: &RateLimitEntry,
+    descriptor: &DescriptorSpec,
+    field_path: &FieldPath<'_>,
 ) -> Allowance {
     if let Some(unit) = limit.unit.as_ref().filter(|unit| Unit::from_name(&unit.value).is_some()) {
         let message = "should not specify rate limit unit when unlimited";
-        reader.error(unit.at, &trail.key("unit"), message, "remove `unit` or `unlimited`");
+        reader.error(unit.at, &field_path.key("unit"), message, "remove `unit` or `unlimited`");
     }
-    let other = limit.unit_multiplier.map(|spot| Spot { value: "unit_multiplier", at: spot.at });
-    let other = other.or(limit.bucket_size.map(|spot| Spot { value: "bucket_size", at: spot.at }));
-    if let Some(key) = other.or(limit.settings.first()) {
+    let other = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
+    let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
+    if let Some(key) = other.or(limit.defaultable.first()) {
         let message = format!("`{}` has no meaning when unlimited", key.value);
-        reader.error(key.at, &trail.key(key.value), message, "remove it or `unlimited`");
+        reader.error(key.at, &field_path.key(key.value), message, "remove it or `unlimited`");
     }
     Allowance::Unlimited {
         name: limit.name.value.clone(),
@@ -130,22 +143,22 @@ pub(super) fn unlimited(
 
 /// The limits of a rule; those with errors are left out.
 pub(super) fn limits(
-    reader: &mut Reader<'_>,
-    written: &[Written],
-    descriptor: &Descriptor,
-    (scope, trail): (&Scope<'_>, &Trail<'_>),
+    reader: &mut DocumentReader<'_>,
+    written: &[RateLimitEntry],
+    descriptor: &DescriptorSpec,
+    (scope, field_path): (&DocumentScope<'_>, &FieldPath<'_>),
 ) -> Vec<RuleLimit> {
     let sole = written.len() == 1;
     let mut limits: Vec<RuleLimit> = Vec::with_capacity(written.len());
     // A list is short; its length is bounded so that comparing all pairs is.
     if let Some(extra) = written.get(MAX_LIMITS) {
         let message = format!("{} limits on one descriptor", written.len());
-        reader.error(extra.at, trail, message, format!("at most {MAX_LIMITS} are decided together"));
+        reader.error(extra.at, field_path, message, format!("at most {MAX_LIMITS} are decided together"));
         return limits;
     }
     for one in written {
-        let trail = one.index.map_or(*trail, |index| trail.index(index));
-        let Some(limit) = limit(reader, one, sole, (scope, &trail)) else { continue };
+        let field_path = one.index.map_or(*field_path, |index| field_path.index(index));
+        let Some(limit) = limit(reader, one, sole, (scope, &field_path)) else { continue };
         let same = |other: &&RuleLimit| {
             other.limit.algorithm() == limit.algorithm()
                 && other.limit.period_us() == limit.period_us()
@@ -153,19 +166,24 @@ pub(super) fn limits(
         };
         if limits.iter().any(|other| same(&other)) {
             let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
-            reader.error(one.at, &trail, message, "keep the lower one, or change the period or the algorithm of one");
+            reader.error(
+                one.at,
+                &field_path,
+                message,
+                "keep the lower one, or change the period or the algorithm of one",
+            );
         }
         let name = &one.name;
         if !name.value.is_empty() && limits.iter().any(|other| other.name == name.value) {
             let message = format!("two limits named '{}' on one descriptor", quotable(&name.value));
-            reader.error(name.at, &trail.key("name"), message, "rename one");
+            reader.error(name.at, &field_path.key("name"), message, "rename one");
         }
         limits.push(RuleLimit {
             limit,
             name: name.value.clone(),
             shadow: descriptor.shadow_mode || one.shadow_mode,
             quota: descriptor.quota_mode || one.quota_mode,
-            epoch: one.settings.epoch.map(|spot| spot.value).or(scope.default(|d| d.epoch)).unwrap_or(0),
+            epoch: one.defaultable.epoch.map(|spanned| spanned.value).or(scope.default(|d| d.epoch)).unwrap_or(0),
         });
     }
     limits
@@ -175,20 +193,20 @@ pub(super) fn limits(
 const MAX_LIMITS: usize = 16;
 
 fn limit(
-    reader: &mut Reader<'_>,
-    written: &Written,
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
     sole: bool,
-    (scope, trail): (&Scope<'_>, &Trail<'_>),
+    (scope, field_path): (&DocumentScope<'_>, &FieldPath<'_>),
 ) -> Option<Limit> {
-    let period = period(reader, written, trail);
+    let period = period(reader, written, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
     let mut spec = limit_spec(written, period, sole, scope);
-    check_overshoot(reader, written, &spec, trail);
+    check_overshoot(reader, written, &spec, field_path);
     let limit = loop {
         match Limit::new(&spec) {
             Ok(limit) => break limit,
             Err(error) => {
-                report(reader, written, error, trail);
+                report(reader, written, error, field_path);
                 // What was reported is put aside, to find what else is wrong.
                 if !set_aside(&mut spec, error) {
                     return None;
@@ -197,20 +215,20 @@ fn limit(
         }
     };
     if !written.unreadable {
-        advice::on_limit(reader, written, &limit, (scope.options, trail));
+        lints::on_limit(reader, written, &limit, (scope.options, field_path));
     }
     Some(limit)
 }
 
 /// The period, or what is wrong with it.
-fn period(reader: &mut Reader<'_>, written: &Written, trail: &Trail<'_>) -> Option<Period> {
+fn period(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, field_path: &FieldPath<'_>) -> Option<Period> {
     let name = written.unit.as_ref().map_or("", |unit| unit.value.as_str());
     let at = written.unit.as_ref().map_or(written.at, |unit| unit.at);
     let Some(unit) = Unit::from_name(name) else {
         // A unit that could not be read was reported as such.
         if written.unit.is_some() || !written.unreadable {
             let message = format!("invalid rate limit unit '{}'", quotable(name));
-            reader.error(at, &trail.key("unit"), message, unit_hint(name));
+            reader.error(at, &field_path.key("unit"), message, unit_hint(name));
         }
         return None;
     };
@@ -219,7 +237,7 @@ fn period(reader: &mut Reader<'_>, written: &Written, trail: &Trail<'_>) -> Opti
     if period.is_none() {
         let at = written.unit_multiplier.map_or(at, |multiplier| multiplier.at);
         let message = format!("a period of {multiplier} {}s", unit.name());
-        reader.error(at, &trail.key("unit_multiplier"), message, "the longest is 366 days");
+        reader.error(at, &field_path.key("unit_multiplier"), message, "the longest is 366 days");
     }
     period
 }
@@ -234,14 +252,14 @@ fn unit_hint(name: &str) -> String {
 }
 
 /// The limit as written, completed by the defaults that apply to it.
-fn limit_spec(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) -> LimitSpec {
-    let own = &written.settings;
-    let value = |spot: Spot<u32>| spot.value;
-    let algorithm = own.algorithm.map(|spot| spot.value).or(scope.default(|d| d.algorithm)).unwrap_or_default();
+fn limit_spec(written: &RateLimitEntry, period: Period, sole: bool, scope: &DocumentScope<'_>) -> LimitSpec {
+    let own = &written.defaultable;
+    let value = |spanned: Spanned<u32>| spanned.value;
+    let algorithm = own.algorithm.map(|spanned| spanned.value).or(scope.default(|d| d.algorithm)).unwrap_or_default();
     let properties = algorithm.properties();
-    let own_wait = own.max_wait_us.map(|spot| spot.value);
-    let own_rejected = own.count_rejected.map(|spot| spot.value);
-    let own_eventual = own.eventual.map(|spot| spot.value);
+    let own_wait = own.max_wait_us.map(|spanned| spanned.value);
+    let own_rejected = own.count_rejected.map(|spanned| spanned.value);
+    let own_eventual = own.eventual.map(|spanned| spanned.value);
     let can_be_eventual = properties.not_eventual.is_none() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
     let eventual = own_eventual.or(scope.default(|d| d.eventual).filter(|_| can_be_eventual)).unwrap_or(false);
     let can_wait = match properties.delay {
@@ -250,7 +268,7 @@ fn limit_spec(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) 
         Delay::UntilDeadline => true,
     };
     let can_count_rejected = properties.rejected_hits != RejectedHits::NeverCounted && !eventual;
-    let overshoot = own.max_overshoot.map(|spot| spot.value).or_else(|| {
+    let overshoot = own.max_overshoot.map(|spanned| spanned.value).or_else(|| {
         // A default of more hits than this limit has means all of them.
         scope.default(|d| d.max_overshoot).map(|overshoot| match overshoot {
             Overshoot::Hits(hits) => Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1)),
@@ -275,33 +293,38 @@ fn limit_spec(written: &Written, period: Period, sole: bool, scope: &Scope<'_>) 
     }
 }
 
-fn policy(own: &Settings, scope: &Scope<'_>) -> StorePolicy {
+fn policy(own: &DefaultableKeys, scope: &DocumentScope<'_>) -> StorePolicy {
     own.on_store_error
-        .map(|spot| spot.value)
+        .map(|spanned| spanned.value)
         .or(scope.default(|d| d.on_store_error))
         .unwrap_or(scope.options.on_store_error)
 }
 
 /// What a limit says of its own overshoot must be used, and be no more than the limit.
-fn check_overshoot(reader: &mut Reader<'_>, written: &Written, spec: &LimitSpec, trail: &Trail<'_>) {
-    let Some(overshoot) = written.settings.max_overshoot else { return };
-    let trail = trail.key("max_overshoot");
+fn check_overshoot(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    spec: &LimitSpec,
+    field_path: &FieldPath<'_>,
+) {
+    let Some(overshoot) = written.defaultable.max_overshoot else { return };
+    let field_path = field_path.key("max_overshoot");
     if spec.consistency.is_none() {
         let hint = match spec.algorithm.properties().not_eventual {
             Some(_) => format!("remove it; a {} is always strict", spec.algorithm),
             None => "a strict limit is never exceeded; remove it, or add `consistency: eventual`".to_owned(),
         };
-        reader.error(overshoot.at, &trail, "`max_overshoot` without `consistency: eventual`", hint);
+        reader.error(overshoot.at, &field_path, "`max_overshoot` without `consistency: eventual`", hint);
     }
     if let Overshoot::Hits(hits) = overshoot.value
         && hits > spec.requests_per_unit
     {
         let message = format!("a `max_overshoot` of {hits} hits is more than 100% of the limit");
-        reader.error(overshoot.at, &trail, message, "raise the limit instead");
+        reader.error(overshoot.at, &field_path, message, "raise the limit instead");
     }
 }
 
-fn report(reader: &mut Reader<'_>, written: &Written, error: LimitError, trail: &Trail<'_>) {
+fn report(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, error: LimitError, field_path: &FieldPath<'_>) {
     let hint = match error {
         LimitError::Meaningless { key: "bucket_size", .. } => "remove it, or write `algorithm: token_bucket`",
         LimitError::Meaningless { key: "queue_size", .. } => "remove it, or write `algorithm: leaky_bucket`",
@@ -312,18 +335,18 @@ fn report(reader: &mut Reader<'_>, written: &Written, error: LimitError, trail: 
         LimitError::NotEventual { .. } => "remove one of them",
     };
     let at = place(written, error.key());
-    reader.error(at, &trail.key(error.key()), error.to_string(), hint);
+    reader.error(at, &field_path.key(error.key()), error.to_string(), hint);
 }
 
 /// Where a key stands, or the limit that was to have it.
-fn place(written: &Written, key: &str) -> Position {
-    let own = &written.settings;
+fn place(written: &RateLimitEntry, key: &str) -> Position {
+    let own = &written.defaultable;
     let at = match key {
-        "bucket_size" => written.bucket_size.map(|spot| spot.at),
-        "queue_size" => own.queue_size.map(|spot| spot.at),
-        "max_wait" => own.max_wait_us.map(|spot| spot.at),
-        "count_rejected" => own.count_rejected.map(|spot| spot.at),
-        "consistency" => own.eventual.map(|spot| spot.at),
+        "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
+        "queue_size" => own.queue_size.map(|spanned| spanned.at),
+        "max_wait" => own.max_wait_us.map(|spanned| spanned.at),
+        "count_rejected" => own.count_rejected.map(|spanned| spanned.at),
+        "consistency" => own.eventual.map(|spanned| spanned.at),
         "requests_per_unit" => Some(written.requests_per_unit.at),
         _ => None,
     };

@@ -4,37 +4,37 @@
 //! null counts as not written, as in the peer. Whatever can not be read is reported, left at its default, and reading
 //! goes on.
 
-use super::fields::{Field, Reader, Trail};
-use super::value::{self, Refused};
-use super::{Descriptor, Document, Limit, RateLimit, Refusal, Settings, Spot};
+use super::fields::{DocumentReader, Field, FieldPath};
+use super::value::{self, InvalidValue};
+use super::{DefaultableKeys, DescriptorSpec, Document, OverLimitBodySpec, RateLimitEntry, RateLimitSpec, Spanned};
 use crate::config::diagnostic::quotable;
-use crate::config::keys::{Kind, MAX_BODY_BYTES, Place};
-use crate::config::yaml::scalar::{Scalar, Value};
-use crate::config::yaml::{Content, Node};
+use crate::config::keys::{MAX_BODY_BYTES, Section, ValueKind};
+use crate::config::yaml::scalar::{Scalar, ScalarValue};
+use crate::config::yaml::{YamlContent, YamlNode};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 
 /// The document that `root` is; one that is no mapping is reported and `None`.
-pub fn document(reader: &mut Reader<'_>, root: &Node<'_>) -> Option<Document> {
-    let trail = Trail::ROOT;
+pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {
+    let field_path = FieldPath::ROOT;
     let mut document = Document { at: root.at, ..Document::default() };
     if root.is_null() {
         return Some(document);
     }
     let errors = reader.found.error_count();
-    let fields = reader.fields(root, Place::Root, "map[interface {}]interface {}", &trail)?;
+    let fields = reader.fields(root, Section::Root, "map[interface {}]interface {}", &field_path)?;
     document.unreadable = reader.found.error_count() > errors;
     for field in fields {
-        let trail = trail.key(field.key.name);
+        let field_path = field_path.key(field.key.name);
         match field.key.name {
             "domain" => {
                 let errors = reader.found.error_count();
-                document.domain = reader.text(&field, &trail);
+                document.domain = reader.text(&field, &field_path);
                 document.unreadable |= reader.found.error_count() > errors;
             }
-            "descriptors" => document.descriptors = reader.descriptors(&field, &trail),
+            "descriptors" => document.descriptors = reader.descriptors(&field, &field_path),
             "defaults" if !field.node.is_null() => {
-                document.defaults = reader.defaults(&field, &trail).map(|value| Spot { value, at: field.at });
+                document.defaults = reader.defaults(&field, &field_path).map(|value| Spanned { value, at: field.at });
             }
             _ => {}
         }
@@ -42,41 +42,43 @@ pub fn document(reader: &mut Reader<'_>, root: &Node<'_>) -> Option<Document> {
     Some(document)
 }
 
-impl Reader<'_> {
-    fn descriptors(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> Vec<Descriptor> {
-        let Some(list) = self.list(field.node, "[]config.YamlDescriptor", trail) else { return Vec::new() };
+impl DocumentReader<'_> {
+    fn descriptors(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<DescriptorSpec> {
+        let Some(list) = self.list(field.node, "[]config.YamlDescriptor", field_path) else { return Vec::new() };
         let mut descriptors = Vec::with_capacity(list.len());
         for (index, node) in list.iter().enumerate() {
-            let trail = trail.index(index);
-            if matches!(node.content, Content::Map(_)) {
-                descriptors.push(self.descriptor(node, index, &trail));
+            let field_path = field_path.index(index);
+            if matches!(node.content, YamlContent::Map(_)) {
+                descriptors.push(self.descriptor(node, index, &field_path));
             } else {
-                self.not_a_mapping(node, &trail);
+                self.not_a_mapping(node, &field_path);
             }
         }
         descriptors
     }
 
-    fn descriptor(&mut self, node: &Node<'_>, index: usize, trail: &Trail<'_>) -> Descriptor {
+    fn descriptor(&mut self, node: &YamlNode<'_>, index: usize, field_path: &FieldPath<'_>) -> DescriptorSpec {
         let errors = self.found.error_count();
-        let mut read = Descriptor { at: node.at, index, ..Descriptor::default() };
+        let mut read = DescriptorSpec { at: node.at, index, ..DescriptorSpec::default() };
         read.key.at = node.at;
-        let fields = self.fields(node, Place::Descriptor, "config.YamlDescriptor", trail).unwrap_or_default();
+        let fields = self.fields(node, Section::Descriptor, "config.YamlDescriptor", field_path).unwrap_or_default();
         read.unreadable = self.found.error_count() > errors;
         for field in fields {
-            let trail = trail.key(field.key.name);
+            let field_path = field_path.key(field.key.name);
             match field.key.name {
-                "key" => read.key = self.text(&field, &trail).unwrap_or(Spot { value: String::new(), at: field.at }),
-                "value" => read.value = self.text(&field, &trail).map(|spot| spot.value).unwrap_or_default(),
-                "rate_limit" => read.rate_limit = self.rate_limit(&field, &trail),
-                "shadow_mode" => read.shadow_mode = self.is_on(&field, &trail),
-                "quota_mode" => read.quota_mode = self.is_on(&field, &trail),
-                "detailed_metric" => read.detailed_metric = self.is_on(&field, &trail),
-                "value_to_metric" => read.value_to_metric = self.is_on(&field, &trail),
-                "share_threshold" => read.share_threshold = self.flag(&field, &trail),
-                "metadata" => read.metadata = self.metadata(&field, &trail),
-                "descriptors" => read.descriptors = self.descriptors(&field, &trail),
-                _ => self.refusal(&field, &mut read.refusal, &trail),
+                "key" => {
+                    read.key = self.text(&field, &field_path).unwrap_or(Spanned { value: String::new(), at: field.at })
+                }
+                "value" => read.value = self.text(&field, &field_path).map(|spanned| spanned.value).unwrap_or_default(),
+                "rate_limit" => read.rate_limit = self.rate_limit(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
+                "detailed_metric" => read.detailed_metric = self.is_on(&field, &field_path),
+                "value_to_metric" => read.value_to_metric = self.is_on(&field, &field_path),
+                "share_threshold" => read.share_threshold = self.flag(&field, &field_path),
+                "metadata" => read.metadata = self.metadata(&field, &field_path),
+                "descriptors" => read.descriptors = self.descriptors(&field, &field_path),
+                _ => self.over_limit_body(&field, &mut read.over_limit_body, &field_path),
             }
         }
         read
@@ -85,7 +87,7 @@ impl Reader<'_> {
     fn metadata(
         &mut self,
         field: &Field<'_, '_>,
-        trail: &Trail<'_>,
+        field_path: &FieldPath<'_>,
     ) -> Option<serde_json::Map<String, serde_json::Value>> {
         match value::json(field.node) {
             serde_json::Value::Null => None,
@@ -93,225 +95,233 @@ impl Reader<'_> {
             _ => {
                 let message =
                     format!("cannot unmarshal {} into map[string]interface {{}}", value::described(field.node));
-                self.error(field.node.at, trail, message, "write a mapping here");
+                self.error(field.node.at, field_path, message, "write a mapping here");
                 None
             }
         }
     }
 
-    fn rate_limit(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> RateLimit {
+    fn rate_limit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> RateLimitSpec {
         let at = field.at;
         match &field.node.content {
-            Content::Map(_) => match self.limit(field.node, Place::RateLimit, trail) {
-                Some(limit) => RateLimit::One(Spot { value: Box::new(limit), at }),
-                None => RateLimit::Unreadable,
+            YamlContent::Map(_) => match self.limit(field.node, Section::RateLimit, field_path) {
+                Some(limit) => RateLimitSpec::One(Spanned { value: Box::new(limit), at }),
+                None => RateLimitSpec::Unreadable,
             },
-            Content::List(list) if list.is_empty() => {
-                self.error(at, trail, "an empty list of limits", "leave `rate_limit` out if there is no limit");
-                RateLimit::Unreadable
+            YamlContent::List(list) if list.is_empty() => {
+                self.error(at, field_path, "an empty list of limits", "leave `rate_limit` out if there is no limit");
+                RateLimitSpec::Unreadable
             }
-            Content::List(list) => {
+            YamlContent::List(list) => {
                 let mut limits = Vec::with_capacity(list.len());
                 for (index, node) in list.iter().enumerate() {
-                    let trail = trail.index(index);
-                    if matches!(node.content, Content::Map(_)) {
-                        let limit = self.limit(node, Place::Limit, &trail);
-                        limits.extend(limit.map(|limit| Limit { index: Some(index), ..limit }));
+                    let field_path = field_path.index(index);
+                    if matches!(node.content, YamlContent::Map(_)) {
+                        let limit = self.limit(node, Section::Limit, &field_path);
+                        limits.extend(limit.map(|limit| RateLimitEntry { index: Some(index), ..limit }));
                     } else {
-                        self.not_a_mapping(node, &trail);
+                        self.not_a_mapping(node, &field_path);
                     }
                 }
-                RateLimit::Many(Spot { value: limits, at })
+                RateLimitSpec::Many(Spanned { value: limits, at })
             }
-            Content::Scalar(_) if field.node.is_null() => RateLimit::None,
-            Content::Scalar(_) => {
+            YamlContent::Scalar(_) if field.node.is_null() => RateLimitSpec::None,
+            YamlContent::Scalar(_) => {
                 let hint = "write a mapping such as {unit: minute, requests_per_unit: 10}";
-                self.wrong_type(field.node, "config.YamlRateLimit", hint, trail);
-                RateLimit::Unreadable
+                self.wrong_type(field.node, "config.YamlRateLimit", hint, field_path);
+                RateLimitSpec::Unreadable
             }
         }
     }
 
-    fn limit(&mut self, node: &Node<'_>, place: Place, trail: &Trail<'_>) -> Option<Limit> {
+    fn limit(&mut self, node: &YamlNode<'_>, section: Section, field_path: &FieldPath<'_>) -> Option<RateLimitEntry> {
         let errors = self.found.error_count();
-        let mut read = Limit { at: node.at, ..Limit::default() };
+        let mut read = RateLimitEntry { at: node.at, ..RateLimitEntry::default() };
         read.requests_per_unit.at = node.at;
-        for field in self.fields(node, place, "config.YamlRateLimit", trail)? {
-            let trail = trail.key(field.key.name);
+        for field in self.fields(node, section, "config.YamlRateLimit", field_path)? {
+            let field_path = field_path.key(field.key.name);
             match field.key.name {
-                "unit" => read.unit = self.text(&field, &trail),
-                "unit_multiplier" => read.unit_multiplier = self.small(&field, &trail),
+                "unit" => read.unit = self.text(&field, &field_path),
+                "unit_multiplier" => read.unit_multiplier = self.small(&field, &field_path),
                 "requests_per_unit" => {
-                    read.requests_per_unit = self.small(&field, &trail).unwrap_or(Spot { value: 0, at: field.at });
+                    read.requests_per_unit =
+                        self.small(&field, &field_path).unwrap_or(Spanned { value: 0, at: field.at });
                 }
-                "unlimited" => read.unlimited = self.is_on(&field, &trail),
-                "name" => read.name = self.text(&field, &trail).unwrap_or_default(),
-                "replaces" => read.replaces = self.replaces(&field, &trail),
-                "shadow_mode" => read.shadow_mode = self.is_on(&field, &trail),
-                "quota_mode" => read.quota_mode = self.is_on(&field, &trail),
-                "bucket_size" => read.bucket_size = self.small(&field, &trail),
-                _ => self.setting(&field, &mut read.settings, &trail),
+                "unlimited" => read.unlimited = self.is_on(&field, &field_path),
+                "name" => read.name = self.text(&field, &field_path).unwrap_or_default(),
+                "replaces" => read.replaces = self.replaces(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
+                "bucket_size" => read.bucket_size = self.small(&field, &field_path),
+                _ => self.setting(&field, &mut read.defaultable, &field_path),
             }
         }
         read.unreadable = self.found.error_count() > errors;
         Some(read)
     }
 
-    fn replaces(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> Vec<Spot<String>> {
-        let Some(list) = self.list(field.node, "[]config.yamlReplaces", trail) else { return Vec::new() };
+    fn replaces(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<Spanned<String>> {
+        let Some(list) = self.list(field.node, "[]config.yamlReplaces", field_path) else { return Vec::new() };
         let mut names = Vec::with_capacity(list.len());
         for (index, node) in list.iter().enumerate() {
-            let trail = trail.index(index);
-            if !matches!(node.content, Content::Map(_)) {
-                self.not_a_mapping(node, &trail);
+            let field_path = field_path.index(index);
+            if !matches!(node.content, YamlContent::Map(_)) {
+                self.not_a_mapping(node, &field_path);
                 continue;
             }
-            let fields = self.fields(node, Place::Replaces, "config.yamlReplaces", &trail).unwrap_or_default();
-            let name = fields.iter().find_map(|field| self.text(field, &trail.key(field.key.name)));
-            names.push(name.unwrap_or(Spot { value: String::new(), at: node.at }));
+            let fields = self.fields(node, Section::Replaces, "config.yamlReplaces", &field_path).unwrap_or_default();
+            let name = fields.iter().find_map(|field| self.text(field, &field_path.key(field.key.name)));
+            names.push(name.unwrap_or(Spanned { value: String::new(), at: node.at }));
         }
         names
     }
 
-    fn defaults(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> Option<Settings> {
-        let mut settings = Settings::default();
-        for field in self.fields(field.node, Place::Defaults, "defaults", trail)? {
-            self.setting(&field, &mut settings, &trail.key(field.key.name));
+    fn defaults(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
+        let mut settings = DefaultableKeys::default();
+        for field in self.fields(field.node, Section::Defaults, "defaults", field_path)? {
+            self.setting(&field, &mut settings, &field_path.key(field.key.name));
         }
         Some(settings)
     }
 
-    fn setting(&mut self, field: &Field<'_, '_>, settings: &mut Settings, trail: &Trail<'_>) {
+    fn setting(&mut self, field: &Field<'_, '_>, settings: &mut DefaultableKeys, field_path: &FieldPath<'_>) {
         match field.key.name {
-            "algorithm" => settings.algorithm = self.choice(field, Algorithm::from_name, trail),
-            "queue_size" => settings.queue_size = self.small(field, trail),
-            "max_wait" => settings.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), trail),
-            "count_rejected" => settings.count_rejected = self.flag(field, trail),
+            "algorithm" => settings.algorithm = self.choice(field, Algorithm::from_name, field_path),
+            "queue_size" => settings.queue_size = self.small(field, field_path),
+            "max_wait" => {
+                settings.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), field_path)
+            }
+            "count_rejected" => settings.count_rejected = self.flag(field, field_path),
             "consistency" => {
                 let eventual = |word: &str| matches!(word, "strict" | "eventual").then_some(word == "eventual");
-                settings.eventual = self.choice(field, eventual, trail);
+                settings.eventual = self.choice(field, eventual, field_path);
             }
-            "max_overshoot" => settings.max_overshoot = self.parsed(field, value::overshoot, trail),
-            "on_store_error" => settings.on_store_error = self.choice(field, StorePolicy::from_name, trail),
-            "epoch" => settings.epoch = self.count(field, trail),
-            _ => self.refusal(field, &mut settings.refusal, trail),
+            "max_overshoot" => settings.max_overshoot = self.parsed(field, value::overshoot, field_path),
+            "on_store_error" => settings.on_store_error = self.choice(field, StorePolicy::from_name, field_path),
+            "epoch" => settings.epoch = self.count(field, field_path),
+            _ => self.over_limit_body(field, &mut settings.over_limit_body, field_path),
         }
     }
 
-    fn refusal(&mut self, field: &Field<'_, '_>, refusal: &mut Refusal, trail: &Trail<'_>) {
-        let Some(text) = self.text(field, trail) else { return };
+    fn over_limit_body(
+        &mut self,
+        field: &Field<'_, '_>,
+        over_limit_body: &mut OverLimitBodySpec,
+        field_path: &FieldPath<'_>,
+    ) {
+        let Some(text) = self.text(field, field_path) else { return };
         if field.key.name == "over_limit_body" {
             if text.value.len() > MAX_BODY_BYTES {
                 let message = format!("an `over_limit_body` of {} bytes", text.value.len());
-                self.error(text.at, trail, message, format!("at most {MAX_BODY_BYTES} are sent"));
+                self.error(text.at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
             }
-            refusal.body = Some(text);
+            over_limit_body.body = Some(text);
         } else {
             // A header's value: what is not visible ASCII would break the response or split it.
             let visible = text.value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
             if !visible || text.value.trim().is_empty() || text.value.len() > 256 {
                 let message = format!("`{}` is no content type", quotable(&text.value));
-                self.error(text.at, trail, message, "write one such as application/json");
+                self.error(text.at, field_path, message, "write one such as application/json");
             }
-            refusal.content_type = Some(Spot { value: text.value.trim().to_owned(), at: text.at });
+            over_limit_body.content_type = Some(Spanned { value: text.value.trim().to_owned(), at: text.at });
         }
     }
 }
 
 /// Scalars. Each is `None` where nothing was written, and where what was written was reported.
-impl Reader<'_> {
-    fn text(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> Option<Spot<String>> {
+impl DocumentReader<'_> {
+    fn text(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
         match field.node.scalar() {
             Some(scalar) if scalar.is_null() => None,
-            Some(scalar) => Some(Spot { value: scalar.text().to_owned(), at: field.at }),
+            Some(scalar) => Some(Spanned { value: scalar.text().to_owned(), at: field.at }),
             None => {
-                self.wrong_type(field.node, "string", "write text here", trail);
+                self.wrong_type(field.node, "string", "write text here", field_path);
                 None
             }
         }
     }
 
-    fn is_on(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> bool {
-        self.flag(field, trail).is_some_and(|flag| flag.value)
+    fn is_on(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
+        self.flag(field, field_path).is_some_and(|flag| flag.value)
     }
 
-    fn flag(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> Option<Spot<bool>> {
+    fn flag(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<bool>> {
         match field.node.scalar().map(|scalar| scalar.value()) {
-            Some(Value::Null) => None,
-            Some(Value::Bool(value)) => Some(Spot { value, at: field.at }),
+            Some(ScalarValue::Null) => None,
+            Some(ScalarValue::Bool(value)) => Some(Spanned { value, at: field.at }),
             _ => {
-                self.wrong_type(field.node, "bool", "write true or false, without quotes", trail);
+                self.wrong_type(field.node, "bool", "write true or false, without quotes", field_path);
                 None
             }
         }
     }
 
     /// A whole number within what the table says.
-    fn count(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> Option<Spot<u64>> {
+    fn count(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u64>> {
         let (least, most) = match field.key.kind {
-            Kind::Count(least, most) => (least, most),
+            ValueKind::Count(least, most) => (least, most),
             _ => (0, u64::MAX),
         };
         let number = match field.node.scalar().map(|scalar| scalar.value()) {
-            Some(Value::Null) => return None,
-            Some(Value::Int(number)) => u64::try_from(number).ok(),
+            Some(ScalarValue::Null) => return None,
+            Some(ScalarValue::Int(number)) => u64::try_from(number).ok(),
             _ => None,
         };
         match number {
-            Some(value) if (least..=most).contains(&value) => Some(Spot { value, at: field.at }),
+            Some(value) if (least..=most).contains(&value) => Some(Spanned { value, at: field.at }),
             Some(value) if !field.key.peer => {
                 let message = format!("`{}` is {value}, out of range", field.key.name);
-                self.error(field.node.at, trail, message, format!("write a whole number from {least} to {most}"));
+                self.error(field.node.at, field_path, message, format!("write a whole number from {least} to {most}"));
                 None
             }
             _ => {
                 let into = if most == u64::from(u32::MAX) { "uint32" } else { "uint64" };
                 let hint = format!("write a whole number from {least} to {most}, without quotes");
-                self.wrong_type(field.node, into, &hint, trail);
+                self.wrong_type(field.node, into, &hint, field_path);
                 None
             }
         }
     }
 
-    fn small(&mut self, field: &Field<'_, '_>, trail: &Trail<'_>) -> Option<Spot<u32>> {
-        let count = self.count(field, trail)?;
+    fn small(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u32>> {
+        let count = self.count(field, field_path)?;
         // The table bounds all of these by 32 bits.
-        Some(Spot { value: u32::try_from(count.value).ok()?, at: count.at })
+        Some(Spanned { value: u32::try_from(count.value).ok()?, at: count.at })
     }
 
     fn choice<T>(
         &mut self,
         field: &Field<'_, '_>,
         from_name: impl Fn(&str) -> Option<T>,
-        trail: &Trail<'_>,
-    ) -> Option<Spot<T>> {
-        let Kind::Choice(words) = field.key.kind else { return None };
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<T>> {
+        let ValueKind::Choice(words) = field.key.kind else { return None };
         let hint = format!("write one of {}", words.join(", "));
         let parse = |scalar: &Scalar<'_>| {
-            from_name(scalar.text()).ok_or_else(|| Refused {
+            from_name(scalar.text()).ok_or_else(|| InvalidValue {
                 message: format!("unknown {} '{}'", field.key.name, quotable(scalar.text())),
                 hint: hint.clone(),
             })
         };
-        self.parsed(field, parse, trail)
+        self.parsed(field, parse, field_path)
     }
 
     fn parsed<T>(
         &mut self,
         field: &Field<'_, '_>,
-        parse: impl Fn(&Scalar<'_>) -> Result<T, Refused>,
-        trail: &Trail<'_>,
-    ) -> Option<Spot<T>> {
+        parse: impl Fn(&Scalar<'_>) -> Result<T, InvalidValue>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<T>> {
         match field.node.scalar() {
             None => {
-                self.wrong_type(field.node, "string", "write text here", trail);
+                self.wrong_type(field.node, "string", "write text here", field_path);
                 None
             }
             Some(scalar) if scalar.is_null() => None,
             Some(scalar) => match parse(scalar) {
-                Ok(value) => Some(Spot { value, at: field.at }),
-                Err(Refused { message, hint }) => {
-                    self.error(field.node.at, trail, message, hint);
+                Ok(value) => Some(Spanned { value, at: field.at }),
+                Err(InvalidValue { message, hint }) => {
+                    self.error(field.node.at, field_path, message, hint);
                     None
                 }
             },
@@ -319,12 +329,17 @@ impl Reader<'_> {
     }
 
     /// The elements of a list; null has none.
-    fn list<'n, 'a>(&mut self, node: &'n Node<'a>, into: &str, trail: &Trail<'_>) -> Option<&'n [Node<'a>]> {
+    fn list<'n, 'a>(
+        &mut self,
+        node: &'n YamlNode<'a>,
+        into: &str,
+        field_path: &FieldPath<'_>,
+    ) -> Option<&'n [YamlNode<'a>]> {
         match &node.content {
-            Content::List(list) => Some(list),
+            YamlContent::List(list) => Some(list),
             _ if node.is_null() => None,
             _ => {
-                self.wrong_type(node, into, "write a list, its elements beginning with `- `", trail);
+                self.wrong_type(node, into, "write a list, its elements beginning with `- `", field_path);
                 None
             }
         }

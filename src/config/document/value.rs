@@ -1,31 +1,31 @@
 //! Values that YAML has no type for, and how values look in messages.
 //!
 //! Durations are Go's (`150us`, `1h30m`), because every other setting of the service writes them so. Overshoots are a
-//! percentage or a count. Parsers here return what is wrong in words, without a place; the reader knows that.
+//! percentage or a count. Parsers here return what is wrong in words, without a section; the reader knows that.
 
 use std::fmt::Write as _;
 
 use crate::config::diagnostic::quotable;
-use crate::config::yaml::scalar::{Scalar, Value};
-use crate::config::yaml::{Content, Node};
+use crate::config::yaml::scalar::{Scalar, ScalarValue};
+use crate::config::yaml::{YamlContent, YamlNode};
 use crate::limit::Overshoot;
 use crate::limit::period::MAX_PERIOD_US;
 
 /// Why a value is refused, and what to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct InvalidValue {
     /// What is wrong.
     pub message: String,
     /// What to do about it.
     pub hint: String,
 }
 
-fn refused<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Refused> {
-    Err(Refused { message: message.into(), hint: hint.into() })
+fn refused<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, InvalidValue> {
+    Err(InvalidValue { message: message.into(), hint: hint.into() })
 }
 
 /// A duration in Go's notation, in microseconds; what is finer is cut off. At most 366 days.
-pub fn duration_us(text: &str) -> Result<u64, Refused> {
+pub fn duration_us(text: &str) -> Result<u64, InvalidValue> {
     if text == "0" {
         return Ok(0);
     }
@@ -78,7 +78,7 @@ fn scaled(digits: &str, scale: u128) -> Option<u128> {
 }
 
 /// `max_overshoot`: a percentage to a thousandth, or a number of hits.
-pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, Refused> {
+pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
     let text = scalar.text().trim();
     let hint = "write a percentage such as 5% or 0.5%, or a number of hits";
     let none = || refused("`max_overshoot` of 0", "use `consistency: strict`");
@@ -97,8 +97,8 @@ pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, Refused> {
         };
     }
     match scalar.value() {
-        Value::Int(0) => none(),
-        Value::Int(hits) if u32::try_from(hits).is_ok() => {
+        ScalarValue::Int(0) => none(),
+        ScalarValue::Int(hits) if u32::try_from(hits).is_ok() => {
             Ok(Overshoot::Hits(u32::try_from(hits).expect("the guard says so")))
         }
         _ => refused(format!("`{}` is neither a percentage nor a number of hits", quotable(text)), hint),
@@ -106,18 +106,18 @@ pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, Refused> {
 }
 
 /// What a type error says of a value: YAML's short tag, and its text unless it is a collection.
-pub fn described(node: &Node<'_>) -> String {
+pub fn described(node: &YamlNode<'_>) -> String {
     let scalar = match &node.content {
-        Content::List(_) => return "!!seq".into(),
-        Content::Map(_) => return "!!map".into(),
-        Content::Scalar(scalar) => scalar,
+        YamlContent::List(_) => return "!!seq".into(),
+        YamlContent::Map(_) => return "!!map".into(),
+        YamlContent::Scalar(scalar) => scalar,
     };
     let tag = match scalar.value() {
-        Value::Null => "!!null",
-        Value::Bool(_) => "!!bool",
-        Value::Int(_) | Value::Large(_) => "!!int",
-        Value::Float(_) => "!!float",
-        Value::Text => "!!str",
+        ScalarValue::Null => "!!null",
+        ScalarValue::Bool(_) => "!!bool",
+        ScalarValue::Int(_) | ScalarValue::Large(_) => "!!int",
+        ScalarValue::Float(_) => "!!float",
+        ScalarValue::Text => "!!str",
     };
     // Cut where the peer's YAML reader cuts.
     let text = scalar.text();
@@ -129,29 +129,29 @@ pub fn described(node: &Node<'_>) -> String {
 }
 
 /// A value as Go prints it, which is how the peer shows an element of a list; cut off after some 200 bytes.
-pub fn go_value(node: &Node<'_>) -> String {
+pub fn go_value(node: &YamlNode<'_>) -> String {
     let mut out = String::new();
     write_go_value(node, &mut out);
     quotable(&out)
 }
 
-fn write_go_value(node: &Node<'_>, out: &mut String) {
+fn write_go_value(node: &YamlNode<'_>, out: &mut String) {
     if out.len() > 200 {
         return;
     }
     match &node.content {
-        Content::Scalar(scalar) => {
+        YamlContent::Scalar(scalar) => {
             // Writing to a string does not fail.
             let _ = match scalar.value() {
-                Value::Null => write!(out, "<nil>"),
-                Value::Bool(truth) => write!(out, "{truth}"),
-                Value::Int(number) => write!(out, "{number}"),
-                Value::Large(number) => write!(out, "{number}"),
-                Value::Float(number) => write!(out, "{number}"),
-                Value::Text => write!(out, "{}", scalar.text()),
+                ScalarValue::Null => write!(out, "<nil>"),
+                ScalarValue::Bool(truth) => write!(out, "{truth}"),
+                ScalarValue::Int(number) => write!(out, "{number}"),
+                ScalarValue::Large(number) => write!(out, "{number}"),
+                ScalarValue::Float(number) => write!(out, "{number}"),
+                ScalarValue::Text => write!(out, "{}", scalar.text()),
             };
         }
-        Content::List(list) => {
+        YamlContent::List(list) => {
             out.push('[');
             for (index, node) in list.iter().enumerate().take(100) {
                 out.push_str(if index == 0 { "" } else { " " });
@@ -159,7 +159,7 @@ fn write_go_value(node: &Node<'_>, out: &mut String) {
             }
             out.push(']');
         }
-        Content::Map(map) => {
+        YamlContent::Map(map) => {
             out.push_str("map[");
             for (index, (key, value)) in map.iter().enumerate().take(100) {
                 out.push_str(if index == 0 { "" } else { " " });
@@ -173,23 +173,23 @@ fn write_go_value(node: &Node<'_>, out: &mut String) {
 }
 
 /// A value as JSON. Infinities and NaN, which JSON lacks, become their names; keys become text.
-pub fn json(node: &Node<'_>) -> serde_json::Value {
+pub fn json(node: &YamlNode<'_>) -> serde_json::Value {
     match &node.content {
-        Content::Scalar(scalar) => match scalar.value() {
-            Value::Null => serde_json::Value::Null,
-            Value::Bool(truth) => truth.into(),
-            Value::Int(number) => number.into(),
-            Value::Large(number) => number.into(),
-            Value::Float(number) if number.is_finite() => number.into(),
-            Value::Float(number) if number.is_nan() => "NaN".into(),
-            Value::Float(number) => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
-            Value::Text => scalar.text().into(),
+        YamlContent::Scalar(scalar) => match scalar.value() {
+            ScalarValue::Null => serde_json::Value::Null,
+            ScalarValue::Bool(truth) => truth.into(),
+            ScalarValue::Int(number) => number.into(),
+            ScalarValue::Large(number) => number.into(),
+            ScalarValue::Float(number) if number.is_finite() => number.into(),
+            ScalarValue::Float(number) if number.is_nan() => "NaN".into(),
+            ScalarValue::Float(number) => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
+            ScalarValue::Text => scalar.text().into(),
         },
-        Content::List(list) => list.iter().map(json).collect(),
-        Content::Map(map) => map.iter().map(|(key, value)| (json_key(key), json(value))).collect(),
+        YamlContent::List(list) => list.iter().map(json).collect(),
+        YamlContent::Map(map) => map.iter().map(|(key, value)| (json_key(key), json(value))).collect(),
     }
 }
 
-fn json_key(key: &Node<'_>) -> String {
+fn json_key(key: &YamlNode<'_>) -> String {
     key.scalar().map_or_else(|| go_value(key), |scalar| scalar.text().to_owned())
 }

@@ -25,7 +25,7 @@ enum Form {
 
 /// What a scalar means.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value {
+pub enum ScalarValue {
     /// Nothing.
     Null,
     /// A boolean.
@@ -69,28 +69,30 @@ impl<'a> Scalar<'a> {
     }
 
     /// What it means.
-    pub fn value(&self) -> Value {
+    pub fn value(&self) -> ScalarValue {
         match (self.form, resolve(&self.text)) {
-            (Form::Text, _) => Value::Text,
+            (Form::Text, _) => ScalarValue::Text,
             (Form::Plain, value) => value,
             // A double is exact enough for what a tag makes a fraction: it is refused wherever numbers count.
-            (Form::Float, Value::Int(number)) => Value::Float(number as f64),
-            (Form::Float, Value::Large(number)) => Value::Float(number as f64),
+            (Form::Float, ScalarValue::Int(number)) => ScalarValue::Float(number as f64),
+            (Form::Float, ScalarValue::Large(number)) => ScalarValue::Float(number as f64),
             (Form::Float, value) => value,
         }
     }
 }
 
-fn resolve(text: &str) -> Value {
+fn resolve(text: &str) -> ScalarValue {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
-        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => return Value::Bool(true),
-        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            return Value::Bool(false);
+        "" | "~" | "null" | "Null" | "NULL" => return ScalarValue::Null,
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            return ScalarValue::Bool(true);
         }
-        ".nan" | ".NaN" | ".NAN" => return Value::Float(f64::NAN),
-        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => return Value::Float(f64::INFINITY),
-        "-.inf" | "-.Inf" | "-.INF" => return Value::Float(f64::NEG_INFINITY),
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return ScalarValue::Bool(false);
+        }
+        ".nan" | ".NaN" | ".NAN" => return ScalarValue::Float(f64::NAN),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => return ScalarValue::Float(f64::INFINITY),
+        "-.inf" | "-.Inf" | "-.INF" => return ScalarValue::Float(f64::NEG_INFINITY),
         _ => {}
     }
     match text.as_bytes()[0] {
@@ -99,12 +101,12 @@ fn resolve(text: &str) -> Value {
             let digits = text.replace('_', "");
             whole(&digits).unwrap_or_else(|| fraction(&digits))
         }
-        _ => Value::Text,
+        _ => ScalarValue::Text,
     }
 }
 
 /// A whole number with Go's prefixes; a leading 0 means octal.
-fn whole(text: &str) -> Option<Value> {
+fn whole(text: &str) -> Option<ScalarValue> {
     let (negative, unsigned) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
         b'+' => (false, &text[1..]),
@@ -124,16 +126,16 @@ fn whole(text: &str) -> Option<Value> {
     }
     let magnitude = u64::from_str_radix(digits, radix).ok()?;
     if negative {
-        return 0_i64.checked_sub_unsigned(magnitude).map(Value::Int);
+        return 0_i64.checked_sub_unsigned(magnitude).map(ScalarValue::Int);
     }
-    Some(i64::try_from(magnitude).map_or(Value::Large(magnitude), Value::Int))
+    Some(i64::try_from(magnitude).map_or(ScalarValue::Large(magnitude), ScalarValue::Int))
 }
 
 /// A number with a point or an exponent, or else text.
-fn fraction(text: &str) -> Value {
+fn fraction(text: &str) -> ScalarValue {
     let numeric = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'+' | b'-' | b'e' | b'E'));
     match text.parse() {
-        Ok(number) if numeric => Value::Float(number),
-        _ => Value::Text,
+        Ok(number) if numeric => ScalarValue::Float(number),
+        _ => ScalarValue::Text,
     }
 }

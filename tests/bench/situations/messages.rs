@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use tollkeeper::config::live::Loaded;
+use tollkeeper::config::live::LoadedRules;
 use tollkeeper::decision::Decision;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::grpc::{decode, encode};
@@ -61,7 +61,7 @@ impl Encoding {
     /// Of the decision of this scene. The service that decided is never given back: its rules are borrowed.
     pub(crate) fn new(scene: Scene) -> Self {
         let service: &'static Service = Box::leak(Box::new(scene.service()));
-        let rules: &'static Loaded = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
+        let rules: &'static LoadedRules = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
         let request = request(1, scene.descriptors);
         let decide = || {
             let context = service.context(Some(rules), DEFAULT_DEADLINE);

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use tollkeeper::config::compile::{Compiled, Options, Source, compile};
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{Compiled, RuleText, compile};
 use tollkeeper::config::diagnostic::Diagnostics;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::rule::render::rlconfig_lines;
@@ -31,7 +32,7 @@ fn recorded() -> Vec<Value> {
 fn load(line: &Value) -> Result<Compiled, Diagnostics> {
     let latin1 = line["encoding"] == "latin-1";
     let files = line["files"].as_object().expect("files are an object");
-    let sources: Vec<Source> = files
+    let sources: Vec<RuleText> = files
         .iter()
         .map(|(name, text)| {
             let text = text.as_str().expect("a file is text");
@@ -40,11 +41,11 @@ fn load(line: &Value) -> Result<Compiled, Diagnostics> {
             } else {
                 text.as_bytes().to_vec()
             };
-            Source { name: Arc::from(name.as_str()), text, documents: Documents::FirstOnly }
+            RuleText { name: Arc::from(name.as_str()), text, documents: Documents::FirstOnly }
         })
         .collect();
     let merge_domains = line["env"]["MERGE_DOMAIN_CONFIG"] == "true";
-    compile(&sources, &Options { merge_domains, ..Options::default() })
+    compile(&sources, &CompileOptions { merge_domains, ..CompileOptions::default() })
 }
 
 /// The part of the peer's message that ours must contain; `None` where it is the YAML reader's own.

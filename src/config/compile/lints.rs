@@ -6,13 +6,13 @@
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 
-use super::Options;
-use crate::config::document::fields::{Reader, Trail};
-use crate::config::document::{Descriptor, Limit as Written, RateLimit};
+use super::options::CompileOptions;
+use crate::config::document::fields::{DocumentReader, FieldPath};
+use crate::config::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::config::yaml::Position;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
-use crate::rule::Node;
+use crate::rule::RuleNode;
 use crate::store::redis::command::OwnedCounter;
 use crate::store::redis::eventual::LocalBudget;
 
@@ -23,25 +23,30 @@ const ENVOY_TIMEOUT_US: u64 = 20_000;
 const MAX_WILDCARDS: usize = 1000;
 
 /// A descriptor that neither limits, nor leads on, nor exempts a value.
-pub(super) fn on_descriptor(reader: &mut Reader<'_>, written: &Descriptor, trail: &Trail<'_>) {
+pub(super) fn on_descriptor(reader: &mut DocumentReader<'_>, written: &DescriptorSpec, field_path: &FieldPath<'_>) {
     if !written.key.value.is_empty() && !written.unreadable && !does_something(written) {
         let message = "this descriptor does nothing";
-        reader.warning(written.at, trail, message, "give it a `rate_limit`, `descriptors`, or a `value` to exempt");
+        reader.warning(
+            written.at,
+            field_path,
+            message,
+            "give it a `rate_limit`, `descriptors`, or a `value` to exempt",
+        );
     }
 }
 
 /// Whether a descriptor says anything at all to a request that ends there or goes on.
-fn does_something(written: &Descriptor) -> bool {
-    let has_rule = !matches!(written.rate_limit, RateLimit::None);
+fn does_something(written: &DescriptorSpec) -> bool {
+    let has_rule = !matches!(written.rate_limit, RateLimitSpec::None);
     has_rule || !written.descriptors.is_empty() || !written.value.is_empty() || written.key.value.contains('*')
 }
 
 /// A queue or a loan that Envoy does not wait for, and a share that is too small to give.
 pub(super) fn on_limit(
-    reader: &mut Reader<'_>,
-    written: &Written,
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
     limit: &Limit,
-    (options, trail): (&Options, &Trail<'_>),
+    (options, field_path): (&CompileOptions, &FieldPath<'_>),
 ) {
     let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
     let is_queue = limit.algorithm().properties().capacity == Capacity::QueueSize;
@@ -49,29 +54,34 @@ pub(super) fn on_limit(
     if waits && each_us > ENVOY_TIMEOUT_US {
         let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
-        reader.warning(written.at, trail, message, hint);
+        reader.warning(written.at, field_path, message, hint);
     }
-    on_eventual(reader, written, limit, (options, trail));
+    on_eventual(reader, written, limit, (options, field_path));
 }
 
 /// An overshoot that leaves nothing to answer without the store.
-fn on_eventual(reader: &mut Reader<'_>, written: &Written, limit: &Limit, (options, trail): (&Options, &Trail<'_>)) {
+fn on_eventual(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    limit: &Limit,
+    (options, field_path): (&CompileOptions, &FieldPath<'_>),
+) {
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
     let counted = OwnedCounter { limit: *limit, enforced: true, tag: 0 };
     let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
-    let at = written.settings.eventual.map_or(written.at, |eventual| eventual.at);
+    let at = written.defaultable.eventual.map_or(written.at, |eventual| eventual.at);
     if terms.life_us == 0 {
         let message = "with so small an overshoot and so short a period hits can not be leased";
-        reader.warning(at, trail, message, "each request asks the store; raise `max_overshoot` or use strict");
+        reader.warning(at, field_path, message, "each request asks the store; raise `max_overshoot` or use strict");
     } else if terms.share == 0 {
         let message = format!("the overshoot is too small to share it among {slots} replicas");
         let hint = "the first hits on each key ask the store; raise `max_overshoot` or use strict";
-        reader.warning(at, trail, message, hint);
+        reader.warning(at, field_path, message, hint);
     }
 }
 
 /// Wildcards of one level that begin alike: each is tried until one matches.
-pub(super) fn on_wildcards(reader: &mut Reader<'_>, nodes: &[Node], trail: &Trail<'_>) {
+pub(super) fn on_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
     let mut wildcards = 0;
     let mut prefixes = HashSet::new();
     for node in nodes.iter().filter(|node| node.value.contains('*') || node.key.contains('*')) {
@@ -83,8 +93,8 @@ pub(super) fn on_wildcards(reader: &mut Reader<'_>, nodes: &[Node], trail: &Trai
     let Some(first) = nodes.first() else { return };
     if wildcards > prefixes.len() + MAX_WILDCARDS {
         let alike = wildcards - prefixes.len();
-        let at = Position { line: first.origin.line, column: first.origin.column };
+        let at = Position { line: first.location.line, column: first.location.column };
         let message = format!("{alike} wildcards of this level begin like another one");
-        reader.warning(at, trail, message, "they are tried one after the other; begin each with text of its own");
+        reader.warning(at, field_path, message, "they are tried one after the other; begin each with text of its own");
     }
 }

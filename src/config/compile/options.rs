@@ -1,0 +1,43 @@
+//! The settings of a process that change the meaning of rule files.
+
+use crate::limit::{DEFAULT_LOG_MAX, StorePolicy};
+use crate::settings::Settings;
+
+/// Settings that change the meaning of rule files.
+#[derive(Clone, Debug)]
+pub struct CompileOptions {
+    /// Files may add to each other's domains (`MERGE_DOMAIN_CONFIG`).
+    pub merge_domains: bool,
+    /// Fixed windows of months follow the calendar (`USE_CALENDAR_MONTH_RATE_LIMIT`).
+    pub calendar_months: bool,
+    /// Maximum `requests_per_unit` of a sliding_window_log.
+    pub log_max: u32,
+    /// Policy of limits without `on_store_error` in their rule or domain.
+    pub on_store_error: StorePolicy,
+    /// Maximum number of replicas that share an eventual limit (`TOLLKEEPER_MAX_REPLICAS`), at least 1; for lints only.
+    pub max_replicas: u32,
+}
+
+impl Default for CompileOptions {
+    fn default() -> Self {
+        Self {
+            merge_domains: false,
+            calendar_months: false,
+            log_max: DEFAULT_LOG_MAX,
+            on_store_error: StorePolicy::default(),
+            max_replicas: 16,
+        }
+    }
+}
+
+impl From<&Settings> for CompileOptions {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            merge_domains: settings.rules.merge_domains,
+            calendar_months: settings.behaviour.calendar_months,
+            log_max: settings.behaviour.log_max,
+            on_store_error: settings.rules.on_store_error,
+            max_replicas: settings.rules.max_replicas,
+        }
+    }
+}
