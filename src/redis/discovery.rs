@@ -201,7 +201,7 @@ async fn ask_cluster(topology: &Topology, seeds: &mut Vec<TopologySource>) -> Re
     seeds.sort_by_key(|source| !serving.contains(&source.endpoint));
     let mut trouble = ConnectError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
     for place in 0..seeds.len() {
-        match seeds[place].ask(&[b"CLUSTER", b"HASH_SLOTS"]).await {
+        match seeds[place].ask(&[b"CLUSTER", b"SLOTS"]).await {
             Ok(answer) => match slot_ranges(&answer, &seeds[place].endpoint) {
                 Some(ranges) if !ranges.is_empty() => {
                     forget_gone(seeds, &topology.settings, &ranges);
