@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
 #[path = "kit/mod.rs"]
-#[allow(dead_code, clippy::print_stderr, reason = "the suite uses all of the kit, this binary a part")]
+#[allow(dead_code, reason = "the suite uses all of the kit, this binary a part")]
 mod kit;
 
 use std::sync::Arc;

@@ -1,11 +1,12 @@
-//! What holds of counters wherever they live: in this process, in one Redis, in a cluster.
+//! Behaviour that is the same in every store: in memory, in one Redis, and in a cluster.
 //!
-//! Each behaviour is written once, as a function of a store, and runs on every store there is. Time is what the tests
-//! say, also in Redis. What the algorithms decide is tested elsewhere, and what only one store does too.
+//! Each behaviour is a function of a store, and a test on each of them, so that a failure names both. Time is what the
+//! tests say, in Redis too. The decisions of the algorithms and the behaviour of a single store are tested elsewhere.
 
+use std::any::Any;
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
@@ -13,7 +14,7 @@ use tollkeeper::store::Store;
 
 use crate::kit::fixtures::{assert_responses, decide, in_parallel, load_shop_rules, shop_request};
 use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::options;
+use crate::kit::redis::{Server, options};
 use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
 use crate::kit::test_service::{TestRequest, TestService};
 
@@ -23,24 +24,39 @@ const MS: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
 const HOUR: u64 = 3_600 * SECOND;
 
-/// A place for counters; each service has its own there.
-struct Place {
-    name: &'static str,
-    /// The variables that name it.
+/// A store, and the settings that select it.
+struct StoreUnderTest {
+    /// Variables that name the Redis; empty for memory.
     env: Vec<(&'static str, String)>,
-    services: AtomicU64,
+    /// Keeps the servers running while a test uses them.
+    _servers: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl Place {
-    fn new(name: &'static str, env: Vec<(&'static str, String)>) -> Self {
-        Self { name, env, services: AtomicU64::new(0) }
+impl StoreUnderTest {
+    fn memory() -> Self {
+        Self { env: Vec::new(), _servers: None }
     }
 
-    /// Who decides by the rules of a domain `shop`, given from `descriptors` or `defaults` on, at noon.
-    fn test_service(&self, env: &[(&str, &str)], rules: &str) -> TestService {
+    fn redis() -> Self {
+        static SERVER: Shared<Server> = Shared::new();
+        let server = SERVER.get_or_start(|| options().start());
+        let env = vec![("REDIS_SOCKET_TYPE", "tcp".to_owned()), ("REDIS_URL", server.address())];
+        Self { env, _servers: Some(server) }
+    }
+
+    fn cluster() -> Self {
+        static CLUSTER: Shared<Cluster> = Shared::new();
+        let cluster = CLUSTER.get_or_start(Cluster::start);
+        let env = vec![("REDIS_TYPE", "cluster".to_owned()), ("REDIS_URL", cluster.addresses().join(","))];
+        Self { env, _servers: Some(cluster) }
+    }
+
+    /// A service with counters of its own in this store, with rules of the domain `shop`, at noon.
+    fn service(&self, env: &[(&str, &str)], rules: &str) -> TestService {
+        static SERVICES: AtomicU64 = AtomicU64::new(0);
         let mut service = TestService::new(env.iter().copied().chain([("TOLLKEEPER_ON_STORE_ERROR", "error")]), NOON);
         if !self.env.is_empty() {
-            let prefix = format!("{}:", self.services.fetch_add(1, Ordering::Relaxed));
+            let prefix = format!("{}:", SERVICES.fetch_add(1, Ordering::Relaxed));
             let mut of_redis = vec![("CACHE_KEY_PREFIX", &*prefix), ("TOLLKEEPER_STORE_TIMEOUT", "5s")];
             of_redis.extend(self.env.iter().map(|(name, value)| (*name, &**value)));
             let redis = start_store(&of_redis, TimeSource::Caller);
@@ -52,55 +68,61 @@ impl Place {
     }
 }
 
-/// What holds, in words, and what checks it.
-type Behaviour = (&'static str, fn(&Place));
+/// Servers that tests running at the same time share; the last test to end stops them.
+struct Shared<T>(Mutex<Weak<T>>);
 
-/// All that holds everywhere.
-const BEHAVIOURS: &[Behaviour] = &[
-    ("hits are taken, given back or looked for", hits_are_taken_given_back_or_looked_for),
-    ("charges of many threads are exact", charges_of_many_threads_are_exact),
-    ("limits are charged together or not at all", limits_are_charged_together_or_not_at_all),
-    (
-        "a flood that one limit refuses costs the others nothing",
-        a_flood_that_one_limit_refuses_costs_the_others_nothing,
-    ),
-    ("a trial beside an enforced limit refuses nothing", a_trial_beside_an_enforced_limit_refuses_nothing),
-    ("a look leaves no trace", a_look_leaves_no_trace),
-    ("a refund of nothing leaves no trace", a_refund_of_nothing_leaves_no_trace),
-    ("a reload keeps counters of one identity", a_reload_keeps_counters_of_one_identity),
-    ("a new epoch begins anew", a_new_epoch_begins_anew),
-    ("a changed limit counts what was used", a_changed_limit_counts_what_was_used),
-    ("windows end and buckets drain", windows_end_and_buckets_drain),
-    ("answers are held until their turn", answers_are_held_until_their_turn),
-    ("a refusal spares the others if told to", a_refusal_spares_the_others_if_told_to),
-    ("limits that come along share a counter", limits_that_come_along_share_a_counter),
-    ("values that share a counter and those that do not", values_that_share_a_counter_and_those_that_do_not),
-];
+impl<T> Shared<T> {
+    const fn new() -> Self {
+        Self(Mutex::new(Weak::new()))
+    }
 
-fn check_all(place: &Place) {
-    for (what, behaviour) in BEHAVIOURS {
-        println!("{}: {what}", place.name);
-        behaviour(place);
+    fn get_or_start(&self, start: impl FnOnce() -> T) -> Arc<T> {
+        // A test that could not start them panicked with the lock; the next one tries again.
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let started = Arc::new(start());
+            *shared = Arc::downgrade(&started);
+            started
+        })
     }
 }
 
-#[test]
-fn memory_does_what_every_store_does() {
-    check_all(&Place::new("memory", Vec::new()));
+/// Makes each behaviour a test on every store: `memory::NAME`, `redis::NAME` and `cluster::NAME`.
+macro_rules! on_every_store {
+    ($($behaviour:ident),+ $(,)?) => {
+        on_every_store!(@store memory: $($behaviour),+);
+        on_every_store!(@store redis: $($behaviour),+);
+        on_every_store!(@store cluster: $($behaviour),+);
+    };
+    (@store $store:ident: $($behaviour:ident),+) => {
+        mod $store {
+            $(
+                #[test]
+                fn $behaviour() {
+                    super::$behaviour(&super::StoreUnderTest::$store());
+                }
+            )+
+        }
+    };
 }
 
-#[test]
-fn a_single_redis_does_what_every_store_does() {
-    let server = options().start();
-    check_all(&Place::new("redis", vec![("REDIS_SOCKET_TYPE", "tcp".to_owned()), ("REDIS_URL", server.address())]));
-}
-
-#[test]
-fn a_cluster_does_what_every_store_does() {
-    let cluster = Cluster::start();
-    let nodes = cluster.addresses().join(",");
-    check_all(&Place::new("cluster", vec![("REDIS_TYPE", "cluster".to_owned()), ("REDIS_URL", nodes)]));
-}
+on_every_store![
+    charge_refund_and_peek_report_what_remains,
+    concurrent_charges_admit_exactly_the_limit,
+    limits_of_a_descriptor_are_charged_all_or_none,
+    hits_rejected_by_one_limit_are_not_charged_to_the_others,
+    shadow_limit_beside_an_enforced_limit_rejects_nothing,
+    peek_changes_nothing,
+    refund_to_an_unused_counter_changes_nothing,
+    reload_keeps_counters_of_limits_with_the_same_identity,
+    new_epoch_starts_a_new_counter,
+    changed_limit_counts_hits_charged_before,
+    windows_expire_and_buckets_refill,
+    queued_requests_are_delayed_in_order,
+    stop_cache_key_increment_spares_limits_beside_a_rejecting_one,
+    limit_overrides_of_one_unit_share_a_counter,
+    only_values_under_share_threshold_share_a_counter,
+];
 
 /// What is left of each descriptor's limit, without command.
 fn left(service: &TestService, descriptors: &str) -> Vec<u32> {
@@ -111,9 +133,8 @@ fn left(service: &TestService, descriptors: &str) -> Vec<u32> {
 
 const NO_HEADER: &[(&str, &str)] = &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")];
 
-fn hits_are_taken_given_back_or_looked_for(place: &Place) {
-    let service =
-        place.test_service(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
+fn charge_refund_and_peek_report_what_remains(store: &StoreUnderTest) {
+    let service = store.service(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
     let k = || shop_request("k");
     assert_responses(
         &service,
@@ -137,7 +158,7 @@ fn hits_are_taken_given_back_or_looked_for(place: &Place) {
     );
 }
 
-fn charges_of_many_threads_are_exact(place: &Place) {
+fn concurrent_charges_admit_exactly_the_limit(store: &StoreUnderTest) {
     for algorithm in Algorithm::ALL {
         let leaky = algorithm == Algorithm::LeakyBucket;
         // One leaves every 40 ms, and the last of those in the bucket within the time that anybody waits.
@@ -145,7 +166,7 @@ fn charges_of_many_threads_are_exact(place: &Place) {
         let rules = format!(
             "descriptors: [{{key: k, rate_limit: {{unit: {unit}, requests_per_unit: {limit}, algorithm: {algorithm}{queue}}}}}]"
         );
-        let service = place.test_service(&[], &rules);
+        let service = store.service(&[], &rules);
         for round in 0..3 {
             let question = shop_request(&format!("k={round}"));
             let holds = Mutex::new(Vec::new());
@@ -158,15 +179,15 @@ fn charges_of_many_threads_are_exact(place: &Place) {
                 }
             });
             let holds = holds.into_inner().unwrap();
-            assert_eq!(holds.len(), 50, "{algorithm}, round {round}, {}", place.name);
+            assert_eq!(holds.len(), 50, "{algorithm}, round {round}");
             let expected = if leaky { (0..50).map(|place| place * 40).collect() } else { BTreeSet::from([0]) };
-            assert_eq!(holds.into_iter().collect::<BTreeSet<_>>(), expected, "{algorithm}, {}", place.name);
+            assert_eq!(holds.into_iter().collect::<BTreeSet<_>>(), expected, "{algorithm}");
         }
     }
 }
 
-fn limits_are_charged_together_or_not_at_all(place: &Place) {
-    let service = place.test_service(
+fn limits_of_a_descriptor_are_charged_all_or_none(store: &StoreUnderTest) {
+    let service = store.service(
         &[],
         "descriptors:
   - key: k
@@ -197,8 +218,8 @@ fn limits_are_charged_together_or_not_at_all(place: &Place) {
     assert_eq!(decide(&service, &shop_request("k=x").hits(20)).statuses(), [(false, 0)]);
 }
 
-fn a_flood_that_one_limit_refuses_costs_the_others_nothing(place: &Place) {
-    let service = place.test_service(
+fn hits_rejected_by_one_limit_are_not_charged_to_the_others(store: &StoreUnderTest) {
+    let service = store.service(
         &[],
         "descriptors:
   - key: k
@@ -213,8 +234,8 @@ fn a_flood_that_one_limit_refuses_costs_the_others_nothing(place: &Place) {
     assert_eq!(decide(&service, &shop_request("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
 }
 
-fn a_trial_beside_an_enforced_limit_refuses_nothing(place: &Place) {
-    let service = place.test_service(
+fn shadow_limit_beside_an_enforced_limit_rejects_nothing(store: &StoreUnderTest) {
+    let service = store.service(
         &[],
         "descriptors:
   - key: k
@@ -248,8 +269,8 @@ fn of_each_algorithm(limit: u32) -> String {
     format!("descriptors:\n{}", Algorithm::ALL.map(rule).concat())
 }
 
-fn a_look_leaves_no_trace(place: &Place) {
-    let service = place.test_service(&[], &of_each_algorithm(5));
+fn peek_changes_nothing(store: &StoreUnderTest) {
+    let service = store.service(&[], &of_each_algorithm(5));
     for algorithm in Algorithm::ALL {
         assert_eq!(left(&service, algorithm.name()), [5], "{algorithm}");
         assert_eq!(decide(&service, &shop_request(algorithm.name()).hits(2)).statuses(), [(false, 3)], "{algorithm}");
@@ -259,8 +280,8 @@ fn a_look_leaves_no_trace(place: &Place) {
     }
 }
 
-fn a_refund_of_nothing_leaves_no_trace(place: &Place) {
-    let service = place.test_service(&[], &of_each_algorithm(5));
+fn refund_to_an_unused_counter_changes_nothing(store: &StoreUnderTest) {
+    let service = store.service(&[], &of_each_algorithm(5));
     for algorithm in Algorithm::ALL {
         let refund = shop_request(algorithm.name()).refund(3);
         assert_eq!(decide(&service, &refund).statuses(), [(false, 5)], "{algorithm}");
@@ -269,8 +290,8 @@ fn a_refund_of_nothing_leaves_no_trace(place: &Place) {
     }
 }
 
-fn a_reload_keeps_counters_of_one_identity(place: &Place) {
-    let service = place.test_service(NO_HEADER, "descriptors: []");
+fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest) {
+    let service = store.service(NO_HEADER, "descriptors: []");
     let rule =
         |rate_limit: &str| load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
     let table = [
@@ -313,8 +334,8 @@ fn a_reload_keeps_counters_of_one_identity(place: &Place) {
     assert_responses(&service, &[(shop_request("k"), "OK [OK 10/HOUR left 0 in 3600 s]")]);
 }
 
-fn a_new_epoch_begins_anew(place: &Place) {
-    let service = place.test_service(NO_HEADER, "descriptors: []");
+fn new_epoch_starts_a_new_counter(store: &StoreUnderTest) {
+    let service = store.service(NO_HEADER, "descriptors: []");
     for algorithm in Algorithm::ALL {
         // A leaky bucket holds one, which leaves within the hour.
         let used_up = |epoch: u32| {
@@ -330,9 +351,9 @@ fn a_new_epoch_begins_anew(place: &Place) {
     }
 }
 
-fn a_changed_limit_counts_what_was_used(place: &Place) {
+fn changed_limit_counts_hits_charged_before(store: &StoreUnderTest) {
     for algorithm in Algorithm::ALL {
-        let service = place.test_service(NO_HEADER, "descriptors: []");
+        let service = store.service(NO_HEADER, "descriptors: []");
         let rule = |limit: u32| load_shop_rules(&service, &of_each_algorithm(limit));
         rule(10);
         let ask = |hits| decide(&service, &shop_request(algorithm.name()).hits(hits)).statuses();
@@ -344,8 +365,8 @@ fn a_changed_limit_counts_what_was_used(place: &Place) {
     }
 }
 
-fn windows_end_and_buckets_drain(place: &Place) {
-    let service = place.test_service(&[], &of_each_algorithm(6));
+fn windows_expire_and_buckets_refill(store: &StoreUnderTest) {
+    let service = store.service(&[], &of_each_algorithm(6));
     for algorithm in Algorithm::ALL {
         assert_eq!(decide(&service, &shop_request(algorithm.name()).hits(6)).statuses(), [(false, 0)], "{algorithm}");
     }
@@ -366,8 +387,8 @@ fn windows_end_and_buckets_drain(place: &Place) {
     assert_eq!(lefts(), [6; 5]);
 }
 
-fn answers_are_held_until_their_turn(place: &Place) {
-    let service = place.test_service(
+fn queued_requests_are_delayed_in_order(store: &StoreUnderTest) {
+    let service = store.service(
         &[],
         "descriptors:
   - {key: q, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4}}
@@ -389,7 +410,7 @@ fn answers_are_held_until_their_turn(place: &Place) {
     assert_eq!(holds(&vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
 }
 
-fn a_refusal_spares_the_others_if_told_to(place: &Place) {
+fn stop_cache_key_increment_spares_limits_beside_a_rejecting_one(store: &StoreUnderTest) {
     let rules = "descriptors:
   - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}
@@ -399,11 +420,9 @@ fn a_refusal_spares_the_others_if_told_to(place: &Place) {
     rate_limit:
       - {unit: hour, requests_per_unit: 9}
       - {unit: day, requests_per_unit: 9}";
-    let charged = place.test_service(NO_HEADER, rules);
-    let spared = place.test_service(
-        &[("TOLLKEEPER_RETRY_AFTER_HEADER", ""), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")],
-        rules,
-    );
+    let charged = store.service(NO_HEADER, rules);
+    let spared = store
+        .service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", ""), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
     let table: &[(TestRequest, [&[u32]; 2])] = &[
         // What is asked; what is then left of a, b, free, bucket and both, charged and spared.
         (shop_request("a; b; free; bucket; both"), [&[0, 8, 8, 8, 8], &[0, 8, 8, 8, 8]]),
@@ -419,25 +438,19 @@ fn a_refusal_spares_the_others_if_told_to(place: &Place) {
     for (step, (question, expected)) in table.iter().enumerate() {
         for (service, expected) in [&charged, &spared].into_iter().zip(expected) {
             decide(service, question);
-            assert_eq!(
-                left(service, "a; b; free; bucket; both"),
-                *expected,
-                "{}, step {step}: {question:?}",
-                place.name
-            );
+            assert_eq!(left(service, "a; b; free; bucket; both"), *expected, "step {step}: {question:?}");
         }
     }
     // Of one counter that is charged from twice, and refuses the first for its size only.
     let twice = TestRequest::new("shop").descriptor(&[("b", "x")]).hits(10).descriptor(&[("b", "x")]).hits(2);
     let text = decide(&spared, &twice).text();
-    assert_eq!(text, "OVER [OVER 9/HOUR left 0 in 3600 s, OVER 9/HOUR left 0 in 3600 s]", "{}", place.name);
+    assert_eq!(text, "OVER [OVER 9/HOUR left 0 in 3600 s, OVER 9/HOUR left 0 in 3600 s]");
     let back = decide(&spared, &shop_request("b=x").refund(10)).text();
-    assert_eq!(back, "OK [OK 9/HOUR left 9 in 3600 s]", "{}: the second was spared", place.name);
+    assert_eq!(back, "OK [OK 9/HOUR left 9 in 3600 s]", "the second was spared");
 }
 
-fn limits_that_come_along_share_a_counter(place: &Place) {
-    let service =
-        place.test_service(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
+fn limit_overrides_of_one_unit_share_a_counter(store: &StoreUnderTest) {
+    let service = store.service(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]");
     let k = || shop_request("k");
     assert_responses(
         &service,
@@ -451,8 +464,8 @@ fn limits_that_come_along_share_a_counter(place: &Place) {
     );
 }
 
-fn values_that_share_a_counter_and_those_that_do_not(place: &Place) {
-    let service = place.test_service(
+fn only_values_under_share_threshold_share_a_counter(store: &StoreUnderTest) {
+    let service = store.service(
         NO_HEADER,
         r"descriptors:
   - {key: each, rate_limit: {unit: hour, requests_per_unit: 5}}

@@ -13,7 +13,7 @@
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
 #[path = "../../kit/mod.rs"]
-#[allow(dead_code, clippy::panic, clippy::print_stderr, reason = "the suite uses all of the kit, this bench a part")]
+#[allow(dead_code, reason = "the suite uses all of the kit, this bench a part")]
 mod kit;
 
 mod load;
