@@ -1,58 +1,59 @@
-//! Why Redis did not decide a charge, and what its error replies mean.
+//! Errors of the client: why a call failed, and the meaning of error replies.
 //!
-//! A failure has a kind and no text: kinds are counted, decide by policy and open breakers; the text is logged where
-//! the reply was read. Replies that send a call elsewhere, or ask for the script, are no failures and are told apart
-//! here too.
+//! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
+//! is logged where the reply is read. Redirections and missing scripts are replies but no failures.
 
-/// Why a charge was not decided by Redis.
+use std::io;
+
+/// Reason why Redis did not complete a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum RedisError {
-    /// No answer came in time; the charge may have been charged.
+    /// No reply arrived before the deadline; the call may have run.
     #[error("no answer in time")]
     Timeout,
-    /// The caller waits too short a time to ask.
+    /// The caller's deadline is too short for a call.
     #[error("the caller leaves no time to ask")]
     NoTime,
-    /// There is no connection, or the breaker is open.
+    /// No connection is open, or the breaker is open.
     #[error("not connected")]
     Unreachable,
-    /// The connection broke; the charge may have been charged.
+    /// The connection closed before the reply; the call may have run.
     #[error("the connection broke")]
     Broken,
     /// The server is a replica, or has lost its primary.
     #[error("the server is read-only")]
     ReadOnly,
-    /// The server is out of memory, or was told not to write.
+    /// The server is out of memory, or is configured to reject writes.
     #[error("the server takes no writes")]
     NoWrites,
-    /// Another script runs on and on.
+    /// Another script runs for too long.
     #[error("the server is busy with a script")]
     Busy,
     /// The server is reading its data from disk.
     #[error("the server is loading its data")]
     Loading,
-    /// The password or user is not accepted.
+    /// The server rejects the password or user.
     #[error("the server does not accept the credentials")]
     Unauthenticated,
-    /// No node serves the key's slot, or not now.
+    /// No node serves the slot of the key now.
     #[error("no node serves the slot")]
     SlotDown,
-    /// Something else stands under the counter's key.
-    #[error("something else stands under the key")]
+    /// The key holds a value of another type.
+    #[error("the key holds a value of another type")]
     WrongType,
-    /// A reply that makes no sense.
-    #[error("a reply that makes no sense")]
+    /// The reply is invalid.
+    #[error("an invalid reply")]
     BadReply,
-    /// The user may not do what the rules need, or the server does not know how to, or is of another kind.
-    #[error("the server refuses what the rules need")]
+    /// The user lacks a permission, or the server lacks a command or is of another kind.
+    #[error("the server rejects a command that is needed")]
     Misconfigured,
-    /// Too many charges wait for one counter, or too many calls for one server.
-    #[error("too many charges wait")]
+    /// Too many calls wait for one key or one server.
+    #[error("too many calls are queued")]
     Overloaded,
 }
 
 impl RedisError {
-    /// All kinds, in their order.
+    /// All kinds, in the order of declaration.
     pub const ALL: [Self; 14] = [
         Self::Timeout,
         Self::NoTime,
@@ -70,7 +71,7 @@ impl RedisError {
         Self::Overloaded,
     ];
 
-    /// The name in metrics and logs.
+    /// Name in metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -90,25 +91,25 @@ impl RedisError {
         }
     }
 
-    /// What an operator might look at or set to mend it.
+    /// Setting or server property that an operator should check.
     pub const fn advice(self) -> &'static str {
         match self {
-            Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT says how long a charge may take",
+            Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT bounds the wait",
             Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
-            Self::Unreachable | Self::Broken => "the lines about connecting say why",
-            Self::ReadOnly | Self::SlotDown => "it is looked for in its place until a primary is found",
+            Self::Unreachable | Self::Broken => "see the preceding connection errors",
+            Self::ReadOnly | Self::SlotDown => "the client looks for a primary until it finds one",
             Self::NoWrites => "its memory (maxmemory) or its disk may be full",
-            Self::Busy => "SCRIPT KILL ends a script that runs on and on",
-            Self::Loading => "it is back when it has read its data",
+            Self::Busy => "SCRIPT KILL ends the script",
+            Self::Loading => "the server serves again once it has loaded its data",
             Self::Unauthenticated => "REDIS_AUTH or TOLLKEEPER_REDIS_AUTH_FILE holds the password",
-            Self::WrongType => "CACHE_KEY_PREFIX keeps the keys of others apart",
+            Self::WrongType => "CACHE_KEY_PREFIX separates keys from those of other programs",
             Self::BadReply => "is it Redis 5.0 or newer, or Valkey?",
-            Self::Misconfigured => "the lines before this one say what it wants",
-            Self::Overloaded => "more than it takes is asked of it",
+            Self::Misconfigured => "see the preceding errors for the missing permission or setting",
+            Self::Overloaded => "the server cannot keep up with the load",
         }
     }
 
-    /// Whether it says that its server can not serve anybody. What concerns one key or one slot does not.
+    /// Returns true if the error concerns the whole server, not one key or slot.
     pub const fn is_of_server(self) -> bool {
         matches!(
             self,
@@ -123,27 +124,27 @@ impl RedisError {
         )
     }
 
-    /// Whether waiting will not mend it: somebody has to change a setting.
+    /// Returns true if the error lasts until an operator changes a setting.
     pub const fn is_misconfiguration(self) -> bool {
         matches!(self, Self::Misconfigured | Self::Unauthenticated)
     }
 }
 
-/// What an error reply asks for.
+/// Meaning of an error reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplyError {
-    /// The script itself: the server does not have it.
+    /// The server does not have the script; send its text.
     NoScript,
-    /// To go to the node that owns the slot now.
+    /// The node at this address owns the slot now.
     Moved(String),
-    /// To go to this node for this once, after ASKING.
+    /// The node at this address serves the key during a migration; send ASKING first.
     Ask(String),
-    /// Nothing: the charge failed.
+    /// The command failed.
     Failed(RedisError),
 }
 
 impl ReplyError {
-    /// What an error reply, `text`, means.
+    /// Parses the text of an error reply.
     pub fn from_reply(text: &str) -> Self {
         let mut words = text.split_ascii_whitespace();
         let address = |words: &mut dyn Iterator<Item = &str>| words.nth(1).map(str::to_owned);
@@ -159,15 +160,15 @@ impl ReplyError {
             "NOAUTH" | "WRONGPASS" => RedisError::Unauthenticated,
             "WRONGTYPE" => RedisError::WrongType,
             "NOPERM" | "CROSSSLOT" | "NOPROTO" => RedisError::Misconfigured,
-            "ERR" => of_plain_error(text),
+            "ERR" => parse_generic_error(text),
             _ => RedisError::BadReply,
         };
         Self::Failed(failure)
     }
 }
 
-/// What follows `ERR`. Servers before 7.0 wrap what went wrong within a script into such a text.
-fn of_plain_error(text: &str) -> RedisError {
+/// Parses an `ERR` reply. Servers before 7.0 wrap errors of a script in such a text.
+fn parse_generic_error(text: &str) -> RedisError {
     const WRAPPED: [(&str, RedisError); 8] = [
         ("-OOM ", RedisError::NoWrites),
         ("-MISCONF ", RedisError::NoWrites),
@@ -197,4 +198,19 @@ fn of_plain_error(text: &str) -> RedisError {
     } else {
         RedisError::BadReply
     }
+}
+
+/// Returns the text of an I/O error without the number of the OS error.
+pub(crate) fn io_error_text(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}
+
+/// Maximum number of characters of an error reply in logs.
+const MAX_LOG_CHARS: usize = 160;
+
+/// Returns the text of an error reply for logs: shortened, and without arguments.
+pub(crate) fn log_text(text: &str) -> String {
+    // Some servers quote the arguments of the command, passwords included.
+    text.split(", with args").next().unwrap_or_default().chars().take(MAX_LOG_CHARS).collect()
 }

@@ -1,34 +1,35 @@
-//! Troubles are said when they begin, when they change, and once a minute while they last.
+//! De-duplication of logged errors that last.
 //!
-//! Some troubles come in turns, as when one connection is refused and another hangs: each is said once, and then each
-//! once a minute. A few are remembered, so that not even a server that invents new ones floods the log.
+//! An error is logged when it begins, when it changes, and once a minute while it lasts. Errors may alternate, as when
+//! one connection is refused and another times out, so the last few are remembered. Their number is bounded: a server
+//! that keeps inventing new errors must not flood the log.
 
 use std::time::{Duration, Instant};
 
-/// A trouble that lasts is said again after this time.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
-/// Troubles in turns; further ones wait.
-const MOST: usize = 6;
+/// Time after which an error that lasts is logged again.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum number of different errors logged in one interval.
+const MAX_ERRORS: usize = 6;
 
-/// What has been said, since the last time that all was well.
+/// Errors that were logged since the last success.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorDedup {
-    said: Vec<(String, Instant)>,
+    logged: Vec<(String, Instant)>,
 }
 
 impl ErrorDedup {
-    /// Whether to say this now.
-    pub(crate) fn should_log(&mut self, text: &str) -> bool {
-        self.said.retain(|(_, when)| when.elapsed() < SAY_AGAIN);
-        let is_new = self.said.len() < MOST && !self.said.iter().any(|(said, _)| said == text);
+    /// Returns true if the error should be logged now.
+    pub(crate) fn is_new(&mut self, text: &str) -> bool {
+        self.logged.retain(|(_, at)| at.elapsed() < REPEAT_INTERVAL);
+        let is_new = self.logged.len() < MAX_ERRORS && !self.logged.iter().any(|(logged, _)| logged == text);
         if is_new {
-            self.said.push((text.to_owned(), Instant::now()));
+            self.logged.push((text.to_owned(), Instant::now()));
         }
         is_new
     }
 
-    /// All is well; whether something had been said.
-    pub(crate) fn end(&mut self) -> bool {
-        !std::mem::take(&mut self.said).is_empty()
+    /// Forgets all errors after a success; returns true if any were logged.
+    pub(crate) fn clear(&mut self) -> bool {
+        !std::mem::take(&mut self.logged).is_empty()
     }
 }

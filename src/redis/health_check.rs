@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::connect::ConnectError;
+use super::connect_error::ConnectError;
 use super::connection::Connection;
 use super::error::{RedisError, ReplyError};
 use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag};

@@ -1,8 +1,7 @@
-//! What a server says: bytes become replies, and replies numbers, texts and places.
+//! Replies of a server, decoded from RESP2 within bounds.
 //!
-//! A server may be a stranger, or broken: a reply is looked over before it is parsed, because the parser calls itself
-//! for each list within a list, and keeps a hundred bytes for an element of four. Nothing is asked and nothing is
-//! awaited here.
+//! A server may be broken or hostile. The decoder calls itself for each nested array and allocates about a hundred bytes
+//! for an element of four, so the nesting and the number of elements are checked before a reply is decoded.
 
 use std::io;
 
@@ -11,53 +10,53 @@ use redis_protocol::resp2::decode::decode_bytes_mut;
 use redis_protocol::resp2::types::BytesFrame;
 use smallvec::SmallVec;
 
-/// What a server says to one command, an error reply included.
+/// Reply to one command; may be an error reply.
 pub type Reply = BytesFrame;
 
-/// The most lists inside one another. CLUSTER HASH_SLOTS has four, with what Redis 7 says of a node.
-pub const DEEPEST: usize = 16;
-/// The most elements of a reply, all its lists together: CLUSTER HASH_SLOTS of 16384 owners with some replicas each.
-pub const MOST_ELEMENTS: u64 = 500_000;
+/// Maximum nesting of arrays; CLUSTER SLOTS of Redis 7 needs four.
+pub const MAX_DEPTH: usize = 16;
+/// Maximum number of elements of a reply, nested ones included: CLUSTER SLOTS of 16384 owners with some replicas each.
+pub const MAX_ELEMENTS: u64 = 500_000;
 
-/// Takes the first reply from `input`; `None` while it is not all there.
+/// Removes the first reply from `input`; `None` while it is incomplete.
 ///
 /// # Errors
-/// It is no reply, or one with more than [`DEEPEST`] or [`MOST_ELEMENTS`] allow.
+/// The bytes are no reply, or the reply exceeds [`MAX_DEPTH`] or [`MAX_ELEMENTS`].
 pub fn next(input: &mut BytesMut) -> io::Result<Option<Reply>> {
-    // Anything else than a list is one element, and there is a great deal of it.
-    if input.first() == Some(&b'*') && !is_small(input) {
+    // A reply that is no array is one element.
+    if input.first() == Some(&b'*') && !is_within_bounds(input) {
         return Err(io::Error::other(format!(
-            "a reply of more than {MOST_ELEMENTS} elements, or {DEEPEST} lists inside one another"
+            "a reply with more than {MAX_ELEMENTS} elements or {MAX_DEPTH} nested arrays"
         )));
     }
     match decode_bytes_mut(input) {
         Ok(decoded) => Ok(decoded.map(|(reply, ..)| reply)),
-        Err(_) => Err(io::Error::other("no reply of a Redis")),
+        Err(_) => Err(io::Error::other("not a Redis reply")),
     }
 }
 
-/// Whether what there is of the first reply keeps the bounds. What makes no sense does: the parser will say so.
-fn is_small(input: &[u8]) -> bool {
-    // How many elements are still to come in each list that is open.
-    let mut open: SmallVec<[u64; DEEPEST]> = SmallVec::new();
+/// Returns true if the received part of the first reply is within the bounds, or is invalid: the decoder rejects that.
+fn is_within_bounds(input: &[u8]) -> bool {
+    // Number of missing elements of each open array.
+    let mut open: SmallVec<[u64; MAX_DEPTH]> = SmallVec::new();
     let (mut rest, mut elements) = (input, 0_u64);
     loop {
         let Some(length) = memchr::memmem::find(rest, b"\r\n") else { return true };
         let (head, after) = (&rest[..length], &rest[length + 2..]);
-        // As the parser reads it: `-0` is a length, `-1` stands for nothing, and any other sign is its error.
+        // As the decoder reads it: `-0` is a length, `-1` stands for null, any other sign is an error.
         let count = head.get(1..).and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<isize>().ok());
         let count = count.and_then(|count| u64::try_from(count).ok());
         rest = match (head.first(), count) {
             (Some(b'*'), Some(count)) => {
                 elements = elements.saturating_add(count);
-                if elements > MOST_ELEMENTS || open.len() == DEEPEST {
+                if elements > MAX_ELEMENTS || open.len() == MAX_DEPTH {
                     return false;
                 }
                 open.push(count);
                 after
             }
             (Some(b'$'), Some(count)) => {
-                // Two more end it.
+                // Plus CR LF.
                 let bytes = usize::try_from(count).unwrap_or(usize::MAX).saturating_add(2);
                 let Some(after) = after.get(bytes..) else { return true };
                 after
@@ -70,7 +69,7 @@ fn is_small(input: &[u8]) -> bool {
                 None => return true,
             }
         }
-        // Lists that have got their last element are elements themselves.
+        // A complete array is an element of the array around it.
         while open.last() == Some(&0) {
             open.pop();
             match open.last_mut() {
@@ -81,7 +80,7 @@ fn is_small(input: &[u8]) -> bool {
     }
 }
 
-/// A number, also where it comes as text.
+/// Returns an integer, which may be sent as text.
 pub fn integer(reply: &Reply) -> Option<i64> {
     match reply {
         Reply::Integer(number) => Some(*number),
@@ -90,12 +89,12 @@ pub fn integer(reply: &Reply) -> Option<i64> {
     }
 }
 
-/// A text.
+/// Returns a string if it is UTF-8.
 pub fn text(reply: &Reply) -> Option<&str> {
     bytes(reply).and_then(|bytes| std::str::from_utf8(bytes).ok())
 }
 
-/// Bytes of any kind.
+/// Returns the bytes of a string.
 pub fn bytes(reply: &Reply) -> Option<&[u8]> {
     match reply {
         Reply::BulkString(bytes) | Reply::SimpleString(bytes) => Some(bytes),

@@ -1,34 +1,41 @@
-//! One command and its outcome: an answer, or what an error reply asks for.
+//! Commands whose error replies become errors.
 
 use std::time::Instant;
 
-use super::connect;
 use super::connection::Connection;
-use super::error::ReplyError;
+use super::error::{RedisError, ReplyError, log_text};
 use super::reply::Reply;
 
-/// Sends one command, and keeps the text of an error, shortened.
-pub(crate) async fn send_with_error_text(
-    connection: &Connection,
-    words: &[&[u8]],
-) -> Result<Reply, (ReplyError, String)> {
+/// Error of a command, and its text for logs.
+pub(crate) type ErrorWithText = (ReplyError, String);
+
+/// Sends a command without a deadline, and keeps the text of an error.
+pub(crate) async fn send_with_error_text(connection: &Connection, words: &[&[u8]]) -> Result<Reply, ErrorWithText> {
     match connection.call(words, false, None).await {
-        Ok(Reply::Error(text)) => Err((ReplyError::from_reply(&text), connect::shortened(&text))),
+        Ok(Reply::Error(text)) => Err((ReplyError::from_reply(&text), log_text(&text))),
         Ok(reply) => Ok(reply),
         Err(error) => Err((ReplyError::Failed(error), error.to_string())),
     }
 }
 
-/// Sends one command, and waits until then for its reply; `asking` sends ASKING before it.
+/// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.
 pub(crate) async fn send(
     connection: &Connection,
     words: &[&[u8]],
     asking: bool,
-    until: Instant,
+    deadline: Instant,
 ) -> Result<Reply, ReplyError> {
-    match connection.call(words, asking, Some(until)).await {
+    match connection.call(words, asking, Some(deadline)).await {
         Ok(Reply::Error(text)) => Err(ReplyError::from_reply(&text)),
         Ok(reply) => Ok(reply),
         Err(error) => Err(ReplyError::Failed(error)),
+    }
+}
+
+/// Returns the kind of an error reply to a command that cannot be redirected.
+pub(crate) const fn error_kind(error: &ReplyError) -> RedisError {
+    match error {
+        ReplyError::Failed(kind) => *kind,
+        ReplyError::NoScript | ReplyError::Moved(_) | ReplyError::Ask(_) => RedisError::BadReply,
     }
 }

@@ -1,4 +1,4 @@
-//! TLS to Redis: the authorities to trust and the certificate to show, read anew for each connection.
+//! TLS configuration of connections to Redis; certificates are read again for each connection.
 
 use std::sync::Arc;
 
@@ -11,8 +11,11 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, Signa
 use crate::settings::redis::Tls;
 use crate::settings::tls::trusted;
 
-/// How to speak TLS as `tls` says; the error names the setting.
-pub(crate) fn config(tls: &Tls) -> Result<ClientConfig, String> {
+/// Builds the configuration of a TLS client.
+///
+/// # Errors
+/// Text that names the setting to change.
+pub(crate) fn client_config(tls: &Tls) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let roots = Arc::new(trusted(tls.ca.as_ref())?);
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
@@ -22,7 +25,7 @@ pub(crate) fn config(tls: &Tls) -> Result<ClientConfig, String> {
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("REDIS_TLS: {error}"))?;
     let builder = if tls.skip_hostname {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { verifier }))
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(IgnoreHostname { verifier }))
     } else {
         builder.with_webpki_verifier(verifier)
     };
@@ -37,13 +40,13 @@ pub(crate) fn config(tls: &Tls) -> Result<ClientConfig, String> {
     })
 }
 
-/// Accepts a certificate for another name; its chain is verified.
+/// Verifier that checks the chain of a certificate and accepts any host name.
 #[derive(Debug)]
-struct AnyName {
+struct IgnoreHostname {
     verifier: Arc<WebPkiServerVerifier>,
 }
 
-impl ServerCertVerifier for AnyName {
+impl ServerCertVerifier for IgnoreHostname {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -53,7 +56,7 @@ impl ServerCertVerifier for AnyName {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // The chain is checked before the name.
+            // The chain is verified before the name.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),

@@ -46,6 +46,13 @@ impl Topology {
         }
     }
 
+    /// Ends the wait for the first discovery, successful or not.
+    pub(crate) fn set_discovered(&self) {
+        if !self.discovered.initialized() {
+            let _already_set = self.discovered.set(());
+        }
+    }
+
     /// Nodes that own at least one slot.
     pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
         self.slot_map.load().nodes().to_vec()

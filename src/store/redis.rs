@@ -53,7 +53,7 @@ use crate::clock::Time;
 use crate::counter::Charge;
 use crate::limit::period::Unit;
 use crate::limit::{Limit, StorePolicy};
-use crate::redis::connect::ConnectOptions;
+use crate::redis::connect_options::ConnectOptions;
 use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;
 use crate::redis::error::RedisError;

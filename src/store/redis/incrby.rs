@@ -152,7 +152,7 @@ impl<'a> IncrBatch<'a> {
             // A task of its own: no deadline may come between a refund and what is added back.
             let refund = refund(self.window.clone(), signed(hits), Arc::clone(node), asking);
             let refunded = tokio::spawn(timeout(REFUND_TAKES, refund));
-            let refunded = timeout_with_grace(refunded, until).await.ok_or_else(|| node.timed_out())?;
+            let refunded = timeout_with_grace(refunded, until).await.ok_or_else(|| node.record_timeout())?;
             let refunded = refunded.ok().and_then(Result::ok).unwrap_or(Err(ReplyError::Failed(RedisError::Broken)))?;
             self.take_note(refunded.before, 1, rest);
             self.to_add_back = refunded.to_add_back;
@@ -265,7 +265,7 @@ async fn increment(
 ) -> Result<IncrOutcome, ReplyError> {
     let (hits, seconds) = (hits.to_string(), window.expire_s.to_string());
     let increment: [&[u8]; 3] = [b"INCRBY", &window.key, hits.as_bytes()];
-    let (count, expiry) = node.call_two(&increment, &window.expiry(&seconds), asking, until).await;
+    let (count, expiry) = node.call_pair(&increment, &window.expiry(&seconds), asking, until).await;
     Ok(IncrOutcome { after: integer(&count?)?, expiry: expiry.map(|_| ()) })
 }
 

@@ -102,7 +102,7 @@ async fn scan(
 ) -> Result<(Vec<u8>, Vec<Vec<u8>>), RedisError> {
     let count = KEYS_AT_ONCE.to_string();
     let words: [&[u8]; 6] = [b"SCAN", cursor, b"MATCH", pattern, b"COUNT", count.as_bytes()];
-    let reply = node.call_aside(&words, false, until).await.map_err(|refused| match refused {
+    let reply = node.call_unrecorded(&words, false, until).await.map_err(|refused| match refused {
         ReplyError::Failed(error) => error,
         ReplyError::NoScript | ReplyError::Moved(_) | ReplyError::Ask(_) => RedisError::BadReply,
     })?;

@@ -108,7 +108,7 @@ impl PreparedCall {
         let words: SmallVec<[&[u8]; 4]> = [&b"UNLINK"[..]].into_iter().chain(keys.iter().map(|key| &**key)).collect();
         let mut redirects = Redirects::start(&self.route, slot, deadline).await?;
         loop {
-            match redirects.node.call_aside(&words, redirects.asking, deadline).await {
+            match redirects.node.call_unrecorded(&words, redirects.asking, deadline).await {
                 Ok(reply) => {
                     let gone = integer(&reply).and_then(|gone| u64::try_from(gone).ok());
                     return gone.ok_or(RedisError::BadReply);

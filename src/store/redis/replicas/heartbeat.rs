@@ -164,7 +164,7 @@ impl Body {
         let slot = || hash_slot(&self.key);
         let mut redirects = Redirects::start(&self.route, slot, until).await?;
         let reply = loop {
-            match redirects.node.call_aside(&words, redirects.asking, until).await {
+            match redirects.node.call_unrecorded(&words, redirects.asking, until).await {
                 Ok(reply) => break reply,
                 Err(refused) => redirects.follow(refused, slot)?,
             }

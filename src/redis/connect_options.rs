@@ -1,0 +1,129 @@
+//! Options of connections: credentials, TLS, database and timeout.
+//!
+//! Files with credentials and certificates are read for each connection, so that rotating them needs no restart.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::connect_error::ConnectError;
+use crate::settings::redis::{Credentials, DeploymentSettings, Tls};
+
+/// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
+///
+/// The kernel backs off SYN retransmits exponentially; a new attempt finds a recovered server sooner.
+const MAX_CONNECT_TIME: Duration = Duration::from_secs(1);
+
+/// Options of connections to the servers of a deployment, or to its sentinels.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectOptions {
+    /// Environment variable that names the servers, for messages.
+    pub(crate) setting: &'static str,
+    /// Whether the servers are sentinels, which have their own credentials.
+    pub(crate) is_sentinel: bool,
+    /// Credentials for AUTH.
+    pub(crate) credentials: Credentials,
+    /// TLS options; `None` for plaintext.
+    pub(crate) tls: Option<Tls>,
+    /// Database to SELECT; `None` for database 0.
+    pub(crate) database: Option<u8>,
+    /// Upper bound on connecting, TLS handshake and login included.
+    pub(crate) connect_timeout: Duration,
+}
+
+/// User and password for AUTH.
+pub(super) struct Login {
+    /// User; `None` for the default user.
+    pub(super) user: Option<String>,
+    pub(super) password: String,
+}
+
+impl ConnectOptions {
+    /// Returns the options for the servers of a deployment.
+    pub(crate) fn new(settings: &DeploymentSettings) -> Self {
+        Self {
+            setting: settings.setting,
+            is_sentinel: false,
+            credentials: settings.credentials.clone(),
+            tls: settings.tls.clone(),
+            database: (settings.database != 0).then_some(settings.database),
+            connect_timeout: settings.dial_timeout.min(MAX_CONNECT_TIME),
+        }
+    }
+
+    /// Names the settings that hold the credentials, for messages.
+    pub(crate) fn auth_setting(&self) -> &'static str {
+        let is_file = matches!(self.credentials, Credentials::File(_));
+        match (self.setting, self.is_sentinel, is_file) {
+            ("REDIS_PERSECOND_URL", false, true) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
+            ("REDIS_PERSECOND_URL", false, false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
+            ("REDIS_PERSECOND_URL", true, true) => "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+            ("REDIS_PERSECOND_URL", true, false) => {
+                "REDIS_PERSECOND_SENTINEL_AUTH or the password in REDIS_PERSECOND_URL"
+            }
+            (_, false, true) => "TOLLKEEPER_REDIS_AUTH_FILE",
+            (_, false, false) => "REDIS_AUTH or the password in REDIS_URL",
+            (_, true, true) => "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE",
+            (_, true, false) => "REDIS_SENTINEL_AUTH or the password in REDIS_URL",
+        }
+    }
+
+    /// Reads the credentials; a file holds `password` or `user:password`, and white space at its end is ignored.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn read_login(&self) -> Result<Option<Login>, ConnectError> {
+        match &self.credentials {
+            Credentials::None => Ok(None),
+            Credentials::Inline { user, password } => {
+                Ok(Some(Login { user: user.clone(), password: password.reveal().to_owned() }))
+            }
+            Credentials::File(path) => {
+                let text = read_trimmed(path).map_err(|error| {
+                    let setting = self.auth_setting();
+                    ConnectError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
+                })?;
+                Ok(Some(match text.split_once(':') {
+                    Some((user, password)) if !user.is_empty() => {
+                        Login { user: Some(user.to_owned()), password: password.to_owned() }
+                    }
+                    Some((_, password)) => Login { user: None, password: password.to_owned() },
+                    None => Login { user: None, password: text },
+                }))
+            }
+        }
+    }
+
+    /// Returns true if connecting reads files.
+    pub(crate) fn reads_files(&self) -> bool {
+        self.files().next().is_some()
+    }
+
+    /// Hash of the files that connecting reads, to detect changes.
+    pub(crate) fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        for path in self.files() {
+            let contents = fs::read(path).unwrap_or_default();
+            hasher.update(&(contents.len() as u64).to_le_bytes());
+            hasher.update(&contents);
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let credentials = match &self.credentials {
+            Credentials::File(path) => Some(path),
+            Credentials::None | Credentials::Inline { .. } => None,
+        };
+        let ca = self.tls.as_ref().and_then(|tls| tls.ca.as_ref());
+        let client = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
+        let pair = client.into_iter().flat_map(|(certificate, key)| [certificate, key]);
+        credentials.into_iter().chain(ca.into_iter().chain(pair).map(|file| &file.path))
+    }
+}
+
+fn read_trimmed(path: &Path) -> io::Result<String> {
+    let text = fs::read_to_string(path)?;
+    Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
+}

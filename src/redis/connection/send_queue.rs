@@ -1,0 +1,154 @@
+//! Queue between callers and the connection driver: unsent bytes, and the commands that wait for a reply.
+
+use std::collections::VecDeque;
+use std::collections::vec_deque::Drain;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::BytesMut;
+use futures_util::task::AtomicWaker;
+use tokio::sync::oneshot;
+
+use super::command::write_command;
+use crate::redis::error::RedisError;
+use crate::redis::reply::Reply;
+
+/// Maximum number of commands that wait for a reply on one connection; bounds memory when a server is frozen.
+const MAX_PENDING_COMMANDS: usize = 16_384;
+/// Maximum size of unsent commands, in bytes.
+const MAX_UNSENT_BYTES: usize = 64 << 20;
+
+/// Reply to a command, or the reason why there is none.
+pub(super) type Outcome = Result<Reply, RedisError>;
+
+/// Queue that callers and the driver of a connection share.
+#[derive(Default)]
+pub(super) struct SendQueue {
+    state: Mutex<QueueState>,
+    /// Waker of the driver.
+    pub(super) driver: AtomicWaker,
+}
+
+/// Contents of a [`SendQueue`].
+#[derive(Default)]
+pub(super) struct QueueState {
+    closed: bool,
+    unsent: BytesMut,
+    /// Commands without a reply, in the order in which replies arrive.
+    pending: VecDeque<PendingCommand>,
+    /// First deadline of all pending commands; `None` if no command has one.
+    earliest: Option<Instant>,
+}
+
+/// A command without a reply.
+pub(super) struct PendingCommand {
+    /// Sender of the reply; `None` after the deadline, and for ASKING.
+    caller: Option<oneshot::Sender<Outcome>>,
+    deadline: Option<Instant>,
+}
+
+impl SendQueue {
+    /// Locks the queue.
+    pub(super) fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends a command, after an ASKING if `asking`, and wakes the driver if needed.
+    ///
+    /// # Errors
+    /// The connection is closed, or the queue is full.
+    pub(super) fn push(
+        &self,
+        words: &[&[u8]],
+        asking: bool,
+        deadline: Option<Instant>,
+    ) -> Result<oneshot::Receiver<Outcome>, RedisError> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(RedisError::Broken);
+        }
+        if state.pending.len() >= MAX_PENDING_COMMANDS || state.unsent.len() >= MAX_UNSENT_BYTES {
+            return Err(RedisError::Overloaded);
+        }
+        let mut wakes_driver = state.unsent.is_empty();
+        if asking {
+            state.append(&[b"ASKING"], None, None);
+        }
+        let (caller, reply) = oneshot::channel();
+        state.append(words, Some(caller), deadline);
+        if let Some(deadline) = deadline
+            && state.earliest.is_none_or(|earliest| deadline < earliest)
+        {
+            state.earliest = Some(deadline);
+            wakes_driver = true;
+        }
+        drop(state);
+        if wakes_driver {
+            self.driver.wake();
+        }
+        Ok(reply)
+    }
+
+    /// Closes the queue; all pending and later commands fail with [`RedisError::Broken`].
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        let pending = std::mem::take(&mut *state).pending;
+        state.closed = true;
+        drop(state);
+        // Callers learn of the closed connection when their senders are dropped.
+        drop(pending);
+    }
+}
+
+impl QueueState {
+    fn append(&mut self, words: &[&[u8]], caller: Option<oneshot::Sender<Outcome>>, deadline: Option<Instant>) {
+        write_command(&mut self.unsent, words);
+        self.pending.push_back(PendingCommand { caller, deadline });
+    }
+
+    /// First deadline of all pending commands.
+    pub(super) const fn earliest(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    /// Returns true if there are commands to send.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Moves the unsent commands to `output`, which must be empty.
+    pub(super) fn take_unsent(&mut self, output: &mut BytesMut) {
+        std::mem::swap(output, &mut self.unsent);
+    }
+
+    /// Removes up to `count` commands that got a reply.
+    pub(super) fn take_answered(&mut self, count: usize) -> Drain<'_, PendingCommand> {
+        let count = count.min(self.pending.len());
+        self.pending.drain(..count)
+    }
+
+    /// Fails commands whose deadline is at or before `now`, and finds the next deadline.
+    pub(super) fn expire(&mut self, now: Instant) {
+        self.earliest = None;
+        for PendingCommand { caller, deadline } in &mut self.pending {
+            let Some(due) = *deadline else { continue };
+            if due <= now {
+                *deadline = None;
+                if let Some(caller) = caller.take() {
+                    let _gone = caller.send(Err(RedisError::Timeout));
+                }
+            } else if self.earliest.is_none_or(|earliest| due < earliest) {
+                self.earliest = Some(due);
+            }
+        }
+    }
+}
+
+impl PendingCommand {
+    /// Passes the reply to the caller, if the caller still waits.
+    pub(super) fn answer(self, reply: Reply) {
+        if let Some(caller) = self.caller {
+            let _gone = caller.send(Ok(reply));
+        }
+    }
+}
