@@ -20,6 +20,7 @@
 
 pub mod clock;
 pub mod coalesce;
+pub mod sharded;
 pub mod telemetry;
 pub mod request;
 pub mod limit;

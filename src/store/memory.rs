@@ -13,7 +13,7 @@ mod index;
 mod shard;
 pub mod usage;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
@@ -24,11 +24,12 @@ use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::counter::{Charge, Counter};
 use crate::limit::Limit;
+use crate::sharded::{Sharded, lock, upper_half};
 
 /// The counters of this process.
 #[derive(Debug)]
 pub struct Memory {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Sharded<Shard>,
     /// For those that find no room in their shard and are to be limited all the same.
     overflow: Mutex<Shard>,
 }
@@ -46,8 +47,9 @@ impl Memory {
         let shards =
             (capacity_bytes / LEAST_SHARD_BYTES).clamp(1, ENOUGH_SHARDS).max(capacity_bytes / MOST_SHARD_BYTES);
         let shard_bytes = (capacity_bytes / shards).max(LEAST_SHARD_BYTES);
+        let count = usize::try_from(shards).unwrap_or(usize::MAX);
         Self {
-            shards: (0..shards).map(|_| Mutex::new(Shard::new(shard_bytes))).collect(),
+            shards: Sharded::new(count, || Shard::new(shard_bytes)),
             overflow: Mutex::new(Shard::evict_any(LEAST_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
@@ -86,16 +88,13 @@ impl Memory {
     }
 
     fn shard(&self, path: u128) -> MutexGuard<'_, Shard> {
-        let place = (path >> 64) % self.shards.len() as u128;
-        lock(&self.shards[usize::try_from(place).expect("it is less than a usize")])
+        self.shards.lock(upper_half(path))
     }
 
     /// Drops what has expired from a share of the shards: the `turn`th of `turns`. Each shard is locked by itself and
     /// briefly.
     pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
-        for shard in self.shards.iter().skip(turn % turns).step_by(turns) {
-            lock(shard).sweep(now);
-        }
+        self.shards.iter_part(turn, turns).for_each(|mut shard| shard.sweep(now));
         if turn.is_multiple_of(turns) {
             lock(&self.overflow).sweep(now);
         }
@@ -103,19 +102,17 @@ impl Memory {
 
     /// What the store holds now, summed over shards one after the other.
     pub fn usage(&self) -> MemoryUsage {
-        self.shards.iter().chain([&self.overflow]).fold(MemoryUsage::default(), |sum, shard| {
-            let usage = lock(shard).usage();
-            MemoryUsage {
-                counters: sum.counters + usage.counters,
-                bytes: sum.bytes + usage.bytes,
-                evicted: sum.evicted + usage.evicted,
-                capacity_bytes: sum.capacity_bytes + usage.capacity_bytes,
-            }
-        })
+        self.shards.iter().chain(std::iter::once_with(|| lock(&self.overflow))).fold(
+            MemoryUsage::default(),
+            |sum, shard| {
+                let usage = shard.usage();
+                MemoryUsage {
+                    counters: sum.counters + usage.counters,
+                    bytes: sum.bytes + usage.bytes,
+                    evicted: sum.evicted + usage.evicted,
+                    capacity_bytes: sum.capacity_bytes + usage.capacity_bytes,
+                }
+            },
+        )
     }
-}
-
-/// A shard is whole between any two statements that can panic, so a poisoned lock is taken all the same.
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

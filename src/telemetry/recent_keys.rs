@@ -5,9 +5,8 @@
 //! push out all others. Noting one writes into a place that is there already, and when two threads want the same
 //! shard one of them goes without.
 
-use std::sync::{Mutex, PoisonError};
-
 use super::metrics::limit_stats::LimitStats;
+use crate::sharded::Sharded;
 
 const SHARDS: usize = 16;
 /// Keys that a shard remembers.
@@ -16,9 +15,15 @@ pub const KEYS_PER_SHARD: usize = 512;
 const LONGEST_BYTES: usize = 512;
 
 /// The keys whose counters began last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RecentKeys {
-    shards: [Mutex<Ring>; SHARDS],
+    shards: Sharded<Ring>,
+}
+
+impl Default for RecentKeys {
+    fn default() -> Self {
+        Self { shards: Sharded::new(SHARDS, Ring::default) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +46,7 @@ impl RecentKeys {
         if parts.clone().map(|part| part.len() + 2).sum::<usize>() > LONGEST_BYTES {
             return;
         }
-        let Ok(mut ring) = self.shard(limit).try_lock() else { return };
+        let Some(mut ring) = self.shards.try_lock(hash(limit)) else { return };
         let mut written = match ring.keys.len() < KEYS_PER_SHARD {
             true => Vec::new(),
             false => {
@@ -66,16 +71,16 @@ impl RecentKeys {
 
     /// The keys of a limit that are remembered, the latest first; one that began anew may be there twice.
     pub fn of(&self, limit: &LimitStats) -> Vec<Vec<Vec<u8>>> {
-        let ring = self.shard(limit).lock().unwrap_or_else(PoisonError::into_inner);
+        let ring = self.shards.lock(hash(limit));
         let (later, earlier) = ring.keys.split_at(ring.next);
         let all = later.iter().rev().chain(earlier.iter().rev());
         all.filter(|key| key.limit == limit.serial()).map(|key| split(&key.parts)).collect()
     }
+}
 
-    fn shard(&self, limit: &LimitStats) -> &Mutex<Ring> {
-        let place = usize::try_from(limit.serial() % SHARDS as u64).expect("there are few shards");
-        &self.shards[place]
-    }
+/// Spreads consecutive serials over all bits (Fibonacci hashing).
+const fn hash(limit: &LimitStats) -> u64 {
+    limit.serial().wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 fn split(mut parts: &[u8]) -> Vec<Vec<u8>> {

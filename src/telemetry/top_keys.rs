@@ -8,11 +8,12 @@
 pub mod space_saving;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use self::space_saving::{Counter, SpaceSaving};
 use super::metrics::limit_stats::{LimitName, LimitStats};
 use crate::clock::Time;
+use crate::sharded::{Sharded, lower_half};
 
 /// How many minutes are kept, the one that is running included.
 pub const MINUTES: u64 = 10;
@@ -27,7 +28,7 @@ const MINUTE_S: u64 = 60;
 /// The keys that are refused most.
 #[derive(Debug)]
 pub struct TopKeys {
-    shards: Box<[Mutex<VecDeque<MinuteWindow>>]>,
+    shards: Option<Sharded<VecDeque<MinuteWindow>>>,
     counters_per_shard: usize,
 }
 
@@ -74,18 +75,16 @@ pub struct TopKeysSnapshot {
 impl TopKeys {
     /// Nothing refused yet; about so many keys are counted at once, 0 for none.
     pub fn new(keys: usize) -> Self {
-        let shards = if keys == 0 { 0 } else { SHARDS };
-        Self { shards: (0..shards).map(|_| Mutex::default()).collect(), counters_per_shard: keys.div_ceil(SHARDS) }
+        let shards = (keys > 0).then(|| Sharded::new(SHARDS, VecDeque::new));
+        Self { shards, counters_per_shard: keys.div_ceil(SHARDS) }
     }
 
     /// Counts `hits` that a limit refused a key. `id` is a hash of key and limit that nobody can aim.
     pub fn note(&self, id: u128, (stats, hits): (&LimitStats, u64), now: Time, text: impl FnOnce() -> Arc<str>) {
-        if self.shards.is_empty() {
-            return;
-        }
+        let Some(shards) = &self.shards else { return };
         let seconds = now.as_micros() / 1_000_000;
         let (minute, mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
-        let mut windows = self.lock(id);
+        let mut windows = shards.lock(lower_half(id));
         if windows.back().is_none_or(|newest| newest.minute < minute) {
             drop_old(&mut windows, minute);
             windows.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
@@ -101,10 +100,10 @@ impl TopKeys {
         let minute = now.as_micros() / 1_000_000 / MINUTE_S;
         let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
         let mut found = TopKeysSnapshot::default();
-        for shard in &self.shards {
+        for windows in self.shards.iter().flat_map(Sharded::iter) {
             let mut keys: HashMap<u128, KeySum> = HashMap::new();
             let mut missed = 0;
-            for window in lock(shard).iter().filter(|window| window.minute >= first) {
+            for window in windows.iter().filter(|window| window.minute >= first) {
                 let most_missed = window.sketch.most_missed();
                 missed += most_missed;
                 for (id, label, counter) in window.sketch.iter().filter(|(_, label, _)| wanted(&label.limit)) {
@@ -121,12 +120,7 @@ impl TopKeys {
     /// Lets go of minutes that are over.
     pub fn sweep(&self, now: Time) {
         let minute = now.as_micros() / 1_000_000 / MINUTE_S;
-        self.shards.iter().for_each(|shard| drop_old(&mut lock(shard), minute));
-    }
-
-    fn lock(&self, id: u128) -> MutexGuard<'_, VecDeque<MinuteWindow>> {
-        let place = usize::try_from(id % self.shards.len() as u128).expect("there are few shards");
-        lock(&self.shards[place])
+        self.shards.iter().flat_map(Sharded::iter).for_each(|mut windows| drop_old(&mut windows, minute));
     }
 }
 
@@ -171,8 +165,4 @@ fn drop_old(windows: &mut VecDeque<MinuteWindow>, minute: u64) {
     while windows.front().is_some_and(|oldest| oldest.minute + MINUTES <= minute) {
         windows.pop_front();
     }
-}
-
-fn lock(shard: &Mutex<VecDeque<MinuteWindow>>) -> MutexGuard<'_, VecDeque<MinuteWindow>> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -21,6 +21,7 @@ use super::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use crate::clock::Time;
 use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::RedisError;
+use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
@@ -35,7 +36,7 @@ pub(super) type ChargeBatch = SmallVec<[ChargeCommand; 1]>;
 /// The counters whose calls are in flight, by the hash of their keys.
 #[derive(Debug)]
 pub(super) struct Coalescer {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Sharded<Shard>,
 }
 
 type Shard = HashMap<u128, VecDeque<Waiting>, BuildHasherDefault<IdentityHasher>>;
@@ -82,7 +83,7 @@ pub(super) struct Batch {
 
 impl Default for Coalescer {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Self { shards: Sharded::new(SHARDS, Shard::default) }
     }
 }
 
@@ -146,8 +147,7 @@ impl Coalescer {
     }
 
     fn shard(&self, id: u128) -> MutexGuard<'_, Shard> {
-        let place = usize::try_from((id >> 64) % SHARDS as u128).expect("there are few shards");
-        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards.lock(upper_half(id))
     }
 }
 

@@ -38,8 +38,8 @@ mod terms;
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -51,6 +51,7 @@ use super::command::{ChargeCommand, OwnedCounter};
 use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::request::Hits;
+use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 
 /// Enough that threads seldom meet.
@@ -65,7 +66,7 @@ const MOST_LENT: u64 = 1 << 20;
 /// What this process knows of eventual descriptors, and may give out.
 #[derive(Debug)]
 pub struct EventualTable {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Sharded<Shard>,
     most: usize,
     serials: AtomicU64,
     counts: Counts,
@@ -176,7 +177,7 @@ impl EventualTable {
     /// Knows nothing yet; takes about `bytes` of memory at most.
     pub fn new(bytes: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: Sharded::new(SHARDS, Shard::default),
             most: bytes / ENTRY_BYTES / SHARDS,
             serials: AtomicU64::new(0),
             counts: Counts::default(),
@@ -255,9 +256,7 @@ impl EventualTable {
 
     /// Forgets what is no longer wanted in a share of the table: the `turn`th of `turns`.
     pub fn sweep(&self, at: Instant, turn: usize, turns: usize) {
-        for shard in self.shards.iter().skip(turn % turns).step_by(turns) {
-            lock(shard).sweep(at);
-        }
+        self.shards.iter_part(turn, turns).for_each(|mut shard| shard.sweep(at));
     }
 
     /// What was admitted and how, since the start.
@@ -269,7 +268,7 @@ impl EventualTable {
 
     /// Descriptors that are known.
     pub fn known(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).entries.len()).sum()
+        self.shards.iter().map(|shard| shard.entries.len()).sum()
     }
 
     fn has_room(&self, shard: &mut Shard, at: Instant) -> bool {
@@ -280,8 +279,7 @@ impl EventualTable {
     }
 
     fn shard(&self, id: DescriptorId) -> MutexGuard<'_, Shard> {
-        let place = usize::try_from((id.path >> 64) % SHARDS as u128).expect("there are few shards");
-        lock(&self.shards[place])
+        self.shards.lock(upper_half(id.path))
     }
 }
 
@@ -293,8 +291,4 @@ impl Shard {
         }
         self.swept = Some(at);
     }
-}
-
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,8 +12,8 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::coalescer::IdentityHasher;
@@ -22,6 +22,7 @@ use crate::algorithm::ChargeResult;
 use crate::clock::micros;
 use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
+use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::ChargeResults;
 
 /// The longest that a refusal is believed.
@@ -37,7 +38,7 @@ const SEARCHED_EVERY_US: u64 = 50_000;
 #[derive(Debug)]
 pub struct OverLimitCache {
     /// None if it is off.
-    shards: Box<[Mutex<Shard>]>,
+    shards: Option<Sharded<Shard>>,
     most_bytes: usize,
     /// Whether fixed windows that count refused hits are kept too.
     counting: bool,
@@ -71,9 +72,8 @@ impl OverLimitCache {
     /// Nothing is kept yet. It takes about `capacity_bytes` at most, and at least 128 KiB; 0: it is off. `counting`
     /// says whether fixed windows that count refused hits are kept too.
     pub fn new(capacity_bytes: usize, counting: bool, origin: Instant) -> Self {
-        let shards = if capacity_bytes == 0 { 0 } else { SHARDS };
         Self {
-            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            shards: (capacity_bytes > 0).then(|| Sharded::new(SHARDS, Shard::default)),
             most_bytes: capacity_bytes.max(LEAST_BYTES) / SHARDS,
             counting,
             origin,
@@ -112,7 +112,7 @@ impl OverLimitCache {
         levels: &[ChargeResults],
         (sent, answered): (Instant, Instant),
     ) {
-        if self.shards.is_empty() {
+        if self.shards.is_none() {
             return;
         }
         for (command, levels) in commands.iter().zip(levels).rev() {
@@ -131,7 +131,8 @@ impl OverLimitCache {
     pub fn sweep(&self, now: Instant, turn: usize, turns: usize) {
         if self.kept() > 0 {
             let now_us = self.micros(now);
-            self.shards.iter().skip(turn).step_by(turns.max(1)).for_each(|shard| self.search(&mut lock(shard), now_us));
+            let shards = self.shards.iter().flat_map(|shards| shards.iter_part(turn, turns));
+            shards.for_each(|mut shard| self.search(&mut shard, now_us));
         }
     }
 
@@ -212,8 +213,7 @@ impl OverLimitCache {
     }
 
     fn shard(&self, id: u128) -> Option<MutexGuard<'_, Shard>> {
-        let place = usize::try_from((id >> 64) % SHARDS as u128).expect("there are few shards");
-        self.shards.get(place).map(lock)
+        Some(self.shards.as_ref()?.lock(upper_half(id)))
     }
 
     fn micros(&self, at: Instant) -> u64 {
@@ -258,8 +258,4 @@ impl Entry {
 /// Whether an enforced limit refuses.
 fn refuses(command: &ChargeCommand, levels: &ChargeResults) -> bool {
     command.counters.iter().zip(levels).any(|(counted, level)| counted.enforced && !level.admitted)
-}
-
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
