@@ -32,7 +32,7 @@ use crate::decision::Decision;
 use crate::limit::StorePolicy;
 use crate::request::Request;
 use crate::rule::set::RuleSet;
-use crate::settings::Behaviour;
+use crate::settings::decisions::DecisionSettings;
 use crate::store::error::ChargeError;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::{Store, StoreContext};
@@ -45,7 +45,7 @@ pub struct Decider {
     /// Where the counters live.
     pub store: Store,
     /// What the process was told.
-    pub behaviour: Behaviour,
+    pub behaviour: DecisionSettings,
     /// Where it is counted what came of them.
     pub metrics: Arc<Metrics>,
     failures: Failures,
@@ -115,7 +115,7 @@ impl<'r> DecisionContext<'r> {
 
 impl Decider {
     /// Decides by the counters of `store`.
-    pub fn new(store: Store, behaviour: Behaviour, metrics: Arc<Metrics>) -> Self {
+    pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<Metrics>) -> Self {
         Self { store, behaviour, metrics, failures: Failures::default() }
     }
 

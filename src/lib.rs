@@ -19,6 +19,7 @@
 //! The modules stand in reading order, and a module uses only modules above it (a test checks this).
 
 pub mod clock;
+pub mod go_syntax;
 pub mod coalesce;
 pub mod sharded;
 pub mod telemetry;

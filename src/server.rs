@@ -43,7 +43,8 @@ use crate::health::{Health, HealthRequirements};
 use crate::http::metrics_pages::Exposition;
 use crate::http::routes::AppState;
 use crate::scrape::MetricsCollector;
-use crate::settings::{self, Settings, Shutdown};
+use crate::settings::process::ShutdownSettings;
+use crate::settings::{self, Settings};
 use crate::store::Store;
 use crate::store::health::StoreHealth;
 use crate::telemetry::listener_stats::ServerStats;
@@ -116,12 +117,12 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let store_health = Arc::new(StoreHealth::default());
     let needs = HealthRequirements {
         domain: settings.rules.healthy_with_at_least_one_config,
-        store: matches!(&settings.store, settings::Store::Redis(redis) if redis.health_needs_connection),
+        store: matches!(&settings.store, settings::store::StoreSettings::Redis(redis) if redis.health_needs_connection),
     };
     let health = Arc::new(Health::new(Arc::clone(&rules), Arc::clone(&store_health), needs));
-    let metrics = Metrics::new(settings.metrics.most_requested, settings.metrics.top_keys);
+    let metrics = Metrics::new(settings.metrics.max_request_series, settings.metrics.top_keys);
     let metrics = Arc::new(if settings.metrics.is_off { metrics.disabled() } else { metrics });
-    let decider = Decider::new(store, settings.behaviour.clone(), Arc::clone(&metrics));
+    let decider = Decider::new(store, settings.decisions.clone(), Arc::clone(&metrics));
     let mut service = Service::new(clock.clone(), Arc::clone(&rules), decider);
     service.tracer = tracer;
     let service = Arc::new(service);
@@ -196,7 +197,7 @@ async fn serve_on(signals: &mut Signals, watcher: &Watcher, serving: &mut JoinSe
 }
 
 /// What Prometheus gets, if it gets anything.
-fn exposition(settings: &settings::metrics::Metrics) -> Result<Option<Arc<Exposition>>, ServerError> {
+fn exposition(settings: &settings::metrics::MetricsSettings) -> Result<Option<Arc<Exposition>>, ServerError> {
     let exposition = settings.prometheus.as_ref().map(|of| Exposition::new(of, &settings.tags)).transpose();
     Ok(exposition.map_err(ServerError::Mapper)?.map(Arc::new))
 }
@@ -208,7 +209,7 @@ const LINGER: Duration = Duration::from_secs(1);
 ///
 /// It does not wait for connections: a client that is frozen or dawdles would keep the process until the timeout.
 async fn drain(
-    settings: &Shutdown,
+    settings: &ShutdownSettings,
     (service, statsd): (&Service, StatsdReporter),
     grpc_health: GrpcHealth,
     (stop, mut serving): (watch::Sender<bool>, JoinSet<()>),
@@ -270,13 +271,13 @@ fn flatten(ended: Result<(), tokio::task::JoinError>) -> Result<(), ServerError>
 fn open_store(settings: &Settings) -> Store {
     let capacity_bytes = settings.memory.capacity_bytes as u64;
     match &settings.store {
-        settings::Store::Memory => {
+        settings::store::StoreSettings::Memory => {
             tracing::warn!(
                 capacity_bytes,
                 "counters are kept in this process's memory: every replica counts for itself"
             );
         }
-        settings::Store::Redis(redis) => {
+        settings::store::StoreSettings::Redis(redis) => {
             tracing::warn!(
                 setting = redis.main.setting,
                 redis = %redis.main.topology,

@@ -84,10 +84,10 @@ impl From<Arc<Redis>> for Store {
 
 impl Store {
     /// Opens the store that the settings select. A Redis store connects in the background; call within a tokio runtime.
-    pub fn open(settings: &settings::Store, capacity_bytes: u64) -> Self {
+    pub fn open(settings: &settings::store::StoreSettings, capacity_bytes: u64) -> Self {
         match settings {
-            settings::Store::Memory => Memory::new(capacity_bytes).into(),
-            settings::Store::Redis(settings) => {
+            settings::store::StoreSettings::Memory => Memory::new(capacity_bytes).into(),
+            settings::store::StoreSettings::Redis(settings) => {
                 let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
                 let redis = Redis::start(settings, Fallback::new(capacity_bytes, replicas));
                 redis.claim_slot();

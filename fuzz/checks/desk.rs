@@ -34,7 +34,7 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
 
 /// The answer to a request that is asked three times; `None` if it has no answer but an error.
 pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
-    let decider = Decider::new(Memory::new(0).into(), SETTINGS.behaviour.clone(), Arc::default());
+    let decider = Decider::new(Memory::new(0).into(), SETTINGS.decisions.clone(), Arc::default());
     let request = decode::request(message);
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {

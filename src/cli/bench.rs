@@ -25,6 +25,7 @@ use crate::http::json::request_from_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
 use crate::settings::target::Target;
+use crate::settings::value::number::DurationRange;
 
 /// What `bench` takes.
 #[derive(Debug, clap::Args)]
@@ -256,11 +257,11 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 fn up_to_a_day(text: &str) -> Result<Duration, String> {
-    duration::within(Duration::from_millis(1), Duration::from_secs(86_400), text)
+    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
 }
 
 fn up_to_an_hour_or_none(text: &str) -> Result<Duration, String> {
-    duration::within_or_none(Duration::from_millis(1), Duration::from_secs(3600), text)
+    duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
 }
 
 /// Hits and microseconds.

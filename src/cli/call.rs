@@ -18,6 +18,7 @@ use crate::http::json::response_to_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
 use crate::settings::target::Target;
+use crate::settings::value::number::DurationRange;
 use report::Report;
 
 /// What `call` takes.
@@ -132,5 +133,5 @@ fn tells(args: &Args) -> bool {
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
-    duration::within(Duration::from_micros(1), Duration::from_secs(3600), text)
+    duration::parse(text, &DurationRange::new(Duration::from_micros(1), Duration::from_secs(3600)))
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::environment::{self, Variable};
+use super::environment::{self, VariableReport};
 use super::print::{count, ended, print};
 use super::rules::{Rules, settings};
 use super::{Format, Outcome};
@@ -37,7 +37,7 @@ TOLLKEEPER_ON_STORE_ERROR and USE_CALENDAR_MONTH_RATE_LIMIT. A file that can not
 
 With --format json one object is written. `ok` says whether the exit code is 0. With PATH it has `files`, `errors` and \
 `warnings` (numbers) and `diagnostics` (severity, file, line, column, path, message, perhaps hint; the first 1000 of each \
-severity). With --env it has `environment` (name, value, fate, stops_the_start, perhaps why and fix), where a fate is \
+severity). With --env it has `environment` (name, value, disposition, prevents_start, perhaps why and fix), where a disposition is \
 honoured, differs, no_effect, unknown, refused or invalid.
 
 Examples:
@@ -55,7 +55,7 @@ struct Report<'r> {
     #[serde(flatten)]
     rules: Option<RulesReport<'r>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    environment: Option<&'r [Variable]>,
+    environment: Option<&'r [VariableReport]>,
 }
 
 #[derive(Serialize)]
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         )
     });
     let ok = rules.as_ref().is_none_or(|rules| !rules.found.has_errors())
-        && environment.as_ref().is_none_or(|variables| variables.iter().all(|variable| !variable.stops_the_start));
+        && environment.as_ref().is_none_or(|variables| variables.iter().all(|variable| !variable.prevents_start));
     let page = match args.format {
         Format::Text => text(rules.as_ref(), environment.as_deref()),
         Format::Json => json(ok, rules.as_ref(), environment.as_deref()),
@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     ended(print(page), if ok { Outcome::Done } else { Outcome::Failed })
 }
 
-fn text(rules: Option<&Rules>, variables: Option<&[Variable]>) -> String {
+fn text(rules: Option<&Rules>, variables: Option<&[VariableReport]>) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
         page += &rules.text();
@@ -100,7 +100,7 @@ fn text(rules: Option<&Rules>, variables: Option<&[Variable]>) -> String {
     page
 }
 
-fn json(ok: bool, rules: Option<&Rules>, environment: Option<&[Variable]>) -> String {
+fn json(ok: bool, rules: Option<&Rules>, environment: Option<&[VariableReport]>) -> String {
     let rules = rules.map(|Rules { sources, found, .. }| RulesReport {
         files: sources.len(),
         errors: found.error_count(),

@@ -18,8 +18,8 @@ use super::secure::{Files, Tls};
 use crate::http::json::response_to_json;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::report::text::plain;
+use crate::settings::pem::PemFile;
 use crate::settings::target::Target;
-use crate::settings::tls::File;
 
 const fn text(name: &'static str, help: &'static str) -> Flag {
     Flag { name, is_switch: false, help }
@@ -70,7 +70,7 @@ pub(super) fn run(arguments: &[OsString]) -> Outcome {
 fn tls(given: &Given, target: &Target) -> Result<Option<Tls>, String> {
     let file = |setting: &'static str| {
         let path = given.last(&setting[1..]).filter(|path| !path.is_empty()).map(PathBuf::from)?;
-        Some(File { setting, path })
+        Some(PemFile { setting, path })
     };
     let (ca, certificate, key) = (file("-grpc-server-ca-file"), file("-grpc-cert-file"), file("-grpc-key-file"));
     if !given.is_on("grpc-use-tls") {

@@ -1,30 +1,28 @@
-//! What `check --env` shows: each variable that is set, and what a start makes of it.
-//!
-//! The judgement is that of the start; here it gets its words.
+//! The report of `check --env`: each variable that is set, and its effect on a start.
 
 use serde::Serialize;
 
 use super::print::{count, table};
 use crate::report::text::plain;
-use crate::settings::report::{self, Fate};
+use crate::settings::report::{self, Disposition, ReportedVariable};
 
-/// A variable of the environment.
+/// A variable of the environment, as `check --env --json` writes it.
 #[derive(Serialize)]
-pub(super) struct Variable {
+pub(super) struct VariableReport {
     name: String,
-    /// As it may be shown; nothing for a name that is not known.
+    /// Value for display; missing for an unknown name.
     value: Option<String>,
-    fate: &'static str,
-    /// Whether a start fails because of it.
-    pub(super) stops_the_start: bool,
+    disposition: &'static str,
+    /// `true` if a start fails because of the variable.
+    pub(super) prevents_start: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }
 
-/// The words for fates, as JSON has them and as people read them.
-const FATES: [(&str, &str); 6] = [
+/// Words for dispositions, in JSON and in text.
+const DISPOSITIONS: [(&str, &str); 6] = [
     ("honoured", "honoured"),
     ("differs", "different"),
     ("no_effect", "without effect"),
@@ -33,43 +31,44 @@ const FATES: [(&str, &str); 6] = [
     ("invalid", "invalid"),
 ];
 
-/// The variables of this process that concern a start.
-pub(super) fn variables() -> Vec<Variable> {
+/// Reports the variables of this process that concern a start.
+pub(super) fn variables() -> Vec<VariableReport> {
     report::report(std::env::vars_os()).into_iter().map(variable).collect()
 }
 
-fn variable(line: report::Line) -> Variable {
-    let stops_the_start = line.fate.stops_the_start();
-    let (fate, why, fix) = match line.fate {
-        Fate::Honoured => ("honoured", None, None),
-        Fate::Differs { why } => ("differs", Some(why.to_owned()), None),
-        Fate::NoEffect { why } => ("no_effect", Some(why.to_owned()), None),
-        Fate::Refused { why, instead } => ("refused", Some(why.to_owned()), Some(instead.to_owned())),
-        Fate::Invalid { what, fix } => ("invalid", Some(what), Some(fix)),
-        Fate::Unknown { nearest } => {
+fn variable(reported: ReportedVariable) -> VariableReport {
+    let prevents_start = reported.disposition.prevents_start();
+    let (disposition, why, fix) = match reported.disposition {
+        Disposition::Honoured => ("honoured", None, None),
+        Disposition::Differs { why } => ("differs", Some(why.to_owned()), None),
+        Disposition::NoEffect { why } => ("no_effect", Some(why.to_owned()), None),
+        Disposition::Refused { why, instead } => ("refused", Some(why.to_owned()), Some(instead.to_owned())),
+        Disposition::Invalid { what, fix } => ("invalid", Some(what), Some(fix)),
+        Disposition::Unknown { nearest } => {
             ("unknown", Some("not known".to_owned()), nearest.map(|name| format!("did you mean {name}?")))
         }
     };
-    Variable { name: line.name, value: line.value, fate, stops_the_start, why, fix }
+    VariableReport { name: reported.name, value: reported.value, disposition, prevents_start, why, fix }
 }
 
-/// A table, and how many there are of each fate.
-pub(super) fn text(variables: &[Variable]) -> String {
+/// Formats a table of the variables, and the number of each disposition.
+pub(super) fn text(variables: &[VariableReport]) -> String {
     if variables.is_empty() {
-        return "no variable is set that concerns tollkeeper, so the defaults hold\n".to_owned();
+        return "no variable for tollkeeper is set, so the defaults apply\n".to_owned();
     }
     let rows = variables.iter().map(|variable| {
-        let fate = FATES.iter().find(|(name, _)| *name == variable.fate).map_or(variable.fate, |(_, word)| word);
+        let known = DISPOSITIONS.iter().find(|(name, _)| *name == variable.disposition);
+        let disposition = known.map_or(variable.disposition, |(_, word)| word);
         let note = [variable.why.as_deref(), variable.fix.as_deref()].into_iter().flatten().collect::<Vec<_>>();
-        [&variable.name, variable.value.as_deref().unwrap_or_default(), fate, &note.join("; ")].map(plain).into()
+        [&variable.name, variable.value.as_deref().unwrap_or_default(), disposition, &note.join("; ")].map(plain).into()
     });
-    let page = table(&["VARIABLE", "VALUE", "FATE", "NOTE"], rows);
-    let sums: Vec<String> = FATES
+    let page = table(&["VARIABLE", "VALUE", "DISPOSITION", "NOTE"], rows);
+    let sums: Vec<String> = DISPOSITIONS
         .iter()
-        .map(|(name, word)| (variables.iter().filter(|variable| variable.fate == *name).count(), word))
+        .map(|(name, word)| (variables.iter().filter(|variable| variable.disposition == *name).count(), word))
         .filter(|(sum, _)| *sum > 0)
         .map(|(sum, word)| format!("{sum} {word}"))
         .collect();
-    let stop = if variables.iter().any(|variable| variable.stops_the_start) { "; it would not start" } else { "" };
+    let stop = if variables.iter().any(|variable| variable.prevents_start) { "; a start would fail" } else { "" };
     format!("{page}{}: {}{stop}\n", count(variables.len() as u64, "variable"), sums.join(", "))
 }

@@ -81,7 +81,7 @@ fn read(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, St
         return Err(format!("the rules have errors\n{}", rules.text().trim_end()));
     };
     // There is no store: counters that never counted anything would only mislead.
-    Ok(Explanation::of(&settings.behaviour, set, &decode::request(request), &[]))
+    Ok(Explanation::of(&settings.decisions, set, &decode::request(request), &[]))
 }
 
 /// What a running server says.

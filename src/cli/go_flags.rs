@@ -7,8 +7,8 @@ use std::ffi::OsString;
 
 use super::Outcome;
 use super::print::{complain, ended, print};
+use crate::go_syntax::parse_bool;
 use crate::report::text::plain;
-use crate::settings::parse;
 
 /// A flag that a tool takes.
 pub(super) struct Flag {
@@ -37,7 +37,7 @@ impl Given {
 
     /// Whether a switch is on.
     pub(super) fn is_on(&self, name: &str) -> bool {
-        self.last(name).and_then(parse::bool).unwrap_or_default()
+        self.last(name).and_then(parse_bool).unwrap_or_default()
     }
 }
 
@@ -62,7 +62,7 @@ pub(super) fn read(flags: &[Flag], arguments: &[OsString]) -> Result<Given, Outc
             return Err(misused(flags, &format!("flag provided but not defined: -{name}")));
         };
         let value = match (value, flag.is_switch) {
-            (Some(value), true) if parse::bool(value).is_none() => {
+            (Some(value), true) if parse_bool(value).is_none() => {
                 return Err(misused(flags, &format!("-{name}={value}: not a bool; give true or false")));
             }
             (Some(value), _) => value.to_owned(),

@@ -11,8 +11,8 @@ use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use tonic::transport::{ClientTlsConfig, Identity};
 
+use crate::settings::pem::{PemFile, trusted_roots};
 use crate::settings::target::Target;
-use crate::settings::tls::{File, trusted};
 
 /// How to speak TLS.
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ pub(super) struct Args {
 impl Args {
     /// How to speak TLS with `target`, if it is asked for. The error names the flag.
     pub(super) fn tls(&self, target: &Target) -> Result<Option<Tls>, String> {
-        let file = |setting, path: &Option<PathBuf>| path.clone().map(|path| File { setting, path });
+        let file = |setting, path: &Option<PathBuf>| path.clone().map(|path| PemFile { setting, path });
         let identity = file("--cert", &self.cert).zip(file("--key", &self.key));
         let files = Files { switch: "--tls", ca: file("--ca", &self.ca), identity };
         self.tls.then(|| Tls::read(&files, target, self.server_name.as_deref())).transpose()
@@ -50,9 +50,9 @@ pub(super) struct Files {
     /// The flag that asks for TLS.
     pub(super) switch: &'static str,
     /// Authorities to trust besides those of the system.
-    pub(super) ca: Option<File>,
+    pub(super) ca: Option<PemFile>,
     /// The certificate to show, and its key.
-    pub(super) identity: Option<(File, File)>,
+    pub(super) identity: Option<(PemFile, PemFile)>,
 }
 
 /// How to speak TLS with one server.
@@ -83,7 +83,7 @@ impl Tls {
             None => ServerName::try_from(host.trim_matches(['[', ']']))
                 .map_err(|_| format!("{target}: no certificate can hold this host; give a DNS name or an IP"))?,
         };
-        let roots = trusted(files.ca.as_ref())?;
+        let roots = trusted_roots(files.ca.as_ref())?;
         let of_tonic = ClientTlsConfig::new().trust_anchors(roots.roots.iter().cloned()).domain_name(name.to_str());
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -95,7 +95,7 @@ impl Tls {
                 let (chain, secret) = (certificate.contents()?, key.contents()?);
                 let config = builder
                     .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
-                    .map_err(|error| key.misfit(certificate, &error))?;
+                    .map_err(|error| key.key_mismatch(certificate, &error))?;
                 (config, of_tonic.identity(Identity::from_pem(chain, secret)))
             }
         };

@@ -14,7 +14,7 @@ use crate::request::{Descriptor, Entry, Request};
 use crate::rule::matching::MatchKind;
 use crate::rule::set::{DomainRules, RuleSet};
 use crate::rule::trace::{NearMiss, NodeRef, TraceEnd, TraceStep};
-use crate::settings::Behaviour;
+use crate::settings::decisions::DecisionSettings;
 use crate::store::error::ChargeError;
 use crate::store::outcome::StoreOutcome;
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,12 @@ pub struct ExplainedCounter {
 impl Explanation {
     /// What `request` would meet, by these rules; `counters` are the levels of each descriptor's limits, as far as they
     /// are known.
-    pub fn of(behaviour: &Behaviour, rules: &RuleSet, request: &Request<'_>, counters: &[Vec<ChargeResult>]) -> Self {
+    pub fn of(
+        behaviour: &DecisionSettings,
+        rules: &RuleSet,
+        request: &Request<'_>,
+        counters: &[Vec<ChargeResult>],
+    ) -> Self {
         let domain = rules.domain(request.domain);
         let selections = select(behaviour, rules, request);
         let descriptors =

@@ -13,11 +13,11 @@ use super::verdict::Verdict;
 use super::{DecideError, Outcome};
 use crate::decision::{Decision, Header};
 use crate::request::Request;
-use crate::settings::Behaviour;
+use crate::settings::decisions::DecisionSettings;
 
 /// Merges what came of the charges.
 pub(super) fn merge<'r>(
-    behaviour: &'r Behaviour,
+    behaviour: &'r DecisionSettings,
     request: &Request<'_>,
     selections: &[Selection<'r>],
     outcomes: &[Outcome],
@@ -62,7 +62,7 @@ pub(super) fn merge<'r>(
 /// Whether the request is refused, trials of the whole process aside: any limit that is no quota refuses it, and quotas
 /// do if there are any and all refuse. Under QUOTA_MODE all are quotas, those that nothing matched too.
 fn is_refused(
-    behaviour: &Behaviour,
+    behaviour: &DecisionSettings,
     selections: &[Selection<'_>],
     verdicts: &[Verdict<'_>],
     is_over: impl Fn(&Verdict<'_>) -> bool,
@@ -84,7 +84,7 @@ fn is_refused(
 }
 
 /// `RateLimit-*` headers, of the last refused limit that is no quota, else of the first with the least remaining.
-fn limit_headers<'r>(behaviour: &'r Behaviour, verdicts: &[Verdict<'r>]) -> SmallVec<[Header<'r>; 4]> {
+fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) -> SmallVec<[Header<'r>; 4]> {
     let Some(names) = &behaviour.limit_headers else { return SmallVec::new() };
     let mut least = (u32::MAX, None);
     for verdict in verdicts {
@@ -104,7 +104,7 @@ fn limit_headers<'r>(behaviour: &'r Behaviour, verdicts: &[Verdict<'r>]) -> Smal
 }
 
 /// When to come back, in seconds: what the longest of the refusals says. Nothing if one of them is for good.
-fn retry_after_header<'r>(behaviour: &'r Behaviour, verdicts: &[Verdict<'r>]) -> Option<Header<'r>> {
+fn retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
     let mut refused = verdicts.iter().filter(|verdict| verdict.status.over_limit);
     if refused.clone().any(|verdict| verdict.for_good) {

@@ -8,11 +8,11 @@ use super::selection::Selection;
 use super::verdict::Verdict;
 use crate::limit::period::Unit;
 use crate::request::{Descriptor, Entry, LimitOverride, Request};
-use crate::settings::Behaviour;
+use crate::settings::decisions::DecisionSettings;
 
 /// The metadata of an answer; `None` if it is switched off.
 pub(super) fn of(
-    behaviour: &Behaviour,
+    behaviour: &DecisionSettings,
     request: &Request<'_>,
     selections: &[Selection<'_>],
     verdicts: &[Verdict<'_>],

@@ -17,7 +17,7 @@ use crate::limit::{Limit, LimitSpec, StorePolicy};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults};
-use crate::settings::Behaviour;
+use crate::settings::decisions::DecisionSettings;
 use crate::store::outcome::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
 
@@ -57,7 +57,7 @@ pub(super) struct Selected<'r> {
 
 /// Selects the limits of every descriptor, in their order.
 pub(super) fn select<'r>(
-    behaviour: &Behaviour,
+    behaviour: &DecisionSettings,
     rules: &'r RuleSet,
     request: &Request<'_>,
 ) -> SmallVec<[Selection<'r>; 2]> {
@@ -86,7 +86,12 @@ fn drop_replaced(selections: &mut [Selection<'_>]) {
 }
 
 impl<'r> Selection<'r> {
-    fn of(behaviour: &Behaviour, rules: &'r RuleSet, domain: &'r DomainRules, descriptor: &Descriptor<'_>) -> Self {
+    fn of(
+        behaviour: &DecisionSettings,
+        rules: &'r RuleSet,
+        domain: &'r DomainRules,
+        descriptor: &Descriptor<'_>,
+    ) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
             match override_limit(behaviour, &domain.defaults, limit_override) {
                 Some(limit) => return Self::of_override(limit, domain),
@@ -234,7 +239,7 @@ fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[Selected<'r>; 1]> {
 }
 
 /// The limit that came with a request, under the domain's defaults; `None` if its period means nothing.
-fn override_limit(behaviour: &Behaviour, defaults: &OverrideDefaults, sent: &LimitOverride) -> Option<Limit> {
+fn override_limit(behaviour: &DecisionSettings, defaults: &OverrideDefaults, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
     let log_is_too_long = defaults.algorithm.properties().has_log && sent.requests_per_unit > behaviour.log_max;

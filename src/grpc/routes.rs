@@ -10,10 +10,10 @@ use super::health::GrpcHealth;
 use super::service::{Rpc, Service};
 use crate::pb;
 use crate::pb::rate_limit_service_server::RateLimitServiceServer;
-use crate::settings::Grpc;
+use crate::settings::grpc::GrpcSettings;
 
 /// The services; a method that none of them has is answered with UNIMPLEMENTED.
-pub fn routes(settings: &Grpc, service: &Arc<Service>, health: &GrpcHealth) -> Router {
+pub fn routes(settings: &GrpcSettings, service: &Arc<Service>, health: &GrpcHealth) -> Router {
     let service = RateLimitServiceServer::new(Rpc(Arc::clone(service)))
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(settings.max_message_bytes);

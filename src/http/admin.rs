@@ -21,7 +21,7 @@ use super::routes::{AppState, failure, pretty, text};
 use crate::decide::explain::descriptor_text;
 use crate::grpc::decode;
 use crate::grpc::service::DEFAULT_DEADLINE;
-use crate::settings::AdminToken;
+use crate::settings::listeners::AdminToken;
 use crate::settings::report::effective;
 use crate::telemetry::logs::{self, AUDIT, Level};
 
@@ -73,7 +73,7 @@ async fn expected(token: &AdminToken) -> Result<blake3::Hash, String> {
     let failed = |why: &str| Err(format!("TOLLKEEPER_ADMIN_TOKEN_FILE: {why}"));
     match read {
         Ok(Ok(file)) => match file.trim_ascii() {
-            token if token.len() < AdminToken::LEAST_BYTES => failed("the file holds no token that is long enough"),
+            token if token.len() < AdminToken::MIN_BYTES => failed("the file holds no token that is long enough"),
             token if token.len() > MAX_TOKEN_BYTES => failed("the file holds too much to be a token"),
             token => Ok(blake3::hash(token)),
         },

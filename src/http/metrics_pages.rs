@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, oneshot};
 use super::routes::{AppState, text};
 use crate::config::watch::yield_to_decisions;
 use crate::scrape::MetricsCollector;
-use crate::settings::metrics::Prometheus;
+use crate::settings::metrics::PrometheusSettings;
 use crate::telemetry::metrics::family::{MetricValue, Series};
 use crate::telemetry::metrics::mapper::Mapper;
 use crate::telemetry::metrics::prometheus::{ExpositionOptions, TextPage};
@@ -34,7 +34,7 @@ impl Exposition {
     ///
     /// # Errors
     /// Names the file with the mapping of names and says why it can not be used.
-    pub fn new(settings: &Prometheus, tags: &[(String, String)]) -> Result<Self, String> {
+    pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, String> {
         let read = |path: &std::path::PathBuf| {
             Mapper::read(path).map_err(|error| format!("{}: {error}; mend it or unset it", path.display()))
         };

@@ -26,7 +26,7 @@ use crate::grpc::service::DEFAULT_DEADLINE;
 use crate::pb::rate_limit_response::Code;
 use crate::rule::render;
 use crate::scrape::MetricsCollector;
-use crate::settings::AdminToken;
+use crate::settings::listeners::AdminToken;
 use crate::telemetry::traces::Span;
 
 /// What the pages show.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect_error::ConnectError;
-use crate::settings::redis::{Credentials, DeploymentSettings, Tls};
+use crate::settings::redis::{Credentials, DeploymentSettings, RedisTls};
 
 /// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
 ///
@@ -25,7 +25,7 @@ pub(crate) struct ConnectOptions {
     /// Credentials for AUTH.
     pub(crate) credentials: Credentials,
     /// TLS options; `None` for plaintext.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<RedisTls>,
     /// Database to SELECT; `None` for database 0.
     pub(crate) database: Option<u8>,
     /// Upper bound on connecting, TLS handshake and login included.
@@ -48,7 +48,7 @@ impl ConnectOptions {
             credentials: settings.credentials.clone(),
             tls: settings.tls.clone(),
             database: (settings.database != 0).then_some(settings.database),
-            connect_timeout: settings.dial_timeout.min(MAX_CONNECT_TIME),
+            connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
         }
     }
 
@@ -118,7 +118,7 @@ impl ConnectOptions {
         };
         let ca = self.tls.as_ref().and_then(|tls| tls.ca.as_ref());
         let client = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
-        let pair = client.into_iter().flat_map(|(certificate, key)| [certificate, key]);
+        let pair = client.into_iter().flat_map(|client| [&client.certificate, &client.key]);
         credentials.into_iter().chain(ca.into_iter().chain(pair).map(|file| &file.path))
     }
 }

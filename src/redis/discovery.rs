@@ -75,9 +75,9 @@ async fn run(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interva
 
 /// Queries the sources and updates the topology.
 async fn refresh(topology: &Topology, sources: &mut Vec<TopologySource>) -> Result<(), ConnectError> {
-    if let TopologySettings::Sentinel { master, .. } = &topology.settings {
+    if let TopologySettings::Sentinel { primary, .. } = &topology.settings {
         let current = topology.nodes().first().map(|node| node.endpoint().clone());
-        topology.set_primary(&sentinel::query_primary(sources, master, current.as_ref()).await?);
+        topology.set_primary(&sentinel::query_primary(sources, primary, current.as_ref()).await?);
     } else {
         topology.set_slots(&cluster::query_slots(topology, sources).await?);
     }

@@ -8,16 +8,16 @@ use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
-use crate::settings::redis::Tls;
-use crate::settings::tls::trusted;
+use crate::settings::pem::{ClientCertificate, trusted_roots};
+use crate::settings::redis::RedisTls;
 
 /// Builds the configuration of a TLS client.
 ///
 /// # Errors
 /// Text that names the setting to change.
-pub(crate) fn client_config(tls: &Tls) -> Result<ClientConfig, String> {
+pub(crate) fn client_config(tls: &RedisTls) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
-    let roots = Arc::new(trusted(tls.ca.as_ref())?);
+    let roots = Arc::new(trusted_roots(tls.ca.as_ref())?);
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
         .build()
         .map_err(|error| format!("REDIS_TLS_CACERT: {error}"))?;
@@ -31,11 +31,11 @@ pub(crate) fn client_config(tls: &Tls) -> Result<ClientConfig, String> {
     };
     Ok(match &tls.client {
         None => builder.with_no_client_auth(),
-        Some((certificate, key)) => {
+        Some(ClientCertificate { certificate, key }) => {
             let (chain, secret) = (certificate.contents()?, key.contents()?);
             builder
                 .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
-                .map_err(|error| key.misfit(certificate, &error))?
+                .map_err(|error| key.key_mismatch(certificate, &error))?
         }
     })
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::clock::Clock;
-use crate::settings::bounds::Bounds;
+use crate::settings::client_limits::ClientLimits;
 use crate::telemetry::listener_stats::{ListenerStats, ServerStats};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -52,7 +52,7 @@ impl Purpose {
 /// What all server_stats share.
 #[derive(Debug)]
 pub(super) struct AdmissionLimits {
-    bounds: Bounds,
+    bounds: ClientLimits,
     /// Connections that each admission may have open.
     most_connections: usize,
     server_stats: Arc<ServerStats>,
@@ -100,7 +100,7 @@ const TOLD: Duration = Duration::from_secs(60);
 
 impl AdmissionLimits {
     /// Asks the system for as many open files as it gives.
-    pub(super) fn new(bounds: Bounds, server_stats: Arc<ServerStats>) -> Self {
+    pub(super) fn new(bounds: ClientLimits, server_stats: Arc<ServerStats>) -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         // What is not given is not needed: the bound below follows what there is.
         let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();

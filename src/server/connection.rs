@@ -28,8 +28,8 @@ use super::admission_service::{PeerAddr, admission_service};
 use super::coalesced_writer::CoalescedWriter;
 use super::http2::Http2Server;
 use super::reloading_tls::{self, ReloadingTls};
-use crate::settings::Grpc;
-use crate::settings::bounds::Bounds;
+use crate::settings::client_limits::ClientLimits;
+use crate::settings::grpc::GrpcSettings;
 
 /// How the connections of a listener are kept.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ const MAX_HTTP_STREAMS: u32 = 256;
 
 impl ConnectionPolicy {
     /// For HTTP/1.1, and with TLS for HTTP/2 too.
-    pub(super) fn http(bounds: &Bounds, purpose: Purpose, is_secured: bool, pages: Router) -> Self {
+    pub(super) fn http(bounds: &ClientLimits, purpose: Purpose, is_secured: bool, pages: Router) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
         if !is_secured {
             builder = builder.http1_only();
@@ -94,7 +94,7 @@ impl ConnectionPolicy {
     }
 
     /// For gRPC: HTTP/2.
-    pub(super) fn grpc(bounds: &Bounds, settings: &Grpc, http2: Http2Server) -> Self {
+    pub(super) fn grpc(bounds: &ClientLimits, settings: &GrpcSettings, http2: Http2Server) -> Self {
         Self {
             protocol: ListenerProtocol::Grpc(Arc::new(http2)),
             age: settings.max_connection_age,

@@ -33,8 +33,8 @@ use super::admission_service::admit;
 use super::connection::GracefulConnection;
 use super::in_flight::InFlightRequests;
 use crate::grpc::call::Calls;
-use crate::settings::Grpc;
-use crate::settings::bounds::Bounds;
+use crate::settings::client_limits::ClientLimits;
+use crate::settings::grpc::GrpcSettings;
 
 /// How gRPC is spoken, and what answers.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ const WINDOW_BYTES: u32 = 1024 * 1024;
 
 impl Http2Server {
     /// As the settings say.
-    pub(super) fn new(bounds: &Bounds, settings: &Grpc, calls: Calls, router: Router) -> Self {
+    pub(super) fn new(bounds: &ClientLimits, settings: &GrpcSettings, calls: Calls, router: Router) -> Self {
         let mut builder = Builder::new();
         builder
             .max_header_list_size(bounds.head_bytes)

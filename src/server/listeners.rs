@@ -22,10 +22,12 @@ use crate::grpc::call::Calls;
 use crate::grpc::health::GrpcHealth;
 use crate::http::metrics_pages;
 use crate::http::routes::{self, AppState};
+use crate::settings::Settings;
 use crate::settings::address::Address;
-use crate::settings::bounds::Bounds;
-use crate::settings::tls::Tls;
-use crate::settings::{Grpc, GrpcListener, Settings};
+use crate::settings::client_limits::ClientLimits;
+use crate::settings::grpc::GrpcSettings;
+use crate::settings::listeners::GrpcListener;
+use crate::settings::tls::ListenerTls;
 use crate::telemetry::listener_stats::ServerStats;
 
 /// Open listeners.
@@ -35,7 +37,7 @@ pub(super) struct BoundListeners {
     http: (TcpListener, ListenerGuards),
     debug: (TcpListener, ListenerGuards),
     prometheus: Option<(TcpListener, ListenerGuards)>,
-    bounds: Bounds,
+    bounds: ClientLimits,
 }
 
 /// Who may come in, and what is shown to them.
@@ -50,7 +52,7 @@ enum GrpcSocket {
 impl BoundListeners {
     /// Opens all of them.
     pub(super) fn open(settings: &Settings, server_stats: &Arc<ServerStats>) -> Result<Self, ServerError> {
-        let limits = Arc::new(AdmissionLimits::new(settings.bounds, Arc::clone(server_stats)));
+        let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(server_stats)));
         let grpc = match &settings.listeners.grpc {
             GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(["GRPC_HOST", "GRPC_PORT"], address)?),
             GrpcListener::Unix(path) => match open_unix(path) {
@@ -73,7 +75,7 @@ impl BoundListeners {
             http: (http, guards(limits.admission(Purpose::Http), settings.listeners.http_tls.as_ref())?),
             debug: (debug, (limits.admission(Purpose::Debug), None)),
             prometheus: prometheus.map(|listener| (listener, (limits.admission(Purpose::Prometheus), None))),
-            bounds: settings.bounds,
+            bounds: settings.client_limits,
         })
     }
 
@@ -97,7 +99,7 @@ impl BoundListeners {
     /// Serves on all of them until `stopping` says so and all connections are closed.
     pub(super) fn serve(
         self,
-        settings: &Grpc,
+        settings: &GrpcSettings,
         state: AppState,
         health: &GrpcHealth,
         stopping: &watch::Receiver<bool>,
@@ -126,7 +128,7 @@ impl BoundListeners {
 }
 
 /// With the certificate that the settings name, if they do.
-fn guards(admission: Arc<ListenerAdmission>, tls: Option<&Tls>) -> Result<ListenerGuards, ServerError> {
+fn guards(admission: Arc<ListenerAdmission>, tls: Option<&ListenerTls>) -> Result<ListenerGuards, ServerError> {
     let tls = tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose().map_err(ServerError::Certificate)?;
     Ok((admission, tls.map(Arc::new)))
 }

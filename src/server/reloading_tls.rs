@@ -24,13 +24,14 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::admission::{ListenerAdmission, Purpose};
 use crate::clock::Clock;
-use crate::settings::tls::{Clients, File, Tls};
+use crate::settings::pem::PemFile;
+use crate::settings::tls::{ClientAuth, ListenerTls, RequiredSan};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Who a listener is.
 #[derive(Debug)]
 pub(super) struct ReloadingTls {
-    tls: Tls,
+    tls: ListenerTls,
     admission: Arc<ListenerAdmission>,
     config: ArcSwap<ServerConfig>,
     /// What was read at the start.
@@ -42,7 +43,7 @@ const COMPARED: Duration = Duration::from_secs(1);
 
 impl ReloadingTls {
     /// Reads the files; an error names the setting and says what to do.
-    pub(super) fn load(tls: &Tls, admission: &Arc<ListenerAdmission>) -> Result<Self, String> {
+    pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, String> {
         let pem = PemFiles::read(tls);
         let read = fingerprint(&pem);
         let (config, not_after) = pem?.config(tls, admission.purpose())?;
@@ -76,7 +77,7 @@ impl ReloadingTls {
         match pem.and_then(|pem| pem.config(&self.tls, self.admission.purpose())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
-                let File { setting, path } = &self.tls.certificate;
+                let PemFile { setting, path } = &self.tls.certificate;
                 tracing::warn!("{setting}={}: the new certificate is in force", path.display());
                 note(&self.admission, &self.tls, not_after);
             }
@@ -86,11 +87,11 @@ impl ReloadingTls {
 }
 
 /// Notes when a certificate ends.
-fn note(admission: &ListenerAdmission, tls: &Tls, not_after: i64) {
+fn note(admission: &ListenerAdmission, tls: &ListenerTls, not_after: i64) {
     admission.stats().note_not_after(not_after);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if i64::try_from(now).is_ok_and(|now| not_after < now) {
-        let File { setting, path } = &tls.certificate;
+        let PemFile { setting, path } = &tls.certificate;
         tracing::warn!("{setting}={}: the certificate has expired; clients will refuse it", path.display());
     }
 }
@@ -115,7 +116,7 @@ struct PemFiles {
 }
 
 impl PemFiles {
-    fn read(tls: &Tls) -> Result<Self, String> {
+    fn read(tls: &ListenerTls) -> Result<Self, String> {
         Ok(Self {
             certificate: tls.certificate.contents()?,
             key: tls.key.contents()?,
@@ -124,7 +125,7 @@ impl PemFiles {
     }
 
     /// How to speak TLS with it, and when the certificate ends.
-    fn config(&self, tls: &Tls, purpose: Purpose) -> Result<(ServerConfig, i64), String> {
+    fn config(&self, tls: &ListenerTls, purpose: Purpose) -> Result<(ServerConfig, i64), String> {
         let provider = Arc::new(ring::default_provider());
         let chain = tls.certificate.certificates(&self.certificate)?;
         let not_after = not_after(&chain[0]).ok_or_else(|| {
@@ -139,7 +140,7 @@ impl PemFiles {
             _ => builder.with_no_client_auth(),
         };
         let mut config =
-            builder.with_single_cert(chain, key).map_err(|error| tls.key.misfit(&tls.certificate, &error))?;
+            builder.with_single_cert(chain, key).map_err(|error| tls.key.key_mismatch(&tls.certificate, &error))?;
         config.alpn_protocols = match purpose {
             Purpose::Grpc => vec![b"h2".to_vec()],
             _ => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
@@ -173,7 +174,7 @@ fn not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
 /// Verifies the certificates of clients: only those that these authorities have signed, not those of the system, which
 /// sign for anybody.
 fn verifier(
-    clients: &Clients,
+    clients: &ClientAuth,
     pem: &[u8],
     provider: Arc<rustls::crypto::CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, String> {
@@ -181,7 +182,7 @@ fn verifier(
     clients.authorities.add_authorities(pem, &mut roots)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
     let verifier = verifier.map_err(|error| clients.authorities.wrong(error))?;
-    let Some((setting, name)) = &clients.name else { return Ok(verifier) };
+    let Some(RequiredSan { setting, name }) = &clients.san else { return Ok(verifier) };
     let name = ServerName::try_from(name.clone()).map_err(|_| format!("{setting}={name}: not a DNS name"))?;
     Ok(Arc::new(SanVerifier { verifier, name }))
 }

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use crate::clock::Clock;
 use crate::config::watch::yield_to_decisions;
 use crate::scrape::MetricsCollector;
-use crate::settings::metrics::{Metrics, Mogrifier, Protocol, Sink};
+use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{Dialect, Rewrite, Sender};
 
@@ -32,8 +32,8 @@ const LAST: Duration = Duration::from_secs(1);
 
 impl StatsdReporter {
     /// Begins.
-    pub(super) fn start(settings: &Metrics, collector: MetricsCollector) -> io::Result<Self> {
-        let senders: Vec<Sender> = settings.sinks.iter().map(|sink| sender(sink, &settings.tags)).collect();
+    pub(super) fn start(settings: &MetricsSettings, collector: MetricsCollector) -> io::Result<Self> {
+        let senders: Vec<Sender> = settings.statsd.iter().map(|sink| sender(sink, &settings.tags)).collect();
         let interval = if senders.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
         let (stop, stopped) = mpsc::channel();
         let work = move || {
@@ -96,11 +96,11 @@ fn flush(collector: &MetricsCollector, senders: &mut [Sender]) {
     }
 }
 
-fn sender(sink: &Sink, tags: &[(String, String)]) -> Sender {
+fn sender(sink: &StatsdServer, tags: &[(String, String)]) -> Sender {
     let dialect = match &sink.protocol {
-        Protocol::Tcp => Dialect::Tcp,
-        Protocol::Udp => Dialect::Udp,
-        Protocol::Dog(mogrifiers) => Dialect::Dog(mogrifiers.iter().filter_map(rewrite).collect()),
+        StatsdProtocol::Tcp => Dialect::Tcp,
+        StatsdProtocol::Udp => Dialect::Udp,
+        StatsdProtocol::DogStatsd(mogrifiers) => Dialect::Dog(mogrifiers.iter().filter_map(rewrite).collect()),
     };
     Sender::new((sink.host.clone(), sink.port), dialect, tags.to_vec())
 }

@@ -21,8 +21,9 @@ use tonic::transport::{Certificate as TonicCertificate, ClientTlsConfig, Identit
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
 use crate::config::watch::yield_to_decisions;
-use crate::settings::tls::{File, of_system, trusted};
-use crate::settings::tracing::{Protocol, Tls, Tracing};
+use crate::settings::choices::OtlpProtocol;
+use crate::settings::pem::{ClientCertificate, PemFile, system_roots, trusted_roots};
+use crate::settings::tracing::{CollectorTls, TracingSettings};
 use crate::telemetry::traces::Tracer;
 use crate::telemetry::traces::span_queue::SpanQueue;
 
@@ -32,10 +33,10 @@ const LAST: Duration = Duration::from_secs(1);
 const LONGEST_ANSWER_BYTES: u64 = 64 * 1024;
 
 /// What begins traces and sends them; an error names the setting.
-pub(super) fn start(settings: &Tracing) -> Result<Tracer, String> {
+pub(super) fn start(settings: &TracingSettings) -> Result<Tracer, String> {
     let exporter = match settings.protocol {
-        Protocol::Grpc => over_grpc(settings)?,
-        Protocol::Http => over_http(settings)?,
+        OtlpProtocol::Grpc => over_grpc(settings)?,
+        OtlpProtocol::Http => over_http(settings)?,
     };
     let on_thread = (settings.setting, yield_to_decisions as fn());
     let span_queue = SpanQueue::start(exporter, &resource(settings), settings.queue, on_thread);
@@ -44,7 +45,7 @@ pub(super) fn start(settings: &Tracing) -> Result<Tracer, String> {
     Ok(Tracer {
         sampler: settings.sampler,
         formats: settings.formats,
-        shows_descriptors: settings.shows_descriptors,
+        shows_descriptors: settings.records_descriptors,
         span_queue: Arc::new(span_queue),
     })
 }
@@ -58,7 +59,7 @@ pub(super) async fn finish(span_queue: Arc<SpanQueue>) {
 }
 
 /// What tells this process from others.
-fn resource(settings: &Tracing) -> Resource {
+fn resource(settings: &TracingSettings) -> Resource {
     let has = |name: &str| settings.resource.iter().any(|(other, _)| other == name);
     let mut own = vec![KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
     if !has("service.instance.id") {
@@ -77,7 +78,7 @@ fn uuid(random: TraceId) -> String {
     format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
 }
 
-fn over_grpc(settings: &Tracing) -> Result<SpanExporter, String> {
+fn over_grpc(settings: &TracingSettings) -> Result<SpanExporter, String> {
     let builder = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint).with_timeout(settings.timeout);
     // Files are read in any case: what is wrong with them is to be known.
     let tls = tonic_tls(&settings.tls)?;
@@ -98,13 +99,13 @@ fn over_grpc(settings: &Tracing) -> Result<SpanExporter, String> {
     exporter.map_err(|error| wrong(settings, &error))
 }
 
-fn tonic_tls(tls: &Tls) -> Result<ClientTlsConfig, String> {
+fn tonic_tls(tls: &CollectorTls) -> Result<ClientTlsConfig, String> {
     let config = match &tls.ca {
         Some(ca) => ClientTlsConfig::new().ca_certificate(TonicCertificate::from_pem(pem_of_certificates(ca)?)),
-        None => ClientTlsConfig::new().trust_anchors(trusted(None)?.roots),
+        None => ClientTlsConfig::new().trust_anchors(trusted_roots(None)?.roots),
     };
     Ok(match &tls.client {
-        Some((certificate, key)) => {
+        Some(ClientCertificate { certificate, key }) => {
             let secret = key.contents()?;
             key.private_key(&secret)?;
             config.identity(Identity::from_pem(pem_of_certificates(certificate)?, secret))
@@ -113,7 +114,7 @@ fn tonic_tls(tls: &Tls) -> Result<ClientTlsConfig, String> {
     })
 }
 
-fn over_http(settings: &Tracing) -> Result<SpanExporter, String> {
+fn over_http(settings: &TracingSettings) -> Result<SpanExporter, String> {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(settings.timeout))
         .http_status_as_error(false)
@@ -125,40 +126,42 @@ fn over_http(settings: &Tracing) -> Result<SpanExporter, String> {
     builder.with_timeout(settings.timeout).build().map_err(|error| wrong(settings, &error))
 }
 
-fn ureq_tls(settings: &Tracing) -> Result<TlsConfig, String> {
-    let Tls { ca, client } = &settings.tls;
+fn ureq_tls(settings: &TracingSettings) -> Result<TlsConfig, String> {
+    let CollectorTls { ca, client } = &settings.tls;
     let roots = match ca {
         Some(ca) => certificates(ca)?,
         // There are many: they are read only where they are needed.
         None if !settings.endpoint.starts_with("https://") => Vec::new(),
-        None => of_system().iter().map(|der| Certificate::from_der(der).to_owned()).collect(),
+        None => system_roots().iter().map(|der| Certificate::from_der(der).to_owned()).collect(),
     };
     let client = match client {
-        Some((certificate, key)) => Some(ClientCert::new_with_certs(&certificates(certificate)?, private_key(key)?)),
+        Some(ClientCertificate { certificate, key }) => {
+            Some(ClientCert::new_with_certs(&certificates(certificate)?, private_key(key)?))
+        }
         None => None,
     };
     let builder = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(RootCerts::new_with_certs(&roots));
     Ok(builder.client_cert(client).unversioned_rustls_crypto_provider(Arc::new(ring::default_provider())).build())
 }
 
-fn wrong(settings: &Tracing, error: &ExporterBuildError) -> String {
+fn wrong(settings: &TracingSettings, error: &ExporterBuildError) -> String {
     format!("{}: {error}", settings.setting)
 }
 
 /// All of its certificates.
-fn certificates(file: &File) -> Result<Vec<Certificate<'static>>, String> {
+fn certificates(file: &PemFile) -> Result<Vec<Certificate<'static>>, String> {
     let found = file.certificates(&file.contents()?)?;
     Ok(found.iter().map(|der| Certificate::from_der(der).to_owned()).collect())
 }
 
-fn private_key(file: &File) -> Result<PrivateKey<'static>, String> {
+fn private_key(file: &PemFile) -> Result<PrivateKey<'static>, String> {
     let pem = file.contents()?;
     file.private_key(&pem)?;
     PrivateKey::from_pem(&pem).map_err(|error| file.wrong(error))
 }
 
 /// Its contents, if there are certificates in it.
-fn pem_of_certificates(file: &File) -> Result<Vec<u8>, String> {
+fn pem_of_certificates(file: &PemFile) -> Result<Vec<u8>, String> {
     let pem = file.contents()?;
     file.certificates(&pem)?;
     Ok(pem)

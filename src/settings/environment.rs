@@ -1,59 +1,58 @@
-//! The environment as written: which known variables are set, and what becomes of each.
+//! The environment as written: which known variables are set, and the effect of each.
 //!
-//! `judge` is the one place that decides it, for the start and for `check --env` alike. Names that are not known are
-//! nobody's business, unless they look meant for this program.
+//! `Variable::effect` is the one place that decides about a single variable, for the start and for `check --env` alike.
+//! Unknown names are ignored, unless they look meant for this program.
 
 use std::ffi::OsString;
 
-use super::parse::{self, Fault};
-use super::setting::{Refusal, Setting, Status};
-use super::table::{self, TABLE};
-use super::value::{Value, shown};
+use super::invalid::InvalidSetting;
+use super::setting::{AnySetting, Refusal, Support};
+use super::table;
 
 /// The variables of an environment, by name; of two with one name the first counts.
 #[derive(Clone, Default)]
 pub(crate) struct Environment {
-    /// Known ones, in the order of the table, then of their names.
+    /// Known variables, in the order of the table, then by name.
     pub(crate) known: Vec<Variable>,
-    /// Those that look meant for this program and are not known, by name.
-    pub(crate) unknown: Vec<Stranger>,
+    /// Unknown variables that look meant for this program, by name.
+    pub(crate) unknown: Vec<UnknownVariable>,
 }
 
 /// A known variable that is set.
 #[derive(Clone)]
 pub(crate) struct Variable {
     pub(crate) name: String,
-    pub(crate) setting: &'static Setting,
-    /// `None` if it is not UTF-8.
+    pub(crate) setting: &'static dyn AnySetting,
+    /// Its text; `None` if it is not UTF-8.
     pub(crate) text: Option<String>,
 }
 
 /// A variable that is not known.
 #[derive(Clone)]
-pub(crate) struct Stranger {
+pub(crate) struct UnknownVariable {
     pub(crate) name: String,
-    /// The known name that was perhaps meant.
+    /// Similar known name, which may have been meant.
     pub(crate) nearest: Option<&'static str>,
 }
 
-/// What becomes of a variable.
-pub(crate) enum Verdict {
+/// The effect of a variable, taken by itself.
+pub(crate) enum Effect {
     /// Its value is used.
-    Used(Value),
-    /// Nothing comes of it.
-    NoEffect(&'static str),
-    /// It stops the start.
+    Used,
+    /// Its value is valid and has no effect.
+    None(&'static str),
+    /// Its value is not supported, which prevents the start.
     Refused(Refusal),
-    /// It is no value of its kind, which stops the start too.
-    Invalid(Fault),
+    /// Its value is invalid, which prevents the start.
+    Invalid(InvalidSetting),
 }
 
 impl Environment {
-    /// Sorts out what concerns this program.
+    /// Selects the variables that concern this program.
     pub(crate) fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Self {
         let mut environment = Self::default();
         for (name, value) in vars {
-            // So are all known names, and what is said of one that is not known must be a line.
+            // Known names are printable ASCII, and a notice about an unknown one must fit on a line.
             let Some(name) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_graphic())) else { continue };
             match table::find(name) {
                 Some(setting) => {
@@ -63,17 +62,16 @@ impl Environment {
                     }
                 }
                 None if is_service_link(name, &value) => {}
-                None => environment.unknown.extend(Stranger::of(name)),
+                None => environment.unknown.extend(UnknownVariable::find(name)),
             }
         }
-        let row = |variable: &Variable| TABLE.iter().position(|setting| setting.name == variable.setting.name);
-        environment.known.sort_by(|a, b| row(a).cmp(&row(b)).then_with(|| a.name.cmp(&b.name)));
+        environment.known.sort_by_cached_key(|variable| (table::position(&variable.name), variable.name.clone()));
         environment.unknown.sort_by(|a, b| a.name.cmp(&b.name));
         environment
     }
 
-    /// Whether counters are to live in Redis: something is said about it, be it without effect.
-    pub(crate) fn asks_for_redis(&self) -> bool {
+    /// Returns `true` if a variable asks for counters in Redis, even one without effect.
+    pub(crate) fn selects_redis(&self) -> bool {
         self.known.iter().any(|variable| {
             let text = variable.text.as_deref().unwrap_or_default();
             (variable.name.starts_with("REDIS_") && !text.is_empty())
@@ -83,55 +81,58 @@ impl Environment {
 }
 
 impl Variable {
-    /// What becomes of it. A refusal comes before a value that does not parse: what is missing matters more.
-    pub(crate) fn judge(&self) -> Verdict {
+    /// Returns its effect. A refusal takes precedence over an invalid value: a missing feature matters more.
+    pub(crate) fn effect(&self) -> Effect {
         let Some(text) = &self.text else {
-            return Verdict::Invalid(Fault::new("not UTF-8", "give plain text"));
+            return Effect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
         };
-        if let Status::Refused(refusals) = self.setting.status
+        let support = self.setting.info().support;
+        if let Support::Refused(refusals) = support
             && let Some(refusal) = refusals.iter().find(|refusal| refusal.when.applies(text))
         {
-            return Verdict::Refused(*refusal);
+            return Effect::Refused(*refusal);
         }
-        match (parse::value(self.setting.kind, text), self.setting.status) {
-            (Err(fault), _) => Verdict::Invalid(fault),
-            (Ok(_), Status::NoEffect { when, why }) if when.applies(text) => Verdict::NoEffect(why),
-            (Ok(value), _) => Verdict::Used(value),
+        match (self.setting.check(text), support) {
+            (Err(invalid), _) => Effect::Invalid(invalid),
+            (Ok(()), Support::NoEffect { when, why }) if when.applies(text) => Effect::None(why),
+            (Ok(()), _) => Effect::Used,
         }
     }
 
-    /// Its value as it may be shown; one that is not UTF-8 is not.
+    /// Formats its value for messages; `?` stands for one that is not UTF-8.
     pub(crate) fn shown(&self) -> String {
-        self.text.as_deref().map_or_else(|| "?".to_owned(), |text| shown(self.setting.kind, text))
+        self.text.as_deref().map_or_else(|| "?".to_owned(), |text| self.setting.shown(text))
     }
 }
 
-impl Stranger {
-    /// `name`, if it looks meant for this program.
-    fn of(name: &str) -> Option<Self> {
+impl UnknownVariable {
+    /// Returns the variable called `name` if it looks meant for this program.
+    fn find(name: &str) -> Option<Self> {
         let own = name.strip_prefix("TOLLKEEPER_");
-        let nearest = own.and_then(|rest| table::find(rest).map(|setting| setting.name)).or_else(|| nearest(name));
+        let nearest = own.and_then(|rest| table::find(rest).map(AnySetting::name)).or_else(|| nearest(name));
         (own.is_some() || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest })
     }
 }
 
-/// The known name that `name` is a misspelling of: one slip in a short name, two in a long one.
+/// Finds the known name that `name` misspells: by one edit in a short name, by two in a long one.
 fn nearest(name: &str) -> Option<&'static str> {
-    const SHORTEST: usize = 7;
-    const LONG: usize = 12;
-    const LONGEST: usize = 64;
-    if !(SHORTEST..=LONGEST).contains(&name.len()) {
+    const MIN_LENGTH: usize = 7;
+    const LONG_LENGTH: usize = 12;
+    const MAX_LENGTH: usize = 64;
+    if !(MIN_LENGTH..=MAX_LENGTH).contains(&name.len()) {
         return None;
     }
-    let slips = if name.len() < LONG { 1 } else { 2 };
+    let max_edits = if name.len() < LONG_LENGTH { 1 } else { 2 };
     let upper = name.to_ascii_uppercase();
-    let singles = TABLE.iter().filter(|setting| !setting.name.ends_with('*') && setting.name.len() >= SHORTEST);
-    let near = singles.map(|setting| (strsim::osa_distance(&upper, setting.name), setting.name));
-    near.filter(|(distance, _)| *distance <= slips).min_by_key(|(distance, _)| *distance).map(|(_, name)| name)
+    let names = table::all().filter(|setting| !setting.info().is_family()).map(AnySetting::name);
+    let candidates = names.filter(|name| name.len() >= MIN_LENGTH);
+    let near = candidates.map(|name| (strsim::osa_distance(&upper, name), name));
+    near.filter(|(edits, _)| *edits <= max_edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)
 }
 
-/// Whether Kubernetes set it to tell where a service is: a service called `tollkeeper` gives every pod of its namespace
-/// `TOLLKEEPER_PORT=tcp://...` and more of the kind.
+/// Returns `true` for variables that Kubernetes sets to describe a service.
+///
+/// A service called `tollkeeper` adds `TOLLKEEPER_PORT=tcp://...` and more to every pod of its namespace.
 fn is_service_link(name: &str, value: &OsString) -> bool {
     let is_url = value.to_str().is_some_and(|text| ["tcp://", "udp://", "sctp://"].iter().any(|s| text.starts_with(s)));
     let has_protocol = ["_TCP", "_UDP", "_SCTP"].iter().any(|protocol| {

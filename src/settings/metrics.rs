@@ -1,75 +1,202 @@
-//! Where metrics go, and how they look there.
+//! Destinations and labels of metrics.
 //!
-//! Any number of the three ways may be on at once: Prometheus comes for them, statsd and DogStatsD get them sent.
+//! Prometheus, statsd and DogStatsD can be used together: Prometheus scrapes, the other two get metrics sent.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::address::Address;
+use regex::Regex;
 
-/// Where metrics go.
+use super::address::Address;
+use super::choices::StatsdTransport;
+use super::setting::AnySetting;
+use super::table::metrics::*;
+use super::value::SettingValue as _;
+use super::value::text::{TextList, TextMap};
+use super::values::Values;
+
+/// Destinations and labels of metrics.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Metrics {
-    /// Whether nothing is counted, served or sent.
+pub struct MetricsSettings {
+    /// `true` if no metrics are counted, served or sent.
     pub is_off: bool,
-    /// Where Prometheus gets them, if it does.
-    pub prometheus: Option<Prometheus>,
-    /// Where they are sent.
-    pub sinks: Vec<Sink>,
-    /// How often they are sent.
+    /// The Prometheus listener, if there is one.
+    pub prometheus: Option<PrometheusSettings>,
+    /// The statsd and DogStatsD servers that get metrics.
+    pub statsd: Vec<StatsdServer>,
+    /// Interval of sending.
     pub flush_interval: Duration,
-    /// Tags on all of them, by name: at most one of each.
+    /// Tags on all metrics, sorted by name, each name once.
     pub tags: Vec<(String, String)>,
-    /// Whether limits have a label with their whole path.
+    /// `true` if metrics of limits have a label with the whole path.
     pub path_label: bool,
-    /// The most names that requests may make.
-    pub most_requested: usize,
-    /// About how many keys `/top` counts in a minute; 0: none.
+    /// Maximum number of series named by requests.
+    pub max_request_series: usize,
+    /// Approximate number of keys that `/top` tracks per minute; 0 means none.
     pub top_keys: usize,
 }
 
-/// What Prometheus gets.
+/// Listener and page for Prometheus.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prometheus {
-    /// Where to listen.
+pub struct PrometheusSettings {
+    /// Address of the listener.
     pub address: Address,
-    /// The path of the page; begins with a slash.
+    /// Path of the page, which begins with a slash.
     pub path: String,
-    /// A file that maps names, if there is one.
+    /// statsd_exporter mapping file, if there is one.
     pub mapper: Option<PathBuf>,
-    /// Whether response times are milliseconds rather than seconds.
+    /// `true` if response times are in milliseconds instead of seconds.
     pub milliseconds: bool,
 }
 
-/// A server that metrics are sent to.
+/// A server that gets metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sink {
+pub struct StatsdServer {
     /// Its host.
     pub host: String,
     /// Its port.
     pub port: u16,
-    /// How it is spoken to.
-    pub protocol: Protocol,
+    /// Protocol and transport.
+    pub protocol: StatsdProtocol,
 }
 
-/// How a server is spoken to.
+/// Protocol and transport of a statsd server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum StatsdProtocol {
     /// statsd over TCP.
     Tcp,
     /// statsd over UDP.
     Udp,
-    /// DogStatsD over UDP, with names rewritten by the first of these that matches.
-    Dog(Vec<Mogrifier>),
+    /// DogStatsD over UDP, with names rewritten by the first rule that matches.
+    DogStatsd(Vec<Mogrifier>),
 }
 
-/// A rule that rewrites names for DogStatsD.
+/// A rule that rewrites metric names for DogStatsD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mogrifier {
-    /// Which names it is for: a regular expression that was found to be one.
+    /// Valid regular expression for the names that the rule applies to.
     pub pattern: String,
-    /// The new name, in which `$1` stands for what the first group matched.
+    /// New name, in which `$1` is the first group of the pattern.
     pub name: String,
-    /// Tags, likewise.
+    /// Tags, in which `$1` is the first group of the pattern.
     pub tags: Vec<(String, String)>,
+}
+
+impl MetricsSettings {
+    pub(super) fn read(values: &mut Values) -> Self {
+        let is_off = values.get(&DISABLE_STATS);
+        Self {
+            is_off,
+            prometheus: PrometheusSettings::read(values).filter(|_| !is_off),
+            statsd: StatsdServer::read_all(values).into_iter().filter(|_| !is_off).collect(),
+            flush_interval: values.get(&STATS_FLUSH_INTERVAL),
+            tags: tags(values),
+            path_label: values.get(&TOLLKEEPER_METRIC_PATH_LABEL),
+            max_request_series: values.get(&TOLLKEEPER_METRIC_SERIES),
+            top_keys: values.get(&TOLLKEEPER_TOP_KEYS),
+        }
+    }
+}
+
+/// Reads the tags, which Prometheus must accept as labels.
+fn tags(values: &mut Values) -> Vec<(String, String)> {
+    let TextMap(mut tags) = values.get(&EXTRA_TAGS);
+    tags.sort();
+    if tags.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+        values.problem(&EXTRA_TAGS, "names a tag twice", "give each tag once");
+    }
+    let is_label = |name: &str| {
+        let begins_well = name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
+        begins_well && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    if tags.iter().any(|(name, _)| !is_label(name)) {
+        let fix = "give names of letters, digits and `_` that do not begin with a digit";
+        values.problem(&EXTRA_TAGS, "holds a name that Prometheus does not accept", fix);
+    }
+    tags
+}
+
+impl PrometheusSettings {
+    fn read(values: &mut Values) -> Option<Self> {
+        const ONLY_WITH_PROMETHEUS: [&dyn AnySetting; 4] =
+            [&PROMETHEUS_ADDR, &PROMETHEUS_PATH, &PROMETHEUS_MAPPER_YAML, &PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS];
+        if !values.get(&USE_PROMETHEUS) {
+            for setting in ONLY_WITH_PROMETHEUS {
+                values.ignore_if_changed(setting, "it is only read with USE_PROMETHEUS=true");
+            }
+            return None;
+        }
+        let path = values.get(&PROMETHEUS_PATH);
+        if !path.starts_with('/') || path.contains(['{', '}', '*', '?', '#']) {
+            let fix = "give one that begins with `/` and holds none of { } * ? #";
+            values.problem(&PROMETHEUS_PATH, "not a path", fix);
+        }
+        Some(Self {
+            address: values.get(&PROMETHEUS_ADDR),
+            path,
+            mapper: values.get(&PROMETHEUS_MAPPER_YAML),
+            milliseconds: values.get(&PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS),
+        })
+    }
+}
+
+impl StatsdServer {
+    fn read_all(values: &mut Values) -> Vec<Self> {
+        let is_located = values.is_set(&STATSD_HOST) || values.is_set(&STATSD_PORT);
+        let use_dog_statsd = values.get(&USE_DOG_STATSD);
+        // The location of DogStatsD does not by itself ask for statsd too.
+        let use_statsd = values.get(&USE_STATSD).unwrap_or(is_located && !use_dog_statsd);
+        let (host, port) = (values.get(&STATSD_HOST), values.get(&STATSD_PORT));
+        if (use_statsd || use_dog_statsd) && (host.is_empty() || port == 0) {
+            let setting: &dyn AnySetting = if host.is_empty() { &STATSD_HOST } else { &STATSD_PORT };
+            values.problem(setting, "names no server", "give the host and the port of statsd");
+        }
+        let TextList(names) = values.get(&USE_DOG_STATSD_MOGRIFIERS);
+        let mogrifiers = names.iter().filter_map(|name| Mogrifier::read(values, name)).collect();
+        if !use_statsd {
+            values.ignore_if_changed(&STATSD_PROTOCOL, "it is only read if metrics are sent to statsd");
+        }
+        let mut servers = Vec::new();
+        if use_statsd {
+            let protocol = match values.get(&STATSD_PROTOCOL) {
+                StatsdTransport::Tcp => StatsdProtocol::Tcp,
+                StatsdTransport::Udp => StatsdProtocol::Udp,
+            };
+            servers.push(Self { host: host.clone(), port, protocol });
+        }
+        if use_dog_statsd {
+            servers.push(Self { host, port, protocol: StatsdProtocol::DogStatsd(mogrifiers) });
+        } else {
+            values.ignore_if_changed(&USE_DOG_STATSD_MOGRIFIERS, "it is only read with USE_DOG_STATSD=true");
+        }
+        servers
+    }
+}
+
+impl Mogrifier {
+    /// Reads the rule called `name`; `None` after a problem.
+    fn read(values: &mut Values, name: &str) -> Option<Self> {
+        let variable = |part: &str| format!("DOG_STATSD_MOGRIFIER_{name}_{part}");
+        let text = |part: &str| values.of_family(&variable(part)).unwrap_or_default().to_owned();
+        let (pattern, new_name, tags) = (text("PATTERN"), text("NAME"), text("TAGS"));
+        let Ok(TextMap(tags)) = TextMap::parse(&tags, &TextMap::ANY) else {
+            values.problem_with(&variable("TAGS"), "not a list of tags", "give k:v,k:v");
+            return None;
+        };
+        if pattern.is_empty() {
+            let fix = "give a regular expression, or remove it from USE_DOG_STATSD_MOGRIFIERS";
+            values.problem_with(&variable("PATTERN"), "not set", fix);
+            return None;
+        }
+        if Regex::new(&pattern).is_err() {
+            let fix = "give one without look-around and back-references";
+            values.problem_with(&variable("PATTERN"), "not a regular expression", fix);
+            return None;
+        }
+        if new_name.is_empty() {
+            values.problem_with(&variable("NAME"), "not set", "give the new name of metrics that match the pattern");
+            return None;
+        }
+        Some(Self { pattern, name: new_name, tags })
+    }
 }

@@ -1,9 +1,10 @@
-//! Which Redis counters live in, and how it is reached.
+//! Redis deployments that hold counters, and access to them.
 //!
-//! A deployment is what one `REDIS_URL` names: a server, a master that sentinels watch, or a cluster. What was written
-//! is sorted out before it gets here, so that addresses, names and credentials only need to be used. Credentials are
-//! never shown, not even to `Debug`: with one colon too many a password becomes half a user. Files are named, not read:
-//! whoever connects reads them, each time.
+//! A deployment is the server, sentinel group or cluster that one `REDIS_URL` names. The types here are validated:
+//! addresses, names and credentials only need to be used. Credentials are never shown, not even by `Debug`: with one
+//! colon too many, part of a password becomes the user. Files are named, not read; connections read them.
+
+pub(crate) mod read;
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -11,90 +12,91 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::tls::File;
-use super::value::Secret;
+use super::choices::KeyFormat;
+use super::pem::{ClientCertificate, PemFile};
+use super::secret::Secret;
 
 /// Counters in Redis, shared by all replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Redis {
-    /// Where counters are.
+pub struct RedisSettings {
+    /// Deployment of the counters.
     pub main: DeploymentSettings,
-    /// Where those of limits per second are; `None`: with the others.
+    /// Deployment of the counters of limits per second; `None` means `main`.
     pub per_second: Option<DeploymentSettings>,
-    /// The longest that a charge waits for Redis: 1 ms to 10 s.
+    /// Time limit of a call, 1 ms to 10 s.
     pub timeout: Duration,
-    /// How many processes share the limits while Redis is away and each counts for itself; `None`: as many as were
-    /// last seen alive.
+    /// Number of replicas that share the limits while Redis is unavailable and each counts for itself; `None` means the
+    /// number last seen.
     pub replicas: Option<NonZeroU32>,
-    /// How many processes may have a share of an eventual limit: 1 to 1000.
+    /// Maximum number of replicas that share an eventual limit, 1 to 1000.
     pub max_replicas: NonZeroU32,
-    /// About how much memory is used for descriptors that are eventually consistent, in bytes.
+    /// Approximate memory for descriptors with `consistency: eventual`, in bytes.
     pub eventual_bytes: usize,
-    /// What every key begins with; at most 256 bytes.
+    /// Prefix of all keys, at most 256 bytes.
     pub key_prefix: String,
-    /// How keys are written.
+    /// Format of keys.
     pub key_format: KeyFormat,
-    /// A counter in `KeyFormat::Ratelimit` outlives its window by a random time below this one, in whole seconds, at
-    /// most a year; 0: by none.
+    /// Upper bound of the random time added to the TTL of keys in `KeyFormat::Ratelimit`, in whole seconds, at most a
+    /// year.
     pub expiration_jitter: Duration,
-    /// Refusals that are given again without asking.
-    pub over_limit_cache: OverLimitCache,
-    /// Whether the process is unhealthy without a connection.
+    /// Cache of exceeded limits.
+    pub over_limit_cache: OverLimitCacheSettings,
+    /// `true` if the process is unhealthy without a connection.
     pub health_needs_connection: bool,
 }
 
-/// What this process keeps of refusals that Redis has just given.
+/// Cache of limits that Redis has just reported as exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverLimitCache {
-    /// What they may take, in bytes; 0: none is kept.
+pub struct OverLimitCacheSettings {
+    /// Memory of the cache, in bytes; 0 means no cache.
     pub capacity_bytes: usize,
-    /// Whether fixed windows that count refused hits are kept too: what is refused here is then not counted.
-    pub counting: bool,
+    /// `true` if fixed windows that count rejected hits are cached too; hits rejected here are then not counted.
+    pub caches_counting_windows: bool,
 }
 
-/// One server, a master with its replicas, or a cluster.
+/// One server, a primary with its replicas, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeploymentSettings {
-    /// The variable that names it, for messages.
+    /// The variable that names it, for error messages.
     pub setting: &'static str,
-    /// What it is, and where.
+    /// Its servers.
     pub topology: TopologySettings,
-    /// The number of the database; 0 in a cluster.
+    /// Number of the database; 0 in a cluster.
     pub database: u8,
-    /// What to authenticate with.
+    /// Credentials for its servers.
     pub credentials: Credentials,
-    /// How connections are encrypted; `None`: not at all.
-    pub tls: Option<Tls>,
+    /// TLS of connections; `None` means plaintext.
+    pub tls: Option<RedisTls>,
     /// Connections to each node, at most 128.
     pub connections: NonZeroUsize,
-    /// The longest that connecting takes, 1 ms to 1 h; no answer waits for it.
-    pub dial_timeout: Duration,
+    /// Time limit of a connection attempt, 1 ms to 1 h; responses do not wait for it.
+    pub connect_timeout: Duration,
 }
 
-/// What a deployment is, and where.
+/// Kind and addresses of the servers of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopologySettings {
     /// One server.
     Single(Endpoint),
-    /// A master that sentinels know.
+    /// A primary that sentinels monitor.
     Sentinel {
-        /// What they call it.
-        master: String,
-        /// Some of them, over TCP; at least one.
+        /// Name of the primary at the sentinels.
+        primary: String,
+        /// At least one sentinel, over TCP.
         sentinels: Vec<Endpoint>,
-        /// What to authenticate with to them.
+        /// Credentials for the sentinels.
         credentials: Credentials,
     },
-    /// A cluster: some of its nodes, over TCP; at least one.
+    /// A cluster, of which at least one node is known, over TCP.
     Cluster(Vec<Endpoint>),
 }
 
-/// What it is and where, without credentials: `single host:port`.
+/// Kind and addresses without credentials: `single host:port`.
 impl fmt::Display for TopologySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, endpoints) = match self {
             Self::Single(endpoint) => ("single".to_owned(), std::slice::from_ref(endpoint)),
-            Self::Sentinel { master, sentinels, .. } => (format!("sentinel {master}"), &**sentinels),
+            Self::Sentinel { primary, sentinels, .. } => (format!("sentinel {primary}"), &**sentinels),
             Self::Cluster(endpoints) => ("cluster".to_owned(), &**endpoints),
         };
         f.write_str(&what)?;
@@ -105,17 +107,17 @@ impl fmt::Display for TopologySettings {
     }
 }
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// On a port.
+    /// A TCP port.
     Tcp {
-        /// A name or an address; IPv6 without brackets.
+        /// Host name or IP address; IPv6 without brackets.
         host: String,
-        /// 1 at least.
+        /// The port, at least 1.
         port: u16,
     },
-    /// On a unix socket at this path.
+    /// A unix socket at this path.
     Unix(PathBuf),
 }
 
@@ -130,24 +132,24 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// What to authenticate with.
+/// Credentials for a server.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// Nothing.
+    /// No credentials.
     None,
-    /// What the environment says.
+    /// Credentials from the environment.
     Inline {
-        /// The user; `None`: the default one.
+        /// The user; `None` means the default user.
         user: Option<String>,
         /// Its password.
         password: Secret,
     },
-    /// What this file says at the time: `password` or `user:password`, with or without a line break at the end.
+    /// A file with `password` or `user:password`, with or without a line break at the end, read at each use.
     File(PathBuf),
 }
 
 impl Credentials {
-    /// `password`, or `user:password` parted at the first colon. `None` if there is neither.
+    /// Parses `password`, or `user:password`, split at the first colon. `None` if there is neither.
     pub fn parse(text: &str) -> Option<Self> {
         let (user, password) = text.split_once(':').unwrap_or(("", text));
         let user = (!user.is_empty()).then(|| user.to_owned());
@@ -166,22 +168,13 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// How connections are encrypted.
+/// TLS of connections to Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tls {
-    /// Authorities to trust besides those of the system.
-    pub ca: Option<File>,
-    /// The certificate to show, and its private key.
-    pub client: Option<(File, File)>,
-    /// Whether a trusted certificate may be for another name.
+pub struct RedisTls {
+    /// CA certificates to trust beside the system's.
+    pub ca: Option<PemFile>,
+    /// Client certificate and its key.
+    pub client: Option<ClientCertificate>,
+    /// `true` if a trusted certificate may be for another name.
     pub skip_hostname: bool,
-}
-
-/// How keys are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyFormat {
-    /// As tollkeeper does, for every algorithm.
-    Tollkeeper,
-    /// Strict fixed windows as envoyproxy/ratelimit does, byte for byte; the rest as tollkeeper does.
-    Ratelimit,
 }

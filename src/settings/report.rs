@@ -1,133 +1,140 @@
-//! What an environment means, variable by variable: the data behind `check --env`.
+//! The effect of an environment, variable by variable: the data behind `check --env` and `/settings`.
 //!
-//! It says what a start with the same environment would do, by the same judgement, and leaves how it looks to others.
+//! The report says what a start with the same environment would do, and comes from the same code.
 
 use std::ffi::OsString;
 
 use serde::Serialize;
 
-use super::assemble::{self, Assembled};
-use super::environment::{Environment, Verdict};
-use super::setting::Status;
-use super::table::{self, TABLE};
+use super::Settings;
+use super::environment::{Effect, Environment, Variable};
+use super::setting::Support;
+use super::table;
+use super::values::Findings;
 
-/// One variable of the environment.
+/// A variable of the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// Its name.
+pub struct ReportedVariable {
+    /// Name of the variable.
     pub name: String,
-    /// Its value, masked if it holds a secret; `None` for a name that is not known.
+    /// Its value, masked if it may hold a secret; `None` for an unknown variable.
     pub value: Option<String>,
-    /// What a start would make of it.
-    pub fate: Fate,
+    /// Its effect on a start.
+    pub disposition: Disposition,
 }
 
-/// What a start makes of a variable.
+/// Effect of a variable on a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It is done as envoyproxy/ratelimit does, or as this program's own settings say.
+pub enum Disposition {
+    /// The variable is honoured.
     Honoured,
-    /// It is done, but not quite as envoyproxy/ratelimit does.
+    /// The variable is honoured, with a difference from envoyproxy/ratelimit.
     Differs {
-        /// How it differs.
+        /// The difference.
         why: &'static str,
     },
-    /// Nothing comes of it, and no verdict changes.
+    /// The variable has no effect, and no verdict depends on it.
     NoEffect {
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
-    /// It stops the start: what it asks for does not exist here.
+    /// The variable prevents the start: its value is not supported.
     Refused {
-        /// What is missing.
+        /// The missing feature.
         why: &'static str,
-        /// What to do about it.
+        /// The correction.
         instead: &'static str,
     },
-    /// It stops the start: its value is wrong.
+    /// The variable prevents the start: its value is invalid.
     Invalid {
         /// What is wrong.
         what: String,
         /// What to write instead.
         fix: String,
     },
-    /// It looks meant for this program and is not known.
+    /// The variable looks meant for this program and is not known.
     Unknown {
-        /// The known name that was perhaps meant.
+        /// Similar known name, which may have been meant.
         nearest: Option<&'static str>,
     },
 }
 
-impl Fate {
-    /// Whether a start with this variable fails.
-    pub const fn stops_the_start(&self) -> bool {
+impl Disposition {
+    /// Returns `true` if a start with this variable fails.
+    pub const fn prevents_start(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Invalid { .. })
     }
 }
 
-/// A setting, and what it is.
+/// A setting with its value in a running process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Effective {
-    /// Its variable; of a family, the one that is set.
+pub struct EffectiveSetting {
+    /// Name of the variable; of a family, of the one that is set.
     pub name: String,
-    /// What it is set to, or its default; masked if it is a secret.
+    /// Its value or default, masked if it may hold a secret.
     pub value: String,
-    /// Whether the environment sets it, rather than its default holding.
+    /// `true` if the environment sets it.
     pub set: bool,
-    /// Nothing comes of it, and why.
+    /// Reason why it has no effect, if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub idle: Option<&'static str>,
+    pub ignored: Option<&'static str>,
 }
 
-/// What each setting is, in the order of the documentation, in a process that was started with this environment.
-pub fn effective(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Effective> {
-    let lines = report(vars);
-    let mut all = Vec::with_capacity(TABLE.len());
-    for setting in TABLE {
-        let set = lines.iter().filter(|line| table::find(&line.name).is_some_and(|of| of.name == setting.name));
-        let before = all.len();
-        all.extend(set.map(|line| Effective {
-            name: line.name.clone(),
-            value: line.value.clone().unwrap_or_default(),
-            set: true,
-            idle: if let Fate::NoEffect { why } = line.fate { Some(why) } else { None },
-        }));
-        if all.len() == before && !setting.name.ends_with('*') {
-            let (name, value) = (setting.name.to_owned(), setting.default.to_owned());
-            all.push(Effective { name, value, set: false, idle: None });
+/// Lists all settings of a process with this environment, in the order of the documentation.
+pub fn effective(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<EffectiveSetting> {
+    let variables = report(vars);
+    let mut all = Vec::with_capacity(variables.len());
+    for setting in table::all() {
+        let is_own = |name: &str| table::find(name).is_some_and(|other| other.name() == setting.name());
+        let set: Vec<_> = variables.iter().filter(|variable| is_own(&variable.name)).collect();
+        if set.is_empty() && !setting.info().is_family() {
+            let (name, value) = (setting.name().to_owned(), setting.default_text());
+            all.push(EffectiveSetting { name, value, set: false, ignored: None });
         }
+        all.extend(set.into_iter().map(|variable| EffectiveSetting {
+            name: variable.name.clone(),
+            value: variable.value.clone().unwrap_or_default(),
+            set: true,
+            ignored: if let Disposition::NoEffect { why } = variable.disposition { Some(why) } else { None },
+        }));
     }
     all
 }
 
-/// A line for each variable that is known, in the order of the documentation, then one for each that is not and looks
-/// as if it should be: those that begin with `TOLLKEEPER_`, and misspelled ones.
-pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Line> {
+/// Reports each known variable that is set, in the order of the documentation, then each unknown one that looks meant
+/// for this program: one that begins with `TOLLKEEPER_`, or a misspelled name.
+pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedVariable> {
     let environment = Environment::read(vars);
-    let Assembled { problems, idle, .. } = assemble::assemble(&environment);
-    let known = environment.known.iter().map(|variable| {
-        let fate = match (variable.judge(), variable.setting.status) {
-            (Verdict::NoEffect(why), _) => Fate::NoEffect { why },
-            (Verdict::Refused(refusal), _) => Fate::Refused { why: refusal.why, instead: refusal.instead },
-            (Verdict::Invalid(fault), _) => Fate::Invalid { what: fault.what, fix: fault.fix },
-            (Verdict::Used(_), status) => {
-                // What is wrong, or without effect, only together with other settings.
-                let problem = problems.iter().find(|problem| problem.name == variable.name);
-                let idle = idle.iter().find(|(name, _)| *name == variable.name);
-                match (problem, idle, status) {
-                    (Some(problem), _, _) => Fate::Invalid { what: problem.what.clone(), fix: problem.fix.clone() },
-                    (None, Some((_, why)), _) => Fate::NoEffect { why },
-                    (None, None, Status::Differs(why)) => Fate::Differs { why },
-                    (None, None, _) => Fate::Honoured,
-                }
-            }
-        };
-        Line { name: variable.name.clone(), value: Some(variable.shown()), fate }
+    let (_, findings) = Settings::read(&environment);
+    let known = environment.known.iter().map(|variable| ReportedVariable {
+        name: variable.name.clone(),
+        value: Some(variable.shown()),
+        disposition: disposition(variable, &findings),
     });
-    let unknown = environment.unknown.iter().map(|stranger| Line {
-        name: stranger.name.clone(),
+    let unknown = environment.unknown.iter().map(|variable| ReportedVariable {
+        name: variable.name.clone(),
         value: None,
-        fate: Fate::Unknown { nearest: stranger.nearest },
+        disposition: Disposition::Unknown { nearest: variable.nearest },
     });
     known.chain(unknown).collect()
+}
+
+fn disposition(variable: &Variable, findings: &Findings) -> Disposition {
+    match variable.effect() {
+        Effect::None(why) => return Disposition::NoEffect { why },
+        Effect::Refused(refusal) => return Disposition::Refused { why: refusal.why, instead: refusal.instead },
+        Effect::Invalid(invalid) => return Disposition::Invalid { what: invalid.what, fix: invalid.fix },
+        Effect::Used => {}
+    }
+    // A valid value may still be wrong, or without effect, because of other variables.
+    if let Some(problem) = findings.problems.iter().find(|problem| problem.name == variable.name) {
+        return Disposition::Invalid { what: problem.what.clone(), fix: problem.fix.clone() };
+    }
+    if let Some(ignored) = findings.ignored.iter().find(|ignored| ignored.name == variable.name) {
+        return Disposition::NoEffect { why: ignored.why };
+    }
+    match variable.setting.info().support {
+        Support::Differs(why) => Disposition::Differs { why },
+        Support::Honoured | Support::NoEffect { .. } | Support::Refused(_) => Disposition::Honoured,
+    }
 }

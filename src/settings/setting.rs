@@ -1,277 +1,202 @@
-//! What is known about one environment variable.
+//! A setting: a typed constant for one environment variable.
 //!
-//! A `Setting` is a row of the table: parsing, refusing, `--help`, `docs/settings.md` and `check --env` all read it, so
-//! they can not disagree. It holds data only; the values themselves are elsewhere.
+//! A `Setting<T>` is declared once, in `table`, with its name, default, allowed values and help. Reading it gives a `T`,
+//! so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without the type:
+//! `--help`, `docs/settings.md` and `check --env` list settings by it.
 
-use std::fmt;
-use std::time::Duration;
+use super::condition::Condition;
+use super::invalid::InvalidSetting;
+use super::value::SettingValue;
 
-/// One environment variable, or a family of them.
+/// An environment variable with values of type `T`.
 #[derive(Clone, Copy, Debug)]
-pub struct Setting {
-    /// The variable's name; ending in `*`, all names that begin like it.
-    pub name: &'static str,
-    /// What its value may be.
-    pub kind: Kind,
-    /// The text that stands for it where it is not set; of its kind, or empty.
-    pub default: &'static str,
-    /// Where it stands in the documentation.
-    pub group: Group,
-    /// What this program does with it.
-    pub status: Status,
-    /// What it means, with its unit; one line.
-    pub doc: &'static str,
+pub struct Setting<T: SettingValue> {
+    info: Info,
+    default: T::Default,
+    allowed: T::Allowed,
 }
 
-impl Setting {
-    /// Whether `name` is this setting's name or of its family.
+/// Facts about a setting that do not depend on its type.
+#[derive(Clone, Copy, Debug)]
+pub struct Info {
+    /// Name of the variable; a name that ends in `*` is a family of variables that begin like it.
+    pub name: &'static str,
+    /// Meaning and unit, on one line of less than 120 characters.
+    pub help: &'static str,
+    /// Support for the variable in this program.
+    pub support: Support,
+}
+
+impl Info {
+    /// Returns `true` if `name` is the name of this setting, or belongs to its family.
     pub fn covers(&self, name: &str) -> bool {
         match self.name.strip_suffix('*') {
             Some(family) => name.starts_with(family),
             None => name == self.name,
         }
     }
-}
 
-/// What a value may be, and its bounds, both inclusive.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[expect(missing_docs, reason = "min and max are the bounds named above")]
-pub enum Kind {
-    /// `true`, `false`, or Go's other words for them.
-    Bool,
-    /// A whole number; `0x`, `0o`, `0b` and a leading `0` choose its base.
-    Int { min: i64, max: i64 },
-    /// A decimal number.
-    Float { min: f64, max: f64 },
-    /// A duration in Go's syntax; 0 is taken too where `zero` says so.
-    Duration { min: Duration, max: Duration, zero: bool },
-    /// A size: plain bytes, or with KiB, MiB or GiB.
-    Bytes { min: u64, max: u64 },
-    /// Any text.
-    Text,
-    /// A path of a file or directory.
-    Path,
-    /// Texts, parted by commas.
-    List,
-    /// `key:value` pairs, parted by commas.
-    Map,
-    /// The name of an HTTP header, or nothing.
-    Header,
-    /// `host:port`; the host may be missing.
-    Address,
-    /// One of these words.
-    OneOf { words: &'static [&'static str], any_case: bool },
-    /// Text that is never shown.
-    Secret,
-    /// Text whose credentials are never shown.
-    Url,
-}
-
-/// Names the kind, with its bounds where they tell something: `int, 0 to 65535`.
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Bool => f.write_str("bool"),
-            Self::Int { min: i64::MIN, .. } => f.write_str("int"),
-            Self::Int { min, max: i64::MAX } => write!(f, "int, {min} or more"),
-            Self::Int { min, max } => write!(f, "int, {min} to {max}"),
-            Self::Float { min: f64::MIN, .. } => f.write_str("float"),
-            Self::Float { min, max } => write!(f, "float, {min} to {max}"),
-            Self::Duration { max, .. } if max >= LONGEST => f.write_str("duration"),
-            Self::Duration { min, max, zero } => {
-                let zero = if zero && !min.is_zero() { "0 or " } else { "" };
-                write!(f, "duration, {zero}{} to {}", DurationText(min), DurationText(max))
-            }
-            Self::Bytes { min, max } => write!(f, "bytes, {} to {}", BytesText(min), BytesText(max)),
-            Self::Text => f.write_str("text"),
-            Self::Path => f.write_str("path"),
-            Self::List => f.write_str("list: a,b"),
-            Self::Map => f.write_str("map: k:v,k:v"),
-            Self::Header => f.write_str("header name"),
-            Self::Address => f.write_str("host:port"),
-            Self::OneOf { words, .. } => f.write_str(&one_of(words)),
-            Self::Secret => f.write_str("secret text"),
-            Self::Url => f.write_str("address, may hold a secret"),
-        }
+    /// Returns `true` if the setting is a family of variables.
+    pub fn is_family(&self) -> bool {
+        self.name.ends_with('*')
     }
 }
 
-/// What a Go duration can hold, rounded to whole hours: about 292 years.
-pub(crate) const LONGEST: Duration = Duration::from_secs(2_562_047 * 3600);
-
-/// `a, b or c`; an empty word is left out.
-pub(crate) fn one_of(words: &[&str]) -> String {
-    let words: Vec<&str> = words.iter().copied().filter(|word| !word.is_empty()).collect();
-    match words.split_last() {
-        Some((last, [])) => (*last).to_owned(),
-        Some((last, others)) => format!("{} or {last}", others.join(", ")),
-        None => String::new(),
-    }
-}
-
-/// Writes a duration as it may be given: in the largest unit that holds it without a fraction.
-pub(crate) struct DurationText(pub(crate) Duration);
-
-impl fmt::Display for DurationText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u128, &str); 6] = [
-            (3_600_000_000_000, "h"),
-            (60_000_000_000, "m"),
-            (1_000_000_000, "s"),
-            (1_000_000, "ms"),
-            (1_000, "us"),
-            (1, "ns"),
-        ];
-        let nanos = self.0.as_nanos();
-        match UNITS.iter().find(|(unit, _)| nanos >= *unit && nanos.is_multiple_of(*unit)) {
-            Some((unit, name)) => write!(f, "{}{name}", nanos / unit),
-            None => f.write_str("0"),
-        }
-    }
-}
-
-/// Writes a size as it may be given: in the largest unit that holds it without a fraction.
-pub(crate) struct BytesText(pub(crate) u64);
-
-impl fmt::Display for BytesText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unit = BYTE_UNITS.iter().find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes));
-        match unit {
-            Some((name, bytes)) => write!(f, "{}{name}", self.0 / bytes),
-            None => write!(f, "{}", self.0),
-        }
-    }
-}
-
-/// The units of sizes, largest first.
-pub(crate) const BYTE_UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-
-/// What this program does with a variable.
+/// Support for a variable in this program, compared with envoyproxy/ratelimit.
 #[derive(Clone, Copy, Debug)]
-pub enum Status {
-    /// What it says.
+pub enum Support {
+    /// The variable has its documented effect.
     Honoured,
-    /// What it says, but not quite as envoyproxy/ratelimit does.
+    /// The variable is honoured, with this difference from envoyproxy/ratelimit.
     Differs(&'static str),
-    /// Nothing, which changes no verdict; worth a warning when the value asks for something.
+    /// The variable has no effect, and no verdict depends on it.
     NoEffect {
-        /// Which values ask for something.
-        when: When,
-        /// Why nothing is done.
+        /// Values that deserve a notice.
+        when: Condition,
+        /// Reason for the notice.
         why: &'static str,
     },
-    /// The first of these that applies stops the start; a value to which none applies is honoured.
+    /// The first of these that applies prevents the start; other values are honoured.
     Refused(&'static [Refusal]),
 }
 
-/// A value that would change verdicts or security, and is not implemented.
+/// Values that would change verdicts or security and are not implemented.
 #[derive(Clone, Copy, Debug)]
 pub struct Refusal {
-    /// Which values are refused.
-    pub when: When,
-    /// What is missing.
+    /// Values that are refused.
+    pub when: Condition,
+    /// Missing feature.
     pub why: &'static str,
-    /// What to do about it.
+    /// Correction.
     pub instead: &'static str,
 }
 
-/// Some of the values that a variable can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// All, the empty text included.
-    Set,
-    /// All but the empty text.
-    Filled,
-    /// Whatever means true.
-    True,
-    /// This very text.
-    Is(&'static str),
-    /// All but this text and the empty one.
-    Not(&'static str),
-}
+impl<T: SettingValue> Setting<T> {
+    /// Declares a setting that is honoured and accepts every value of its type.
+    pub(crate) const fn new(name: &'static str, default: T::Default, help: &'static str) -> Self {
+        Self { info: Info { name, help, support: Support::Honoured }, default, allowed: T::ANY }
+    }
 
-impl When {
-    /// Whether `text` is such a value.
-    pub fn applies(self, text: &str) -> bool {
-        match self {
-            Self::Set => true,
-            Self::Filled => !text.is_empty(),
-            Self::True => super::parse::bool(text) == Some(true),
-            Self::Is(word) => text == word,
-            Self::Not(word) => !text.is_empty() && text != word,
-        }
+    /// Restricts the values.
+    pub(crate) const fn allowed(self, allowed: T::Allowed) -> Self {
+        Self { allowed, ..self }
+    }
+
+    /// Declares a difference from envoyproxy/ratelimit.
+    pub(crate) const fn differs(self, how: &'static str) -> Self {
+        self.support(Support::Differs(how))
+    }
+
+    /// Declares that the setting has no effect, with a notice for some values.
+    pub(crate) const fn no_effect(self, when: Condition, why: &'static str) -> Self {
+        self.support(Support::NoEffect { when, why })
+    }
+
+    /// Declares the support for the setting.
+    pub(crate) const fn support(self, support: Support) -> Self {
+        Self { info: Info { support, ..self.info }, ..self }
+    }
+
+    /// Parses a value.
+    pub fn parse(&self, text: &str) -> Result<T, InvalidSetting> {
+        T::parse(text, &self.allowed)
+    }
+
+    /// Returns the value of a variable that is not set.
+    pub fn default(&self) -> T {
+        T::from_default(self.default)
     }
 }
 
-/// Completes "refused ..." in the documentation.
-impl fmt::Display for When {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Set => f.write_str("when set"),
-            Self::Filled => f.write_str("unless empty"),
-            Self::True => f.write_str("when true"),
-            Self::Is(word) => write!(f, "when {word}"),
-            Self::Not(word) => write!(f, "unless {word}"),
-        }
+/// A setting without its type.
+pub trait AnySetting: Send + Sync {
+    /// Returns name, help and support.
+    fn info(&self) -> &Info;
+
+    /// Returns the default as it would be written in the environment; empty if there is none.
+    fn default_text(&self) -> String;
+
+    /// Returns the name of the type in the documentation; empty for a choice of words.
+    fn kind(&self) -> &'static str;
+
+    /// Describes the allowed values, such as `0 to 65535`.
+    fn allowed_text(&self) -> Option<String>;
+
+    /// Validates `text`.
+    fn check(&self, text: &str) -> Result<(), InvalidSetting>;
+
+    /// Returns `true` if `text` is a valid value other than the default.
+    fn overrides_default(&self, text: &str) -> bool;
+
+    /// Formats the text of the variable for messages.
+    fn shown(&self, text: &str) -> String;
+
+    /// Returns the name of the variable.
+    fn name(&self) -> &'static str {
+        self.info().name
     }
 }
 
-/// Where a setting stands in the documentation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the titles below say it")]
-pub enum Group {
-    Listeners,
-    Grpc,
-    Bounds,
-    Tls,
-    Rules,
-    Answers,
-    Counters,
-    Process,
-    Logs,
-    Metrics,
-    Tracing,
-    Xds,
-    Redis,
-    Memcache,
-}
+impl<T: SettingValue> AnySetting for Setting<T> {
+    fn info(&self) -> &Info {
+        &self.info
+    }
 
-impl Group {
-    /// All, in the order of the documentation.
-    pub const ALL: [Self; 14] = [
-        Self::Listeners,
-        Self::Grpc,
-        Self::Bounds,
-        Self::Tls,
-        Self::Rules,
-        Self::Answers,
-        Self::Counters,
-        Self::Process,
-        Self::Logs,
-        Self::Metrics,
-        Self::Tracing,
-        Self::Xds,
-        Self::Redis,
-        Self::Memcache,
-    ];
+    fn default_text(&self) -> String {
+        T::default_text(self.default)
+    }
 
-    /// The heading of its settings.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Listeners => "Listeners",
-            Self::Grpc => "gRPC",
-            Self::Bounds => "What clients may take",
-            Self::Tls => "TLS of the listeners",
-            Self::Rules => "Rules and their files",
-            Self::Answers => "Answers",
-            Self::Counters => "Counters",
-            Self::Process => "Process",
-            Self::Logs => "Logs",
-            Self::Metrics => "Metrics",
-            Self::Tracing => "Tracing",
-            Self::Xds => "Rules over xDS",
-            Self::Redis => "Counters in Redis",
-            Self::Memcache => "Counters in memcache",
-        }
+    fn kind(&self) -> &'static str {
+        T::KIND
+    }
+
+    fn allowed_text(&self) -> Option<String> {
+        T::allowed_text(&self.allowed)
+    }
+
+    fn check(&self, text: &str) -> Result<(), InvalidSetting> {
+        self.parse(text).map(drop)
+    }
+
+    fn overrides_default(&self, text: &str) -> bool {
+        self.parse(text).is_ok_and(|value| value != self.default())
+    }
+
+    fn shown(&self, text: &str) -> String {
+        T::shown(text)
     }
 }
+
+/// Settings of one concern, listed under one heading.
+#[derive(Clone, Copy)]
+pub struct Group {
+    /// The heading.
+    pub title: &'static str,
+    /// The settings, in the order of the documentation.
+    pub settings: &'static [&'static dyn AnySetting],
+}
+
+/// Declares the settings of a group as typed constants, and the group itself as `GROUP`.
+///
+/// `NAME: Type = default, "help" .method(...)` declares the variable `NAME`; `NAME as "TEXT*"` declares a family.
+macro_rules! settings {
+    (@name $name:ident) => { stringify!($name) };
+    (@name $name:ident $text:literal) => { $text };
+    ($title:literal;
+        $($name:ident $(as $text:literal)?: $type:ty = $default:expr, $help:literal $(.$method:ident($($arg:expr),*))*;)*
+    ) => {
+        $(
+            #[doc = $help]
+            pub static $name: $crate::settings::setting::Setting<$type> = $crate::settings::setting::Setting::new(
+                $crate::settings::setting::settings!(@name $name $($text)?),
+                $default,
+                $help,
+            )$(.$method($($arg),*))*;
+        )*
+
+        /// The settings of this file.
+        pub static GROUP: $crate::settings::setting::Group =
+            $crate::settings::setting::Group { title: $title, settings: &[$(&$name),*] };
+    };
+}
+pub(crate) use settings;

@@ -1,6 +1,6 @@
-//! Where a running server is: `HOST:PORT`, or `unix:PATH`.
+//! Address of a running server: `HOST:PORT`, or `unix:PATH`.
 //!
-//! A host that means every address, as in what a server listens on, is taken for this machine.
+//! A wildcard host, as a server listens on, means this machine.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -8,12 +8,12 @@ use std::str::FromStr;
 
 use super::address::{Address, Host};
 
-/// Where to connect to.
+/// Address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// `host:port`, as a URL has it.
+    /// `host:port`, as in a URL.
     Tcp(String),
-    /// The path of a unix socket.
+    /// Path of a unix socket.
     Unix(String),
 }
 

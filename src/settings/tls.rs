@@ -1,117 +1,124 @@
-//! How listeners are encrypted, whom they let in, and the files and authorities that TLS is made of.
-//!
-//! Files are named, not read: who listens or connects reads them when it needs them, again and again where certificates
-//! can be replaced. What is wrong with one is said in the same words everywhere, `NAME=path: what`, the name being what
-//! a person gave the path by: a variable, or a flag.
+//! TLS of listeners, and the certificates that clients must present.
 
-use std::fmt::Display;
-use std::fs;
-use std::io::Read as _;
-use std::path::PathBuf;
-use std::sync::LazyLock;
+use rustls::pki_types::ServerName;
 
-use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use super::pem::PemFile;
+use super::setting::AnySetting;
+use super::table::tls::*;
+use super::values::Values;
 
-/// How a listener is encrypted.
+/// TLS of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tls {
-    /// The chain of certificates that it shows, its own first; PEM.
-    pub certificate: File,
-    /// The private key of the first; PEM, not encrypted.
-    pub key: File,
-    /// Whose certificate a client must show; `None`: it needs none.
-    pub clients: Option<Clients>,
+pub struct ListenerTls {
+    /// Certificate chain, the listener's own certificate first.
+    pub certificate: PemFile,
+    /// Private key of that certificate, not encrypted.
+    pub key: PemFile,
+    /// Requirements on client certificates; `None` means that clients need none.
+    pub clients: Option<ClientAuth>,
 }
 
-/// Clients that are let in.
+/// Requirements on client certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clients {
-    /// The authorities that may have signed their certificates; PEM.
-    pub authorities: File,
-    /// The name that they must hold, and the variable that says so; `None`: any.
-    pub name: Option<(&'static str, String)>,
+pub struct ClientAuth {
+    /// CA certificates that may have signed them.
+    pub authorities: PemFile,
+    /// Subject alternative name that they must hold; `None` means any.
+    pub san: Option<RequiredSan>,
 }
 
-/// A file that a variable or a flag names.
+/// Subject alternative name that a client certificate must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct File {
-    /// The variable or the flag.
+pub struct RequiredSan {
+    /// The variable, for error messages.
     pub setting: &'static str,
-    /// The file.
-    pub path: PathBuf,
+    /// The DNS name.
+    pub name: String,
 }
 
-/// A larger file is a mistake, in bytes.
-const LARGEST_BYTES: u64 = 1 << 20;
+/// The two settings of a certificate and its key, with the files that they name.
+struct KeyPair {
+    certificate_setting: &'static dyn AnySetting,
+    certificate: Option<PemFile>,
+    key_setting: &'static dyn AnySetting,
+    key: Option<PemFile>,
+}
 
-impl File {
-    /// What is in it.
-    pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
-        let mut contents = Vec::new();
-        let read = fs::File::open(&self.path).and_then(|open| open.take(LARGEST_BYTES + 1).read_to_end(&mut contents));
-        match read {
-            Ok(length) if length as u64 > LARGEST_BYTES => Err(self.wrong("larger than 1 MiB; give a PEM file")),
-            Ok(_) => Ok(contents),
-            Err(error) => Err(self.wrong(format_args!("it can not be read: {error}"))),
-        }
-    }
-
-    /// The certificates in `pem`, which are its contents; at least one.
-    pub(crate) fn certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-        match found {
-            Ok(found) if found.is_empty() => Err(self.wrong("no certificate in it; give one as PEM")),
-            Ok(found) => Ok(found),
-            Err(error) => Err(self.wrong(format_args!("not PEM: {error}"))),
-        }
-    }
-
-    /// Adds the certificates in `pem`, which are its contents, to the authorities that are trusted.
-    pub(crate) fn add_authorities(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), String> {
-        for certificate in self.certificates(pem)? {
-            let added = roots.add(certificate);
-            added.map_err(|error| self.wrong(format_args!("not a certificate of an authority: {error}")))?;
-        }
-        Ok(())
-    }
-
-    /// The private key in `pem`, which is its contents.
-    pub(crate) fn private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
-        PrivateKeyDer::from_pem_slice(pem)
-            .map_err(|_| self.wrong("no private key in it; give one as PEM that needs no password"))
-    }
-
-    /// Why a key can not be used with a certificate; this is the key's file.
-    pub(crate) fn misfit(&self, certificate: &Self, error: &rustls::Error) -> String {
-        match error {
-            rustls::Error::InconsistentKeys(_) => {
-                self.wrong(format_args!("not the key of {}; give the pair", certificate.setting))
+impl ListenerTls {
+    /// Reads TLS of the gRPC listener.
+    ///
+    /// Client certificates without TLS would let everybody in; that prevents the start.
+    pub(super) fn read_grpc(values: &mut Values) -> Option<Self> {
+        let pair = KeyPair {
+            certificate_setting: &GRPC_SERVER_TLS_CERT,
+            certificate: values.file(&GRPC_SERVER_TLS_CERT),
+            key_setting: &GRPC_SERVER_TLS_KEY,
+            key: values.file(&GRPC_SERVER_TLS_KEY),
+        };
+        let authorities = values.file(&GRPC_CLIENT_TLS_CACERT);
+        let san = values.get(&GRPC_CLIENT_TLS_SAN);
+        if !values.get(&GRPC_SERVER_USE_TLS) {
+            values.ignore_if_changed(&GRPC_SERVER_TLS_CERT, "it is only read with GRPC_SERVER_USE_TLS=true");
+            values.ignore_if_changed(&GRPC_SERVER_TLS_KEY, "it is only read with GRPC_SERVER_USE_TLS=true");
+            let fix = "set GRPC_SERVER_USE_TLS=true, or unset it to accept every client";
+            if authorities.is_some() {
+                values.problem(&GRPC_CLIENT_TLS_CACERT, "without TLS clients present no certificate", fix);
             }
-            error => self.wrong(format_args!("the key can not be used: {error}")),
+            if san.is_some() {
+                values.problem(&GRPC_CLIENT_TLS_SAN, "without TLS clients present no certificate", fix);
+            }
+            return None;
         }
+        if pair.certificate.is_none() && pair.key.is_none() {
+            let fix = "give GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY";
+            values.problem(&GRPC_SERVER_USE_TLS, "there is no certificate to serve with", fix);
+        }
+        if san.is_some() && authorities.is_none() {
+            let fix = "give GRPC_CLIENT_TLS_CACERT, the CA that signed it";
+            values.problem(&GRPC_CLIENT_TLS_SAN, "clients are not required to present a certificate", fix);
+        }
+        if san.as_deref().is_some_and(|name| ServerName::try_from(name).is_err()) {
+            let what = "not a name that a certificate can hold";
+            values.problem(&GRPC_CLIENT_TLS_SAN, what, "give one DNS name, without a wildcard");
+        }
+        let san = san.map(|name| RequiredSan { setting: GRPC_CLIENT_TLS_SAN.name(), name });
+        pair.into_tls(values, authorities.map(|authorities| ClientAuth { authorities, san }))
     }
 
-    /// `NAME=path: what`, as all problems with settings are told.
-    pub(crate) fn wrong(&self, what: impl Display) -> String {
-        format!("{}={}: {what}", self.setting, self.path.display())
+    /// Reads TLS of the HTTP listener.
+    pub(super) fn read_http(values: &mut Values) -> Option<Self> {
+        let pair = KeyPair {
+            certificate_setting: &TOLLKEEPER_HTTP_TLS_CERT,
+            certificate: values.file(&TOLLKEEPER_HTTP_TLS_CERT),
+            key_setting: &TOLLKEEPER_HTTP_TLS_KEY,
+            key: values.file(&TOLLKEEPER_HTTP_TLS_KEY),
+        };
+        let authorities = values.file(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT);
+        if authorities.is_some() && pair.certificate.is_none() && pair.key.is_none() {
+            let fix = "give TOLLKEEPER_HTTP_TLS_CERT and TOLLKEEPER_HTTP_TLS_KEY, or unset it to accept every client";
+            let what = "without TLS clients present no certificate";
+            values.problem(&TOLLKEEPER_HTTP_TLS_CLIENT_CACERT, what, fix);
+        }
+        pair.into_tls(values, authorities.map(|authorities| ClientAuth { authorities, san: None }))
     }
 }
 
-/// The system's authorities, read once: there are many, and a dial must not take long. Some may be unusable.
-pub(crate) fn of_system() -> &'static [CertificateDer<'static>] {
-    static SYSTEM: LazyLock<Vec<CertificateDer<'static>>> =
-        LazyLock::new(|| rustls_native_certs::load_native_certs().certs);
-    &SYSTEM
-}
-
-/// What a client trusts: the system's authorities, and those of the file.
-pub(crate) fn trusted(ca: Option<&File>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(of_system().iter().cloned());
-    if let Some(ca) = ca {
-        ca.add_authorities(&ca.contents()?, &mut roots)?;
+impl KeyPair {
+    /// Requires both files or none.
+    fn into_tls(self, values: &mut Values, clients: Option<ClientAuth>) -> Option<ListenerTls> {
+        let Self { certificate_setting, certificate, key_setting, key } = self;
+        match (certificate, key) {
+            (Some(certificate), Some(key)) => return Some(ListenerTls { certificate, key, clients }),
+            (Some(_), None) => {
+                let fix = format!("give {}", key_setting.name());
+                values.problem(certificate_setting, "the certificate has no key", fix);
+            }
+            (None, Some(_)) => {
+                let fix = format!("give {}", certificate_setting.name());
+                values.problem(key_setting, "the key has no certificate", fix);
+            }
+            (None, None) => {}
+        }
+        None
     }
-    Ok(roots)
 }

@@ -58,7 +58,8 @@ use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;
 use crate::redis::error::RedisError;
 use crate::request::Hits;
-use crate::settings::redis::{self as settings, DeploymentSettings, KeyFormat};
+use crate::settings::choices::KeyFormat;
+use crate::settings::redis::{DeploymentSettings, RedisSettings};
 use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
@@ -129,12 +130,12 @@ struct Group {
 impl Redis {
     /// Begins to connect, and returns at once; `local` stands in for it while it is away. To be called within a tokio
     /// runtime.
-    pub fn start(settings: &settings::Redis, local: Fallback) -> Self {
+    pub fn start(settings: &RedisSettings, local: Fallback) -> Self {
         Self::over(Shared::start(settings, local, false))
     }
 
     /// As [`Redis::start`], but time is what charges say: for tests with a manual clock.
-    pub fn start_with_client_clock(settings: &settings::Redis, local: Fallback) -> Self {
+    pub fn start_with_client_clock(settings: &RedisSettings, local: Fallback) -> Self {
         Self::over(Shared::start(settings, local, true))
     }
 
@@ -237,7 +238,7 @@ impl Redis {
 }
 
 impl Shared {
-    fn start(settings: &settings::Redis, local: Fallback, client_clock: bool) -> Self {
+    fn start(settings: &RedisSettings, local: Fallback, client_clock: bool) -> Self {
         let start = |deployment| Arc::new(start_deployment(settings, deployment));
         // A refusal runs out with real time, not with the time that charges say.
         let over_bytes = if client_clock { 0 } else { settings.over_limit_cache.capacity_bytes };
@@ -252,7 +253,7 @@ impl Shared {
             coalescer: Coalescer::default(),
             eventual: EventualTable::new(settings.eventual_bytes),
             settle: LeaseReaper::default(),
-            over: OverLimitCache::new(over_bytes, settings.over_limit_cache.counting, Instant::now()),
+            over: OverLimitCache::new(over_bytes, settings.over_limit_cache.caches_counting_windows, Instant::now()),
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
             jitter_s: settings.expiration_jitter.as_secs(),
@@ -445,7 +446,7 @@ fn is_per_second(limit: &Limit) -> bool {
     limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
 }
 
-fn start_deployment(settings: &settings::Redis, deployment: &DeploymentSettings) -> Deployment {
+fn start_deployment(settings: &RedisSettings, deployment: &DeploymentSettings) -> Deployment {
     let connect = ConnectOptions::new(deployment);
     let kind = match settings.key_format {
         KeyFormat::Tollkeeper => ProbeKind::Script,

@@ -82,7 +82,7 @@ pub(crate) fn start_store(env: &[(&str, &str)], time: TimeSource) -> Redis {
         variables.push((name.into(), value.into()));
     }
     let (settings, _) = Settings::from_env(variables.into_iter()).expect("the settings are valid");
-    let settings::Store::Redis(settings) = settings.store else { panic!("it counts in Redis") };
+    let settings::store::StoreSettings::Redis(settings) = settings.store else { panic!("it counts in Redis") };
     let local = Fallback::new(1 << 20, NonZeroU32::MIN);
     let _within = store_runtime().enter();
     match time {

@@ -45,7 +45,9 @@ impl Replica {
         }
         let os = variables.iter().map(|(name, value)| (name.into(), value.into()));
         let (settings, _) = Settings::from_env(os).expect("the settings are valid");
-        let settings::Store::Redis(of_redis) = &settings.store else { panic!("the settings ask for a Redis") };
+        let settings::store::StoreSettings::Redis(of_redis) = &settings.store else {
+            panic!("the settings ask for a Redis")
+        };
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let redis = {
             let _within = runtime.enter();

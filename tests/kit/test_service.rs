@@ -42,13 +42,13 @@ impl TestService {
         let (settings, _) = Settings::from_env(variables).expect("the settings are valid");
         let options = CompileOptions {
             merge_domains: settings.rules.merge_domains,
-            calendar_months: settings.behaviour.calendar_months,
-            log_max: settings.behaviour.log_max,
+            calendar_months: settings.decisions.calendar_months,
+            log_max: settings.decisions.log_max,
             on_store_error: settings.rules.on_store_error,
             ..CompileOptions::default()
         };
         let memory = Memory::new(settings.memory.capacity_bytes as u64);
-        let decider = Decider::new(memory.into(), settings.behaviour, Arc::default());
+        let decider = Decider::new(memory.into(), settings.decisions, Arc::default());
         let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
         Self { inner: service, options }
     }

@@ -188,9 +188,9 @@ fn check_env_and_files_go_together_in_json_too() {
     let expected = json!({
         "ok": false, "files": 1, "errors": 0, "warnings": 0, "diagnostics": [],
         "environment": [
-            { "name": "GRPC_PORT", "value": "99999", "fate": "invalid", "stops_the_start": true,
+            { "name": "GRPC_PORT", "value": "99999", "disposition": "invalid", "prevents_start": true,
               "why": "out of range", "fix": "give a whole number, 0 to 65535" },
-            { "name": "LOG_LEVEL", "value": "debug", "fate": "honoured", "stops_the_start": false },
+            { "name": "LOG_LEVEL", "value": "debug", "disposition": "honoured", "prevents_start": false },
         ],
     });
     assert_eq!(report, expected);

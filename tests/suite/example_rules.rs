@@ -35,7 +35,7 @@ impl ExampleService {
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
             rules: RuleSet::new(compile(&[source], &CompileOptions::default()).expect("it is good").domains),
-            decider: Decider::new(Memory::new(1 << 22).into(), settings.behaviour, Arc::default()),
+            decider: Decider::new(Memory::new(1 << 22).into(), settings.decisions, Arc::default()),
         }
     }
 

@@ -38,7 +38,7 @@ fn away(replicas: u32) -> Store {
     let local = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
     let env = [("REDIS_URL", "/nobody/listens.sock")].map(|(name, value)| (name.into(), value.into()));
     let (settings, _) = Settings::from_env(env.into_iter()).expect("they are valid");
-    let tollkeeper::settings::Store::Redis(redis) = settings.store else { panic!("it counts in Redis") };
+    let tollkeeper::settings::store::StoreSettings::Redis(redis) = settings.store else { panic!("it counts in Redis") };
     let _within = store_runtime().enter();
     Store::from(Redis::start(&redis, local))
 }

@@ -263,7 +263,7 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
     assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 1), "{}", ended.stderr);
     let ended = setup(unreadable).run();
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
-    assert!(ended.stderr.contains("GRPC_SERVER_TLS_CERT=/certs/tls.crt: it can not be read"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("GRPC_SERVER_TLS_CERT=/certs/tls.crt: it cannot be read"), "{}", ended.stderr);
 }
 
 #[test]

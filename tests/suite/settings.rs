@@ -10,10 +10,16 @@ use std::time::Duration;
 
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::settings::address::{Address, Host};
-use tollkeeper::settings::report::{Fate, Line, report};
-use tollkeeper::settings::setting::{Group, Kind};
-use tollkeeper::settings::value::{Secret, Value, shown};
-use tollkeeper::settings::{GrpcListener, HeaderNames, Notice, Settings, Store, parse, reference, table};
+use tollkeeper::settings::decisions::HeaderNames;
+use tollkeeper::settings::listeners::GrpcListener;
+use tollkeeper::settings::problem::Notice;
+use tollkeeper::settings::report::{Disposition, ReportedVariable, report};
+use tollkeeper::settings::secret::Secret;
+use tollkeeper::settings::store::StoreSettings;
+use tollkeeper::settings::value::SettingValue;
+use tollkeeper::settings::value::size::ByteSize;
+use tollkeeper::settings::value::text::{TextList, TextMap};
+use tollkeeper::settings::{Settings, reference, table};
 use tollkeeper::telemetry::logs;
 
 mod redis;
@@ -54,7 +60,8 @@ const PEER: &[(&str, &str)] = &[
     ("GRPC_SERVER_TLS_KEY", ""),
     ("GRPC_CLIENT_TLS_CACERT", ""),
     ("GRPC_CLIENT_TLS_SAN", ""),
-    ("LOG_LEVEL", "WARN"),
+    // There in upper case; here and there any case is accepted.
+    ("LOG_LEVEL", "warn"),
     ("LOG_FORMAT", "text"),
     ("CONFIG_TYPE", "FILE"),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", "false"),
@@ -69,7 +76,8 @@ const PEER: &[(&str, &str)] = &[
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", ""),
     ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", ""),
     ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s"),
-    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s"),
+    // There 60s.
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "1m"),
     ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5"),
     ("XDS_CLIENT_BACKOFF_JITTER", "true"),
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "0"),
@@ -178,25 +186,23 @@ const PEER: &[(&str, &str)] = &[
 fn every_variable_of_the_peer_is_known_with_its_default() {
     for (name, default) in PEER {
         let setting = table::find(name).unwrap_or_else(|| panic!("{name} is not in the table"));
-        assert_eq!(setting.default, *default, "{name}");
+        assert_eq!(setting.default_text(), *default, "{name}");
     }
 }
 
 #[test]
 fn the_table_has_each_name_once_and_defaults_of_their_kind() {
-    for (i, setting) in table::TABLE.iter().enumerate() {
-        let name = setting.name;
-        assert!(table::TABLE[..i].iter().all(|other| other.name != name), "{name} twice");
+    let names: Vec<&str> = table::all().map(|setting| setting.name()).collect();
+    for (i, setting) in table::all().enumerate() {
+        let (name, help) = (setting.name(), setting.info().help);
+        assert!(!names[..i].contains(&name), "{name} twice");
         let is_own = name.starts_with("TOLLKEEPER_") || name.starts_with("OTEL_");
-        assert!(is_own || PEER.iter().any(|(known, _)| setting.covers(known)), "{name} is neither's");
-        assert!(
-            !setting.doc.is_empty() && setting.doc.len() < 120 && !setting.doc.contains('|'),
-            "{name}: {}",
-            setting.doc
-        );
-        assert!(Group::ALL.contains(&setting.group));
-        if !setting.default.is_empty() {
-            parse::value(setting.kind, setting.default).unwrap_or_else(|fault| panic!("{name}: {fault:?}"));
+        assert!(is_own || PEER.iter().any(|(known, _)| setting.info().covers(known)), "{name} is neither's");
+        assert!(!help.is_empty() && help.len() < 120 && !help.contains('|'), "{name}: {help}");
+        let default = setting.default_text();
+        if !default.is_empty() {
+            setting.check(&default).unwrap_or_else(|invalid| panic!("{name}: {invalid:?}"));
+            assert!(!setting.overrides_default(&default), "{name}");
         }
     }
 }
@@ -225,14 +231,14 @@ fn an_empty_environment_gives_the_defaults() {
         (Some(Duration::from_secs(10)), Duration::from_millis(100))
     );
     assert_eq!(
-        (rules.on_store_error, settings.behaviour.log_max, settings.behaviour.calendar_months),
+        (rules.on_store_error, settings.decisions.log_max, settings.decisions.calendar_months),
         (StorePolicy::Local, 10_000, false)
     );
-    let behaviour = &settings.behaviour;
+    let behaviour = &settings.decisions;
     assert!(!behaviour.shadow_mode && !behaviour.quota_mode && !behaviour.response_dynamic_metadata);
     assert!(!behaviour.metadata_verdicts && !behaviour.stop_cache_key_increment_when_overlimit);
     assert_eq!((&behaviour.limit_headers, behaviour.retry_after_header.as_deref()), (&None, Some("Retry-After")));
-    assert_eq!((&settings.store, settings.memory.capacity_bytes), (&Store::Memory, 512 << 20));
+    assert_eq!((&settings.store, settings.memory.capacity_bytes), (&StoreSettings::Memory, 512 << 20));
     assert_eq!(
         (settings.shutdown.drain_period, settings.shutdown.timeout),
         (Duration::from_secs(5), Duration::from_secs(25))
@@ -280,17 +286,20 @@ fn each_variable_reaches_its_setting() {
         (Path::new("/data"), Path::new("ratelimit"))
     );
     assert_eq!((settings.rules.watch_root, settings.rules.poll_interval), (false, None));
-    assert_eq!((settings.rules.on_store_error, settings.behaviour.log_max), (StorePolicy::Deny, 200));
+    assert_eq!((settings.rules.on_store_error, settings.decisions.log_max), (StorePolicy::Deny, 200));
     let names =
         HeaderNames { limit: "x-lim".into(), remaining: "RateLimit-Remaining".into(), reset: "RateLimit-Reset".into() };
-    assert_eq!((settings.behaviour.limit_headers, settings.behaviour.retry_after_header), (Some(names), None));
+    assert_eq!((settings.decisions.limit_headers, settings.decisions.retry_after_header), (Some(names), None));
     assert_eq!(settings.memory.capacity_bytes, 2 << 30);
     assert_eq!(settings.worker_threads.map(std::num::NonZeroUsize::get), Some(3));
     assert_eq!(settings.shutdown.drain_period, Duration::ZERO);
     assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::Format::Json));
 }
 
-const ANY: Kind = Kind::Duration { min: Duration::ZERO, max: Duration::MAX, zero: true };
+/// Parses a value of a setting without restrictions.
+fn parse<T: SettingValue>(text: &str) -> Result<T, String> {
+    T::parse(text, &T::ANY).map_err(|invalid| invalid.what)
+}
 
 #[test]
 fn durations_are_written_as_in_go() {
@@ -311,12 +320,12 @@ fn durations_are_written_as_in_go() {
         ("-0", 0),
     ];
     for (text, expected) in nanos {
-        assert_eq!(parse::value(ANY, text), Ok(Value::Duration(Duration::from_nanos(expected))), "{text}");
+        assert_eq!(parse(text), Ok(Duration::from_nanos(expected)), "{text}");
     }
     for (text, what) in [
         ("10", "a duration needs a unit"),
         ("", "set but empty"),
-        ("-5s", "a duration can not be negative"),
+        ("-5s", "a duration cannot be negative"),
         ("1d", "not a duration"),
         ("10 s", "not a duration"),
         ("s", "not a duration"),
@@ -327,23 +336,22 @@ fn durations_are_written_as_in_go() {
         ("9999999999h", "out of range"),
         ("99999999999999999999999s", "out of range"),
     ] {
-        assert_eq!(parse::value(ANY, text).unwrap_err().what, what, "{text}");
+        assert_eq!(parse::<Duration>(text).unwrap_err(), what, "{text}");
     }
 }
 
 #[test]
 fn bools_and_numbers_are_written_as_in_go() {
     for word in ["1", "t", "T", "TRUE", "true", "True"] {
-        assert_eq!(parse::value(Kind::Bool, word), Ok(Value::Bool(true)), "{word}");
-        assert!(read(&[("SHADOW_MODE", word)]).behaviour.shadow_mode);
+        assert_eq!(parse(word), Ok(true), "{word}");
+        assert!(read(&[("SHADOW_MODE", word)]).decisions.shadow_mode);
     }
     for word in ["0", "f", "F", "FALSE", "false", "False"] {
-        assert_eq!(parse::value(Kind::Bool, word), Ok(Value::Bool(false)), "{word}");
+        assert_eq!(parse(word), Ok(false), "{word}");
     }
     for word in ["yes", "tRUE", " true", "2", "on"] {
-        assert_eq!(parse::value(Kind::Bool, word).unwrap_err().what, "not a bool", "{word}");
+        assert_eq!(parse::<bool>(word).unwrap_err(), "not a bool", "{word}");
     }
-    let int = Kind::Int { min: i64::MIN, max: i64::MAX };
     for (text, number) in [
         ("12", 12),
         ("-12", -12),
@@ -355,33 +363,32 @@ fn bools_and_numbers_are_written_as_in_go() {
         ("0", 0),
         ("0x_1_F", 31),
     ] {
-        assert_eq!(parse::value(int, text), Ok(Value::Int(number)), "{text}");
+        assert_eq!(parse::<i64>(text), Ok(number), "{text}");
     }
     for text in ["1.0", "1e3", "08", "0x", "1_000", "--1", "-+1", "0x-1", "_1", "9223372036854775808", "1 ", "é", "0é"]
     {
-        assert_eq!(parse::value(int, text).unwrap_err().what, "not a whole number", "{text}");
+        assert_eq!(parse::<i64>(text).unwrap_err(), "not a whole number", "{text}");
     }
     for text in ["NaN", "inf", "a"] {
-        assert_eq!(parse::value(Kind::Float { min: 0.0, max: 1.0 }, text).unwrap_err().what, "not a number", "{text}");
+        assert_eq!(parse::<f64>(text).unwrap_err(), "not a number", "{text}");
     }
 }
 
 #[test]
 fn lists_maps_and_sizes_are_parsed() {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-    assert_eq!(parse::value(Kind::List, "a,b"), Ok(Value::List(vec!["a".into(), "b".into()])));
-    assert_eq!(parse::value(Kind::List, ""), Ok(Value::List(vec![])));
-    assert_eq!(parse::value(Kind::Map, "k:v,l:"), Ok(Value::Map(vec![pair("k", "v"), pair("l", "")])));
-    assert_eq!(parse::value(Kind::Map, " "), Ok(Value::Map(vec![])));
+    assert_eq!(parse("a,b"), Ok(TextList(vec!["a".into(), "b".into()])));
+    assert_eq!(parse(""), Ok(TextList(vec![])));
+    assert_eq!(parse("k:v,l:"), Ok(TextMap(vec![pair("k", "v"), pair("l", "")])));
+    assert_eq!(parse(" "), Ok(TextMap(vec![])));
     for text in ["k", "k:v:w", "k:v,"] {
-        assert_eq!(parse::value(Kind::Map, text).unwrap_err().what, "not a map", "{text}");
+        assert_eq!(parse::<TextMap>(text).unwrap_err(), "not a map", "{text}");
     }
-    let size = Kind::Bytes { min: 0, max: u64::MAX };
     for (text, bytes) in [("0", 0), ("4096", 4096), ("4KiB", 4096), ("3MiB", 3 << 20), ("1 GiB", 1 << 30)] {
-        assert_eq!(parse::value(size, text), Ok(Value::Bytes(bytes)), "{text}");
+        assert_eq!(parse(text), Ok(ByteSize(bytes)), "{text}");
     }
     for text in ["4K", "4kb", "1.5GiB", "-1", "+1", "MiB", "99999999999999GiB", "4096 "] {
-        assert_eq!(parse::value(size, text).unwrap_err().what, "not a size", "{text}");
+        assert_eq!(parse::<ByteSize>(text).unwrap_err(), "not a size", "{text}");
     }
 }
 
@@ -471,7 +478,7 @@ fn a_value_that_is_not_utf8_is_an_error_naming_the_variable() {
     let error = Settings::from_env(vars.iter().cloned()).unwrap_err();
     assert_eq!(error.to_string(), "RUNTIME_ROOT=?: not UTF-8; give plain text");
     let lines = report(vars.into_iter());
-    assert_eq!((lines.len(), lines[0].fate.stops_the_start()), (1, true));
+    assert_eq!((lines.len(), lines[0].disposition.prevents_start()), (1, true));
 }
 
 #[test]
@@ -488,7 +495,7 @@ fn what_would_change_a_verdict_and_is_missing_stops_the_start() {
             "CONFIG_TYPE",
             "GRPC_XDS_SOTW",
             "GRPC_XDS_SOTW",
-            "rules over xDS are not in this release; unset it and give the rules as files, by --config or RUNTIME_ROOT",
+            "this release does not support rules over xDS; unset it and give the rules as files, by --config or RUNTIME_ROOT",
         ),
     ] {
         assert_eq!(problems(&[(name, value)]), [format!("{name}={shown}: {rest}")]);
@@ -521,7 +528,7 @@ fn what_is_harmless_gets_one_line() {
         ("TOLLKEEPER_PORT_8081_TCP_PROTO", "tcp"),
     ];
     let expected = [
-        "DD_* has no effect: metrics are sent by another client than Datadog's",
+        "DD_* has no effect: this program does not use the Datadog client",
         "MEMCACHE_HOST_PORT has no effect: it is only read with BACKEND_TYPE=memcache",
         "SHADOWMODE is not known and has no effect; did you mean SHADOW_MODE?",
         "TOLLKEEPER_GRPC_PORT is not known and has no effect; did you mean GRPC_PORT?",
@@ -544,12 +551,20 @@ fn the_report_tells_the_fate_of_each_variable() {
         ("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1s"),
         ("PATH", "/bin"),
     ]));
-    let line = |name: &str, value: &str, fate| Line { name: name.into(), value: Some(value.into()), fate };
-    let invalid = |what: &str, fix: &str| Fate::Invalid { what: what.into(), fix: fix.into() };
+    let line = |name: &str, value: &str, disposition| ReportedVariable {
+        name: name.into(),
+        value: Some(value.into()),
+        disposition,
+    };
+    let invalid = |what: &str, fix: &str| Disposition::Invalid { what: what.into(), fix: fix.into() };
     let expected = [
         line("PORT", "x", invalid("not a whole number", "give a whole number, 0 to 65535")),
-        line("MERGE_DOMAIN_CONFIG", "true", Fate::Differs { why: "files are merged in the order of their names" }),
-        line("SHADOW_MODE", "true", Fate::Honoured),
+        line(
+            "MERGE_DOMAIN_CONFIG",
+            "true",
+            Disposition::Differs { why: "files are merged in the order of their names" },
+        ),
+        line("SHADOW_MODE", "true", Disposition::Honoured),
         line(
             "TOLLKEEPER_SHUTDOWN_TIMEOUT",
             "1s",
@@ -558,36 +573,36 @@ fn the_report_tells_the_fate_of_each_variable() {
                 "give more, or a TOLLKEEPER_DRAIN_PERIOD of at most 1s",
             ),
         ),
-        line("STATSD_PORT", "8125", Fate::Honoured),
+        line("STATSD_PORT", "8125", Disposition::Honoured),
         line(
             "REDIS_POOL_SIZE",
             "2",
-            Fate::Differs {
-                why: "the default there is 10; one connection carries all calls, and more than 128 are 128",
+            Disposition::Differs {
+                why: "the default there is 10; one connection carries all calls; the maximum is 128",
             },
         ),
-        line("REDIS_AUTH", "***", Fate::Honoured),
-        line("REDIS_TLS_CACERT", "/ca", Fate::NoEffect { why: "no Redis is connected to over TLS" }),
-        Line {
+        line("REDIS_AUTH", "***", Disposition::Honoured),
+        line("REDIS_TLS_CACERT", "/ca", Disposition::NoEffect { why: "no connection to Redis uses TLS" }),
+        ReportedVariable {
             name: "TOLLKEEPER_LOGMAX".into(),
             value: None,
-            fate: Fate::Unknown { nearest: Some("TOLLKEEPER_LOG_MAX") },
+            disposition: Disposition::Unknown { nearest: Some("TOLLKEEPER_LOG_MAX") },
         },
     ];
     assert_eq!(lines, expected);
     let stopping: Vec<&str> =
-        lines.iter().filter(|line| line.fate.stops_the_start()).map(|line| line.name.as_str()).collect();
+        lines.iter().filter(|line| line.disposition.prevents_start()).map(|line| line.name.as_str()).collect();
     assert_eq!(stopping, ["PORT", "TOLLKEEPER_SHUTDOWN_TIMEOUT"]);
 }
 
 #[test]
 fn statsd_is_on_where_it_is_asked_for_or_its_place_is_named() {
     let on = |vars: Vars<'_>| {
-        let sinks = read(vars).metrics.sinks;
+        let sinks = read(vars).metrics.statsd;
         let protocols = sinks.iter().map(|sink| (sink.host.clone(), sink.port, sink.protocol.clone()));
         protocols.map(|(host, port, protocol)| format!("{host}:{port} {protocol:?}")).collect::<Vec<_>>()
     };
-    let (tcp, dog) = ("localhost:8125 Tcp", "localhost:8125 Dog([])");
+    let (tcp, dog) = ("localhost:8125 Tcp", "localhost:8125 DogStatsd([])");
     assert_eq!(on(&[]), [""; 0]);
     assert_eq!(on(&[("USE_STATSD", "true")]), [tcp]);
     assert_eq!(on(&[("STATSD_PORT", "8125")]), [tcp]);
@@ -660,7 +675,9 @@ fn the_environment_of_envoy_gateway_is_understood_and_what_it_lacks_is_named() {
     assert_eq!(names, missing);
     let lines = report(os(ENVOY_GATEWAY));
     assert_eq!(lines.len(), ENVOY_GATEWAY.len());
-    assert!(lines.iter().all(|line| !matches!(line.fate, Fate::Invalid { .. } | Fate::Unknown { .. })));
+    assert!(
+        lines.iter().all(|line| !matches!(line.disposition, Disposition::Invalid { .. } | Disposition::Unknown { .. }))
+    );
     // Without what is missing it starts.
     let rest: Vec<(&str, &str)> = ENVOY_GATEWAY.iter().copied().filter(|(name, _)| !missing.contains(name)).collect();
     let settings = read(&rest);
@@ -669,7 +686,7 @@ fn the_environment_of_envoy_gateway_is_understood_and_what_it_lacks_is_named() {
     assert_eq!(settings.logs.level, logs::Level::Info);
     let tls = settings.listeners.grpc_tls.unwrap();
     assert_eq!((tls.key.path.as_path(), tls.clients), (Path::new("/certs/tls.key"), None));
-    let Store::Redis(redis) = settings.store else { panic!("{:?}", settings.store) };
+    let StoreSettings::Redis(redis) = settings.store else { panic!("{:?}", settings.store) };
     assert!(redis.main.tls.is_some_and(|tls| tls.client.is_some()));
 }
 
@@ -683,15 +700,12 @@ fn secrets_are_never_shown() {
         ("DD_API_KEY", "hunter2"),
     ] {
         let setting = table::find(name).unwrap();
-        let parsed = parse::value(setting.kind, value);
+        let parsed = setting.check(value);
         let result = Settings::from_env(os(&[(name, value)]));
-        let text = format!("{parsed:?} {result:?} {:?} {}", report(os(&[(name, value)])), shown(setting.kind, value));
+        let text = format!("{parsed:?} {result:?} {:?} {}", report(os(&[(name, value)])), setting.shown(value));
         assert!(!text.contains("hunter2"), "{name}: {text}");
     }
-    assert_eq!(
-        shown(Kind::Text, &format!("a\n\u{1b}{}", "b".repeat(200))),
-        format!("a\\n\\u{{1b}}{}...", "b".repeat(97))
-    );
+    assert_eq!(String::shown(&format!("a\n\u{1b}{}", "b".repeat(200))), format!("a\\n\\u{{1b}}{}...", "b".repeat(97)));
 }
 
 #[test]
@@ -751,13 +765,14 @@ fn a_port_that_is_taken_is_an_error() {
 #[test]
 fn help_names_every_setting_under_its_group() {
     let help = reference::help();
-    for setting in table::TABLE {
-        assert!(help.contains(&format!("\n  {}={}", setting.name, setting.default)), "{}", setting.name);
+    for setting in table::all() {
+        let assignment = format!("\n  {}={}", setting.name(), setting.default_text());
+        assert!(help.contains(&assignment), "{}", setting.name());
     }
-    for group in Group::ALL {
-        assert!(help.lines().any(|line| line == format!("{}:", group.title())), "{group:?}");
+    for group in table::GROUPS {
+        assert!(help.lines().any(|line| line == format!("{}:", group.title)), "{}", group.title);
     }
-    assert!(help.contains("where rules come from (FILE or GRPC_XDS_SOTW) [refused when GRPC_XDS_SOTW]"));
+    assert!(help.contains("source of the rules (FILE or GRPC_XDS_SOTW) [refused if GRPC_XDS_SOTW]"));
 }
 
 /// `BLESS=1` writes the page anew.

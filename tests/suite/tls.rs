@@ -88,7 +88,7 @@ fn grpc_is_served_over_tls_to_those_who_trust_it() {
         (vec!["--tls"], "UnknownIssuer; see --ca and --server-name"),
         (vec!["--tls", "--ca", &ca, "--server-name", "elsewhere.example"], "not valid for name"),
         (vec![], "speaks TLS"),
-        (vec!["--tls", "--ca", "/nowhere"], "--ca=/nowhere: it can not be read: No such file"),
+        (vec!["--tls", "--ca", "/nowhere"], "--ca=/nowhere: it cannot be read: No such file"),
         (vec!["--tls", "--cert", &ca, "--key", &ca], "no private key in it; give one as PEM"),
     ] {
         let said = call(port, &arguments).unwrap_err();
@@ -311,7 +311,7 @@ fn what_can_not_be_used_stops_the_start_with_one_line() {
         ((missing.clone(), pair.1.clone()), None, "GRPC_SERVER_TLS_CERT", "No such file"),
         ((directory.path().to_owned(), pair.1.clone()), None, "GRPC_SERVER_TLS_CERT", "directory"),
         ((empty.clone(), pair.1.clone()), None, "GRPC_SERVER_TLS_CERT", "no certificate in it"),
-        ((garbage.clone(), pair.1.clone()), None, "GRPC_SERVER_TLS_CERT", "can not be read"),
+        ((garbage.clone(), pair.1.clone()), None, "GRPC_SERVER_TLS_CERT", "cannot be read"),
         ((large, pair.1.clone()), None, "GRPC_SERVER_TLS_CERT", "1 MiB"),
         ((pair.0.clone(), missing.clone()), None, "GRPC_SERVER_TLS_KEY", "No such file"),
         ((pair.0.clone(), pair.0.clone()), None, "GRPC_SERVER_TLS_KEY", "no private key in it"),

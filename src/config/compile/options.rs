@@ -34,8 +34,8 @@ impl From<&Settings> for CompileOptions {
     fn from(settings: &Settings) -> Self {
         Self {
             merge_domains: settings.rules.merge_domains,
-            calendar_months: settings.behaviour.calendar_months,
-            log_max: settings.behaviour.log_max,
+            calendar_months: settings.decisions.calendar_months,
+            log_max: settings.decisions.log_max,
             on_store_error: settings.rules.on_store_error,
             max_replicas: settings.rules.max_replicas,
         }

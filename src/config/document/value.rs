@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use crate::config::diagnostic::quotable;
 use crate::config::yaml::scalar::{Scalar, ScalarValue};
 use crate::config::yaml::{YamlContent, YamlNode};
+use crate::go_syntax::{DurationError, parse_unsigned_duration};
 use crate::limit::Overshoot;
 use crate::limit::period::MAX_PERIOD_US;
 
@@ -26,42 +27,15 @@ fn refused<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, 
 
 /// A duration in Go's notation, in microseconds; what is finer is cut off. At most 366 days.
 pub fn duration_us(text: &str) -> Result<u64, InvalidValue> {
-    if text == "0" {
-        return Ok(0);
+    let too_long = || refused(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one");
+    match parse_unsigned_duration(text) {
+        Ok(duration) => match u64::try_from(duration.as_micros()) {
+            Ok(micros) if micros <= MAX_PERIOD_US => Ok(micros),
+            _ => too_long(),
+        },
+        Err(DurationError::TooLong) => too_long(),
+        Err(_) => refused(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m"),
     }
-    let Some(nanos) = nanos(text) else {
-        return refused(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m");
-    };
-    match u64::try_from(nanos / 1000) {
-        Ok(micros) if micros <= MAX_PERIOD_US => Ok(micros),
-        _ => refused(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one"),
-    }
-}
-
-/// The sum of the parts of a Go duration without a sign, in nanoseconds.
-fn nanos(text: &str) -> Option<u128> {
-    const UNITS: [(&str, u128); 8] = [
-        ("ns", 1),
-        ("us", 1_000),
-        ("\u{b5}s", 1_000),
-        ("\u{3bc}s", 1_000),
-        ("ms", 1_000_000),
-        ("s", 1_000_000_000),
-        ("m", 60_000_000_000),
-        ("h", 3_600_000_000_000),
-    ];
-    let mut rest = text;
-    let mut sum = 0_u128;
-    while !rest.is_empty() || text.is_empty() {
-        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.').filter(|end| *end > 0)?;
-        let (digits, tail) = rest.split_at(number);
-        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(unit_end);
-        let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        sum = sum.checked_add(scaled(digits, *scale)?)?;
-        rest = tail;
-    }
-    Some(sum)
 }
 
 /// A decimal number times `scale`, rounded down.

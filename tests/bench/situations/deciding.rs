@@ -12,7 +12,8 @@ use tollkeeper::pb::codec::FRAME_HEAD_BYTES;
 use tollkeeper::request::Request;
 use tollkeeper::rule::Domain;
 use tollkeeper::rule::set::RuleSet;
-use tollkeeper::settings::{HeaderNames, Settings};
+use tollkeeper::settings::Settings;
+use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::store::memory::Memory;
 use tollkeeper::telemetry::metrics::Metrics;
 
@@ -51,7 +52,7 @@ impl Scene {
     /// A service with these rules, and no counters yet.
     pub(super) fn service(self) -> Service {
         let (settings, _) = Settings::from_env(std::iter::empty()).expect("what is by default is right");
-        let mut behaviour = settings.behaviour;
+        let mut behaviour = settings.decisions;
         let [limit, remaining, reset] =
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });

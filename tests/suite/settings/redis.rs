@@ -4,22 +4,24 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::Command;
 use std::time::Duration;
 
+use tollkeeper::settings::choices::KeyFormat;
+use tollkeeper::settings::pem::{ClientCertificate, PemFile};
 use tollkeeper::settings::redis::{
-    Credentials, DeploymentSettings, Endpoint, KeyFormat, OverLimitCache, Redis, Tls, TopologySettings,
+    Credentials, DeploymentSettings, Endpoint, OverLimitCacheSettings, RedisSettings, RedisTls, TopologySettings,
 };
-use tollkeeper::settings::report::{Fate, report};
-use tollkeeper::settings::tls::File;
-use tollkeeper::settings::value::{Secret, shown};
-use tollkeeper::settings::{Settings, Store, parse, reference, table};
+use tollkeeper::settings::report::{Disposition, report};
+use tollkeeper::settings::secret::Secret;
+use tollkeeper::settings::store::StoreSettings;
+use tollkeeper::settings::{Settings, reference, table};
 
 use super::{PEER, Vars, notices, os, problems, read};
 use crate::kit::repository;
 
 /// The Redis that `vars` ask for.
-fn redis(vars: Vars<'_>) -> Redis {
+fn redis(vars: Vars<'_>) -> RedisSettings {
     match read(vars).store {
-        Store::Redis(redis) => redis,
-        Store::Memory => panic!("{vars:?} is no Redis"),
+        StoreSettings::Redis(redis) => redis,
+        StoreSettings::Memory => panic!("{vars:?} is no Redis"),
     }
 }
 
@@ -41,27 +43,22 @@ fn inline(user: Option<&str>, password: &str) -> Credentials {
 
 #[test]
 fn anything_said_about_redis_means_redis() {
-    assert_eq!(read(&[]).store, Store::Memory);
+    assert_eq!(read(&[]).store, StoreSettings::Memory);
     for (name, _) in PEER.iter().filter(|(name, _)| name.starts_with("REDIS_")) {
         let setting = table::find(name).unwrap();
-        let value = match setting.default {
-            "" if setting.kind == parse_kind("REDIS_TLS_CACERT") => "/x",
-            "" => "x",
+        let value = match setting.default_text() {
+            none if none.is_empty() => "/x".to_owned(),
             default => default,
         };
-        assert!(matches!(read(&[(name, value)]).store, Store::Redis(_)), "{name}={value}");
+        assert!(matches!(read(&[(name, &value)]).store, StoreSettings::Redis(_)), "{name}={value}");
     }
-    assert!(matches!(read(&[("BACKEND_TYPE", "redis")]).store, Store::Redis(_)));
+    assert!(matches!(read(&[("BACKEND_TYPE", "redis")]).store, StoreSettings::Redis(_)));
     // Set but empty says nothing, and what belongs to no Redis in particular does not either.
     for name in ["REDIS_URL", "REDIS_AUTH", "REDIS_TLS_CACERT", "REDIS_POOL_ON_EMPTY_BEHAVIOR"] {
-        assert_eq!(read(&[(name, "")]).store, Store::Memory, "{name}");
+        assert_eq!(read(&[(name, "")]).store, StoreSettings::Memory, "{name}");
     }
     let others = [("TOLLKEEPER_STORE_TIMEOUT", "1s"), ("CACHE_KEY_PREFIX", "x"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/x")];
-    assert_eq!(read(&others).store, Store::Memory);
-}
-
-fn parse_kind(name: &str) -> tollkeeper::settings::setting::Kind {
-    table::find(name).unwrap().kind
+    assert_eq!(read(&others).store, StoreSettings::Memory);
 }
 
 #[test]
@@ -73,9 +70,9 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         credentials: Credentials::None,
         tls: None,
         connections: NonZeroUsize::MIN,
-        dial_timeout: Duration::from_secs(10),
+        connect_timeout: Duration::from_secs(10),
     };
-    let expected = Redis {
+    let expected = RedisSettings {
         main: main.clone(),
         per_second: None,
         timeout: Duration::from_millis(15),
@@ -85,7 +82,7 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         key_prefix: String::new(),
         key_format: KeyFormat::Tollkeeper,
         expiration_jitter: Duration::from_secs(300),
-        over_limit_cache: OverLimitCache { capacity_bytes: 4 << 20, counting: false },
+        over_limit_cache: OverLimitCacheSettings { capacity_bytes: 4 << 20, caches_counting_windows: false },
         health_needs_connection: false,
     };
     assert_eq!(redis(&[("BACKEND_TYPE", "redis")]), expected);
@@ -94,7 +91,7 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
         topology: unix("/var/run/nutcracker/ratelimitpersecond.sock"),
         ..main
     };
-    assert_eq!(redis(&[("REDIS_PERSECOND", "true")]), Redis { per_second: Some(per_second), ..expected });
+    assert_eq!(redis(&[("REDIS_PERSECOND", "true")]), RedisSettings { per_second: Some(per_second), ..expected });
 }
 
 #[test]
@@ -108,9 +105,13 @@ fn the_local_cache_of_the_peer_adds_to_ours() {
         (&[("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "1000")], 1000, false),
         (&[("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0"), ("LOCAL_CACHE_SIZE_IN_BYTES", "8388608")], 0, false),
     ];
-    for (vars, capacity_bytes, counting) in cases {
+    for (vars, capacity_bytes, caches_counting_windows) in cases {
         let vars = [&[("REDIS_URL", "/redis.sock")], vars].concat();
-        assert_eq!(redis(&vars).over_limit_cache, OverLimitCache { capacity_bytes, counting }, "{vars:?}");
+        assert_eq!(
+            redis(&vars).over_limit_cache,
+            OverLimitCacheSettings { capacity_bytes, caches_counting_windows },
+            "{vars:?}"
+        );
     }
 }
 
@@ -143,20 +144,21 @@ fn each_variable_reaches_its_place() {
         ("TOLLKEEPER_MAX_REPLICAS", "1000"),
         ("TOLLKEEPER_KEY_FORMAT", "Ratelimit"),
     ]);
-    let file = |setting, path: &str| File { setting, path: path.into() };
-    let client = Some((file("REDIS_TLS_CLIENT_CERT", "/cert"), file("REDIS_TLS_CLIENT_KEY", "/key")));
+    let file = |setting, path: &str| PemFile { setting, path: path.into() };
+    let certificate = file("REDIS_TLS_CLIENT_CERT", "/cert");
+    let client = Some(ClientCertificate { certificate, key: file("REDIS_TLS_CLIENT_KEY", "/key") });
     let main = DeploymentSettings {
         setting: "REDIS_URL",
         topology: single("a", 1),
         database: 0,
         credentials: inline(Some("ann"), "se:cret"),
-        tls: Some(Tls { ca: Some(file("REDIS_TLS_CACERT", "/ca")), client, skip_hostname: true }),
+        tls: Some(RedisTls { ca: Some(file("REDIS_TLS_CACERT", "/ca")), client, skip_hostname: true }),
         connections: NonZeroUsize::new(4).unwrap(),
-        dial_timeout: Duration::from_secs(2),
+        connect_timeout: Duration::from_secs(2),
     };
     assert_eq!(redis.main, main);
     let sentinels = TopologySettings::Sentinel {
-        master: "m".into(),
+        primary: "m".into(),
         sentinels: vec![tcp("b", 2)],
         credentials: inline(None, "word"),
     };
@@ -167,7 +169,7 @@ fn each_variable_reaches_its_place() {
         credentials: Credentials::File("/per-second".into()),
         tls: None,
         connections: NonZeroUsize::new(5).unwrap(),
-        dial_timeout: Duration::from_secs(3),
+        connect_timeout: Duration::from_secs(3),
     };
     assert_eq!(redis.per_second, Some(per_second));
     assert_eq!((redis.timeout, redis.replicas), (Duration::from_millis(20), NonZeroU32::new(3)));
@@ -227,14 +229,14 @@ fn lists_of_nodes_and_sentinels_are_understood() {
     // What a URL says about users is for whom it names: the sentinels. The database is the master's.
     let main = sentinel(&[("REDIS_URL", "my-master,redis://:pw@a/3,b:2"), ("REDIS_AUTH", "word")]);
     let topology = TopologySettings::Sentinel {
-        master: "my-master".into(),
+        primary: "my-master".into(),
         sentinels: vec![tcp("a", 26_379), tcp("b", 2)],
         credentials: inline(None, "pw"),
     };
     assert_eq!((main.topology, main.credentials, main.database), (topology, inline(None, "word"), 3));
     let main = sentinel(&[("REDIS_URL", "m,a:1"), ("TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE", "/f")]);
     let topology = TopologySettings::Sentinel {
-        master: "m".into(),
+        primary: "m".into(),
         sentinels: vec![tcp("a", 1)],
         credentials: Credentials::File("/f".into()),
     };
@@ -257,7 +259,7 @@ fn credentials_of_variables_go_before_those_of_the_address() {
         if auth.is_empty() {
             assert_eq!(said, [""; 0]);
         } else {
-            assert_eq!(said, ["REDIS_URL holds a password, in whose place that of REDIS_AUTH is used"], "{auth}");
+            assert_eq!(said, ["REDIS_URL holds a password, which REDIS_AUTH overrides"], "{auth}");
         }
     }
     let from_file = redis(&[("REDIS_URL", "h:1"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/run/secrets/redis")]);
@@ -314,7 +316,7 @@ fn a_bad_address_is_named_with_its_fix() {
 
 #[test]
 fn settings_that_contradict_each_other_are_named_together() {
-    const MASTER: &str = "the name of the master, then its sentinels: mastername,host:port,host:port";
+    const SENTINELS: &str = "the name of the primary, then its sentinels: primaryname,host:port,host:port";
     const NODES: &str = "some of its nodes: host:port,host:port";
     let sentinel = ("REDIS_TYPE", "sentinel");
     let cluster = ("REDIS_TYPE", "cluster");
@@ -327,14 +329,14 @@ fn settings_that_contradict_each_other_are_named_together() {
         (&[("REDIS_URL", "h:1"), ("REDIS_SOCKET_TYPE", "unix")], "REDIS_URL=h:1: no path, though REDIS_SOCKET_TYPE is unix; give a path that begins with /, or REDIS_SOCKET_TYPE=tcp".into()),
         (&[("REDIS_SOCKET_TYPE", "udp")], "REDIS_SOCKET_TYPE=udp: not known; give tcp or unix".into()),
         (&[("REDIS_TYPE", "ring"), ("REDIS_URL", "a:1,b:2")], "REDIS_TYPE=ring: not known; give SINGLE, SENTINEL or CLUSTER".into()),
-        (&[sentinel], format!("REDIS_URL=: not set with REDIS_TYPE=SENTINEL; give {MASTER}")),
+        (&[sentinel], format!("REDIS_URL=: not set with REDIS_TYPE=SENTINEL; give {SENTINELS}")),
         (&[cluster], format!("REDIS_URL=: not set with REDIS_TYPE=CLUSTER; give {NODES}")),
-        (&[sentinel, ("REDIS_URL", "m")], format!("REDIS_URL=m: it names a master and no sentinel; give {MASTER}")),
-        (&[sentinel, ("REDIS_URL", "a:1,b:2")], format!("REDIS_URL=a:1,b:2: it does not begin with the name of the master; give {MASTER}")),
-        (&[sentinel, ("REDIS_URL", "m,/s")], "REDIS_URL=m,/s: a unix socket, which a sentinel has not; give host:port,host:port".into()),
-        (&[cluster, ("REDIS_URL", "/s")], "REDIS_URL=/s: a unix socket, which a cluster has not; give host:port,host:port".into()),
+        (&[sentinel, ("REDIS_URL", "m")], format!("REDIS_URL=m: it names a primary and no sentinel; give {SENTINELS}")),
+        (&[sentinel, ("REDIS_URL", "a:1,b:2")], format!("REDIS_URL=a:1,b:2: it does not begin with the name of the primary; give {SENTINELS}")),
+        (&[sentinel, ("REDIS_URL", "m,/s")], "REDIS_URL=m,/s: a unix socket, which is not possible for a sentinel; give host:port,host:port".into()),
+        (&[cluster, ("REDIS_URL", "/s")], "REDIS_URL=/s: a unix socket, which is not possible for a cluster; give host:port,host:port".into()),
         (&[cluster, ("REDIS_URL", ",")], format!("REDIS_URL=,: it names no node; give {NODES}")),
-        (&[cluster, ("REDIS_URL", "redis://h:1/2")], "REDIS_URL=redis://h:1/2: a cluster has no database but 0; leave the database out".into()),
+        (&[cluster, ("REDIS_URL", "redis://h:1/2")], "REDIS_URL=redis://h:1/2: a cluster has only database 0; leave the database out".into()),
         (&[cluster, ("REDIS_URL", "redis://:a@h:1,redis://:b@i:1")], "REDIS_URL=redis://***@i:1: its addresses have different users or passwords; give the same to all, or leave them out and give REDIS_AUTH".into()),
         (&[sentinel, ("REDIS_URL", "m,redis://h:1/1,redis://i:1/2")], "REDIS_URL=m,redis://h:1/1,redis://i:1/2: its addresses have different databases; give the same to all".into()),
         (&[cluster, ("REDIS_URL", "redis://h:1,rediss://i:1")], "REDIS_URL=redis://h:1,rediss://i:1: it has both redis:// and rediss://; give rediss:// to all for TLS, or to none".into()),
@@ -361,7 +363,7 @@ fn settings_that_contradict_each_other_are_named_together() {
     for (vars, line) in cases {
         assert_eq!(problems(vars), [line.as_str()], "{vars:?}");
         // `check --env` says the same of every variable that is set.
-        let stopping = report(os(vars)).into_iter().filter(|line| line.fate.stops_the_start()).count();
+        let stopping = report(os(vars)).into_iter().filter(|line| line.disposition.prevents_start()).count();
         assert_eq!(stopping, usize::from(!line.contains("=: not set")), "{vars:?}");
     }
     let long = "x".repeat(257);
@@ -400,7 +402,7 @@ fn what_is_not_read_gets_a_line() {
                     "TOLLKEEPER_STORE_TIMEOUT",
                     "TOLLKEEPER_REPLICAS",
                 ],
-                "counters live in this process, not in Redis",
+                "counters are in this process, not in Redis",
             ),
         ),
         (
@@ -411,7 +413,7 @@ fn what_is_not_read_gets_a_line() {
             &[url, FILES[0], FILES[1], FILES[2], FILES[3]],
             lines(
                 &["REDIS_TLS_CLIENT_CERT", "REDIS_TLS_CACERT", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"],
-                "no Redis is connected to over TLS",
+                "no connection to Redis uses TLS",
             ),
         ),
         (&[url, ("REDIS_SENTINEL_AUTH", "x")], lines(&["REDIS_SENTINEL_AUTH"], "there are no sentinels")),
@@ -421,21 +423,21 @@ fn what_is_not_read_gets_a_line() {
         ),
         (
             &[url, ("REDIS_PIPELINE_WINDOW", "150us"), ("REDIS_PIPELINE_LIMIT", "0")],
-            lines(&["REDIS_PIPELINE_WINDOW"], "calls go out as they come, without waiting"),
+            lines(&["REDIS_PIPELINE_WINDOW"], "commands are pipelined without waiting"),
         ),
         (
             &[url, ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "CREATE"), ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "WAIT")],
-            lines(&["REDIS_POOL_ON_EMPTY_BEHAVIOR"], "connections are shared, so there is always one"),
+            lines(&["REDIS_POOL_ON_EMPTY_BEHAVIOR"], "connections are shared, so none is ever missing"),
         ),
         (
             &[url, ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "0")],
-            lines(&["REDIS_CLUSTER_PIPELINE_PARALLELISM"], "all nodes are always asked at once"),
+            lines(&["REDIS_CLUSTER_PIPELINE_PARALLELISM"], "all nodes are always called in parallel"),
         ),
         (
             &[url, ("REDIS_STARTUP_MAX_ELAPSED_TIME", "1m"), ("REDIS_STARTUP_MAX_INTERVAL", "30s")],
             lines(
                 &["REDIS_STARTUP_MAX_ELAPSED_TIME"],
-                "the start does not wait for Redis, and attempts to connect never end",
+                "the start does not wait for Redis, and connection attempts never end",
             ),
         ),
         (
@@ -444,14 +446,17 @@ fn what_is_not_read_gets_a_line() {
         ),
         (
             &[("REDIS_TYPE", "cluster"), url, ("REDIS_SOCKET_TYPE", "unix")],
-            lines(&["REDIS_SOCKET_TYPE"], "nodes of a cluster and sentinels are always on tcp"),
+            lines(&["REDIS_SOCKET_TYPE"], "nodes of a cluster and sentinels always use TCP"),
         ),
         (
             &[url, ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0"), ("LOCAL_CACHE_SIZE_IN_BYTES", "1000")],
-            lines(&["LOCAL_CACHE_SIZE_IN_BYTES"], "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns every such cache off"),
+            lines(&["LOCAL_CACHE_SIZE_IN_BYTES"], "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns the cache off"),
         ),
         (&[url, ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")], vec![]),
-        (&[url, ("REDIS_POOL_SIZE", "500")], vec!["REDIS_POOL_SIZE is more than 128, which is taken".into()]),
+        (
+            &[url, ("REDIS_POOL_SIZE", "500")],
+            vec!["REDIS_POOL_SIZE is more than the maximum of 128, which is used".into()],
+        ),
         (
             &[
                 url,
@@ -465,7 +470,10 @@ fn what_is_not_read_gets_a_line() {
     ];
     for (vars, expected) in cases {
         assert_eq!(notices(vars), *expected, "{vars:?}");
-        let idle = report(os(vars)).into_iter().filter(|line| matches!(line.fate, Fate::NoEffect { .. })).count();
+        let idle = report(os(vars))
+            .into_iter()
+            .filter(|line| matches!(line.disposition, Disposition::NoEffect { .. }))
+            .count();
         assert_eq!(idle, expected.iter().filter(|line| line.contains("no effect")).count(), "{vars:?}");
     }
     assert_eq!(redis(&[url, ("REDIS_POOL_SIZE", "500")]).main.connections.get(), 128);
@@ -480,8 +488,8 @@ fn all_that_is_said(vars: Vars<'_>) -> String {
     };
     let (name, value) = vars[0];
     let setting = table::find(name).unwrap();
-    let parsed = parse::value(setting.kind, value);
-    format!("{words} {result:?} {:?} {parsed:?} {}", report(os(vars)), shown(setting.kind, value))
+    let parsed = setting.check(value);
+    format!("{words} {result:?} {:?} {parsed:?} {}", report(os(vars)), setting.shown(value))
 }
 
 #[test]
@@ -560,7 +568,7 @@ fn the_example_environments_are_those_of_their_topologies() {
         (
             "redis-sentinel.env",
             TopologySettings::Sentinel {
-                master: "mymaster".into(),
+                primary: "mymaster".into(),
                 sentinels: ["sentinel-0", "sentinel-1", "sentinel-2"].map(|host| tcp(host, 26_379)).into(),
                 credentials: Credentials::File("/run/secrets/sentinel".into()),
             },

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tollkeeper::settings::bounds::Bounds;
-use tollkeeper::settings::tls::File;
+use tollkeeper::settings::client_limits::ClientLimits;
+use tollkeeper::settings::pem::PemFile;
+use tollkeeper::settings::tls::RequiredSan;
 
 use super::{notices, problems, read};
 
@@ -18,11 +19,12 @@ fn listeners_are_encrypted_where_it_is_asked_for() {
     let more = [("GRPC_CLIENT_TLS_CACERT", "/ca.crt"), ("GRPC_CLIENT_TLS_SAN", "envoy.example")];
     let listeners = read(&[&GRPC[..], &more].concat()).listeners;
     let tls = listeners.grpc_tls.unwrap();
-    assert_eq!(tls.certificate, File { setting: "GRPC_SERVER_TLS_CERT", path: "/tls.crt".into() });
-    assert_eq!(tls.key, File { setting: "GRPC_SERVER_TLS_KEY", path: "/keys/tls.key".into() });
+    assert_eq!(tls.certificate, PemFile { setting: "GRPC_SERVER_TLS_CERT", path: "/tls.crt".into() });
+    assert_eq!(tls.key, PemFile { setting: "GRPC_SERVER_TLS_KEY", path: "/keys/tls.key".into() });
     let clients = tls.clients.unwrap();
     assert_eq!(clients.authorities.path, Path::new("/ca.crt"));
-    assert_eq!(clients.name, Some(("GRPC_CLIENT_TLS_SAN", "envoy.example".to_owned())));
+    let san = RequiredSan { setting: "GRPC_CLIENT_TLS_SAN", name: "envoy.example".to_owned() };
+    assert_eq!(clients.san, Some(san));
     assert_eq!(listeners.http_tls, None);
     let http = [("TOLLKEEPER_HTTP_TLS_CERT", "/a"), ("TOLLKEEPER_HTTP_TLS_KEY", "/b")];
     let tls = read(&http).listeners.http_tls.unwrap();
@@ -42,7 +44,7 @@ fn half_a_setup_stops_the_start_and_says_what_is_missing() {
         (with(&[key]), "GRPC_SERVER_TLS_KEY=/keys/tls.key: the key has no certificate; give GRPC_SERVER_TLS_CERT"),
         (
             with(&[certificate, key, ("GRPC_CLIENT_TLS_SAN", "a.b")]),
-            "GRPC_CLIENT_TLS_SAN=a.b: no client is asked for a certificate; give GRPC_CLIENT_TLS_CACERT, the authority that signed it",
+            "GRPC_CLIENT_TLS_SAN=a.b: clients are not required to present a certificate; give GRPC_CLIENT_TLS_CACERT, the CA that signed it",
         ),
         (
             with(&[certificate, key, ("GRPC_CLIENT_TLS_CACERT", "/ca"), ("GRPC_CLIENT_TLS_SAN", "*.b")]),
@@ -50,11 +52,11 @@ fn half_a_setup_stops_the_start_and_says_what_is_missing() {
         ),
         (
             vec![("GRPC_CLIENT_TLS_CACERT", "/ca")],
-            "GRPC_CLIENT_TLS_CACERT=/ca: no client is asked for a certificate without TLS; set GRPC_SERVER_USE_TLS=true, or unset it to let everybody in",
+            "GRPC_CLIENT_TLS_CACERT=/ca: without TLS clients present no certificate; set GRPC_SERVER_USE_TLS=true, or unset it to accept every client",
         ),
         (
             vec![("GRPC_CLIENT_TLS_SAN", "a.b")],
-            "GRPC_CLIENT_TLS_SAN=a.b: no client is asked for a certificate without TLS; set GRPC_SERVER_USE_TLS=true, or unset it to let everybody in",
+            "GRPC_CLIENT_TLS_SAN=a.b: without TLS clients present no certificate; set GRPC_SERVER_USE_TLS=true, or unset it to accept every client",
         ),
         (
             vec![("TOLLKEEPER_HTTP_TLS_CERT", "/a")],
@@ -62,7 +64,7 @@ fn half_a_setup_stops_the_start_and_says_what_is_missing() {
         ),
         (
             vec![("TOLLKEEPER_HTTP_TLS_CLIENT_CACERT", "/a")],
-            "TOLLKEEPER_HTTP_TLS_CLIENT_CACERT=/a: no client is asked for a certificate without TLS; give TOLLKEEPER_HTTP_TLS_CERT and TOLLKEEPER_HTTP_TLS_KEY, or unset it to let everybody in",
+            "TOLLKEEPER_HTTP_TLS_CLIENT_CACERT=/a: without TLS clients present no certificate; give TOLLKEEPER_HTTP_TLS_CERT and TOLLKEEPER_HTTP_TLS_KEY, or unset it to accept every client",
         ),
     ] {
         assert_eq!(problems(&vars), [expected]);
@@ -76,7 +78,7 @@ fn half_a_setup_stops_the_start_and_says_what_is_missing() {
 #[test]
 fn bounds_have_defaults_and_zero_is_none() {
     let seconds = Duration::from_secs;
-    let defaults = Bounds {
+    let defaults = ClientLimits {
         connections: Some(10_000),
         connections_per_address: Some(2000),
         requests: Some(65_536),
@@ -85,7 +87,7 @@ fn bounds_have_defaults_and_zero_is_none() {
         head_timeout: seconds(60),
         idle_timeout: Some(seconds(3600)),
     };
-    assert_eq!(read(&[]).bounds, defaults);
+    assert_eq!(read(&[]).client_limits, defaults);
     let none = read(&[
         ("TOLLKEEPER_MAX_CONNECTIONS", "0"),
         ("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "0"),
@@ -95,7 +97,7 @@ fn bounds_have_defaults_and_zero_is_none() {
         ("TOLLKEEPER_HEAD_TIMEOUT", "5s"),
         ("TOLLKEEPER_IDLE_TIMEOUT", "0"),
     ]);
-    let expected = Bounds {
+    let expected = ClientLimits {
         connections: None,
         connections_per_address: None,
         requests: None,
@@ -104,7 +106,7 @@ fn bounds_have_defaults_and_zero_is_none() {
         head_timeout: seconds(5),
         idle_timeout: None,
     };
-    assert_eq!(none.bounds, expected);
+    assert_eq!(none.client_limits, expected);
     assert_eq!(problems(&[("TOLLKEEPER_MAX_HEADER_BYTES", "100")]).len(), 1);
     assert_eq!(problems(&[("TOLLKEEPER_MAX_CONNECTIONS", "-1")]).len(), 1);
 }

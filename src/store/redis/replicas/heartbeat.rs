@@ -20,7 +20,7 @@ use crate::redis::error::RedisError;
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::redirects::Redirects;
 use crate::redis::reply::bytes;
-use crate::settings::redis::KeyFormat;
+use crate::settings::choices::KeyFormat;
 use crate::store::fallback::ReplicaCount;
 use crate::store::redis::Redis;
 use crate::store::redis::script;

@@ -1,0 +1,42 @@
+//! Limits on clients, so that one of them cannot starve the others.
+
+use std::time::Duration;
+
+use super::setting::Setting;
+use super::table::client_limits::*;
+use super::values::Values;
+
+/// Limits on the connections and requests of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientLimits {
+    /// Open connections of each listener; `None` means a third of the open-file limit.
+    pub connections: Option<usize>,
+    /// Open connections of each listener and client address; `None` means no limit.
+    pub connections_per_address: Option<usize>,
+    /// Requests in progress on the gRPC and HTTP listeners together; `None` means no limit.
+    pub requests: Option<usize>,
+    /// Requests in progress of each listener and client address; `None` means no limit.
+    pub requests_per_address: Option<usize>,
+    /// Maximum size of the headers of a request, in bytes, at least 8 KiB.
+    pub head_bytes: u32,
+    /// Time limit for a TLS handshake, for the first request, and over HTTP/1 for the headers of each request, from the
+    /// end of the previous one.
+    pub head_timeout: Duration,
+    /// Time without a new request after which a gRPC connection gets GOAWAY; `None` means never.
+    pub idle_timeout: Option<Duration>,
+}
+
+impl ClientLimits {
+    pub(super) fn read(values: &Values) -> Self {
+        let limit = |setting: &Setting<usize>| Some(values.get(setting)).filter(|limit| *limit > 0);
+        Self {
+            connections: limit(&TOLLKEEPER_MAX_CONNECTIONS),
+            connections_per_address: limit(&TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS),
+            requests: limit(&TOLLKEEPER_MAX_CONCURRENT_REQUESTS),
+            requests_per_address: limit(&TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS),
+            head_bytes: u32::try_from(values.get(&TOLLKEEPER_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
+            head_timeout: values.get(&TOLLKEEPER_HEAD_TIMEOUT),
+            idle_timeout: values.nonzero(&TOLLKEEPER_IDLE_TIMEOUT),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Modes that override the rules, and the contents of responses.
+
+use super::setting::{AnySetting as _, Setting};
+use super::table::metrics::NEAR_LIMIT_RATIO;
+use super::table::responses::*;
+use super::table::rules::{TOLLKEEPER_LOG_MAX, USE_CALENDAR_MONTH_RATE_LIMIT};
+use super::value::text::HeaderName;
+use super::values::Values;
+
+/// Modes that override the rules, and the contents of responses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecisionSettings {
+    /// `true` if no request is rejected.
+    pub shadow_mode: bool,
+    /// `true` if every limit is a quota.
+    pub quota_mode: bool,
+    /// `true` if the dynamic metadata of a response describes the request and its rules.
+    pub response_dynamic_metadata: bool,
+    /// `true` if the dynamic metadata of a response names the rules that rejected the request.
+    pub metadata_verdicts: bool,
+    /// Headers of every response.
+    pub limit_headers: Option<HeaderNames>,
+    /// Header of rejections for the seconds until a retry.
+    pub retry_after_header: Option<String>,
+    /// `true` if a rejected request is charged only to the limits that reject it.
+    pub stop_cache_key_increment_when_overlimit: bool,
+    /// Maximum requests per unit of a sliding_window_log, at least 1.
+    pub log_max: u32,
+    /// `true` if fixed windows of months follow the calendar (UTC).
+    pub calendar_months: bool,
+    /// Share of a limit above which hits are counted as near it, 0 to 1.
+    pub near_limit_ratio: f32,
+}
+
+/// Names of the three limit headers, as written; each is a valid header name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderNames {
+    /// Header for the limit.
+    pub limit: String,
+    /// Header for the remaining hits.
+    pub remaining: String,
+    /// Header for the seconds until the limit resets.
+    pub reset: String,
+}
+
+impl DecisionSettings {
+    pub(super) fn read(values: &mut Values) -> Self {
+        // envoyproxy/ratelimit reads the ratio in single precision.
+        #[expect(clippy::cast_possible_truncation, reason = "the nearest number in single precision is meant")]
+        let near_limit_ratio = values.get(&NEAR_LIMIT_RATIO) as f32;
+        Self {
+            shadow_mode: values.get(&SHADOW_MODE),
+            quota_mode: values.get(&QUOTA_MODE),
+            response_dynamic_metadata: values.get(&RESPONSE_DYNAMIC_METADATA),
+            metadata_verdicts: values.get(&TOLLKEEPER_METADATA_VERDICTS),
+            limit_headers: values.get(&LIMIT_RESPONSE_HEADERS_ENABLED).then(|| HeaderNames {
+                limit: required_header(values, &LIMIT_LIMIT_HEADER),
+                remaining: required_header(values, &LIMIT_REMAINING_HEADER),
+                reset: required_header(values, &LIMIT_RESET_HEADER),
+            }),
+            retry_after_header: header(values, &TOLLKEEPER_RETRY_AFTER_HEADER),
+            stop_cache_key_increment_when_overlimit: values.get(&STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT),
+            log_max: values.get(&TOLLKEEPER_LOG_MAX),
+            calendar_months: values.get(&USE_CALENDAR_MONTH_RATE_LIMIT),
+            near_limit_ratio,
+        }
+    }
+}
+
+/// Reads the name of a header; `None` if it is empty.
+fn header(values: &Values, setting: &Setting<Option<HeaderName>>) -> Option<String> {
+    values.get(setting).map(|HeaderName(name)| name).filter(|name| !name.is_empty())
+}
+
+/// Reads the name of a header that is always sent, and so cannot be empty.
+fn required_header(values: &mut Values, setting: &Setting<Option<HeaderName>>) -> String {
+    header(values, setting).unwrap_or_else(|| {
+        values.problem(setting, "set but empty", "unset it or give a header name");
+        setting.default_text()
+    })
+}

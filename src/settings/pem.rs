@@ -1,0 +1,105 @@
+//! PEM files of TLS: certificates, private keys and CA certificates.
+//!
+//! Files are named in settings and read by whoever listens or connects, again and again where certificates can be
+//! replaced. All errors have one form, `NAME=path: what`, where the name is the variable or flag that gave the path.
+
+use std::fmt::Display;
+use std::fs;
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// A PEM file, with the setting that names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PemFile {
+    /// The variable or flag, for error messages.
+    pub setting: &'static str,
+    /// Path of the file.
+    pub path: PathBuf,
+}
+
+/// A client certificate and its private key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// Certificate chain, the client's own certificate first.
+    pub certificate: PemFile,
+    /// Private key of that certificate, not encrypted.
+    pub key: PemFile,
+}
+
+/// Maximum size of a PEM file in bytes; a larger file is a mistake.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+impl PemFile {
+    /// Reads the contents.
+    pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
+        let mut contents = Vec::new();
+        let read = fs::File::open(&self.path).and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_end(&mut contents));
+        match read {
+            Ok(length) if length as u64 > MAX_FILE_BYTES => Err(self.wrong("larger than 1 MiB; give a PEM file")),
+            Ok(_) => Ok(contents),
+            Err(error) => Err(self.wrong(format_args!("it cannot be read: {error}"))),
+        }
+    }
+
+    /// Parses the certificates in `pem`, the contents of this file; at least one.
+    pub(crate) fn certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+        match found {
+            Ok(found) if found.is_empty() => Err(self.wrong("no certificate in it; give one as PEM")),
+            Ok(found) => Ok(found),
+            Err(error) => Err(self.wrong(format_args!("not PEM: {error}"))),
+        }
+    }
+
+    /// Adds the CA certificates in `pem`, the contents of this file, to `roots`.
+    pub(crate) fn add_authorities(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), String> {
+        for certificate in self.certificates(pem)? {
+            let added = roots.add(certificate);
+            added.map_err(|error| self.wrong(format_args!("not a certificate of an authority: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Parses the private key in `pem`, the contents of this file.
+    pub(crate) fn private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+        PrivateKeyDer::from_pem_slice(pem)
+            .map_err(|_| self.wrong("no private key in it; give one as PEM that needs no password"))
+    }
+
+    /// Formats the error of a private key, in this file, that cannot be used with `certificate`.
+    pub(crate) fn key_mismatch(&self, certificate: &Self, error: &rustls::Error) -> String {
+        match error {
+            rustls::Error::InconsistentKeys(_) => {
+                self.wrong(format_args!("not the key of {}; give the pair", certificate.setting))
+            }
+            error => self.wrong(format_args!("the key cannot be used: {error}")),
+        }
+    }
+
+    /// Formats an error about this file.
+    pub(crate) fn wrong(&self, what: impl Display) -> String {
+        format!("{}={}: {what}", self.setting, self.path.display())
+    }
+}
+
+/// Returns the system's CA certificates, read once because there are many; some may be unusable.
+pub(crate) fn system_roots() -> &'static [CertificateDer<'static>] {
+    static SYSTEM: LazyLock<Vec<CertificateDer<'static>>> =
+        LazyLock::new(|| rustls_native_certs::load_native_certs().certs);
+    &SYSTEM
+}
+
+/// Collects the CA certificates that a client trusts: the system's, and those of the file.
+pub(crate) fn trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(system_roots().iter().cloned());
+    if let Some(ca) = ca {
+        ca.add_authorities(&ca.contents()?, &mut roots)?;
+    }
+    Ok(roots)
+}

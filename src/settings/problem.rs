@@ -1,0 +1,53 @@
+//! Results of reading an environment other than settings: notices and problems.
+
+use std::fmt;
+
+/// A fact about a variable that an operator should know and that prevents nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The variable.
+    pub name: String,
+    /// The fact; completes a sentence that begins with the name.
+    pub what: String,
+}
+
+impl Notice {
+    /// Notice that the variable `name` has no effect.
+    pub(crate) fn no_effect(name: &str, why: &str) -> Self {
+        Self { name: name.to_owned(), what: format!("has no effect: {why}") }
+    }
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.what)
+    }
+}
+
+/// All problems of an environment that prevent the start, one line each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+pub struct SettingsError {
+    /// At least one problem, in the order of the documentation.
+    pub problems: Vec<Problem>,
+}
+
+/// A variable that prevents the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The variable.
+    pub name: String,
+    /// Its value, masked if it may hold a secret.
+    pub shown: String,
+    /// What is wrong.
+    pub what: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+/// `NAME=value: what is wrong; what to do`
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}: {}; {}", self.name, self.shown, self.what, self.fix)
+    }
+}

@@ -1,0 +1,161 @@
+//! Reading of one Redis deployment.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::addresses::{Addresses, UrlSettings};
+use super::credentials::{CredentialSettings, same_credentials};
+use crate::settings::choices::{DeploymentKind, SocketKind};
+use crate::settings::pem::ClientCertificate;
+use crate::settings::redis::{Credentials, DeploymentSettings, Endpoint, RedisTls, TopologySettings};
+use crate::settings::setting::{AnySetting, Setting};
+use crate::settings::table::redis::*;
+use crate::settings::url::Url;
+use crate::settings::values::Values;
+
+/// Settings of a deployment.
+pub(super) struct DeploymentReader {
+    url: UrlSettings,
+    connections: &'static Setting<NonZeroUsize>,
+    connect_timeout: &'static Setting<Duration>,
+    tls: &'static Setting<bool>,
+    server: CredentialSettings,
+    sentinels: CredentialSettings,
+}
+
+pub(super) static MAIN: DeploymentReader = DeploymentReader {
+    url: UrlSettings { url: &REDIS_URL, kind: &REDIS_TYPE, socket: &REDIS_SOCKET_TYPE },
+    connections: &REDIS_POOL_SIZE,
+    connect_timeout: &REDIS_TIMEOUT,
+    tls: &REDIS_TLS,
+    server: CredentialSettings { auth: &REDIS_AUTH, file: &TOLLKEEPER_REDIS_AUTH_FILE },
+    sentinels: CredentialSettings { auth: &REDIS_SENTINEL_AUTH, file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE },
+};
+
+pub(super) static PER_SECOND: DeploymentReader = DeploymentReader {
+    url: UrlSettings { url: &REDIS_PERSECOND_URL, kind: &REDIS_PERSECOND_TYPE, socket: &REDIS_PERSECOND_SOCKET_TYPE },
+    connections: &REDIS_PERSECOND_POOL_SIZE,
+    connect_timeout: &REDIS_PERSECOND_TIMEOUT,
+    tls: &REDIS_PERSECOND_TLS,
+    server: CredentialSettings { auth: &REDIS_PERSECOND_AUTH, file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE },
+    sentinels: CredentialSettings {
+        auth: &REDIS_PERSECOND_SENTINEL_AUTH,
+        file: &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
+    },
+};
+
+impl DeploymentReader {
+    /// Returns all settings of the deployment.
+    pub(super) fn all(&self) -> [&'static dyn AnySetting; 10] {
+        [
+            self.url.socket,
+            self.url.kind,
+            self.url.url,
+            self.connections,
+            self.connect_timeout,
+            self.tls,
+            self.server.auth,
+            self.server.file,
+            self.sentinels.auth,
+            self.sentinels.file,
+        ]
+    }
+
+    /// Reads the deployment; what is wrong is noted in `values`.
+    pub(super) fn read(&self, values: &mut Values) -> DeploymentSettings {
+        let kind = values.get(self.url.kind);
+        let Addresses { primary, first, others } = self.url.read(values);
+        let is_unix = values.is_set(self.url.socket) && values.get(self.url.socket) == SocketKind::Unix;
+        if is_unix && kind != DeploymentKind::Single {
+            values.ignore(self.url.socket, "nodes of a cluster and sentinels always use TCP");
+        }
+        let urls = || std::iter::once(&first).chain(&others);
+        let login = if kind == DeploymentKind::Sentinel { &self.sentinels } else { &self.server };
+        let in_url = same_credentials(values, self.url.url, urls(), login);
+        let database = self.same_database(values, kind, urls());
+        let tls = self.tls(values, urls());
+        let endpoints = || urls().map(|url| url.endpoint.clone()).collect();
+        let (topology, credentials) = match kind {
+            DeploymentKind::Sentinel => {
+                // The URL names the sentinels, so its credentials are for them.
+                let credentials = self.sentinels.read(values, in_url, self.url.url);
+                let topology = TopologySettings::Sentinel { primary, sentinels: endpoints(), credentials };
+                (topology, self.server.read(values, Credentials::None, self.url.url))
+            }
+            DeploymentKind::Single | DeploymentKind::Cluster => {
+                values.ignore_if_changed(self.sentinels.auth, "there are no sentinels");
+                values.ignore_if_changed(self.sentinels.file, "there are no sentinels");
+                let is_cluster = kind == DeploymentKind::Cluster;
+                let topology = if is_cluster {
+                    TopologySettings::Cluster(endpoints())
+                } else {
+                    TopologySettings::Single(first.endpoint)
+                };
+                (topology, self.server.read(values, in_url, self.url.url))
+            }
+        };
+        let (connections, connect_timeout) = (self.connections(values), values.get(self.connect_timeout));
+        let setting = self.url.url.name();
+        DeploymentSettings { setting, topology, database, credentials, tls, connections, connect_timeout }
+    }
+
+    fn same_database<'u>(&self, values: &mut Values, kind: DeploymentKind, urls: impl Iterator<Item = &'u Url>) -> u8 {
+        let mut databases = urls.filter_map(|url| url.database);
+        let first = databases.next().unwrap_or(0);
+        if databases.any(|other| other != first) {
+            values.problem(self.url.url, "its addresses have different databases", "give the same to all");
+        } else if first != 0 && kind == DeploymentKind::Cluster {
+            values.problem(self.url.url, "a cluster has only database 0", "leave the database out");
+        }
+        first
+    }
+
+    fn tls<'u>(&self, values: &mut Values, urls: impl Iterator<Item = &'u Url> + Clone) -> Option<RedisTls> {
+        let url_setting = self.url.url;
+        let by_url = urls.clone().any(|url| url.tls == Some(true));
+        if by_url && urls.clone().any(|url| url.tls == Some(false)) {
+            let fix = "give rediss:// to all for TLS, or to none";
+            values.problem(url_setting, "it has both redis:// and rediss://", fix);
+        }
+        if by_url && values.is_set(self.tls) && !values.get(self.tls) {
+            let what = format!("{} says rediss://, which is TLS", url_setting.name());
+            values.problem(self.tls, what, format!("unset it, or write redis:// in {}", url_setting.name()));
+        }
+        if !by_url && !values.get(self.tls) {
+            return None;
+        }
+        if urls.clone().any(|url| matches!(url.endpoint, Endpoint::Unix(_))) {
+            let fix = format!("unset it, or give host:port as {}", url_setting.name());
+            values.problem(self.tls, "a unix socket has no TLS", fix);
+        }
+        let client = client_certificate(values);
+        let skip_hostname = values.get(&REDIS_TLS_SKIP_HOSTNAME_VERIFICATION);
+        Some(RedisTls { ca: values.file(&REDIS_TLS_CACERT), client, skip_hostname })
+    }
+
+    /// Reads the number of connections, up to a maximum: an environment with more is not wrong.
+    fn connections(&self, values: &mut Values) -> NonZeroUsize {
+        const MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(128).expect("it is not 0");
+        let connections = values.get(self.connections);
+        if connections > MAX_CONNECTIONS {
+            values.notice(self.connections, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
+        }
+        connections.min(MAX_CONNECTIONS)
+    }
+}
+
+fn client_certificate(values: &mut Values) -> Option<ClientCertificate> {
+    let file = |setting: &Setting<Option<PathBuf>>| values.file(setting);
+    match (file(&REDIS_TLS_CLIENT_CERT), file(&REDIS_TLS_CLIENT_KEY)) {
+        (Some(certificate), Some(key)) => return Some(ClientCertificate { certificate, key }),
+        (Some(_), None) => {
+            values.problem(&REDIS_TLS_CLIENT_CERT, "set without REDIS_TLS_CLIENT_KEY", "give both or none");
+        }
+        (None, Some(_)) => {
+            values.problem(&REDIS_TLS_CLIENT_KEY, "set without REDIS_TLS_CLIENT_CERT", "give both or none");
+        }
+        (None, None) => {}
+    }
+    None
+}

@@ -1,0 +1,29 @@
+//! Limits on connections and requests, so that one client cannot starve the others.
+
+use std::time::Duration;
+
+use crate::settings::setting::settings;
+use crate::settings::value::number::DurationRange;
+use crate::settings::value::size::{ByteSize, SizeRange};
+
+const HEAD_TIMEOUT: DurationRange = DurationRange::new(Duration::from_millis(100), Duration::from_secs(3600));
+const IDLE_TIMEOUT: DurationRange =
+    DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).or_zero();
+
+settings! { "Limits on clients";
+    TOLLKEEPER_MAX_CONNECTIONS: usize = 10_000,
+        "open connections per listener, capped at a third of the open-file limit; 0 means that cap";
+    TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS: usize = 2000,
+        "open connections per listener and client address (IPv6: per /64); 0 means no limit";
+    TOLLKEEPER_MAX_CONCURRENT_REQUESTS: usize = 65_536,
+        "requests in progress over gRPC and /json; more are rejected at once; 0 means no limit";
+    TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS: usize = 16_384,
+        "requests in progress per listener and client address; 0 means no limit";
+    TOLLKEEPER_MAX_HEADER_BYTES: ByteSize = 16 << 10,
+        "maximum size of the headers of a request, over gRPC and to /json" .allowed(SizeRange::new(8 << 10, 1 << 20));
+    TOLLKEEPER_HEAD_TIMEOUT: Duration = Duration::from_secs(60),
+        "time limit for a TLS handshake, the first request, and over HTTP/1 the headers of each request"
+        .allowed(HEAD_TIMEOUT);
+    TOLLKEEPER_IDLE_TIMEOUT: Duration = Duration::from_secs(3600),
+        "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit" .allowed(IDLE_TIMEOUT);
+}

@@ -1,0 +1,30 @@
+//! Counters, in this process or in Redis.
+
+use crate::settings::choices::Backend;
+use crate::settings::condition::Condition;
+use crate::settings::setting::{Refusal, Support, settings};
+use crate::settings::value::size::{ByteSize, SizeRange};
+
+const NO_MEMCACHE: Support = Support::Refused(&[Refusal {
+    when: Condition::Is("memcache"),
+    why: "counters in memcache leak under load and are not supported",
+    instead: "give redis, or unset it to count in this process",
+}]);
+
+settings! { "Counters";
+    BACKEND_TYPE: Option<Backend> = None,
+        "store of the counters; not set: Redis if a REDIS_ variable is set, else this process" .support(NO_MEMCACHE);
+    TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
+        "memory for counters in this process; when it is used up, the least recently used ones are evicted"
+        .allowed(SizeRange::new(1 << 20, 1 << 40));
+    TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = 4 << 20,
+        "memory for limits that Redis has just reported as exceeded, rejected here without asking again; 0 means none"
+        .allowed(SizeRange::new(0, 1 << 40));
+    LOCAL_CACHE_SIZE_IN_BYTES: usize = 0,
+        "same memory; above 0, fixed windows that count rejected hits are cached too, and such hits not counted"
+        .differs("an entry is kept for at most 1 s, and only for its own limit");
+    EXPIRATION_JITTER_MAX_SECONDS: i64 = 300,
+        "maximum of the random seconds added to the TTL of a counter in Redis; 0 or less means none"
+        .differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit");
+    CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes";
+}

@@ -1,0 +1,10 @@
+//! Logs.
+
+use crate::settings::setting::settings;
+use crate::telemetry::logs::{Format, Level};
+
+settings! { "Logs";
+    LOG_LEVEL: Level = Level::Warn,
+        "minimum level of log lines; start, stop and reload are logged as warnings, so that the default shows them";
+    LOG_FORMAT: Format = Format::Text, "format of log lines";
+}

@@ -1,0 +1,26 @@
+//! Responses: modes that override the rules, headers, metadata, and the failure policy.
+
+use crate::limit::StorePolicy;
+use crate::settings::setting::settings;
+use crate::settings::value::text::HeaderName;
+
+settings! { "Responses";
+    SHADOW_MODE: bool = false, "reject no request: all rules act as in shadow_mode";
+    QUOTA_MODE: bool = false,
+        "treat every limit as quota_mode: a request is rejected only if all of its quotas are exceeded";
+    STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = false,
+        "charge a rejected request only to the limits that reject it";
+    LIMIT_RESPONSE_HEADERS_ENABLED: bool = false, "send the three headers below with every response";
+    LIMIT_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit";
+    LIMIT_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits";
+    LIMIT_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"), "header for the seconds until the limit resets";
+    TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = Some("Retry-After"),
+        "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
+    RESPONSE_DYNAMIC_METADATA: bool = false,
+        "describe the request and the metadata of its rules in the dynamic metadata of the response"
+        .differs("metadata stays with its rule");
+    TOLLKEEPER_METADATA_VERDICTS: bool = false,
+        "name the rules that rejected the request in the dynamic metadata of the response";
+    TOLLKEEPER_ON_STORE_ERROR: StorePolicy = StorePolicy::Local,
+        "decision for rules without on_store_error if Redis fails or is too slow";
+}

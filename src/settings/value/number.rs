@@ -1,0 +1,219 @@
+//! Booleans, whole and decimal numbers, and durations, in Go's notation, within inclusive ranges.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::time::Duration;
+
+use super::SettingValue;
+use crate::go_syntax::{DurationError, DurationText, MAX_DURATION, parse_bool, parse_duration, parse_int};
+use crate::settings::invalid::InvalidSetting;
+
+/// Fails if `text` is empty: no value of these types is.
+pub(super) fn require(text: &str, wanted: &str) -> Result<(), InvalidSetting> {
+    if text.is_empty() {
+        Err(InvalidSetting::new("set but empty", format!("unset it or give {wanted}")))
+    } else {
+        Ok(())
+    }
+}
+
+impl SettingValue for bool {
+    type Default = Self;
+    type Allowed = ();
+    const ANY: () = ();
+    const KIND: &'static str = "bool";
+
+    fn parse(text: &str, _: &()) -> Result<Self, InvalidSetting> {
+        require(text, "true or false")?;
+        parse_bool(text).ok_or_else(|| InvalidSetting::new("not a bool", "give true or false"))
+    }
+
+    fn from_default(default: Self) -> Self {
+        default
+    }
+
+    fn default_text(default: Self) -> String {
+        default.to_string()
+    }
+}
+
+/// Inclusive range of a whole number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IntRange {
+    min: i64,
+    max: i64,
+}
+
+impl IntRange {
+    /// The numbers from `min` to `max`.
+    pub(crate) const fn new(min: i64, max: i64) -> Self {
+        Self { min, max }
+    }
+
+    /// The numbers from `min` on.
+    pub(crate) const fn at_least(min: i64) -> Self {
+        Self { min, max: i64::MAX }
+    }
+
+    fn text(self) -> Option<String> {
+        match self {
+            Self { min: i64::MIN, .. } => None,
+            Self { min, max: i64::MAX } => Some(format!("{min} or more")),
+            Self { min, max } => Some(format!("{min} to {max}")),
+        }
+    }
+
+    /// Parses a number of the range that `convert` accepts.
+    fn parse<T>(self, text: &str, convert: impl Fn(i64) -> Option<T>) -> Result<T, InvalidSetting> {
+        let wanted = || match self.text() {
+            Some(range) => format!("a whole number, {range}"),
+            None => "a whole number".to_owned(),
+        };
+        require(text, &wanted())?;
+        let invalid = |what: &str| InvalidSetting::new(what, format!("give {}", wanted()));
+        let number = parse_int(text).ok_or_else(|| invalid("not a whole number"))?;
+        let in_range = Some(number).filter(|number| (self.min..=self.max).contains(number));
+        in_range.and_then(convert).ok_or_else(|| invalid("out of range"))
+    }
+}
+
+/// Implements `SettingValue` for a type of whole numbers with its widest range and its conversion from `i64`.
+macro_rules! whole_number {
+    ($type:ty, $any:expr, $convert:expr) => {
+        impl SettingValue for $type {
+            type Default = Self;
+            type Allowed = IntRange;
+            const ANY: IntRange = $any;
+            const KIND: &'static str = "int";
+
+            fn parse(text: &str, allowed: &IntRange) -> Result<Self, InvalidSetting> {
+                allowed.parse(text, $convert)
+            }
+
+            fn from_default(default: Self) -> Self {
+                default
+            }
+
+            fn default_text(default: Self) -> String {
+                default.to_string()
+            }
+
+            fn allowed_text(allowed: &IntRange) -> Option<String> {
+                allowed.text()
+            }
+        }
+    };
+}
+
+whole_number!(i64, IntRange::at_least(i64::MIN), Some);
+whole_number!(u16, IntRange::new(0, 65_535), |number| Self::try_from(number).ok());
+whole_number!(u32, IntRange::new(0, 4_294_967_295), |number| Self::try_from(number).ok());
+whole_number!(u64, IntRange::at_least(0), |number| Self::try_from(number).ok());
+whole_number!(usize, IntRange::at_least(0), |number| Self::try_from(number).ok());
+whole_number!(NonZeroU32, IntRange::new(1, 4_294_967_295), |number| u32::try_from(number).ok().and_then(Self::new));
+whole_number!(NonZeroUsize, IntRange::at_least(1), |number| usize::try_from(number).ok().and_then(Self::new));
+
+/// Inclusive range of a decimal number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FloatRange {
+    min: f64,
+    max: f64,
+}
+
+impl FloatRange {
+    /// The numbers from `min` to `max`.
+    pub(crate) const fn new(min: f64, max: f64) -> Self {
+        Self { min, max }
+    }
+}
+
+impl SettingValue for f64 {
+    type Default = Self;
+    type Allowed = FloatRange;
+    const ANY: FloatRange = FloatRange::new(Self::MIN, Self::MAX);
+    const KIND: &'static str = "float";
+
+    /// Parses a finite number.
+    fn parse(text: &str, allowed: &FloatRange) -> Result<Self, InvalidSetting> {
+        let wanted = || match Self::allowed_text(allowed) {
+            Some(range) => format!("a number, {range}"),
+            None => "a number".to_owned(),
+        };
+        require(text, &wanted())?;
+        let invalid = |what: &str| InvalidSetting::new(what, format!("give {}", wanted()));
+        let number = text.parse::<Self>().ok().filter(|number| number.is_finite());
+        let number = number.ok_or_else(|| invalid("not a number"))?;
+        let is_allowed = (allowed.min..=allowed.max).contains(&number);
+        if is_allowed { Ok(number) } else { Err(invalid("out of range")) }
+    }
+
+    fn from_default(default: Self) -> Self {
+        default
+    }
+
+    fn default_text(default: Self) -> String {
+        default.to_string()
+    }
+
+    fn allowed_text(allowed: &FloatRange) -> Option<String> {
+        let FloatRange { min, max } = *allowed;
+        (min > Self::MIN).then(|| format!("{min} to {max}"))
+    }
+}
+
+/// Inclusive range of a duration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DurationRange {
+    min: Duration,
+    max: Duration,
+    allows_zero: bool,
+}
+
+impl DurationRange {
+    /// The durations from `min` to `max`.
+    pub(crate) const fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max, allows_zero: false }
+    }
+
+    /// Adds 0 to the range, which turns off what the duration is for.
+    pub(crate) const fn or_zero(self) -> Self {
+        Self { allows_zero: true, ..self }
+    }
+}
+
+impl SettingValue for Duration {
+    type Default = Self;
+    type Allowed = DurationRange;
+    const ANY: DurationRange = DurationRange::new(Self::ZERO, MAX_DURATION);
+    const KIND: &'static str = "duration";
+
+    fn parse(text: &str, allowed: &DurationRange) -> Result<Self, InvalidSetting> {
+        let wanted = || match Self::allowed_text(allowed) {
+            Some(range) => format!("a duration such as 1.5s, {range}"),
+            None => "a duration such as 150us, 10s or 1h30m".to_owned(),
+        };
+        require(text, &wanted())?;
+        match parse_duration(text) {
+            Ok(value) if allowed.allows_zero && value.is_zero() => Ok(value),
+            Ok(value) if (allowed.min..=allowed.max).contains(&value) => Ok(value),
+            Err(error @ DurationError::NoUnit) => {
+                Err(InvalidSetting::new(error.to_string(), format!("write {text}s for seconds")))
+            }
+            Ok(_) => Err(InvalidSetting::new(DurationError::TooLong.to_string(), format!("give {}", wanted()))),
+            Err(error) => Err(InvalidSetting::new(error.to_string(), format!("give {}", wanted()))),
+        }
+    }
+
+    fn from_default(default: Self) -> Self {
+        default
+    }
+
+    fn default_text(default: Self) -> String {
+        DurationText(default).to_string()
+    }
+
+    fn allowed_text(allowed: &DurationRange) -> Option<String> {
+        let DurationRange { min, max, allows_zero } = *allowed;
+        let zero = if allows_zero && !min.is_zero() { "0 or " } else { "" };
+        (max < MAX_DURATION).then(|| format!("{zero}{} to {}", DurationText(min), DurationText(max)))
+    }
+}
