@@ -86,7 +86,7 @@ fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 
 }
 
 #[test]
-fn a_call_that_is_not_sampled_allocates_nothing_for_traces() {
+fn unsampled_call_allocates_nothing_for_traces() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     const SPAN: &str = "00f067aa0ba902b7";
     let with_state = ("tracestate", "vendor=1,other=2");
@@ -115,7 +115,7 @@ fn a_call_that_is_not_sampled_allocates_nothing_for_traces() {
 
 /// From the bytes of a message to those of its answer: the statuses, and the answer as it is sent.
 #[test]
-fn a_decision_by_memory_allocates_twice() {
+fn memory_decision_allocates_twice() {
     let service = service(None);
     let decide = |message: &[u8]| {
         let request = decode::in_place(message).expect("it is plain");

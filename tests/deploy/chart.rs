@@ -19,7 +19,7 @@ fn refused(values: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn replicas_that_count_apart_are_refused() {
+fn several_replicas_without_redis_are_rejected() {
     let fix = ["set redis.url", "allowReplicasOnMemory"];
     let all = |own: &[&'static str]| [own, &fix].concat();
     refused(&["replicaCount=2"], &all(&["replicaCount is 2"]));
@@ -41,7 +41,7 @@ fn replicas_that_count_apart_are_refused() {
 }
 
 #[test]
-fn values_that_contradict_each_other_are_refused_with_a_fix() {
+fn contradictory_values_are_rejected_with_a_fix() {
     for (values, words) in [
         (&["autoscaling.enabled=true", "autoscaling.minReplicas=20"][..], &["autoscaling.minReplicas"][..]),
         (&["secret.redisAuth=secret"], &["set redis.url"]),
@@ -69,7 +69,7 @@ fn values_that_contradict_each_other_are_refused_with_a_fix() {
 }
 
 #[test]
-fn values_that_are_none_are_refused() {
+fn unknown_values_are_rejected() {
     for (value, place) in [
         ("replicaCout=2", "replicaCout"),
         ("image.sha=1", "sha"),
@@ -93,7 +93,7 @@ fn values_that_are_none_are_refused() {
 }
 
 #[test]
-fn an_image_is_named_by_tag_or_digest() {
+fn image_is_named_by_tag_or_digest() {
     let digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     let with_digest = format!("image.digest={digest}");
     let version = env!("CARGO_PKG_VERSION");
@@ -119,7 +119,7 @@ fn volume<'a>(rendering: &'a Rendering, name: &str) -> Option<(&'a Value, &'a st
 }
 
 #[test]
-fn secrets_are_files_and_never_in_the_environment() {
+fn secrets_are_mounted_as_files_not_environment() {
     assert!(RENDERINGS[0].of_kind("Secret").next().is_none() && volume(&RENDERINGS[0], "secrets").is_none());
     let of_chart =
         rendered(&["--set=redis.url=redis:6379,secret.redisAuth=ann:open sesame,secret.adminToken=0123456789abcdef"]);
@@ -153,7 +153,7 @@ fn secrets_are_files_and_never_in_the_environment() {
 }
 
 #[test]
-fn certificates_are_mounted_where_settings_say() {
+fn certificates_are_mounted_at_the_configured_paths() {
     let full = &RENDERINGS[1];
     let (grpc, mount) = volume(full, "tls").unwrap();
     assert_eq!(grpc["secret"]["secretName"], "limiter-tls");
@@ -176,7 +176,7 @@ fn certificates_are_mounted_where_settings_say() {
 }
 
 #[test]
-fn what_is_extra_is_added_and_what_exists_is_used() {
+fn extra_objects_are_added_and_existing_ones_are_used() {
     let full = &RENDERINGS[1];
     assert!(volume(full, "scratch").is_some_and(|(_, mount)| mount == "/tmp"));
     assert_eq!(full.container()["envFrom"][0]["configMapRef"]["name"], "fleet");
@@ -200,7 +200,7 @@ fn what_is_extra_is_added_and_what_exists_is_used() {
 }
 
 #[test]
-fn changed_rules_change_nothing_but_the_config_map() {
+fn changed_rules_change_only_the_config_map() {
     let with = |limit: u32| {
         let rule =
             format!("domain: a\ndescriptors:\n- key: k\n  rate_limit:\n    unit: day\n    requests_per_unit: {limit}");
@@ -213,7 +213,7 @@ fn changed_rules_change_nothing_but_the_config_map() {
 }
 
 #[test]
-fn helm_finds_nothing_to_complain_of() {
+fn helm_lint_passes() {
     let mut lint = std::process::Command::new(tool("HELM"));
     lint.args(["lint", "deploy/chart", "--strict", "--kube-version", "1.34.0"]);
     ask(lint.args(["-f", "tests/deploy/full.values.yaml"]), "").unwrap();

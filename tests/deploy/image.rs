@@ -20,7 +20,7 @@ fn instructions(name: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn all_that_it_copies_is_there_and_sent() {
+fn copied_files_exist_and_are_not_ignored() {
     let ignored = read(&repository(".dockerignore"));
     let sent: Vec<_> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
     assert!(ignored.lines().any(|line| line == "*"), "everything else stays");
@@ -33,7 +33,7 @@ fn all_that_it_copies_is_there_and_sent() {
 }
 
 #[test]
-fn the_compiler_is_not_too_old() {
+fn compiler_meets_the_minimum_rust_version() {
     let version = dockerfile().lines().find_map(|line| Some(line.strip_prefix("ARG RUST_VERSION=")?.to_owned()));
     let number = |version: &str| version.split('.').map(|part| part.parse().unwrap()).collect::<Vec<u32>>();
     let least = env!("CARGO_PKG_RUST_VERSION");
@@ -41,7 +41,7 @@ fn the_compiler_is_not_too_old() {
 }
 
 #[test]
-fn it_is_built_as_what_was_measured() {
+fn image_builds_with_the_release_profile() {
     let all = dockerfile();
     assert!(all.contains("cargo build --locked --release --bin tollkeeper "), "{all}");
     for other in ["RUSTFLAGS", "target-cpu", "musl", "--features", "CARGO_PROFILE"] {
@@ -51,7 +51,7 @@ fn it_is_built_as_what_was_measured() {
 }
 
 #[test]
-fn it_runs_as_a_number_that_is_not_root() {
+fn image_runs_as_a_numeric_non_root_user() {
     let users = instructions("USER");
     let [user] = &users[..] else { panic!("{users:?}") };
     let (user, group) = user[0].split_once(':').unwrap();
@@ -62,7 +62,7 @@ fn it_runs_as_a_number_that_is_not_root() {
 }
 
 #[test]
-fn its_links_are_names_that_the_program_goes_by() {
+fn links_are_names_of_the_program() {
     let all = dockerfile();
     let names = all.split("for name in ").nth(1).unwrap().split(';').next().unwrap();
     let names: Vec<_> = names.split_whitespace().collect();

@@ -55,7 +55,7 @@ fn load(filter: &Value) -> Result<(), String> {
 }
 
 #[test]
-fn envoy_loads_what_istio_would_give_it() {
+fn envoy_accepts_the_merged_envoy_filter() {
     let text = read(&repository(FILE));
     judge(&text).unwrap();
     let filter = documents(&text).remove(0);
@@ -66,7 +66,7 @@ fn envoy_loads_what_istio_would_give_it() {
 }
 
 #[test]
-fn it_asks_what_the_chart_serves() {
+fn filter_calls_the_service_of_the_chart() {
     let filter = documents(&read(&repository(FILE))).remove(0);
     let limit = &patch(&filter, "HTTP_FILTER")["typed_config"];
     let rules = RENDERINGS[0].named("ConfigMap", "edge-tollkeeper-rules").unwrap();

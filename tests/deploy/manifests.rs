@@ -16,7 +16,7 @@ fn pods(rendering: &Rendering) -> Vec<(String, &Value)> {
 }
 
 #[test]
-fn kubernetes_takes_them() {
+fn manifests_match_kubernetes_schemas() {
     let expected = [
         &["PodDisruptionBudget", "ServiceAccount", "ConfigMap", "Service", "Deployment"][..],
         &["NetworkPolicy", "HorizontalPodAutoscaler", "PrometheusRule", "ServiceMonitor", "Deployment", "ConfigMap"],
@@ -33,7 +33,7 @@ fn kubernetes_takes_them() {
 }
 
 #[test]
-fn the_judges_know_what_is_wrong() {
+fn schema_check_rejects_bad_manifests() {
     let full = &RENDERINGS[1].yaml;
     for (right, wrong, kind) in [
         ("enableServiceLinks: false", "enableServiceLink: false", "Deployment"),
@@ -48,7 +48,7 @@ fn the_judges_know_what_is_wrong() {
 }
 
 #[test]
-fn pods_may_do_next_to_nothing() {
+fn pods_run_with_restricted_security_context() {
     for (name, template) in RENDERINGS.iter().flat_map(pods) {
         let (spec, pod) = (&template["spec"], &template["spec"]["securityContext"]);
         assert_eq!(spec["automountServiceAccountToken"], false, "{name}");
@@ -80,7 +80,7 @@ fn selects(selector: &Value, labels: &Value) -> bool {
 }
 
 #[test]
-fn everything_points_at_something_that_is_there() {
+fn references_between_objects_resolve() {
     for rendering in RENDERINGS.iter() {
         let name = rendering.name;
         let pods = pods(rendering);
@@ -118,7 +118,7 @@ fn everything_points_at_something_that_is_there() {
 }
 
 #[test]
-fn calls_reach_each_replica_and_new_ones_get_work() {
+fn grpc_calls_are_balanced_over_replicas() {
     for rendering in RENDERINGS.iter() {
         let name = rendering.name;
         let headless = |service: &&Value| service["spec"]["clusterIP"] == "None";
@@ -145,7 +145,7 @@ fn calls_reach_each_replica_and_new_ones_get_work() {
 }
 
 #[test]
-fn a_stop_is_given_the_time_it_takes() {
+fn termination_grace_period_covers_the_drain() {
     let seconds = |text: &str| text.strip_suffix('s').unwrap().parse::<u64>().unwrap();
     for rendering in RENDERINGS.iter() {
         let grace = rendering.deployment()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64();
@@ -156,7 +156,7 @@ fn a_stop_is_given_the_time_it_takes() {
 }
 
 #[test]
-fn rules_are_mounted_where_they_are_looked_for_and_may_change() {
+fn rules_are_mounted_at_the_configured_path_and_reloadable() {
     for rendering in RENDERINGS.iter() {
         let name = rendering.name;
         let directory = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"];
@@ -179,7 +179,7 @@ fn rules_are_mounted_where_they_are_looked_for_and_may_change() {
 }
 
 #[test]
-fn rules_pass_the_check() {
+fn shipped_rules_pass_check() {
     for rendering in RENDERINGS.iter() {
         let directory = tempfile::tempdir().unwrap();
         let all = rendering.of_kind("ConfigMap");
@@ -195,7 +195,7 @@ fn rules_pass_the_check() {
 }
 
 #[test]
-fn settings_are_those_of_the_documentation() {
+fn settings_are_documented_ones() {
     let page = read(&repository("docs/settings.md"));
     let known: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     assert!(known.len() > 50);
@@ -208,7 +208,7 @@ fn settings_are_those_of_the_documentation() {
 }
 
 #[test]
-fn settings_are_taken_as_they_stand() {
+fn settings_pass_check_env() {
     for rendering in RENDERINGS.iter() {
         let mut check = Command::new(PROGRAM);
         check.args(["check", "--env"]).env_clear().envs(rendering.environment());

@@ -46,7 +46,7 @@ fn metrics(expression: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn alerts_fire_when_they_should_and_not_before() {
+fn alerts_fire_at_their_thresholds_and_not_before() {
     promtool(&["check", "rules", "deploy/prometheus/alerts.yaml"]).unwrap();
     for tests in ["alerts.test.yaml", "alerts.long.test.yaml"] {
         promtool(&["test", "rules", &format!("deploy/prometheus/{tests}")]).unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -93,7 +93,7 @@ fn each_alert_has_its_runbook_and_each_runbook_its_alert() {
 }
 
 #[test]
-fn the_chart_brings_the_same_alerts_and_dashboard() {
+fn chart_ships_the_same_alerts_and_dashboard() {
     let full = &RENDERINGS[1];
     let rule = full.named("PrometheusRule", "edge-limiter").unwrap();
     let file = documents(&read(&repository("deploy/prometheus/alerts.yaml"))).remove(0);
@@ -128,7 +128,7 @@ fn family(name: &str) -> &str {
 }
 
 #[test]
-fn metrics_that_are_asked_for_exist() {
+fn queried_metrics_exist() {
     let port = Port::reserve();
     let address = format!("127.0.0.1:{}", port.number());
     let server =
@@ -156,7 +156,7 @@ fn metrics_that_are_asked_for_exist() {
 }
 
 #[test]
-fn rules_whose_keys_name_the_metric_are_not_taken_for_idle() {
+fn idle_rule_alert_ignores_rules_with_detailed_metrics() {
     let rules = "domain: shop\ndescriptors:\n\
         - {key: user, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}\n\
         - {key: path, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}\n\
@@ -183,7 +183,7 @@ fn rules_whose_keys_name_the_metric_are_not_taken_for_idle() {
 }
 
 #[test]
-fn grafana_knows_every_field_of_the_dashboard() {
+fn dashboard_matches_the_grafana_schema() {
     let judged = |dashboard: &Value| {
         ask(Command::new(tool("SCHEMAS")).args(["tests/deploy/schemas.py", "dashboard"]), &dashboard.to_string())
     };
@@ -194,7 +194,7 @@ fn grafana_knows_every_field_of_the_dashboard() {
 }
 
 #[test]
-fn each_query_of_the_dashboard_parses() {
+fn dashboard_queries_parse() {
     let dashboard = dashboard();
     let queries = queries(&dashboard);
     assert!(queries.len() > 40, "{}", queries.len());
@@ -210,7 +210,7 @@ fn each_query_of_the_dashboard_parses() {
 }
 
 #[test]
-fn panels_have_room_and_names() {
+fn dashboard_panels_have_titles_and_do_not_overlap() {
     let dashboard = dashboard();
     let mut taken = BTreeSet::new();
     let mut numbers = BTreeSet::new();

@@ -111,18 +111,18 @@ fn lists_and_resets(setup: Setup, complete: bool) {
 }
 
 #[test]
-fn counters_in_memory_are_listed_and_reset() {
+fn memory_counters_are_listed_and_reset() {
     lists_and_resets(server(), false);
 }
 
 #[test]
-fn counters_in_redis_are_listed_and_reset() {
+fn redis_counters_are_listed_and_reset() {
     let redis = redis::options().start();
     lists_and_resets(counting_in(&redis, server()), true);
 }
 
 #[test]
-fn a_counter_in_the_format_of_envoyproxy_ratelimit_is_reset_too() {
+fn counter_in_ratelimit_key_format_is_reset() {
     let redis = redis::options().start();
     let server = counting_in(&redis, with_token()).env("TOLLKEEPER_KEY_FORMAT", "ratelimit").start();
     wait_for("the store to be there", || (reset(&server, TOKEN, "login", "ann").status == 200).then_some(()));
@@ -133,7 +133,7 @@ fn a_counter_in_the_format_of_envoyproxy_ratelimit_is_reset_too() {
 }
 
 #[test]
-fn nobody_lists_or_resets_without_the_token() {
+fn listing_and_reset_require_the_token() {
     let cases = [
         (server(), vec![(None, 403), (Some(TOKEN), 403)]),
         (
@@ -164,7 +164,7 @@ fn nobody_lists_or_resets_without_the_token() {
 }
 
 #[test]
-fn a_token_in_a_file_may_change_while_it_runs() {
+fn token_file_is_reread_while_running() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     fs::write(&file, format!("{TOKEN}\n")).unwrap();
@@ -188,7 +188,7 @@ fn a_token_in_a_file_may_change_while_it_runs() {
 }
 
 #[test]
-fn a_token_that_can_be_guessed_stops_the_start() {
+fn weak_token_stops_the_start() {
     let ended = server().env("TOLLKEEPER_ADMIN_TOKEN", "secret").run();
     assert_eq!(ended.code, Some(2));
     assert!(ended.stderr.contains("TOLLKEEPER_ADMIN_TOKEN") && ended.stderr.contains("16 bytes"), "{}", ended.stderr);
@@ -198,7 +198,7 @@ fn a_token_that_can_be_guessed_stops_the_start() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_reason() {
+fn invalid_request_is_rejected_with_a_reason() {
     let server = with_token().start();
     let port = server.debug_port();
     let many = (0..101).map(|_| r#"{"entries":[{"key":"login","value":"x"}]}"#).collect::<Vec<_>>().join(",");
@@ -216,7 +216,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 }
 
 #[test]
-fn settings_in_force_are_shown_with_secrets_masked() {
+fn settings_page_masks_secrets() {
     let redis = redis::options().start();
     let server = with_token()
         .env("REDIS_URL", format!("redis://me:hunter2hunter2@{}", redis.address()))
@@ -241,7 +241,7 @@ fn put_level(server: &Tollkeeper, token: Option<&str>, body: &str) -> Response {
 }
 
 #[test]
-fn the_log_level_changes_while_it_runs() {
+fn log_level_changes_while_running() {
     let server = with_token().env("LOG_LEVEL", "error").start();
     let page = || http::get(server.debug_port(), "/log_level").send().text();
     assert_eq!(page(), "error\n");
@@ -275,7 +275,7 @@ fn the_log_level_changes_while_it_runs() {
 }
 
 #[test]
-fn nobody_changes_the_log_level_without_the_token_or_to_what_is_none() {
+fn log_level_change_requires_the_token_and_a_known_level() {
     let server = with_token().start();
     for (token, body, status, why) in [
         (None, "debug", 401, "Bearer"),

@@ -25,7 +25,7 @@ fn drawn(keys: &str, count: usize) -> BTreeMap<u64, usize> {
 }
 
 #[test]
-fn key_spaces_are_what_they_are_called() {
+fn key_spaces_have_the_named_distribution() {
     assert_eq!(drawn("one", 10), BTreeMap::from([(0, 10)]));
     let uniform = drawn("uniform:10", 10_000);
     assert!(uniform.keys().copied().eq(0..10) && uniform.values().all(|met| (850..1150).contains(met)), "{uniform:?}");
@@ -50,7 +50,7 @@ fn template(entries: &[(&str, &str)]) -> Result<Template, String> {
 }
 
 #[test]
-fn placeholders_stand_for_what_changes() {
+fn placeholders_are_replaced_per_request() {
     let mut random = SmallRng::seed_from_u64(1);
     let mut fill = |value: &str| {
         let template = template(&[("user", value)]).unwrap();
@@ -75,7 +75,7 @@ fn placeholders_stand_for_what_changes() {
 }
 
 #[test]
-fn a_mix_goes_by_weight() {
+fn request_mix_follows_the_weights() {
     let mix = Mix::new([1, 0, 3].map(|weight| (weight, template(&[("user", "ann")]).unwrap()))).unwrap();
     let mut random = SmallRng::seed_from_u64(1);
     let mut met = [0; 3];
@@ -89,7 +89,7 @@ fn verdicts(all: &[(u64, bool)]) -> Vec<Verdict> {
 }
 
 #[test]
-fn a_burst_on_both_sides_of_a_window_is_seen() {
+fn burst_across_a_window_boundary_counts_as_overshoot() {
     // Two in 10 us; a fixed window lets four pass around 20.
     let all = verdicts(&[(18, true), (19, true), (20, true), (21, true), (22, false), (29, false)]);
     let expected = Judgement {
@@ -106,7 +106,7 @@ fn a_burst_on_both_sides_of_a_window_is_seen() {
 
 proptest! {
     #[test]
-    fn who_decides_as_a_log_is_never_wrong(
+    fn sliding_window_log_has_no_overshoot(
         gaps in prop::collection::vec((0_u64..50, 1_u64..4), 1..200),
         limit in 1_u64..12,
         period in 1_u64..200,
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn the_most_that_passed_is_found_wherever_it_is(
+    fn largest_admitted_window_is_found_at_any_offset(
         gaps in prop::collection::vec((0_u64..50, any::<bool>()), 1..100),
         period in 1_u64..200,
     ) {
@@ -172,7 +172,7 @@ descriptors:
 ";
 
 #[test]
-fn a_run_tells_what_was_asked_and_how_exact_the_answers_were() {
+fn report_shows_load_and_accuracy() {
     let server = with_rules(RULES).start();
     let (address, pid) = (format!("127.0.0.1:{}", server.grpc_port()), server.id().to_string());
     let run = |more: &[&str]| found(&bench(&[&["--addr", &address, "--domain", "shop", "--json"], more].concat()));
@@ -205,7 +205,7 @@ fn a_run_tells_what_was_asked_and_how_exact_the_answers_were() {
 }
 
 #[test]
-fn what_comes_of_the_warm_up_is_not_measured() {
+fn warm_up_is_not_measured() {
     let server = with_rules(RULES).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "strict={run}", "--json"];
@@ -217,7 +217,7 @@ fn what_comes_of_the_warm_up_is_not_measured() {
 }
 
 #[test]
-fn a_latency_counts_from_when_a_call_was_due() {
+fn latency_counts_from_the_scheduled_start() {
     let server = with_rules(RULES).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     // Each connection has 50 calls in 500 ms and one of them on its way at a time; together they pass one in 20 ms. The
@@ -232,7 +232,7 @@ fn a_latency_counts_from_when_a_call_was_due() {
 }
 
 #[test]
-fn a_seed_asks_for_the_same_keys_again() {
+fn same_seed_gives_the_same_keys() {
     let server = with_rules(RULES).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let keys = ["--keys", "uniform:1000000000", "--hits", "20", "--rate", "200", "--streams", "1"];
@@ -246,7 +246,7 @@ fn a_seed_asks_for_the_same_keys_again() {
 }
 
 #[test]
-fn a_closed_loop_has_as_many_calls_on_their_way_as_it_is_told() {
+fn closed_loop_keeps_the_given_concurrency() {
     let server = with_rules(RULES).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "paced={run}", "--json"];
@@ -258,7 +258,7 @@ fn a_closed_loop_has_as_many_calls_on_their_way_as_it_is_told() {
 }
 
 #[test]
-fn calls_without_an_answer_are_told_and_fail_the_run() {
+fn failed_calls_are_reported_and_fail_the_run() {
     let server = with_rules(RULES).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let arguments = ["--addr", &address, "--domain", "", "--descriptor", "strict=a", "--rate", "200"];
@@ -314,7 +314,7 @@ fn refused(address: &str, arguments: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn a_load_over_tls_is_put_on_whom_the_flags_trust() {
+fn tls_load_trusts_the_given_authority() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
     let file = |name| certificates.path(name).to_str().unwrap().to_owned();
@@ -354,7 +354,7 @@ fn a_load_over_tls_is_put_on_whom_the_flags_trust() {
 }
 
 #[test]
-fn what_can_not_be_run_is_told_in_a_line() {
+fn invalid_run_fails_with_one_line() {
     let nobody = Port::reserve();
     let address = format!("127.0.0.1:{}", nobody.number());
     for (arguments, code, said) in [

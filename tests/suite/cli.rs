@@ -113,7 +113,7 @@ fn check_writes_json_for_programs() {
 }
 
 #[test]
-fn check_ends_by_what_it_found() {
+fn check_exit_code_follows_its_findings() {
     let directory =
         directory(&[("good.yaml", GOOD), ("bad.yaml", BAD), ("slow.yaml", SLOW), ("more.yaml", GOOD.trim_end())]);
     fs::write(directory.path().join("more.yaml"), GOOD.replace("key: a", "key: b")).unwrap();
@@ -148,7 +148,7 @@ fn check_ends_by_what_it_found() {
 }
 
 #[test]
-fn check_env_says_what_becomes_of_each_variable() {
+fn check_env_shows_the_disposition_of_each_variable() {
     let env = [
         ("GRPC_PORT", "99999"),
         ("LOG_LEVEL", "debug"),
@@ -181,7 +181,7 @@ TOLLKEEPER_LOG_MAXX            unknown    not known; did you mean TOLLKEEPER_LOG
 }
 
 #[test]
-fn check_env_and_files_go_together_in_json_too() {
+fn check_env_combines_with_files_in_json() {
     let env = [("GRPC_PORT", "99999"), ("LOG_LEVEL", "debug")];
     let report =
         Run { env: &env, stdin: GOOD, ..Run::default() }.with(&["check", "--env", "-", "--format", "json"]).json();
@@ -214,7 +214,7 @@ descriptors:
 ";
 
 #[test]
-fn explain_tells_which_rule_is_met_and_why_not_the_others() {
+fn explain_shows_the_matched_rule_and_why_others_do_not_match() {
     let directory = directory(&[("shop.yaml", SHOP)]);
     let arguments = ["--descriptor", "user=42,path=/cart", "--descriptor", "user=42", "--descriptor", "x=\u{1b}[2Jy"];
     let ended = Run { directory: directory.path(), ..Run::default() }
@@ -248,7 +248,7 @@ This is what the files say; a running server, asked with --addr, shows its count
 }
 
 #[test]
-fn explain_names_the_mistakes_of_rules() {
+fn explain_shows_problems_of_rules() {
     let ended = Run { stdin: BAD, ..Run::default() }.with(&[
         "explain",
         "--config",
@@ -263,7 +263,7 @@ fn explain_names_the_mistakes_of_rules() {
 }
 
 #[test]
-fn explain_shows_the_counters_of_a_server_and_charges_nothing() {
+fn explain_shows_counters_of_a_server_without_charging() {
     let server = with_rules(SHOP).start();
     let address = format!("127.0.0.1:{}", server.debug_port());
     let explain = |more: &[&str]| {
@@ -296,7 +296,7 @@ fn untimed(page: &str) -> String {
 }
 
 #[test]
-fn call_shows_answers_as_a_table() {
+fn call_prints_responses_as_a_table() {
     let rules = "domain: shop\ndescriptors:\n  - {key: a, rate_limit: {unit: year, requests_per_unit: 3, algorithm: token_bucket}}\n  \
                  - {key: b, rate_limit: {unit: year, requests_per_unit: 0, name: never}}\n  \
                  - {key: c, rate_limit: {unit: year, requests_per_unit: 1}}\n";
@@ -339,7 +339,7 @@ OK
 }
 
 #[test]
-fn call_writes_a_line_of_json_for_each_answer() {
+fn call_prints_one_json_line_per_response() {
     let server = with_rules(SHOP).start();
     let ended = call(&server, &["--descriptor", "login=ann", "--json", "--count", "6"]);
     let lines: Vec<Value> = ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -349,7 +349,7 @@ fn call_writes_a_line_of_json_for_each_answer() {
 }
 
 #[test]
-fn call_takes_a_request_as_json_and_looks_for_free() {
+fn call_accepts_a_json_request_and_peeks() {
     let server = with_rules(SHOP).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let remaining = |ended: &ExitResult| ended.json()["statuses"][0]["limitRemaining"].as_u64();
@@ -364,7 +364,7 @@ fn call_takes_a_request_as_json_and_looks_for_free() {
 }
 
 #[test]
-fn call_reaches_a_unix_socket() {
+fn call_connects_to_a_unix_socket() {
     let directory = directory(&[]);
     let socket = directory.path().join("grpc.sock");
     let server = with_rules(SHOP).env("GRPC_UDS", socket.to_str().unwrap()).start();
@@ -375,7 +375,7 @@ fn call_reaches_a_unix_socket() {
 }
 
 #[test]
-fn who_does_not_answer_is_named_in_one_line() {
+fn unreachable_server_is_named_in_one_line() {
     let nobody = Port::reserve();
     let server = with_rules(SHOP).start();
     let (nobody, server_http) = (format!("127.0.0.1:{}", nobody.number()), format!("127.0.0.1:{}", server.grpc_port()));
@@ -438,7 +438,7 @@ fn bad_usage_names_the_flag_and_a_fix() {
 }
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_help() {
     for command in ["serve", "check", "explain", "call", "schema"] {
         let ended = run(&[command, "--help"]);
         assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{command}");
@@ -451,7 +451,7 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn the_schema_is_the_one_beside_the_rules() {
+fn schema_command_prints_the_committed_schema() {
     let ended = run(&["schema"]);
     assert_eq!(
         (ended.code, ended.json()),
@@ -460,7 +460,7 @@ fn the_schema_is_the_one_beside_the_rules() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn closed_stdout_is_not_an_error() {
     let mut child =
         Command::new(PROGRAM).arg("schema").env_clear().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -469,7 +469,7 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn the_example_of_the_readme_works() {
+fn readme_example_works() {
     let readme = read(&repository("README.md"));
     let line = readme.lines().find_map(|line| line.trim().strip_prefix("cargo run --release -- call ")).unwrap();
     let server = with_rules(&read(&repository("config/example.yaml"))).start();
@@ -480,7 +480,7 @@ fn the_example_of_the_readme_works() {
 }
 
 #[test]
-fn config_check_cmd_speaks_as_its_model() {
+fn config_check_cmd_matches_envoyproxy_ratelimit() {
     let names = directory(&[]);
     let program = linked_as(names.path(), "config_check_cmd");
     let good = directory(&[("b.conf", GOOD), (".a", "domain: other")]);
@@ -542,7 +542,7 @@ fn config_check_cmd_speaks_as_its_model() {
 }
 
 #[test]
-fn client_cmd_speaks_as_its_model() {
+fn client_cmd_matches_envoyproxy_ratelimit() {
     let names = directory(&[]);
     let program = linked_as(names.path(), "client_cmd");
     let server = with_rules(SHOP).start();
@@ -586,7 +586,7 @@ fn client_cmd_speaks_as_its_model() {
 }
 
 #[test]
-fn called_ratelimit_it_serves_and_warns_of_what_it_does_not_know() {
+fn invoked_as_ratelimit_it_serves_and_warns_of_unknown_arguments() {
     let server = with_rules(SHOP).invoked_as("ratelimit", &["--frobnicate", "serve"]).start();
     assert_eq!(call(&server, &["--descriptor", "login=ann"]).code, 0);
     for argument in ["--frobnicate", "serve"] {

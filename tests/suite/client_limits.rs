@@ -44,7 +44,7 @@ fn connections(server: &Tollkeeper) -> f64 {
 }
 
 #[test]
-fn a_connection_too_many_is_closed_at_once_while_the_others_are_served() {
+fn excess_connection_is_closed_at_once_while_others_are_served() {
     let server = server().env("TOLLKEEPER_MAX_CONNECTIONS", "3").start();
     let port = server.grpc_port();
     let client = Client::connect(port);
@@ -66,7 +66,7 @@ fn a_connection_too_many_is_closed_at_once_while_the_others_are_served() {
 }
 
 #[test]
-fn an_address_has_a_share_of_the_connections() {
+fn connections_per_address_are_bounded() {
     let server = server().env("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "2").start();
     let port = server.grpc_port();
     let held = [Http2Connection::connect(port), Http2Connection::connect(port)];
@@ -93,7 +93,7 @@ fn half_a_request(server: &Tollkeeper) -> TcpStream {
 const BODY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
 
 #[test]
-fn a_request_too_many_is_refused_at_once_and_a_probe_is_not() {
+fn excess_request_is_rejected_at_once_but_health_checks_pass() {
     let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "3").start();
     let client = Client::connect(server.grpc_port());
     ask(&client).unwrap();
@@ -116,7 +116,7 @@ fn a_request_too_many_is_refused_at_once_and_a_probe_is_not() {
 }
 
 #[test]
-fn an_address_has_a_share_of_the_requests() {
+fn requests_per_address_are_bounded() {
     let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS", "2").start();
     let _halves = [half_a_request(&server), half_a_request(&server)];
     assert_eq!(server.post_json(BODY).status, 503);
@@ -126,7 +126,7 @@ fn an_address_has_a_share_of_the_requests() {
 }
 
 #[test]
-fn who_takes_too_long_to_begin_is_dropped() {
+fn slow_first_request_closes_the_connection() {
     let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "500ms").start();
     let client = Client::connect(server.grpc_port());
     ask(&client).unwrap();
@@ -156,7 +156,7 @@ fn who_takes_too_long_to_begin_is_dropped() {
 }
 
 #[test]
-fn a_connection_that_is_idle_is_asked_to_close() {
+fn idle_connection_gets_goaway() {
     let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "200ms").env("TOLLKEEPER_IDLE_TIMEOUT", "300ms").start();
     let mut frames = Http2Connection::connect(server.grpc_port());
     frames.call(1, &[]).unwrap();
@@ -183,7 +183,7 @@ fn is_answered(frames: &mut Http2Connection) -> bool {
 }
 
 #[test]
-fn a_head_that_is_too_long_is_refused() {
+fn too_long_request_head_is_rejected() {
     for (setting, fits, too_long) in [("8KiB", 6000, 20_000), ("64KiB", 50_000, 140_000)] {
         let server = server().env("TOLLKEEPER_MAX_HEADER_BYTES", setting).start();
         assert_eq!(answer_to_header(server.http_port(), fits), "HTTP/1.1 200 OK", "{setting}");
@@ -231,7 +231,7 @@ async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8
 }
 
 #[test]
-fn who_takes_a_few_bytes_at_a_time_gets_all_of_it() {
+fn slow_reader_gets_the_whole_response() {
     let server = server().start();
     let asked = rate_limit_request("shop", &[("user", "ann")]).encode_to_vec();
     // The service itself, and a page of the router.

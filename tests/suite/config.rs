@@ -66,7 +66,7 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn each_bad_file_gets_the_text_beside_it() {
+fn bad_files_give_the_expected_diagnostics() {
     let mut seen = 0;
     let mut wrong = Vec::new();
     for file in std::fs::read_dir(in_repository("tests/suite/config/bad")).expect("the folder is there") {
@@ -94,13 +94,13 @@ fn each_bad_file_gets_the_text_beside_it() {
 }
 
 #[test]
-fn the_example_and_the_reference_load_without_a_word() {
+fn example_and_reference_load_without_warnings() {
     assert_eq!(good(&read("config/example.yaml"))[0].name, "example");
     assert_eq!(good(&read("config/reference.yaml"))[0].name, "reference");
 }
 
 #[test]
-fn the_reference_has_every_key_at_its_default() {
+fn reference_has_every_key_at_its_default() {
     let text = read("config/reference.yaml");
     for key in KEYS {
         let assigned: Vec<&str> = text
@@ -116,7 +116,7 @@ fn the_reference_has_every_key_at_its_default() {
 }
 
 #[test]
-fn the_reference_says_what_holds_without_saying_it() {
+fn reference_equals_the_defaults() {
     let domains = good(&read("config/reference.yaml"));
     let mut compared = 0;
     for node in &domains[0].descriptors {
@@ -136,7 +136,7 @@ fn the_reference_says_what_holds_without_saying_it() {
 }
 
 #[test]
-fn the_committed_schema_is_the_one_in_the_code() {
+fn committed_schema_matches_the_code() {
     let schema = serde_json::to_string_pretty(&json_schema()).expect("it is JSON") + "\n";
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(in_repository("config/rules.schema.json"), &schema).expect("writable");
@@ -151,7 +151,7 @@ fn the_committed_schema_is_the_one_in_the_code() {
 }
 
 #[test]
-fn a_limit_means_what_it_says() {
+fn limit_fields_are_compiled_as_written() {
     let minute = Period::new(Unit::Minute, 1).expect("a minute");
     let plain = |algorithm| LimitSpec::new(algorithm, 100, minute);
     let local = Some(StorePolicy::Local);
@@ -189,7 +189,7 @@ fn a_limit_means_what_it_says() {
 }
 
 #[test]
-fn an_overshoot_is_a_percentage_or_a_count() {
+fn overshoot_is_a_percentage_or_a_count() {
     let table = [
         ("", Overshoot::DEFAULT),
         (", max_overshoot: 5%", Overshoot::MilliPercent(5_000)),
@@ -205,7 +205,7 @@ fn an_overshoot_is_a_percentage_or_a_count() {
 }
 
 #[test]
-fn defaults_hold_where_they_fit_and_a_rule_has_the_last_word() {
+fn rule_takes_precedence_over_defaults() {
     let text = "
 domain: d
 defaults: {algorithm: leaky_bucket, queue_size: 1, max_wait: 2ms, on_store_error: deny, epoch: 3, over_limit_body: no}
@@ -239,7 +239,7 @@ descriptors:
 }
 
 #[test]
-fn default_consistency_passes_over_what_can_not_keep_it() {
+fn default_consistency_skips_limits_that_cannot_be_eventual() {
     let text = "
 domain: d
 defaults: {consistency: eventual, max_overshoot: 50%}
@@ -263,7 +263,7 @@ descriptors:
 }
 
 #[test]
-fn a_list_holds_several_limits_of_one_descriptor() {
+fn list_gives_a_descriptor_several_limits() {
     let text = "
 domain: d
 descriptors:
@@ -292,7 +292,7 @@ descriptors:
 }
 
 #[test]
-fn rules_know_where_they_were_written() {
+fn rules_keep_their_source_positions() {
     let domains = good("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, requests_per_unit: 1}\n");
     let node = &domains[0].descriptors[0];
     assert_eq!(node.location.to_string(), "x.yaml:3:5");
@@ -300,7 +300,7 @@ fn rules_know_where_they_were_written() {
 }
 
 #[test]
-fn all_documents_of_a_file_are_read_or_a_warning_names_the_rest() {
+fn all_documents_are_read_or_a_warning_names_ignored_ones() {
     let text = "domain: a\n---\ndomain: b\n---\n";
     assert_eq!(good(text).iter().map(|domain| domain.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     // What follows the first document does no harm, even if it is no YAML.
@@ -313,7 +313,7 @@ fn all_documents_of_a_file_are_read_or_a_warning_names_the_rest() {
 }
 
 #[test]
-fn domains_merge_only_when_told_to() {
+fn domains_merge_only_if_enabled() {
     let files = [
         source("a.yaml", "domain: d\ndefaults: {epoch: 1}\ndescriptors:\n  - {key: a, rate_limit: {unit: day}}\n"),
         source("b.yaml", "domain: d\ndescriptors:\n  - {key: b, rate_limit: {unit: day}}\n"),
@@ -342,7 +342,7 @@ fn domains_merge_only_when_told_to() {
 }
 
 #[test]
-fn problems_of_all_files_come_at_once_in_order() {
+fn problems_of_all_files_are_reported_together_in_order() {
     let files = [source("z.yaml", rule("{unit: foo}")), source("a.yaml", ""), source("b.yaml", "domain: [")];
     let found = compile(&files, &CompileOptions::default()).expect_err("all are bad");
     let sections: Vec<_> = found.errors().iter().map(|error| &*error.file).collect();
@@ -350,7 +350,7 @@ fn problems_of_all_files_come_at_once_in_order() {
 }
 
 #[test]
-fn a_problem_is_shown_as_a_line_with_a_caret_and_as_json() {
+fn diagnostic_is_printed_with_a_caret_and_as_json() {
     let text = rule("{unit: hours, requests_per_unit: 3}");
     let found = load(&text).expect_err("a bad unit");
     let error = &found.errors()[0];
@@ -369,7 +369,7 @@ fn a_problem_is_shown_as_a_line_with_a_caret_and_as_json() {
 }
 
 #[test]
-fn what_is_probably_not_meant_gets_a_warning() {
+fn suspicious_rules_get_warnings() {
     let lone = "domain: d\ndescriptors:\n  - key: k\n";
     let table = [
         (format!("{lone}    domain: z\n    rate_limit: {{unit: day}}\n"), "`domain` means nothing in a descriptor"),
@@ -395,7 +395,7 @@ fn what_is_probably_not_meant_gets_a_warning() {
 }
 
 #[test]
-fn many_wildcards_that_begin_alike_get_a_warning() {
+fn many_wildcards_with_one_prefix_get_a_warning() {
     let wildcards = |pattern: fn(usize) -> String| {
         let nodes: String = (0..1200).map(|n| format!("  - {{key: k, value: '{}'}}\n", pattern(n))).collect();
         load(format!("domain: d\ndescriptors:\n{nodes}")).expect("it loads").warnings.to_string()
@@ -405,7 +405,7 @@ fn many_wildcards_that_begin_alike_get_a_warning() {
 }
 
 #[test]
-fn merge_keys_give_what_is_not_written() {
+fn merge_keys_fill_missing_fields() {
     let text = "
 domain: d
 descriptors:
@@ -421,7 +421,7 @@ descriptors:
 }
 
 #[test]
-fn scalars_mean_what_yaml_1_1_says() {
+fn scalars_follow_yaml_1_1() {
     for (number, value) in
         [("0x1F", 31), ("010", 8), ("0o10", 8), ("0b11", 3), ("1_000", 1000), ("+5", 5), ("!!int 7", 7)]
     {
@@ -448,7 +448,7 @@ fn metadata_keeps_its_types() {
 }
 
 #[test]
-fn utf_16_with_a_mark_is_text() {
+fn utf_16_with_a_byte_order_mark_is_decoded() {
     let text = rule("{unit: day, requests_per_unit: 1}");
     let units = std::iter::once(0xfeff).chain(text.encode_utf16());
     let little: Vec<u8> = units.clone().flat_map(u16::to_le_bytes).collect();
@@ -458,7 +458,7 @@ fn utf_16_with_a_mark_is_text() {
 }
 
 #[test]
-fn what_is_no_text_is_refused_with_its_place() {
+fn invalid_text_is_rejected_with_its_position() {
     let table: [(&[u8], &str); 4] = [
         (b"domain: a\nb: \xff\n", "x.yaml:2:4: error loading config file: yaml: invalid UTF-8"),
         (b"\x7fELF\x02\x01\x00\x00\xff", "this looks like a binary file"),
@@ -474,7 +474,7 @@ fn what_is_no_text_is_refused_with_its_place() {
 }
 
 #[test]
-fn the_deepest_rules_load() {
+fn rules_of_maximum_depth_load() {
     let text =
         format!("domain: d\ndescriptors: {}[]{}\n", "[{key: k, value: v, descriptors: ".repeat(126), "}]".repeat(126));
     let mut node = &good(&text)[0].descriptors[0];
@@ -486,7 +486,7 @@ fn the_deepest_rules_load() {
 }
 
 #[test]
-fn a_file_full_of_mistakes_costs_a_thousand_messages_and_a_count() {
+fn diagnostics_stop_at_a_thousand_and_count_the_rest() {
     let text = format!("domain: d\ndescriptors:\n{}", "  - value: x\n".repeat(3000));
     let found = load(text).expect_err("no keys");
     assert_eq!((found.errors().len(), found.more().0), (1000, 2000));
@@ -523,7 +523,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_loads_has_unique_paths_and_no_empty_keys(values in prop::collection::vec("[ab_*.]{0,3}", 1..8)) {
+    fn loaded_rules_have_unique_paths_and_no_empty_keys(values in prop::collection::vec("[ab_*.]{0,3}", 1..8)) {
         let nodes: String = values.iter().map(|v| format!("  - {{key: k{v}, value: '{v}'}}\n")).collect();
         if let Ok(compiled) = load(format!("domain: d\ndescriptors:\n{nodes}")) {
             let mut composites: Vec<_> = compiled.domains[0].descriptors.iter().map(|node| node.composite()).collect();

@@ -35,7 +35,7 @@ fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
 }
 
 #[test]
-fn hits_are_taken_given_back_or_looked_for() {
+fn charge_refund_and_peek_report_what_remains() {
     let service = test_service(
         &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")],
         "descriptors:
@@ -71,7 +71,7 @@ fn hits_are_taken_given_back_or_looked_for() {
 }
 
 #[test]
-fn a_limit_that_comes_along_goes_before_the_rule_if_its_period_means_something() {
+fn override_takes_precedence_over_rule_if_its_unit_is_known() {
     let service = test_service(
         &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")],
         "descriptors:
@@ -125,7 +125,7 @@ fn a_limit_that_comes_along_goes_before_the_rule_if_its_period_means_something()
 }
 
 #[test]
-fn a_limit_that_comes_along_is_counted_as_the_domain_says() {
+fn override_uses_the_algorithm_of_the_domain() {
     let table = [
         // defaults, then the answers to charges of 1, 1 and 3 at 4 a minute
         ("{}", ["OK 4/MINUTE left 3 in 60 s", "OK 4/MINUTE left 2 in 60 s", "OVER 4/MINUTE left 0 in 60 s"]),
@@ -166,7 +166,7 @@ fn a_limit_that_comes_along_is_counted_as_the_domain_says() {
 }
 
 #[test]
-fn a_log_that_would_be_too_long_falls_to_a_counter() {
+fn override_above_log_max_uses_sliding_window_counter() {
     let service = test_service(&[("TOLLKEEPER_LOG_MAX", "100")], "defaults: {algorithm: sliding_window_log}");
     assert_responses(
         &service,
@@ -179,7 +179,7 @@ fn a_log_that_would_be_too_long_falls_to_a_counter() {
 }
 
 #[test]
-fn what_is_unlimited_is_not_counted() {
+fn unlimited_rule_is_not_counted() {
     let service = test_service(
         &[],
         "descriptors:
@@ -203,7 +203,7 @@ fn what_is_unlimited_is_not_counted() {
 }
 
 #[test]
-fn a_trial_is_counted_and_refuses_nothing() {
+fn shadow_rule_is_counted_and_rejects_nothing() {
     let rules = "descriptors:
   - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: real, rate_limit: {unit: hour, requests_per_unit: 2}}";
@@ -232,7 +232,7 @@ fn a_trial_is_counted_and_refuses_nothing() {
 }
 
 #[test]
-fn quotas_refuse_only_all_together() {
+fn quota_mode_rejects_only_if_all_descriptors_are_over() {
     let rules = "descriptors:
   - {key: real, value: 'no', rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: real, rate_limit: {unit: hour, requests_per_unit: 999}}
@@ -270,7 +270,7 @@ fn quotas_refuse_only_all_together() {
 }
 
 #[test]
-fn a_rule_switches_off_named_limits_of_the_same_request() {
+fn replaces_disables_named_limits_of_the_same_request() {
     let service = test_service(
         &[],
         "descriptors:
@@ -307,7 +307,7 @@ fn a_rule_switches_off_named_limits_of_the_same_request() {
 }
 
 #[test]
-fn a_value_goes_before_a_wildcard_and_that_before_the_bare_key() {
+fn exact_value_beats_wildcard_and_wildcard_beats_bare_key() {
     let service = test_service(
         &[],
         "descriptors:
@@ -344,7 +344,7 @@ fn a_value_goes_before_a_wildcard_and_that_before_the_bare_key() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_a_value_like_any_other() {
+fn value_that_is_not_utf8_matches_like_any_other() {
     let service = test_service(
         &[],
         "descriptors:
@@ -369,7 +369,7 @@ const LIST: &str = "descriptors:
       - {unit: day, requests_per_unit: 100}";
 
 #[test]
-fn of_several_limits_the_status_is_of_the_longest_refusal_else_of_the_least_share_left() {
+fn status_shows_the_longest_rejection_else_the_smallest_share_left() {
     let service = test_service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], LIST);
     let k = || shop_request("k");
     assert_responses(
@@ -400,7 +400,7 @@ fn of_several_limits_the_status_is_of_the_longest_refusal_else_of_the_least_shar
 }
 
 #[test]
-fn a_flood_that_one_limit_refuses_costs_the_others_nothing() {
+fn hits_rejected_by_one_limit_are_not_charged_to_the_others() {
     let service = test_service(
         &[],
         "descriptors:
@@ -419,7 +419,7 @@ fn a_flood_that_one_limit_refuses_costs_the_others_nothing() {
 }
 
 #[test]
-fn a_trial_beside_an_enforced_limit_is_charged_and_says_nothing() {
+fn shadow_limit_beside_an_enforced_limit_is_charged_but_not_reported() {
     let service = test_service(
         &[],
         "descriptors:
@@ -449,7 +449,7 @@ fn a_trial_beside_an_enforced_limit_is_charged_and_says_nothing() {
 }
 
 #[test]
-fn refusals_spare_the_other_descriptors_if_told_to() {
+fn stop_cache_key_increment_spares_the_other_descriptors() {
     let rules = "descriptors:
   - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}
@@ -485,7 +485,7 @@ fn at(time: &str) -> Time {
 }
 
 #[test]
-fn months_follow_the_calendar_if_told_to() {
+fn calendar_months_follow_the_calendar() {
     let rules = "descriptors:
   - {key: month, rate_limit: {unit: month, requests_per_unit: 1}}
   - {key: quarter, rate_limit: {unit: month, unit_multiplier: 3, requests_per_unit: 1}}
@@ -542,7 +542,7 @@ fn months_follow_the_calendar_if_told_to() {
 }
 
 #[test]
-fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
+fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
     let rules = "descriptors:
   - {key: five, rate_limit: {unit: minute, requests_per_unit: 5}}
   - {key: five2, rate_limit: {unit: hour, requests_per_unit: 5}}
@@ -616,7 +616,7 @@ fn headers_tell_of_the_last_real_refusal_else_of_the_least_left() {
 }
 
 #[test]
-fn a_refusal_tells_when_the_same_request_could_pass() {
+fn retry_after_is_when_the_same_request_could_pass() {
     let service = test_service(
         &[],
         "descriptors:
@@ -656,7 +656,7 @@ fn a_refusal_tells_when_the_same_request_could_pass() {
 }
 
 #[test]
-fn a_refusal_carries_the_body_of_its_rule() {
+fn rejection_carries_the_response_body_of_its_rule() {
     let rules = "defaults: {over_limit_body: domain, over_limit_content_type: text/x}
 descriptors:
   - {key: plain, rate_limit: {unit: hour, requests_per_unit: 0}}
@@ -699,7 +699,7 @@ fn metadata(answer: &TestResponse) -> Value {
 }
 
 #[test]
-fn metadata_says_which_limits_refused() {
+fn metadata_names_the_rejecting_limits() {
     let service = test_service(
         &[("TOLLKEEPER_METADATA_VERDICTS", "true")],
         "descriptors:
@@ -788,7 +788,7 @@ fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_
 }
 
 #[test]
-fn what_can_not_be_decided_is_an_error_with_its_text() {
+fn undecidable_request_is_an_error_with_text() {
     let (domain, list, none) = (
         "rate limit domain must not be empty",
         "rate limit descriptor list must not be empty",
@@ -841,7 +841,7 @@ fn holds(service: &TestService, questions: &[TestRequest]) -> Vec<Option<u128>> 
 }
 
 #[test]
-fn an_answer_is_held_until_its_turn() {
+fn response_is_delayed_until_its_slot() {
     let service = test_service(&[], QUEUES);
     let q = || shop_request("q");
     assert_eq!(holds(&service, &[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
@@ -860,14 +860,14 @@ fn an_answer_is_held_until_its_turn() {
 }
 
 #[test]
-fn an_answer_is_held_once_for_the_longest_of_its_descriptors() {
+fn response_is_delayed_by_the_longest_of_its_descriptors() {
     let service = test_service(&[], QUEUES);
     let both = || shop_request("q; slow");
     assert_eq!(holds(&service, &[both(), both(), both()]), [Some(0), Some(500), Some(1000)]);
 }
 
 #[test]
-fn nothing_is_held_that_need_not_wait() {
+fn rejections_peeks_and_shadow_limits_are_not_delayed() {
     let service = test_service(&[], QUEUES);
     assert_eq!(holds(&service, &vec![shop_request("q"); 2]), [Some(0), Some(100)]);
     // Looks and refunds; the refund takes the place of the last one back.
@@ -884,7 +884,7 @@ fn nothing_is_held_that_need_not_wait() {
 }
 
 #[test]
-fn nothing_is_held_for_longer_than_its_caller_waits() {
+fn delay_beyond_the_maximum_is_rejected() {
     let table = [
         // milliseconds the caller waits, whether the one that leaves after 500 ms passes
         (0, false),
@@ -908,7 +908,7 @@ fn nothing_is_held_for_longer_than_its_caller_waits() {
 }
 
 #[test]
-fn the_deadline_of_a_call_bounds_how_long_its_answer_is_held() {
+fn call_deadline_bounds_the_delay() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _context = runtime.enter();
     let table = [
@@ -956,7 +956,7 @@ fn the_deadline_of_a_call_bounds_how_long_its_answer_is_held() {
 }
 
 #[test]
-fn a_reload_keeps_the_counters_of_a_path_algorithm_period_and_epoch() {
+fn reload_keeps_counters_of_the_same_path_algorithm_period_and_epoch() {
     let service = TestService::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
     let rule =
         |rate_limit: &str| load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
@@ -1006,7 +1006,7 @@ fn a_reload_keeps_the_counters_of_a_path_algorithm_period_and_epoch() {
 }
 
 #[test]
-fn a_changed_limit_takes_effect_at_once_on_what_was_used() {
+fn changed_limit_applies_at_once_to_hits_already_charged() {
     let table = [
         // the algorithm; what is left of 4 when 6 of 10 were used before; and of 20
         ("fixed_window", (true, 0), (false, 13)),

@@ -37,7 +37,7 @@ fn nft(file: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn the_rules_for_nftables_are_accepted_by_nft() {
+fn nft_accepts_the_nftables_example() {
     let file = repository("docs/examples/nftables.conf");
     nft(&file).unwrap_or_else(|said| panic!("{said}"));
     let directory = tempfile::tempdir().unwrap();
@@ -83,7 +83,7 @@ fn run_client(times: usize, answers: Vec<String>) -> (Output, Vec<Instant>) {
 }
 
 #[test]
-fn the_client_waits_as_it_is_told_and_keeps_what_is_fresh() {
+fn client_example_waits_for_retry_after_and_caches() {
     let answers = vec![
         answer("429 Too Many Requests", "retry-after: 1\r\n"),
         answer("429 Too Many Requests", "Retry-After: 2\r\n"),
@@ -101,7 +101,7 @@ fn the_client_waits_as_it_is_told_and_keeps_what_is_fresh() {
 }
 
 #[test]
-fn the_client_gives_up_at_once_where_waiting_takes_too_long() {
+fn client_example_gives_up_if_the_wait_is_too_long() {
     let (output, came) = run_client(1, vec![answer("429 Too Many Requests", "retry-after: 90\r\n")]);
     assert_eq!(came.len(), 1);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -109,7 +109,7 @@ fn the_client_gives_up_at_once_where_waiting_takes_too_long() {
 }
 
 #[test]
-fn the_client_takes_every_form_of_its_headers() {
+fn client_example_parses_every_header_form() {
     let program = r#"
 import client
 def after(text): return client.retry_after({"Retry-After": text})

@@ -61,7 +61,7 @@ fn refusal_after(limit: usize, request: &Request) -> Response {
 }
 
 #[test]
-fn every_bootstrap_is_valid_as_it_is_shipped() {
+fn shipped_bootstraps_are_valid() {
     let mut checked = Vec::new();
     for entry in fs::read_dir(repository("envoy")).unwrap() {
         let path = entry.unwrap().path();
@@ -80,7 +80,7 @@ fn every_bootstrap_is_valid_as_it_is_shipped() {
 }
 
 #[test]
-fn a_client_is_told_what_is_left_and_when_to_try_again() {
+fn client_gets_remaining_and_retry_after_headers() {
     let pair = Pair::start("gateway");
     let request = pair.envoy.get("/");
     let limits = r#"5, 60;w=60;name="per-address", 5;w=60;name="anonymous""#;
@@ -104,7 +104,7 @@ fn a_client_is_told_what_is_left_and_when_to_try_again() {
 }
 
 #[test]
-fn an_address_over_its_limit_is_refused_and_another_is_not() {
+fn address_over_its_limit_is_rejected_and_another_is_not() {
     let pair = Pair::start("gateway");
     let keyed = |key: String, last| pair.envoy.get("/").header("x-api-key", key).from(last);
     for key in 0..4 {
@@ -118,7 +118,7 @@ fn an_address_over_its_limit_is_refused_and_another_is_not() {
 }
 
 #[test]
-fn requests_without_a_key_share_the_limit_of_anonymous() {
+fn requests_without_a_key_share_the_anonymous_limit() {
     let pair = Pair::start("gateway");
     let missing = pair.envoy.get("/");
     let empty = pair.envoy.get("/").header("x-api-key", "").from(2);
@@ -137,7 +137,7 @@ fn requests_without_a_key_share_the_limit_of_anonymous() {
 }
 
 #[test]
-fn a_key_that_is_not_utf8_is_limited_like_any_other() {
+fn key_that_is_not_utf8_is_limited() {
     let pair = Pair::start("gateway");
     let request = pair.envoy.get("/").header("x-api-key", b"caf\xe9");
     assert_eq!(statuses(&request, 20), vec![200; 20]);
@@ -148,7 +148,7 @@ fn a_key_that_is_not_utf8_is_limited_like_any_other() {
 }
 
 #[test]
-fn all_spellings_and_queries_of_a_path_share_one_limit() {
+fn spellings_and_queries_of_a_path_share_one_limit() {
     let pair = Pair::start("gateway");
     let spellings = ["/search", "/search?q=1", "/search?q=2", "/x/../search", "//search", "/%73earch", "/search/deep"];
     let request = |path| pair.envoy.get(path).header("x-api-key", "alice");
@@ -164,7 +164,7 @@ fn all_spellings_and_queries_of_a_path_share_one_limit() {
 }
 
 #[test]
-fn a_route_with_the_filter_off_is_never_limited() {
+fn route_with_the_filter_disabled_is_never_limited() {
     let pair = Pair::start("gateway");
     refusal_after(5, &pair.envoy.get("/"));
     let health = pair.envoy.get("/health");
@@ -182,7 +182,7 @@ fn health_checks_of_envoy_pass() {
 }
 
 #[test]
-fn a_gateway_without_its_service_lets_requests_pass_and_counts_them() {
+fn gateway_without_the_service_fails_open_and_counts() {
     let mut pair = Pair::start("gateway");
     let request = pair.envoy.get("/");
     refusal_after(5, &request);
@@ -192,7 +192,7 @@ fn a_gateway_without_its_service_lets_requests_pass_and_counts_them() {
 }
 
 #[test]
-fn headers_of_the_server_reach_the_client_once_each() {
+fn response_headers_reach_the_client_once() {
     let rules = read(&repository("envoy/gateway.rules.yaml"));
     let setup = tollkeeper::with_rules(&rules).env("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
     let pair = Pair::start_with("gateway", setup);
@@ -208,7 +208,7 @@ fn headers_of_the_server_reach_the_client_once_each() {
 }
 
 #[test]
-fn what_a_rule_says_can_not_split_the_response() {
+fn rule_text_cannot_split_the_response() {
     let rules = r#"
         domain: gateway
         descriptors:
@@ -228,7 +228,7 @@ fn what_a_rule_says_can_not_split_the_response() {
 }
 
 #[test]
-fn an_edited_limit_bites_while_both_run() {
+fn edited_limit_applies_while_running() {
     let pair = Pair::start("gateway");
     let request = pair.envoy.get("/").header("x-api-key", "alice");
     assert_eq!(request.send().status, 200);
@@ -244,7 +244,7 @@ fn an_edited_limit_bites_while_both_run() {
 }
 
 #[test]
-fn the_local_layer_refuses_without_a_call_and_the_global_one_with_one() {
+fn local_layer_rejects_without_a_call_and_global_layer_with_one() {
     let pair = Pair::start("layers");
     let user = pair.envoy.get("/").header("x-user", "ann");
     let refusal = refusal_after(10, &user);
@@ -261,7 +261,7 @@ fn the_local_layer_refuses_without_a_call_and_the_global_one_with_one() {
 }
 
 #[test]
-fn all_callers_of_a_paid_api_share_one_counter() {
+fn callers_of_a_paid_api_share_one_counter() {
     let pair = Pair::start("egress");
     let from = |service: &str| pair.envoy.get("/v1/charges").header("x-service", service);
     assert_eq!(statuses(&from("checkout"), 8), vec![200; 8]);
@@ -275,7 +275,7 @@ fn all_callers_of_a_paid_api_share_one_counter() {
 }
 
 #[test]
-fn one_service_can_not_use_up_the_share_of_others() {
+fn one_service_cannot_use_up_the_share_of_others() {
     let pair = Pair::start("egress");
     let from = |service: &str| pair.envoy.get("/v1/charges").header("x-service", service);
     refusal_after(8, &from("batch"));
@@ -284,7 +284,7 @@ fn one_service_can_not_use_up_the_share_of_others() {
 }
 
 #[test]
-fn a_call_that_can_not_be_counted_does_not_leave() {
+fn uncounted_egress_call_is_rejected() {
     let mut pair = Pair::start("egress");
     let call = pair.envoy.get("/v1/charges");
     assert_eq!(call.send().status, 200);
@@ -293,7 +293,7 @@ fn a_call_that_can_not_be_counted_does_not_leave() {
 }
 
 #[test]
-fn usage_reported_after_a_response_refuses_the_next_request() {
+fn usage_reported_after_a_response_rejects_the_next_request() {
     let pair = Pair::start("usage");
     let request = |path| pair.envoy.get(path).header("x-user", "ann");
     let first = request("/small").send();
@@ -315,7 +315,7 @@ fn usage_reported_after_a_response_refuses_the_next_request() {
 }
 
 #[test]
-fn a_report_over_the_limit_becomes_debt() {
+fn usage_over_the_limit_becomes_debt() {
     let pair = Pair::start("usage");
     let request = pair.envoy.get("/large").header("x-user", "ann");
     for calls in [2, 4] {
@@ -329,7 +329,7 @@ fn a_report_over_the_limit_becomes_debt() {
 }
 
 #[test]
-fn a_response_of_unknown_cost_counts_one() {
+fn response_of_unknown_cost_counts_one() {
     let pair = Pair::start("usage");
     let request = pair.envoy.get("/other").header("x-user", "ann");
     assert_eq!(request.send().number("x-ratelimit-remaining"), 100);
@@ -339,7 +339,7 @@ fn a_response_of_unknown_cost_counts_one() {
 }
 
 #[test]
-fn a_queue_spreads_a_burst_and_refuses_what_does_not_fit() {
+fn queue_spreads_a_burst_and_rejects_the_excess() {
     let pair = Pair::start("queue");
     let request = pair.envoy.get("/");
     let began = Instant::now();
@@ -368,7 +368,7 @@ fn a_queue_spreads_a_burst_and_refuses_what_does_not_fit() {
 }
 
 #[test]
-fn a_queue_refuses_none_that_fit() {
+fn queue_rejects_none_that_fit() {
     let pair = Pair::start("queue");
     let request = pair.envoy.get("/");
     let burst: Vec<_> = (0..8)

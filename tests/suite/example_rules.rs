@@ -61,7 +61,7 @@ impl ExampleService {
 }
 
 #[test]
-fn each_rule_admits_its_limit_and_refuses_the_next() {
+fn each_rule_admits_its_limit_and_rejects_the_next() {
     // The descriptor, what passes at once, when it is asked again, and what passes then.
     type Row = (&'static [(&'static str, &'static str)], u64, u64, u64);
     let table: [Row; 14] = [
@@ -89,7 +89,7 @@ fn each_rule_admits_its_limit_and_refuses_the_next() {
 }
 
 #[test]
-fn each_value_and_each_action_has_a_counter_of_its_own() {
+fn each_value_and_action_has_its_own_counter() {
     let service = ExampleService::new();
     for user in ["ann", "bob"] {
         assert_eq!(service.pass(0, &[("login", user)], 6), 5, "{user}");
@@ -107,7 +107,7 @@ fn health_checks_are_not_limited_and_other_paths_are() {
 }
 
 #[test]
-fn an_api_key_is_held_to_its_day_besides_its_second() {
+fn api_key_has_a_daily_limit_beside_the_per_second_limit() {
     let service = ExampleService::new();
     let passed: u64 = (0..1_100).map(|second| service.pass(second * SECOND, &[("api_key", "k1")], 25)).sum();
     assert_eq!(passed, 10_000);
@@ -115,6 +115,6 @@ fn an_api_key_is_held_to_its_day_besides_its_second() {
 }
 
 #[test]
-fn an_entry_that_no_rule_names_is_not_limited() {
+fn unmatched_entry_is_not_limited() {
     assert_eq!(ExampleService::new().pass(0, &[("colour", "red")], 1_000), 1_000);
 }

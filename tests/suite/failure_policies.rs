@@ -95,7 +95,7 @@ descriptors:
 ";
 
 #[test]
-fn each_policy_answers_in_its_way() {
+fn each_policy_gives_its_response() {
     let denied = "OVER [OVER d: 7/DAY left 0 in 1 s] Retry-After: 1";
     let table: &[(&[&str], &str)] = &[
         (&["unsaid"], ERROR),
@@ -137,7 +137,7 @@ fn each_policy_answers_in_its_way() {
 }
 
 #[test]
-fn what_takes_nothing_is_never_refused() {
+fn peeks_and_refunds_are_never_rejected() {
     let service = test_service(&[], 1, RULES);
     let table = [
         (about(&["error"]).hits(0), "OK [OK]"),
@@ -164,14 +164,14 @@ fn what_takes_nothing_is_never_refused() {
 }
 
 #[test]
-fn a_trial_of_the_whole_process_refuses_nothing() {
+fn global_shadow_mode_rejects_nothing() {
     let service = test_service(&[("SHADOW_MODE", "true")], 1, RULES);
     assert_eq!(text(&service, &about(&["error"])), "OK [OK]");
     assert_eq!(text(&service, &about(&["deny"])), "OK [OVER d: 7/DAY left 0 in 1 s]");
 }
 
 #[test]
-fn headers_and_metadata_name_only_limits_that_are_known() {
+fn headers_and_metadata_name_only_decided_limits() {
     let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_METADATA_VERDICTS", "true")];
     let service = test_service(&env, 4, RULES);
     let answer = |keys| service.decide(&about(keys)).unwrap();
@@ -191,7 +191,7 @@ fn headers_and_metadata_name_only_limits_that_are_known() {
 }
 
 #[test]
-fn local_limits_each_replica_to_its_share() {
+fn local_policy_limits_each_replica_to_its_share() {
     // The limit, the replicas, and what passes in the window.
     let table = [(10, 1, 10), (10, 3, 3), (10, 10, 1), (10, 100, 1), (1, 2, 1), (0, 2, 0)];
     for (limit, replicas, expected) in table {
@@ -212,7 +212,7 @@ fn local_limits_each_replica_to_its_share() {
 }
 
 #[test]
-fn a_request_that_is_refused_is_charged_where_it_is_refused() {
+fn rejected_request_is_charged_in_the_fallback() {
     let rules = "descriptors:
   - {key: wide, rate_limit: {unit: day, requests_per_unit: 9}}
   - {key: full, rate_limit: {unit: day, requests_per_unit: 0}}
@@ -226,7 +226,7 @@ fn a_request_that_is_refused_is_charged_where_it_is_refused() {
 }
 
 #[test]
-fn an_answer_is_held_no_longer_than_its_caller_waits_after_the_store() {
+fn delay_after_a_slow_store_stays_within_the_deadline() {
     let rules = "descriptors:
   - {key: k, rate_limit: {unit: second, requests_per_unit: 1000, algorithm: leaky_bucket, queue_size: 100}}";
     // What the caller waits in ms, and how long the last request that is held is, here and behind Redis.
@@ -243,7 +243,7 @@ fn an_answer_is_held_no_longer_than_its_caller_waits_after_the_store() {
 }
 
 #[test]
-fn redis_is_given_the_time_that_the_caller_leaves() {
+fn redis_timeout_follows_the_caller_deadline() {
     let service = test_service(&[], 1, RULES);
     // What the caller waits in microseconds, and what Redis is given of that.
     let table =
@@ -263,7 +263,7 @@ fn redis_is_given_the_time_that_the_caller_leaves() {
 }
 
 #[test]
-fn every_charge_that_fails_counts() {
+fn every_failed_charge_is_counted() {
     let service = test_service(&[], 1, RULES);
     let failed = || service.inner.decider.failed_charges().map(|(_, count)| count).sum::<u64>();
     let table: [(&[&str], u64); 5] =
@@ -279,7 +279,7 @@ fn every_charge_that_fails_counts() {
 }
 
 #[test]
-fn a_counter_that_can_not_be_asked_is_not_explained() {
+fn explain_fails_if_the_counter_cannot_be_read() {
     let service = test_service(&[], 1, RULES);
     let loaded = service.inner.rules.load_full().unwrap();
     let question = about(&["local", "unknown"]);
@@ -295,7 +295,7 @@ fn a_counter_that_can_not_be_asked_is_not_explained() {
 const STATES: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
 #[test]
-fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
+fn health_follows_the_store_as_configured() {
     let error_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
     let trial_rule = "descriptors: [{key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
     let local_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]";
@@ -337,7 +337,7 @@ fn probes_are_told_of_a_store_as_the_rules_and_settings_have_it() {
 }
 
 #[test]
-fn those_who_watch_are_told_when_the_store_is_lost_and_back() {
+fn health_watch_reports_store_loss_and_recovery() {
     runtime().block_on(async {
         let rules = Arc::clone(&test_service(&[], 1, RULES).inner.rules);
         let store = Arc::new(StoreHealth::default());

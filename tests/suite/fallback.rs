@@ -99,7 +99,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn no_more_than_the_share_passes_at_once(limit in any_limit(&Algorithm::ALL), replicas in 1..100_u32) {
+    fn burst_admits_at_most_the_share(limit in any_limit(&Algorithm::ALL), replicas in 1..100_u32) {
         let counter = FallbackCounter::new(limit, replicas);
         let share = u64::from((limit.capacity() / replicas).max(1));
         // Requests of a leaky bucket that must wait are refused here: nobody waits.
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn no_more_than_the_share_passes_in_a_window(
+    fn window_admits_at_most_the_share(
         limit in any_limit(WINDOWS),
         replicas in 1..100_u32,
         steps in prop::collection::vec((0..1000_u64, 1..5_u64), 1..200),
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn it_goes_on_from_the_level_last_seen(
+    fn fallback_continues_from_the_last_reported_level(
         limit in any_limit(&Algorithm::ALL),
         replicas in 1..100_u32,
         charges in charges(),
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn windows_stay_as_used_as_they_were_until_they_end(
+    fn reported_window_usage_lasts_until_the_window_ends(
         limit in any_limit(WINDOWS),
         replicas in 1..100_u32,
         charges in charges(),
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn one_replica_by_itself_answers_as_redis_would(
+    fn single_replica_decides_like_redis(
         limit in any_limit(&Algorithm::ALL),
         charges in charges(),
         later in 0..2500_u64,
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn the_last_report_wins(
+    fn last_report_wins(
         limit in any_limit(&Algorithm::ALL),
         replicas in 1..10_u32,
         (first, last) in (charges(), charges()),
@@ -186,7 +186,7 @@ proptest! {
 }
 
 #[test]
-fn the_share_follows_the_number_of_replicas_and_so_does_the_next_report() {
+fn share_follows_the_replica_count() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 100, 100, Unit::Day);
         let counter = FallbackCounter::new(limit, 1);
@@ -207,7 +207,7 @@ fn the_share_follows_the_number_of_replicas_and_so_does_the_next_report() {
 }
 
 #[test]
-fn a_report_from_a_clock_that_is_ahead_counts_as_of_now() {
+fn report_from_a_clock_ahead_counts_as_now() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 4, 4, Unit::Second);
         let counter = FallbackCounter::new(limit, 2);
@@ -221,7 +221,7 @@ fn a_report_from_a_clock_that_is_ahead_counts_as_of_now() {
 }
 
 #[test]
-fn what_was_remembered_is_bounded_and_nothing_is_not_remembered() {
+fn remembered_levels_are_bounded_and_empty_ones_are_dropped() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 300, 300, Unit::Day);
         let counter = FallbackCounter::new(limit, 2);

@@ -46,7 +46,7 @@ fn names(directory: &str, ending: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_input_of_the_corpus_passes_its_check() {
+fn every_corpus_input_passes_its_check() {
     for (target, check) in CHECKS {
         let mut inputs = 0;
         for entry in fs::read_dir(repository("fuzz/corpus").join(target)).unwrap() {
@@ -63,7 +63,7 @@ fn every_input_of_the_corpus_passes_its_check() {
 }
 
 #[test]
-fn every_check_is_fuzzed_with_a_corpus() {
+fn every_check_has_a_fuzz_target_and_corpus() {
     let checks: BTreeSet<_> = CHECKS.iter().map(|(target, _)| (*target).to_owned()).collect();
     assert_eq!(names("fuzz_targets", ".rs"), checks);
     assert_eq!(names("corpus", ""), checks);
@@ -71,7 +71,7 @@ fn every_check_is_fuzzed_with_a_corpus() {
 }
 
 #[test]
-fn the_corpus_stays_small() {
+fn corpus_stays_small() {
     const MAX_BYTES: u64 = 1 << 20;
     let mut bytes = 0;
     for (target, _) in CHECKS {

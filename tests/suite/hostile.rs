@@ -89,7 +89,7 @@ fn with_value(value: &[u8]) -> RateLimitRequest {
 }
 
 #[test]
-fn requests_that_ask_nothing_get_a_clear_status() {
+fn empty_requests_get_a_clear_status() {
     let target = Target::start();
     let empty = RateLimitRequest::default();
     let domain_only = RateLimitRequest { domain: "shop".into(), ..empty.clone() };
@@ -116,7 +116,7 @@ fn requests_that_ask_nothing_get_a_clear_status() {
 }
 
 #[test]
-fn a_value_of_any_bytes_is_limited_like_any_other() {
+fn value_of_any_bytes_is_limited() {
     let target = Target::start();
     let long = "x".repeat(20 * 1024);
     let longer = "x".repeat(3 << 20);
@@ -131,7 +131,7 @@ fn a_value_of_any_bytes_is_limited_like_any_other() {
 }
 
 #[test]
-fn descriptors_are_answered_up_to_their_bound() {
+fn descriptors_are_decided_up_to_their_bound() {
     let target = Target::start();
     let many = |count| RateLimitRequest {
         descriptors: vec![grpc::descriptor(&[("open", "x")]); count],
@@ -174,7 +174,7 @@ fn overrides_of_any_number_are_decided_or_ignored() {
 }
 
 #[test]
-fn damaged_messages_are_refused_or_answered() {
+fn damaged_messages_are_rejected_or_decided() {
     let target = Target::start();
     let mut question = grpc::rate_limit_request("shop", &[("user", "ann"), ("path", "/")]);
     question.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 1, unit_multiplier: Some(2) });
@@ -211,7 +211,7 @@ fn damaged_messages_are_refused_or_answered() {
 }
 
 #[test]
-fn frames_that_lie_end_their_call_only() {
+fn invalid_frames_end_only_their_call() {
     let target = Target::start();
     let good = grpc::rate_limit_request("shop", &[("open", "x")]).encode_to_vec();
     let length = u32::try_from(good.len()).unwrap();
@@ -265,7 +265,7 @@ fn read_to_end_of(connection: &mut Http2Connection, stream: u32, mut flags: u8) 
 }
 
 #[test]
-fn a_message_in_pieces_is_answered_as_in_one() {
+fn split_message_is_decided_like_a_whole_one() {
     let target = Target::start();
     let good = grpc::rate_limit_request("shop", &[("open", "x")]).encode_to_vec();
     let length = u32::try_from(good.len()).unwrap();
@@ -303,7 +303,7 @@ fn a_message_in_pieces_is_answered_as_in_one() {
 }
 
 #[test]
-fn small_messages_that_unfold_to_large_ones_take_no_room() {
+fn decompression_bombs_use_no_memory() {
     let target = Target::start();
     let descriptors = b"\x12\x00".repeat(2_000_000);
     let entries = |count: usize| {
@@ -376,7 +376,7 @@ fn answer_to(port: u16, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn garbage_on_any_listener_is_refused() {
+fn garbage_on_any_listener_is_rejected() {
     let target = Target::start();
     let ports = [target.server.grpc_port(), target.server.http_port(), target.server.debug_port()];
     let mut random = Random(0xbad);
@@ -438,7 +438,7 @@ fn bad_http_gets_a_bad_status() {
 }
 
 #[test]
-fn clients_that_dawdle_keep_nobody_waiting() {
+fn slow_clients_do_not_delay_others() {
     let target = Target::start();
     let mut dawdlers = Vec::new();
     for (port, text) in [

@@ -44,7 +44,7 @@ fn json_log(say: impl FnOnce()) -> Value {
 }
 
 #[test]
-fn a_json_line_has_the_keys_that_collectors_know() {
+fn json_line_has_the_keys_that_collectors_expect() {
     let line =
         json_log(|| tracing::warn!(target: "tollkeeper", rules = 3, share = 0.5, ok = true, file = "a.yaml", "loaded"));
     let expected = json!({
@@ -59,14 +59,14 @@ fn a_json_line_has_the_keys_that_collectors_know() {
 }
 
 #[test]
-fn a_field_can_not_take_the_place_of_a_key() {
+fn field_cannot_override_a_standard_key() {
     let line = json_log(|| tracing::info!(target: "tollkeeper", level = "fatal", "@message" = "other", "said"));
     assert_eq!((&line["level"], &line["@message"]), (&json!("info"), &json!("said")));
     assert_eq!((&line["fields.level"], &line["fields.@message"]), (&json!("fatal"), &json!("other")));
 }
 
 #[test]
-fn a_text_line_has_time_level_and_message() {
+fn text_line_has_time_level_and_message() {
     let text = log(Level::Info, Format::Text, || {
         tracing::error!(target: "tollkeeper", path = "a b", port = 8081, rule = %"x.y", empty = "", "no \"luck\"");
     });
@@ -75,7 +75,7 @@ fn a_text_line_has_time_level_and_message() {
 }
 
 #[test]
-fn a_stranger_can_not_forge_a_line_or_steer_a_terminal() {
+fn untrusted_text_cannot_forge_lines_or_emit_escapes() {
     let hostile = "x\nlevel=error msg=forged\r\u{1b}[2J\u{9b}31m\u{7f}\0\u{2028}\u{202e}\t\"";
     for format in [Format::Text, Format::Json] {
         let text = log(Level::Info, format, || {
@@ -93,7 +93,7 @@ fn a_stranger_can_not_forge_a_line_or_steer_a_terminal() {
 }
 
 #[test]
-fn a_huge_value_is_cut_at_a_character() {
+fn huge_value_is_truncated_at_a_character() {
     let huge = format!("a{}", "é".repeat(MAX_VALUE_BYTES));
     let line = json_log(|| tracing::warn!(target: "tollkeeper", huge, "said"));
     let written = line["huge"].as_str().unwrap();
@@ -102,7 +102,7 @@ fn a_huge_value_is_cut_at_a_character() {
 }
 
 #[test]
-fn a_level_lets_through_itself_and_the_graver_ones() {
+fn level_passes_itself_and_more_severe_ones() {
     const ALL: [&str; 6] = ["fatal", "error", "warning", "info", "debug", "trace"];
     for (name, written) in
         [("panic", 0), ("FATAL", 1), ("error", 2), ("Warn", 3), ("WARNING", 3), ("info", 4), ("debug", 5), ("trace", 6)]
@@ -124,7 +124,7 @@ fn a_level_lets_through_itself_and_the_graver_ones() {
 }
 
 #[test]
-fn libraries_are_quiet_below_warning() {
+fn libraries_log_only_warnings_and_errors() {
     let say = || {
         tracing::warn!(target: "h2", "a");
         tracing::info!(target: "h2", "b");
@@ -136,7 +136,7 @@ fn libraries_are_quiet_below_warning() {
 }
 
 #[test]
-fn a_repeated_trouble_is_said_once_an_interval_with_a_count() {
+fn repeated_event_is_logged_once_per_interval_with_a_count() {
     let clock = Clock::manual(Time::from_secs(1000));
     let trouble = LogThrottle::every(Duration::from_secs(60));
     let due_at = |second: u64| {
@@ -164,7 +164,7 @@ fn a_repeated_trouble_is_said_once_an_interval_with_a_count() {
 }
 
 #[test]
-fn of_many_threads_one_may_speak_and_all_others_are_counted() {
+fn of_many_threads_one_logs_and_the_others_are_counted() {
     static TROUBLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     let spoke: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)

@@ -15,7 +15,7 @@ fn mapping(lines: &str) -> String {
 }
 
 #[test]
-fn a_name_is_mapped_by_its_kind_whichever_kind_is_asked_first() {
+fn mapping_follows_the_metric_type_in_any_order() {
     let file = mapping("match: a.*\nname: counted\nmatch_metric_type: counter");
     for first in [MetricKind::Counter, MetricKind::Gauge] {
         let mapper = Mapper::parse(&file).unwrap();
@@ -26,7 +26,7 @@ fn a_name_is_mapped_by_its_kind_whichever_kind_is_asked_first() {
 }
 
 #[test]
-fn a_regular_expression_is_one_by_itself() {
+fn regex_is_validated_by_itself() {
     // Within a group it would be one: `(?:a)|(?:b)`.
     for pattern in ["a)|(?:b", "a)(b", "("] {
         let said = refused(&mapping(&format!("match: '{pattern}'\nmatch_type: regex\nname: n")));
@@ -52,7 +52,7 @@ fn templates_are_bounded() {
 }
 
 #[test]
-fn a_file_of_large_expressions_is_refused_soon() {
+fn file_of_large_regexes_is_rejected_quickly() {
     const LONGEST: Duration = Duration::from_secs(60);
     let began = Instant::now();
     let said = refused(&mapping("match: '(?:a{1000}){100}'\nmatch_type: regex\nname: n"));
@@ -65,7 +65,7 @@ fn a_file_of_large_expressions_is_refused_soon() {
 }
 
 #[test]
-fn a_file_that_is_no_yaml_or_nests_without_end_is_refused() {
+fn invalid_or_deeply_nested_yaml_is_rejected() {
     let nested = format!("mappings: {}", "[".repeat(500_000));
     let named = format!("mappings:\n- match: a\n  name: {}", "{a: ".repeat(100_000));
     let bomb: String = (1..40).fold("a0: &a0 [x]\n".to_owned(), |text, level| {

@@ -69,7 +69,7 @@ fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<ChargeResul
 }
 
 #[test]
-fn of_200_charges_at_once_exactly_the_limit_of_50_pass() {
+fn of_200_concurrent_charges_exactly_the_limit_of_50_pass() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 50, Unit::Hour);
         let store = Memory::new(1 << 20);
@@ -97,7 +97,7 @@ fn of_200_charges_at_once_exactly_the_limit_of_50_pass() {
 }
 
 #[test]
-fn limits_of_one_descriptor_are_charged_together_whoever_else_charges() {
+fn limits_of_a_descriptor_are_charged_all_or_none_under_concurrency() {
     for (place, first) in Algorithm::ALL.into_iter().enumerate() {
         for second in Algorithm::ALL.into_iter().skip(place + 1) {
             let limits = [limit(first, 60, Unit::Day), limit(second, 40, Unit::Hour)];
@@ -122,7 +122,7 @@ fn limits_of_one_descriptor_are_charged_together_whoever_else_charges() {
 }
 
 #[test]
-fn a_store_fed_with_ever_new_values_stays_within_its_capacity_and_serves() {
+fn ever_new_values_stay_within_capacity() {
     const CAPACITY: u64 = 1 << 20;
     // With something left, so that a counter may give way.
     let limits = Algorithm::ALL.map(|algorithm| limit(algorithm, 2, Unit::Day));
@@ -156,7 +156,7 @@ fn a_store_fed_with_ever_new_values_stays_within_its_capacity_and_serves() {
 }
 
 #[test]
-fn a_counter_that_is_over_its_limit_never_gives_way() {
+fn counter_over_its_limit_is_never_evicted() {
     let used_up = limit(Algorithm::FixedWindow, 1, Unit::Day);
     let ample = limit(Algorithm::FixedWindow, 10, Unit::Day);
     let store = Memory::new(SMALLEST);
@@ -173,7 +173,7 @@ fn a_counter_that_is_over_its_limit_never_gives_way() {
 }
 
 #[test]
-fn who_rotates_values_can_not_flush_the_counter_that_refuses_them() {
+fn rotating_values_cannot_evict_a_rejecting_counter() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 3, Unit::Hour);
         let store = Memory::new(SMALLEST);
@@ -195,7 +195,7 @@ fn full_of_refusals(limit: &Limit) -> (Memory, u64) {
 }
 
 #[test]
-fn a_store_full_of_refusals_keeps_them_all_and_takes_no_new_key() {
+fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 1, Unit::Day);
         let (store, count) = full_of_refusals(&limit);
@@ -220,7 +220,7 @@ fn a_store_full_of_refusals_keeps_them_all_and_takes_no_new_key() {
 }
 
 #[test]
-fn logs_that_grow_stay_within_the_capacity_and_a_long_one_holds_all_the_same() {
+fn growing_logs_stay_within_capacity_and_keep_their_limit() {
     // 200 logs of up to 1000 records would take 3 MB.
     let log = limit(Algorithm::SlidingWindowLog, 1_000, Unit::Day);
     let store = Memory::new(SMALLEST);
@@ -239,7 +239,7 @@ fn logs_that_grow_stay_within_the_capacity_and_a_long_one_holds_all_the_same() {
 }
 
 #[test]
-fn refunds_and_looks_take_no_room() {
+fn refunds_and_peeks_create_no_counter() {
     let store = Memory::new(SMALLEST);
     for algorithm in Algorithm::ALL {
         let limit = [limit(algorithm, 5, Unit::Day)];
@@ -254,7 +254,7 @@ fn refunds_and_looks_take_no_room() {
 }
 
 #[test]
-fn a_key_that_finds_no_room_is_answered_by_policy() {
+fn key_without_room_is_decided_by_policy() {
     let mut service = TestService::new([("TOLLKEEPER_ON_STORE_ERROR", "allow")], NOW);
     service.load([(
         "rules.yaml",
@@ -314,7 +314,7 @@ descriptors:
 }
 
 #[test]
-fn a_sweep_drops_what_has_expired_and_nothing_before() {
+fn sweep_drops_expired_counters_and_no_others() {
     // Half way into a second, where rounding would show.
     let now = NOW.plus_us(SECOND_US / 2);
     for algorithm in Algorithm::ALL {
@@ -348,7 +348,7 @@ fn a_sweep_drops_what_has_expired_and_nothing_before() {
 }
 
 #[test]
-fn a_million_token_buckets_would_take_at_most_64_bytes_each() {
+fn token_bucket_takes_at_most_64_bytes() {
     // A shard does not know how many others there are, and keys fall into them evenly: a fifth of a million in a fifth
     // of the most shards there can be is the same for each. The share is watched while they grow, as it is largest
     // just after an index has doubled.
@@ -418,7 +418,7 @@ proptest! {
 
     /// A map of states that forgets nothing and knows neither shards, entries nor expiry.
     #[test]
-    fn decides_as_a_map_that_keeps_every_state_would(steps in prop::collection::vec(step(), 1..120)) {
+    fn decisions_equal_those_of_an_unbounded_map(steps in prop::collection::vec(step(), 1..120)) {
         let palette = palette();
         let store = Memory::new(1 << 20);
         let mut states: HashMap<(u8, u128), State> = HashMap::new();
@@ -451,7 +451,7 @@ proptest! {
 }
 
 #[test]
-fn a_bucket_outlives_the_time_at_which_a_higher_limit_would_have_emptied_it() {
+fn bucket_expiry_accounts_for_a_lowered_limit() {
     for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket] {
         let limit = |count| {
             let mut terms = LimitSpec::new(algorithm, count, Period::new(Unit::Minute, 1).unwrap());
@@ -472,7 +472,7 @@ fn a_bucket_outlives_the_time_at_which_a_higher_limit_would_have_emptied_it() {
 }
 
 #[test]
-fn who_finds_no_room_is_limited_all_the_same() {
+fn overflow_key_is_limited_too() {
     let one = limit(Algorithm::FixedWindow, 1, Unit::Day);
     let (store, count) = full_of_refusals(&one);
     let three = [limit(Algorithm::FixedWindow, 3, Unit::Day)];

@@ -224,7 +224,7 @@ fn fixed(scrape: &Scrape) -> Vec<String> {
 }
 
 #[test]
-fn a_scrape_says_what_was_sent() {
+fn scrape_matches_the_requests_sent() {
     let watched = Watched::start(with_rules(SHOP));
     send_traffic(&watched.server);
     let found = watched.scrape();
@@ -241,7 +241,7 @@ fn a_scrape_says_what_was_sent() {
 }
 
 #[test]
-fn the_limit_of_each_rule_is_told() {
+fn limit_of_each_rule_is_exported() {
     let watched = Watched::start(with_rules(SHOP));
     let of = |rule: &str, algorithm: &str, period: &str| {
         format!(
@@ -263,7 +263,7 @@ fn the_limit_of_each_rule_is_told() {
 }
 
 #[test]
-fn buckets_are_cumulative_and_fit_for_20_ms() {
+fn histogram_buckets_are_cumulative_and_resolve_20_ms() {
     let watched = Watched::start(with_rules(SHOP));
     send_traffic(&watched.server);
     let found = watched.scrape();
@@ -292,7 +292,7 @@ fn buckets_are_cumulative_and_fit_for_20_ms() {
 }
 
 #[test]
-fn response_times_are_milliseconds_where_asked_for() {
+fn response_time_is_in_milliseconds_if_enabled() {
     let setup = with_rules(SHOP).env("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "true");
     let found = Watched::start(setup).scrape();
     let peer = found.with_prefix("ratelimit_service_response_time_seconds_bucket{grpc_method=\"Check\",le=\"10000\"}");
@@ -328,7 +328,7 @@ descriptors:
 "#;
 
 #[test]
-fn labels_are_right_at_every_depth_whatever_values_hold() {
+fn labels_are_escaped_at_every_depth() {
     let watched = Watched::start(with_rules(DEEP).env("TOLLKEEPER_METRIC_PATH_LABEL", "true"));
     let entries = [
         ("a", "x.y"),
@@ -357,7 +357,7 @@ fn labels_are_right_at_every_depth_whatever_values_hold() {
 }
 
 #[test]
-fn tags_are_labels_of_every_series_and_hide_none() {
+fn tags_become_labels_of_every_series() {
     let setup = with_rules(SHOP).env("EXTRA_TAGS", "env:prod,zone:eu-1,domain:never,note:a \"b\"");
     let watched = Watched::start(setup);
     send_traffic(&watched.server);
@@ -373,7 +373,7 @@ fn tags_are_labels_of_every_series_and_hide_none() {
 }
 
 #[test]
-fn a_reload_keeps_the_counts_of_rules_that_stay() {
+fn reload_keeps_counts_of_unchanged_rules() {
     let watched = Watched::start(with_rules(SHOP));
     let user = "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"user\"}";
     assert!(watched.ask("shop", "user=ann", 1));
@@ -399,7 +399,7 @@ fn a_reload_keeps_the_counts_of_rules_that_stay() {
 }
 
 #[test]
-fn the_debug_listener_tells_all_counters_by_their_names_in_statsd() {
+fn stats_page_lists_counters_by_their_statsd_names() {
     let server = with_rules(SHOP).start();
     send_traffic(&server);
     let page = http::get(server.debug_port(), "/stats").send().text();
@@ -418,7 +418,7 @@ fn the_debug_listener_tells_all_counters_by_their_names_in_statsd() {
 }
 
 #[test]
-fn without_being_asked_for_there_is_no_listener_and_disabled_means_off() {
+fn metrics_listener_is_off_by_default_and_when_disabled() {
     for disabled in [false, true] {
         let port = Port::reserve();
         let address = format!("127.0.0.1:{}", port.number());
@@ -441,7 +441,7 @@ fn without_being_asked_for_there_is_no_listener_and_disabled_means_off() {
 }
 
 #[test]
-fn what_prometheus_can_not_be_served_on_is_one_clear_line() {
+fn unusable_prometheus_address_is_one_error_line() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for (name, value, words) in [
@@ -464,7 +464,7 @@ fn what_prometheus_can_not_be_served_on_is_one_clear_line() {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong() {
+fn promtool_check_metrics_passes() {
     let setup = with_rules(SHOP).env("EXTRA_TAGS", "env:prod").env("TOLLKEEPER_METRIC_PATH_LABEL", "true");
     let watched = Watched::start(setup);
     send_traffic(&watched.server);

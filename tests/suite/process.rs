@@ -54,7 +54,7 @@ fn hold(port: u16, key: &'static str) -> mpsc::Receiver<Vec<Result<(), Code>>> {
 }
 
 #[test]
-fn health_is_asked_by_three_names() {
+fn health_is_served_under_three_names() {
     let server = server().start();
     let client = Client::connect(server.grpc_port());
     for name in ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"] {
@@ -71,7 +71,7 @@ fn health_is_asked_by_three_names() {
 }
 
 #[test]
-fn a_stop_says_so_before_it_stops_answering() {
+fn shutdown_reports_unhealthy_before_it_stops_serving() {
     for signal in ["TERM", "INT"] {
         let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "3s").start();
         let mut connection = Http2Connection::connect(server.grpc_port());
@@ -99,7 +99,7 @@ fn a_stop_says_so_before_it_stops_answering() {
 }
 
 #[test]
-fn a_stop_finishes_what_is_held() {
+fn shutdown_finishes_delayed_responses() {
     let mut server = server().start();
     let outcome = hold(server.grpc_port(), "queue");
     wait_for("the queue to be full", || (server.post_json(&charge("queue", "x", 0)).status == 429).then_some(()));
@@ -109,7 +109,7 @@ fn a_stop_finishes_what_is_held() {
 }
 
 #[test]
-fn a_stop_takes_no_longer_than_its_timeout() {
+fn shutdown_ends_within_its_timeout() {
     let mut server = server().env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "300ms").start();
     let outcome = hold(server.grpc_port(), "slow_queue");
     wait_for("the queue to be full", || (server.post_json(&charge("slow_queue", "x", 0)).status == 429).then_some(()));
@@ -120,7 +120,7 @@ fn a_stop_takes_no_longer_than_its_timeout() {
 }
 
 #[test]
-fn a_second_signal_ends_at_once() {
+fn second_signal_ends_at_once() {
     let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "1h").env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1h").start();
     server.signal("TERM");
     wait_for("the drain", || (server.healthcheck() == 500).then_some(()));
@@ -132,7 +132,7 @@ fn a_second_signal_ends_at_once() {
 }
 
 #[test]
-fn clients_that_dawdle_do_not_delay_a_stop() {
+fn slow_clients_do_not_delay_shutdown() {
     let mut server = server().start();
     let begun: Vec<_> = [server.grpc_port(), server.http_port(), server.debug_port()]
         .into_iter()
@@ -156,7 +156,7 @@ fn clients_that_dawdle_do_not_delay_a_stop() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_one_line() {
+fn taken_port_is_one_error_line() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     for setting in ["GRPC_PORT", "PORT", "DEBUG_PORT"] {
@@ -168,7 +168,7 @@ fn a_port_that_is_taken_is_one_line() {
 }
 
 #[test]
-fn settings_that_can_not_be_honoured_stop_the_start() {
+fn unsupported_settings_stop_the_start() {
     let table = [
         ("PORT", "eighty"),
         ("GRPC_PORT", "65536"),
@@ -201,7 +201,7 @@ fn settings_that_can_not_be_honoured_stop_the_start() {
 }
 
 #[test]
-fn arguments_that_are_not_known_are_misuse() {
+fn unknown_arguments_are_usage_errors() {
     for arguments in [["--nonsense", ""], ["serv", ""], ["--config", ""]] {
         let setup =
             arguments.iter().filter(|it| !it.is_empty()).fold(tollkeeper::without_rules(), |setup, it| setup.arg(*it));
@@ -210,7 +210,7 @@ fn arguments_that_are_not_known_are_misuse() {
 }
 
 #[test]
-fn called_as_ratelimit_it_serves_and_warns_of_arguments() {
+fn invoked_as_ratelimit_it_serves_and_warns_of_arguments() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("ratelimit/config")).unwrap();
     fs::write(root.path().join("ratelimit/config/rules.yaml"), RULES).unwrap();
@@ -224,7 +224,7 @@ fn called_as_ratelimit_it_serves_and_warns_of_arguments() {
 }
 
 #[test]
-fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
+fn envoy_gateway_environment_starts_except_for_rejected_settings() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("ratelimit/config")).unwrap();
     fs::write(root.path().join("ratelimit/config/rules.yaml"), RULES).unwrap();
@@ -267,14 +267,14 @@ fn what_envoy_gateway_sets_starts_but_for_what_is_refused() {
 }
 
 #[test]
-fn config_goes_before_runtime_and_says_so() {
+fn config_flag_takes_precedence_over_runtime_root() {
     let server = server().env("RUNTIME_ROOT", "/nowhere").start();
     assert_eq!(server.rules_status()["rules"], 3);
     assert_eq!(server.stderr().matches("RUNTIME_*").count(), 1, "{}", server.stderr());
 }
 
 #[test]
-fn a_unix_socket_takes_the_place_of_the_port() {
+fn unix_socket_replaces_the_port() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("grpc.sock");
     // A file that nobody listens on any more is what a crash leaves.
@@ -299,7 +299,7 @@ fn a_unix_socket_takes_the_place_of_the_port() {
 }
 
 #[test]
-fn reflection_is_offered_only_when_asked_for() {
+fn reflection_is_off_by_default() {
     const METHODS: [&str; 2] = [
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
@@ -323,7 +323,7 @@ fn reflection_is_offered_only_when_asked_for() {
 }
 
 #[test]
-fn a_method_that_does_not_exist_is_unimplemented() {
+fn unknown_method_is_unimplemented() {
     let server = server().start();
     let client = Client::connect(server.grpc_port());
     for method in [
@@ -336,7 +336,7 @@ fn a_method_that_does_not_exist_is_unimplemented() {
 }
 
 #[test]
-fn compressed_requests_are_read() {
+fn compressed_requests_are_accepted() {
     let server = server().start();
     let answer = Client::connect(server.grpc_port())
         .call_compressed(&grpc::rate_limit_request("shop", &[("user", "ann")]))
@@ -345,7 +345,7 @@ fn compressed_requests_are_read() {
 }
 
 #[test]
-fn a_connection_is_asked_to_close_when_it_is_old() {
+fn old_connection_gets_goaway() {
     let server = server().env("GRPC_MAX_CONNECTION_AGE", "100ms").start();
     let mut connection = Http2Connection::connect(server.grpc_port());
     let kinds: Vec<_> = std::iter::from_fn(|| connection.next()).map(|frame| frame.kind).collect();
@@ -354,14 +354,14 @@ fn a_connection_is_asked_to_close_when_it_is_old() {
 }
 
 #[test]
-fn an_old_connection_is_cut_off_after_its_grace() {
+fn old_connection_is_closed_after_its_grace() {
     let server = server().env("GRPC_MAX_CONNECTION_AGE", "100ms").env("GRPC_MAX_CONNECTION_AGE_GRACE", "200ms").start();
     let calls = hold(server.grpc_port(), "slow_queue").recv_timeout(PATIENCE).unwrap();
     assert!(calls.iter().any(Result::is_err), "a call outlived its connection: {calls:?}");
 }
 
 #[test]
-fn a_connection_whose_client_is_gone_is_closed() {
+fn connection_of_a_vanished_client_is_closed() {
     let server = server()
         .env("TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL", "1s")
         .env("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "100ms")
@@ -376,7 +376,7 @@ fn a_connection_whose_client_is_gone_is_closed() {
 }
 
 #[test]
-fn a_connection_whose_client_answers_pings_stays() {
+fn connection_that_answers_pings_stays() {
     let server = server()
         .env("TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL", "1s")
         .env("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "100ms")
@@ -395,7 +395,7 @@ fn is_refusal_of_peer(answer: &Response) -> bool {
 }
 
 #[test]
-fn json_answers_as_the_peer_does() {
+fn json_endpoint_matches_envoyproxy_ratelimit() {
     let server = server().start();
     let mut answers = Vec::new();
     for method in ["POST", "GET", "PUT"] {
@@ -445,7 +445,7 @@ fn json_without_rules_is_a_bad_request() {
 }
 
 #[test]
-fn pages_that_do_not_exist_are_said_so() {
+fn unknown_pages_are_not_found() {
     let server = server().start();
     for path in ["/", "/jsonx", "/json/", "/rlconfig", "/metrics", "/%00"] {
         let answer = http::get(server.http_port(), path).send();
@@ -456,7 +456,7 @@ fn pages_that_do_not_exist_are_said_so() {
 }
 
 #[test]
-fn the_debug_listener_shows_what_there_is() {
+fn debug_listener_lists_its_pages() {
     let server = server().start();
     for path in ["/", "/nothing"] {
         let answer = http::get(server.debug_port(), path).send();
@@ -477,7 +477,7 @@ fn the_debug_listener_shows_what_there_is() {
 }
 
 #[test]
-fn each_line_of_a_json_log_is_an_object() {
+fn json_log_lines_are_objects() {
     let mut server = server().env("LOG_FORMAT", "json").env("LOG_LEVEL", "debug").start();
     fs::write(server.rules_path(), "domain: shop\nnonsense: \"\\e[31m\"\n").unwrap();
     wait_for("the refusal", || server.stderr().contains("Error loading new configuration: ").then_some(()));
@@ -494,7 +494,7 @@ fn each_line_of_a_json_log_is_an_object() {
 }
 
 #[test]
-fn the_log_says_where_it_listens() {
+fn log_names_the_listeners() {
     let server = server().start();
     for port in [server.grpc_port(), server.http_port(), server.debug_port()] {
         let address = format!("127.0.0.1:{port}");
@@ -503,7 +503,7 @@ fn the_log_says_where_it_listens() {
 }
 
 #[test]
-fn an_answer_is_held_no_longer_than_its_caller_waits() {
+fn delay_stays_within_the_call_deadline() {
     let server = server().start();
     let client = Client::connect(server.grpc_port());
     // The second would leave after a minute: it is refused at once instead.
@@ -514,7 +514,7 @@ fn an_answer_is_held_no_longer_than_its_caller_waits() {
 }
 
 #[test]
-fn a_caller_that_gives_up_harms_nobody() {
+fn cancelled_call_does_no_harm() {
     let server = server().start();
     let mut connection = Http2Connection::connect(server.grpc_port());
     let message = grpc::rate_limit_request("shop", &[("queue", "z")]).encode_to_vec();
@@ -530,7 +530,7 @@ fn a_caller_that_gives_up_harms_nobody() {
 }
 
 #[test]
-fn a_rule_that_is_looked_at_and_then_refuses_a_report_says_so_once() {
+fn peek_then_lost_report_is_warned_about_once() {
     let rules = "\
 domain: shop
 descriptors:
@@ -550,7 +550,7 @@ descriptors:
 }
 
 #[test]
-fn a_spared_descriptor_is_not_taken_for_a_look() {
+fn spared_descriptor_is_not_taken_for_a_peek() {
     let rules = "\
 domain: shop
 descriptors:
@@ -573,7 +573,7 @@ descriptors:
 }
 
 #[test]
-fn rules_that_can_not_be_loaded_keep_a_process_from_being_ready() {
+fn unloadable_rules_keep_the_process_unready() {
     let server = tollkeeper::with_rules("domain: shop\ndescriptors: [{key: ''}]\n").start_unhealthy();
     let status = |path: &str| http::get(server.http_port(), path).send().status;
     assert_eq!([status("/healthcheck"), status("/livez"), status("/readyz")], [200, 200, 500]);
@@ -583,7 +583,7 @@ fn rules_that_can_not_be_loaded_keep_a_process_from_being_ready() {
 }
 
 #[test]
-fn an_explanation_has_a_bound() {
+fn explain_page_is_bounded() {
     let server = server().start();
     let ask = |descriptors: usize, entries: usize| {
         let entry = json!({ "key": "user", "value": "x" });
@@ -595,7 +595,7 @@ fn an_explanation_has_a_bound() {
 }
 
 #[test]
-fn asked_for_help_under_another_name_it_helps() {
+fn help_works_under_another_program_name() {
     for question in ["--help", "--version"] {
         let ended = tollkeeper::without_rules().invoked_as("ratelimit", &[question]).run();
         assert_eq!(ended.code, Some(0), "{question}: {}", ended.stderr);

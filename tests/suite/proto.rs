@@ -30,7 +30,7 @@ const LEFT_OUT: [(&str, &str); 2] = [
 ];
 
 #[test]
-fn what_we_have_is_what_envoy_has() {
+fn declared_messages_match_envoy() {
     for (ours, envoys) in file_pairs() {
         let extra: Vec<_> = ours.difference(&envoys).collect();
         assert!(extra.is_empty(), "in proto/, but not in Envoy: {extra:#?}");
@@ -38,7 +38,7 @@ fn what_we_have_is_what_envoy_has() {
 }
 
 #[test]
-fn what_we_leave_out_is_listed() {
+fn omitted_fields_are_listed() {
     let missing: BTreeSet<String> = file_pairs().iter().flat_map(|(ours, envoys)| envoys - ours).collect();
     let left_out: Vec<String> = LEFT_OUT
         .iter()

@@ -50,7 +50,7 @@ fn without_polling(setup: Setup) -> Setup {
 }
 
 #[test]
-fn a_file_takes_effect_however_it_is_replaced() {
+fn file_replaced_in_any_way_is_reloaded() {
     type Replacement = (&'static str, fn(&Path, &str));
     let replacements: [Replacement; 3] = [
         ("written in place", |path, text| fs::write(path, text).unwrap()),
@@ -136,7 +136,7 @@ fn in_config_below(root: &Path) -> Setup {
 }
 
 #[test]
-fn a_config_map_takes_effect_when_it_is_swapped() {
+fn swapped_config_map_is_reloaded() {
     let root = tempfile::tempdir().unwrap();
     let map = ConfigMap::mount(root.path().join("config"), &[("rules.yaml", rules(1))]);
     let server = without_polling(in_config_below(root.path())).start();
@@ -150,7 +150,7 @@ fn a_config_map_takes_effect_when_it_is_swapped() {
 }
 
 #[test]
-fn a_runtime_root_takes_effect_when_its_link_is_swapped() {
+fn swapped_runtime_root_link_is_reloaded() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path().join("current");
     let deploy = |version: u32| {
@@ -173,7 +173,7 @@ fn a_runtime_root_takes_effect_when_its_link_is_swapped() {
 }
 
 #[test]
-fn a_hangup_reads_the_rules_again_and_ends_nothing() {
+fn sighup_reloads_the_rules() {
     let mut server = without_polling(tollkeeper::with_rules(&rules(1))).start();
     for version in 2..4 {
         server.signal("HUP");
@@ -184,7 +184,7 @@ fn a_hangup_reads_the_rules_again_and_ends_nothing() {
 }
 
 #[test]
-fn polling_finds_a_change_that_sends_no_event() {
+fn polling_finds_a_change_without_event() {
     // What is written through another name of the file tells nobody who watches the directory of the first.
     let (place, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (file, other_name) = (place.path().join("rules.yaml"), elsewhere.path().join("rules"));
@@ -197,7 +197,7 @@ fn polling_finds_a_change_that_sends_no_event() {
 }
 
 #[test]
-fn a_bad_set_is_refused_whole() {
+fn invalid_rules_are_rejected_as_a_whole() {
     let files = tempfile::tempdir().unwrap();
     let (good, other) = (files.path().join("good.yaml"), files.path().join("other.yaml"));
     fs::write(&good, rules(1)).unwrap();
@@ -233,7 +233,7 @@ fn a_bad_set_is_refused_whole() {
 }
 
 #[test]
-fn rules_that_vanish_stay_in_force() {
+fn last_good_rules_serve_after_files_vanish() {
     type Layout = (&'static str, fn(&Path) -> Setup, &'static str);
     let layouts: [Layout; 3] = [
         ("--config", |root| tollkeeper::without_rules().arg("--config").arg(root.join("app/config")), "app/config"),
@@ -270,7 +270,7 @@ fn rules_that_vanish_stay_in_force() {
 }
 
 #[test]
-fn a_server_that_starts_without_rules_serves_once_they_come() {
+fn server_started_without_rules_serves_once_they_appear() {
     for (setting, healthy) in [("false", true), ("true", false)] {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("later/rules.yaml");
@@ -298,7 +298,7 @@ fn a_server_that_starts_without_rules_serves_once_they_come() {
 }
 
 #[test]
-fn a_runtime_directory_without_rules_limits_nothing_until_they_come() {
+fn empty_runtime_directory_limits_nothing_until_rules_appear() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("config")).unwrap();
     let setup = in_config_below(root.path()).env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true");
@@ -320,7 +320,7 @@ fn remaining_after_hit(server: &Tollkeeper) -> u64 {
 }
 
 #[test]
-fn a_counter_survives_a_change_that_keeps_its_key() {
+fn counter_survives_a_change_that_keeps_its_key() {
     let bucket =
         |rate_limit: &str| format!("domain: shop\ndescriptors:\n- key: user\n  rate_limit: {{{rate_limit}}}\n");
     let server = without_polling(tollkeeper::with_rules(&bucket("unit: day, requests_per_unit: 10"))).start();
@@ -350,7 +350,7 @@ fn halves(limit: u32) -> [(&'static str, String); 2] {
 }
 
 #[test]
-fn no_answer_sees_half_a_change() {
+fn no_response_mixes_two_rule_sets() {
     const SWAPS: u32 = 200;
     let root = TempDir::new().unwrap();
     let map = ConfigMap::mount(root.path().join("config"), &halves(1_000_001));

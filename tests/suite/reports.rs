@@ -54,7 +54,7 @@ fn lines(keys: &[top::TopKey]) -> Vec<String> {
 
 proptest! {
     #[test]
-    fn a_count_is_off_by_its_error_at_most_and_what_is_missing_by_what_is_said(
+    fn space_saving_counts_stay_within_their_error(
         keys in prop::collection::vec((0_u128..40, 1_u64..5), 1..400),
         most in 1_usize..12,
     ) {
@@ -79,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn keys_of_several_minutes_are_told_within_their_bounds(
+    fn top_keys_of_several_minutes_stay_within_their_bounds(
         refusals in prop::collection::vec((0_u64..6, 0_usize..30, 1_u64..4), 1..300),
     ) {
         // As small as it can be: one counter in each shard.
@@ -134,7 +134,7 @@ fn mixed(number: u64) -> u64 {
 }
 
 #[test]
-fn the_keys_refused_most_are_told_over_all_and_by_limit() {
+fn most_rejected_keys_are_reported_overall_and_by_limit() {
     let service = test_service(
         "descriptors:\n\
          - {key: login, rate_limit: {unit: hour, requests_per_unit: 2}}\n\
@@ -169,7 +169,7 @@ fn the_keys_refused_most_are_told_over_all_and_by_limit() {
 }
 
 #[test]
-fn what_was_refused_leaves_with_its_minute() {
+fn rejections_leave_the_report_with_their_minute() {
     let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n");
     ask(&service, "login=ann", 6);
     service.advance_us(2 * 60 * SECOND_US);
@@ -186,7 +186,7 @@ fn what_was_refused_leaves_with_its_minute() {
 }
 
 #[test]
-fn rotating_values_take_no_more_room_and_hide_nobody() {
+fn rotating_values_use_bounded_memory_and_hide_no_key() {
     let service = TestService::new([("TOLLKEEPER_TOP_KEYS", "64")], NOON);
     load_shop_rules(&service, "descriptors:\n- {key: id, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
     for round in 0..2000 {
@@ -203,7 +203,7 @@ fn rotating_values_take_no_more_room_and_hide_nobody() {
 }
 
 #[test]
-fn refusals_of_many_threads_are_all_counted() {
+fn concurrent_rejections_are_all_counted() {
     let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
     in_parallel(4, |thread| ask(&service, &format!("login=k{}", thread % 2), 500));
     let report = top(&service, &top::TopQuery::default());
@@ -211,7 +211,7 @@ fn refusals_of_many_threads_are_all_counted() {
 }
 
 #[test]
-fn what_stands_out_of_a_limit_is_found() {
+fn findings_name_unusual_limits() {
     let service = test_service(
         "descriptors:\n\
          - {key: never, rate_limit: {unit: minute, requests_per_unit: 5}}\n\
@@ -257,7 +257,7 @@ fn what_stands_out_of_a_limit_is_found() {
 }
 
 #[test]
-fn a_rule_whose_metrics_are_named_by_requests_is_told_of_as_one() {
+fn detailed_metric_rule_is_reported_as_one() {
     let service = test_service(
         "descriptors:\n- {key: user, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
     );
@@ -270,7 +270,7 @@ fn a_rule_whose_metrics_are_named_by_requests_is_told_of_as_one() {
 }
 
 #[test]
-fn a_strangers_text_has_no_power_over_a_terminal() {
+fn request_text_cannot_control_a_terminal() {
     let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
     ask(&service, "login=\u{1b}[2Jx\n\u{202e}y", 1);
     ask(&service, &format!("login={}", "ä".repeat(400)), 1);
@@ -283,7 +283,7 @@ fn a_strangers_text_has_no_power_over_a_terminal() {
 }
 
 #[test]
-fn the_pages_of_a_process_tell_both_and_refuse_what_they_do_not_know() {
+fn top_and_rules_pages_report_and_reject_unknown_parameters() {
     let server =
         with_rules("domain: shop\ndescriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n")
             .env("TOLLKEEPER_DRAIN_PERIOD", "0s")

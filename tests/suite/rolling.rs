@@ -134,7 +134,7 @@ fn healthy(envoy: &Envoy) -> u64 {
 }
 
 #[test]
-fn a_rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
+fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
     let redis = redis::options().start();
     let ports = [Port::reserve(), Port::reserve(), Port::reserve()];
     let mut replicas: Vec<Tollkeeper> = ports.iter().map(|port| replica(&redis, port)).collect();

@@ -67,7 +67,7 @@ fn problems(reading: Reading) -> Vec<Problem> {
 }
 
 #[test]
-fn a_given_directory_yields_its_rule_files_by_name() {
+fn directory_yields_its_rule_files_by_name() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["b.yaml", "a.yml", "c.json"], &["a.yml", "b.yaml", "c.json"]),
         (&["a.yaml", "README.md", "a.yaml~", "yaml"], &["a.yaml"]),
@@ -92,7 +92,7 @@ fn a_given_directory_yields_its_rule_files_by_name() {
 }
 
 #[test]
-fn files_carry_their_bytes_whatever_they_are() {
+fn files_are_read_as_raw_bytes() {
     let dir = tree(&["a.yaml"]);
     fs::write(dir.path().join("a.yaml"), b"\xff\x00\r\n").unwrap();
     let sources = read(paths(&[dir.path().join("a.yaml")])).unwrap();
@@ -101,7 +101,7 @@ fn files_carry_their_bytes_whatever_they_are() {
 }
 
 #[test]
-fn a_given_file_counts_whatever_its_name_and_only_once() {
+fn given_file_is_read_once_whatever_its_name() {
     let dir = tree(&["rules.conf", ".hidden", "d/a.yaml"]);
     let at = |name: &str| dir.path().join(name);
     let reading = read(paths(&[at("rules.conf"), at(".hidden"), at("d"), at("d/a.yaml"), at("rules.conf")]));
@@ -111,7 +111,7 @@ fn a_given_file_counts_whatever_its_name_and_only_once() {
 }
 
 #[test]
-fn a_runtime_directory_yields_what_the_peer_reads() {
+fn runtime_directory_yields_the_files_of_envoyproxy_ratelimit() {
     // Entries; watch_root; ignore_dotfiles; the names.
     let cases: &[(&[&str], bool, bool, &[&str])] = &[
         (&["sub/config/b.yaml", "sub/config/a"], true, false, &["config.a", "config.b.yaml"]),
@@ -150,7 +150,7 @@ fn of_two_runtime_files_with_one_dotted_name_the_later_is_read() {
 }
 
 #[test]
-fn missing_runtime_directories_are_refused_only_where_the_peer_stops() {
+fn missing_runtime_directory_is_rejected_like_envoyproxy_ratelimit() {
     // Entries below the temporary directory; watch_root; whether it loads.
     let cases: &[(&[&str], bool, bool)] = &[
         (&["root/sub/config/"], false, true),
@@ -204,7 +204,7 @@ fn unset_runtime_variables_mean_no_rules_and_a_warning() {
 }
 
 #[test]
-fn what_can_not_be_read_is_refused_with_path_and_fix() {
+fn unreadable_file_is_rejected_with_path_and_fix() {
     let cases: &[(&[&str], &str, &str)] = &[
         (&[], "gone.yaml", "gone.yaml: no such file or directory; check the spelling"),
         (&["x.yaml -> nowhere"], "", "x.yaml: the symbolic link leads nowhere; remove the link"),
@@ -225,14 +225,14 @@ fn what_can_not_be_read_is_refused_with_path_and_fix() {
 }
 
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let dir = tree(&["a.yaml", "b.yaml -> nowhere", "d/"]);
     let reading = read(paths(&[dir.path().to_owned(), dir.path().join("d"), dir.path().join("e")]));
     assert_eq!(problems(reading), [Problem::Dangling, Problem::NoRuleFiles, Problem::Missing]);
 }
 
 #[test]
-fn what_can_be_read_of_a_refused_set_is_kept_for_checking() {
+fn readable_files_of_a_rejected_set_are_kept_for_checking() {
     let dir = tree(&["a.yaml", "b.yaml -> nowhere", "c.yaml"]);
     let refused = read(paths(&[dir.path().to_owned()])).expect_err("must be refused");
     assert_eq!(refused.errors.len(), 1);
@@ -243,7 +243,7 @@ fn what_can_be_read_of_a_refused_set_is_kept_for_checking() {
 }
 
 #[test]
-fn fifos_sockets_and_devices_are_refused_without_blocking() {
+fn fifos_sockets_and_devices_are_rejected_without_blocking() {
     for (how, word) in [("fifo", "a FIFO"), ("socket", "a socket"), ("device", "a device")] {
         let dir = tree(&["sub/config/", "ok.yaml"]);
         let file = dir.path().join("sub/config/x.yaml");
@@ -271,7 +271,7 @@ fn fifos_sockets_and_devices_are_refused_without_blocking() {
 }
 
 #[test]
-fn files_are_refused_past_their_size_without_being_read() {
+fn oversized_files_are_rejected_without_reading() {
     let dir = tree(&["a.yaml"]);
     let file = dir.path().join("a.yaml");
     let cases = [(MAX_FILE_BYTES, true), (MAX_FILE_BYTES + 1, false), (100 << 20, false), (1 << 40, false)];
@@ -287,7 +287,7 @@ fn files_are_refused_past_their_size_without_being_read() {
 }
 
 #[test]
-fn all_files_together_are_bounded() {
+fn total_size_is_bounded() {
     let dir = tree(&["a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml", "f.yaml"]);
     for name in ["a.yaml", "b.yaml", "c.yaml", "d.yaml"] {
         File::create(dir.path().join(name)).unwrap().set_len(MAX_FILE_BYTES).unwrap();
@@ -327,7 +327,7 @@ fn nesting_is_bounded_with_and_without_links() {
 }
 
 #[test]
-fn the_schema_beside_the_rules_is_none_of_them() {
+fn schema_beside_the_rules_is_not_loaded() {
     let dir = tree(&["sub/config/a.yaml", "sub/config/rules.schema.json"]);
     for watch_root in [true, false] {
         let found = names(&read(runtime(dir.path(), watch_root, false)));

@@ -183,7 +183,7 @@ const PEER: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn every_variable_of_the_peer_is_known_with_its_default() {
+fn every_variable_of_envoyproxy_ratelimit_is_known_with_its_default() {
     for (name, default) in PEER {
         let setting = table::find(name).unwrap_or_else(|| panic!("{name} is not in the table"));
         assert_eq!(setting.default_text(), *default, "{name}");
@@ -191,7 +191,7 @@ fn every_variable_of_the_peer_is_known_with_its_default() {
 }
 
 #[test]
-fn the_table_has_each_name_once_and_defaults_of_their_kind() {
+fn settings_table_has_unique_names_and_typed_defaults() {
     let names: Vec<&str> = table::all().map(|setting| setting.name()).collect();
     for (i, setting) in table::all().enumerate() {
         let (name, help) = (setting.name(), setting.info().help);
@@ -302,7 +302,7 @@ fn parse<T: SettingValue>(text: &str) -> Result<T, String> {
 }
 
 #[test]
-fn durations_are_written_as_in_go() {
+fn durations_parse_like_go() {
     let nanos = [
         ("0", 0),
         ("150us", 150_000),
@@ -341,7 +341,7 @@ fn durations_are_written_as_in_go() {
 }
 
 #[test]
-fn bools_and_numbers_are_written_as_in_go() {
+fn bools_and_numbers_parse_like_go() {
     for word in ["1", "t", "T", "TRUE", "true", "True"] {
         assert_eq!(parse(word), Ok(true), "{word}");
         assert!(read(&[("SHADOW_MODE", word)]).decisions.shadow_mode);
@@ -393,7 +393,7 @@ fn lists_maps_and_sizes_are_parsed() {
 }
 
 #[test]
-fn a_bad_value_is_named_with_its_fix() {
+fn bad_value_is_reported_with_a_fix() {
     for (name, value, line) in [
         ("PORT", "abc", "PORT=abc: not a whole number; give a whole number, 0 to 65535"),
         ("PORT", "65536", "PORT=65536: out of range; give a whole number, 0 to 65535"),
@@ -472,7 +472,7 @@ fn all_bad_settings_are_reported_at_once_in_the_order_of_the_documentation() {
 }
 
 #[test]
-fn a_value_that_is_not_utf8_is_an_error_naming_the_variable() {
+fn value_that_is_not_utf8_is_an_error_naming_the_variable() {
     let raw = |name: &[u8], value: &[u8]| (OsString::from_vec(name.to_vec()), OsString::from_vec(value.to_vec()));
     let vars = [raw(b"RUNTIME_ROOT", b"/\xff"), raw(b"\xff", b"x"), raw(b"ELSE", b"\xff")];
     let error = Settings::from_env(vars.iter().cloned()).unwrap_err();
@@ -482,7 +482,7 @@ fn a_value_that_is_not_utf8_is_an_error_naming_the_variable() {
 }
 
 #[test]
-fn what_would_change_a_verdict_and_is_missing_stops_the_start() {
+fn unimplemented_setting_that_changes_verdicts_stops_the_start() {
     for (name, value, shown, rest) in [
         ("BACKEND_TYPE", "", "", "set but empty; unset it or give redis or memcache"),
         (
@@ -505,7 +505,7 @@ fn what_would_change_a_verdict_and_is_missing_stops_the_start() {
 }
 
 #[test]
-fn what_is_harmless_gets_one_line() {
+fn ignored_harmless_setting_gets_one_line() {
     let vars = [
         ("USE_STATSD", "false"),
         ("USE_PROMETHEUS", "true"),
@@ -538,7 +538,7 @@ fn what_is_harmless_gets_one_line() {
 }
 
 #[test]
-fn the_report_tells_the_fate_of_each_variable() {
+fn report_shows_the_disposition_of_each_variable() {
     let lines = report(os(&[
         ("TOLLKEEPER_LOGMAX", "1"),
         ("SHADOW_MODE", "true"),
@@ -596,7 +596,7 @@ fn the_report_tells_the_fate_of_each_variable() {
 }
 
 #[test]
-fn statsd_is_on_where_it_is_asked_for_or_its_place_is_named() {
+fn statsd_is_on_if_enabled_or_its_address_is_set() {
     let on = |vars: Vars<'_>| {
         let sinks = read(vars).metrics.statsd;
         let protocols = sinks.iter().map(|sink| (sink.host.clone(), sink.port, sink.protocol.clone()));
@@ -668,7 +668,7 @@ const ENVOY_GATEWAY: Vars<'static> = &[
 ];
 
 #[test]
-fn the_environment_of_envoy_gateway_is_understood_and_what_it_lacks_is_named() {
+fn envoy_gateway_environment_is_accepted_and_gaps_are_named() {
     let lines = problems(ENVOY_GATEWAY);
     let names: Vec<&str> = lines.iter().map(|line| line.split('=').next().unwrap()).collect();
     let missing = ["CONFIG_TYPE"];
@@ -709,7 +709,7 @@ fn secrets_are_never_shown() {
 }
 
 #[test]
-fn addresses_are_understood_as_people_write_them() {
+fn addresses_parse_in_common_forms() {
     let wildcard = |port| Some(Address { host: Host::Wildcard, port });
     let v6 = |port| Some(Address { host: Host::Ip(Ipv6Addr::LOCALHOST.into()), port });
     for (text, expected) in [
@@ -741,7 +741,7 @@ fn addresses_are_understood_as_people_write_them() {
 }
 
 #[test]
-fn a_wildcard_listens_on_ipv4_and_ipv6() {
+fn wildcard_address_listens_on_ipv4_and_ipv6() {
     let listener = Address { host: Host::Wildcard, port: 0 }.listen().unwrap();
     let port = listener.local_addr().unwrap().port();
     TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
@@ -753,7 +753,7 @@ fn a_wildcard_listens_on_ipv4_and_ipv6() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_an_error() {
+fn taken_port_is_an_error() {
     for host in [Host::Wildcard, Host::Ip(Ipv4Addr::LOCALHOST.into()), Host::Name("localhost".into())] {
         let first = Address { host: host.clone(), port: 0 }.listen().unwrap();
         let port = first.local_addr().unwrap().port();
@@ -777,7 +777,7 @@ fn help_names_every_setting_under_its_group() {
 
 /// `BLESS=1` writes the page anew.
 #[test]
-fn the_settings_page_is_that_of_the_table() {
+fn settings_doc_page_matches_the_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(&path, reference::markdown()).unwrap();

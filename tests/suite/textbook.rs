@@ -96,7 +96,7 @@ pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
 }
 
 #[test]
-fn every_case_on_bare_states() {
+fn textbook_cases_hold_on_bare_states() {
     for case in cases() {
         let mut states: HashMap<String, Vec<State>> = HashMap::new();
         run_case(&case, &mut |key, terms, now, request| {
@@ -109,7 +109,7 @@ fn every_case_on_bare_states() {
 }
 
 #[test]
-fn every_case_on_the_memory_store() {
+fn textbook_cases_hold_in_memory() {
     for case in cases() {
         let store = Memory::new(1 << 20);
         run_case(&case, &mut |key, terms, now, request| {

@@ -76,7 +76,7 @@ fn ask(client: &Client) -> bool {
 }
 
 #[test]
-fn grpc_is_served_over_tls_to_those_who_trust_it() {
+fn grpc_over_tls_requires_the_right_authority() {
     let (_directory, certificates) = certificates();
     let server = secured(&certificates).start();
     let port = server.grpc_port();
@@ -103,7 +103,7 @@ fn grpc_is_served_over_tls_to_those_who_trust_it() {
 }
 
 #[test]
-fn a_client_needs_a_certificate_where_it_is_asked_for_one() {
+fn client_certificate_is_required_if_configured() {
     let (_directory, certificates) = certificates();
     let (_elsewhere, others) = self::certificates();
     certificates.issue_client("envoy", &["envoy.example", "more.example"]);
@@ -139,7 +139,7 @@ fn a_client_needs_a_certificate_where_it_is_asked_for_one() {
 }
 
 #[test]
-fn the_client_of_the_peer_speaks_tls() {
+fn client_cmd_connects_over_tls() {
     let (directory, certificates) = certificates();
     let server = mutual(&certificates).start();
     let program = linked_as(directory.path(), "client_cmd");
@@ -178,7 +178,7 @@ fn is_replaced(server: &Tollkeeper, old: &Certificates, new: &Certificates, repl
 }
 
 #[test]
-fn a_certificate_that_is_renamed_into_place_is_served() {
+fn renamed_certificate_is_reloaded() {
     let ((directory, old), (_elsewhere, new)) = (certificates(), certificates());
     let server = secured(&old).start();
     is_replaced(&server, &old, &new, || {
@@ -191,7 +191,7 @@ fn a_certificate_that_is_renamed_into_place_is_served() {
 }
 
 #[test]
-fn a_certificate_behind_a_swapped_link_is_served() {
+fn certificate_behind_a_swapped_link_is_reloaded() {
     // As Kubernetes mounts a secret: NAME -> ..data/NAME, ..data -> a directory of that version.
     let ((_a, old), (_b, new)) = (certificates(), certificates());
     let mount = tempfile::tempdir().unwrap();
@@ -209,7 +209,7 @@ fn a_certificate_behind_a_swapped_link_is_served() {
 }
 
 #[test]
-fn what_can_not_be_used_leaves_the_certificate_before_in_force() {
+fn invalid_new_certificate_keeps_the_old_one() {
     let ((_a, certificates), (_b, others)) = (certificates(), certificates());
     let server = mutual(&certificates).start();
     let ca = certificates.path("ca.crt");
@@ -249,7 +249,7 @@ fn what_can_not_be_used_leaves_the_certificate_before_in_force() {
 }
 
 #[test]
-fn a_new_authority_for_clients_is_taken_without_a_restart() {
+fn client_authority_is_reloaded() {
     let ((_a, certificates), (_b, others)) = (certificates(), certificates());
     let server = mutual(&certificates).start();
     let trusted = others.path("trusted.crt");
@@ -265,7 +265,7 @@ fn a_new_authority_for_clients_is_taken_without_a_restart() {
 }
 
 #[test]
-fn pages_are_served_over_tls() {
+fn http_pages_are_served_over_tls() {
     let (_directory, certificates) = certificates();
     let setup = |more: &[(&str, &str)]| {
         let setup = server().env("TOLLKEEPER_HTTP_TLS_CERT", certificates.path("server.crt"));
@@ -296,7 +296,7 @@ fn pages_are_served_over_tls() {
 }
 
 #[test]
-fn what_can_not_be_used_stops_the_start_with_one_line() {
+fn unusable_certificate_stops_the_start_with_one_line() {
     let ((directory, certificates), (_elsewhere, others)) = (certificates(), certificates());
     let write = |name: &str, contents: &str| {
         let path = directory.path().join(name);
@@ -336,7 +336,7 @@ fn what_can_not_be_used_stops_the_start_with_one_line() {
 }
 
 #[test]
-fn who_dawdles_with_a_handshake_keeps_nobody_waiting_and_is_dropped() {
+fn slow_handshake_delays_no_one_and_is_closed() {
     let (_directory, certificates) = certificates();
     let server = secured(&certificates).env("TOLLKEEPER_HEAD_TIMEOUT", "500ms").start();
     let hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
@@ -355,7 +355,7 @@ fn who_dawdles_with_a_handshake_keeps_nobody_waiting_and_is_dropped() {
 }
 
 #[test]
-fn envoy_asks_over_tls_and_shows_its_certificate() {
+fn envoy_calls_over_mutual_tls() {
     let (_directory, certificates) = certificates();
     certificates.issue_client("envoy", &["envoy.example"]);
     let path = |name| text(certificates.path(name));

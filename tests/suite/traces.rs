@@ -57,7 +57,7 @@ fn attribute<'r>(received: &'r ReceivedSpan, name: &str) -> &'r str {
 }
 
 #[test]
-fn a_call_goes_on_with_the_trace_of_its_caller_in_every_form() {
+fn call_continues_the_callers_trace_in_every_format() {
     let forms: [&[(&'static str, &str)]; 6] = [
         &[("traceparent", SAMPLED), ("tracestate", "vendor=1")],
         &[("b3", "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-1")],
@@ -84,7 +84,7 @@ fn a_call_goes_on_with_the_trace_of_its_caller_in_every_form() {
 }
 
 #[test]
-fn spans_tell_what_was_asked_and_decided_and_by_whom() {
+fn spans_describe_request_decision_and_decider() {
     let collector = OtlpCollector::start();
     let server = over_grpc(traced(&collector.url()))
         .env("TRACING_SERVICE_NAMESPACE", "edge")
@@ -136,7 +136,7 @@ fn spans_tell_what_was_asked_and_decided_and_by_whom() {
 }
 
 #[test]
-fn descriptors_are_told_where_that_is_wanted_and_only_so_much_of_them() {
+fn descriptors_are_recorded_if_enabled_and_bounded() {
     let collector = OtlpCollector::start();
     let server = traced(&collector.url()).env("TOLLKEEPER_TRACE_DESCRIPTORS", "true").start();
     let long = "x".repeat(5000);
@@ -154,7 +154,7 @@ type Many<'a> = &'a [&'a [(&'static str, &'a str)]];
 type Situation<'a> = (&'a [(&'a str, &'a str)], Many<'a>, Many<'a>);
 
 #[test]
-fn what_the_caller_decided_holds_and_else_the_ratio() {
+fn callers_sampling_decision_takes_precedence_over_the_ratio() {
     let collector = OtlpCollector::start();
     let b3 = |decision: &str| format!("{TRACE}-{PARENT}-{decision}");
     let (b3_no, b3_undecided) = (b3("0"), format!("{TRACE}-{PARENT}"));
@@ -195,7 +195,7 @@ fn what_the_caller_decided_holds_and_else_the_ratio() {
 }
 
 #[test]
-fn a_ratio_keeps_about_that_share() {
+fn ratio_samples_about_that_share() {
     let collector = OtlpCollector::start();
     let mut server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0.5").start();
     let client = Client::connect(server.grpc_port());
@@ -210,7 +210,7 @@ fn a_ratio_keeps_about_that_share() {
 }
 
 #[test]
-fn what_is_no_context_is_taken_as_none() {
+fn invalid_context_is_ignored() {
     let collector = OtlpCollector::start();
     let server = traced(&collector.url()).start();
     let bad = [
@@ -246,7 +246,7 @@ fn what_is_no_context_is_taken_as_none() {
 proptest! {
     /// Whatever strangers send is read without a panic, and what comes of it is a context or none.
     #[test]
-    fn any_bytes_are_a_context_or_none(
+    fn any_header_bytes_parse_without_panic(
         parent in of_header("(00|01|ff|..)-([0-9a-f]{32}|0{32}|.{32})-([0-9a-f]{16}|0{16})-(00|01|..)(-.{0,8})?"),
         single in of_header("([0-9a-fA-F]{16}|[0-9a-f]{32}|.{0,40})(-([0-9a-f]{16}|0{16}))?(-[01d2])?(-[0-9a-f]{0,17})?"),
         trace in of_header("[0-9a-f]{16}|[0-9a-f]{32}|0{32}|.{0,40}"),
@@ -283,7 +283,7 @@ fn of_header(pattern: &'static str) -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn a_call_of_redis_is_a_span_of_its_own() {
+fn redis_call_has_its_own_span() {
     let redis = redis::options().start();
     let collector = OtlpCollector::start();
     let proxy = TcpProxy::to(&redis.address());
@@ -314,7 +314,7 @@ fn a_call_of_redis_is_a_span_of_its_own() {
 }
 
 #[test]
-fn a_call_for_several_requests_links_to_them() {
+fn coalesced_call_links_to_its_requests() {
     const TOGETHER: usize = 8;
     let redis = redis::options().start();
     let collector = OtlpCollector::start();
@@ -371,7 +371,7 @@ fn number(received: &ReceivedSpan, name: &str) -> usize {
 }
 
 #[test]
-fn a_store_that_fails_shows_in_the_span_of_the_call() {
+fn store_failure_is_recorded_in_the_span() {
     let redis = redis::options().start();
     let collector = OtlpCollector::start();
     let server = traced(&collector.url())
@@ -401,7 +401,7 @@ fn example_for_envoy() -> String {
 }
 
 #[test]
-fn an_envoy_that_traces_as_the_docs_say_has_its_calls_in_its_traces() {
+fn documented_envoy_tracing_includes_the_calls() {
     let collector = OtlpCollector::start();
     let server = over_grpc(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
     let cluster = format!(
@@ -438,7 +438,7 @@ fn an_envoy_that_traces_as_the_docs_say_has_its_calls_in_its_traces() {
 }
 
 #[test]
-fn headers_for_the_collector_are_sent_and_never_shown() {
+fn collector_headers_are_sent_and_never_shown() {
     for setup in WAYS {
         let collector = OtlpCollector::start();
         let secret = "authorization=Bearer%20hunter2";
@@ -452,7 +452,7 @@ fn headers_for_the_collector_are_sent_and_never_shown() {
 }
 
 #[test]
-fn a_collector_behind_tls_is_trusted_by_the_authority_that_is_named() {
+fn collector_over_tls_is_verified_by_the_configured_authority() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
     for setup in WAYS {
@@ -471,7 +471,7 @@ fn a_collector_behind_tls_is_trusted_by_the_authority_that_is_named() {
 }
 
 #[test]
-fn a_call_that_its_caller_gave_up_is_told_of_too() {
+fn cancelled_call_is_exported() {
     let redis = redis::options().start();
     let collector = OtlpCollector::start();
     let server = traced(&collector.url())
@@ -514,7 +514,7 @@ fn goes_on(setup: Setup, why: &str) {
 }
 
 #[test]
-fn a_collector_that_is_away_or_hangs_costs_nothing_but_spans() {
+fn absent_or_hanging_collector_costs_only_spans() {
     let away = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let nobody = format!("http://{}", away.local_addr().unwrap());
     drop(away);
@@ -527,7 +527,7 @@ fn a_collector_that_is_away_or_hangs_costs_nothing_but_spans() {
 }
 
 #[test]
-fn spans_are_counted_by_what_became_of_them() {
+fn spans_are_counted_by_outcome() {
     let collector = OtlpCollector::start();
     let server = traced(&collector.url()).start();
     ask(&server, &[]);
@@ -542,7 +542,7 @@ fn spans_are_counted_by_what_became_of_them() {
 }
 
 #[test]
-fn wrong_settings_stop_the_start_with_a_line_that_names_them() {
+fn invalid_trace_settings_stop_the_start_and_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty.pem");
     std::fs::write(&empty, "").unwrap();

@@ -298,7 +298,7 @@ fn assert_as_listed(mut differences: Vec<Difference>) {
 }
 
 #[test]
-fn the_recordings_are_all_there() {
+fn recordings_are_complete() {
     let groups = recorded();
     let lines: Vec<&Line> = groups.iter().flat_map(|group| &group.lines).collect();
     let steps: usize = lines.iter().map(|line| line.steps.len()).sum();
@@ -306,7 +306,7 @@ fn the_recordings_are_all_there() {
 }
 
 #[test]
-fn decides_every_recorded_request_alike_to_the_second() {
+fn memory_reproduces_every_recorded_request() {
     let mut differences = Vec::new();
     for group in recorded() {
         let service = TestService::new(group.env.clone(), NOW);
@@ -344,7 +344,7 @@ fn replay_in_redis(group: &Group, server: &Server, key_format: &str) -> Vec<Diff
 }
 
 #[test]
-fn counts_under_the_same_keys_and_answers_alike() {
+fn ratelimit_key_format_reproduces_keys_and_responses() {
     let server = redis::options().start();
     let mut wrong = Vec::new();
     for group in recorded() {
@@ -369,7 +369,7 @@ fn counts_under_the_same_keys_and_answers_alike() {
 }
 
 #[test]
-fn decides_every_recorded_request_alike_by_counters_in_redis() {
+fn redis_reproduces_every_recorded_request() {
     let server = redis::options().start();
     assert_as_listed(recorded().iter().flat_map(|group| replay_in_redis(group, &server, "tollkeeper")).collect());
 }
@@ -405,7 +405,7 @@ fn replay_processes(ask: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync)
 }
 
 #[test]
-fn answers_every_recorded_request_alike_over_grpc() {
+fn grpc_reproduces_every_recorded_request() {
     assert_as_listed(replay_processes(|tollkeeper, group| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let address = format!("http://127.0.0.1:{}", tollkeeper.grpc_port());
@@ -422,7 +422,7 @@ fn answers_every_recorded_request_alike_over_grpc() {
 }
 
 #[test]
-fn answers_every_recorded_request_alike_over_json() {
+fn json_reproduces_every_recorded_request() {
     assert_as_listed(replay_processes(|tollkeeper, group| {
         // Without the text of the error: there are two that a request can have, and the page tells neither.
         let mut errors = group.lines.iter().flat_map(|line| &line.steps).filter_map(|step| step.answer.as_ref().err());

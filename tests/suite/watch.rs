@@ -259,17 +259,17 @@ async fn notices_all_changes(timing: fn() -> Timing) {
 }
 
 #[tokio::test]
-async fn every_kind_of_change_is_noticed_by_events() {
+async fn events_detect_every_kind_of_change() {
     notices_all_changes(by_events).await;
 }
 
 #[tokio::test]
-async fn every_kind_of_change_is_noticed_by_polling() {
+async fn polling_detects_every_kind_of_change() {
     notices_all_changes(by_polling).await;
 }
 
 #[tokio::test]
-async fn a_burst_is_few_changes() {
+async fn burst_of_writes_gives_few_changes() {
     let dir = tree(&["rules/a.yaml"]);
     let (_watcher, mut changes) = started(&rules(dir.path()), by_events()).await;
     for i in 0..1000 {
@@ -280,7 +280,7 @@ async fn a_burst_is_few_changes() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_gets_the_newest_only() {
+async fn slow_receiver_gets_only_the_newest() {
     let dir = tree(&["rules/a.yaml"]);
     let (watcher, mut changes) = started(&rules(dir.path()), by_polling()).await;
     for i in 0..5 {
@@ -291,7 +291,7 @@ async fn a_slow_reader_gets_the_newest_only() {
 }
 
 #[tokio::test]
-async fn what_is_touched_but_not_changed_is_not_handed_over() {
+async fn touched_but_unchanged_files_are_not_reported() {
     for mut timing in [by_events(), by_polling()] {
         timing.poll_interval = Duration::from_millis(10);
         let dir = tree(&["rules/a.yaml"]);
@@ -308,7 +308,7 @@ async fn what_is_touched_but_not_changed_is_not_handed_over() {
 }
 
 #[tokio::test]
-async fn what_changed_before_the_start_is_handed_over() {
+async fn change_before_the_start_is_reported() {
     for timing in [by_events(), by_polling()] {
         let dir = tree(&["rules/a.yaml"]);
         let layout = rules(dir.path());
@@ -320,7 +320,7 @@ async fn what_changed_before_the_start_is_handed_over() {
 }
 
 #[tokio::test]
-async fn a_reload_hands_over_what_did_not_change() {
+async fn explicit_reload_reports_unchanged_files() {
     let dir = tree(&["rules/a.yaml"]);
     let (watcher, mut changes) = started(&rules(dir.path()), by_events()).await;
     for _ in 0..3 {
@@ -330,7 +330,7 @@ async fn a_reload_hands_over_what_did_not_change() {
 }
 
 #[tokio::test]
-async fn an_error_is_handed_over_once_and_then_the_recovery() {
+async fn error_is_reported_once_and_then_the_recovery() {
     for mut timing in [by_events(), by_polling()] {
         timing.poll_interval = Duration::from_millis(10);
         let dir = tree(&["rules/a.yaml"]);
@@ -349,7 +349,7 @@ async fn an_error_is_handed_over_once_and_then_the_recovery() {
 }
 
 #[tokio::test]
-async fn contents_that_do_not_settle_are_not_handed_over() {
+async fn unsettled_contents_are_not_reported() {
     // Linux writes this file anew for every reader.
     let layout = Layout::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
     let (watcher, mut changes) = Watcher::start(layout.clone(), by_polling(), &source::read(&layout)).unwrap();
@@ -359,7 +359,7 @@ async fn contents_that_do_not_settle_are_not_handed_over() {
 }
 
 #[tokio::test]
-async fn reading_and_files_beside_a_watched_file_wake_nobody() {
+async fn reads_and_neighbouring_files_cause_no_wakeup() {
     let dir = tree(&["rules/a.yaml"]);
     let (watcher, _changes) = started(&one_file(dir.path()), by_events()).await;
     // Looks at its own pace, and so tells how long there was time to wake up.
@@ -373,7 +373,7 @@ async fn reading_and_files_beside_a_watched_file_wake_nobody() {
 }
 
 #[tokio::test]
-async fn dropping_the_watcher_ends_the_changes() {
+async fn dropping_the_watcher_ends_the_stream() {
     for timing in [by_events(), by_polling()] {
         let dir = tree(&["rules/a.yaml"]);
         let (watcher, mut changes) = started(&rules(dir.path()), timing).await;

@@ -41,7 +41,7 @@ fn in_place(bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn hits_come_from_the_descriptor_else_from_the_request_and_are_one_at_least() {
+fn hits_default_from_descriptor_to_request_to_one() {
     let table = [
         // of the request, of the descriptor, negative, what is charged
         (0, None, false, Hits::Charge(1)),
@@ -74,7 +74,7 @@ fn hits_come_from_the_descriptor_else_from_the_request_and_are_one_at_least() {
 }
 
 #[test]
-fn an_override_arrives_as_sent() {
+fn override_is_decoded_as_sent() {
     let table = [
         // unit, multiplier, requests per unit, the multiplier seen
         (RateLimitUnit::Minute as i32, None, 10, 1),
@@ -96,7 +96,7 @@ fn an_override_arrives_as_sent() {
 }
 
 #[test]
-fn reads_the_bytes_that_envoy_sends() {
+fn bytes_of_envoy_are_decoded() {
     let service = b"\x0a\x14\x0a\x07service\x12\x09service_2";
     let messages: [(&[u8], &[u8]); 3] = [
         (b"\x12\x14\x0a\x08\x0a\x03foo\x12\x01f\x0a\x08\x0a\x03baz\x12\x01b", b""),
@@ -122,7 +122,7 @@ fn reads_the_bytes_that_envoy_sends() {
 }
 
 #[test]
-fn any_value_arrives_whole() {
+fn any_value_is_decoded_whole() {
     let long = vec![b'x'; 20_000];
     let values: [&[u8]; 5] = [b"", b"caf\xe9", b"\x00\xff\xfe\x00", b"a|b=c{d}", &long];
     for value in values {
@@ -133,7 +133,7 @@ fn any_value_arrives_whole() {
 }
 
 #[test]
-fn keeps_thousands_of_descriptors_in_order() {
+fn thousands_of_descriptors_keep_their_order() {
     let descriptors = (0..5_000)
         .map(|number: u32| RateLimitDescriptor {
             entries: vec![entry("number", number.to_string())],
@@ -149,7 +149,7 @@ fn keeps_thousands_of_descriptors_in_order() {
 }
 
 #[test]
-fn nothing_sent_is_an_empty_request() {
+fn empty_message_is_an_empty_request() {
     let message = RateLimitRequest::decode(b"".as_slice()).unwrap();
     assert_eq!(decode::request(&message), request::Request::default());
     let message = RateLimitRequest::decode(b"\x12\x00".as_slice()).unwrap();
@@ -187,7 +187,7 @@ fn refusal() -> Decision<'static> {
 }
 
 #[test]
-fn a_decision_is_answered_in_full() {
+fn decision_is_encoded_in_full() {
     let response = sent(&encode::response(&refusal()));
     assert_eq!(response.overall_code(), Code::OverLimit);
     let [over, unlimited] = response.statuses.as_slice() else { panic!("{response:?}") };
@@ -207,7 +207,7 @@ fn a_decision_is_answered_in_full() {
 }
 
 #[test]
-fn what_does_not_apply_is_left_unset() {
+fn inapplicable_fields_are_left_unset() {
     let mut decision = refusal();
     decision.over_limit = false;
     decision.metadata = None;
@@ -221,7 +221,7 @@ fn what_does_not_apply_is_left_unset() {
 }
 
 #[test]
-fn every_unit_has_its_number_in_the_response() {
+fn every_unit_has_its_enum_value() {
     for unit in Unit::ALL {
         let number = rate_limit::Unit::from_str_name(&unit.name().to_uppercase()).unwrap();
         assert_eq!(unit.number(), number as i32, "{unit:?}");
@@ -229,7 +229,7 @@ fn every_unit_has_its_number_in_the_response() {
 }
 
 #[test]
-fn a_duration_past_all_bounds_is_the_longest() {
+fn overlong_duration_is_clamped() {
     for seconds in [315_576_000_000, u64::MAX] {
         let mut decision = refusal();
         decision.statuses[0].until_reset_s = Some(seconds);
@@ -240,7 +240,7 @@ fn a_duration_past_all_bounds_is_the_longest() {
 }
 
 #[test]
-fn metadata_of_any_depth_can_be_parsed_by_the_receiver() {
+fn metadata_of_any_depth_is_decodable() {
     for in_list in [false, true] {
         let mut value = json!("innermost");
         for depth in 1..=100 {
@@ -256,7 +256,7 @@ fn metadata_of_any_depth_can_be_parsed_by_the_receiver() {
 }
 
 #[test]
-fn requests_are_read_from_json() {
+fn request_is_decoded_from_json() {
     let full = json!({
         "domain": "shop",
         "hitsAddend": 3,
@@ -288,7 +288,7 @@ fn requests_are_read_from_json() {
 }
 
 #[test]
-fn json_tells_what_was_sent_from_what_was_not() {
+fn json_distinguishes_absent_from_zero() {
     let table = [
         (r"{}", None, None),
         (r#"{"hitsAddend": null}"#, None, None),
@@ -310,7 +310,7 @@ fn json_tells_what_was_sent_from_what_was_not() {
 }
 
 #[test]
-fn json_that_is_no_request_is_refused() {
+fn invalid_json_request_is_rejected() {
     let deep = [r#"{"descriptors":"#, &"[".repeat(1_000_000)].concat();
     let table: [(&[u8], &str); 20] = [
         (b"", "EOF while parsing"),
@@ -344,7 +344,7 @@ fn json_that_is_no_request_is_refused() {
 }
 
 #[test]
-fn responses_are_written_as_json() {
+fn response_is_encoded_as_json() {
     let expected = concat!(
         r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":"#,
         r#"{"requestsPerUnit":10,"unit":"WEEK","name":"per-key","unitMultiplier":2},"durationUntilReset":"34s"},"#,
@@ -357,7 +357,7 @@ fn responses_are_written_as_json() {
 }
 
 #[test]
-fn a_response_without_a_form_in_json_is_an_error() {
+fn response_without_json_form_is_an_error() {
     let mut response = encode::response(&refusal());
     let fields = &mut response.dynamic_metadata.as_mut().unwrap().fields;
     fields.insert("number".into(), prost_types::Value { kind: Some(Kind::NumberValue(f64::NAN)) });
@@ -379,7 +379,7 @@ fn a_response_without_a_form_in_json_is_an_error() {
 }
 
 #[test]
-fn the_descriptors_name_the_service_and_take_text() {
+fn file_descriptors_name_the_service_and_use_strings() {
     let pool = prost_reflect::DescriptorPool::decode(tollkeeper::pb::descriptor_set()).unwrap();
     let service = pool.get_service_by_name("envoy.service.ratelimit.v3.RateLimitService").unwrap();
     assert_eq!(service.methods().map(|method| method.name().to_owned()).collect::<Vec<_>>(), ["ShouldRateLimit"]);
@@ -409,7 +409,7 @@ fn any_request() -> impl Strategy<Value = RateLimitRequest> {
 
 proptest! {
     #[test]
-    fn every_request_keeps_its_shape(message in any_request()) {
+    fn request_round_trips(message in any_request()) {
         let decoded = decode::request(&message);
         prop_assert_eq!(decoded.domain, &message.domain);
         prop_assert_eq!(decoded.descriptors.len(), message.descriptors.len());
@@ -425,7 +425,7 @@ proptest! {
 
     /// One after the other, messages are one message.
     #[test]
-    fn what_is_read_in_place_is_what_prost_reads(first in any_request(), then in any_request()) {
+    fn borrowed_decode_equals_prost(first in any_request(), then in any_request()) {
         in_place(&[first.encode_to_vec(), then.encode_to_vec()].concat());
         let all = first.descriptors.iter().chain(&then.descriptors).flat_map(RateLimitDescriptor::encode_to_vec);
         let all: Vec<u8> = all.collect();
@@ -435,7 +435,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_break_the_decoder(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_decoded_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(message) = RateLimitRequest::decode(bytes.as_slice()) {
             decode::request(&message);
         }
@@ -447,7 +447,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_message_breaks_the_decoder(
+    fn damaged_messages_are_decoded_without_panic(
         message in any_request(),
         cut in any::<prop::sample::Index>(),
         flip in any::<(prop::sample::Index, u8)>(),
@@ -465,7 +465,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damaged_json_breaks_the_reader(cut in 0_usize..90, with in any::<u8>()) {
+    fn damaged_json_is_read_without_panic(cut in 0_usize..90, with in any::<u8>()) {
         let text = br#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],"limit":{"unit":"DAY"}}]}"#;
         let mut damaged = text.to_vec();
         damaged[cut] = with;

@@ -10,7 +10,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn every_answer_is_that_of_the_reference(scenario in scenario(WILD), elsewhere in 0..4_usize) {
+    fn every_result_matches_the_reference_model(scenario in scenario(WILD), elsewhere in 0..4_usize) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         let mut model = Model::new();
         let mut charges = 0;

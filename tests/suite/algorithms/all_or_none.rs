@@ -41,7 +41,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn charges_all_or_none(pairs in proptest::collection::vec(term(), 0..5), charges in charges()) {
+    fn several_limits_are_charged_all_or_none(pairs in proptest::collection::vec(term(), 0..5), charges in charges()) {
         let terms: Vec<_> = pairs.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
         let mut states: Vec<_> = terms.iter().map(|term| State::empty(term.limit.algorithm())).collect();
         let mut models: Vec<_> = terms.iter().map(|_| Model::new()).collect();
@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn one_limit_together_is_that_limit_alone((limit, enforced) in term(), charges in charges()) {
+    fn single_limit_in_a_group_equals_the_limit_alone((limit, enforced) in term(), charges in charges()) {
         let (mut alone, mut together) = (State::empty(limit.algorithm()), [State::empty(limit.algorithm())]);
         let mut now = Time::from_secs(1_750_000_000);
         for (later_us, hits, max_delay_us) in charges {
@@ -80,7 +80,7 @@ proptest! {
 
 /// A state of another algorithm, as a rule that changed its own would leave it, counts for nothing.
 #[test]
-fn takes_the_state_of_another_algorithm_as_empty() {
+fn state_of_another_algorithm_counts_as_empty() {
     let period = Period::new(Unit::Minute, 1).expect("not too long");
     let request = ChargeRequest::new(Hits::Charge(3), 0);
     for from in Algorithm::ALL {

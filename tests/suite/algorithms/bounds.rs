@@ -26,7 +26,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn sliding_window_log_holds_in_any_window(scenario in scenario_of(Algorithm::SlidingWindowLog, CALM)) {
+    fn sliding_window_log_admits_at_most_the_limit_in_any_window(scenario in scenario_of(Algorithm::SlidingWindowLog, CALM)) {
         let (limit, period) = (scenario.limits[0], period(&scenario.limits[0]));
         let passed = live(&scenario, |passed, now, hits| {
             let held: i128 = passed.iter().filter(|one| one.asked > now - period).map(|one| one.hits).sum();
@@ -41,7 +41,7 @@ proptest! {
     }
 
     #[test]
-    fn fixed_window_holds_in_each_window(scenario in scenario_of(Algorithm::FixedWindow, CALM)) {
+    fn fixed_window_admits_at_most_the_limit_in_each_window(scenario in scenario_of(Algorithm::FixedWindow, CALM)) {
         let limit = scenario.limits[0];
         let of_window = |passed: &[Passed], at| {
             let (start, end) = window(&limit, at);
@@ -58,7 +58,7 @@ proptest! {
 
     /// In any span of time t between two departures, at most `bucket_size` + t x limit / period leave.
     #[test]
-    fn token_bucket_holds_in_any_span(scenario in scenario_of(Algorithm::TokenBucket, CALM)) {
+    fn token_bucket_admits_at_most_burst_plus_refill_in_any_span(scenario in scenario_of(Algorithm::TokenBucket, CALM)) {
         let limit = scenario.limits[0];
         let passed = live(&scenario, |_, _, _| Ok(()))?;
         for (index, first) in passed.iter().enumerate() {
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn leaky_bucket_lets_go_in_order_and_at_its_rate(
+    fn leaky_bucket_releases_in_order_at_its_rate(
         scenario in scenario_of(Algorithm::LeakyBucket, Shape { backwards: Backwards::WithinAPeriod, ..CALM }),
     ) {
         let limit = scenario.limits[0];
@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn leaky_bucket_keeps_departures_that_were_promised_through_refunds(
+    fn leaky_bucket_refund_keeps_announced_departures(
         scenario in scenario_of(Algorithm::LeakyBucket, Shape { refunds: true, ..CALM }),
     ) {
         for pair in live(&scenario, |_, _, _| Ok(()))?.windows(2) {
@@ -101,7 +101,7 @@ proptest! {
     }
 
     #[test]
-    fn leaky_bucket_never_holds_more_than_its_queue(scenario in scenario_of(Algorithm::LeakyBucket, CALM)) {
+    fn leaky_bucket_never_queues_more_than_its_size(scenario in scenario_of(Algorithm::LeakyBucket, CALM)) {
         let limit = scenario.limits[0];
         for one in live(&scenario, |_, _, _| Ok(()))? {
             // What stands before a request is at most the queue without it.

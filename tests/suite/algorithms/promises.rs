@@ -22,7 +22,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn refuses_until_retry_after_and_passes_exactly_then(scenario in scenario(WILD), probes: [u64; 4]) {
+    fn rejected_until_retry_after_and_admitted_exactly_then(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, request| {
             let level = state.charge(limit, now, request);
@@ -41,7 +41,7 @@ proptest! {
     }
 
     #[test]
-    fn is_full_again_at_reset_and_not_before(scenario in scenario(WILD), probes: [u64; 4]) {
+    fn full_again_at_reset_and_not_before(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, request| {
             let level = state.charge(limit, now, request);
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn looks_and_refusals_leave_no_trace_and_refunds_always_pass(scenario in scenario(WILD)) {
+    fn peeks_and_rejections_change_nothing_and_refunds_are_admitted(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, request| {
             let before = state.clone();
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn admits_says_what_charge_does(scenario in scenario(WILD)) {
+    fn admits_agrees_with_charge(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, request| {
             for rejected_elsewhere in [true, false] {
@@ -116,7 +116,7 @@ proptest! {
     /// A debt costs one period at most: no charge waits longer for it than a period beyond what it would wait for had
     /// everything that can pass at once just passed.
     #[test]
-    fn a_debt_costs_one_period_at_most(scenario in scenario(WILD)) {
+    fn debt_costs_at_most_one_period(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.live(|limit, now, request| {
             let level = state.charge(limit, now, request);
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn no_state_and_no_time_makes_it_panic(
+    fn any_state_and_time_is_handled_without_panic(
         (limit, state) in limit_and_state(),
         times in proptest::collection::vec(any_time(), 1..6),
         hits: i64,

@@ -23,7 +23,7 @@ fn take(hits: u64, max_delay_us: u64) -> ChargeRequest {
 }
 
 #[test]
-fn a_limit_of_zero_has_nothing_remaining_whatever_its_bucket_holds() {
+fn limit_of_zero_has_nothing_remaining_whatever_its_capacity() {
     for terms in [
         LimitSpec { bucket_size: Some(5), ..terms(Algorithm::TokenBucket, 0, Unit::Minute) },
         LimitSpec { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 0, Unit::Minute) },
@@ -36,7 +36,7 @@ fn a_limit_of_zero_has_nothing_remaining_whatever_its_bucket_holds() {
 }
 
 #[test]
-fn a_log_of_limit_zero_keeps_no_records_of_what_it_refuses() {
+fn log_of_limit_zero_keeps_no_rejected_hits() {
     let limit = limit(LimitSpec { count_rejected: Some(true), ..terms(Algorithm::SlidingWindowLog, 0, Unit::Day) });
     let mut state = State::empty(Algorithm::SlidingWindowLog);
     for later_us in 0..1_000 {
@@ -50,7 +50,7 @@ fn a_log_of_limit_zero_keeps_no_records_of_what_it_refuses() {
 /// All of 2^32 - 1 hits are used and come back at one a year: after 2^57 seconds, which are more microseconds than
 /// 64 bits hold.
 #[test]
-fn a_wait_beyond_the_end_of_time_is_refused_and_overflows_nothing() {
+fn wait_beyond_the_end_of_time_is_rejected_without_overflow() {
     for terms in [
         LimitSpec {
             bucket_size: Some(u32::MAX),

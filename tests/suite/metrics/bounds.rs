@@ -36,7 +36,7 @@ fn counted(watched: &Watched, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn rules_may_want_values_in_the_names_of_their_metrics() {
+fn detailed_metric_puts_values_into_names() {
     let watched = Watched::start(with_rules(NAMED));
     for (descriptor, passes) in [
         ("path=/a", true),
@@ -74,7 +74,7 @@ fn rules_may_want_values_in_the_names_of_their_metrics() {
 }
 
 #[test]
-fn what_finds_no_room_is_counted_with_its_rule_and_how_often_is_told() {
+fn overflowing_names_are_counted_under_their_rule() {
     let watched = Watched::start(with_rules(NAMED).env("TOLLKEEPER_METRIC_SERIES", "3"));
     for value in 0..10 {
         assert!(watched.ask("shop", &format!("path=/{value}"), 1));
@@ -101,7 +101,7 @@ fn what_finds_no_room_is_counted_with_its_rule_and_how_often_is_told() {
 }
 
 #[test]
-fn strangers_share_one_name_once_there_is_no_room() {
+fn unmatched_names_share_one_overflow_name() {
     let watched = Watched::start(with_rules(NAMED).env("TOLLKEEPER_METRIC_SERIES", "2"));
     for domain in 0..6 {
         assert!(watched.ask(&format!("d{domain}"), "a=b", 1));
@@ -128,7 +128,7 @@ fn strangers_share_one_name_once_there_is_no_room() {
 }
 
 #[test]
-fn no_name_breaks_the_page_or_a_line_of_statsd() {
+fn request_text_cannot_break_exposition_or_statsd_lines() {
     let watched = Watched::start(with_rules(NAMED));
     let evil = "x\ntollkeeper_rules 99\r\n\u{1b}[31m\"\\{}:|@#=é";
     assert!(watched.ask("shop", &format!("path={evil}"), 1));

@@ -98,7 +98,7 @@ descriptors:
 }
 
 #[test]
-fn the_page_has_every_metric_with_its_type_and_labels() {
+fn docs_list_every_metric_with_type_and_labels() {
     let (page, told) = (documented(), all());
     assert!(page.len() > 40, "{page:#?}");
     let names: BTreeSet<&String> = page.keys().chain(told.keys()).collect();

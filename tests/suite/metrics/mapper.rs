@@ -46,7 +46,7 @@ mappings:
 "#;
 
 #[test]
-fn names_and_labels_are_those_of_the_file() {
+fn mapping_file_sets_names_and_labels() {
     let (_directory, path) = file(MAPPINGS);
     let watched = Watched::start(with_rules(SHOP).env("PROMETHEUS_MAPPER_YAML", &path).env("EXTRA_TAGS", "env:prod"));
     send_traffic(&watched.server);
@@ -101,7 +101,7 @@ mappings:
 "#;
 
 #[test]
-fn a_file_for_the_peer_gives_the_names_that_are_native_here() {
+fn mapping_file_of_envoyproxy_ratelimit_gives_native_names() {
     let (_directory, path) = file(OF_PEER);
     let mapped = Watched::start(with_rules(SHOP).env("PROMETHEUS_MAPPER_YAML", &path));
     let native = Watched::start(with_rules(SHOP));
@@ -122,7 +122,7 @@ fn a_file_for_the_peer_gives_the_names_that_are_native_here() {
 }
 
 #[test]
-fn a_regular_expression_matches_a_whole_name() {
+fn regex_matches_the_whole_name() {
     let text = "mappings: [{match: 'a\\.(.*)\\.over_limit', match_type: regex, name: over, labels: {key: $1}}]";
     let mapper = Mapper::parse(text).unwrap();
     let map = |name: &str| mapper.map(name, MetricKind::Counter).expect("nothing is dropped");
@@ -133,7 +133,7 @@ fn a_regular_expression_matches_a_whole_name() {
 }
 
 #[test]
-fn a_file_that_is_wrong_is_one_clear_line() {
+fn invalid_mapping_file_is_one_error_line() {
     let mapping = |rest: &str| format!("mappings: [{{match: a.b, name: ok}}, {{match: a.*, {rest}}}]");
     for (text, line) in [
         (mapping("labels: {a: b}"), "mapping 2: it has no name"),

@@ -34,7 +34,7 @@ fn assert_counters(found: &BTreeMap<String, i64>, tags: &str) {
 }
 
 #[test]
-fn statsd_over_tcp_gets_differences_that_add_up() {
+fn statsd_over_tcp_gets_deltas_that_add_up() {
     let statsd = statsd::tcp(0);
     let mut server = sending(with_rules(SHOP), statsd.port()).env("EXTRA_TAGS", "zone:eu,env:prod").start();
     send_traffic(&server);
@@ -89,7 +89,7 @@ fn dogstatsd_gets_tags_and_rewritten_names() {
 }
 
 #[test]
-fn all_ways_may_be_on_at_once() {
+fn all_exporters_can_run_together() {
     let statsd = statsd::udp();
     let setup = with_rules(SHOP).env("USE_STATSD", "true").env("STATSD_PROTOCOL", "udp").env("USE_DOG_STATSD", "true");
     let (setup, port) = with_prometheus(sending(setup, statsd.port()).env("EXTRA_TAGS", "env:prod"));
@@ -111,7 +111,7 @@ fn complaints(stderr: &str) -> usize {
 }
 
 #[test]
-fn a_server_that_is_away_harms_nothing_and_gets_everything_later() {
+fn absent_statsd_server_gets_all_deltas_later() {
     let port = Port::reserve();
     let mut server = sending(with_rules(SHOP), port.number()).start();
     send_traffic(&server);
@@ -127,7 +127,7 @@ fn a_server_that_is_away_harms_nothing_and_gets_everything_later() {
 }
 
 #[test]
-fn a_server_that_can_not_be_found_harms_nothing() {
+fn unresolvable_statsd_host_does_no_harm() {
     for protocol in ["udp", "tcp"] {
         let setup = sending(with_rules(SHOP), 8125).env("STATSD_HOST", "statsd.invalid");
         let mut server = setup.env("STATSD_PROTOCOL", protocol).start();
@@ -140,7 +140,7 @@ fn a_server_that_can_not_be_found_harms_nothing() {
 }
 
 #[test]
-fn a_server_that_does_not_read_harms_nothing() {
+fn statsd_server_that_does_not_read_does_no_harm() {
     // It accepts, and never reads what it is sent.
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();

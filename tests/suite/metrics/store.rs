@@ -16,7 +16,7 @@ descriptors:
 ";
 
 #[test]
-fn every_failed_charge_is_an_error_of_redis_whoever_answered_it() {
+fn failed_charges_count_as_redis_errors_under_every_policy() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(POLICIES), &redis).env("TOLLKEEPER_STORE_TIMEOUT", "10s"));
     let errors = "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"}";
@@ -57,7 +57,7 @@ fn every_failed_charge_is_an_error_of_redis_whoever_answered_it() {
 }
 
 #[test]
-fn a_breaker_that_is_open_is_told_by_node() {
+fn open_breaker_is_exported_per_node() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(POLICIES), &redis));
     let node = format!("tollkeeper_breaker_open{{node=\"{}\"}}", redis.address());
@@ -86,7 +86,7 @@ descriptors:
 ";
 
 #[test]
-fn a_refusal_that_needed_no_redis_is_counted_once() {
+fn rejection_from_the_local_cache_is_counted_once() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(CACHED), &redis).env("TOLLKEEPER_STORE_TIMEOUT", "10s"));
     let found = wait_for("a refusal from memory", || {
@@ -112,7 +112,7 @@ descriptors:
 ";
 
 #[test]
-fn leases_and_what_they_cost_in_calls_are_told() {
+fn leases_and_their_calls_are_exported() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(EVENTUAL), &redis).env("TOLLKEEPER_STORE_TIMEOUT", "10s"));
     for _ in 0..50 {

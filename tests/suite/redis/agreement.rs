@@ -415,22 +415,22 @@ fn check(histories: impl Strategy<Value = History>) {
 }
 
 #[test]
-fn one_limit_is_charged_from_as_in_memory() {
+fn script_charges_one_limit_like_memory() {
     check(history(1, &Algorithm::ALL, 0));
 }
 
 #[test]
-fn several_limits_are_charged_from_together_as_in_memory() {
+fn script_charges_several_limits_like_memory() {
     check(history(3, &Algorithm::ALL, 3));
 }
 
 #[test]
-fn the_ends_of_a_long_log_tell_what_all_of_it_would() {
+fn ends_of_a_long_log_suffice() {
     check(history(2, &[Algorithm::SlidingWindowLog], 300));
 }
 
 #[test]
-fn every_case_of_the_textbooks() {
+fn textbook_cases_hold_in_redis() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     for case in textbook::cases() {
@@ -478,7 +478,7 @@ fn error_word(reply: RedisResult<ScriptOutcome>) -> String {
 }
 
 #[test]
-fn a_value_that_no_script_wrote_fails_its_charge_and_stays() {
+fn foreign_value_fails_the_charge_and_stays() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     let counters = all_limits();
@@ -509,7 +509,7 @@ fn a_value_that_no_script_wrote_fails_its_charge_and_stays() {
 }
 
 #[test]
-fn a_full_server_writes_nothing_and_says_so() {
+fn full_server_fails_the_charge_and_writes_nothing() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     let counters = all_limits();
@@ -526,7 +526,7 @@ fn a_full_server_writes_nothing_and_says_so() {
 }
 
 #[test]
-fn the_time_is_the_servers_where_none_is_given() {
+fn server_time_is_used_if_none_is_given() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     let counters = all_limits();
@@ -537,7 +537,7 @@ fn the_time_is_the_servers_where_none_is_given() {
 }
 
 #[test]
-fn a_call_of_512_charges_admits_exactly_the_limit_of_500() {
+fn call_of_512_charges_admits_exactly_the_limit_of_500() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     let counters = all_limits();
@@ -557,7 +557,7 @@ fn a_call_of_512_charges_admits_exactly_the_limit_of_500() {
 }
 
 #[test]
-fn a_reply_that_no_script_gives_is_refused() {
+fn malformed_script_reply_is_rejected() {
     for counter in all_limits() {
         let charges = [hit(&[counter])];
         let now = 1_767_225_600_000_000_u64.to_le_bytes();

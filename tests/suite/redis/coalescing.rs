@@ -262,7 +262,7 @@ fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCa
 }
 
 #[test]
-fn charges_that_meet_are_decided_as_one_by_one_in_the_order_in_which_they_came() {
+fn coalesced_charges_are_decided_in_order_of_arrival() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Caller);
     let mut runner = TestRunner::new(ProptestConfig { source_file: Some(file!()), ..config() });
@@ -270,7 +270,7 @@ fn charges_that_meet_are_decided_as_one_by_one_in_the_order_in_which_they_came()
 }
 
 #[test]
-fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_charges() {
+fn hot_counter_is_exact_with_far_fewer_calls_than_charges() {
     const CALLERS: u64 = 400;
     const EACH: u64 = 25;
     const LIMIT: u32 = 7_000;
@@ -308,7 +308,7 @@ fn a_hot_counter_is_exact_and_costs_far_fewer_calls_than_charges() {
 }
 
 #[test]
-fn an_idle_counter_costs_a_call_a_charge_and_no_more_for_all_charges_of_one_request() {
+fn idle_counter_costs_one_call_per_request() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
@@ -339,7 +339,7 @@ fn an_idle_counter_costs_a_call_a_charge_and_no_more_for_all_charges_of_one_requ
 }
 
 #[test]
-fn a_busy_counter_costs_two_round_trips_and_calls_of_512_charges() {
+fn busy_counter_costs_two_round_trips_with_calls_of_512_charges() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let table: &[(&[usize], u64)] = &[
@@ -376,7 +376,7 @@ fn a_busy_counter_costs_two_round_trips_and_calls_of_512_charges() {
 }
 
 #[test]
-fn who_waits_is_decided_at_the_time_of_the_latest_not_of_the_first() {
+fn waiting_charges_are_decided_at_the_latest_time() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Caller);
     let hourly = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Hour, 1).unwrap())).unwrap();
@@ -398,7 +398,7 @@ fn who_waits_is_decided_at_the_time_of_the_latest_not_of_the_first() {
 }
 
 #[test]
-fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
+fn cancelled_charge_counts_only_if_sent_and_others_are_decided() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
@@ -433,7 +433,7 @@ fn who_gives_up_is_charged_only_if_it_was_sent_and_the_others_are_answered() {
 }
 
 #[test]
-fn a_request_of_many_charges_that_gives_up_takes_all_of_them_along() {
+fn cancelled_request_cancels_all_its_charges() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
@@ -455,7 +455,7 @@ fn a_request_of_many_charges_that_gives_up_takes_all_of_them_along() {
 }
 
 #[test]
-fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
+fn charge_cancelled_after_sending_stays_charged() {
     let server = options().start();
     let proxy = TcpProxy::to(&server.address());
     let address = format!("127.0.0.1:{}", proxy.port());
@@ -482,7 +482,7 @@ fn who_waited_and_gives_up_once_it_is_sent_stays_charged() {
 }
 
 #[test]
-fn a_call_past_its_deadline_lets_its_counter_go() {
+fn call_past_its_deadline_frees_its_counter() {
     let server = options().start();
     let address = server.address();
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "500ms")];
@@ -509,7 +509,7 @@ fn a_call_past_its_deadline_lets_its_counter_go() {
 }
 
 #[test]
-fn a_caller_in_a_hurry_leaves_its_call_to_those_behind_it() {
+fn call_outlives_a_leader_with_a_short_deadline() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
@@ -527,7 +527,7 @@ fn a_caller_in_a_hurry_leaves_its_call_to_those_behind_it() {
 }
 
 #[test]
-fn a_crowd_that_waits_for_a_frozen_server_is_told_in_time() {
+fn waiters_on_a_frozen_server_time_out_in_time() {
     const TIMEOUT: Duration = Duration::from_millis(400);
     let server = options().start();
     let address = server.address();
@@ -560,7 +560,7 @@ fn a_crowd_that_waits_for_a_frozen_server_is_told_in_time() {
 }
 
 #[test]
-fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
+fn more_than_16384_waiters_fail_and_it_recovers() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1 << 20);
@@ -591,7 +591,7 @@ fn more_than_16384_that_wait_are_too_many_and_it_recovers() {
 }
 
 #[test]
-fn limits_that_differ_in_nothing_but_their_numbers_share_a_counter() {
+fn limits_differing_only_in_numbers_share_a_counter() {
     assert_eq!(counter_tag(&counting(1), 0), counter_tag(&counting(2), 0), "or the others would prove nothing");
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);

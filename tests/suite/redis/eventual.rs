@@ -145,7 +145,7 @@ fn calls(server: &Server) -> u64 {
 }
 
 #[test]
-fn a_burst_on_a_cold_key_at_all_replicas_stays_within_the_promise() {
+fn cold_burst_at_all_replicas_stays_within_the_overshoot() {
     let mut table = Table::default();
     for count in [1, 3, 8] {
         let server = options().start();
@@ -169,7 +169,7 @@ fn a_burst_on_a_cold_key_at_all_replicas_stays_within_the_promise() {
 }
 
 #[test]
-fn all_demand_at_one_of_three_replicas_is_met() {
+fn demand_at_one_of_three_replicas_gets_the_whole_limit() {
     let server = options().start();
     let replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&server, SLOTS)).collect();
     let mut table = Table::default();
@@ -190,7 +190,7 @@ fn all_demand_at_one_of_three_replicas_is_met() {
 }
 
 #[test]
-fn replicas_that_crash_again_and_again_admit_no_more_than_is_promised() {
+fn crashing_replicas_stay_within_the_overshoot() {
     let server = options().start();
     let mut table = Table::default();
     for algorithm in algorithms() {
@@ -216,7 +216,7 @@ fn replicas_that_crash_again_and_again_admit_no_more_than_is_promised() {
 }
 
 #[test]
-fn a_redis_that_is_frozen_meanwhile_changes_nothing_of_the_promise() {
+fn frozen_redis_stays_within_the_overshoot() {
     let server = options().start();
     let replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&server, SLOTS)).collect();
     let mut table = Table::default();
@@ -240,7 +240,7 @@ fn a_redis_that_is_frozen_meanwhile_changes_nothing_of_the_promise() {
 }
 
 #[test]
-fn what_is_leased_under_one_limit_is_not_given_out_under_another() {
+fn lease_of_one_limit_is_not_used_for_another() {
     let server = options().start();
     let replica = Replica::start(&server, SLOTS);
     let key = Algorithm::FixedWindow.name();
@@ -251,7 +251,7 @@ fn what_is_leased_under_one_limit_is_not_given_out_under_another() {
 }
 
 #[test]
-fn a_stop_gives_back_what_was_leased() {
+fn shutdown_refunds_leases() {
     let server = options().start();
     // So many slots that there are no shares: all that is admitted is counted.
     let replica = Replica::start(&server, 1000);

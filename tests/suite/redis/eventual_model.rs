@@ -112,61 +112,61 @@ fn publish(lines: &str) {
 }
 
 #[test]
-fn the_promise_holds_under_steady_load() {
+fn overshoot_is_bounded_under_steady_load() {
     live(Scene::Steady, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_when_a_cold_key_is_hit_at_all_replicas() {
+fn overshoot_is_bounded_when_a_cold_key_is_hit_at_all_replicas() {
     live(Scene::ColdBurst, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_when_one_replica_has_all_the_load() {
+fn overshoot_is_bounded_when_one_replica_has_all_the_load() {
     live(Scene::Skewed, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_around_the_end_of_a_window() {
+fn overshoot_is_bounded_around_the_end_of_a_window() {
     live(Scene::Boundary, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_while_replicas_join_leave_and_crash() {
+fn overshoot_is_bounded_while_replicas_join_leave_and_crash() {
     live(Scene::Churn, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_with_more_replicas_than_slots() {
+fn overshoot_is_bounded_with_more_replicas_than_slots() {
     live(Scene::Crowded, &[3, 8, 12]);
 }
 
 #[test]
-fn the_promise_holds_while_redis_freezes() {
+fn overshoot_is_bounded_while_redis_freezes() {
     live(Scene::Frozen, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_when_redis_comes_back_with_its_data() {
+fn overshoot_is_bounded_when_redis_comes_back_with_its_data() {
     live(Scene::Unreachable, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_when_the_number_of_slots_changes_in_a_roll() {
+fn overshoot_is_bounded_when_the_slot_count_changes_in_a_rollout() {
     live(Scene::Resized, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_with_slow_and_lost_replies() {
+fn overshoot_is_bounded_with_slow_and_lost_replies() {
     live(Scene::Slow, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_when_leases_are_left_unused() {
+fn overshoot_is_bounded_when_leases_are_left_unused() {
     live(Scene::Unused, &[1, 3, 8]);
 }
 
 #[test]
-fn the_promise_holds_when_all_of_it_happens() {
+fn overshoot_is_bounded_when_all_faults_happen() {
     live(Scene::Everything, &[1, 3, 8]);
 }

@@ -41,7 +41,7 @@ fn keeps_no_more_files_than(tollkeeper: &Tollkeeper, before: usize) {
 }
 
 #[test]
-fn faults_of_a_server_are_not_felt() {
+fn server_faults_are_answered_in_time() {
     let _alone = alone();
     let server = options().with(&[("busy-reply-threshold", "50")]).start();
     let tollkeeper = with_policies().env("REDIS_URL", server.address()).start();
@@ -123,7 +123,7 @@ fn plant(server: &Server) {
 }
 
 #[test]
-fn faults_of_a_link_are_not_felt() {
+fn link_faults_are_answered_in_time() {
     let _alone = alone();
     let server = options().start();
     let proxy = TcpProxy::to(&server.address());

@@ -83,7 +83,7 @@ type Example<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], Form, u64, &'a s
 const MINUTE: Form = (Algorithm::FixedWindow, Unit::Minute, 1, false);
 
 #[test]
-fn the_text_of_a_key_is_as_published() {
+fn key_text_is_the_documented_form() {
     let long = "x".repeat(300);
     let digest = blake3_128(format!("shop|user={long}").as_bytes());
     let head = format!("shop|user={}", "x".repeat(200 - 34 - 10));
@@ -276,7 +276,7 @@ fn specified_slot(key: &[u8]) -> u16 {
 }
 
 #[test]
-fn slots_are_those_of_redis_cluster() {
+fn hash_slots_match_redis_cluster() {
     // The check value of the CRC, and the examples of the specification.
     assert_eq!(hash_slot(b"123456789"), 0x31c3);
     assert_eq!(hash_slot(b"{user1000}.following"), hash_slot(b"user1000"));
@@ -287,13 +287,13 @@ fn slots_are_those_of_redis_cluster() {
 
 proptest! {
     #[test]
-    fn slots_are_as_specified_for_any_bytes(key in prop_oneof![hostile(40), prop::collection::vec(any::<u8>(), 0..60)]) {
+    fn hash_slots_match_the_specification_for_any_bytes(key in prop_oneof![hostile(40), prop::collection::vec(any::<u8>(), 0..60)]) {
         prop_assert_eq!(hash_slot(&key), specified_slot(&key));
     }
 
     /// A key can be read back, so no two counters have the same.
     #[test]
-    fn a_key_says_what_it_counts(
+    fn key_parses_back_to_its_counter(
         prefix in text(8),
         domain in domain(8),
         entries in entries(4, 8),
@@ -320,7 +320,7 @@ proptest! {
 
     /// The same for paths of which only a digest is left: nearly equal ones, long and short, by their keys.
     #[test]
-    fn no_two_counters_have_the_same_key(
+    fn different_counters_have_different_keys(
         domains in prop::collection::vec(domain(3), 2),
         paths in prop::collection::vec(entries(3, 4), 12),
         filler in 0_usize..230,
@@ -345,7 +345,7 @@ proptest! {
 
     /// The slot is that of the path, whatever the prefix and the values hold; the length has a bound.
     #[test]
-    fn the_path_alone_decides_the_slot_and_keys_are_short(
+    fn path_alone_decides_the_slot_and_keys_are_bounded(
         prefix in text(20),
         domain in domain(60),
         entries in entries(8, 120),
@@ -367,7 +367,7 @@ proptest! {
 }
 
 #[test]
-fn a_path_cannot_be_made_to_read_like_a_shortened_one() {
+fn crafted_path_cannot_collide_with_a_shortened_one() {
     let long = own(&[("user", &"x".repeat(300))]);
     let minute = limit(MINUTE.0, MINUTE.1, MINUTE.2, MINUTE.3);
     let key = keys_of("", "shop", &long, &[(minute, 0)]).remove(0);
@@ -396,7 +396,7 @@ fn rules_of_all() -> String {
 }
 
 #[test]
-fn the_documented_rights_are_enough() {
+fn documented_acl_is_sufficient() {
     let page = read(&repository("docs/redis.md"));
     let (_, scripts) = page.split_once("    ACL SETUSER tollkeeper on >password ").expect("the page has a user");
     let (scripts, _) = scripts.split_once("\n\n").expect("and says more");

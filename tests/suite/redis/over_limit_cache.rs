@@ -101,7 +101,7 @@ fn take(hits: u64) -> ChargeRequest {
 }
 
 #[test]
-fn refuses_charges_of_at_least_the_hits_that_were_refused() {
+fn rejects_charges_of_at_least_the_rejected_hits() {
     let mut counters = Counters::of(yearly(10));
     counters.decide(0, take(5));
     assert_eq!(counters.known(0, take(5)), None, "what was admitted is not kept");
@@ -116,7 +116,7 @@ fn refuses_charges_of_at_least_the_hits_that_were_refused() {
 }
 
 #[test]
-fn what_can_never_pass_is_refused_as_such() {
+fn charge_that_can_never_pass_is_rejected_as_such() {
     let mut counters = Counters::of(yearly(10));
     assert_eq!(counters.decide(0, take(11))[0].retry_after_us, None);
     assert_eq!(counters.known(SECOND_US - 1, take(12)).unwrap()[0].retry_after_us, None);
@@ -125,7 +125,7 @@ fn what_can_never_pass_is_refused_as_such() {
 }
 
 #[test]
-fn refuses_charges_that_are_held_no_longer() {
+fn rejects_charges_that_accept_no_longer_delay() {
     let terms = LimitSpec { queue_size: Some(5), ..terms(Algorithm::LeakyBucket, 1, Unit::Hour) };
     let mut counters = Counters::of(Limit::new(&terms).unwrap());
     let within = |max_delay_us| ChargeRequest::new(Hits::Charge(1), max_delay_us);
@@ -137,7 +137,7 @@ fn refuses_charges_that_are_held_no_longer() {
 }
 
 #[test]
-fn looks_refunds_and_trials_are_never_refused_here() {
+fn peeks_refunds_and_shadow_limits_are_never_rejected() {
     let mut counters = Counters::of(yearly(1));
     assert!(!counters.decide(0, take(2))[0].admitted);
     counters.decide(0, take(1));
@@ -156,7 +156,7 @@ fn looks_refunds_and_trials_are_never_refused_here() {
 }
 
 #[test]
-fn a_look_or_a_trial_that_is_refused_teaches_nothing() {
+fn rejected_peek_or_shadow_charge_is_not_cached() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
     assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
@@ -167,7 +167,7 @@ fn a_look_or_a_trial_that_is_refused_teaches_nothing() {
 }
 
 #[test]
-fn another_limit_is_asked_for() {
+fn entry_does_not_apply_to_another_limit() {
     let (ten, day) = ((yearly(10), true), (limit(Algorithm::TokenBucket, 50, Unit::Day), true));
     let origin = Instant::now();
     let mut counters = Counters::new(&[ten, day], OverLimitCache::new(MIB, false, origin), origin);
@@ -190,7 +190,7 @@ fn another_limit_is_asked_for() {
 }
 
 #[test]
-fn is_believed_until_what_it_promised_and_no_longer_than_a_second() {
+fn entry_expires_at_retry_after_and_within_a_second() {
     // The tenth of a second until the next token, and the year until the next window.
     for (limit, holds_us) in [(limit(Algorithm::TokenBucket, 10, Unit::Second), 100_000), (yearly(10), SECOND_US)] {
         let mut counters = Counters::of(limit);
@@ -206,7 +206,7 @@ fn is_believed_until_what_it_promised_and_no_longer_than_a_second() {
 }
 
 #[test]
-fn what_came_too_late_is_not_kept() {
+fn late_rejection_is_not_cached() {
     let mut counters = Counters::of(limit(Algorithm::TokenBucket, 10, Unit::Second));
     counters.decide(0, take(10));
     let refused = counters.charge(0, take(1));
@@ -216,7 +216,7 @@ fn what_came_too_late_is_not_kept() {
 }
 
 #[test]
-fn the_times_of_levels_count_down() {
+fn cached_times_count_down() {
     let mut counters = Counters::of(limit(Algorithm::SlidingWindowLog, 10, Unit::Minute));
     counters.decide(0, take(10));
     let refused = counters.charge(0, take(1));
@@ -233,7 +233,7 @@ fn the_times_of_levels_count_down() {
 }
 
 #[test]
-fn what_is_given_back_or_admitted_ends_it() {
+fn refund_or_admission_ends_an_entry() {
     let full = || {
         let mut counters = Counters::of(yearly(10));
         counters.decide(0, take(10));
@@ -271,7 +271,7 @@ fn what_is_given_back_or_admitted_ends_it() {
 }
 
 #[test]
-fn what_counts_refused_hits_is_kept_only_where_that_is_allowed_and_only_fixed_windows() {
+fn limits_counting_rejected_hits_are_cached_only_for_fixed_windows_if_allowed() {
     let plain = yearly(1);
     let (window, log) = (counting(Algorithm::FixedWindow, 1), counting(Algorithm::SlidingWindowLog, 1));
     let bucket = counting(Algorithm::TokenBucket, 1);
@@ -297,7 +297,7 @@ fn what_counts_refused_hits_is_kept_only_where_that_is_allowed_and_only_fixed_wi
 }
 
 #[test]
-fn only_what_an_enforced_limit_refuses_is_kept_and_then_all_of_it() {
+fn only_rejections_by_enforced_limits_are_cached() {
     let hourly = limit(Algorithm::FixedWindow, 5, Unit::Hour);
     let origin = Instant::now();
     let mut counters =
@@ -310,7 +310,7 @@ fn only_what_an_enforced_limit_refuses_is_kept_and_then_all_of_it() {
 }
 
 #[test]
-fn several_limits_are_asked_again_when_the_first_of_them_could_pass() {
+fn entry_of_several_limits_ends_when_the_first_could_pass() {
     let (fast, slow) = (limit(Algorithm::TokenBucket, 10, Unit::Second), yearly(10));
     let origin = Instant::now();
     let mut counters = Counters::new(&[(fast, true), (slow, true)], OverLimitCache::new(MIB, false, origin), origin);
@@ -321,7 +321,7 @@ fn several_limits_are_asked_again_when_the_first_of_them_could_pass() {
 }
 
 #[test]
-fn more_hits_than_another_limit_has_room_for_are_asked_for() {
+fn more_hits_than_another_limit_allows_are_not_cached() {
     let origin = Instant::now();
     let limits = [(yearly(10), true), (limit(Algorithm::FixedWindow, 12, Unit::Day), true)];
     let mut counters = Counters::new(&limits, OverLimitCache::new(MIB, false, origin), origin);
@@ -334,7 +334,7 @@ fn more_hits_than_another_limit_has_room_for_are_asked_for() {
 }
 
 #[test]
-fn memory_is_bounded_and_what_has_ended_makes_room() {
+fn memory_is_bounded_and_expired_entries_make_room() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
     let refused = counters.charge(0, take(1));
@@ -365,7 +365,7 @@ fn memory_is_bounded_and_what_has_ended_makes_room() {
 }
 
 #[test]
-fn keeps_nothing_without_memory() {
+fn zero_capacity_caches_nothing() {
     let origin = Instant::now();
     let mut counters = Counters::new(&[(yearly(1), true)], OverLimitCache::new(0, true, origin), origin);
     counters.decide(0, take(2));
@@ -387,7 +387,7 @@ impl Random {
 }
 
 #[test]
-fn whatever_is_refused_here_the_counter_refuses_too_and_for_as_long() {
+fn cached_rejection_agrees_with_the_counter() {
     let mut random = Random(5);
     let mut known_before = 0;
     for _ in 0..2_000 {

@@ -113,7 +113,7 @@ fn keys_are_those_of_envoyproxy_ratelimit() {
 }
 
 #[test]
-fn what_the_other_program_has_not_is_counted_in_tk1_keys() {
+fn features_unknown_to_ratelimit_use_tk1_keys() {
     let rules = "domain: d
 descriptors:
   - {key: epoch, rate_limit: {unit: hour, requests_per_unit: 3, epoch: 2}}
@@ -153,7 +153,7 @@ descriptors:
 }
 
 #[test]
-fn counts_go_on_past_the_limit() {
+fn count_continues_past_the_limit() {
     let server = redis::options().start();
     let replica = replica(&server);
     let answers: Vec<_> = (0..5).flat_map(|_| statuses(&replica, &about(&[("minute", "v")]))).collect();
@@ -166,7 +166,7 @@ fn counts_go_on_past_the_limit() {
 }
 
 #[test]
-fn every_hit_lets_the_key_live_a_window_and_a_jitter() {
+fn each_hit_sets_expiry_to_window_plus_jitter() {
     let server = redis::options().start();
     for (jitter, spread) in [("0", 1), ("-5", 1), ("1", 1), ("20", 20)] {
         let env = [("EXPIRATION_JITTER_MAX_SECONDS", jitter)];
@@ -199,7 +199,7 @@ fn count_elsewhere(server: &Server, key: &str, hits: i64) -> i64 {
 }
 
 #[test]
-fn both_programs_see_what_the_other_counted() {
+fn both_programs_see_each_others_counts() {
     const KEY: &str = "domain_minute_v_1200";
     let server = redis::options().start();
     let replica = replica(&server);
@@ -213,7 +213,7 @@ fn both_programs_see_what_the_other_counted() {
 }
 
 #[test]
-fn a_look_makes_the_key_and_is_refused_past_the_limit_only() {
+fn peek_creates_the_key_and_is_rejected_past_the_limit() {
     let server = redis::options().start();
     let replica = replica(&server);
     let look = about(&[("minute", "v")]).hits(0);
@@ -228,7 +228,7 @@ fn a_look_makes_the_key_and_is_refused_past_the_limit_only() {
 }
 
 #[test]
-fn refunds_stop_at_nothing() {
+fn refunds_stop_at_zero() {
     let server = redis::options().start();
     let replica = replica(&server);
     let (take, refund) = (|hits| about(&[("minute", "v")]).hits(hits), |hits| about(&[("minute", "v")]).refund(hits));
@@ -249,7 +249,7 @@ fn refunds_stop_at_nothing() {
 }
 
 #[test]
-fn refunds_of_several_at_once_leave_nothing_below_nothing() {
+fn concurrent_refunds_never_go_below_zero() {
     let server = redis::options().start();
     let replicas = [replica(&server), replica(&server), replica(&server)];
     for round in 0..20 {
@@ -288,7 +288,7 @@ fn refunds_of_several_at_once_leave_nothing_below_nothing() {
 }
 
 #[test]
-fn a_refund_whose_caller_has_gone_is_evened_out_all_the_same() {
+fn cancelled_refund_is_still_corrected_to_zero() {
     let server = redis::options().start();
     let proxy = TcpProxy::to(&server.address());
     let env = [("TOLLKEEPER_STORE_TIMEOUT", "300ms")];
@@ -309,7 +309,7 @@ fn probes(server: &Server) -> u64 {
 }
 
 #[test]
-fn descriptors_are_counted_each_and_equal_ones_twice() {
+fn equal_descriptors_are_counted_twice() {
     let server = redis::options().start();
     let replica = replica(&server);
     let question = about(&[("minute", "v")])
@@ -323,7 +323,7 @@ fn descriptors_are_counted_each_and_equal_ones_twice() {
 }
 
 #[test]
-fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
+fn stop_cache_key_increment_spares_siblings_of_a_rejected_descriptor() {
     let server = redis::options().start();
     let replica = replica_at(&server.address(), &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], NOW);
     let both = || about(&[("minute", "v")]).descriptor(&[("hour", "v")]);
@@ -348,7 +348,7 @@ fn siblings_of_a_refused_descriptor_are_spared_where_that_is_set() {
 }
 
 #[test]
-fn charges_that_waited_are_answered_by_their_own_time() {
+fn waiting_charges_use_their_own_time() {
     let server = redis::options().start();
     let proxy = TcpProxy::to(&server.address());
     let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &[], NOW);
@@ -368,7 +368,7 @@ fn charges_that_waited_are_answered_by_their_own_time() {
 }
 
 #[test]
-fn what_stands_under_the_key_and_is_no_count_fails_that_charge_alone() {
+fn non_numeric_value_fails_only_its_charge() {
     let server = redis::options().start();
     let replica = replica(&server);
     server.query::<()>(&["SET", "domain_minute_v_1200", "many"]);
@@ -389,7 +389,7 @@ fn what_stands_under_the_key_and_is_no_count_fails_that_charge_alone() {
 const LEAST: &str = "on >secret ~* -@all +ping +incrby +expire +get";
 
 #[test]
-fn a_user_without_scripts_will_do_for_plain_windows() {
+fn acl_without_scripts_suffices_for_fixed_windows() {
     let server = redis::options().with(&[("user", "default off")]).user("plain", LEAST).start();
     let rules = format!(
         "{RULES}  - {{key: bucket, rate_limit: {{unit: day, requests_per_unit: 3, algorithm: token_bucket, on_store_error: deny}}}}\n"
@@ -425,7 +425,7 @@ fn a_user_without_scripts_will_do_for_plain_windows() {
 }
 
 #[test]
-fn a_user_who_may_not_even_count_is_a_misconfiguration() {
+fn acl_without_incrby_is_a_misconfiguration() {
     for (missing, rules) in [("incrby", "+ping +expire +get"), ("expire", "+ping +incrby +get")] {
         let user = format!("on >secret ~* -@all {rules}");
         let server = redis::options().with(&[("user", "default off")]).user("plain", &user).start();
@@ -443,7 +443,7 @@ fn a_user_who_may_not_even_count_is_a_misconfiguration() {
 }
 
 #[test]
-fn counts_are_exact_while_their_slot_moves() {
+fn counts_are_exact_during_slot_migration() {
     let cluster = Cluster::start();
     let nodes = cluster.addresses().join(",");
     let env = [("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)];

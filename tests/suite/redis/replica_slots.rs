@@ -78,7 +78,7 @@ fn never() -> Time {
 }
 
 #[test]
-fn each_process_gets_a_slot_of_its_own_and_keeps_it() {
+fn each_process_gets_its_own_slot_and_keeps_it() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     for owner in 0..3 {
@@ -102,7 +102,7 @@ fn each_process_gets_a_slot_of_its_own_and_keeps_it() {
 }
 
 #[test]
-fn a_claim_ends_after_30_seconds_and_the_slot_that_is_free_for_longest_is_next() {
+fn claim_expires_after_30_seconds_and_the_longest_free_slot_is_next() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.hold(0, 2);
@@ -127,7 +127,7 @@ fn a_claim_ends_after_30_seconds_and_the_slot_that_is_free_for_longest_is_next()
 }
 
 #[test]
-fn a_share_is_usable_a_period_after_the_claim_before_and_until_30_seconds_after_the_last_question() {
+fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     let [first, second] = [(); 2].map(|()| Replicas::new(NonZeroU32::MIN));
@@ -166,7 +166,7 @@ fn a_share_is_usable_a_period_after_the_claim_before_and_until_30_seconds_after_
 }
 
 #[test]
-fn a_slot_that_is_given_up_is_free_at_once_and_its_end_is_known() {
+fn released_slot_is_free_at_once() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.hold(0, 1);
@@ -184,7 +184,7 @@ fn a_slot_that_is_given_up_is_free_at_once_and_its_end_is_known() {
 }
 
 #[test]
-fn another_number_of_slots_waits_until_all_claims_of_the_old_have_ended() {
+fn new_slot_count_waits_for_old_claims_to_end() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.hold(0, 2);
@@ -211,7 +211,7 @@ fn another_number_of_slots_waits_until_all_claims_of_the_old_have_ended() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_keeps_no_slot_for_long() {
+fn clock_set_back_keeps_no_slot_for_long() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.pass(Duration::from_secs(400 * 86_400));
@@ -223,7 +223,7 @@ fn a_clock_that_was_set_back_keeps_no_slot_for_long() {
 }
 
 #[test]
-fn after_a_flush_slots_are_given_out_anew() {
+fn slots_are_claimed_again_after_a_flush() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.hold(0, 3);
@@ -235,7 +235,7 @@ fn after_a_flush_slots_are_given_out_anew() {
 }
 
 #[test]
-fn those_that_wait_are_counted_up_to_a_thousand() {
+fn waiting_processes_are_counted_up_to_a_thousand() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.hold(0, 1000);
@@ -258,7 +258,7 @@ fn those_that_wait_are_counted_up_to_a_thousand() {
 }
 
 #[test]
-fn what_is_no_table_is_left_alone() {
+fn foreign_value_is_left_alone() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     let plants: [&[&str]; 6] = [
@@ -280,7 +280,7 @@ fn what_is_no_table_is_left_alone() {
 }
 
 #[test]
-fn the_table_has_a_key_that_no_counter_has() {
+fn registry_key_differs_from_all_counter_keys() {
     assert_eq!(claim::key(""), "tk1:{replicas}");
     assert_eq!(claim::key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
 }
@@ -295,7 +295,7 @@ fn wait_until_live(redis: &Redis, live: u32) {
 }
 
 #[test]
-fn a_store_claims_a_slot_on_one_server_and_on_a_cluster() {
+fn store_claims_a_slot_on_single_and_cluster() {
     let server = servers::options().start();
     let cluster = Cluster::start();
     let (single, nodes) = (server.address(), cluster.addresses().join(","));
@@ -317,7 +317,7 @@ fn a_store_claims_a_slot_on_one_server_and_on_a_cluster() {
 }
 
 #[test]
-fn plain_counting_without_scripts_claims_nothing() {
+fn ratelimit_key_format_claims_no_slot() {
     let server = servers::options().start();
     let address = server.address();
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address.as_str()), ("TOLLKEEPER_KEY_FORMAT", "ratelimit")];
@@ -335,7 +335,7 @@ fn passes_alone(replica: &Replica) -> usize {
 }
 
 #[test]
-fn local_divides_by_the_replicas_that_were_last_seen_unless_it_is_told_how_many() {
+fn local_policy_divides_by_the_last_seen_replica_count_unless_set() {
     for (told, expected) in [(None, 3), (Some("2"), 5)] {
         let server = servers::options().start();
         let env: Vec<_> = [("TOLLKEEPER_ON_STORE_ERROR", "local"), ("TOLLKEEPER_STORE_TIMEOUT", "100ms")]
@@ -377,7 +377,7 @@ fn wait_for_the_table(server: &Server) {
 }
 
 #[test]
-fn a_process_claims_a_slot_and_gives_it_up_when_it_is_stopped() {
+fn process_claims_a_slot_and_releases_it_on_shutdown() {
     let server = servers::options().start();
     let mut process = process(&server, DOCUMENTED).start();
     wait_for_the_table(&server);
@@ -394,7 +394,7 @@ fn a_process_claims_a_slot_and_gives_it_up_when_it_is_stopped() {
 }
 
 #[test]
-fn processes_that_disagree_about_the_number_of_slots_say_so_once() {
+fn disagreement_about_the_slot_count_is_logged_once() {
     let server = servers::options().start();
     let _first = process(&server, DOCUMENTED).start();
     wait_for_the_table(&server);
@@ -417,7 +417,7 @@ fn tried(server: &Server) -> u64 {
 }
 
 #[test]
-fn a_table_that_can_not_be_kept_harms_nothing_else() {
+fn unusable_registry_does_no_other_harm() {
     let server = servers::options().start();
     server.query::<()>(&["RPUSH", "tk1:{replicas}", "of somebody else"]);
     // What stands there is no table, or is not for this user.

@@ -193,13 +193,13 @@ impl Table {
 }
 
 #[test]
-fn three_replicas_on_one_server_admit_the_limit_and_not_one_more() {
+fn three_replicas_on_one_server_admit_exactly_the_limit() {
     let server = options().start();
     admits_the_limit_and_not_one_more(&Fleet::on_single(&server));
 }
 
 #[test]
-fn three_replicas_on_a_cluster_admit_the_limit_and_not_one_more() {
+fn three_replicas_on_a_cluster_admit_exactly_the_limit() {
     let cluster = Cluster::start();
     admits_the_limit_and_not_one_more(&Fleet::on_cluster(&cluster));
 }

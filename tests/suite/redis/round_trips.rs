@@ -77,7 +77,7 @@ fn one_each(values: impl IntoIterator<Item = String>) -> Vec<TestCharge> {
 }
 
 #[test]
-fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
+fn all_calls_of_a_request_are_pipelined() {
     let server = options().start();
     let proxy = TcpProxy::to(&server.address());
     let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Redis);
@@ -104,7 +104,7 @@ fn all_calls_of_a_request_are_on_their_way_before_the_first_is_answered() {
 }
 
 #[test]
-fn no_node_of_a_cluster_waits_for_another() {
+fn cluster_nodes_are_called_concurrently() {
     let cluster = Cluster::start();
     let nodes = cluster.addresses().join(",");
     let counters = RedisCounters::new(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", &nodes)], TimeSource::Redis);
@@ -137,7 +137,7 @@ fn no_node_of_a_cluster_waits_for_another() {
 }
 
 #[test]
-fn a_descriptor_costs_one_call_whatever_its_limits() {
+fn descriptor_costs_one_call_whatever_its_limits() {
     let server = options().start();
     let rules = "descriptors:
   - {key: one, rate_limit: {unit: hour, requests_per_unit: 10}}
@@ -178,7 +178,7 @@ fn a_descriptor_costs_one_call_whatever_its_limits() {
 }
 
 #[test]
-fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_twice() {
+fn noscript_sends_the_script_once_without_double_charge() {
     let server = options().start();
     let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
     let wanted = [TestCharge::one("script", limit(Algorithm::TokenBucket))];
@@ -202,7 +202,7 @@ fn a_server_that_has_forgotten_the_script_is_sent_it_once_and_nobody_is_charged_
 }
 
 #[test]
-fn limits_per_second_are_counted_in_the_redis_that_is_theirs() {
+fn per_second_limits_use_the_per_second_redis() {
     let (main, per_second) = (options().start(), options().start());
     let rules = "descriptors:
   - {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
@@ -251,7 +251,7 @@ fn limits_per_second_are_counted_in_the_redis_that_is_theirs() {
 }
 
 #[test]
-fn every_way_to_a_server_counts() {
+fn every_endpoint_type_works() {
     let rules = "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]";
     let plain = || options();
     let served = |env: &[(&str, &str)], what: &str| {
@@ -278,7 +278,7 @@ fn every_way_to_a_server_counts() {
 }
 
 #[test]
-fn a_database_has_all_keys_and_the_others_none() {
+fn selected_database_has_all_keys() {
     let rules = "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]";
     let server = options().start();
     for (number, database) in ["/3", "/15", "?db=7"].into_iter().enumerate() {
@@ -292,7 +292,7 @@ fn a_database_has_all_keys_and_the_others_none() {
 }
 
 #[test]
-fn a_caller_that_leaves_no_time_is_not_waited_for() {
+fn call_without_time_left_is_not_sent() {
     let server = options().start();
     let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
     let wanted = one_each((0..3).map(|n| format!("value {n}")));

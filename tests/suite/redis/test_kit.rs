@@ -26,7 +26,7 @@ fn code(error: &RedisError) -> String {
 }
 
 #[test]
-fn a_server_answers_on_tcp_and_unix_and_keeps_nothing() {
+fn server_listens_on_tcp_and_unix_without_persistence() {
     let server = options().unix_socket().with(&[("maxmemory", "3mb"), ("maxmemory-policy", "noeviction")]).start();
     assert_eq!(server.query::<String>(&["SET", "key", "1"]), "OK");
     let socket = format!("redis+unix://{}", server.socket().display());
@@ -46,7 +46,7 @@ fn a_server_answers_on_tcp_and_unix_and_keeps_nothing() {
 }
 
 #[test]
-fn users_may_do_what_their_rules_say_and_the_harness_everything() {
+fn acl_users_have_their_rights_and_the_kit_user_all() {
     let server = options().password("secret").user("limited", "on >pass ~a* +get").start();
     let address = server.address();
     let connect = |user: &str| RedisClient::connect(&format!("redis://{user}{address}"), REPLY_TIMEOUT);
@@ -66,7 +66,7 @@ fn users_may_do_what_their_rules_say_and_the_harness_everything() {
 }
 
 #[test]
-fn tls_is_for_those_who_trust_the_right_authority() {
+fn tls_requires_the_right_authority() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
     let open = options().tls(&certificates).start();
@@ -89,7 +89,7 @@ fn tls_is_for_those_who_trust_the_right_authority() {
 }
 
 #[test]
-fn a_server_takes_a_certificate_issued_later() {
+fn server_loads_a_certificate_issued_later() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
     let server = options().tls(&certificates).start();
@@ -103,7 +103,7 @@ fn a_server_takes_a_certificate_issued_later() {
 }
 
 #[test]
-fn a_frozen_server_accepts_and_does_not_answer_until_thawed() {
+fn frozen_server_accepts_and_replies_after_thaw() {
     let server = options().start();
     let mut caller = server.connect(REPLY_TIMEOUT).unwrap();
     caller.set_timeout(MOMENT).unwrap();
@@ -117,7 +117,7 @@ fn a_frozen_server_accepts_and_does_not_answer_until_thawed() {
 }
 
 #[test]
-fn a_runaway_script_keeps_a_server_busy() {
+fn runaway_script_keeps_the_server_busy() {
     let server = options().with(&[("busy-reply-threshold", "20")]).start();
     let mut caller = server.connect(REPLY_TIMEOUT).unwrap();
     caller.send(&["EVAL", "while true do end", "0"]).unwrap();
@@ -144,13 +144,13 @@ fn commands_are_counted_by_name() {
 
 #[test]
 #[should_panic(expected = "run tests/run.sh")]
-fn a_missing_program_is_named_with_the_way_to_get_it() {
+fn missing_program_is_named_with_a_fix() {
     options().program("no-redis-of-that-name").start();
 }
 
 #[test]
 #[should_panic(expected = "no-such-directive")]
-fn a_server_that_ends_at_once_is_quoted() {
+fn log_of_a_server_that_exits_is_quoted() {
     options().with(&[("no-such-directive", "1")]).start();
 }
 
@@ -166,7 +166,7 @@ fn through(proxy: &TcpProxy) -> RedisResult<RedisClient> {
 }
 
 #[test]
-fn a_proxy_passes_and_counts() {
+fn proxy_passes_and_counts_bytes() {
     let (server, proxy) = proxied();
     let (mut one, mut other) = (through(&proxy).unwrap(), through(&proxy).unwrap());
     let large = "x".repeat(1 << 20);
@@ -183,7 +183,7 @@ fn a_proxy_passes_and_counts() {
 }
 
 #[test]
-fn a_proxy_refuses_and_comes_back() {
+fn proxy_refuses_and_recovers() {
     let (_server, proxy) = proxied();
     let mut open = through(&proxy).unwrap();
     proxy.set(Mode::Refuse);
@@ -194,7 +194,7 @@ fn a_proxy_refuses_and_comes_back() {
 }
 
 #[test]
-fn a_proxy_resets_open_and_new_connections() {
+fn proxy_resets_open_and_new_connections() {
     let (_server, proxy) = proxied();
     let mut open = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
     wait_for("the connection to be accepted", || (proxy.open_connections() == 1).then_some(()));
@@ -208,7 +208,7 @@ fn a_proxy_resets_open_and_new_connections() {
 }
 
 #[test]
-fn a_proxy_swallows_for_good_and_holds_for_a_while() {
+fn proxy_blackholes_for_good_and_stalls_for_a_while() {
     for (mode, arrives) in [(Mode::Blackhole, false), (Mode::Stall, true)] {
         let (server, proxy) = proxied();
         let mut open = through(&proxy).unwrap();
@@ -232,7 +232,7 @@ fn a_proxy_swallows_for_good_and_holds_for_a_while() {
 }
 
 #[test]
-fn a_proxy_delays_without_slowing() {
+fn proxy_delays_without_throttling() {
     const DELAY: Duration = Duration::from_millis(40);
     let (_server, proxy) = proxied();
     let mut callers: Vec<_> = (0..30).map(|_| through(&proxy).unwrap()).collect();
@@ -250,7 +250,7 @@ fn a_proxy_delays_without_slowing() {
 }
 
 #[test]
-fn a_proxy_cuts_answers_after_so_many_bytes() {
+fn proxy_truncates_responses() {
     let (_server, proxy) = proxied();
     let mut caller = through(&proxy).unwrap();
     caller.command(&["SET", "key", "0123456789"]).unwrap();
@@ -281,7 +281,7 @@ fn redirection(error: &RedisError) -> (String, Option<(&str, u16)>) {
 }
 
 #[test]
-fn a_cluster_redirects_while_slots_move_and_is_down_without_one() {
+fn cluster_redirects_during_migration_and_is_down_without_a_slot() {
     let (cluster, key, slot) = cluster_with_key();
     let (old, new) = (cluster.node(1), cluster.node(2));
     assert_eq!(cluster.addresses().len(), 6);
@@ -312,7 +312,7 @@ fn a_cluster_redirects_while_slots_move_and_is_down_without_one() {
 }
 
 #[test]
-fn a_cluster_fails_over_when_told_and_when_a_primary_dies_or_freezes() {
+fn cluster_fails_over_on_command_and_on_failure() {
     let (cluster, key, slot) = cluster_with_key();
     let old = cluster.node(1);
     cluster.planned_failover(1, 4);
@@ -335,7 +335,7 @@ fn a_cluster_fails_over_when_told_and_when_a_primary_dies_or_freezes() {
 }
 
 #[test]
-fn a_cluster_speaks_tls_among_its_nodes_and_to_clients() {
+fn cluster_uses_tls_between_nodes_and_to_clients() {
     let directory = tempfile::tempdir().unwrap();
     let certificates = Certificates::new(directory.path());
     let cluster = Cluster::start_with(&options().tls(&certificates).password("secret"), 1);
@@ -354,7 +354,7 @@ fn a_cluster_speaks_tls_among_its_nodes_and_to_clients() {
 }
 
 #[test]
-fn sentinels_fail_over_when_told_and_when_the_primary_dies() {
+fn sentinels_fail_over_on_command_and_on_failure() {
     let all = Sentinels::start_with(&options().password("secret"), &options().password("of sentinels"));
     assert_eq!((all.addresses().len(), all.primary()), (3, 0));
     let reply = RedisClient::connect(&format!("redis://{}", all.addresses()[0]), REPLY_TIMEOUT)
@@ -374,7 +374,7 @@ fn sentinels_fail_over_when_told_and_when_the_primary_dies() {
 }
 
 #[test]
-fn several_tollkeepers_run_beside_each_other_and_freeze_alone() {
+fn several_tollkeepers_run_side_by_side_and_freeze_alone() {
     const RULES: &str = "domain: shop\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 9 } }]\n";
     const BODY: &str = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}"#;
     let replicas = [(); 3].map(|()| with_rules(RULES).start());

@@ -42,7 +42,7 @@ fn inline(user: Option<&str>, password: &str) -> Credentials {
 }
 
 #[test]
-fn anything_said_about_redis_means_redis() {
+fn any_redis_setting_selects_redis() {
     assert_eq!(read(&[]).store, StoreSettings::Memory);
     for (name, _) in PEER.iter().filter(|(name, _)| name.starts_with("REDIS_")) {
         let setting = table::find(name).unwrap();
@@ -62,7 +62,7 @@ fn anything_said_about_redis_means_redis() {
 }
 
 #[test]
-fn what_is_not_said_about_redis_is_as_in_the_peer() {
+fn redis_defaults_match_envoyproxy_ratelimit() {
     let main = DeploymentSettings {
         setting: "REDIS_URL",
         topology: unix("/var/run/nutcracker/ratelimit.sock"),
@@ -95,7 +95,7 @@ fn what_is_not_said_about_redis_is_as_in_the_peer() {
 }
 
 #[test]
-fn the_local_cache_of_the_peer_adds_to_ours() {
+fn local_cache_size_adds_to_the_over_limit_cache() {
     const MIB: usize = 1 << 20;
     let cases: [(Vars<'_>, usize, bool); 6] = [
         (&[("LOCAL_CACHE_SIZE_IN_BYTES", "0")], 4 * MIB, false),
@@ -116,7 +116,7 @@ fn the_local_cache_of_the_peer_adds_to_ours() {
 }
 
 #[test]
-fn each_variable_reaches_its_place() {
+fn each_redis_variable_reaches_its_setting() {
     let redis = redis(&[
         ("REDIS_URL", "a:1"),
         ("REDIS_SOCKET_TYPE", "TCP"),
@@ -179,7 +179,7 @@ fn each_variable_reaches_its_place() {
 }
 
 #[test]
-fn an_address_is_understood_in_every_form() {
+fn redis_url_parses_in_every_form() {
     let none = Credentials::None;
     for (url, topology, credentials, database, is_tls) in [
         ("redis:6379", single("redis", 6379), none.clone(), 0, false),
@@ -215,7 +215,7 @@ fn an_address_is_understood_in_every_form() {
 }
 
 #[test]
-fn lists_of_nodes_and_sentinels_are_understood() {
+fn lists_of_nodes_and_sentinels_parse() {
     let cluster = |vars: Vars<'_>| redis(&[&[("REDIS_TYPE", "cluster")], vars].concat()).main;
     for url in ["a:1,b:2", " a:1 , b:2,", "redis://a:1,b:2", "redis://a:1/0,redis://b:2"] {
         let main = cluster(&[("REDIS_URL", url)]);
@@ -244,7 +244,7 @@ fn lists_of_nodes_and_sentinels_are_understood() {
 }
 
 #[test]
-fn credentials_of_variables_go_before_those_of_the_address() {
+fn credential_variables_take_precedence_over_the_url() {
     for (auth, expected) in [
         ("pw", inline(None, "pw")),
         ("ann:pw", inline(Some("ann"), "pw")),
@@ -270,7 +270,7 @@ const FORMS: &str = "give host:port, a path that begins with /, or redis://user:
                      brackets, and what is special in a user or password as %40";
 
 #[test]
-fn a_bad_address_is_named_with_its_fix() {
+fn bad_redis_url_is_reported_with_a_fix() {
     let no_address = format!("not an address of Redis; {FORMS}");
     let no_port = format!("no port, and no path that begins with /; {FORMS}");
     let list = "a list, though REDIS_TYPE is single; give one address, or REDIS_TYPE=cluster, or REDIS_TYPE=sentinel";
@@ -315,7 +315,7 @@ fn a_bad_address_is_named_with_its_fix() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_named_together() {
+fn contradictory_settings_are_reported_together() {
     const SENTINELS: &str = "the name of the primary, then its sentinels: primaryname,host:port,host:port";
     const NODES: &str = "some of its nodes: host:port,host:port";
     let sentinel = ("REDIS_TYPE", "sentinel");
@@ -376,7 +376,7 @@ fn settings_that_contradict_each_other_are_named_together() {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table")]
-fn what_is_not_read_gets_a_line() {
+fn ignored_redis_setting_gets_one_line() {
     const FILES: [(&str, &str); 4] = [
         ("REDIS_TLS_CACERT", "/ca"),
         ("REDIS_TLS_CLIENT_CERT", "/c"),
@@ -493,7 +493,7 @@ fn all_that_is_said(vars: Vars<'_>) -> String {
 }
 
 #[test]
-fn a_secret_is_shown_at_no_door() {
+fn secrets_are_shown_in_no_output() {
     const AUTHS: &[&str] = &["hunter2", "hunter2:x", "x:hunter2", ":hunter2", "hunter2:", "hunter2\n", "a:b:hunter2"];
     const URLS: &[&str] = &[
         "redis://:hunter2@h:1",
@@ -562,7 +562,7 @@ fn a_secret_is_shown_at_no_door() {
 }
 
 #[test]
-fn the_example_environments_are_those_of_their_topologies() {
+fn example_environments_select_their_topologies() {
     for (file, expected) in [
         ("redis-single.env", single("redis", 6379)),
         (

@@ -13,7 +13,7 @@ const GRPC: [(&str, &str); 3] =
     [("GRPC_SERVER_USE_TLS", "true"), ("GRPC_SERVER_TLS_CERT", "/tls.crt"), ("GRPC_SERVER_TLS_KEY", "/keys/tls.key")];
 
 #[test]
-fn listeners_are_encrypted_where_it_is_asked_for() {
+fn listeners_use_tls_if_configured() {
     let listeners = read(&[]).listeners;
     assert_eq!((listeners.grpc_tls, listeners.http_tls), (None, None));
     let more = [("GRPC_CLIENT_TLS_CACERT", "/ca.crt"), ("GRPC_CLIENT_TLS_SAN", "envoy.example")];
@@ -32,7 +32,7 @@ fn listeners_are_encrypted_where_it_is_asked_for() {
 }
 
 #[test]
-fn half_a_setup_stops_the_start_and_says_what_is_missing() {
+fn incomplete_tls_settings_stop_the_start_and_name_the_missing_one() {
     let with = |more: &[(&'static str, &'static str)]| [&GRPC[..1], more].concat();
     let (certificate, key) = (GRPC[1], GRPC[2]);
     for (vars, expected) in [
@@ -76,7 +76,7 @@ fn half_a_setup_stops_the_start_and_says_what_is_missing() {
 }
 
 #[test]
-fn bounds_have_defaults_and_zero_is_none() {
+fn client_limits_have_defaults_and_zero_disables() {
     let seconds = Duration::from_secs;
     let defaults = ClientLimits {
         connections: Some(10_000),

@@ -57,7 +57,7 @@ fn words(recorded: &str) -> Option<&str> {
 }
 
 #[test]
-fn reads_rule_files_as_the_peer_does() {
+fn rule_files_load_like_in_envoyproxy_ratelimit() {
     let lines = recorded();
     assert_eq!(lines.len(), 116);
     let mut differences = Vec::new();
@@ -95,7 +95,7 @@ fn reads_rule_files_as_the_peer_does() {
 }
 
 #[test]
-fn every_rule_set_that_the_peer_served_loads_with_the_same_lines() {
+fn recorded_rules_give_the_same_rlconfig_lines() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/peer.jsonl");
     let text = std::fs::read_to_string(path).expect("the recordings are part of the repository");
     let mut differences = Vec::new();

@@ -62,13 +62,13 @@ fn differences(group: &Group, ours: &BTreeMap<String, i64>) -> Vec<String> {
 }
 
 #[test]
-fn the_counters_are_all_there() {
+fn recorded_counters_are_complete() {
     let stats = recorded().iter().flat_map(|group| &group.lines).map(|line| line.stats.len()).sum::<usize>();
     assert_eq!(stats, 1989);
 }
 
 #[test]
-fn statsd_is_told_the_same_under_the_same_keys() {
+fn statsd_counters_match_under_ratelimit_key_format() {
     let server = redis::options().start();
     let mut wrong = Vec::new();
     for group in recorded() {
@@ -86,7 +86,7 @@ fn statsd_is_told_the_same_under_the_same_keys() {
 
 /// Only where an answer differs do counters: a hit on another counter is near or over at another time.
 #[test]
-fn statsd_is_told_the_same_but_for_answers_that_differ() {
+fn statsd_counters_match_except_for_known_differences() {
     let mut wrong = Vec::new();
     for group in recorded() {
         let found = differences(&group, &told_in_one_hour(&group, || group.setup()));

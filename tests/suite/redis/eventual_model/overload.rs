@@ -62,7 +62,7 @@ fn strictly(plan: &Plan, limit: &Limit, from: u64) -> u64 {
 }
 
 #[test]
-fn little_is_wasted_when_more_is_asked_for_than_the_limit() {
+fn overload_still_admits_most_of_the_limit() {
     let (mut table, mut wasted) = (String::new(), Vec::new());
     let limits = [(40, 1), (100, 1), (400, 1), (100, 10), (400, 10), (300, 60)];
     let each = ALGORITHMS.into_iter().flat_map(|algorithm| limits.map(|limit| (algorithm, limit)));
@@ -102,7 +102,7 @@ fn admitted(limit: Limit, replicas: usize, per_mille: u64) -> (f64, f64, u64) {
 }
 
 #[test]
-fn a_key_with_one_visitor_costs_no_more_calls_than_it_is_asked() {
+fn key_at_one_replica_costs_at_most_one_call_per_request() {
     for algorithm in ALGORITHMS {
         for (requests, seconds) in [(100, 1), (1000, 60)] {
             let period = Period::new(Unit::Second, seconds).unwrap();

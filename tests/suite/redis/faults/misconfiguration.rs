@@ -79,7 +79,7 @@ fn is_said(cases: Vec<Case>) {
 }
 
 #[test]
-fn what_can_not_be_reached_is_an_outage() {
+fn unreachable_server_is_an_outage() {
     let server = options().start();
     let address = server.address();
     server.kill();
@@ -92,7 +92,7 @@ fn what_can_not_be_reached_is_an_outage() {
 }
 
 #[test]
-fn a_password_that_is_not_accepted_is_said_and_not_shown() {
+fn rejected_password_is_reported_and_not_shown() {
     let server = options().password(SECRETS[0]).start();
     let address = server.address();
     let directory = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn a_password_that_is_not_accepted_is_said_and_not_shown() {
 }
 
 #[test]
-fn a_user_that_may_not_do_what_the_rules_need_is_told_what_it_needs() {
+fn missing_acl_permission_is_named() {
     let rules = |rest: &str| format!("on >{} ~* {rest}", SECRETS[0]);
     let server = options()
         .user("noeval", &rules("+@all -eval -evalsha"))
@@ -145,7 +145,7 @@ fn a_user_that_may_not_do_what_the_rules_need_is_told_what_it_needs() {
 }
 
 #[test]
-fn tls_that_can_not_work_is_said() {
+fn tls_mismatch_is_reported() {
     let directory = TempDir::new().unwrap();
     let certificates = Certificates::new(directory.path());
     let server = options().tls(&certificates).with(&[("tls-auth-clients", "yes")]).start();
@@ -192,7 +192,7 @@ fn tls_that_can_not_work_is_said() {
 }
 
 #[test]
-fn a_server_of_another_kind_is_said() {
+fn wrong_deployment_type_is_reported() {
     let (single, cluster) = (options().start(), Cluster::start());
     let sentinels = Sentinels::start_with(&options(), &options());
     let (single, node, sentinel) = (single.address(), cluster.node(0).address(), sentinels.sentinel(0).address());
@@ -214,13 +214,13 @@ fn a_server_of_another_kind_is_said() {
 }
 
 #[test]
-fn a_server_that_is_too_old_is_said_with_the_version_that_is_needed() {
+fn too_old_server_is_reported_with_the_required_version() {
     let address = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_4));
     is_said(vec![wrong(&[("REDIS_URL", &address)], &["too old", "5.0", "time"])]);
 }
 
 #[test]
-fn health_tells_of_an_outage_as_it_was_told_to() {
+fn health_reports_outages_as_configured() {
     let server = options().start();
     for needs_connection in ["true", "false"] {
         let env =
@@ -247,7 +247,7 @@ fn health_tells_of_an_outage_as_it_was_told_to() {
 }
 
 #[test]
-fn a_password_may_hold_anything() {
+fn password_may_contain_any_character() {
     for password in ["two words", "quo\"te", "it's", "back\\slash", "näßlich", "a:b@c/d?e#f%20,{}"] {
         let server = options().start();
         server.query::<()>(&["CONFIG", "SET", "requirepass", password]);

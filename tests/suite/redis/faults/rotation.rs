@@ -10,7 +10,7 @@ use crate::kit::redis::options;
 use crate::kit::wait_for;
 
 #[test]
-fn a_password_that_changes_is_read_again_from_its_file() {
+fn changed_password_file_is_reread() {
     let _alone = alone();
     let directory = tempfile::tempdir().expect("a directory can be made");
     let file = directory.path().join("password");
@@ -68,7 +68,7 @@ fn a_password_that_changes_is_read_again_from_its_file() {
 }
 
 #[test]
-fn certificates_that_change_are_used_for_new_connections() {
+fn changed_certificates_are_used_for_new_connections() {
     let directory = tempfile::tempdir().expect("a directory can be made");
     let certificates = Certificates::new(directory.path());
     let server = options().tls(&certificates).with(&[("tls-auth-clients", "yes")]).start();

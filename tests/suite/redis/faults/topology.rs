@@ -24,7 +24,7 @@ fn told_of(cluster: &Cluster, setup: Setup) -> Setup {
 }
 
 #[test]
-fn faults_of_a_cluster_are_not_felt() {
+fn cluster_faults_are_answered_in_time() {
     let _alone = alone();
     let cluster = Cluster::start_with(&options().with(&[("cluster-require-full-coverage", "no")]), 1);
     let tollkeeper = counting_in(&cluster, with_policies());
@@ -105,7 +105,7 @@ impl Slots {
 }
 
 #[test]
-fn a_descriptor_of_several_limits_waits_out_the_move_of_its_slot() {
+fn descriptor_of_several_limits_survives_the_move_of_its_slot() {
     let cluster = Cluster::start();
     let rules = "domain: shop
 descriptors:
@@ -142,7 +142,7 @@ descriptors:
 ";
 
 #[test]
-fn of_several_descriptors_a_refusal_goes_before_an_error_and_that_before_other_policies() {
+fn rejection_beats_error_and_error_beats_other_policies() {
     let cluster = Cluster::start();
     let tollkeeper = counting_in(&cluster, with_rules(SEVERAL));
     let client = Client::connect(tollkeeper.grpc_port());
@@ -177,7 +177,7 @@ fn of_several_descriptors_a_refusal_goes_before_an_error_and_that_before_other_p
 }
 
 #[test]
-fn a_master_that_moves_is_followed() {
+fn moved_primary_is_followed() {
     let _alone = alone();
     let sentinels = Sentinels::start_with(&options(), &options());
     let url = format!("{NAME},{}", sentinels.addresses().join(","));
@@ -205,7 +205,7 @@ fn a_master_that_moves_is_followed() {
 }
 
 #[test]
-fn a_start_without_redis_is_answered_by_policy_until_it_appears() {
+fn start_without_redis_is_decided_by_policy_until_it_appears() {
     let _alone = alone();
     let appears = |name: &str, setup: Setup, appear: &dyn Fn()| {
         let tollkeeper = setup.start();

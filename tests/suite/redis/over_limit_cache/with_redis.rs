@@ -55,7 +55,7 @@ fn asked(server: &Server, names: &[&str]) -> u64 {
 }
 
 #[test]
-fn a_counter_over_its_limit_costs_redis_nothing() {
+fn counter_over_its_limit_costs_no_call() {
     const DRAWS: u64 = 500;
     let server = options().start();
     for algorithm in Algorithm::ALL {
@@ -78,7 +78,7 @@ fn a_counter_over_its_limit_costs_redis_nothing() {
 }
 
 #[test]
-fn it_can_be_turned_off() {
+fn cache_can_be_turned_off() {
     let server = options().start();
     let counters = primed(&server, &[(CACHE, "0"), (LOCAL_CACHE, "1000000")]);
     for (value, limit) in [("yearly", yearly(1)), ("plain", plain(1))] {
@@ -92,7 +92,7 @@ fn it_can_be_turned_off() {
 }
 
 #[test]
-fn what_counts_refused_hits_is_asked_each_time_unless_the_local_cache_is_asked_for() {
+fn limits_counting_rejected_hits_call_redis_unless_local_cache_is_set() {
     let server = options().start();
     for (env, value, is_known) in [(None, "counted", false), (Some((LOCAL_CACHE, "1000000")), "cached", true)] {
         let counters = primed(&server, env.as_slice());
@@ -109,7 +109,7 @@ fn what_counts_refused_hits_is_asked_each_time_unless_the_local_cache_is_asked_f
 }
 
 #[test]
-fn a_refund_through_another_replica_is_seen_within_a_second() {
+fn refund_through_another_replica_is_seen_within_a_second() {
     let server = options().start();
     let (here, there) = (primed(&server, &[]), primed(&server, &[]));
     let one = TestCharge::one("refunded", yearly(1));
@@ -129,7 +129,7 @@ fn a_refund_through_another_replica_is_seen_within_a_second() {
 }
 
 #[test]
-fn charges_that_waited_together_teach_it_too() {
+fn coalesced_rejections_are_cached() {
     let server = options().start();
     let counters = primed(&server, &[]);
     let one = TestCharge::one("together", yearly(1));
@@ -154,7 +154,7 @@ fn charges_that_waited_together_teach_it_too() {
 }
 
 #[test]
-fn a_refusal_that_took_a_second_to_come_is_believed_no_more() {
+fn rejection_older_than_a_second_is_not_cached() {
     let server = options().start();
     let counters = primed(&server, &[]);
     let one = TestCharge::one("late", yearly(1));
@@ -175,7 +175,7 @@ fn a_refusal_that_took_a_second_to_come_is_believed_no_more() {
 }
 
 #[test]
-fn of_a_request_only_what_is_not_known_is_asked() {
+fn request_sends_only_uncached_charges() {
     let server = options().start();
     let counters = primed(&server, &[]);
     let (over, free) = (TestCharge::one("over", yearly(1)), TestCharge::one("free", yearly(1_000)));
@@ -192,7 +192,7 @@ fn of_a_request_only_what_is_not_known_is_asked() {
 }
 
 #[test]
-fn a_window_by_the_clock_of_this_process_takes_its_refusals_with_it() {
+fn entry_ends_with_its_window() {
     let server = options().start();
     let counters = primed(&server, &[("TOLLKEEPER_KEY_FORMAT", "ratelimit"), (LOCAL_CACHE, "1000000")]);
     let minute = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Minute, 1).unwrap())).unwrap();
@@ -210,7 +210,7 @@ fn a_window_by_the_clock_of_this_process_takes_its_refusals_with_it() {
 }
 
 #[test]
-fn an_answer_from_here_looks_like_one_from_redis() {
+fn cached_response_equals_that_of_redis() {
     let server = options().start();
     let address = server.address();
     let env = environment(&address, &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_STORE_TIMEOUT", "10s")]);

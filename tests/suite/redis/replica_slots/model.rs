@@ -240,7 +240,7 @@ impl<'t> World<'t> {
 }
 
 #[test]
-fn a_slot_is_of_use_to_one_process_within_a_period() {
+fn slot_is_usable_by_one_process_within_a_period() {
     let server = servers::options().start();
     let tables = RefCell::new((Table::new(&server), 0_u64));
     let inherited = RefCell::new(0);
