@@ -1,7 +1,7 @@
-//! From rule files to rules, and when to do that again.
+//! Rules: from their source to the compiled set that decides.
 //!
-//! `source` reads the bytes of every rule file, `watch` tells when they differ from what was read last, and `live`
-//! holds the rules in force.
+//! `source` delivers rule texts (`files` is its one implementation), `compile` turns them into checked rules by way of
+//! `yaml` and `document`, and `live` holds the compiled set that decides.
 
 pub mod diagnostic;
 pub mod keys;
@@ -9,6 +9,6 @@ pub mod yaml;
 pub mod document;
 pub mod compile;
 pub mod schema;
+pub mod files;
 pub mod source;
-pub mod watch;
 pub mod live;

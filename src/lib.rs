@@ -20,6 +20,7 @@
 
 pub mod clock;
 pub mod go_syntax;
+pub mod thread_priority;
 pub mod coalesce;
 pub mod sharded;
 pub mod telemetry;

@@ -27,15 +27,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::listeners::BoundListeners;
-use self::reload::Reloader;
+use self::reload::{Reloader, RuleUpdates};
 use self::signals::{SignalAction, Signals};
 use self::statsd_reporter::StatsdReporter;
 use crate::clock::Clock;
 use crate::config::compile::options::CompileOptions;
 use crate::config::live::LiveRules;
-use crate::config::source::{self, Layout};
-use crate::config::watch::{Timing, Watcher};
-use crate::config::yaml::Documents;
+use crate::config::source::{ReloadHandle, SourceConfig};
 use crate::decide::Decider;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
@@ -88,15 +86,6 @@ pub enum ServerError {
     CutOff(Duration),
 }
 
-/// Where the rules are.
-#[derive(Clone, Debug)]
-pub struct RuleFiles {
-    /// The files.
-    pub layout: Layout,
-    /// Which documents of a file count.
-    pub documents: Documents,
-}
-
 /// How often a share of the memory store is swept, and how many shares there are: all of it in 4 s.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(125);
 const SWEEP_SHARES: usize = 32;
@@ -105,7 +94,7 @@ const SWEEP_SHARES: usize = 32;
 ///
 /// # Errors
 /// A listener that can not be opened; work that had to be cut off at the end.
-pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError> {
+pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
     let exposition = exposition(&settings.metrics)?;
     let tracer = settings.tracing.as_ref().map(traces::start).transpose().map_err(ServerError::Traces)?;
     let mut signals = Signals::listen().map_err(|error| ServerError::System { what: "signal handlers", error })?;
@@ -126,20 +115,13 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let mut service = Service::new(clock.clone(), Arc::clone(&rules), decider);
     service.tracer = tracer;
     let service = Arc::new(service);
-    let reloader =
-        Reloader { rules, options: CompileOptions::from(&settings), documents: files.documents, clock, metrics };
-    let first = source::read(&files.layout);
-    reloader.load(&first);
+    let reloader = Reloader { rules, options: CompileOptions::from(&settings), clock, metrics };
+    let updates = RuleUpdates::start(reloader, source)
+        .map_err(|error| ServerError::System { what: "the source of rules", error })?;
+    let reload = updates.reload_handle();
     if service.rules.load().is_none() {
-        tracing::error!("no rules are loaded: every request gets an error until the rule files are right");
+        tracing::error!("no rules are loaded: every request gets an error until the rules are right");
     }
-    let timing = Timing {
-        debounce: settings.rules.reload_debounce,
-        poll_interval: settings.rules.poll_interval.unwrap_or(Duration::MAX),
-        events: true,
-    };
-    let (watcher, changes) = Watcher::start(files.layout, timing, &first)
-        .map_err(|error| ServerError::System { what: "the watcher of rule files", error })?;
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics)).await;
@@ -154,7 +136,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
     let max_body_bytes = settings.grpc.max_message_bytes;
     let state = AppState { collector, max_body_bytes, exposition, admin: settings.admin.clone() };
     let mut background = JoinSet::new();
-    background.spawn(reloader.follow(changes, grpc_health.clone()));
+    background.spawn(updates.follow(grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());
     background.spawn(sweep(Arc::clone(&service)));
     listeners.follow_certificates(&mut background);
@@ -165,7 +147,7 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
         .map_err(|error| ServerError::System { what: "the listeners", error })?;
     tracing::warn!(grpc, http, debug = inside, prometheus, "serving");
 
-    serve_on(&mut signals, &watcher, &mut serving).await?;
+    serve_on(&mut signals, &reload, &mut serving).await?;
     health.drain();
     grpc_health.sync().await;
     let ending = drain(&settings.shutdown, (&service, statsd), grpc_health, (stop, serving));
@@ -180,14 +162,14 @@ pub async fn run(settings: Settings, files: RuleFiles) -> Result<(), ServerError
 }
 
 /// Goes on until a signal asks for the end.
-async fn serve_on(signals: &mut Signals, watcher: &Watcher, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
+async fn serve_on(signals: &mut Signals, reload: &ReloadHandle, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
     loop {
         tokio::select! {
             wanted = signals.wait() => match wanted {
                 SignalAction::Stop => return Ok(()),
                 SignalAction::Reload => {
                     tracing::warn!("SIGHUP: reading the rules again");
-                    watcher.reload();
+                    reload.reload();
                 }
             },
             // No listener ends by itself before it is told to.

@@ -21,7 +21,7 @@ const NOW: Time = Time::from_secs(1_767_225_600);
 const RULES: &str = include_str!("desk.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
-    let source = RuleText { name: Arc::from("desk"), text: RULES.as_bytes().to_vec(), documents: Documents::All };
+    let source = RuleText { name: Arc::from("desk"), bytes: RULES.as_bytes().to_vec(), documents: Documents::All };
     let compiled = compile(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
     RuleSet::new(compiled.domains)
 });

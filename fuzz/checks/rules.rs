@@ -10,7 +10,7 @@ use tollkeeper::rule::set::RuleSet;
 
 pub(crate) fn check(data: &[u8]) {
     for documents in [Documents::All, Documents::FirstOnly] {
-        let source = RuleText { name: Arc::from("f.yaml"), text: data.to_vec(), documents };
+        let source = RuleText { name: Arc::from("f.yaml"), bytes: data.to_vec(), documents };
         let read = || compile(std::slice::from_ref(&source), &CompileOptions::default());
         match read() {
             Ok(compiled) => {

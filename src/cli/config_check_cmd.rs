@@ -16,7 +16,8 @@ use super::rules::{self, Rules};
 use crate::config::compile::RuleText;
 use crate::config::compile::options::CompileOptions;
 use crate::config::diagnostic::Diagnostics;
-use crate::config::source::{self, Layout, MAX_FILES, MAX_TOTAL_BYTES};
+use crate::config::files::read::read;
+use crate::config::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleLocation};
 use crate::config::yaml::Documents;
 use crate::report::text::plain;
 
@@ -56,7 +57,7 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
     for path in entries(directory).map_err(failed)? {
         *page += &format!("opening config file: {}\n", plain(&path.to_string_lossy()));
         let source = source_at(&path)?;
-        bytes += source.text.len() as u64;
+        bytes += source.bytes.len() as u64;
         if sources.len() == MAX_FILES || bytes > MAX_TOTAL_BYTES {
             return Err(format!("error opening config file: more than {MAX_FILES} files or {MAX_TOTAL_BYTES} bytes\n"));
         }
@@ -95,7 +96,7 @@ fn source_at(path: &Path) -> Result<RuleText, String> {
     if path.is_dir() {
         return Err(failed(&format_args!("{}: is a directory", path.display())));
     }
-    let read = source::read(&Layout::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
+    let read = read(&RuleLocation::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
     let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
-    Ok(RuleText { name: file.name, text: file.bytes, documents: Documents::FirstOnly })
+    Ok(RuleText { name: file.name, bytes: file.bytes, documents: Documents::FirstOnly })
 }

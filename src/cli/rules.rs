@@ -12,7 +12,8 @@ use super::print::complain;
 use crate::config::compile::options::CompileOptions;
 use crate::config::compile::{Compiled, RuleText, compile};
 use crate::config::diagnostic::{Diagnostic, Diagnostics, Severity};
-use crate::config::source::{self, Layout, MAX_FILE_BYTES, Refused, SourceError};
+use crate::config::files::read::read;
+use crate::config::files::{MAX_FILE_BYTES, PathError, PathProblem, ReadFailure, RuleFile, RuleLocation};
 use crate::config::yaml::{Documents, text};
 use crate::report::text::plain;
 use crate::rule::set::RuleSet;
@@ -38,23 +39,22 @@ impl Rules {
         let mut sources = Vec::new();
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN));
         if !paths.is_empty() {
-            let read = source::read(&Layout::Paths(paths)).unwrap_or_else(|Refused { errors, readable }| {
+            let read = read(&RuleLocation::Paths(paths)).unwrap_or_else(|ReadFailure { errors, readable }| {
                 errors.iter().for_each(|error| found.push(at_line_1(error, Severity::Error)));
                 readable
             });
             read.warnings.iter().for_each(|warning| found.push(at_line_1(warning, Severity::Warning)));
-            let source =
-                |file: source::SourceFile| RuleText { name: file.name, text: file.bytes, documents: Documents::All };
+            let source = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: Documents::All };
             sources.extend(read.files.into_iter().map(source));
         }
         if !stdin.is_empty() {
             let mut text = Vec::new();
             // One byte too many makes the compiler say that it is too large.
             if let Err(error) = io::stdin().lock().take(MAX_FILE_BYTES + 1).read_to_end(&mut text) {
-                let problem = source::Problem::Unreadable(error.to_string());
-                found.push(at_line_1(&SourceError { path: STDIN.into(), problem }, Severity::Error));
+                let problem = PathProblem::Unreadable(error.to_string());
+                found.push(at_line_1(&PathError { path: STDIN.into(), problem }, Severity::Error));
             }
-            sources.push(RuleText { name: STDIN.into(), text, documents: Documents::All });
+            sources.push(RuleText { name: STDIN.into(), bytes: text, documents: Documents::All });
         }
         Self::compile(sources, options, found)
     }
@@ -77,7 +77,7 @@ impl Rules {
     /// Every finding with its line, errors first.
     pub(super) fn text(&self) -> String {
         let texts: Vec<(&Arc<str>, _)> =
-            self.sources.iter().filter_map(|file| Some((&file.name, text::decode(&file.text).ok()?))).collect();
+            self.sources.iter().filter_map(|file| Some((&file.name, text::decode(&file.bytes).ok()?))).collect();
         let mut page = String::new();
         for diagnostic in self.found.errors().iter().chain(self.found.warnings()) {
             page += &plain(&diagnostic.to_string());
@@ -97,7 +97,7 @@ impl Rules {
 }
 
 /// What can not be read, as a finding.
-fn at_line_1(error: &SourceError, severity: Severity) -> Diagnostic {
+fn at_line_1(error: &PathError, severity: Severity) -> Diagnostic {
     Diagnostic {
         severity,
         file: error.path.to_string_lossy().into(),

@@ -3,13 +3,16 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::Outcome;
 use super::print::complain;
-use crate::config::source::Layout;
+use crate::config::files::RuleLocation;
+use crate::config::files::watch::WatchTiming;
+use crate::config::source::{FilesConfig, SourceConfig};
 use crate::config::yaml::Documents;
 use crate::report::text::plain;
-use crate::server::{self, RuleFiles, ServerError};
+use crate::server::{self, ServerError};
 use crate::settings::{Settings, reference};
 use crate::telemetry::logs;
 
@@ -57,7 +60,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     for notice in notices {
         tracing::warn!("{notice}");
     }
-    let files = rule_files(args, &settings);
+    let files = rule_source(args, &settings);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.enable_all();
     if let Some(threads) = settings.worker_threads {
@@ -101,23 +104,27 @@ pub(super) fn as_ratelimit(arguments: &[OsString]) -> Outcome {
     run(&args)
 }
 
-/// Where the rules are: `--config`, else the RUNTIME_* variables.
-fn rule_files(args: &Args, settings: &Settings) -> RuleFiles {
+/// Source of the rules: `--config`, else the RUNTIME_* variables.
+fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
+    let rules = &settings.rules;
+    let timing = WatchTiming {
+        debounce: rules.reload_debounce,
+        poll_interval: rules.poll_interval.unwrap_or(Duration::MAX),
+        events: true,
+    };
     if args.config.is_empty() {
-        let rules = &settings.rules;
-        return RuleFiles {
-            layout: Layout::Runtime {
-                root: rules.root.clone(),
-                subdirectory: rules.subdirectory.to_string_lossy().into_owned(),
-                app_directory: rules.app_directory.to_string_lossy().into_owned(),
-                ignore_dotfiles: rules.ignore_dot_files,
-                watch_root: rules.watch_root,
-            },
-            documents: Documents::FirstOnly,
+        let location = RuleLocation::Runtime {
+            root: rules.root.clone(),
+            subdirectory: rules.subdirectory.to_string_lossy().into_owned(),
+            app_directory: rules.app_directory.to_string_lossy().into_owned(),
+            ignore_dotfiles: rules.ignore_dot_files,
+            watch_root: rules.watch_root,
         };
+        return SourceConfig::Files(FilesConfig { location, documents: Documents::FirstOnly, timing });
     }
     if std::env::vars_os().any(|(name, _)| name.as_encoded_bytes().starts_with(b"RUNTIME_")) {
         tracing::warn!("--config is given, so the RUNTIME_* variables are without effect");
     }
-    RuleFiles { layout: Layout::Paths(args.config.clone()), documents: Documents::All }
+    let location = RuleLocation::Paths(args.config.clone());
+    SourceConfig::Files(FilesConfig { location, documents: Documents::All, timing })
 }

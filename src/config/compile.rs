@@ -22,14 +22,14 @@ use crate::rule::{Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, Rule
 use limit::DocumentScope;
 use options::CompileOptions;
 
-/// A rule file as it was found.
+/// Text of rules, such as a rule file.
 #[derive(Clone, Debug)]
 pub struct RuleText {
-    /// Its name in messages.
+    /// Name in messages.
     pub name: Arc<str>,
-    /// Its bytes.
-    pub text: Vec<u8>,
-    /// Which of its documents are read.
+    /// YAML or JSON.
+    pub bytes: Vec<u8>,
+    /// Documents of the text that count.
     pub documents: Documents,
 }
 
@@ -81,7 +81,7 @@ type Siblings = HashMap<String, usize>;
 impl Compiler<'_> {
     fn add(&mut self, source: &RuleText) {
         let file = &source.name;
-        let text = match text::decode(&source.text) {
+        let text = match text::decode(&source.bytes) {
             Ok(text) => text,
             Err(text::Unreadable { at: Position { line, column }, message, hint }) => {
                 let message = format!("error loading config file: yaml: {message}");

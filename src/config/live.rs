@@ -1,7 +1,7 @@
-//! The rules in force, and what became of the last attempt to replace them.
+//! The loaded rules, and the outcome of the last attempt to replace them.
 //!
-//! A reload replaces all rules or none. Whoever decides takes the rules once and keeps them until the decision is made,
-//! so no decision sees half a change. Reading them takes no lock.
+//! A reload replaces all rules or none. A decision loads the rules once and keeps them until it is made, so no decision
+//! sees half a change. Loading them takes no lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::clock::Time;
 use crate::rule::set::RuleSet;
 
-/// The rules in force.
+/// Rules that decide, replaced as a whole.
 #[derive(Debug, Default)]
 pub struct LiveRules {
     current: ArcSwapOption<LoadedRules>,
@@ -25,12 +25,21 @@ pub struct LiveRules {
 pub struct LoadedRules {
     /// The rules.
     pub rules: RuleSet,
-    /// 1 for the first set that this process loaded, and so on.
+    /// Number of the set in this process, from 1.
     pub version: u64,
-    /// When it was loaded.
+    /// Time of loading.
     pub loaded_at: Time,
-    /// The names of the files it came from.
-    pub sources: Vec<Arc<str>>,
+    /// Texts and version at the source.
+    pub from: LoadedFrom,
+}
+
+/// Identity of a loaded set at its source.
+#[derive(Clone, Debug, Default)]
+pub struct LoadedFrom {
+    /// Names of the rule texts.
+    pub names: Vec<Arc<str>>,
+    /// Version that the source gives the set, if it has versions.
+    pub version: Option<Arc<str>>,
 }
 
 /// The last attempt to load rules.
@@ -41,43 +50,46 @@ struct LoadAttempt {
     refused: u64,
 }
 
-/// What `/rlconfig/status` says.
+/// Body of `/rlconfig/status`.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadStatus {
-    /// The version in force; 0 before any.
+    /// Number of the loaded set in this process; 0 before the first.
     pub version: u64,
-    /// When it was loaded, RFC 3339 in UTC.
+    /// Time of loading, RFC 3339 in UTC.
     pub loaded_at: Option<String>,
-    /// The files it came from.
+    /// Names of the rule texts.
     pub sources: Vec<Arc<str>>,
-    /// Domains in it.
+    /// Version that the source gives the set; absent if it has no versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_version: Option<Arc<str>>,
+    /// Number of domains.
     pub domains: usize,
-    /// Rules in it.
+    /// Number of rules.
     pub rules: usize,
-    /// When loading was last tried.
+    /// Time of the last attempt to load rules.
     pub last_attempt_at: Option<String>,
-    /// Why that was refused, if it was.
+    /// Errors of the last attempt, if it failed.
     pub last_error: Option<String>,
-    /// How many attempts were refused since the start.
+    /// Number of failed attempts since the start.
     pub refused: u64,
 }
 
 impl LiveRules {
-    /// The rules in force, if any were loaded.
+    /// Returns the loaded rules, if any.
     pub fn load(&self) -> Guard<Option<Arc<LoadedRules>>> {
         self.current.load()
     }
 
-    /// The same for whoever has to wait while it decides.
+    /// Returns the loaded rules for a decision that waits.
     pub fn load_full(&self) -> Option<Arc<LoadedRules>> {
         self.current.load_full()
     }
 
-    /// Puts a new set in force; its version.
-    pub fn replace(&self, rules: RuleSet, sources: Vec<Arc<str>>, now: Time) -> u64 {
+    /// Replaces the rules. Returns the number of the new set.
+    pub fn replace(&self, rules: RuleSet, from: LoadedFrom, now: Time) -> u64 {
         let mut attempt = self.attempt();
         let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
-        let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, sources })));
+        let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
         *attempt = LoadAttempt { at: Some(now), error: None, refused: attempt.refused };
         drop(attempt);
         if let Some(old) = old {
@@ -86,21 +98,23 @@ impl LiveRules {
         version
     }
 
-    /// Notes that a new set was refused; the one in force stays.
+    /// Records a failed attempt; the loaded rules stay.
     pub fn refuse(&self, error: String, now: Time) {
         let mut attempt = self.attempt();
         *attempt = LoadAttempt { at: Some(now), error: Some(error), refused: attempt.refused + 1 };
     }
 
-    /// What is in force, and what became of the last attempt.
+    /// Returns the loaded set and the outcome of the last attempt.
     pub fn status(&self) -> LoadStatus {
         let attempt = self.attempt().clone();
         let loaded = self.current.load();
         let loaded = loaded.as_ref();
+        let from = loaded.map(|loaded| loaded.from.clone()).unwrap_or_default();
         LoadStatus {
             version: loaded.map_or(0, |loaded| loaded.version),
             loaded_at: loaded.map(|loaded| loaded.loaded_at.to_string()),
-            sources: loaded.map_or_else(Vec::new, |loaded| loaded.sources.clone()),
+            sources: from.names,
+            source_version: from.version,
             domains: loaded.map_or(0, |loaded| loaded.rules.domain_count()),
             rules: loaded.map_or(0, |loaded| loaded.rules.rule_count()),
             last_attempt_at: attempt.at.map(|at| at.to_string()),
@@ -114,12 +128,14 @@ impl LiveRules {
     }
 }
 
-/// Waits until nobody else holds an old set, so that it is taken apart here, on the thread that reloads: whoever lets
-/// go of it last pays for every rule in it, and that must not be a decision. A decision holds a set for microseconds.
+/// Waits up to 1 s until no decision holds an old set, so that it is dropped on the reload thread.
+///
+/// Dropping a set takes time for every rule in it, which must not delay a decision. A decision holds a set for
+/// microseconds.
 fn await_sole_owner(old: &Arc<LoadedRules>) {
-    const PATIENCE: Duration = Duration::from_secs(1);
+    const MAX_WAIT: Duration = Duration::from_secs(1);
     let started = Instant::now();
-    while Arc::strong_count(old) > 1 && started.elapsed() < PATIENCE {
+    while Arc::strong_count(old) > 1 && started.elapsed() < MAX_WAIT {
         thread::sleep(Duration::from_millis(1));
     }
 }

@@ -15,12 +15,12 @@ use axum::routing::get;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::routes::{AppState, text};
-use crate::config::watch::yield_to_decisions;
 use crate::scrape::MetricsCollector;
 use crate::settings::metrics::PrometheusSettings;
 use crate::telemetry::metrics::family::{MetricValue, Series};
 use crate::telemetry::metrics::mapper::Mapper;
 use crate::telemetry::metrics::prometheus::{ExpositionOptions, TextPage};
+use crate::thread_priority;
 
 /// How Prometheus gets the metrics.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ pub(super) async fn render_off_thread(make: impl FnOnce() -> String + Send + 'st
     let _turn = ONE_AT_A_TIME.acquire().await.ok()?;
     let (done, made) = oneshot::channel();
     let work = move || {
-        yield_to_decisions();
+        thread_priority::lower();
         let _ = done.send(make());
     };
     thread::Builder::new().name("metrics".to_owned()).spawn(work).ok()?;

@@ -1,101 +1,131 @@
-//! Puts rules in force: at the start, and whenever their files change.
+//! Applies rules: at the start, and whenever their source delivers an update.
 //!
-//! Rules are compiled on a thread of their own, so a large set delays no decision. A bad set is refused whole, with
-//! every problem in the log; the last good one keeps serving. So is an empty one, except where no rules are in force.
+//! Rules are compiled on a thread of their own, so a large set delays no decision. A set with errors is rejected as a
+//! whole, with every problem in the log, and the last good set stays. The source is told the outcome.
 
+use std::io;
 use std::sync::Arc;
 use std::thread;
 
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
+use crate::config::compile::compile;
 use crate::config::compile::options::CompileOptions;
-use crate::config::compile::{RuleText, compile};
-use crate::config::live::LiveRules;
-use crate::config::source::Reading;
-use crate::config::watch::{Changes, yield_to_decisions};
-use crate::config::yaml::Documents;
+use crate::config::live::{LiveRules, LoadedFrom};
+use crate::config::source::{ReloadHandle, RuleSource, RuleUpdate, SourceConfig};
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
 use crate::telemetry::metrics::Metrics;
+use crate::thread_priority;
 
-/// Puts rules in force.
+/// Compiles updates and replaces the rules.
 #[derive(Clone, Debug)]
 pub(super) struct Reloader {
     pub(super) rules: Arc<LiveRules>,
     pub(super) options: CompileOptions,
-    pub(super) documents: Documents,
     pub(super) clock: Clock,
     pub(super) metrics: Arc<Metrics>,
 }
 
-/// Problems of one set that are written to the log one by one.
+/// A reloader with its running source.
+#[derive(Debug)]
+pub(super) struct RuleUpdates {
+    reloader: Reloader,
+    source: RuleSource,
+}
+
+/// Maximum number of problems of one set that are logged.
 const MAX_LOGGED: usize = 20;
 
-impl Reloader {
-    /// Loads whatever changes until the watcher ends.
-    pub(super) async fn follow(self, mut changes: Changes, health: GrpcHealth) {
-        while let Some(reading) = changes.next().await {
-            let reloader = self.clone();
-            let (done, loaded) = oneshot::channel();
-            let load = move || {
-                yield_to_decisions();
-                reloader.load(&reading);
-                let _ = done.send(());
-            };
-            let spawned = thread::Builder::new().name("rules".to_owned()).spawn(load);
-            match spawned {
-                Ok(_) if loaded.await.is_err() => self.refuse(&["loading the rules panicked".to_owned()]),
-                Ok(_) => {}
-                Err(error) => self.refuse(&[format!("there is no thread to load the rules on: {error}")]),
-            }
+impl RuleUpdates {
+    /// Starts the source and applies the update that it has at once, if any.
+    ///
+    /// # Errors
+    /// The source cannot be started.
+    pub(super) fn start(reloader: Reloader, config: SourceConfig) -> io::Result<Self> {
+        let (mut source, first) = RuleSource::start(config)?;
+        if let Some(update) = first {
+            source.acknowledge(&reloader.apply(update));
+        }
+        Ok(Self { reloader, source })
+    }
+
+    /// Handle that requests the rules again.
+    pub(super) fn reload_handle(&self) -> ReloadHandle {
+        self.source.reload_handle()
+    }
+
+    /// Applies updates until the source ends.
+    pub(super) async fn follow(mut self, health: GrpcHealth) {
+        while let Some(update) = self.source.next().await {
+            let result = self.reloader.apply_on_thread(update).await;
+            self.source.acknowledge(&result);
             health.sync().await;
         }
     }
+}
 
-    /// Puts what was read in force, or says why not.
-    pub(super) fn load(&self, reading: &Reading) {
-        let read = match reading {
-            Ok(read) => read,
-            Err(refused) => return self.refuse(&refused.errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
+impl Reloader {
+    /// Applies an update on a thread of its own.
+    async fn apply_on_thread(&self, update: RuleUpdate) -> Result<(), String> {
+        let reloader = self.clone();
+        let (done, applied) = oneshot::channel();
+        let apply = move || {
+            thread_priority::lower();
+            let _ = done.send(reloader.apply(update));
         };
-        if read.files.is_empty() && self.has_rules() {
-            // Loading "no rules" would lift every limit: more likely a volume is gone than all rules are.
-            return self.refuse(&read.warnings.iter().map(ToString::to_string).collect::<Vec<_>>());
+        match thread::Builder::new().name("rules".to_owned()).spawn(apply) {
+            Ok(_) => match applied.await {
+                Ok(result) => result,
+                Err(_) => self.reject(&["loading the rules panicked".to_owned()]),
+            },
+            Err(error) => self.reject(&[format!("cannot start a thread to load the rules: {error}")]),
         }
-        read.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let sources: Vec<RuleText> = read
-            .files
-            .iter()
-            .map(|file| RuleText { name: Arc::clone(&file.name), text: file.bytes.clone(), documents: self.documents })
-            .collect();
-        let compiled = match compile(&sources, &self.options) {
+    }
+
+    /// Compiles an update and replaces the rules, or rejects it with all its errors.
+    fn apply(&self, update: RuleUpdate) -> Result<(), String> {
+        let snapshot = match update {
+            Ok(snapshot) => snapshot,
+            Err(errors) => return self.reject(&errors),
+        };
+        if snapshot.texts.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
+            return self.reject(&snapshot.warnings);
+        }
+        snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let compiled = match compile(&snapshot.texts, &self.options) {
             Ok(compiled) => compiled,
             Err(problems) => {
-                return self.refuse(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
+                return self.reject(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
             }
         };
         for warning in compiled.warnings.warnings().iter().take(MAX_LOGGED) {
             tracing::warn!("{warning}");
         }
-        let names = sources.into_iter().map(|source| source.name).collect();
-        let version =
-            self.rules.replace(RuleSet::with_stats(compiled.domains, &self.metrics.limits), names, self.clock.now());
+        let names = snapshot.texts.into_iter().map(|text| text.name).collect();
+        let from = LoadedFrom { names, version: snapshot.version };
+        let rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
+        let version = self.rules.replace(rules, from, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
+        Ok(())
     }
 
     fn has_rules(&self) -> bool {
         self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0)
     }
 
-    fn refuse(&self, problems: &[String]) {
+    /// Logs and records why a set was rejected. Returns the problems as an error.
+    fn reject(&self, problems: &[String]) -> Result<(), String> {
         for problem in problems.iter().take(MAX_LOGGED) {
             tracing::error!("Error loading new configuration: {problem}");
         }
         if let Some(more) = problems.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
-        self.rules.refuse(problems.join("\n"), self.clock.now());
+        let error = problems.join("\n");
+        self.rules.refuse(error.clone(), self.clock.now());
+        Err(error)
     }
 }

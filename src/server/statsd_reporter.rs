@@ -12,11 +12,11 @@ use regex::Regex;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::config::watch::yield_to_decisions;
 use crate::scrape::MetricsCollector;
 use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{Dialect, Rewrite, Sender};
+use crate::thread_priority;
 
 /// The thread that sends.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl StatsdReporter {
         let interval = if senders.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
         let (stop, stopped) = mpsc::channel();
         let work = move || {
-            yield_to_decisions();
+            thread_priority::lower();
             run(&collector, senders, interval, &stopped);
         };
         let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;

@@ -20,12 +20,12 @@ use rustls::crypto::ring;
 use tonic::transport::{Certificate as TonicCertificate, ClientTlsConfig, Identity};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
-use crate::config::watch::yield_to_decisions;
 use crate::settings::choices::OtlpProtocol;
 use crate::settings::pem::{ClientCertificate, PemFile, system_roots, trusted_roots};
 use crate::settings::tracing::{CollectorTls, TracingSettings};
 use crate::telemetry::traces::Tracer;
 use crate::telemetry::traces::span_queue::SpanQueue;
+use crate::thread_priority;
 
 /// The longest that the last sending may take.
 const LAST: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub(super) fn start(settings: &TracingSettings) -> Result<Tracer, String> {
         OtlpProtocol::Grpc => over_grpc(settings)?,
         OtlpProtocol::Http => over_http(settings)?,
     };
-    let on_thread = (settings.setting, yield_to_decisions as fn());
+    let on_thread = (settings.setting, thread_priority::lower as fn());
     let span_queue = SpanQueue::start(exporter, &resource(settings), settings.queue, on_thread);
     let (protocol, endpoint) = (settings.protocol, settings.endpoint.as_str());
     tracing::warn!(?protocol, endpoint, ratio = settings.sampler.ratio, "traces are sent");
@@ -91,7 +91,7 @@ fn over_grpc(settings: &TracingSettings) -> Result<SpanExporter, String> {
     };
     // Encoding and the connection have a thread of their own, for as long as the process runs.
     let drive = move || {
-        yield_to_decisions();
+        thread_priority::lower();
         runtime.block_on(std::future::pending::<()>());
     };
     let thread = std::thread::Builder::new().name("traces".to_owned()).spawn(drive);

@@ -76,7 +76,7 @@ impl Walk {
 /// The rules that a text in YAML says, below the line with the domain.
 fn rules(descriptors: &str) -> Vec<Domain> {
     let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
-    let source = RuleText { name: "rules.yaml".into(), text, documents: Documents::FirstOnly };
+    let source = RuleText { name: "rules.yaml".into(), bytes: text, documents: Documents::FirstOnly };
     compile(&[source], &CompileOptions::default()).map(|compiled| compiled.domains).expect("the rules are right")
 }
 

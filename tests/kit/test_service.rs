@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::config::compile::options::CompileOptions;
 use tollkeeper::config::compile::{RuleText, compile};
-use tollkeeper::config::live::LiveRules;
+use tollkeeper::config::live::{LiveRules, LoadedFrom};
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
 use tollkeeper::grpc::decode;
@@ -65,14 +65,15 @@ impl TestService {
             .into_iter()
             .map(|(name, text)| RuleText {
                 name: Arc::from(name.as_ref()),
-                text: text.as_ref().as_bytes().to_vec(),
+                bytes: text.as_ref().as_bytes().to_vec(),
                 documents: Documents::FirstOnly,
             })
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
         let names = sources.into_iter().map(|source| source.name).collect();
+        let from = LoadedFrom { names, version: None };
         let rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);
-        self.inner.rules.replace(rules, names, self.now());
+        self.inner.rules.replace(rules, from, self.now());
     }
 
     /// The time.

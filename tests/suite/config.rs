@@ -21,7 +21,7 @@ use tollkeeper::rule::set::RuleSet;
 use tollkeeper::rule::{Allowance, Domain, RuleLimit, RuleNode};
 
 fn source(name: &str, text: impl AsRef<[u8]>) -> RuleText {
-    RuleText { name: Arc::from(name), text: text.as_ref().to_vec(), documents: Documents::All }
+    RuleText { name: Arc::from(name), bytes: text.as_ref().to_vec(), documents: Documents::All }
 }
 
 fn load(text: impl AsRef<[u8]>) -> Result<Compiled, Diagnostics> {

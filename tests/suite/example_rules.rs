@@ -31,7 +31,7 @@ impl ExampleService {
     fn new() -> Self {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/example.yaml");
         let text = std::fs::read(path).expect("it is there");
-        let source = RuleText { name: Arc::from("example.yaml"), text, documents: Documents::All };
+        let source = RuleText { name: Arc::from("example.yaml"), bytes: text, documents: Documents::All };
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
             rules: RuleSet::new(compile(&[source], &CompileOptions::default()).expect("it is good").domains),

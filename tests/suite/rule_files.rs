@@ -10,7 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tollkeeper::config::source::{self, Layout, MAX_FILE_BYTES, MAX_FILES, Problem, Reading};
+use tollkeeper::config::files::read::read;
+use tollkeeper::config::files::{MAX_FILE_BYTES, MAX_FILES, PathProblem, ReadFailure, ReadResult, RuleLocation};
 
 /// A directory with these files; a path that ends in `/` is a directory, `link -> target` a symbolic link.
 pub(crate) fn tree(entries: &[&str]) -> TempDir {
@@ -35,13 +36,13 @@ fn plant(dir: &Path, entry: &str) {
     }
 }
 
-fn paths(paths: &[PathBuf]) -> Layout {
-    Layout::Paths(paths.to_vec())
+fn paths(paths: &[PathBuf]) -> RuleLocation {
+    RuleLocation::Paths(paths.to_vec())
 }
 
 /// `RUNTIME_ROOT` is `root`, the subdirectory `sub`, the app directory `config`.
-pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> Layout {
-    Layout::Runtime {
+pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> RuleLocation {
+    RuleLocation::Runtime {
         root: root.to_owned(),
         subdirectory: "sub".to_owned(),
         app_directory: "config".to_owned(),
@@ -51,18 +52,18 @@ pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> L
 }
 
 /// Reads with a deadline, so that blocking fails the test instead of hanging it.
-fn read(layout: Layout) -> Reading {
+fn read_within_deadline(location: RuleLocation) -> ReadResult {
     let (done, result) = mpsc::channel();
-    thread::spawn(move || done.send(source::read(&layout)));
+    thread::spawn(move || done.send(read(&location)));
     result.recv_timeout(Duration::from_secs(60)).expect("reading must not block")
 }
 
-fn names(reading: &Reading) -> Vec<String> {
+fn names(reading: &ReadResult) -> Vec<String> {
     let sources = reading.as_ref().unwrap_or_else(|errors| panic!("{errors:?}"));
     sources.files.iter().map(|file| file.name.to_string()).collect()
 }
 
-fn problems(reading: Reading) -> Vec<Problem> {
+fn problems(reading: ReadResult) -> Vec<PathProblem> {
     reading.expect_err("must be refused").errors.into_iter().map(|error| error.problem).collect()
 }
 
@@ -81,9 +82,9 @@ fn directory_yields_its_rule_files_by_name() {
     ];
     for (entries, expected) in cases {
         let dir = tree(entries);
-        let reading = read(paths(&[dir.path().to_owned()]));
+        let reading = read_within_deadline(paths(&[dir.path().to_owned()]));
         if expected.is_empty() {
-            assert_eq!(problems(reading), [Problem::Dangling], "{entries:?}");
+            assert_eq!(problems(reading), [PathProblem::Dangling], "{entries:?}");
             continue;
         }
         let expected: Vec<_> = expected.iter().map(|it| dir.path().join(it).display().to_string()).collect();
@@ -95,7 +96,7 @@ fn directory_yields_its_rule_files_by_name() {
 fn files_are_read_as_raw_bytes() {
     let dir = tree(&["a.yaml"]);
     fs::write(dir.path().join("a.yaml"), b"\xff\x00\r\n").unwrap();
-    let sources = read(paths(&[dir.path().join("a.yaml")])).unwrap();
+    let sources = read_within_deadline(paths(&[dir.path().join("a.yaml")])).unwrap();
     assert_eq!(sources.files[0].bytes, b"\xff\x00\r\n");
     assert_eq!(sources.files[0].path, dir.path().join("a.yaml"));
 }
@@ -104,7 +105,8 @@ fn files_are_read_as_raw_bytes() {
 fn given_file_is_read_once_whatever_its_name() {
     let dir = tree(&["rules.conf", ".hidden", "d/a.yaml"]);
     let at = |name: &str| dir.path().join(name);
-    let reading = read(paths(&[at("rules.conf"), at(".hidden"), at("d"), at("d/a.yaml"), at("rules.conf")]));
+    let reading =
+        read_within_deadline(paths(&[at("rules.conf"), at(".hidden"), at("d"), at("d/a.yaml"), at("rules.conf")]));
     let expected: Vec<_> =
         [".hidden", "d/a.yaml", "rules.conf"].iter().map(|it| at(it).display().to_string()).collect();
     assert_eq!(names(&reading), expected);
@@ -134,7 +136,7 @@ fn runtime_directory_yields_the_files_of_envoyproxy_ratelimit() {
     ];
     for (entries, watch_root, ignore_dotfiles, expected) in cases {
         let root = tree(entries);
-        let reading = read(runtime(root.path(), *watch_root, *ignore_dotfiles));
+        let reading = read_within_deadline(runtime(root.path(), *watch_root, *ignore_dotfiles));
         assert_eq!(names(&reading), *expected, "{entries:?} {watch_root} {ignore_dotfiles}");
         assert!(reading.unwrap().warnings.is_empty(), "{entries:?}");
     }
@@ -143,7 +145,7 @@ fn runtime_directory_yields_the_files_of_envoyproxy_ratelimit() {
 #[test]
 fn of_two_runtime_files_with_one_dotted_name_the_later_is_read() {
     let root = tree(&["sub/config/a/b.yaml", "sub/config/a.b.yaml"]);
-    let sources = read(runtime(root.path(), false, false)).unwrap();
+    let sources = read_within_deadline(runtime(root.path(), false, false)).unwrap();
     assert_eq!(sources.files.len(), 1);
     assert_eq!(sources.files[0].path, root.path().join("sub/config/a.b.yaml"));
     assert_eq!(sources.warnings[0].path, root.path().join("sub/config/a/b.yaml"));
@@ -163,26 +165,26 @@ fn missing_runtime_directory_is_rejected_like_envoyproxy_ratelimit() {
     ];
     for (entries, watch_root, loads) in cases {
         let dir = tree(entries);
-        let reading = read(runtime(&dir.path().join("root"), *watch_root, false));
+        let reading = read_within_deadline(runtime(&dir.path().join("root"), *watch_root, false));
         match reading {
             Ok(sources) => {
                 assert!(loads, "{entries:?} {watch_root}");
                 assert_eq!((sources.files.len(), sources.warnings.len()), (0, 1), "{entries:?} {watch_root}");
             }
-            Err(source::Refused { errors, .. }) => {
+            Err(ReadFailure { errors, .. }) => {
                 assert!(!loads, "{entries:?} {watch_root}: {errors:?}");
-                assert_eq!(errors[0].problem, Problem::Missing);
+                assert_eq!(errors[0].problem, PathProblem::Missing);
             }
         }
     }
     let dir = tree(&[]);
     let orphan = dir.path().join("not/there");
-    assert_eq!(problems(read(runtime(&orphan, true, false))), [Problem::Missing]);
+    assert_eq!(problems(read_within_deadline(runtime(&orphan, true, false))), [PathProblem::Missing]);
 }
 
 #[test]
 fn unset_runtime_variables_mean_no_rules_and_a_warning() {
-    let unset = |root: &str, subdirectory: &str, app_directory: &str, watch_root| Layout::Runtime {
+    let unset = |root: &str, subdirectory: &str, app_directory: &str, watch_root| RuleLocation::Runtime {
         root: root.into(),
         subdirectory: subdirectory.to_owned(),
         app_directory: app_directory.to_owned(),
@@ -196,10 +198,10 @@ fn unset_runtime_variables_mean_no_rules_and_a_warning() {
         (unset("/", "sub", "", false), "RUNTIME_APPDIRECTORY"),
     ];
     for (layout, variable) in cases {
-        let sources = read(layout).unwrap();
+        let sources = read_within_deadline(layout).unwrap();
         assert!(sources.files.is_empty());
         assert_eq!(sources.warnings.len(), 1);
-        assert_eq!(sources.warnings[0].problem, Problem::Unset(variable));
+        assert_eq!(sources.warnings[0].problem, PathProblem::Unset(variable));
     }
 }
 
@@ -213,11 +215,11 @@ fn unreadable_file_is_rejected_with_path_and_fix() {
         (&["a.yaml", "d/up -> .."], "", "d/up: symbolic links form a loop; remove the link"),
         (&["d/README.md"], "d", "d: the directory has no rule files; add a .yaml"),
         (&["d/"], "d", "d: the directory has no rule files; add a .yaml"),
-        (&["a.yaml"], "a.yaml/b.yaml", "a.yaml/b.yaml: can not be read: Not a directory"),
+        (&["a.yaml"], "a.yaml/b.yaml", "a.yaml/b.yaml: cannot be read: Not a directory"),
     ];
     for (entries, given, expected) in cases {
         let dir = tree(entries);
-        let errors = read(paths(&[dir.path().join(given)])).expect_err("must be refused").errors;
+        let errors = read_within_deadline(paths(&[dir.path().join(given)])).expect_err("must be refused").errors;
         let message = errors[0].to_string();
         assert!(message.contains(expected), "{message}");
         assert_eq!(errors.len(), 1, "{errors:?}");
@@ -227,14 +229,14 @@ fn unreadable_file_is_rejected_with_path_and_fix() {
 #[test]
 fn all_problems_are_reported_at_once() {
     let dir = tree(&["a.yaml", "b.yaml -> nowhere", "d/"]);
-    let reading = read(paths(&[dir.path().to_owned(), dir.path().join("d"), dir.path().join("e")]));
-    assert_eq!(problems(reading), [Problem::Dangling, Problem::NoRuleFiles, Problem::Missing]);
+    let reading = read_within_deadline(paths(&[dir.path().to_owned(), dir.path().join("d"), dir.path().join("e")]));
+    assert_eq!(problems(reading), [PathProblem::Dangling, PathProblem::NoRuleFiles, PathProblem::Missing]);
 }
 
 #[test]
 fn readable_files_of_a_rejected_set_are_kept_for_checking() {
     let dir = tree(&["a.yaml", "b.yaml -> nowhere", "c.yaml"]);
-    let refused = read(paths(&[dir.path().to_owned()])).expect_err("must be refused");
+    let refused = read_within_deadline(paths(&[dir.path().to_owned()])).expect_err("must be refused");
     assert_eq!(refused.errors.len(), 1);
     assert_eq!(
         names(&Ok(refused.readable)),
@@ -259,13 +261,13 @@ fn fifos_sockets_and_devices_are_rejected_without_blocking() {
             }
         };
         let layouts = [
-            Layout::Paths(vec![file.clone()]),
+            RuleLocation::Paths(vec![file.clone()]),
             paths(&[dir.path().to_owned()]),
             runtime(dir.path(), true, false),
             runtime(dir.path(), false, false),
         ];
         for layout in layouts {
-            assert_eq!(problems(read(layout)), [Problem::NotAFile(word)], "{how}");
+            assert_eq!(problems(read_within_deadline(layout)), [PathProblem::NotAFile(word)], "{how}");
         }
     }
 }
@@ -277,10 +279,10 @@ fn oversized_files_are_rejected_without_reading() {
     let cases = [(MAX_FILE_BYTES, true), (MAX_FILE_BYTES + 1, false), (100 << 20, false), (1 << 40, false)];
     for (size, loads) in cases {
         File::create(&file).unwrap().set_len(size).unwrap();
-        match read(Layout::Paths(vec![file.clone()])) {
+        match read_within_deadline(RuleLocation::Paths(vec![file.clone()])) {
             Ok(sources) => assert!(loads && sources.files[0].bytes.len() as u64 == size, "{size}"),
-            Err(source::Refused { errors, .. }) => {
-                assert!(!loads && errors[0].problem == Problem::FileTooLarge(size), "{size}");
+            Err(ReadFailure { errors, .. }) => {
+                assert!(!loads && errors[0].problem == PathProblem::FileTooLarge(size), "{size}");
             }
         }
     }
@@ -292,9 +294,9 @@ fn total_size_is_bounded() {
     for name in ["a.yaml", "b.yaml", "c.yaml", "d.yaml"] {
         File::create(dir.path().join(name)).unwrap().set_len(MAX_FILE_BYTES).unwrap();
     }
-    let errors = read(paths(&[dir.path().to_owned()])).expect_err("must be refused").errors;
+    let errors = read_within_deadline(paths(&[dir.path().to_owned()])).expect_err("must be refused").errors;
     assert_eq!(errors.len(), 1);
-    assert_eq!(errors[0].problem, Problem::TotalTooLarge);
+    assert_eq!(errors[0].problem, PathProblem::TotalTooLarge);
     assert_eq!(errors[0].path, dir.path().join("e.yaml"));
 }
 
@@ -304,17 +306,17 @@ fn too_many_files_are_one_error() {
     for i in 0..MAX_FILES {
         File::create(dir.path().join(format!("{i}.yaml"))).unwrap();
     }
-    assert_eq!(names(&read(paths(&[dir.path().to_owned()]))).len(), MAX_FILES);
+    assert_eq!(names(&read_within_deadline(paths(&[dir.path().to_owned()]))).len(), MAX_FILES);
     plant(dir.path(), "one.yaml");
     plant(dir.path(), "two.yaml");
-    assert_eq!(problems(read(paths(&[dir.path().to_owned()]))), [Problem::TooManyFiles]);
+    assert_eq!(problems(read_within_deadline(paths(&[dir.path().to_owned()]))), [PathProblem::TooManyFiles]);
 }
 
 #[test]
 fn nesting_is_bounded_with_and_without_links() {
     let dir = tree(&[]);
     plant(dir.path(), &format!("{}a.yaml", "d/".repeat(40)));
-    assert!(matches!(problems(read(paths(&[dir.path().to_owned()])))[..], [Problem::TooDeep(_)]));
+    assert!(matches!(problems(read_within_deadline(paths(&[dir.path().to_owned()])))[..], [PathProblem::TooDeep(_)]));
 
     // Each level reaches the next one twice: 2^30 paths to one file, and no loop.
     let dir = tree(&["29/a.yaml"]);
@@ -322,15 +324,15 @@ fn nesting_is_bounded_with_and_without_links() {
         plant(dir.path(), &format!("{level}/x -> ../{}", level + 1));
         plant(dir.path(), &format!("{level}/y -> ../{}", level + 1));
     }
-    let found = problems(read(paths(&[dir.path().join("0")])));
-    assert!(matches!(found[..], [Problem::TooManyFiles | Problem::TooManyEntries(_)]), "{found:?}");
+    let found = problems(read_within_deadline(paths(&[dir.path().join("0")])));
+    assert!(matches!(found[..], [PathProblem::TooManyFiles | PathProblem::TooManyEntries(_)]), "{found:?}");
 }
 
 #[test]
 fn schema_beside_the_rules_is_not_loaded() {
     let dir = tree(&["sub/config/a.yaml", "sub/config/rules.schema.json"]);
     for watch_root in [true, false] {
-        let found = names(&read(runtime(dir.path(), watch_root, false)));
+        let found = names(&read_within_deadline(runtime(dir.path(), watch_root, false)));
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].ends_with("a.yaml"), "{found:?}");
     }

@@ -237,7 +237,7 @@ fn the_rules_in_the_documentation_load() {
         for (line, block) in rule_blocks(document) {
             checked += 1;
             let name = format!("{} from line {line}", document.name).into();
-            let source = RuleText { name, text: block.into_bytes(), documents: Documents::All };
+            let source = RuleText { name, bytes: block.into_bytes(), documents: Documents::All };
             if let Err(problems) = compile(&[source], &CompileOptions::default()) {
                 found.extend(problems.errors().iter().map(ToString::to_string));
             }

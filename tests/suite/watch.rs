@@ -10,30 +10,31 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
-use tollkeeper::config::source::{self, Layout, Problem, Reading};
-use tollkeeper::config::watch::{Changes, Timing, Watcher};
+use tollkeeper::config::files::read::read;
+use tollkeeper::config::files::watch::{Changes, WatchTiming, Watcher};
+use tollkeeper::config::files::{FileSet, PathProblem, ReadResult, RuleLocation};
 
 use crate::rule_files::{runtime, tree};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-fn by_events() -> Timing {
-    Timing { debounce: Duration::from_millis(20), poll_interval: Duration::from_secs(3600), events: true }
+fn by_events() -> WatchTiming {
+    WatchTiming { debounce: Duration::from_millis(20), poll_interval: Duration::from_secs(3600), events: true }
 }
 
-fn by_polling() -> Timing {
-    Timing { debounce: Duration::from_millis(5), poll_interval: Duration::from_millis(10), events: false }
+fn by_polling() -> WatchTiming {
+    WatchTiming { debounce: Duration::from_millis(5), poll_interval: Duration::from_millis(10), events: false }
 }
 
 /// A watcher whose watches are placed.
-async fn started(layout: &Layout, timing: Timing) -> (Watcher, Changes) {
-    let (watcher, mut changes) = Watcher::start(layout.clone(), timing, &source::read(layout)).unwrap();
+async fn started(layout: &RuleLocation, timing: WatchTiming) -> (Watcher, Changes) {
+    let (watcher, mut changes) = Watcher::start(layout.clone(), timing, &read(layout)).unwrap();
     watcher.reload();
     let _same = next(&mut changes).await;
     (watcher, changes)
 }
 
-async fn next(changes: &mut Changes) -> Reading {
+async fn next(changes: &mut Changes) -> ReadResult {
     tokio::time::timeout(DEADLINE, changes.next()).await.expect("no change noticed").expect("the watcher ended")
 }
 
@@ -52,7 +53,7 @@ async fn until(changes: &mut Changes, expected: &[&str], what: &str) -> usize {
     unreachable!("the loop has no end")
 }
 
-fn texts(reading: &Reading) -> Vec<String> {
+fn texts(reading: &ReadResult) -> Vec<String> {
     match reading {
         Ok(sources) => sources.files.iter().map(|it| String::from_utf8_lossy(&it.bytes).into_owned()).collect(),
         Err(refused) => refused.errors.iter().map(ToString::to_string).collect(),
@@ -61,8 +62,8 @@ fn texts(reading: &Reading) -> Vec<String> {
 
 /// Waits until the watcher has compared the files `times` more.
 async fn looks(watcher: &Watcher, times: u64) {
-    let (goal, deadline) = (watcher.looks() + times, Instant::now() + DEADLINE);
-    while watcher.looks() < goal {
+    let (goal, deadline) = (watcher.comparisons() + times, Instant::now() + DEADLINE);
+    while watcher.comparisons() < goal {
         assert!(Instant::now() < deadline, "the watcher no longer looks");
         tokio::task::yield_now().await;
     }
@@ -85,25 +86,25 @@ struct Change {
     name: &'static str,
     /// What stands before.
     entries: &'static [&'static str],
-    layout: fn(&Path) -> Layout,
+    layout: fn(&Path) -> RuleLocation,
     change: fn(&Path),
     /// The contents of all files afterwards, by name.
     expected: &'static [&'static str],
 }
 
-fn rules(dir: &Path) -> Layout {
-    Layout::Paths(vec![dir.join("rules")])
+fn rules(dir: &Path) -> RuleLocation {
+    RuleLocation::Paths(vec![dir.join("rules")])
 }
 
-fn one_file(dir: &Path) -> Layout {
-    Layout::Paths(vec![dir.join("rules/a.yaml")])
+fn one_file(dir: &Path) -> RuleLocation {
+    RuleLocation::Paths(vec![dir.join("rules/a.yaml")])
 }
 
-fn watch_root(dir: &Path) -> Layout {
+fn watch_root(dir: &Path) -> RuleLocation {
     runtime(&dir.join("current"), true, false)
 }
 
-fn app_directory(dir: &Path) -> Layout {
+fn app_directory(dir: &Path) -> RuleLocation {
     runtime(&dir.join("current"), false, true)
 }
 
@@ -214,7 +215,13 @@ const CHANGES: &[Change] = &[
     change!("directory appears later", &[], rules, |d| write(&d.join("rules/a.yaml"), "new"), NEW),
     change!("directory recreated", &["rules/a.yaml"], rules, recreate_directory, NEW),
     change!("directory renamed", &["rules/a.yaml"], rules, rename_directory, NEW),
-    change!("parent renamed", &["app/rules/a.yaml"], |d| Layout::Paths(vec![d.join("app/rules")]), rename_parent, NEW),
+    change!(
+        "parent renamed",
+        &["app/rules/a.yaml"],
+        |d| RuleLocation::Paths(vec![d.join("app/rules")]),
+        rename_parent,
+        NEW
+    ),
     change!("config map", CONFIG_MAP, rules, |d| kubelet(&d.join("rules")), NEW),
     change!("config map, one file", CONFIG_MAP, one_file, |d| kubelet(&d.join("rules")), NEW),
     change!("config map, runtime", RUNTIME_CONFIG_MAP, app_directory, |d| kubelet(&d.join("current/sub/config")), NEW),
@@ -241,7 +248,7 @@ const CHANGES: &[Change] = &[
 ];
 
 /// Makes each change, then another, in place, which only watches placed anew can see.
-async fn notices_all_changes(timing: fn() -> Timing) {
+async fn notices_all_changes(timing: fn() -> WatchTiming) {
     for Change { name, entries, layout, change, expected } in CHANGES {
         let dir: TempDir = tree(entries);
         let layout = layout(dir.path());
@@ -249,10 +256,10 @@ async fn notices_all_changes(timing: fn() -> Timing) {
         change(dir.path());
         until(&mut changes, expected, name).await;
 
-        let mut files = source::read(&layout).unwrap().files;
+        let mut files = read(&layout).unwrap().files;
         write(&files[0].path, "again");
         files[0].bytes = b"again".to_vec();
-        let expected = texts(&Ok(source::Sources { files, warnings: Vec::new() }));
+        let expected = texts(&Ok(FileSet { files, warnings: Vec::new() }));
         let expected: Vec<_> = expected.iter().map(String::as_str).collect();
         until(&mut changes, &expected, &format!("{name}, and then written")).await;
     }
@@ -312,7 +319,7 @@ async fn change_before_the_start_is_reported() {
     for timing in [by_events(), by_polling()] {
         let dir = tree(&["rules/a.yaml"]);
         let layout = rules(dir.path());
-        let seen = source::read(&layout);
+        let seen = read(&layout);
         write(&dir.path().join("rules/a.yaml"), "new");
         let (_watcher, mut changes) = Watcher::start(layout, timing, &seen).unwrap();
         assert_eq!(texts(&next(&mut changes).await), NEW);
@@ -338,10 +345,10 @@ async fn error_is_reported_once_and_then_the_recovery() {
         let (watcher, mut changes) = started(&rules(dir.path()), timing).await;
 
         fs::remove_file(&file).unwrap();
-        assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, Problem::NoRuleFiles);
+        assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, PathProblem::NoRuleFiles);
         looks(&watcher, 5).await;
         symlink("nowhere", &file).unwrap();
-        assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, Problem::Dangling);
+        assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, PathProblem::Dangling);
         looks(&watcher, 5).await;
         write(&dir.path().join("rules/nowhere"), "domain: rules/a.yaml\n");
         assert_eq!(texts(&next(&mut changes).await), ["domain: rules/a.yaml\n"]);
@@ -351,8 +358,8 @@ async fn error_is_reported_once_and_then_the_recovery() {
 #[tokio::test]
 async fn unsettled_contents_are_not_reported() {
     // Linux writes this file anew for every reader.
-    let layout = Layout::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
-    let (watcher, mut changes) = Watcher::start(layout.clone(), by_polling(), &source::read(&layout)).unwrap();
+    let layout = RuleLocation::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
+    let (watcher, mut changes) = Watcher::start(layout.clone(), by_polling(), &read(&layout)).unwrap();
     looks(&watcher, 20).await;
     drop(watcher);
     assert!(changes.next().await.is_none());
@@ -364,12 +371,12 @@ async fn reads_and_neighbouring_files_cause_no_wakeup() {
     let (watcher, _changes) = started(&one_file(dir.path()), by_events()).await;
     // Looks at its own pace, and so tells how long there was time to wake up.
     let (pacer, _paces) = started(&rules(dir.path()), by_polling()).await;
-    let before = watcher.looks();
+    let before = watcher.comparisons();
     write(&dir.path().join("rules/other"), "x");
     write(&dir.path().join("other"), "x");
     fs::read(dir.path().join("rules/a.yaml")).unwrap();
     looks(&pacer, 30).await;
-    assert_eq!(watcher.looks(), before);
+    assert_eq!(watcher.comparisons(), before);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use tollkeeper::clock::Clock;
-use tollkeeper::config::live::LiveRules;
+use tollkeeper::config::live::{LiveRules, LoadedFrom};
 use tollkeeper::decide::Decider;
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
@@ -61,7 +61,7 @@ impl Scene {
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
-        service.rules.replace(rules, vec!["rules.yaml".into()], BEGIN);
+        service.rules.replace(rules, LoadedFrom::default(), BEGIN);
         service
     }
 

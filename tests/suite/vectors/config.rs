@@ -41,7 +41,7 @@ fn load(line: &Value) -> Result<Compiled, Diagnostics> {
             } else {
                 text.as_bytes().to_vec()
             };
-            RuleText { name: Arc::from(name.as_str()), text, documents: Documents::FirstOnly }
+            RuleText { name: Arc::from(name.as_str()), bytes: text, documents: Documents::FirstOnly }
         })
         .collect();
     let merge_domains = line["env"]["MERGE_DOMAIN_CONFIG"] == "true";

@@ -1,0 +1,192 @@
+//! Watches of the file system, and the events of theirs that matter.
+//!
+//! Only directories are watched, never files: a replaced file has a new inode, and only its directory reports that. For
+//! every path on which the rule files depend, each directory on the path is watched for the next name, through symbolic
+//! links. So a swapped link, a renamed parent and a file that appears later are all noticed. Directories are identified
+//! by their real paths; watches follow inodes, so they are placed again after every event that matters.
+//!
+//! Without events (no inotify, or its limits reached), polling notices all changes later.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use notify::event::{AccessKind, AccessMode, EventKind};
+use notify::{ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher as _};
+
+use super::scan::WatchedPath;
+use super::wakeup::{Wakeup, lock};
+
+/// Watches that are placed.
+pub(super) struct FsWatches {
+    watcher: RecommendedWatcher,
+    /// Directories that are watched, shared with the thread that receives events.
+    set: Arc<Mutex<WatchSet>>,
+    /// Time after which changes are noticed without events, for the log.
+    poll_interval: Duration,
+    /// A failed watch was logged; the log has only the first.
+    warned: bool,
+}
+
+impl FsWatches {
+    /// Subscribes to events, which wake `wakeup`. Returns `None` and logs a warning if the system supports none.
+    pub(super) fn new(wakeup: Arc<Wakeup>, poll_interval: Duration) -> Option<Self> {
+        let set = Arc::new(Mutex::new(WatchSet::default()));
+        let received = Arc::clone(&set);
+        let notify_if_relevant = move |event: notify::Result<Event>| {
+            if event.map_or(true, |event| lock(&received).contains(&event)) {
+                wakeup.notify(|reason| reason.changed = true);
+            }
+        };
+        match notify::recommended_watcher(notify_if_relevant) {
+            Ok(watcher) => Some(Self { watcher, set, poll_interval, warned: false }),
+            Err(error) => {
+                tracing::warn!(
+                    error = %error,
+                    "the system reports no file events; rule files are compared every {poll_interval:?} instead"
+                );
+                None
+            }
+        }
+    }
+
+    /// Watches the directories on which `paths` depend. Returns `true` if watches were placed, so that an earlier search
+    /// may be stale.
+    ///
+    /// `renew` places every watch again even if the paths are the same, because a path may lead to another inode.
+    pub(super) fn sync(&mut self, paths: &[WatchedPath], renew: bool) -> bool {
+        let set = WatchSet::of(paths);
+        let old = lock(&self.set).clone();
+        if set == old && !renew {
+            return false;
+        }
+        lock(&self.set).clone_from(&set);
+        for directory in old.directories.keys() {
+            // Fails if the directory was removed, and its watch with it.
+            let _ = self.watcher.unwatch(directory);
+        }
+        for directory in set.directories.keys() {
+            let placed = self.watcher.watch(directory, RecursiveMode::NonRecursive);
+            if let Err(error) = placed {
+                self.warn_once(directory, &error);
+            }
+        }
+        true
+    }
+
+    fn warn_once(&mut self, directory: &Path, error: &notify::Error) {
+        // The directory was removed since the search; the next search notices that.
+        let removed = matches!(error.kind, ErrorKind::PathNotFound);
+        if !removed && !self.warned {
+            self.warned = true;
+            tracing::warn!(
+                directory = %directory.display(), error = %error,
+                "cannot watch a directory; changes there are noticed by polling every {:?}", self.poll_interval
+            );
+        }
+    }
+}
+
+/// Directories that are watched, by their real paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct WatchSet {
+    directories: BTreeMap<PathBuf, WatchedDir>,
+}
+
+/// Entries of a directory that matter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct WatchedDir {
+    /// Device and inode: a directory that was replaced needs a new watch.
+    id: (u64, u64),
+    /// All entries matter.
+    all: bool,
+    /// Names of the entries that matter.
+    names: BTreeSet<OsString>,
+}
+
+impl WatchSet {
+    fn of(paths: &[WatchedPath]) -> Self {
+        let mut set = Self::default();
+        for trace in paths {
+            match trace {
+                WatchedPath::Followed(path) => {
+                    set.follow(path);
+                }
+                WatchedPath::Listed(path) => {
+                    if let Some(directory) = set.follow(path) {
+                        set.directory_mut(&directory).all = true;
+                    }
+                }
+            }
+        }
+        set
+    }
+
+    /// Resolves `path` name by name, through links, and adds each directory with the name looked up in it. Returns the
+    /// real path, or `None` if it does not exist.
+    fn follow(&mut self, path: &Path) -> Option<PathBuf> {
+        let mut at = PathBuf::from("/");
+        let mut rest: VecDeque<OsString> = names(&std::path::absolute(path).ok()?).collect();
+        let mut links_left = MAX_LINKS;
+        while let Some(name) = rest.pop_front() {
+            if name == OsStr::new("..") {
+                at.pop();
+                continue;
+            }
+            let next = at.join(&name);
+            self.directory_mut(&at).names.insert(name);
+            if !fs::symlink_metadata(&next).ok()?.is_symlink() {
+                at = next;
+                continue;
+            }
+            links_left = usize::checked_sub(links_left, 1)?;
+            let target = fs::read_link(&next).ok()?;
+            if target.is_absolute() {
+                at = PathBuf::from("/");
+            }
+            for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
+                rest.push_front(name);
+            }
+        }
+        Some(at)
+    }
+
+    fn directory_mut(&mut self, directory: &Path) -> &mut WatchedDir {
+        self.directories.entry(directory.to_owned()).or_insert_with(|| WatchedDir {
+            id: fs::metadata(directory).map(|it| (it.dev(), it.ino())).unwrap_or_default(),
+            ..WatchedDir::default()
+        })
+    }
+
+    /// Returns `true` if `event` may change the rule files. Reading them opens files, so opening does not matter.
+    fn contains(&self, event: &Event) -> bool {
+        match event.kind {
+            EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
+            EventKind::Access(_) => return false,
+            _ => {}
+        }
+        event.need_rescan() || event.paths.iter().any(|path| self.matters(path))
+    }
+
+    fn matters(&self, path: &Path) -> bool {
+        let as_entry = path.parent().zip(path.file_name()).is_some_and(|(parent, name)| {
+            self.directories.get(parent).is_some_and(|directory| directory.all || directory.names.contains(name))
+        });
+        as_entry || self.directories.contains_key(path)
+    }
+}
+
+/// Maximum number of symbolic links followed in one path, as in Linux.
+const MAX_LINKS: usize = 40;
+
+fn names(path: &Path) -> impl Iterator<Item = OsString> {
+    path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsString::from("..")),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    })
+}

@@ -1,0 +1,292 @@
+//! Search for the rule files of a location, without reading them.
+//!
+//! One search serves `--config` and the `RUNTIME_*` directories; they differ only in the names that count. Symbolic
+//! links are followed. A directory whose name starts with `..` is never entered: a mounted Kubernetes ConfigMap keeps
+//! its versions there and links to their files from above. A search also records the paths on which its result depends,
+//! for the watcher.
+
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::scan::{FileScan, FoundFile, WatchedPath};
+use super::{MAX_ERRORS, MAX_FILES, PathError, PathProblem, RuleLocation};
+
+/// Maximum number of names in one search, rule files or not.
+const MAX_ENTRIES: usize = 100_000;
+/// Maximum depth of directories below a given one.
+const MAX_DEPTH: usize = 32;
+
+/// Selection of the names that count.
+enum NameFilter<'a> {
+    /// Names with a rule extension, without dotfiles and schemas for editors; named by path.
+    Extension,
+    /// All files, named by their dotted paths below `base`, which must start with `prefix`.
+    Dotted { base: &'a Path, prefix: String, ignore_dotfiles: bool },
+}
+
+/// Searches `location`.
+pub(super) fn search(location: &RuleLocation) -> FileScan {
+    let mut scan = match location {
+        RuleLocation::Paths(paths) => search_paths(paths),
+        RuleLocation::Runtime { root, subdirectory, app_directory, ignore_dotfiles, watch_root } => {
+            let runtime = RuntimeDirectories {
+                root,
+                // As in envoyproxy/ratelimit, an absolute subdirectory is still one below the root.
+                subdirectory: subdirectory.trim_start_matches('/'),
+                app_directory: app_directory.trim_start_matches('/'),
+                ignore_dotfiles: *ignore_dotfiles,
+            };
+            if *watch_root { runtime.search_root() } else { runtime.search_app_directory() }
+        }
+    };
+    scan.sort();
+    scan
+}
+
+/// Searches files and directories given with `--config`.
+fn search_paths(paths: &[PathBuf]) -> FileScan {
+    let mut walk = Walk::new(NameFilter::Extension);
+    for path in paths {
+        walk.scan.watched.push(WatchedPath::Followed(path.clone()));
+        let before = (walk.scan.found.len(), walk.scan.errors.len());
+        match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => {
+                walk.directory(path, &metadata);
+                if before == (walk.scan.found.len(), walk.scan.errors.len()) {
+                    walk.error(path, PathProblem::NoRuleFiles);
+                }
+            }
+            // Reading reports a path that is not a regular file.
+            Ok(metadata) => walk.found(path, &metadata),
+            Err(error) => walk.error(path, problem_at(path, &error)),
+        }
+    }
+    walk.scan
+}
+
+/// Directories of the `RUNTIME_*` variables.
+struct RuntimeDirectories<'a> {
+    root: &'a Path,
+    subdirectory: &'a str,
+    app_directory: &'a str,
+    ignore_dotfiles: bool,
+}
+
+impl RuntimeDirectories<'_> {
+    /// Searches as with `RUNTIME_WATCH_ROOT`: files below the subdirectory whose dotted names start with the app
+    /// directory.
+    ///
+    /// The subdirectory may be missing; the parent of the root may not.
+    fn search_root(&self) -> FileScan {
+        if self.root.as_os_str().is_empty() {
+            return unset("RUNTIME_ROOT");
+        }
+        if self.subdirectory.is_empty() {
+            return unset("RUNTIME_SUBDIRECTORY");
+        }
+        let base = self.root.join(self.subdirectory);
+        let prefix = format!("{}.", self.app_directory);
+        let mut walk = Walk::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
+        walk.scan.watched.push(WatchedPath::Followed(base.clone()));
+        let parent = self.root.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match fs::metadata(&base) {
+            Err(error) if problem_at(&base, &error) == PathProblem::Missing && parent.exists() => {
+                walk.warn(&base, PathProblem::Missing);
+            }
+            Err(_) if !parent.exists() => walk.error(parent, PathProblem::Missing),
+            found => walk.base(&base, found),
+        }
+        walk.scan
+    }
+
+    /// Searches as without `RUNTIME_WATCH_ROOT`: files below the app directory, which must exist.
+    fn search_app_directory(&self) -> FileScan {
+        if self.root.as_os_str().is_empty() {
+            return unset("RUNTIME_ROOT");
+        }
+        if self.app_directory.is_empty() {
+            return unset("RUNTIME_APPDIRECTORY");
+        }
+        let base = self.root.join(self.subdirectory).join(self.app_directory);
+        let prefix = String::new();
+        let mut walk = Walk::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
+        walk.scan.watched.push(WatchedPath::Followed(base.clone()));
+        walk.base(&base, fs::metadata(&base));
+        walk.scan
+    }
+}
+
+fn unset(variable: &'static str) -> FileScan {
+    let warning = PathError::new(Path::new(variable), PathProblem::Unset(variable));
+    FileScan { warnings: vec![warning], ..FileScan::default() }
+}
+
+struct Walk<'a> {
+    names: NameFilter<'a>,
+    scan: FileScan,
+    /// Number of names that may still be searched.
+    entries_left: usize,
+    /// Device and inode of the directories from the given one down to the current one.
+    inside: Vec<(u64, u64)>,
+    /// A bound was reached, so the search ends.
+    full: bool,
+}
+
+impl<'a> Walk<'a> {
+    fn new(names: NameFilter<'a>) -> Self {
+        Self { names, scan: FileScan::default(), entries_left: MAX_ENTRIES, inside: Vec::new(), full: false }
+    }
+
+    /// Searches the directory that the `RUNTIME_*` variables name.
+    fn base(&mut self, base: &Path, found: std::io::Result<Metadata>) {
+        match found {
+            Ok(metadata) if metadata.is_dir() => {
+                self.directory(base, &metadata);
+                if self.scan.found.is_empty() && self.scan.errors.is_empty() {
+                    self.warn(base, PathProblem::NoRuleFiles);
+                }
+            }
+            Ok(_) => self.error(base, PathProblem::NotADirectory),
+            Err(error) => self.error(base, problem_at(base, &error)),
+        }
+    }
+
+    fn directory(&mut self, path: &Path, metadata: &Metadata) {
+        let id = (metadata.dev(), metadata.ino());
+        if self.inside.contains(&id) {
+            return self.error(path, PathProblem::Loop);
+        }
+        if self.inside.len() > MAX_DEPTH {
+            return self.error(path, PathProblem::TooDeep(MAX_DEPTH));
+        }
+        self.scan.watched.push(WatchedPath::Listed(path.to_owned()));
+        self.inside.push(id);
+        match self.list(path) {
+            Ok(entries) => {
+                for entry in entries {
+                    if self.full {
+                        break;
+                    }
+                    self.entry(&entry);
+                }
+            }
+            Err(problem) => self.error(path, problem),
+        }
+        self.inside.pop();
+    }
+
+    /// Returns the entries of a directory, sorted, so that two searches have the same result.
+    fn list(&mut self, path: &Path) -> Result<Vec<PathBuf>, PathProblem> {
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(path).map_err(|e| PathProblem::from(&e))? {
+            self.entries_left = self.entries_left.checked_sub(1).ok_or(PathProblem::TooManyEntries(MAX_ENTRIES))?;
+            entries.push(entry.map_err(|e| PathProblem::from(&e))?.path());
+        }
+        entries.sort();
+        Ok(entries)
+    }
+
+    fn entry(&mut self, path: &Path) {
+        let name = path.file_name().map(OsStr::as_bytes).unwrap_or_default();
+        if name.starts_with(b".") && self.names.skip_dotfiles() {
+            return;
+        }
+        let link = path.is_symlink();
+        if link {
+            self.scan.watched.push(WatchedPath::Followed(path.to_owned()));
+        }
+        match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => {
+                if !name.starts_with(b"..") && self.names.may_be_below(path) {
+                    self.directory(path, &metadata);
+                }
+            }
+            Ok(metadata) if self.names.name(path).is_some() => self.found(path, &metadata),
+            // Some editors lock a file with a dangling link beside it: `.#name`.
+            Err(_) if link && name.starts_with(b".") => {}
+            Err(error) if self.names.may_count(path) => self.error(path, problem_at(path, &error)),
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    fn found(&mut self, path: &Path, metadata: &Metadata) {
+        if self.scan.found.len() == MAX_FILES {
+            return self.error(path, PathProblem::TooManyFiles);
+        }
+        let name = self.names.name(path).unwrap_or_else(|| path.to_string_lossy().into());
+        self.scan.found.push(FoundFile { name, path: path.to_owned(), size: metadata.len() });
+    }
+
+    fn error(&mut self, path: &Path, problem: PathProblem) {
+        self.full |= matches!(problem, PathProblem::TooManyFiles | PathProblem::TooManyEntries(_));
+        self.scan.errors.push(PathError::new(path, problem));
+        self.full |= self.scan.errors.len() >= MAX_ERRORS;
+    }
+
+    fn warn(&mut self, path: &Path, problem: PathProblem) {
+        self.scan.warnings.push(PathError::new(path, problem));
+    }
+}
+
+impl NameFilter<'_> {
+    fn skip_dotfiles(&self) -> bool {
+        match self {
+            Self::Extension => true,
+            Self::Dotted { ignore_dotfiles, .. } => *ignore_dotfiles,
+        }
+    }
+
+    /// Returns the name of the file at `path`, or `None` if it does not count.
+    fn name(&self, path: &Path) -> Option<Arc<str>> {
+        // A JSON schema for editors stands beside the rules.
+        if path.as_os_str().as_bytes().ends_with(b".schema.json") {
+            return None;
+        }
+        match self {
+            Self::Extension => {
+                let is_rule_file = path.extension().is_some_and(|it| it == "yaml" || it == "yml" || it == "json");
+                is_rule_file.then(|| path.to_string_lossy().into())
+            }
+            Self::Dotted { base, prefix, .. } => {
+                let name = dotted(base, path);
+                name.starts_with(prefix).then(|| name.into())
+            }
+        }
+    }
+
+    /// Returns `true` if an unreadable path may be a rule file, or a link to a directory of rule files.
+    fn may_count(&self, path: &Path) -> bool {
+        let directory = match self {
+            Self::Extension => path.is_symlink() && path.extension().is_none(),
+            Self::Dotted { .. } => path.is_symlink() && self.may_be_below(path),
+        };
+        directory || self.name(path).is_some()
+    }
+
+    /// Returns `true` if a name below the directory at `path` can count.
+    fn may_be_below(&self, path: &Path) -> bool {
+        match self {
+            Self::Extension => true,
+            Self::Dotted { base, prefix, .. } => {
+                let start = dotted(base, path) + ".";
+                start.starts_with(prefix) || prefix.starts_with(&start)
+            }
+        }
+    }
+}
+
+fn dotted(base: &Path, path: &Path) -> String {
+    path.strip_prefix(base).unwrap_or(path).to_string_lossy().replace('/', ".")
+}
+
+/// Returns the problem of an unreadable path; tells a dangling link from a missing path.
+fn problem_at(path: &Path, error: &std::io::Error) -> PathProblem {
+    match PathProblem::from(error) {
+        PathProblem::Missing if path.is_symlink() => PathProblem::Dangling,
+        problem => problem,
+    }
+}
