@@ -2,7 +2,7 @@
 
 use tollkeeper::http::json::{request_from_json, request_to_json, response_to_json};
 
-use super::desk;
+use super::decider;
 
 pub(crate) fn check(data: &[u8]) {
     let Ok(request) = request_from_json(data) else { return };
@@ -13,7 +13,7 @@ pub(crate) fn check(data: &[u8]) {
     }
     let text = request_to_json(&request).expect("what came as text can be text");
     assert_eq!(request_from_json(text.as_bytes()).expect("it is our own"), request);
-    if let Some(response) = desk::decide(&request) {
+    if let Some(response) = decider::decide(&request) {
         let answer = response_to_json(&response).expect("our own answer");
         serde_json::from_str::<serde_json::Value>(&answer).expect("our own JSON");
     }

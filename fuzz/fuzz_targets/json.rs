@@ -2,7 +2,7 @@
 
 #[path = "../checks/json.rs"]
 mod checks;
-#[path = "../checks/desk.rs"]
-mod desk;
+#[path = "../checks/decider.rs"]
+mod decider;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::check(data));

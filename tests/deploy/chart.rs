@@ -69,7 +69,7 @@ fn contradictory_values_are_rejected_with_a_fix() {
 }
 
 #[test]
-fn unknown_values_are_rejected() {
+fn invalid_values_are_rejected() {
     for (value, place) in [
         ("replicaCout=2", "replicaCout"),
         ("image.sha=1", "sha"),

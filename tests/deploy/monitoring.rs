@@ -156,7 +156,7 @@ fn queried_metrics_exist() {
 }
 
 #[test]
-fn idle_rule_alert_ignores_rules_with_detailed_metrics() {
+fn rule_decisions_count_rules_with_request_named_metrics() {
     let rules = "domain: shop\ndescriptors:\n\
         - {key: user, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}\n\
         - {key: path, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 5}}\n\

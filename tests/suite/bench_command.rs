@@ -89,7 +89,7 @@ fn verdicts(all: &[(u64, bool)]) -> Vec<Verdict> {
 }
 
 #[test]
-fn burst_across_a_window_boundary_counts_as_overshoot() {
+fn burst_across_a_window_boundary_is_judged_wrongly_admitted() {
     // Two in 10 us; a fixed window lets four pass around 20.
     let all = verdicts(&[(18, true), (19, true), (20, true), (21, true), (22, false), (29, false)]);
     let expected = Judgement {
@@ -106,7 +106,7 @@ fn burst_across_a_window_boundary_counts_as_overshoot() {
 
 proptest! {
     #[test]
-    fn sliding_window_log_has_no_overshoot(
+    fn verdicts_of_a_sliding_window_log_are_never_judged_wrong(
         gaps in prop::collection::vec((0_u64..50, 1_u64..4), 1..200),
         limit in 1_u64..12,
         period in 1_u64..200,
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn largest_admitted_window_is_found_at_any_offset(
+    fn most_admitted_in_a_period_and_window_is_exact(
         gaps in prop::collection::vec((0_u64..50, any::<bool>()), 1..100),
         period in 1_u64..200,
     ) {

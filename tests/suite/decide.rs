@@ -125,7 +125,7 @@ fn override_takes_precedence_over_rule_if_its_unit_is_known() {
 }
 
 #[test]
-fn override_uses_the_algorithm_of_the_domain() {
+fn override_uses_the_domain_defaults() {
     let table = [
         // defaults, then the answers to charges of 1, 1 and 3 at 4 a minute
         ("{}", ["OK 4/MINUTE left 3 in 60 s", "OK 4/MINUTE left 2 in 60 s", "OVER 4/MINUTE left 0 in 60 s"]),
@@ -232,7 +232,7 @@ fn shadow_rule_is_counted_and_rejects_nothing() {
 }
 
 #[test]
-fn quota_mode_rejects_only_if_all_descriptors_are_over() {
+fn quota_limits_reject_only_if_every_quota_is_exceeded() {
     let rules = "descriptors:
   - {key: real, value: 'no', rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: real, rate_limit: {unit: hour, requests_per_unit: 999}}
@@ -884,7 +884,7 @@ fn rejections_peeks_and_shadow_limits_are_not_delayed() {
 }
 
 #[test]
-fn delay_beyond_the_maximum_is_rejected() {
+fn delay_longer_than_the_callers_deadline_is_rejected() {
     let table = [
         // milliseconds the caller waits, whether the one that leaves after 500 ms passes
         (0, false),

@@ -284,7 +284,7 @@ fn one_service_cannot_use_up_the_share_of_others() {
 }
 
 #[test]
-fn uncounted_egress_call_is_rejected() {
+fn egress_call_is_rejected_if_the_service_is_down() {
     let mut pair = Pair::start("egress");
     let call = pair.envoy.get("/v1/charges");
     assert_eq!(call.send().status, 200);

@@ -212,7 +212,7 @@ fn local_policy_limits_each_replica_to_its_share() {
 }
 
 #[test]
-fn rejected_request_is_charged_in_the_fallback() {
+fn rejected_request_charges_the_fallback() {
     let rules = "descriptors:
   - {key: wide, rate_limit: {unit: day, requests_per_unit: 9}}
   - {key: full, rate_limit: {unit: day, requests_per_unit: 0}}

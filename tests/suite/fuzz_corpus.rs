@@ -3,8 +3,8 @@
 
 #[path = "../../fuzz/checks/decide.rs"]
 mod decide;
-#[path = "../../fuzz/checks/desk.rs"]
-mod desk;
+#[path = "../../fuzz/checks/decider.rs"]
+mod decider;
 #[path = "../../fuzz/checks/charges.rs"]
 mod charges;
 #[path = "../../fuzz/checks/json.rs"]

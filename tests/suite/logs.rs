@@ -124,7 +124,7 @@ fn level_passes_itself_and_more_severe_ones() {
 }
 
 #[test]
-fn libraries_log_only_warnings_and_errors() {
+fn libraries_log_only_warnings_unless_level_is_trace() {
     let say = || {
         tracing::warn!(target: "h2", "a");
         tracing::info!(target: "h2", "b");

@@ -321,7 +321,7 @@ fn entry_of_several_limits_ends_when_the_first_could_pass() {
 }
 
 #[test]
-fn more_hits_than_another_limit_allows_are_not_cached() {
+fn more_hits_than_another_limit_allows_miss_the_cache() {
     let origin = Instant::now();
     let limits = [(yearly(10), true), (limit(Algorithm::FixedWindow, 12, Unit::Day), true)];
     let mut counters = Counters::new(&limits, OverLimitCache::new(MIB, false, origin), origin);

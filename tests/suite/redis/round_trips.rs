@@ -292,7 +292,7 @@ fn selected_database_has_all_keys() {
 }
 
 #[test]
-fn call_without_time_left_is_not_sent() {
+fn call_without_time_left_fails_at_once() {
     let server = options().start();
     let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
     let wanted = one_each((0..3).map(|n| format!("value {n}")));

@@ -1,4 +1,4 @@
-//! Somebody who decides, by rules of every kind, from memory, as the service does.
+//! Decides a request by rules of every kind, with counters in memory, as the service does.
 
 use std::ffi::OsString;
 use std::sync::{Arc, LazyLock};
@@ -18,10 +18,14 @@ use tollkeeper::store::memory::Memory;
 const NOW: Time = Time::from_secs(1_767_225_600);
 
 /// Every algorithm, wildcards, shared counters, lists, quotas, trials, replacement, metadata and names by value.
-const RULES: &str = include_str!("desk.yaml");
+const RULES: &str = include_str!("decider.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
+<<<<<<< HEAD:fuzz/checks/desk.rs
     let source = RuleText { name: Arc::from("desk"), bytes: RULES.as_bytes().to_vec(), documents: Documents::All };
+=======
+    let source = RuleText { name: Arc::from("decider"), text: RULES.as_bytes().to_vec(), documents: Documents::All };
+>>>>>>> 0aa22eb (tests: add a README, name the fuzz decider after what it does):fuzz/checks/decider.rs
     let compiled = compile(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
     RuleSet::new(compiled.domains)
 });
@@ -32,7 +36,7 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
     Settings::from_env(variables).expect("valid settings").0
 });
 
-/// The answer to a request that is asked three times; `None` if it has no answer but an error.
+/// Response to the third of three equal requests; `None` if the request is an error.
 pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
     let decider = Decider::new(Memory::new(0).into(), SETTINGS.decisions.clone(), Arc::default());
     let request = decode::request(message);
