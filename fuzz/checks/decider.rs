@@ -21,11 +21,7 @@ const NOW: Time = Time::from_secs(1_767_225_600);
 const RULES: &str = include_str!("decider.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
-<<<<<<< HEAD:fuzz/checks/desk.rs
-    let source = RuleText { name: Arc::from("desk"), bytes: RULES.as_bytes().to_vec(), documents: Documents::All };
-=======
-    let source = RuleText { name: Arc::from("decider"), text: RULES.as_bytes().to_vec(), documents: Documents::All };
->>>>>>> 0aa22eb (tests: add a README, name the fuzz decider after what it does):fuzz/checks/decider.rs
+    let source = RuleText { name: Arc::from("decider"), bytes: RULES.as_bytes().to_vec(), documents: Documents::All };
     let compiled = compile(&[source], &CompileOptions::default()).unwrap_or_else(|problems| panic!("{problems}"));
     RuleSet::new(compiled.domains)
 });

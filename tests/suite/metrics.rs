@@ -468,7 +468,8 @@ fn promtool_check_metrics_passes() {
     let setup = with_rules(SHOP).env("EXTRA_TAGS", "env:prod").env("TOLLKEEPER_METRIC_PATH_LABEL", "true");
     let watched = Watched::start(setup);
     send_traffic(&watched.server);
-    let mut promtool = Command::new("promtool")
+    let program = std::env::var_os("TOLLKEEPER_TEST_PROMTOOL").unwrap_or_else(|| "promtool".into());
+    let mut promtool = Command::new(program)
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
