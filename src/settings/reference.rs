@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::setting::{AnySetting, Support};
+use super::setting::{AnySetting, Group, Support};
 use super::table::GROUPS;
 
 /// Formats the environment section of `--help`: by group, `NAME=default` and the help of each setting.
@@ -28,13 +28,19 @@ pub fn help() -> String {
 pub fn markdown() -> String {
     let mut text = String::from(INTRODUCTION);
     for group in GROUPS {
-        let _ = write!(text, "\n## {}\n\n| name | default | value | meaning |\n|---|---|---|---|\n", group.title);
+        let _ = write!(text, "\n## {}\n\n", group.title);
+        let shared_note = shared_note(group);
+        if let Some(note) = &shared_note {
+            let _ = write!(text, "{note}.\n\n");
+        }
+        text += "| name | default | value | meaning |\n|---|---|---|---|\n";
         for setting in group.settings {
             let default = match setting.default_text() {
                 empty if empty.is_empty() => empty,
                 default => format!("`{default}`"),
             };
-            let note = note(*setting).map(|note| format!(". *{note}*")).unwrap_or_default();
+            let own_note = note(*setting).filter(|note| shared_note.as_ref() != Some(note));
+            let note = own_note.map(|note| format!(". *{note}*")).unwrap_or_default();
             let (name, help) = (setting.name(), setting.info().help);
             let _ = writeln!(text, "| `{name}` | {default} | {} | {help}{note} |", value_text(*setting));
         }
@@ -79,6 +85,13 @@ fn mark(setting: &dyn AnySetting) -> Option<String> {
         Support::NoEffect { .. } => Some("no effect".to_owned()),
         Support::Refused(refusals) => refusals.last().map(|refusal| format!("refused {}", refusal.when)),
     }
+}
+
+/// Note that all settings of a group have in common, if they have one.
+fn shared_note(group: &Group) -> Option<String> {
+    let mut notes = group.settings.iter().map(|setting| note(*setting));
+    let first = notes.next()??;
+    notes.all(|note| note.as_ref() == Some(&first)).then_some(first)
 }
 
 /// Notes in a sentence that a setting is not honoured, or differs.
