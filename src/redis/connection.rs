@@ -1,7 +1,8 @@
 //! One multiplexed connection to one server: commands are pipelined, and replies arrive in the same order.
 //!
 //! A connection is never reused after an error: it closes, all pending commands fail, and its owner opens a new one. A
-//! command is sent once. The protocol is RESP2, which every server speaks.
+//! command is sent once, and not at all if its caller is gone before it is written. The protocol is RESP2, which every
+//! server speaks.
 //!
 //! This file is the boundary to the protocol: open a connection on a stream, send a command with a deadline, get its
 //! reply, learn that the connection closed. The rest of the client uses nothing below it, so that another connection,
@@ -146,5 +147,59 @@ mod tests {
                 assert_eq!(connection.call(&[b"PING"], false, None).await, Err(RedisError::Broken));
             });
         }
+    }
+
+    /// Reads what the client has sent in one write.
+    async fn sent(server: &mut DuplexStream) -> String {
+        let mut bytes = vec![0; 1 << 10];
+        let length = server.read(&mut bytes).await.expect("commands arrive");
+        String::from_utf8(bytes[..length].to_vec()).expect("commands are text here")
+    }
+
+    #[test]
+    fn command_of_a_dropped_caller_is_not_sent() {
+        with_connection(|connection, mut server| async move {
+            for asking in [false, true] {
+                let mut dropped = Box::pin(connection.call(&[b"DROPPED"], asking, None));
+                assert!(futures_util::poll!(dropped.as_mut()).is_pending());
+                let mut kept = Box::pin(connection.call(&[b"PING"], asking, None));
+                assert!(futures_util::poll!(kept.as_mut()).is_pending());
+                drop(dropped);
+                let before = if asking { "*1\r\n$6\r\nASKING\r\n" } else { "" };
+                assert_eq!(sent(&mut server).await, format!("{before}*1\r\n$4\r\nPING\r\n"));
+                server.write_all(if asking { b"+OK\r\n:1\r\n" } else { b":1\r\n" }).await.expect("the client reads");
+                assert_eq!(kept.await, Ok(Reply::Integer(1)));
+            }
+        });
+    }
+
+    #[test]
+    fn reply_to_an_unsent_command_closes_the_connection() {
+        with_connection(|connection, mut server| async move {
+            server.write_all(b":1\r\n").await.expect("the client reads");
+            assert_eq!(connection.call(&[b"PING"], false, None).await, Err(RedisError::Broken));
+        });
+    }
+
+    #[test]
+    fn expired_command_is_not_sent() {
+        let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(async {
+            // The server reads nothing at first, so that the driver cannot write the second command.
+            let (ours, mut server) = duplex(4);
+            let connection = Connection::open(ours).0;
+            let mut first = Box::pin(connection.call(&[b"PING"], false, None));
+            assert!(futures_util::poll!(first.as_mut()).is_pending());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let soon = Some(Instant::now() + Duration::from_millis(5));
+            assert_eq!(connection.call(&[b"EXPIRED"], false, soon).await, Err(RedisError::Timeout));
+            let last = connection.call(&[b"PING"], false, None);
+            let answer = async {
+                expect_pings(&mut server, 2).await;
+                server.write_all(b":1\r\n:2\r\n").await.expect("the client reads");
+            };
+            let (first, last, ()) = tokio::join!(biased; first, last, answer);
+            assert_eq!((first, last), (Ok(Reply::Integer(1)), Ok(Reply::Integer(2))));
+        });
     }
 }

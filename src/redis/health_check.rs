@@ -2,7 +2,7 @@
 //!
 //! A PING only proves that a server is alive: a replica, a server without memory and a user without permissions answer
 //! it too. So a check consists of commands like those of real calls. The owner of a deployment defines them with the
-//! [`HealthCheck`] trait; this module sends them and judges the replies.
+//! [`HealthCheck`] trait; this module sends them and classifies the replies.
 
 use std::fmt;
 
@@ -73,11 +73,11 @@ async fn run_with_tag(
     .await;
     match outcomes.into_iter().find_map(Result::err) {
         None => Ok(()),
-        Some((error, text)) => judge(check, error, text, is_cluster),
+        Some((error, text)) => classify(check, &error, text, is_cluster),
     }
 }
 
-fn judge(check: &dyn HealthCheck, error: ReplyError, text: String, is_cluster: bool) -> Result<(), ConnectError> {
+fn classify(check: &dyn HealthCheck, error: &ReplyError, text: String, is_cluster: bool) -> Result<(), ConnectError> {
     match error {
         ReplyError::NoScript | ReplyError::Failed(RedisError::WrongType) => Ok(()),
         // The slot moved to another node; this node still serves its other slots.
@@ -87,7 +87,7 @@ fn judge(check: &dyn HealthCheck, error: ReplyError, text: String, is_cluster: b
             Err(ConnectError { kind: RedisError::Misconfigured, text })
         }
         ReplyError::Moved(_) | ReplyError::Ask(_) => Err(ConnectError { kind: RedisError::BadReply, text }),
-        ReplyError::Failed(kind) => Err(ConnectError { kind, text: check.advice(kind, &text) }),
+        ReplyError::Failed(kind) => Err(ConnectError { kind: *kind, text: check.advice(*kind, &text) }),
     }
 }
 

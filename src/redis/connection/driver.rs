@@ -1,7 +1,8 @@
 //! Connection driver: the task that reads and writes the stream of one connection.
 //!
 //! All commands queued since the last write go out in one write. While replies are due the driver first yields to other
-//! tasks, so that a busy server gets hundreds of commands at a time. The driver also enforces the deadlines of all
+//! tasks, so that a busy server gets hundreds of commands at a time. A queued command whose caller was dropped, or whose
+//! deadline has passed, is not sent. The driver also enforces the deadlines of all
 //! commands; a reply that arrives after its deadline is read and dropped.
 
 use std::future::Future;
@@ -156,6 +157,6 @@ impl ConnectionDriver {
         }
         self.output.clear();
         self.queue.lock().take_unsent(&mut self.output);
-        true
+        !self.output.is_empty()
     }
 }

@@ -36,6 +36,8 @@ pub(super) struct QueueState {
     unsent: BytesMut,
     /// Commands without a reply, in the order in which replies arrive.
     pending: VecDeque<PendingCommand>,
+    /// Number of commands at the end of `pending` whose bytes are in `unsent`.
+    unsent_commands: usize,
     /// First deadline of all pending commands; `None` if no command has one.
     earliest: Option<Instant>,
 }
@@ -45,6 +47,10 @@ pub(super) struct PendingCommand {
     /// Sender of the reply; `None` after the deadline, and for ASKING.
     caller: Option<oneshot::Sender<Outcome>>,
     deadline: Option<Instant>,
+    /// Size of the encoded command.
+    bytes: usize,
+    /// The command is an ASKING, which belongs to the next command.
+    is_asking: bool,
 }
 
 impl SendQueue {
@@ -102,8 +108,11 @@ impl SendQueue {
 
 impl QueueState {
     fn append(&mut self, words: &[&[u8]], caller: Option<oneshot::Sender<Outcome>>, deadline: Option<Instant>) {
+        let before = self.unsent.len();
         write_command(&mut self.unsent, words);
-        self.pending.push_back(PendingCommand { caller, deadline });
+        let (bytes, is_asking) = (self.unsent.len() - before, caller.is_none());
+        self.pending.push_back(PendingCommand { caller, deadline, bytes, is_asking });
+        self.unsent_commands += 1;
     }
 
     /// First deadline of all pending commands.
@@ -116,21 +125,47 @@ impl QueueState {
         !self.unsent.is_empty()
     }
 
-    /// Moves the unsent commands to `output`, which must be empty.
+    /// Moves the unsent commands that a caller still waits for to `output`, which must be empty.
     pub(super) fn take_unsent(&mut self, output: &mut BytesMut) {
+        self.discard_abandoned();
         std::mem::swap(output, &mut self.unsent);
+        self.unsent_commands = 0;
     }
 
-    /// Removes up to `count` commands that got a reply.
+    /// Removes unsent commands whose caller was dropped or whose deadline has passed: they have not run and never will.
+    fn discard_abandoned(&mut self) {
+        let first = self.pending.len() - self.unsent_commands;
+        if !self.pending.range(first..).any(PendingCommand::is_abandoned) {
+            return;
+        }
+        let (mut kept, mut from, mut to) = (first, 0, 0);
+        for index in first..self.pending.len() {
+            let PendingCommand { bytes, is_asking, .. } = self.pending[index];
+            // The command behind an ASKING decides for both.
+            if !self.pending[index + usize::from(is_asking)].is_abandoned() {
+                self.unsent.copy_within(from..from + bytes, to);
+                to += bytes;
+                self.pending.swap(kept, index);
+                kept += 1;
+            }
+            from += bytes;
+        }
+        self.unsent.truncate(to);
+        self.pending.truncate(kept);
+        self.unsent_commands = kept - first;
+    }
+
+    /// Removes up to `count` commands that got a reply; fewer if fewer were sent.
     pub(super) fn take_answered(&mut self, count: usize) -> Drain<'_, PendingCommand> {
-        let count = count.min(self.pending.len());
+        let count = count.min(self.pending.len() - self.unsent_commands);
         self.pending.drain(..count)
     }
 
-    /// Fails commands whose deadline is at or before `now`, and finds the next deadline.
+    /// Fails commands whose deadline is at or before `now`, drops those of them that are unsent, and finds the next
+    /// deadline.
     pub(super) fn expire(&mut self, now: Instant) {
         self.earliest = None;
-        for PendingCommand { caller, deadline } in &mut self.pending {
+        for PendingCommand { caller, deadline, .. } in &mut self.pending {
             let Some(due) = *deadline else { continue };
             if due <= now {
                 *deadline = None;
@@ -141,10 +176,16 @@ impl QueueState {
                 self.earliest = Some(due);
             }
         }
+        self.discard_abandoned();
     }
 }
 
 impl PendingCommand {
+    /// Returns true if no caller waits for the reply. An ASKING has no caller and is never abandoned by itself.
+    fn is_abandoned(&self) -> bool {
+        !self.is_asking && self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
+    }
+
     /// Passes the reply to the caller, if the caller still waits.
     pub(super) fn answer(self, reply: Reply) {
         if let Some(caller) = self.caller {
