@@ -54,7 +54,7 @@ pub enum Failure {
 
 /// A connection.
 #[derive(Clone)]
-pub struct Connection {
+pub struct GrpcConnection {
     requests: SendRequest<Bytes>,
     /// No other connection of this process has it.
     number: u64,
@@ -70,12 +70,12 @@ static OPENED: AtomicU64 = AtomicU64::new(0);
 impl Dial {
     /// Connects. It is done once the server has answered: one that speaks something else, or does not take our
     /// certificate, which TLS tells last of all, is found out here and not by every call.
-    pub async fn connect(&self) -> Result<Connection, Failure> {
+    pub async fn connect(&self) -> Result<GrpcConnection, Failure> {
         let connected = timeout(self.timeout.max(Duration::from_secs(1)), self.open()).await;
         connected.map_err(|_| Failure::Unreachable("timed out".to_owned()))?
     }
 
-    async fn open(&self) -> Result<Connection, Failure> {
+    async fn open(&self) -> Result<GrpcConnection, Failure> {
         let away = |error: io::Error| Failure::Unreachable(error.to_string());
         let lost = |error: io::Error| Failure::Connection(error.to_string());
         match &self.target {
@@ -97,7 +97,7 @@ impl Dial {
         }
     }
 
-    async fn speak<S>(&self, stream: S, authority: &str) -> Result<Connection, Failure>
+    async fn speak<S>(&self, stream: S, authority: &str) -> Result<GrpcConnection, Failure>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -120,7 +120,7 @@ impl Dial {
         let bad = |error: &dyn std::fmt::Display| Failure::Connection(error.to_string());
         let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(METHOD_PATH).build();
         let deadline = format!("{}u", self.timeout.as_micros()).try_into();
-        Ok(Connection {
+        Ok(GrpcConnection {
             requests,
             number: OPENED.fetch_add(1, Ordering::Relaxed),
             uri: uri.map_err(|error| bad(&error))?,
@@ -130,7 +130,7 @@ impl Dial {
     }
 }
 
-impl Connection {
+impl GrpcConnection {
     /// Whether both are handles of one connection.
     pub fn is_same(&self, other: &Self) -> bool {
         self.number == other.number

@@ -16,7 +16,7 @@ use rand::rngs::SmallRng;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
-use super::connection::{Connection, Dial, Failure};
+use super::connection::{Dial, Failure, GrpcConnection};
 use super::keys::Keys;
 use super::template::{Mix, Values};
 use super::usage::{Source, Usage};
@@ -174,7 +174,7 @@ struct Run {
 
 /// A connection, what is due on it, and what came of it.
 struct Line {
-    connection: tokio::sync::Mutex<Option<Connection>>,
+    connection: tokio::sync::Mutex<Option<GrpcConnection>>,
     due: tokio::sync::Mutex<UnboundedReceiver<Instant>>,
     record: Mutex<Record>,
 }
@@ -302,7 +302,7 @@ impl Run {
     async fn call(
         &self,
         line: usize,
-        own: &mut Option<Connection>,
+        own: &mut Option<GrpcConnection>,
         request: &RateLimitRequest,
     ) -> Result<RateLimitResponse, Failure> {
         let connection = match own {

@@ -1,4 +1,4 @@
-//! Opening of connections: socket, TLS and login.
+//! Opening of connections: socket, TLS and credentials.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::connect_error::ConnectError;
-use super::connect_options::{ConnectOptions, Login};
+use super::connect_options::{AuthCredentials, ConnectOptions};
 use super::connection::{Closed, Connection};
 use super::error::{RedisError, ReplyError, io_error_text};
 use super::send::{ErrorWithText, error_kind, send_with_error_text};
@@ -34,12 +34,12 @@ pub(crate) struct Connected {
 /// Connects to a server and logs in.
 ///
 /// # Errors
-/// The server cannot be reached in time, or rejects the login; the text names the setting to check.
+/// The server cannot be reached in time, or rejects the credentials; the text names the setting to check.
 pub(crate) async fn connect(endpoint: &Endpoint, options: &ConnectOptions) -> Result<Connected, ConnectError> {
-    let login = options.read_login()?;
+    let credentials = options.read_auth_credentials()?;
     let tls = options.tls.as_ref().map(tls::client_config).transpose().map_err(ConnectError::misconfigured)?;
     let uses_tls = tls.is_some();
-    let outcome = timeout(options.connect_timeout, open(endpoint, options, tls, login)).await;
+    let outcome = timeout(options.connect_timeout, open(endpoint, options, tls, credentials)).await;
     let late = || Err(ConnectError { kind: RedisError::Timeout, text: "no answer in time".to_owned() });
     match outcome.unwrap_or_else(|_| late()) {
         // A server with the other protocol closes the connection or waits for more, which looks like an outage.
@@ -54,14 +54,14 @@ async fn open(
     endpoint: &Endpoint,
     options: &ConnectOptions,
     tls: Option<ClientConfig>,
-    login: Option<Login>,
+    credentials: Option<AuthCredentials>,
 ) -> Result<Connected, ConnectError> {
     let opened = match endpoint {
         Endpoint::Tcp { host, port } => open_tcp(host, *port, tls).await,
         Endpoint::Unix(path) => UnixStream::connect(path).await.map(Connection::open),
     };
     let (connection, closed) = opened.map_err(|error| socket_error(&error, options))?;
-    match handshake(&connection, login, options.database).await {
+    match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err((ReplyError::Failed(RedisError::Broken), text)) => {
             let reason = closed.await.unwrap_or_else(|_| io::Error::other(text));
@@ -86,8 +86,12 @@ async fn open_tcp(host: &str, port: u16, tls: Option<ClientConfig>) -> io::Resul
 }
 
 /// Sends AUTH, SELECT and PING.
-async fn handshake(connection: &Connection, login: Option<Login>, database: Option<u8>) -> Result<(), ErrorWithText> {
-    if let Some(Login { user, password }) = &login {
+async fn handshake(
+    connection: &Connection,
+    credentials: Option<AuthCredentials>,
+    database: Option<u8>,
+) -> Result<(), ErrorWithText> {
+    if let Some(AuthCredentials { user, password }) = &credentials {
         let mut words: SmallVec<[&[u8]; 3]> = SmallVec::from_slice(&[&b"AUTH"[..]]);
         words.extend(user.as_ref().map(|user| user.as_bytes()));
         words.push(password.as_bytes());

@@ -20,7 +20,7 @@ const MAX_CONNECT_TIME: Duration = Duration::from_secs(1);
 pub(crate) struct ConnectOptions {
     /// Environment variable that names the servers, for messages.
     pub(crate) setting: &'static str,
-    /// Whether the servers are sentinels, which have their own credentials.
+    /// True for sentinels, which have their own credentials.
     pub(crate) is_sentinel: bool,
     /// Credentials for AUTH.
     pub(crate) credentials: Credentials,
@@ -33,7 +33,7 @@ pub(crate) struct ConnectOptions {
 }
 
 /// User and password for AUTH.
-pub(super) struct Login {
+pub(super) struct AuthCredentials {
     /// User; `None` for the default user.
     pub(super) user: Option<String>,
     pub(super) password: String,
@@ -73,11 +73,11 @@ impl ConnectOptions {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(super) fn read_login(&self) -> Result<Option<Login>, ConnectError> {
+    pub(super) fn read_auth_credentials(&self) -> Result<Option<AuthCredentials>, ConnectError> {
         match &self.credentials {
             Credentials::None => Ok(None),
             Credentials::Inline { user, password } => {
-                Ok(Some(Login { user: user.clone(), password: password.reveal().to_owned() }))
+                Ok(Some(AuthCredentials { user: user.clone(), password: password.reveal().to_owned() }))
             }
             Credentials::File(path) => {
                 let text = read_trimmed(path).map_err(|error| {
@@ -86,10 +86,10 @@ impl ConnectOptions {
                 })?;
                 Ok(Some(match text.split_once(':') {
                     Some((user, password)) if !user.is_empty() => {
-                        Login { user: Some(user.to_owned()), password: password.to_owned() }
+                        AuthCredentials { user: Some(user.to_owned()), password: password.to_owned() }
                     }
-                    Some((_, password)) => Login { user: None, password: password.to_owned() },
-                    None => Login { user: None, password: text },
+                    Some((_, password)) => AuthCredentials { user: None, password: password.to_owned() },
+                    None => AuthCredentials { user: None, password: text },
                 }))
             }
         }

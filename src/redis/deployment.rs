@@ -1,7 +1,7 @@
 //! Client of one deployment: a server, a primary that sentinels watch, or a cluster.
 //!
-//! A deployment finds the node that owns a key. Discovery keeps its topology up to date, at intervals and at once when a
-//! node fails.
+//! A deployment finds the node that owns a key. Discovery keeps its topology up to date, at intervals and at once when
+//! a node fails.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use super::discovery;
 use super::error::RedisError;
 use super::node::Node;
 use super::node_address::redirect_endpoint;
-use super::slot_map::Owner;
+use super::slot_map::SlotOwner;
 use super::stats::DeploymentStats;
 use super::topology::Topology;
 use crate::settings::redis::TopologySettings;
@@ -53,9 +53,9 @@ impl Deployment {
             timeout_with_grace(self.topology.discovered.wait(), deadline).await.ok_or(RedisError::Timeout)?;
         }
         match self.topology.slot_map.load().owner(slot) {
-            Owner::Node(node) => Ok(Arc::clone(node)),
-            Owner::Unknown => Err(RedisError::Unreachable),
-            Owner::Unassigned => {
+            SlotOwner::Node(node) => Ok(Arc::clone(node)),
+            SlotOwner::Unknown => Err(RedisError::Unreachable),
+            SlotOwner::Unassigned => {
                 self.topology.request_refresh();
                 Err(RedisError::SlotDown)
             }

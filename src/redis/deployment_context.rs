@@ -23,7 +23,7 @@ pub(crate) struct DeploymentContext {
     pub(crate) health_check: Box<dyn HealthCheck>,
     /// Commands that a server may reject while it still serves the others; `None`: there are none.
     pub(crate) optional_commands: Option<OptionalCommands>,
-    /// Whether the nodes form a cluster.
+    /// True if the nodes form a cluster.
     pub(crate) is_cluster: bool,
     /// Notified when a node fails, so that discovery looks for a new primary at once.
     pub(crate) refresh_topology: Notify,

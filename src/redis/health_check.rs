@@ -18,12 +18,12 @@ use super::reply::text;
 use super::send::send_with_error_text;
 
 /// Words of a command.
-pub(crate) type Command = Vec<Bytes>;
+pub(crate) type CommandWords = Vec<Bytes>;
 
 /// Definition of the commands that a server must accept.
 pub(crate) trait HealthCheck: fmt::Debug + Send + Sync + 'static {
     /// Returns the commands to send; all keys contain `{hash_tag}`, so that they hash to one slot, and expire.
-    fn commands(&self, hash_tag: u32) -> Vec<Command>;
+    fn commands(&self, hash_tag: u32) -> Vec<CommandWords>;
 
     /// Explains to an operator what an error reply means and what to do; `text` is the reply.
     fn advice(&self, error: RedisError, text: &str) -> String;

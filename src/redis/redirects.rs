@@ -16,7 +16,7 @@ pub(crate) struct Redirects<'d> {
     deployment: &'d Deployment,
     /// Node to send the call to.
     pub(crate) node: Arc<Node>,
-    /// Whether to send ASKING before the call.
+    /// True to send ASKING before the call.
     pub(crate) asking: bool,
     followed: usize,
 }

@@ -1,7 +1,7 @@
 //! Replies of a server, decoded from RESP2 within bounds.
 //!
-//! A server may be broken or hostile. The decoder calls itself for each nested array and allocates about a hundred bytes
-//! for an element of four, so the nesting and the number of elements are checked before a reply is decoded.
+//! A server may be broken or hostile. The decoder calls itself for each nested array and allocates about a hundred
+//! bytes for an element of four, so the nesting and the number of elements are checked before a reply is decoded.
 
 use std::io;
 

@@ -20,8 +20,8 @@ pub(crate) enum SlotMap {
 
 const NO_OWNER: u16 = u16::MAX;
 
-/// Owner of a key.
-pub(crate) enum Owner<'m> {
+/// SlotOwner of a key.
+pub(crate) enum SlotOwner<'m> {
     /// This node owns the key.
     Node(&'m Arc<Node>),
     /// The cluster has no owner for the slot.
@@ -49,13 +49,13 @@ impl SlotMap {
     }
 
     /// Returns the owner of a slot; calls `slot` only if the map has several nodes.
-    pub(crate) fn owner(&self, slot: impl FnOnce() -> u16) -> Owner<'_> {
+    pub(crate) fn owner(&self, slot: impl FnOnce() -> u16) -> SlotOwner<'_> {
         match self {
-            Self::Empty => Owner::Unknown,
-            Self::Single(node) => Owner::Node(node),
+            Self::Empty => SlotOwner::Unknown,
+            Self::Single(node) => SlotOwner::Node(node),
             Self::Cluster { nodes, owners } => match owners[usize::from(slot())] {
-                NO_OWNER => Owner::Unassigned,
-                index => Owner::Node(&nodes[usize::from(index)]),
+                NO_OWNER => SlotOwner::Unassigned,
+                index => SlotOwner::Node(&nodes[usize::from(index)]),
             },
         }
     }

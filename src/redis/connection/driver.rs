@@ -1,9 +1,9 @@
 //! Connection driver: the task that reads and writes the stream of one connection.
 //!
 //! All commands queued since the last write go out in one write. While replies are due the driver first yields to other
-//! tasks, so that a busy server gets hundreds of commands at a time. A queued command whose caller was dropped, or whose
-//! deadline has passed, is not sent. The driver also enforces the deadlines of all
-//! commands; a reply that arrives after its deadline is read and dropped.
+//! tasks, so that a busy server gets hundreds of commands at a time. A queued command whose caller was dropped, or
+//! whose deadline has passed, is not sent. The driver also enforces the deadlines of all commands; a reply that arrives
+//! after its deadline is read and dropped.
 
 use std::future::Future;
 use std::io;

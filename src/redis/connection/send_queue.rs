@@ -19,7 +19,7 @@ const MAX_PENDING_COMMANDS: usize = 16_384;
 const MAX_UNSENT_BYTES: usize = 64 << 20;
 
 /// Reply to a command, or the reason why there is none.
-pub(super) type Outcome = Result<Reply, RedisError>;
+pub(super) type CallResult = Result<Reply, RedisError>;
 
 /// Queue that callers and the driver of a connection share.
 #[derive(Default)]
@@ -45,7 +45,7 @@ pub(super) struct QueueState {
 /// A command without a reply.
 pub(super) struct PendingCommand {
     /// Sender of the reply; `None` after the deadline, and for ASKING.
-    caller: Option<oneshot::Sender<Outcome>>,
+    caller: Option<oneshot::Sender<CallResult>>,
     deadline: Option<Instant>,
     /// Size of the encoded command.
     bytes: usize,
@@ -68,7 +68,7 @@ impl SendQueue {
         words: &[&[u8]],
         asking: bool,
         deadline: Option<Instant>,
-    ) -> Result<oneshot::Receiver<Outcome>, RedisError> {
+    ) -> Result<oneshot::Receiver<CallResult>, RedisError> {
         let mut state = self.lock();
         if state.closed {
             return Err(RedisError::Broken);
@@ -107,7 +107,7 @@ impl SendQueue {
 }
 
 impl QueueState {
-    fn append(&mut self, words: &[&[u8]], caller: Option<oneshot::Sender<Outcome>>, deadline: Option<Instant>) {
+    fn append(&mut self, words: &[&[u8]], caller: Option<oneshot::Sender<CallResult>>, deadline: Option<Instant>) {
         let before = self.unsent.len();
         write_command(&mut self.unsent, words);
         let (bytes, is_asking) = (self.unsent.len() - before, caller.is_none());

@@ -9,7 +9,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Limit, LimitSpec};
 use crate::redis::error::RedisError;
-use crate::redis::health_check::{Command, HealthCheck, OptionalCommands};
+use crate::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
 use crate::request::Hits;
 
 /// Commands that most rules are counted with.
@@ -81,7 +81,7 @@ impl Probe {
 }
 
 impl HealthCheck for Probe {
-    fn commands(&self, hash_tag: u32) -> Vec<Command> {
+    fn commands(&self, hash_tag: u32) -> Vec<CommandWords> {
         let word = Bytes::from_static;
         let key = self.key(hash_tag, "probe");
         match self.kind {
