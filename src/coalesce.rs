@@ -1,7 +1,8 @@
-//! Waits until the other tasks that are ready to run have run.
+//! Coalesces the writes of tasks that are ready at the same time.
 //!
-//! Many small writes to one connection cost a system call each. Whoever writes waits for a lull first, so that what the
-//! other tasks of this thread are about to write goes out with it. A lull comes at once where nobody else has work.
+//! Many small writes to one connection cost a system call each. A writer that first waits for a [`YieldBarrier`] lets
+//! the other ready tasks of its thread run, so that their writes go out with its own. If no other task is ready, the
+//! barrier resolves at once.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,16 +13,17 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::task::AtomicWaker;
 use tokio::task::yield_now;
 
-/// The wait of one task, again and again.
+/// Resolves once the other ready tasks of this thread have run. Reusable, by one task.
 #[derive(Debug, Default)]
 pub struct YieldBarrier {
     flag: Arc<WakeFlag>,
-    awaited: bool,
+    is_waiting: bool,
 }
 
+/// A waker that records its wake-up.
 #[derive(Debug, Default)]
 struct WakeFlag {
-    raised: AtomicBool,
+    is_woken: AtomicBool,
     waker: AtomicWaker,
 }
 
@@ -31,23 +33,23 @@ impl Wake for WakeFlag {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.raised.store(true, Ordering::Release);
+        self.is_woken.store(true, Ordering::Release);
         self.waker.wake();
     }
 }
 
 impl YieldBarrier {
-    /// Ready once for each lull. The first call begins to wait; calls for other reasons meanwhile change nothing.
+    /// Polls the barrier: the first call starts to wait, further calls while it waits change nothing.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.flag.waker.register(context.waker());
-        if !self.awaited {
-            self.awaited = true;
-            // A task that yields is woken when its thread has nothing else to run; here the flag is.
+        if !self.is_waiting {
+            self.is_waiting = true;
+            // tokio wakes a task that yields after the others have run; here it wakes the flag.
             let flag = Waker::from(Arc::clone(&self.flag));
             let _pending = pin!(yield_now()).poll(&mut Context::from_waker(&flag));
         }
-        if self.flag.raised.swap(false, Ordering::Acquire) {
-            self.awaited = false;
+        if self.flag.is_woken.swap(false, Ordering::Acquire) {
+            self.is_waiting = false;
             return Poll::Ready(());
         }
         Poll::Pending

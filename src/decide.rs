@@ -36,7 +36,7 @@ use crate::settings::decisions::DecisionSettings;
 use crate::store::error::ChargeError;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::{Store, StoreContext};
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::SpanRef;
 
 /// Decides requests: the counters, and what the process was told about deciding.
@@ -47,7 +47,7 @@ pub struct Decider {
     /// What the process was told.
     pub behaviour: DecisionSettings,
     /// Where it is counted what came of them.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ServiceMetrics>,
     failures: Failures,
 }
 
@@ -115,7 +115,7 @@ impl<'r> DecisionContext<'r> {
 
 impl Decider {
     /// Decides by the counters of `store`.
-    pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<Metrics>) -> Self {
+    pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<ServiceMetrics>) -> Self {
         Self { store, behaviour, metrics, failures: Failures::default() }
     }
 

@@ -1,9 +1,8 @@
-//! Whether this process wants traffic.
+//! Health and readiness of the process, the same over HTTP and gRPC.
 //!
-//! Healthy once it listens; not while it drains, nor while it was told to need rules and has none. A lost store is no
-//! reason unless it was told so: it must not restart a fleet. Ready is more: a store that is set up wrongly, or lost
-//! under a rule that answers nothing without it, makes this process the wrong one to ask. The answer is the same over
-//! HTTP and gRPC.
+//! Healthy: not draining, and rules and store are there if the settings require them. A lost store alone does not make
+//! the process unhealthy by default, because that would restart all replicas at once. Ready: healthy, rules are loaded,
+//! the store is configured correctly, and it is reachable if a rule fails requests without it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,69 +11,76 @@ use crate::config::live::LiveRules;
 use crate::rule::set::RuleSet;
 use crate::store::health::StoreHealth;
 
-/// Whether this process wants traffic.
+/// Health and readiness of the process.
 #[derive(Debug)]
 pub struct Health {
-    draining: AtomicBool,
-    needs: HealthRequirements,
+    is_draining: AtomicBool,
+    requirements: HealthRequirements,
     rules: Arc<LiveRules>,
     store: Arc<StoreHealth>,
 }
 
-/// Without what a process is unhealthy.
+/// Conditions of being healthy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealthRequirements {
-    /// Rules that hold at least one domain.
+    /// The loaded rules must have at least one domain.
     pub domain: bool,
-    /// A store that can be reached.
+    /// The store must be reachable.
     pub store: bool,
 }
 
 impl Health {
-    /// The health of a process that decides by `rules` and counts in a store that is as `store` says.
-    pub fn new(rules: Arc<LiveRules>, store: Arc<StoreHealth>, needs: HealthRequirements) -> Self {
-        Self { draining: AtomicBool::new(false), needs, rules, store }
+    /// Health of a process with these rules and this store.
+    pub fn new(rules: Arc<LiveRules>, store: Arc<StoreHealth>, requirements: HealthRequirements) -> Self {
+        Self { is_draining: AtomicBool::new(false), requirements, rules, store }
     }
 
-    /// Whether new traffic is welcome.
+    /// True if the process accepts new traffic.
     pub fn is_healthy(&self) -> bool {
         let has_domain = || self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0);
-        let lacks_domain = self.needs.domain && !has_domain();
-        let lacks_store = self.needs.store && self.store.is_lost();
-        !(self.draining.load(Ordering::Relaxed) || lacks_domain || lacks_store)
+        let lacks_domain = self.requirements.domain && !has_domain();
+        let lacks_store = self.requirements.store && self.store.is_lost();
+        !(self.is_draining.load(Ordering::Relaxed) || lacks_domain || lacks_store)
     }
 
-    /// Whether it can answer what it is asked: healthy, with rules, and with a store as these rules want it. A roll-out
-    /// of rules that can not be loaded or of a store that is set up wrongly stops here, instead of letting everything
-    /// through.
+    /// True if the process can decide requests as its rules demand.
+    ///
+    /// A roll-out of invalid rules or of a misconfigured store stops at this check instead of admitting all requests.
     pub fn is_ready(&self) -> bool {
-        self.unready().is_none()
+        self.not_ready_reason().is_none()
     }
 
-    /// Why it is not ready, if it is not.
-    pub fn unready(&self) -> Option<&'static str> {
+    /// Reason why the process is not ready; `None` if it is.
+    pub fn not_ready_reason(&self) -> Option<&'static str> {
         let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.any_rule_says_error();
         match self.rules.load().as_ref() {
-            _ if self.draining.load(Ordering::Relaxed) => Some("the process is stopping"),
+            _ if self.is_draining.load(Ordering::Relaxed) => Some("the process is stopping"),
             None => Some("no rules are loaded"),
-            Some(_) if self.store.misconfigured().is_some() => Some("the store is set up wrongly; the log says how"),
-            Some(loaded) if needs_store(&loaded.rules) => Some("the store is lost, and a rule says `error`"),
+            Some(_) if self.is_store_misconfigured() => Some("the store is misconfigured (see the log)"),
+            Some(loaded) if needs_store(&loaded.rules) => {
+                Some("the store is unreachable, and a rule has the failure policy `error`")
+            }
             Some(_) => (!self.is_healthy()).then_some("the process is not healthy"),
         }
     }
 
-    /// Whether the store can not be reached now, and whether it is set up wrongly.
-    pub fn store(&self) -> (bool, bool) {
-        (self.store.is_lost(), self.store.misconfigured().is_some())
+    /// True if the store is unreachable.
+    pub fn is_store_lost(&self) -> bool {
+        self.store.is_lost()
     }
 
-    /// Waits until the store is lost or back, or its setting up is found wrong or right; one task may wait.
+    /// True if the store is misconfigured.
+    pub fn is_store_misconfigured(&self) -> bool {
+        self.store.misconfigured().is_some()
+    }
+
+    /// Waits until the state of the store changes. One task at a time may wait.
     pub async fn store_changed(&self) {
         self.store.changed().await;
     }
 
-    /// From now on the process is unhealthy: it is about to stop.
+    /// Makes the process unhealthy, before it stops.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.is_draining.store(true, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
-//! What the limits did, told to the people who set them: which keys they refuse, and whether they are the right ones.
+//! Reports for the people who set limits: the keys that are rejected most, and findings about the limits.
 //!
-//! Everything here is worked out when somebody asks, from what was counted anyway. Each report is data that goes out as
-//! JSON, and has one form as text, which the debug listener and the command line share.
+//! A report is computed on demand from statistics that are kept anyway. It is data, encoded as JSON, with one text form
+//! that the debug listener and the command line share.
 
 pub mod rules;
 pub mod text;
@@ -9,13 +9,13 @@ pub mod top;
 
 use serde::{Deserialize, Serialize};
 
-/// How a report is written.
+/// ReportFormat of a report.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Format {
-    /// For programs.
+pub enum ReportFormat {
+    /// JSON, for programs.
     #[default]
     Json,
-    /// For people.
+    /// Tables, for people.
     Text,
 }

@@ -24,7 +24,7 @@ use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::codec::frame;
 use tollkeeper::pb::rate_limit_service_server::RateLimitService as _;
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
-use tollkeeper::telemetry::traces::span_queue::{SpanQueue, SpanQueueOptions};
+use tollkeeper::telemetry::traces::span_queue::{ExportThread, SpanQueue, SpanQueueOptions};
 use tollkeeper::telemetry::traces::{Sampler, Tracer};
 use tonic::Request;
 
@@ -48,12 +48,13 @@ impl SpanExporter for Nobody {
 
 /// A tracer that keeps this share of what begins here.
 fn tracer(ratio: f64) -> Tracer {
+    let thread = ExportThread { setting: "OTEL", on_start: || {} };
     let queue = SpanQueueOptions { max_spans: 10_000, max_batch_spans: 100, delay: Duration::from_secs(3600) };
     Tracer {
         sampler: Sampler { follows_parent: true, ratio },
         formats: PropagationFormats { tracecontext: true, b3: true, b3_multi: true },
         shows_descriptors: false,
-        span_queue: Arc::new(SpanQueue::start(Nobody, &Resource::builder_empty().build(), queue, ("OTEL", || {}))),
+        span_queue: Arc::new(SpanQueue::start(Nobody, &Resource::builder_empty().build(), queue, thread)),
     }
 }
 

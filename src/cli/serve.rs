@@ -12,7 +12,8 @@ use crate::config::files::watch::WatchTiming;
 use crate::config::source::{FilesConfig, SourceConfig};
 use crate::config::yaml::Documents;
 use crate::report::text::plain;
-use crate::server::{self, ServerError};
+use crate::server;
+use crate::server::error::ServerError;
 use crate::settings::{Settings, reference};
 use crate::telemetry::logs;
 

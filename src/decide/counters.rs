@@ -104,7 +104,7 @@ impl Decider {
     fn recent_keys(&self, rules: &RuleSet, domain: &DomainRules, rule: &CompiledRule) -> Vec<ParsedKey> {
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
-        let keys = self.metrics.recent_keys.of(&limit.stats).into_iter().filter_map(|parts| {
+        let keys = self.metrics.recent_keys.of_limit(&limit.stats).into_iter().filter_map(|parts| {
             let mut parts = parts.into_iter();
             let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
             let found = rules.find(domain, &borrowed(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;

@@ -51,13 +51,13 @@ impl Decider {
         for (place, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
             let descriptor = &request.descriptors[place];
             if selection.domain.is_none() {
-                self.metrics.limits.note_unknown_domain(request.domain);
+                self.metrics.limits.record_unknown_domain(request.domain);
             }
             self.note_keys(context.now, request, place, selection, outcome);
             for (at, selected) in selection.limits.iter().enumerate() {
                 let Some(stats) = self.counted(context, selection, selected, &descriptor.entries) else { continue };
                 if let (Counted::Request(_), Some(rule)) = (&stats, selected.stats) {
-                    rule.note_elsewhere(outcome.rejects(at));
+                    rule.record_under_request_name(outcome.rejects(at));
                 }
                 let near = near_hits(selected, self.behaviour.near_limit_ratio);
                 match outcome {
@@ -100,15 +100,15 @@ impl Decider {
             // The upper half; the lower one chooses the shard of what is refused.
             let hash = u64::try_from(key >> 64).unwrap_or(u64::MAX);
             if at == 0 {
-                stats.keys.note(hash);
+                stats.keys.add(hash);
                 if began_here && level.before == 0 && level.admitted {
                     record_recent_key(&self.metrics.recent_keys, stats, &descriptor.entries);
                 }
             }
             if !level.admitted {
-                stats.refused_keys.note(hash);
-                let id = key ^ u128::from(stats.serial()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top_keys.note(id, (stats, hits), now, || key_text(&selection.path(request, place)));
+                stats.rejected_keys.add(hash);
+                let id = key ^ u128::from(stats.id()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+                self.metrics.top_keys.record(id, stats, hits, now, || key_text(&selection.path(request, place)));
             }
         }
     }
@@ -144,7 +144,7 @@ impl Decider {
 }
 
 fn record_recent_key(recent_keys: &RecentKeys, stats: &LimitStats, entries: &[Entry<'_>]) {
-    recent_keys.note(stats, entries.iter().flat_map(|entry| [entry.key, entry.value]));
+    recent_keys.record(stats, entries.iter().flat_map(|entry| [entry.key, entry.value]));
 }
 
 /// `key=value,key=value`, cut where it is too long; where values share a counter, the pattern stands for them.

@@ -14,13 +14,13 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::health::Health;
 use crate::pb::rate_limit_service_server::SERVICE_NAME;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::service_metrics::ServiceMetrics;
 
 /// gRPC health.
 #[derive(Clone, Debug)]
 pub struct GrpcHealth {
     health: Arc<Health>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServiceMetrics>,
     reporter: HealthReporter,
 }
 
@@ -28,7 +28,7 @@ const NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
 impl GrpcHealth {
     /// Reports `health`; calls are counted in `metrics`.
-    pub async fn new(health: Arc<Health>, metrics: Arc<Metrics>) -> Self {
+    pub async fn new(health: Arc<Health>, metrics: Arc<ServiceMetrics>) -> Self {
         let this = Self { health, metrics, reporter: HealthReporter::new() };
         this.sync().await;
         this
@@ -68,7 +68,7 @@ impl GrpcHealth {
 #[derive(Debug)]
 pub struct Timed {
     service: HealthService,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServiceMetrics>,
 }
 
 #[tonic::async_trait]

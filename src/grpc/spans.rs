@@ -17,10 +17,10 @@ const MOST_TOLD: usize = 16;
 
 /// What is known of a call at once.
 pub(super) fn begin_call(span: &mut Span) {
-    span.note("rpc.system.name", "grpc");
-    span.note("rpc.method", METHOD);
+    span.set("rpc.system.name", "grpc");
+    span.set("rpc.method", METHOD);
     // That is what becomes of it if its caller gives up: then nobody comes to say otherwise.
-    span.note(STATUS_CODE, "CANCELLED");
+    span.set(STATUS_CODE, "CANCELLED");
 }
 
 /// How a call ended.
@@ -51,11 +51,11 @@ pub(super) fn conclude(
     decided: &Result<DelayedResponse, AnswerError>,
     shows_descriptors: bool,
 ) {
-    span.note_text("tollkeeper.domain", request.domain);
-    span.note("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
+    span.set_text("tollkeeper.domain", request.domain);
+    span.set("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
     if shows_descriptors {
         let told = request.descriptors.iter().take(MOST_TOLD).map(descriptor_text);
-        span.note_text("tollkeeper.request", &told.collect::<Vec<_>>().join("; "));
+        span.set_text("tollkeeper.request", &told.collect::<Vec<_>>().join("; "));
     }
     match decided {
         Ok(DelayedResponse { response, delay }) => {
@@ -64,9 +64,9 @@ pub(super) fn conclude(
                 Code::Ok => "OK",
                 Code::Unknown => "UNKNOWN",
             };
-            span.note("tollkeeper.code", code);
+            span.set("tollkeeper.code", code);
             if !delay.is_zero() {
-                span.note("tollkeeper.hold_ms", i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
+                span.set("tollkeeper.hold_ms", i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
             }
         }
         Err(error) => span.fail(code_name(error.code()), error.to_string()),

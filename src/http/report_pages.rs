@@ -1,82 +1,73 @@
-//! `/top` and `/rules`: what the limits refuse, and whether they are the right ones.
+//! `/top` and `/rules`: the keys that limits reject, and findings about the limits.
 //!
-//! JSON, or text where the query says `format=text`. Making one looks at every limit: that is done where metrics are
-//! read, render_off_thread from decisions and one at a time.
+//! Both are JSON, or text with `format=text`. A report reads the statistics of every limit, so it is rendered off
+//! thread like metrics.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use serde::Serialize;
 
-use super::metrics_pages::render_off_thread;
-use super::routes::{AppState, json_page, text};
-use crate::report::{Format, rules, top};
+use super::app_state::AppState;
+use super::off_thread::render_off_thread;
+use super::response::{bad_query, internal_error, json, no_rules, text};
+use crate::report::ReportFormat;
+use crate::report::rules::{RulesQuery, RulesReport};
+use crate::report::top::{TopQuery, TopReport};
 
 /// `/top`
-pub(super) async fn top(
-    State(state): State<AppState>,
-    asked: Result<Query<top::TopQuery>, QueryRejection>,
-) -> Response {
-    let wanted = match asked {
-        Ok(Query(wanted)) => wanted,
-        Err(why) => return bad_query(&why),
+pub(super) async fn top(State(state): State<AppState>, query: Result<Query<TopQuery>, QueryRejection>) -> Response {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(rejection) => return bad_query(&rejection),
     };
-    let (service, format) = (state.collector.service, wanted.format);
+    let (service, format) = (state.collector.service, query.format);
     if service.decider.metrics.is_off() {
-        return nothing_is_counted();
+        return metrics_are_off();
     }
-    let make = move || {
-        let report = top::TopReport::of(&service.decider.metrics.top_keys, service.clock.now(), &wanted);
-        written(format, &report, top::TopReport::text)
+    let render = move || {
+        let report = TopReport::new(&service.decider.metrics.top_keys, service.clock.now(), &query);
+        encode(format, &report, TopReport::text)
     };
-    page(format, render_off_thread(make).await)
+    page(format, render_off_thread(render).await)
 }
 
 /// `/rules`
-pub(super) async fn rules(
-    State(state): State<AppState>,
-    asked: Result<Query<rules::RulesQuery>, QueryRejection>,
-) -> Response {
-    let wanted = match asked {
-        Ok(Query(wanted)) => wanted,
-        Err(why) => return bad_query(&why),
+pub(super) async fn rules(State(state): State<AppState>, query: Result<Query<RulesQuery>, QueryRejection>) -> Response {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(rejection) => return bad_query(&rejection),
     };
-    let (service, format) = (state.collector.service, wanted.format);
+    let (service, format) = (state.collector.service, query.format);
     if service.decider.metrics.is_off() {
-        return nothing_is_counted();
+        return metrics_are_off();
     }
-    let Some(loaded) = service.rules.load_full() else {
-        return text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n");
+    let Some(loaded) = service.rules.load_full() else { return no_rules() };
+    let render = move || {
+        let top_keys = &service.decider.metrics.top_keys;
+        let report = RulesReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
+        encode(format, &report, RulesReport::text)
     };
-    let make = move || {
-        let top = &service.decider.metrics.top_keys;
-        let report = rules::RulesReport::of(&loaded.rules, top, service.clock.now(), &wanted);
-        written(format, &report, rules::RulesReport::text)
-    };
-    page(format, render_off_thread(make).await)
+    page(format, render_off_thread(render).await)
 }
 
-/// No report is better than one of zeros, which would call every rule idle.
-fn nothing_is_counted() -> Response {
-    text(StatusCode::NOT_FOUND, "nothing is counted: unset DISABLE_STATS\n")
+/// Status 404 instead of a report of zeros, which would show every rule as unused.
+fn metrics_are_off() -> Response {
+    text(StatusCode::NOT_FOUND, "metrics are off: unset DISABLE_STATS\n")
 }
 
-pub(super) fn bad_query(why: &QueryRejection) -> Response {
-    text(StatusCode::BAD_REQUEST, format!("{}\n", why.body_text()))
-}
-
-fn written<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> String {
+fn encode<T: Serialize>(format: ReportFormat, report: &T, as_text: impl FnOnce(&T) -> String) -> String {
     match format {
-        Format::Json => serde_json::to_string_pretty(report).unwrap_or_default(),
-        Format::Text => as_text(report),
+        ReportFormat::Json => serde_json::to_string_pretty(report).unwrap_or_default(),
+        ReportFormat::Text => as_text(report),
     }
 }
 
-fn page(format: Format, page: Option<String>) -> Response {
+fn page(format: ReportFormat, page: Option<String>) -> Response {
     match (format, page) {
-        (_, None) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        (Format::Json, Some(page)) => json_page(StatusCode::OK, page),
-        (Format::Text, Some(page)) => text(StatusCode::OK, page),
+        (_, None) => internal_error(),
+        (ReportFormat::Json, Some(page)) => json(StatusCode::OK, page),
+        (ReportFormat::Text, Some(page)) => text(StatusCode::OK, page),
     }
 }

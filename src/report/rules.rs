@@ -1,15 +1,15 @@
-//! Whether the limits are the right ones: what each did, and what stands out.
+//! Report of the decisions of each limit, with findings.
 //!
-//! Four things are found: a limit that nothing ever met, one that never refused, one whose keys are nearly all seen
-//! once, and one that mostly refuses short bursts, which a token bucket would let pass at the same long-term rate. A
-//! finding is advice, never a verdict, and says what it rests on.
+//! Four things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
+//! once, and one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate. A finding
+//! is advice and names the numbers that it is based on.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Format;
+use super::ReportFormat;
 use super::text::{columns, plain};
 use crate::clock::Time;
 use crate::decide::explain::limit_text;
@@ -20,131 +20,134 @@ use crate::telemetry::hyperloglog::STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
 use crate::telemetry::top_keys::{BURST_SECONDS, MINUTES, TopKeys, TopKeysSnapshot};
 
-/// What to tell.
+/// Query of `/rules`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RulesQuery {
-    /// How it is written.
-    pub format: Format,
-    /// How many limits: 1 to 10 000; 100 if it is not said.
+    /// ReportFormat of the report.
+    pub format: ReportFormat,
+    /// Maximum number of limits: 1 to 10 000, default 100.
     pub most: Option<usize>,
-    /// Only limits whose name, `domain.key_value.key`, is this or begins with it and a dot.
+    /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
     pub rule: Option<String>,
-    /// Only limits with this finding.
+    /// Finding that limits must have.
     pub finding: Option<FindingKind>,
 }
 
+const DEFAULT_LIMITS: usize = 100;
 const MAX_LIMITS: usize = 10_000;
+/// Minimum number of decisions for findings about keys.
+const MIN_DECISIONS: u64 = 100;
+/// Minimum share of distinct keys per decision for keys that are seen once, in percent: 90 less twice the estimate's
+/// error.
+const MIN_DISTINCT_PERCENT: u64 = 80;
+/// Minimum number of rejected hits for findings about bursts.
+const MIN_REJECTED_HITS: u64 = 20;
+/// Maximum period for findings about bursts; a limit with a longer period is a budget.
+const MAX_BURST_PERIOD_US: u64 = 3_600_000_000;
 
-/// What limits did.
+/// Decisions and findings by limit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct RulesReport {
-    /// Limits that are query, told of here or not.
+    /// Number of limits that match the query, in the report or not.
     pub limits: usize,
-    /// The relative standard error of the counts of distinct keys.
+    /// Relative standard error of the numbers of distinct keys.
     pub distinct_standard_error: f64,
-    /// Over how many minutes bursts are looked for.
+    /// Number of minutes in which bursts are counted.
     pub burst_minutes: u64,
-    /// Those that refused most first, then those that were met most.
+    /// Limits, ordered by rejected and then by matched decisions.
     pub rules: Vec<LimitReport>,
 }
 
-/// What one limit did since it was loaded.
+/// Decisions and findings of one limit, since it was loaded.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct LimitReport {
-    /// Its name: `domain.key_value.key`.
+    /// Name: `domain.key_value.key`.
     pub rule: String,
-    /// `file:line:column`.
+    /// Position in the rule files: `file:line:column`.
     pub origin: String,
-    /// The limit in words.
+    /// Description of the limit.
     pub limit: String,
-    /// It refuses nothing: what is told as refused would have been.
-    pub trial: bool,
-    /// For how long it has been counted, in seconds.
+    /// True in shadow mode: rejections were only counted.
+    pub shadow_mode: bool,
+    /// Time since counting began, in seconds.
     pub age_s: u64,
-    /// Decisions in which it was met.
+    /// Number of decisions.
     pub matched: u64,
-    /// Decisions in which it refused.
-    pub refused: u64,
-    /// Hits that passed when the limit was nearly used up.
-    pub near_hits: u64,
-    /// About how many different keys met it.
+    /// Number of decisions that rejected.
+    pub rejected: u64,
+    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
+    pub near_limit_hits: u64,
+    /// Estimated number of distinct keys.
     pub distinct_keys: u64,
-    /// About how many different keys it refused.
-    pub distinct_refused_keys: u64,
-    /// The share of what it refused in the last minutes that came in short bursts, 0 to 1; nothing if it refused none.
+    /// Estimated number of distinct keys that were rejected.
+    pub distinct_rejected_keys: u64,
+    /// Share of the recently rejected hits that came in bursts, 0 to 1; null if none were rejected.
     pub burst_share: Option<f64>,
-    /// What stands out.
+    /// Findings.
     pub findings: Vec<Finding>,
 }
 
-/// Something that stands out.
+/// A finding about a limit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Finding {
-    /// What it is.
+    /// Kind of the finding.
     pub kind: FindingKind,
-    /// What it rests on, and what to do.
+    /// Numbers that the finding is based on, and a remedy.
     pub advice: String,
 }
 
-/// What can stand out.
+/// Kind of a finding.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
-    /// No request has met it.
+    /// No request matched the limit.
     NeverMatched,
-    /// It has refused nothing.
+    /// The limit rejected nothing.
     NeverRefused,
-    /// Nearly every request brings a key of its own.
+    /// Nearly every request has another key.
     KeysSeenOnce,
-    /// What it refuses are mostly short bursts.
+    /// Most rejected hits came in short bursts.
     TokenBucket,
 }
 
-/// What a limit refused in the last minutes.
+/// Rejected hits of a limit in the last minutes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bursts {
-    refused: u64,
+struct BurstStats {
+    rejected: u64,
     in_bursts: u64,
     largest: u64,
 }
 
 impl RulesReport {
-    /// What the limits of `rules` did until `now`; `top` is what they refused.
-    pub fn of(rules: &RuleSet, top: &TopKeys, now: Time, query: &RulesQuery) -> Self {
-        let bursts = bursts(&top.snapshot(now, MINUTES, |name| query.matches(name)));
-        let each = rules.rules().flat_map(|rule| rule.limits.iter().map(move |limit| (rule, limit)));
-        let mut told: Vec<LimitReport> = each
+    /// Computes the report for the limits of `rules`.
+    pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
+        let bursts = burst_stats(&top_keys.snapshot(now, MINUTES, |name| query.matches(name)));
+        let limits = rules.rules().flat_map(|rule| rule.limits.iter().map(move |limit| (rule, limit)));
+        let mut reports: Vec<LimitReport> = limits
             .filter(|(_, limit)| query.matches(limit.stats.name()))
             .map(|(rule, limit)| {
                 let bursts = bursts.get(limit.stats.shared_name()).copied();
-                LimitReport::of(rule, limit, bursts.unwrap_or_default())
+                LimitReport::new(rule, limit, bursts.unwrap_or_default())
             })
-            .filter(|told| query.finding.is_none_or(|kind| told.findings.iter().any(|found| found.kind == kind)))
+            .filter(|limit| query.finding.is_none_or(|kind| limit.findings.iter().any(|found| found.kind == kind)))
             .collect();
-        told.sort_by(|a, b| (b.refused, b.matched, &a.rule).cmp(&(a.refused, a.matched, &b.rule)));
-        let limits = told.len();
-        told.truncate(query.most.unwrap_or(100).clamp(1, MAX_LIMITS));
-        Self { limits, distinct_standard_error: STANDARD_ERROR, burst_minutes: MINUTES, rules: told }
+        reports.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
+        let limits = reports.len();
+        reports.truncate(query.most.unwrap_or(DEFAULT_LIMITS).clamp(1, MAX_LIMITS));
+        Self { limits, distinct_standard_error: STANDARD_ERROR, burst_minutes: MINUTES, rules: reports }
     }
 
-    /// As text.
+    /// Formats the report as text.
     pub fn text(&self) -> String {
         if self.rules.is_empty() {
-            return "there is no such limit\n".to_owned();
+            return "no limit matches\n".to_owned();
         }
-        let row = |told: &LimitReport| {
-            let share = told.burst_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0));
-            let numbers = [told.matched, told.refused, told.near_hits, told.distinct_keys, told.distinct_refused_keys];
-            let [matched, refused, near, keys, refused_keys] = numbers.map(|number| number.to_string());
-            let trial = if told.trial { " (trial)" } else { "" };
-            [matched, refused, near, keys, refused_keys, share, format!("{}{trial}", plain(&told.rule))]
-        };
-        let headings = ["MATCHED", "REFUSED", "NEAR", "KEYS", "REFUSED KEYS", "BURSTS", "RULE"];
-        let mut page = columns(headings, self.rules.iter().map(row));
-        for told in self.rules.iter().filter(|told| !told.findings.is_empty()) {
-            page += &format!("\n{} ({}), {}\n", plain(&told.rule), plain(&told.limit), plain(&told.origin));
-            for finding in &told.findings {
+        let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
+        let mut page = columns(headings, self.rules.iter().map(LimitReport::row));
+        for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
+            page += &format!("\n{} ({}), {}\n", plain(&limit.rule), plain(&limit.limit), plain(&limit.origin));
+            for finding in &limit.findings {
                 page += &format!("  {}\n", plain(&finding.advice));
             }
         }
@@ -157,96 +160,107 @@ impl RulesReport {
 
 impl RulesQuery {
     fn matches(&self, name: &LimitName) -> bool {
-        self.rule.as_ref().is_none_or(|rule| name.is_or_is_below(rule))
+        self.rule.as_ref().is_none_or(|rule| name.starts_with(rule))
     }
 }
 
 impl LimitReport {
-    fn of(rule: &CompiledRule, limit: &CompiledLimit, bursts: Bursts) -> Self {
+    fn new(rule: &CompiledRule, limit: &CompiledLimit, bursts: BurstStats) -> Self {
         let stats = &limit.stats;
-        // A rule's keys are counted with its first limit.
-        let of_rule = rule.limits.first().map_or(stats, |first| &first.stats);
-        let (matched, refused) = stats.all_decisions();
-        let mut told = Self {
+        // Keys of a rule are counted with its first limit.
+        let first = rule.limits.first().map_or(stats, |first| &first.stats);
+        let decisions = stats.all_decisions();
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+        let burst_share = (bursts.rejected > 0).then(|| bursts.in_bursts as f64 / bursts.rejected as f64);
+        let mut report = Self {
             rule: stats.name().key().to_owned(),
             origin: rule.rule.location.to_string(),
             limit: limit_text(&limit.limit),
-            trial: limit.shadow,
+            shadow_mode: limit.shadow,
             age_s: stats.age().as_secs(),
-            matched,
-            refused,
-            near_hits: stats.get(LimitStat::NearLimit),
-            distinct_keys: of_rule.keys.estimate(),
-            distinct_refused_keys: stats.refused_keys.estimate(),
-            burst_share: None,
+            matched: decisions.total,
+            rejected: decisions.rejected,
+            near_limit_hits: stats.get(LimitStat::NearLimit),
+            distinct_keys: first.keys.estimate(),
+            distinct_rejected_keys: stats.rejected_keys.estimate(),
+            burst_share,
             findings: Vec::new(),
         };
-        #[expect(clippy::cast_precision_loss, reason = "it is a share")]
-        if bursts.refused > 0 {
-            told.burst_share = Some(bursts.in_bursts as f64 / bursts.refused as f64);
-        }
-        told.findings = told.findings(&limit.limit, bursts);
-        told
+        report.findings = report.findings(&limit.limit, bursts);
+        report
     }
 
-    fn findings(&self, limit: &Limit, bursts: Bursts) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        let mut find = |kind, advice| findings.push(Finding { kind, advice });
+    /// Cells of the text form.
+    fn row(&self) -> [String; 7] {
+        let share = self.burst_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0));
+        let numbers =
+            [self.matched, self.rejected, self.near_limit_hits, self.distinct_keys, self.distinct_rejected_keys];
+        let [matched, rejected, near, keys, rejected_keys] = numbers.map(|number| number.to_string());
+        let shadow = if self.shadow_mode { " (shadow mode)" } else { "" };
+        [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", plain(&self.rule))]
+    }
+
+    fn findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<Finding> {
         if self.matched == 0 {
             let advice = format!(
-                "no request has met it for {} s: `tollkeeper explain` tells which rule a request meets, and why not this",
+                "no request matched for {} s: `tollkeeper explain` shows which rule a request matches, and why",
                 self.age_s
             );
-            find(FindingKind::NeverMatched, advice);
-            return findings;
+            return vec![Finding { kind: FindingKind::NeverMatched, advice }];
         }
-        if self.refused == 0 {
-            let near = match self.near_hits {
-                0 => "and never came near its limit".to_owned(),
-                hits => format!("and came near its limit with {hits} hits"),
-            };
-            let advice = format!("it has refused nothing in {} decisions {near}: perhaps it is too wide", self.matched);
-            find(FindingKind::NeverRefused, advice);
-        }
-        // Nine of ten, less twice the error of the estimate.
-        if self.matched >= MIN_DECISIONS && self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(80) {
-            let advice = format!(
-                "about {} different keys in {} decisions: nearly every request brings a key of its own, so the limit \
-                 holds nobody; is there a request's id or a time in its key?",
+        let found = [
+            (FindingKind::NeverRefused, self.never_rejected()),
+            (FindingKind::KeysSeenOnce, self.keys_seen_once()),
+            (FindingKind::TokenBucket, bursty(limit, bursts)),
+        ];
+        found.into_iter().filter_map(|(kind, advice)| Some(Finding { kind, advice: advice? })).collect()
+    }
+
+    fn never_rejected(&self) -> Option<String> {
+        let near = match self.near_limit_hits {
+            0 => "no hit came near the limit".to_owned(),
+            hits => format!("{hits} hits came near the limit"),
+        };
+        (self.rejected == 0).then(|| {
+            format!("nothing was rejected in {} decisions, and {near}: the limit may be too high", self.matched)
+        })
+    }
+
+    fn keys_seen_once(&self) -> Option<String> {
+        let is_mostly_distinct =
+            self.distinct_keys.saturating_mul(100) >= self.matched.saturating_mul(MIN_DISTINCT_PERCENT);
+        (self.matched >= MIN_DECISIONS && is_mostly_distinct).then(|| {
+            format!(
+                "about {} distinct keys in {} decisions: nearly every request has its own key, so the limit rejects \
+                 no one; check whether the key contains a request id or a time",
                 self.distinct_keys, self.matched
-            );
-            find(FindingKind::KeysSeenOnce, advice);
-        }
-        let smooths = limit.algorithm().properties().capacity != Capacity::RequestsPerUnit;
-        let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
-        if !smooths && is_short && bursts.refused >= MIN_REJECTED_HITS && bursts.in_bursts * 2 >= bursts.refused {
-            let bucket = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);
-            let advice = format!(
-                "{} of {} hits refused in {MINUTES} minutes came in bursts of {BURST_SECONDS} s at most: `algorithm: \
-                 token_bucket` with `bucket_size: {bucket}` would let a burst like the largest of them pass, at the \
-                 same long-term rate",
-                bursts.in_bursts, bursts.refused
-            );
-            find(FindingKind::TokenBucket, advice);
-        }
-        findings
+            )
+        })
     }
 }
 
-/// Fewer decisions tell nothing about keys.
-const MIN_DECISIONS: u64 = 100;
-/// Fewer refusals tell nothing about bursts.
-const MIN_REJECTED_HITS: u64 = 20;
-/// A quota of a longer period is a budget, and not a matter of bursts.
-const MAX_BURST_PERIOD_US: u64 = 3_600_000_000;
+fn bursty(limit: &Limit, bursts: BurstStats) -> Option<String> {
+    let has_bucket = limit.algorithm().properties().capacity != Capacity::RequestsPerUnit;
+    let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
+    let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS && bursts.in_bursts * 2 >= bursts.rejected;
+    (!has_bucket && is_short && is_mostly_bursts).then(|| {
+        let bucket_size = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);
+        format!(
+            "{} of {} hits rejected in {MINUTES} minutes came in bursts of at most {BURST_SECONDS} s: `algorithm: \
+             token_bucket` with `bucket_size: {bucket_size}` would admit a burst as large as the largest of them, at \
+             the same long-term rate",
+            bursts.in_bursts, bursts.rejected
+        )
+    })
+}
 
-fn bursts(found: &TopKeysSnapshot) -> HashMap<Arc<LimitName>, Bursts> {
-    let mut by_limit: HashMap<Arc<LimitName>, Bursts> = HashMap::new();
-    for refused in &found.keys {
-        let bursts = by_limit.entry(Arc::clone(&refused.limit)).or_default();
-        bursts.refused += refused.at_least;
-        bursts.in_bursts += refused.in_bursts;
-        bursts.largest = bursts.largest.max(refused.largest_burst);
+fn burst_stats(snapshot: &TopKeysSnapshot) -> HashMap<Arc<LimitName>, BurstStats> {
+    let mut by_limit: HashMap<Arc<LimitName>, BurstStats> = HashMap::new();
+    for key in &snapshot.keys {
+        let bursts = by_limit.entry(Arc::clone(&key.limit)).or_default();
+        bursts.rejected += key.at_least;
+        bursts.in_bursts += key.in_bursts;
+        bursts.largest = bursts.largest.max(key.largest_burst);
     }
     by_limit
 }

@@ -1,12 +1,11 @@
-//! Reports as text: columns that line up, and nothing that a stranger sent with power over a terminal.
+//! Text form of reports: aligned columns, without control characters from clients.
 
-/// `text` on one line, and without characters that steer a terminal or turn the direction of writing: those are written
-/// as escapes.
+/// Escapes control characters and marks that change the text direction, so that `text` is safe on a terminal.
 pub fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for character in text.chars() {
-        let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if character.is_control() || turns {
+        let is_mark = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if character.is_control() || is_mark {
             plain.extend(character.escape_default());
         } else {
             plain.push(character);
@@ -15,8 +14,8 @@ pub fn plain(text: &str) -> String {
     plain
 }
 
-/// Rows under headings. A column is as wide as its widest cell; numbers stand to the right, the last column is as it
-/// is.
+/// Formats a table with headings. Columns are as wide as their widest cell, numbers are aligned right, and the last
+/// column is not padded.
 pub(super) fn columns<const N: usize>(headings: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
     let rows: Vec<[String; N]> = std::iter::once(headings.map(str::to_owned)).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

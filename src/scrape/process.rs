@@ -1,39 +1,50 @@
-//! What the system knows of this process, under the names that all exporters use.
+//! Metrics of the process, under the names that all exporters use.
 
 use std::time::Duration;
 
 use procfs::WithCurrentSystemInfo as _;
-use procfs::process::Process;
+use procfs::process::{LimitValue, Process};
 
-use super::{gauge, level_of};
+use crate::health::Health;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
-/// Reads it; what can not be read is left out.
-pub(super) fn read(each: &mut dyn FnMut(Family)) {
+/// Emits the version and the readiness.
+pub(super) fn collect_build(health: &Health, emit: &mut dyn FnMut(Family)) {
+    let version = Series::new(MetricValue::Gauge(1.0)).label("version", env!("CARGO_PKG_VERSION"));
+    emit(Family::new("tollkeeper_build_info", MetricKind::Gauge, "Version of tollkeeper; always 1.").with(version));
+    emit(Family::gauge("tollkeeper_ready", "1 if the process is ready, as /readyz says.", u8::from(health.is_ready())));
+}
+
+/// Emits what `/proc` has about the process; values that cannot be read are left out.
+pub(super) fn collect(emit: &mut dyn FnMut(Family)) {
     let Ok(process) = Process::myself() else { return };
     if let Ok(stat) = process.stat() {
-        let ticks = procfs::ticks_per_second().max(1);
-        let seconds = |of: u64| Duration::from_millis(of.saturating_mul(1000) / ticks).as_secs_f64();
-        let number =
-            |name, kind, help, value| Family::new(name, kind, help).with(Series::of(MetricValue::Gauge(value)));
-        let cpu = seconds(stat.utime.saturating_add(stat.stime));
-        each(number("process_cpu_seconds_total", MetricKind::Counter, "Processor time used, in seconds.", cpu));
-        let resident = stat.rss_bytes().get();
-        each(gauge("process_resident_memory_bytes", "Memory in use, in bytes.", resident));
-        each(gauge("process_virtual_memory_bytes", "Memory mapped, in bytes.", stat.vsize));
-        each(gauge("process_threads", "Threads.", stat.num_threads));
+        let ticks_per_second = procfs::ticks_per_second().max(1);
+        let cpu_ticks = stat.utime.saturating_add(stat.stime);
+        let cpu = Duration::from_millis(cpu_ticks.saturating_mul(1000) / ticks_per_second).as_secs_f64();
+        emit(
+            Family::new(
+                "process_cpu_seconds_total",
+                MetricKind::Counter,
+                "Total user and system CPU time spent in seconds.",
+            )
+            .with(Series::new(MetricValue::Gauge(cpu))),
+        );
+        emit(Family::gauge("process_resident_memory_bytes", "Resident memory size in bytes.", stat.rss_bytes().get()));
+        emit(Family::gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", stat.vsize));
+        emit(Family::gauge("process_threads", "Number of threads.", stat.num_threads));
         if let Ok(boot) = procfs::boot_time_secs() {
-            let start = level_of(boot.saturating_add(stat.starttime / ticks));
-            let help = "When the process began, in seconds since 1970.";
-            each(Family::new("process_start_time_seconds", MetricKind::Gauge, help).with(Series::of(start)));
+            let start = boot.saturating_add(stat.starttime / ticks_per_second);
+            let help = "Start time of the process, in seconds since the Unix epoch.";
+            emit(Family::gauge("process_start_time_seconds", help, start));
         }
     }
     if let Ok(count) = process.fd_count() {
-        each(gauge("process_open_fds", "Open files and connections.", count));
+        emit(Family::gauge("process_open_fds", "Number of open file descriptors.", count));
     }
     if let Ok(limits) = process.limits()
-        && let procfs::process::LimitValue::Value(most) = limits.max_open_files.soft_limit
+        && let LimitValue::Value(max) = limits.max_open_files.soft_limit
     {
-        each(gauge("process_max_fds", "How many there may be.", most));
+        emit(Family::gauge("process_max_fds", "Maximum number of open file descriptors.", max));
     }
 }

@@ -1,129 +1,135 @@
-//! How the counters are, and those who keep them.
+//! Metrics of the store.
 
-use super::{MetricsCollector, counter, gauge, level_of};
+use crate::decide::Decider;
+use crate::health::Health;
 use crate::limit::StorePolicy;
 use crate::redis::stats::DeploymentStats;
 use crate::store::memory::usage::MemoryUsage;
 use crate::store::stats::RedisStats;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
-impl MetricsCollector {
-    /// The store.
-    pub(super) fn store(&self, each: &mut dyn FnMut(Family)) {
-        let decider = &self.service.decider;
-        let stats = decider.store.stats();
-        each(
-            Family::new("tollkeeper_store_info", MetricKind::Gauge, "Where counters live; always 1.")
-                .with(Series::of(MetricValue::Gauge(1.0)).label("store", stats.store)),
-        );
-        let mut errors = Family::new(
-            "tollkeeper_store_errors_total",
-            MetricKind::Counter,
-            "Charges that the store failed, by what went wrong, whoever answered them.",
-        );
-        errors.series.extend(
-            decider.failed_charges().map(|(kind, count)| Series::of(MetricValue::Counter(count)).label("kind", kind)),
-        );
-        each(errors);
-        let mut policies = Family::new(
-            "tollkeeper_policy_verdicts_total",
-            MetricKind::Counter,
-            "Charges that the store failed, by the policy that answered.",
-        );
-        policies.series.extend(
-            StorePolicy::ALL.into_iter().map(|policy| {
-                Series::of(MetricValue::Counter(decider.decided_by(policy))).label("policy", policy.name())
-            }),
-        );
-        each(policies);
-        let (lost, misconfigured) = self.health.store();
-        each(gauge("tollkeeper_store_lost", "Whether no server of a deployment takes charges.", u8::from(lost)));
-        let help = "Whether the store is set up in a way that somebody has to mend.";
-        each(gauge("tollkeeper_store_misconfigured", help, u8::from(misconfigured)));
-        in_memory(each, stats.memory);
-        if let Some(redis) = stats.redis {
-            in_redis(each, redis);
-        }
+/// Emits the metrics of the store.
+pub(super) fn collect(decider: &Decider, health: &Health, emit: &mut dyn FnMut(Family)) {
+    let stats = decider.store.stats();
+    emit(
+        Family::new("tollkeeper_store_info", MetricKind::Gauge, "Store of the counters; always 1.")
+            .with(Series::new(MetricValue::Gauge(1.0)).label("store", stats.store)),
+    );
+    let mut errors = Family::new(
+        "tollkeeper_store_errors_total",
+        MetricKind::Counter,
+        "Total number of charges that failed in the store, by kind of failure.",
+    );
+    let failed = decider.failed_charges();
+    errors.series.extend(failed.map(|(kind, count)| Series::new(MetricValue::Counter(count)).label("kind", kind)));
+    emit(errors);
+    let mut policies = Family::new(
+        "tollkeeper_policy_verdicts_total",
+        MetricKind::Counter,
+        "Total number of charges that failed in the store, by the failure policy that decided.",
+    );
+    policies.series.extend(
+        StorePolicy::ALL
+            .into_iter()
+            .map(|policy| Series::new(MetricValue::Counter(decider.decided_by(policy))).label("policy", policy.name())),
+    );
+    emit(policies);
+    let help = "1 if no server of a deployment accepts charges.";
+    emit(Family::gauge("tollkeeper_store_lost", help, u8::from(health.is_store_lost())));
+    let help = "1 if the store is misconfigured.";
+    emit(Family::gauge("tollkeeper_store_misconfigured", help, u8::from(health.is_store_misconfigured())));
+    memory_usage(stats.memory, emit);
+    if let Some(redis) = stats.redis {
+        redis_metrics(redis, emit);
     }
 }
 
-/// Counters in this process: all there are, or those that stand in.
-fn in_memory(each: &mut dyn FnMut(Family), usage: MemoryUsage) {
-    each(gauge("tollkeeper_keys", "Counters in this process.", usage.counters));
-    each(gauge("tollkeeper_memory_bytes", "What they take, in bytes.", usage.bytes));
-    each(gauge("tollkeeper_memory_capacity_bytes", "What they may take, in bytes.", usage.capacity_bytes));
-    each(counter("tollkeeper_keys_evicted_total", "Counters that gave way to others.", usage.evicted));
+/// Counters in this process: those of the memory store, or of the fallback.
+fn memory_usage(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
+    emit(Family::gauge("tollkeeper_keys", "Number of counters in this process.", usage.counters));
+    emit(Family::gauge("tollkeeper_memory_bytes", "Memory used by in-process counters, in bytes.", usage.bytes));
+    let help = "Maximum memory of in-process counters, in bytes.";
+    emit(Family::gauge("tollkeeper_memory_capacity_bytes", help, usage.capacity_bytes));
+    let help = "Total number of in-process counters evicted for lack of memory.";
+    emit(Family::counter("tollkeeper_keys_evicted_total", help, usage.evicted));
 }
 
-fn in_redis(each: &mut dyn FnMut(Family), redis: RedisStats) {
-    each(
+fn redis_metrics(redis: RedisStats, emit: &mut dyn FnMut(Family)) {
+    emit(
         Family::new(
             "tollkeeper_store_duration_seconds",
             MetricKind::Histogram,
-            "How long the charges of a request waited for Redis; those answered here are not in it.",
+            "Duration of charges that needed a Redis round trip, per request, in seconds.",
         )
-        .with(Series::of(MetricValue::Histogram(Box::new(redis.latency.clone())))),
+        .with(Series::new(MetricValue::Histogram(Box::new(redis.latency.clone())))),
     );
-    each(counter("tollkeeper_draws_total", "Charges that were asked for.", redis.charges));
-    each(counter("tollkeeper_store_calls_total", "Calls of Redis that they took.", redis.calls));
-    let help = "Charges that nobody waited for to the end; they may have been charged.";
-    each(counter("tollkeeper_draws_abandoned_total", help, redis.abandoned));
-    let help = "Charges that were refused here by what Redis had just said.";
-    each(counter("tollkeeper_known_over_hits_total", help, redis.refused_locally));
-    eventual(each, &redis);
+    emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", redis.charges));
+    emit(Family::counter("tollkeeper_store_calls_total", "Total number of calls to Redis.", redis.calls));
+    let help = "Total number of charges whose caller stopped waiting; they may have been charged.";
+    emit(Family::counter("tollkeeper_draws_abandoned_total", help, redis.abandoned));
+    let help = "Total number of charges rejected by the over-limit cache, without a call to Redis.";
+    emit(Family::counter("tollkeeper_known_over_hits_total", help, redis.refused_locally));
+    eventual(&redis, emit);
     let RedisStats { main, per_second, .. } = redis;
-    let mut breakers =
-        Family::new("tollkeeper_breaker_open", MetricKind::Gauge, "Whether nothing is sent to a server that failed.");
+    let mut breakers = Family::new(
+        "tollkeeper_breaker_open",
+        MetricKind::Gauge,
+        "1 if the circuit breaker of a Redis server is open.",
+    );
     let nodes = main.nodes.iter().chain(per_second.iter().flat_map(|deployment| &deployment.nodes));
     let mut nodes: Vec<&(String, bool)> = nodes.collect();
     nodes.sort_unstable();
     nodes.dedup_by(|a, b| a.0 == b.0);
-    breakers.series.extend(
-        nodes.into_iter().map(|(node, open)| Series::of(level_of(u8::from(*open))).label("node", node.clone())),
-    );
-    each(breakers);
-    pool(each, "redis_pool", &main);
-    if let Some(condition) = &per_second {
-        pool(each, "redis_per_second_pool", condition);
+    let series = |(node, is_open): &(String, bool)| {
+        Series::new(MetricValue::level(u8::from(*is_open))).label("node", node.clone())
+    };
+    breakers.series.extend(nodes.into_iter().map(series));
+    emit(breakers);
+    pool("redis_pool", &main, emit);
+    if let Some(per_second) = &per_second {
+        pool("redis_per_second_pool", per_second, emit);
     }
 }
 
-/// Eventual rules.
-fn eventual(each: &mut dyn FnMut(Family), redis: &RedisStats) {
+/// Shares and leases of eventual rules.
+fn eventual(redis: &RedisStats, emit: &mut dyn FnMut(Family)) {
     let usage = redis.eventual;
-    let from = |from: &'static str, count| Series::of(MetricValue::Counter(count)).label("from", from);
-    each(
+    let series = |from: &'static str, count| Series::new(MetricValue::Counter(count)).label("from", from);
+    emit(
         Family::new(
             "tollkeeper_eventual_hits_total",
             MetricKind::Counter,
-            "Hits of eventual rules that were admitted here, by what allowed it.",
+            "Total number of hits that eventual rules admitted in this process, by source.",
         )
-        .with(from("share", usage.shared))
-        .with(from("lease", usage.leased)),
+        .with(series("share", usage.shared))
+        .with(series("lease", usage.leased)),
     );
-    each(counter("tollkeeper_leased_hits_total", "Hits that were charged ahead.", usage.lent));
-    each(counter("tollkeeper_lease_hits_left_total", "Hits that were left of leases when they ended.", usage.returned));
+    emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.lent));
+    let help = "Total number of leased hits that were unused when their lease ended.";
+    emit(Family::counter("tollkeeper_lease_hits_left_total", help, usage.returned));
     if let Some(live) = redis.live_replicas {
-        each(gauge("tollkeeper_live_replicas", "Processes that share this Redis, as last counted.", live));
+        let help = "Number of processes that share this Redis, as last counted.";
+        emit(Family::gauge("tollkeeper_live_replicas", help, live));
     }
     if let Some(slot) = redis.slot {
-        each(gauge("tollkeeper_slot", "The slot whose share of eventual limits this process may use.", slot));
+        let help = "Slot whose share of eventual limits this process may use.";
+        emit(Family::gauge("tollkeeper_slot", help, slot));
     }
 }
 
-/// Connections, under the names that envoyproxy/ratelimit has for them.
-fn pool(each: &mut dyn FnMut(Family), of: &'static str, deployment: &DeploymentStats) {
-    let stats = |what: &str| format!("ratelimit.{of}.{what}");
-    let name = |what: &str| format!("ratelimit_{of}_{what}");
+/// Connections of a deployment, under the names of envoyproxy/ratelimit.
+fn pool(prefix: &'static str, deployment: &DeploymentStats, emit: &mut dyn FnMut(Family)) {
+    let statsd_name = |metric: &str| format!("ratelimit.{prefix}.{metric}");
+    let name = |metric: &str| format!("ratelimit_{prefix}_{metric}");
     let closed = deployment.opened.saturating_sub(deployment.connections as u64);
-    let counted = |what, help, count| {
-        Family::new(name(what), MetricKind::Counter, help)
-            .with(Series::of(MetricValue::Counter(count)).stats(stats(what)))
+    let counter = |metric, help, count| {
+        Family::new(name(metric), MetricKind::Counter, help)
+            .with(Series::new(MetricValue::Counter(count)).statsd_name(statsd_name(metric)))
     };
-    each(
-        Family::new(name("cx_active"), MetricKind::Gauge, "Connections to Redis in use.")
-            .with(Series::of(level_of(deployment.connections)).stats(stats("cx_active"))),
+    emit(
+        Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to Redis.")
+            .with(Series::new(MetricValue::level(deployment.connections)).statsd_name(statsd_name("cx_active"))),
     );
-    each(counted("cx_total", "Connections to Redis that were opened.", deployment.opened));
-    each(counted("cx_local_close", "Connections to Redis that ended.", closed));
+    emit(counter("cx_total", "Total number of connections to Redis that were opened.", deployment.opened));
+    emit(counter("cx_local_close", "Total number of connections to Redis that were closed.", closed));
 }

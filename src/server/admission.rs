@@ -1,9 +1,9 @@
-//! The admission of a listener: who is let in, and how many at once.
+//! Limits on connections and requests, per listener and per client address.
 //!
-//! A connection too many is closed as soon as it is accepted, a request too many is answered before it is read; nothing
-//! ever waits for its request_permit. An address has a share of both, so that one client does not keep the rest out. Probes are
-//! answered however full it is, since a process that is restarted for being busy helps nobody, and what is for
-//! operators has no bound but that on connections.
+//! A connection above the limit is closed right after it is accepted, a request above the limit is answered before its
+//! body is read; neither ever waits. Limits per address keep one client from using up the rest. Health probes are
+//! always answered, because restarting a busy process makes the overload worse. Listeners for operators limit
+//! connections only.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,21 +19,21 @@ use crate::settings::client_limits::ClientLimits;
 use crate::telemetry::listener_stats::{ListenerStats, ServerStats};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// What a listener is for.
+/// The listener that a connection came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// The rate limit service.
+pub(super) enum ListenerKind {
+    /// Rate limit service over gRPC.
     Grpc,
     /// `/json` and the health pages.
     Http,
-    /// What shows the inside.
+    /// Debug pages for operators.
     Debug,
-    /// Prometheus.
+    /// Metrics for Prometheus.
     Prometheus,
 }
 
-impl Purpose {
-    /// Its name in metrics and logs.
+impl ListenerKind {
+    /// Name in metrics and logs.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Grpc => "grpc",
@@ -43,142 +43,140 @@ impl Purpose {
         }
     }
 
-    /// Whether anybody may come, rather than operators.
+    /// True for listeners that clients use, false for those of operators.
     pub(super) const fn is_public(self) -> bool {
         matches!(self, Self::Grpc | Self::Http)
     }
 }
 
-/// What all server_stats share.
+/// Limits and counters that all listeners share.
 #[derive(Debug)]
 pub(super) struct AdmissionLimits {
     bounds: ClientLimits,
-    /// Connections that each admission may have open.
-    most_connections: usize,
-    server_stats: Arc<ServerStats>,
+    /// Maximum number of open connections per listener.
+    max_connections: usize,
+    stats: Arc<ServerStats>,
+    /// Requests in flight on all public listeners.
     requests: CachePadded<AtomicUsize>,
 }
 
-/// A number that many threads change, on a line of memory of its own.
+/// A value on a cache line of its own, so that threads that change its neighbours do not slow it down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
-/// The admission of a listener.
+/// Admission of one listener.
 #[derive(Debug)]
 pub(super) struct ListenerAdmission {
-    purpose: Purpose,
+    kind: ListenerKind,
     limits: Arc<AdmissionLimits>,
-    shares: Mutex<HashMap<IpAddr, Share>>,
+    usage: Mutex<HashMap<IpAddr, AddressUsage>>,
 }
 
-/// What one address has.
+/// Connections and requests of one client address.
 #[derive(Debug)]
-struct Share {
+struct AddressUsage {
     connections: usize,
     requests: Arc<CachePadded<AtomicUsize>>,
 }
 
-/// Who is at the other end of a connection. It counts until the last request of it is answered.
+/// An admitted connection. It counts until the connection and its last request have ended.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
-    admission: Arc<ListenerAdmission>,
-    /// Where it is; `None`: on this machine, by a unix socket.
+    listener: Arc<ListenerAdmission>,
+    /// Address of the client; `None` for a Unix socket.
     pub(super) peer: Option<SocketAddr>,
-    /// InFlightRequests from its address.
-    requests: Arc<CachePadded<AtomicUsize>>,
-    /// Whether it has sent a request since this was last looked at.
-    has_asked: AtomicBool,
+    /// Requests in flight from the client's address.
+    address_requests: Arc<CachePadded<AtomicUsize>>,
+    /// Set by each request, cleared by [`ConnectionPermit::take_active`].
+    is_active: AtomicBool,
 }
 
-/// A request that is being read or answered.
+/// An admitted request. Dropping it frees its place.
 #[derive(Debug)]
 pub(super) struct RequestPermit(Arc<ConnectionPermit>);
 
-/// Refusals are told this often.
-const TOLD: Duration = Duration::from_secs(60);
+/// Interval between log lines about rejections.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 impl AdmissionLimits {
-    /// Asks the system for as many open files as it gives.
-    pub(super) fn new(bounds: ClientLimits, server_stats: Arc<ServerStats>) -> Self {
+    /// Raises the limit of open files to its maximum and derives the connection limit from it.
+    pub(super) fn new(bounds: ClientLimits, stats: Arc<ServerStats>) -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-        // What is not given is not needed: the bound below follows what there is.
+        // If raising RLIMIT_NOFILE fails, derive the connection limit from the current value.
         let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
-        let files = if raised { maximum } else { current };
-        let share = files.map_or(usize::MAX, |files| usize::try_from(files / 3).unwrap_or(usize::MAX));
-        let most_connections = bounds.connections.unwrap_or(share).min(share);
-        tracing::info!(most_connections, open_files = files, "connections that each listener may have");
-        Self { bounds, most_connections, server_stats, requests: CachePadded::default() }
+        let open_files = if raised { maximum } else { current };
+        let third = open_files.map_or(usize::MAX, |files| usize::try_from(files / 3).unwrap_or(usize::MAX));
+        let max_connections = bounds.connections.unwrap_or(third).min(third);
+        tracing::info!(max_connections, open_files, "connection limit of each listener");
+        Self { bounds, max_connections, stats, requests: CachePadded::default() }
     }
 
-    /// The admission of a listener.
-    pub(super) fn admission(self: &Arc<Self>, purpose: Purpose) -> Arc<ListenerAdmission> {
-        Arc::new(ListenerAdmission { purpose, limits: Arc::clone(self), shares: Mutex::default() })
+    /// Admission of one listener under these limits.
+    pub(super) fn listener(self: &Arc<Self>, kind: ListenerKind) -> Arc<ListenerAdmission> {
+        Arc::new(ListenerAdmission { kind, limits: Arc::clone(self), usage: Mutex::default() })
     }
 }
 
 impl ListenerAdmission {
-    /// What is counted at it.
+    /// Counters of this listener.
     pub(super) fn stats(&self) -> &ListenerStats {
-        let server_stats = &self.limits.server_stats;
-        match self.purpose {
-            Purpose::Grpc => &server_stats.grpc,
-            Purpose::Http => &server_stats.http,
-            Purpose::Debug => &server_stats.debug,
-            Purpose::Prometheus => &server_stats.prometheus,
+        let stats = &self.limits.stats;
+        match self.kind {
+            ListenerKind::Grpc => &stats.grpc,
+            ListenerKind::Http => &stats.http,
+            ListenerKind::Debug => &stats.debug,
+            ListenerKind::Prometheus => &stats.prometheus,
         }
     }
 
-    /// What the listener is for.
-    pub(super) const fn purpose(&self) -> Purpose {
-        self.purpose
+    /// The listener that is guarded.
+    pub(super) const fn kind(&self) -> ListenerKind {
+        self.kind
     }
 
-    /// Lets a connection in; `None` if there are too many.
+    /// Admits a connection; `None` if a connection limit is reached.
     pub(super) fn admit(self: &Arc<Self>, peer: Option<SocketAddr>) -> Option<Arc<ConnectionPermit>> {
-        let most = self.limits.most_connections;
-        if self.stats().connections() >= most {
-            self.refuse_connection("TOLLKEEPER_MAX_CONNECTIONS", most, peer);
+        let max = self.limits.max_connections;
+        if self.stats().connections() >= max {
+            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS", max, peer);
             return None;
         }
-        let most = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
-        let Some(requests) = self.share(peer, most) else {
-            self.refuse_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", most, peer);
+        let max = self.limits.bounds.connections_per_address.unwrap_or(usize::MAX);
+        let Some(address_requests) = self.add_connection(peer, max) else {
+            self.reject_connection("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", max, peer);
             return None;
         };
         self.stats().connection_opened();
-        Some(Arc::new(ConnectionPermit {
-            admission: Arc::clone(self),
-            peer,
-            requests,
-            has_asked: AtomicBool::new(false),
-        }))
+        let is_active = AtomicBool::new(false);
+        Some(Arc::new(ConnectionPermit { listener: Arc::clone(self), peer, address_requests, is_active }))
     }
 
-    /// One connection more of an address, and its requests; `None` if there are too many.
-    fn share(&self, peer: Option<SocketAddr>, most: usize) -> Option<Arc<CachePadded<AtomicUsize>>> {
+    /// Counts a connection of an address and returns its request counter; `None` if it has `max` connections already.
+    fn add_connection(&self, peer: Option<SocketAddr>, max: usize) -> Option<Arc<CachePadded<AtomicUsize>>> {
         let Some(peer) = peer else { return Some(Arc::default()) };
-        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        let share = shares.entry(place(peer)).or_insert_with(|| Share { connections: 0, requests: Arc::default() });
-        if share.connections >= most {
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || AddressUsage { connections: 0, requests: Arc::default() };
+        let address = usage.entry(address_key(peer)).or_insert_with(new);
+        if address.connections >= max {
             return None;
         }
-        share.connections += 1;
-        Some(Arc::clone(&share.requests))
+        address.connections += 1;
+        Some(Arc::clone(&address.requests))
     }
 
-    fn refuse_connection(&self, setting: &'static str, most: usize, peer: Option<SocketAddr>) {
-        static THROTTLE: LogThrottle = LogThrottle::every(TOLD);
-        self.limits.server_stats.note_refused_connection();
+    fn reject_connection(&self, setting: &'static str, max: usize, peer: Option<SocketAddr>) {
+        static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+        self.limits.stats.record_rejected_connection();
         if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
-            let (listener, peer) = (self.purpose.name(), peer.map(|peer| peer.to_string()));
-            tracing::warn!(listener, peer, suppressed, "{setting}: connections were closed: there are {most} already");
+            let (listener, peer) = (self.kind.name(), peer.map(|peer| peer.to_string()));
+            tracing::warn!(listener, peer, suppressed, "connection closed: {setting} of {max} is reached (raise it)");
         }
     }
 }
 
-/// What counts as one address: whoever has one of IPv6 has a whole network of them.
-fn place(peer: SocketAddr) -> IpAddr {
+/// Key under which an address is limited: IPv4 addresses each, IPv6 addresses by their /64 network.
+fn address_key(peer: SocketAddr) -> IpAddr {
     match peer.ip() {
         IpAddr::V4(ip) => ip.into(),
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
@@ -186,61 +184,61 @@ fn place(peer: SocketAddr) -> IpAddr {
 }
 
 impl ConnectionPermit {
-    /// Lets a request in; `None` if there are too many.
-    pub(super) fn begin(self: &Arc<Self>) -> Option<RequestPermit> {
-        let (limits, bounds) = (&self.admission.limits, &self.admission.limits.bounds);
-        let all = limits.requests.0.fetch_add(1, Ordering::Relaxed);
-        let own = self.requests.0.fetch_add(1, Ordering::Relaxed);
-        // Dropping it undoes both.
-        let request_permit = RequestPermit(Arc::clone(self));
-        let over = |count: usize, most: Option<usize>| most.is_some_and(|most| count >= most);
-        let setting = if over(all, bounds.requests) {
+    /// Admits a request; `None` if a request limit is reached.
+    pub(super) fn admit_request(self: &Arc<Self>) -> Option<RequestPermit> {
+        let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
+        let total = limits.requests.0.fetch_add(1, Ordering::Relaxed);
+        let of_address = self.address_requests.0.fetch_add(1, Ordering::Relaxed);
+        // Dropping the permit subtracts from both counters.
+        let permit = RequestPermit(Arc::clone(self));
+        let is_reached = |count: usize, max: Option<usize>| max.is_some_and(|max| count >= max);
+        let setting = if is_reached(total, bounds.requests) {
             "TOLLKEEPER_MAX_CONCURRENT_REQUESTS"
-        } else if over(own, bounds.requests_per_address) {
+        } else if is_reached(of_address, bounds.requests_per_address) {
             "TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS"
         } else {
-            return Some(request_permit);
+            return Some(permit);
         };
-        static THROTTLE: LogThrottle = LogThrottle::every(TOLD);
+        static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
         if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
             let peer = self.peer.map(|peer| peer.to_string());
-            tracing::warn!(peer, suppressed, "{setting}: requests were refused: too many are being answered");
+            tracing::warn!(peer, suppressed, "request rejected: {setting} is reached (raise it, or add replicas)");
         }
         None
     }
 
-    /// Counts a request that was refused.
-    pub(super) fn note_refused(&self) {
-        self.admission.limits.server_stats.note_refused_request();
+    /// Counts a rejected request.
+    pub(super) fn record_rejected_request(&self) {
+        self.listener.limits.stats.record_rejected_request();
     }
 
-    /// What the listener is for that it came to.
-    pub(super) fn purpose(&self) -> Purpose {
-        self.admission.purpose
+    /// The listener that the connection came to.
+    pub(super) fn kind(&self) -> ListenerKind {
+        self.listener.kind
     }
 
-    /// Notes a request. Most find it noted already, and leave the line of memory to others that read it.
-    pub(super) fn ask(&self) {
-        if !self.has_asked.load(Ordering::Relaxed) {
-            self.has_asked.store(true, Ordering::Relaxed);
+    /// Marks the connection as active. Reads first: most requests find the mark set and keep the cache line shared.
+    pub(super) fn set_active(&self) {
+        if !self.is_active.load(Ordering::Relaxed) {
+            self.is_active.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether there was a request since this was last asked.
-    pub(super) fn has_asked(&self) -> bool {
-        self.has_asked.swap(false, Ordering::Relaxed)
+    /// Returns and clears the mark: true if a request came since the last call.
+    pub(super) fn take_active(&self) -> bool {
+        self.is_active.swap(false, Ordering::Relaxed)
     }
 }
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.admission.stats().connection_closed();
+        self.listener.stats().connection_closed();
         let Some(peer) = self.peer else { return };
-        let mut shares = self.admission.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut share) = shares.entry(place(peer)) {
-            share.get_mut().connections -= 1;
-            if share.get().connections == 0 {
-                share.remove();
+        let mut usage = self.listener.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut address) = usage.entry(address_key(peer)) {
+            address.get_mut().connections -= 1;
+            if address.get().connections == 0 {
+                address.remove();
             }
         }
     }
@@ -248,7 +246,7 @@ impl Drop for ConnectionPermit {
 
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        self.0.admission.limits.requests.0.fetch_sub(1, Ordering::Relaxed);
-        self.0.requests.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.listener.limits.requests.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.address_requests.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

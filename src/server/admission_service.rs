@@ -1,7 +1,7 @@
-//! The way of requests past the admission.
+//! Admission of requests, before they reach the pages or the gRPC service.
 //!
-//! A request too many goes no further than this, and costs no look at its body. A request to the listeners for HTTP is
-//! told where it came from; one to gRPC does without.
+//! A rejected request is answered without reading its body. Requests to the HTTP listeners get the client's address as
+//! an extension; gRPC requests do not need it.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -15,18 +15,18 @@ use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::service::TowerToHyperService;
 
-use super::admission::{ConnectionPermit, Purpose, RequestPermit};
-use crate::http::admin::Peer;
+use super::admission::{ConnectionPermit, ListenerKind, RequestPermit};
+use crate::http::admin_token::ClientAddress;
 
-/// Where a connection came from.
+/// Address of the other end of an accepted connection.
 pub(super) trait PeerAddr {
-    /// Its address, if it has one.
+    /// IP address and port; `None` for a Unix socket.
     fn peer(&self) -> Option<SocketAddr>;
 }
 
 impl PeerAddr for SocketAddr {
     fn peer(&self) -> Option<SocketAddr> {
-        // A listener on all addresses has those of IPv4 in the clothes of IPv6.
+        // Dual-stack sockets report IPv4 peers as IPv4-mapped IPv6.
         Some(Self::new(self.ip().to_canonical(), self.port()))
     }
 }
@@ -37,62 +37,62 @@ impl PeerAddr for tokio::net::unix::SocketAddr {
     }
 }
 
-/// Lets a request for a path in, with its request_permit if it needs one; refuses it if there are too many.
-pub(super) fn admit(permit: &Arc<ConnectionPermit>, path: &str) -> Result<Option<RequestPermit>, Refusal> {
-    permit.ask();
-    let purpose = permit.purpose();
-    if !purpose.is_public() {
+/// Admits a request by its path; operators and health probes need no permit.
+pub(super) fn admit(connection: &Arc<ConnectionPermit>, path: &str) -> Result<Option<RequestPermit>, Rejection> {
+    connection.set_active();
+    let kind = connection.kind();
+    if !kind.is_public() {
         return Ok(None);
     }
-    let request_permit = permit.begin();
-    if request_permit.is_none() && !is_probe(purpose, path) {
-        permit.note_refused();
-        return Err(Refusal(purpose));
+    let permit = connection.admit_request();
+    if permit.is_none() && !is_probe(kind, path) {
+        connection.record_rejected_request();
+        return Err(Rejection(kind));
     }
-    Ok(request_permit)
+    Ok(permit)
 }
 
-/// Takes the requests of one connection over HTTP to the pages.
+/// Wraps the pages of an HTTP listener with admission, for one connection.
 pub(super) fn admission_service(
     pages: TowerToHyperService<Router>,
-    permit: Arc<ConnectionPermit>,
+    connection: Arc<ConnectionPermit>,
 ) -> impl Service<Request<Incoming>, Response = axum::response::Response, Error = Infallible, Future: Send> {
     service_fn(move |mut request: Request<Incoming>| {
-        if let Some(address) = permit.peer {
-            request.extensions_mut().insert(Peer(address));
+        if let Some(address) = connection.peer {
+            request.extensions_mut().insert(ClientAddress(address));
         }
-        let way = admit(&permit, request.uri().path()).map(|request_permit| (request_permit, pages.clone()));
+        let admitted = admit(&connection, request.uri().path()).map(|permit| (permit, pages.clone()));
         async move {
-            match way {
-                Ok((_turn, pages)) => pages.call(request).await,
-                Err(refusal) => Ok(refusal.page()),
+            match admitted {
+                Ok((_permit, pages)) => pages.call(request).await,
+                Err(rejection) => Ok(rejection.response()),
             }
         }
     })
 }
 
-/// Whether somebody asks how the process is.
-fn is_probe(purpose: Purpose, path: &str) -> bool {
-    match purpose {
-        Purpose::Grpc => path.starts_with("/grpc.health.v1.Health/"),
+/// True for requests of health probes.
+fn is_probe(kind: ListenerKind, path: &str) -> bool {
+    match kind {
+        ListenerKind::Grpc => path.starts_with("/grpc.health.v1.Health/"),
         _ => matches!(path, "/healthcheck" | "/livez" | "/readyz"),
     }
 }
 
-const TOO_MANY: &str = "too many requests are being answered; try again later";
+const TOO_MANY_REQUESTS: &str = "too many concurrent requests; try again later";
 
-/// The answer to a request too many.
+/// Request that a limit on concurrent requests rejected.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Refusal(Purpose);
+pub(super) struct Rejection(ListenerKind);
 
-impl Refusal {
-    /// A caller that is refused may ask again: nothing was charged.
-    pub(super) fn page(self) -> axum::response::Response {
+impl Rejection {
+    /// Response to the client, which may retry: no hits were charged.
+    pub(super) fn response(self) -> axum::response::Response {
         match self.0 {
-            Purpose::Grpc => tonic::Status::resource_exhausted(TOO_MANY).into_http(),
+            ListenerKind::Grpc => tonic::Status::resource_exhausted(TOO_MANY_REQUESTS).into_http(),
             _ => {
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
-                (StatusCode::SERVICE_UNAVAILABLE, headers, format!("{TOO_MANY}\n")).into_response()
+                (StatusCode::SERVICE_UNAVAILABLE, headers, format!("{TOO_MANY_REQUESTS}\n")).into_response()
             }
         }
     }

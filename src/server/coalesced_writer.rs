@@ -1,7 +1,7 @@
-//! A connection whose answers go out together.
+//! A connection that coalesces small writes into one system call.
 //!
-//! HTTP/2 flushes after each answer; here a flush waits for a barrier, and what has been answered until then is one
-//! system call.
+//! HTTP/2 flushes after each response. Here a flush first waits until the other ready tasks of the thread have run, so
+//! that responses written meanwhile share one `write`.
 
 use std::io;
 use std::pin::Pin;
@@ -12,10 +12,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::coalesce::YieldBarrier;
 
-/// More than this does not wait for more.
+/// Size of the buffer in bytes; more is written at once.
 const MAX_BUFFERED_BYTES: usize = 64 * 1024;
 
-/// What is read and written by way of `io`.
+/// Reads from `io` directly and writes to it through a buffer.
 #[derive(Debug)]
 pub(super) struct CoalescedWriter<I> {
     io: I,
@@ -30,8 +30,8 @@ impl<I> CoalescedWriter<I> {
 }
 
 impl<I: AsyncWrite + Unpin> CoalescedWriter<I> {
-    /// Writes out what has buffer.
-    fn poll_empty(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Writes the buffer to `io`.
+    fn poll_write_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.buffer.is_empty() {
             match ready!(Pin::new(&mut self.io).poll_write(context, &self.buffer))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -55,7 +55,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for CoalescedWriter<I> {
 impl<I: AsyncWrite + Unpin> AsyncWrite for CoalescedWriter<I> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.buffer.len() + bytes.len() > MAX_BUFFERED_BYTES {
-            ready!(self.poll_empty(context))?;
+            ready!(self.poll_write_buffer(context))?;
             if bytes.len() > MAX_BUFFERED_BYTES {
                 return Pin::new(&mut self.io).poll_write(context, bytes);
             }
@@ -67,13 +67,13 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for CoalescedWriter<I> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.buffer.is_empty() {
             ready!(self.barrier.poll(context));
-            ready!(self.poll_empty(context))?;
+            ready!(self.poll_write_buffer(context))?;
         }
         Pin::new(&mut self.io).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_empty(context))?;
+        ready!(self.poll_write_buffer(context))?;
         Pin::new(&mut self.io).poll_shutdown(context)
     }
 }

@@ -1,131 +1,117 @@
-//! Connections: accepted, served, asked to close, cut off.
+//! Accepts connections and drives each of them from TLS handshake to close.
 //!
-//! All listeners share this loop. A connection is asked to close (GOAWAY, or `connection: close`) when it is old or
-//! idle or the process stops, and is cut off when its grace is over; dropping the loop cuts off all. What a client may
-//! put off is bounded by time: the TLS handshake, its first request, the head of an HTTP/1 request, the answer to an
-//! HTTP/2 ping. A handshake is part of its connection, so that a slow one keeps nobody else from being accepted.
+//! All listeners share this loop. A connection is asked to close (GOAWAY, or `connection: close`) when it reaches its
+//! maximum age, is idle, or the process stops; it is dropped when its grace period ends. Timeouts bound all that a
+//! client can delay: the TLS handshake, the first request, the head of an HTTP/1 request, the reply to an HTTP/2 ping.
+//! The handshake runs in the connection's own task, so a slow one does not delay `accept`.
 
 use std::future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{Request, Response};
+use axum::Router;
 use axum::serve::Listener;
-use axum::{BoxError, Router};
-use hyper::body::{Body, Incoming};
-use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::{self, Builder};
+use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::admission::{ConnectionPermit, ListenerAdmission, Purpose};
+use super::admission::{ConnectionPermit, ListenerAdmission, ListenerKind};
 use super::admission_service::{PeerAddr, admission_service};
 use super::coalesced_writer::CoalescedWriter;
+use super::graceful::GracefulConnection;
 use super::http2::Http2Server;
-use super::reloading_tls::{self, ReloadingTls};
+use super::reloading_tls::{ReloadingTls, log_handshake_failure};
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 
-/// How the connections of a listener are kept.
+/// Checks that a listener applies to each connection.
+#[derive(Clone, Debug)]
+pub(super) struct ListenerGuards {
+    /// Limits on connections and requests.
+    pub(super) admission: Arc<ListenerAdmission>,
+    /// Certificate and client authentication; `None` for plaintext.
+    pub(super) tls: Option<Arc<ReloadingTls>>,
+}
+
+/// Protocol and timeouts of a listener's connections.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionPolicy {
     protocol: ListenerProtocol,
-    /// After this time a connection is asked to close; `None`: never.
-    age: Option<Duration>,
-    /// So much later it is cut off; `None`: never.
+    /// Age at which a connection is asked to close, +-10 %; `None` for no limit.
+    max_age: Option<Duration>,
+    /// Time between that request and dropping the connection; `None` for no limit.
     grace: Option<Duration>,
-    /// How long a client may take to begin.
+    /// Maximum time for the TLS handshake, and for the first request.
     head_timeout: Duration,
-    /// After so long without a request a connection is asked to close; `None`: never.
+    /// Time without a request after which a connection is asked to close; `None` for no limit.
     idle_timeout: Option<Duration>,
 }
 
-/// How a listener speaks, and what answers.
+/// Protocol of a listener, with the service that answers.
 #[derive(Clone, Debug)]
 enum ListenerProtocol {
-    Pages(Box<Builder<TokioExecutor>>, TowerToHyperService<Router>),
+    Http(Box<Builder<TokioExecutor>>, TowerToHyperService<Router>),
     Grpc(Arc<Http2Server>),
 }
 
-/// A connection, which is served as it is polled, until it ends.
-pub(super) trait GracefulConnection: Future {
-    /// Asks the client to ask no more; it ends once all is answered.
-    fn graceful_shutdown(self: Pin<&mut Self>);
-}
-
-impl<I, S, B> GracefulConnection for auto::Connection<'_, TokioIo<I>, S, TokioExecutor>
-where
-    S: Service<Request<Incoming>, Response = Response<B>, Future: Send + 'static, Error: Into<BoxError>>,
-    I: AsyncRead + AsyncWrite + Unpin + 'static,
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
-{
-    fn graceful_shutdown(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-/// How long a client that has asked nothing is waited for once it was told to go.
+/// Grace period of a connection that never sent a request.
 const UNUSED_CONNECTION_GRACE: Duration = Duration::from_secs(5);
-/// InFlightRequests that a browser or the like may have open on one connection over HTTP/2.
+/// Maximum number of concurrent HTTP/2 streams on a connection to an HTTP listener.
 const MAX_HTTP_STREAMS: u32 = 256;
 
 impl ConnectionPolicy {
-    /// For HTTP/1.1, and with TLS for HTTP/2 too.
-    pub(super) fn http(bounds: &ClientLimits, purpose: Purpose, is_secured: bool, pages: Router) -> Self {
+    /// Policy of an HTTP listener: HTTP/1.1, and with TLS also HTTP/2.
+    pub(super) fn http(bounds: &ClientLimits, kind: ListenerKind, has_tls: bool, pages: Router) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
-        if !is_secured {
+        if !has_tls {
             builder = builder.http1_only();
         }
         builder.http1().timer(TokioTimer::new()).header_read_timeout(bounds.head_timeout);
         builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_HTTP_STREAMS);
         builder.http2().max_header_list_size(bounds.head_bytes);
-        if purpose.is_public() {
+        if kind.is_public() {
             builder.http1().max_buf_size(usize::try_from(bounds.head_bytes).unwrap_or(usize::MAX));
         }
-        // Over HTTP/1 the time for the head is the time between two requests as well.
-        let idle_timeout = is_secured.then_some(bounds.head_timeout);
-        let protocol = ListenerProtocol::Pages(Box::new(builder), TowerToHyperService::new(pages));
-        Self { protocol, age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
+        // In HTTP/1 the timeout of the request head also bounds the time between two requests.
+        let idle_timeout = has_tls.then_some(bounds.head_timeout);
+        let protocol = ListenerProtocol::Http(Box::new(builder), TowerToHyperService::new(pages));
+        Self { protocol, max_age: None, grace: None, head_timeout: bounds.head_timeout, idle_timeout }
     }
 
-    /// For gRPC: HTTP/2.
+    /// Policy of the gRPC listener: HTTP/2.
     pub(super) fn grpc(bounds: &ClientLimits, settings: &GrpcSettings, http2: Http2Server) -> Self {
         Self {
             protocol: ListenerProtocol::Grpc(Arc::new(http2)),
-            age: settings.max_connection_age,
+            max_age: settings.max_connection_age,
             grace: settings.max_connection_age_grace,
             head_timeout: bounds.head_timeout,
             idle_timeout: bounds.idle_timeout,
         }
     }
 
-    /// Accepts and serves until `stopping` says so and all connections are closed.
-    pub(super) async fn serve<L>(
-        self,
-        mut listener: L,
-        (admission, tls): (Arc<ListenerAdmission>, Option<Arc<ReloadingTls>>),
-        mut stopping: watch::Receiver<bool>,
-    ) where
+    /// Accepts and serves connections until `stopping` turns true and all connections are closed.
+    pub(super) async fn serve<L>(self, mut listener: L, guards: ListenerGuards, mut stopping: watch::Receiver<bool>)
+    where
         L: Listener,
         L::Addr: PeerAddr,
     {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
-                // It waits a second after an error such as too many open files, instead of spinning.
+                // `accept` sleeps for a second after an error such as too many open files, instead of spinning.
                 (io, address) = listener.accept() => {
-                    let Some(permit) = admission.admit(address.peer()) else { continue };
+                    let Some(permit) = guards.admission.admit(address.peer()) else { continue };
                     let (policy, stopping) = (self.clone(), stopping.clone());
-                    match &tls {
-                        None => connections.spawn(policy.connection(io, permit, stopping)),
+                    match &guards.tls {
+                        None => connections.spawn(policy.serve_connection(io, permit, stopping)),
                         Some(tls) => {
                             let handshake = tls.accept(io);
-                            connections.spawn(policy.secured(handshake, permit, stopping))
+                            connections.spawn(policy.serve_tls(handshake, permit, stopping))
                         }
                     };
                 }
@@ -133,12 +119,12 @@ impl ConnectionPolicy {
                 () = stopped(&mut stopping) => break,
             }
         }
-        // Those who knock from now on are to find nobody, not somebody who does not answer.
+        // Close the listener first, so that new connections are refused instead of hanging.
         drop(listener);
         while connections.join_next().await.is_some() {}
     }
 
-    async fn secured<I>(
+    async fn serve_tls<I>(
         self,
         handshake: tokio_rustls::Accept<I>,
         permit: Arc<ConnectionPermit>,
@@ -146,52 +132,53 @@ impl ConnectionPolicy {
     ) where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let shaken = tokio::select! {
-            shaken = timeout(self.head_timeout, handshake) => shaken,
+        let result = tokio::select! {
+            result = timeout(self.head_timeout, handshake) => result,
             () = stopped(&mut stopping) => return,
         };
-        match shaken {
-            Ok(Ok(io)) => self.connection(io, permit, stopping).await,
-            Ok(Err(error)) => reloading_tls::log_handshake_failure(&error, permit.purpose(), permit.peer),
+        match result {
+            Ok(Ok(io)) => self.serve_connection(io, permit, stopping).await,
+            Ok(Err(error)) => log_handshake_failure(&error, permit.kind(), permit.peer),
             Err(_) => {}
         }
     }
 
-    async fn connection<I>(self, io: I, permit: Arc<ConnectionPermit>, stopping: watch::Receiver<bool>)
+    async fn serve_connection<I>(self, io: I, permit: Arc<ConnectionPermit>, stopping: watch::Receiver<bool>)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let io = CoalescedWriter::new(io);
         match &self.protocol {
-            ListenerProtocol::Pages(builder, pages) => {
-                let admission_service = admission_service(pages.clone(), Arc::clone(&permit));
-                self.keep(builder.serve_connection(TokioIo::new(io), admission_service), &permit, stopping).await;
+            ListenerProtocol::Http(builder, pages) => {
+                let service = admission_service(pages.clone(), Arc::clone(&permit));
+                self.drive(builder.serve_connection(TokioIo::new(io), service), &permit, stopping).await;
             }
             ListenerProtocol::Grpc(http2) => {
-                self.keep(Arc::clone(http2).serve(io, Arc::clone(&permit)), &permit, stopping).await;
+                self.drive(Arc::clone(http2).serve(io, Arc::clone(&permit)), &permit, stopping).await;
             }
         }
     }
 
-    async fn keep(
+    /// Polls a connection until it is closed, and asks it to close when it is old, idle, or the process stops.
+    async fn drive(
         &self,
         connection: impl GracefulConnection,
         permit: &ConnectionPermit,
         mut stopping: watch::Receiver<bool>,
     ) {
         let mut connection = pin!(connection);
-        let old = async {
-            match self.age {
-                Some(age) => sleep(spread(age)).await,
+        let too_old = async {
+            match self.max_age {
+                Some(age) => sleep(jitter(age)).await,
                 None => future::pending().await,
             }
         };
         let mut grace = self.grace;
-        // How a connection ends is its client's affair: an error says nothing that an operator could mend.
+        // Client I/O errors are not actionable; ignore them.
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = old => {}
-            never_asked = self.quiet(permit) => if never_asked {
+            () = too_old => {}
+            is_unused = self.idle(permit) => if is_unused {
                 grace = Some(UNUSED_CONNECTION_GRACE);
             },
             () = stopped(&mut stopping) => {}
@@ -203,29 +190,29 @@ impl ConnectionPolicy {
         }
     }
 
-    /// Waits until the client has asked nothing for too long; whether it never has.
-    async fn quiet(&self, permit: &ConnectionPermit) -> bool {
+    /// Waits until the connection is idle for too long; returns true if it never had a request.
+    async fn idle(&self, permit: &ConnectionPermit) -> bool {
         sleep(self.head_timeout).await;
-        if !permit.has_asked() {
+        if !permit.take_active() {
             return true;
         }
         let Some(idle_timeout) = self.idle_timeout else { return future::pending().await };
         loop {
             sleep(idle_timeout).await;
-            if !permit.has_asked() {
+            if !permit.take_active() {
                 return false;
             }
         }
     }
 }
 
-/// Up to a tenth more or less, so that connections that were opened together are not closed together.
-fn spread(age: Duration) -> Duration {
+/// `age` +-10 %, so that connections opened together are not closed together.
+fn jitter(age: Duration) -> Duration {
     let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0_u8) % 2001;
     age.mul_f64(0.9 + f64::from(u32::try_from(random).unwrap_or(1000)) / 10_000.0)
 }
 
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    // If the sender is gone, so is the process's reason to go on.
+    // An error means that the sender was dropped, which also ends the process.
     let _ = stopping.wait_for(|stop| *stop).await;
 }

@@ -1,11 +1,11 @@
-//! InFlightRequests of one connection, answered in its task.
+//! Requests in flight on one connection, polled inside the connection's task.
 //!
-//! Servers make each request a task. Ours wait for one thing at most, and what wakes them is followed by work of their
-//! connection, which has to send the answer. So they stay with it: no task and no second wake-up for each, and what one
-//! reading of a connection brought, or one reading of Redis, is answered with one writing.
+//! HTTP servers usually spawn a task per request. A decision waits for at most one thing, and its wake-up is followed by
+//! work of the connection, which has to send the response. Polling requests in the connection's task saves a task and a
+//! wake-up per request, and all responses that one read of the connection or of Redis produces share one write.
 //!
-//! A connection must not keep others waiting, though: each request costs it one of the steps that the runtime lets a
-//! task take in a row. When they are used up, its next turn comes after others.
+//! To stay fair to other connections, each request consumes one unit of tokio's cooperative budget. When the budget is
+//! used up, the connection yields.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
@@ -14,42 +14,42 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::coop::consume_budget;
 
-/// Those that were begun and are not answered yet.
+/// Requests that were started and have no response yet.
 #[derive(Debug)]
 pub(super) struct InFlightRequests<F> {
-    waiting: FuturesUnordered<Pin<Box<F>>>,
-    /// Whether hardly any has to wait.
+    pending: FuturesUnordered<Pin<Box<F>>>,
+    /// Polls each request once before it is stored.
     poll_eagerly: bool,
 }
 
 impl<F: Future<Output = ()>> InFlightRequests<F> {
-    /// None yet. Where hardly any has to wait (`poll_eagerly`), each is looked at before it is put with those that do.
+    /// An empty set. `poll_eagerly` pays off if most requests complete at their first poll.
     pub(super) fn new(poll_eagerly: bool) -> Self {
-        Self { waiting: FuturesUnordered::new(), poll_eagerly }
+        Self { pending: FuturesUnordered::new(), poll_eagerly }
     }
 
-    /// Ready if one may be begun now.
+    /// Ready if the budget allows to start another request now.
     pub(super) fn poll_budget(&self, context: &mut Context<'_>) -> Poll<()> {
         pin!(consume_budget()).poll(context)
     }
 
-    /// Begins one.
-    pub(super) fn begin(&mut self, request: F) {
+    /// Starts a request.
+    pub(super) fn start(&mut self, request: F) {
         let mut request = Box::pin(request);
-        // Nobody is to be woken for this look: what waits is looked at again.
-        let mut unwatched = Context::from_waker(Waker::noop());
-        if !self.poll_eagerly || request.as_mut().poll(&mut unwatched).is_pending() {
-            self.waiting.push(request);
+        // No wake-up is needed: a pending request is polled again by `poll_pending`.
+        let mut no_waker = Context::from_waker(Waker::noop());
+        if !self.poll_eagerly || request.as_mut().poll(&mut no_waker).is_pending() {
+            self.pending.push(request);
         }
     }
 
-    /// Goes on with those that wait; whether any was answered.
+    /// Polls the pending requests; returns true if any completed.
     pub(super) fn poll_pending(&mut self, context: &mut Context<'_>) -> bool {
-        let mut is_any_answered = false;
-        while let Poll::Ready(Some(())) = self.waiting.poll_next_unpin(context) {
-            is_any_answered = true;
+        let mut has_completed = false;
+        while let Poll::Ready(Some(())) = self.pending.poll_next_unpin(context) {
+            has_completed = true;
         }
-        is_any_answered
+        has_completed
     }
 }
 
@@ -63,50 +63,50 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_waits_for_nothing_is_done_at_once_if_that_is_usual() {
+    async fn eager_request_completes_at_start() {
         for poll_eagerly in [true, false] {
             let done = Cell::new(false);
             let mut requests = InFlightRequests::new(poll_eagerly);
-            requests.begin(async { done.set(true) });
+            requests.start(async { done.set(true) });
             assert_eq!(done.get(), poll_eagerly);
-            let answered = poll_fn(|context| Poll::Ready(requests.poll_pending(context))).await;
-            assert_eq!((done.get(), answered), (true, !poll_eagerly));
+            let has_completed = poll_fn(|context| Poll::Ready(requests.poll_pending(context))).await;
+            assert_eq!((done.get(), has_completed), (true, !poll_eagerly));
         }
     }
 
     #[tokio::test]
-    async fn what_waits_goes_on_when_it_is_woken() {
+    async fn pending_request_completes_after_wake_up() {
         for poll_eagerly in [true, false] {
-            let (go, gone) = oneshot::channel();
+            let (sender, receiver) = oneshot::channel();
             let mut requests = InFlightRequests::new(poll_eagerly);
-            requests.begin(async { gone.await.expect("it is told to go") });
-            let mut look =
+            requests.start(async { receiver.await.expect("the sender sends") });
+            let mut completed =
                 pin!(poll_fn(|context| if requests.poll_pending(context) { Poll::Ready(()) } else { Poll::Pending }));
-            assert!(futures_util::poll!(look.as_mut()).is_pending());
-            go.send(()).expect("it waits");
-            look.await;
+            assert!(futures_util::poll!(completed.as_mut()).is_pending());
+            sender.send(()).expect("the request waits");
+            completed.await;
         }
     }
 
     #[tokio::test]
-    async fn a_connection_that_brings_ever_more_gives_way_to_others() {
-        // In a task, since only tasks have steps.
+    async fn busy_connection_yields_to_other_tasks() {
+        // Only tasks have a budget.
         let connection = tokio::spawn(async {
             let mut requests = InFlightRequests::new(true);
-            let begun = poll_fn(|context| {
-                let mut begun = 0_u32;
+            let started = poll_fn(|context| {
+                let mut started = 0_u32;
                 while requests.poll_budget(context).is_ready() {
-                    requests.begin(async {});
-                    begun += 1;
+                    requests.start(async {});
+                    started += 1;
                 }
-                Poll::Ready(begun)
+                Poll::Ready(started)
             });
-            let begun = begun.await;
-            // It is woken for its next turn.
+            let started = started.await;
+            // The task is woken again with a new budget.
             poll_fn(|context| requests.poll_budget(context)).await;
-            begun
+            started
         });
-        let begun = connection.await.expect("it has a next turn");
-        assert!((1..1000).contains(&begun), "{begun} in a row");
+        let started = connection.await.expect("the task completes");
+        assert!((1..1000).contains(&started), "{started} requests without a yield");
     }
 }

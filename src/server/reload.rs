@@ -16,7 +16,7 @@ use crate::config::live::{LiveRules, LoadedFrom};
 use crate::config::source::{ReloadHandle, RuleSource, RuleUpdate, SourceConfig};
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::thread_priority;
 
 /// Compiles updates and replaces the rules.
@@ -25,7 +25,7 @@ pub(super) struct Reloader {
     pub(super) rules: Arc<LiveRules>,
     pub(super) options: CompileOptions,
     pub(super) clock: Clock,
-    pub(super) metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<ServiceMetrics>,
 }
 
 /// A reloader with its running source.

@@ -1,9 +1,11 @@
-//! Who a listener is, and whom it lets in: its certificate, its key, and the authorities that vouch for clients.
+//! TLS of a listener, reloaded when its certificate files change.
 //!
-//! The files are read every second and compared by their contents, so that it does not matter how they are replaced: by
-//! a rename, by a swapped link on the way, or in place. What differs counts once two readings in a row agree, and then
-//! all of it or nothing: a pair that does not fit leaves the old one in force, with one line in the log. Connections
-//! that are open go on as they are; sessions are not resumed across a change.
+//! The files are read every second and compared by content, so it does not matter how they are replaced: by rename, by
+//! a swapped symlink, or in place. A change is applied after two equal reads in a row, completely or not at all: if the
+//! files do not fit together, the previous certificate stays and a line is logged. Open connections keep their
+//! certificate, and sessions are not resumed across a change.
+
+mod san_verifier;
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,108 +13,105 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::client::verify_server_name;
+use rustls::ServerConfig;
 use rustls::crypto::ring;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{Accept, TlsAcceptor};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::admission::{ListenerAdmission, Purpose};
+use super::admission::{ListenerAdmission, ListenerKind};
 use crate::clock::Clock;
 use crate::settings::pem::PemFile;
-use crate::settings::tls::{ClientAuth, ListenerTls, RequiredSan};
+use crate::settings::tls::ListenerTls;
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// Who a listener is.
+/// TLS configuration of a listener, replaced when its files change.
 #[derive(Debug)]
 pub(super) struct ReloadingTls {
     tls: ListenerTls,
     admission: Arc<ListenerAdmission>,
     config: ArcSwap<ServerConfig>,
-    /// What was read at the start.
-    read: blake3::Hash,
+    /// Fingerprint of the files read at startup.
+    initial: blake3::Hash,
 }
 
-/// How often the files are compared.
-const COMPARED: Duration = Duration::from_secs(1);
+/// Interval at which the files are compared.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ReloadingTls {
-    /// Reads the files; an error names the setting and says what to do.
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// Names the setting, the problem and the remedy.
     pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, String> {
         let pem = PemFiles::read(tls);
-        let read = fingerprint(&pem);
-        let (config, not_after) = pem?.config(tls, admission.purpose())?;
-        note(admission, tls, not_after);
-        Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), read })
+        let initial = fingerprint(&pem);
+        let (config, not_after) = pem?.config(tls, admission.kind())?;
+        record_expiry(admission, tls, not_after);
+        Ok(Self { tls: tls.clone(), admission: Arc::clone(admission), config: ArcSwap::from_pointee(config), initial })
     }
 
-    /// Begins a handshake.
+    /// Starts a handshake.
     pub(super) fn accept<I: AsyncRead + AsyncWrite + Unpin>(&self, io: I) -> Accept<I> {
         TlsAcceptor::from(self.config.load_full()).accept(io)
     }
 
-    /// Puts what changes in force, for ever.
-    pub(super) async fn follow(self: Arc<Self>) {
-        // What was acted upon last, and what the reading before said.
-        let (mut known, mut before) = (self.read, self.read);
+    /// Compares the files forever and applies changes.
+    pub(super) async fn watch(self: Arc<Self>) {
+        let (mut applied, mut previous) = (self.initial, self.initial);
         loop {
-            tokio::time::sleep(COMPARED).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let tls = self.tls.clone();
             let Ok(pem) = tokio::task::spawn_blocking(move || PemFiles::read(&tls)).await else { continue };
-            let read = fingerprint(&pem);
-            if read != known && read == before {
-                known = read;
+            let current = fingerprint(&pem);
+            if current != applied && current == previous {
+                applied = current;
                 self.replace(pem);
             }
-            before = read;
+            previous = current;
         }
     }
 
     fn replace(&self, pem: Result<PemFiles, String>) {
-        match pem.and_then(|pem| pem.config(&self.tls, self.admission.purpose())) {
+        match pem.and_then(|pem| pem.config(&self.tls, self.admission.kind())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
                 let PemFile { setting, path } = &self.tls.certificate;
-                tracing::warn!("{setting}={}: the new certificate is in force", path.display());
-                note(&self.admission, &self.tls, not_after);
+                tracing::warn!("new certificate loaded: {setting}={}", path.display());
+                record_expiry(&self.admission, &self.tls, not_after);
             }
-            Err(problem) => tracing::warn!("{problem}; the certificate before stays in force"),
+            Err(problem) => tracing::warn!("new certificate rejected, the previous one stays active: {problem}"),
         }
     }
 }
 
-/// Notes when a certificate ends.
-fn note(admission: &ListenerAdmission, tls: &ListenerTls, not_after: i64) {
-    admission.stats().note_not_after(not_after);
+/// Records the expiry of a certificate and warns if it has passed.
+fn record_expiry(admission: &ListenerAdmission, tls: &ListenerTls, not_after: i64) {
+    admission.stats().set_certificate_not_after(not_after);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if i64::try_from(now).is_ok_and(|now| not_after < now) {
         let PemFile { setting, path } = &tls.certificate;
-        tracing::warn!("{setting}={}: the certificate has expired; clients will refuse it", path.display());
+        tracing::warn!("certificate has expired: clients will reject it (replace {setting}={})", path.display());
     }
 }
 
-/// Tells of a client that did not get through the handshake; those that only look whether somebody listens are not
-/// told of.
-pub(super) fn log_handshake_failure(error: &io::Error, purpose: Purpose, peer: Option<SocketAddr>) {
+/// Logs a failed handshake. A client that closes the connection early, such as a port probe, is not logged.
+pub(super) fn log_handshake_failure(error: &io::Error, listener: ListenerKind, peer: Option<SocketAddr>) {
     static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
     if error.kind() == io::ErrorKind::InvalidData
         && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
     {
         let peer = peer.map(|peer| peer.to_string());
-        tracing::warn!(listener = purpose.name(), peer, suppressed, %error, "a TLS handshake failed");
+        tracing::warn!(listener = listener.name(), peer, suppressed, %error, "TLS handshake failed");
     }
 }
 
-/// The contents of the files.
+/// Contents of the certificate files.
 struct PemFiles {
     certificate: Vec<u8>,
     key: Vec<u8>,
-    authorities: Option<Vec<u8>>,
+    client_authorities: Option<Vec<u8>>,
 }
 
 impl PemFiles {
@@ -120,36 +119,38 @@ impl PemFiles {
         Ok(Self {
             certificate: tls.certificate.contents()?,
             key: tls.key.contents()?,
-            authorities: tls.clients.as_ref().map(|clients| clients.authorities.contents()).transpose()?,
+            client_authorities: tls.clients.as_ref().map(|clients| clients.authorities.contents()).transpose()?,
         })
     }
 
-    /// How to speak TLS with it, and when the certificate ends.
-    fn config(&self, tls: &ListenerTls, purpose: Purpose) -> Result<(ServerConfig, i64), String> {
+    /// Builds the TLS configuration; also returns the certificate's expiry in seconds since the Unix epoch.
+    fn config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), String> {
         let provider = Arc::new(ring::default_provider());
         let chain = tls.certificate.certificates(&self.certificate)?;
         let not_after = not_after(&chain[0]).ok_or_else(|| {
-            tls.certificate.wrong("the first certificate in it can not be read; give one in X.509, as PEM")
+            tls.certificate.wrong("its first certificate cannot be parsed; give an X.509 certificate as PEM")
         })?;
         let key = tls.key.private_key(&self.key)?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| tls.certificate.wrong(error))?;
-        let builder = match (&tls.clients, &self.authorities) {
-            (Some(clients), Some(pem)) => builder.with_client_cert_verifier(verifier(clients, pem, provider)?),
+        let builder = match (&tls.clients, &self.client_authorities) {
+            (Some(clients), Some(pem)) => {
+                builder.with_client_cert_verifier(san_verifier::client_verifier(clients, pem, provider)?)
+            }
             _ => builder.with_no_client_auth(),
         };
         let mut config =
             builder.with_single_cert(chain, key).map_err(|error| tls.key.key_mismatch(&tls.certificate, &error))?;
-        config.alpn_protocols = match purpose {
-            Purpose::Grpc => vec![b"h2".to_vec()],
+        config.alpn_protocols = match listener {
+            ListenerKind::Grpc => vec![b"h2".to_vec()],
             _ => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         };
         Ok((config, not_after))
     }
 }
 
-/// Tells readings apart: by contents, or by what is in the way of them.
+/// Hash of the files' contents, or of the error that reading them gave.
 fn fingerprint(pem: &Result<PemFiles, String>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     let mut add = |part: &[u8]| {
@@ -157,8 +158,8 @@ fn fingerprint(pem: &Result<PemFiles, String>) -> blake3::Hash {
         hasher.update(part);
     };
     match pem {
-        Ok(PemFiles { certificate, key, authorities }) => {
-            let parts = [certificate.as_slice(), key, authorities.as_deref().unwrap_or_default()];
+        Ok(PemFiles { certificate, key, client_authorities }) => {
+            let parts = [certificate.as_slice(), key, client_authorities.as_deref().unwrap_or_default()];
             parts.into_iter().for_each(add);
         }
         Err(problem) => add(problem.as_bytes()),
@@ -169,67 +170,4 @@ fn fingerprint(pem: &Result<PemFiles, String>) -> blake3::Hash {
 fn not_after(certificate: &CertificateDer<'_>) -> Option<i64> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(certificate.validity().not_after.timestamp())
-}
-
-/// Verifies the certificates of clients: only those that these authorities have signed, not those of the system, which
-/// sign for anybody.
-fn verifier(
-    clients: &ClientAuth,
-    pem: &[u8],
-    provider: Arc<rustls::crypto::CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, String> {
-    let mut roots = RootCertStore::empty();
-    clients.authorities.add_authorities(pem, &mut roots)?;
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    let verifier = verifier.map_err(|error| clients.authorities.wrong(error))?;
-    let Some(RequiredSan { setting, name }) = &clients.san else { return Ok(verifier) };
-    let name = ServerName::try_from(name.clone()).map_err(|_| format!("{setting}={name}: not a DNS name"))?;
-    Ok(Arc::new(SanVerifier { verifier, name }))
-}
-
-/// Lets in only who has a certificate for this name, among its alternative names; that of its subject does not count.
-#[derive(Debug)]
-struct SanVerifier {
-    verifier: Arc<dyn ClientCertVerifier>,
-    name: ServerName<'static>,
-}
-
-impl ClientCertVerifier for SanVerifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.verifier.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
-        // Names in certificates are matched alike, whoever shows them.
-        verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
-        Ok(verified)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
-    }
 }

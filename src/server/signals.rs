@@ -1,10 +1,10 @@
-//! The signals a process listens to: SIGTERM and SIGINT stop it, SIGHUP reads the rules again.
+//! Signals of the process: SIGTERM and SIGINT stop it, SIGHUP reloads the rules.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals a process listens to.
+/// Signal handlers of the process.
 #[derive(Debug)]
 pub(super) struct Signals {
     terminate: Signal,
@@ -12,8 +12,17 @@ pub(super) struct Signals {
     hangup: Signal,
 }
 
+/// Reaction to a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SignalAction {
+    /// Shut down.
+    Stop,
+    /// Reload the rules.
+    Reload,
+}
+
 impl Signals {
-    /// Takes the signals over; from here on none of them ends the process by itself.
+    /// Installs the handlers, which replace the default action of ending the process.
     pub(super) fn listen() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -22,7 +31,7 @@ impl Signals {
         })
     }
 
-    /// Waits for a signal to stop.
+    /// Waits for the next signal.
     pub(super) async fn wait(&mut self) -> SignalAction {
         tokio::select! {
             _ = self.terminate.recv() => SignalAction::Stop,
@@ -30,13 +39,4 @@ impl Signals {
             _ = self.hangup.recv() => SignalAction::Reload,
         }
     }
-}
-
-/// What a signal asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SignalAction {
-    /// To end.
-    Stop,
-    /// To read the rules again.
-    Reload,
 }

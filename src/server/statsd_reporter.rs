@@ -1,7 +1,6 @@
-//! Sends metrics to statsd every so often, and at the end; forgets those that nobody counts any more.
+//! Thread that reports metrics to statsd, and removes metrics that are no longer used.
 //!
-//! It has a thread of its own that decisions go before. A server that is away is said now and then, and costs nothing
-//! else.
+//! The thread has a lower priority than decisions. A server that is unreachable costs a log line per minute.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,102 +10,117 @@ use std::time::Duration;
 use regex::Regex;
 use tokio::sync::oneshot;
 
+use super::statsd_socket::{StatsdSocket, StatsdTransport};
 use crate::clock::Clock;
 use crate::scrape::MetricsCollector;
 use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
 use crate::telemetry::log_throttle::LogThrottle;
-use crate::telemetry::metrics::statsd::{Dialect, Rewrite, Sender};
+use crate::telemetry::metrics::statsd::{NameRewrite, StatsdEncoder, StatsdFormat};
 use crate::thread_priority;
 
-/// The thread that sends.
+/// Handle to the thread.
 #[derive(Debug)]
 pub(super) struct StatsdReporter {
     stop: mpsc::Sender<oneshot::Sender<()>>,
     _thread: JoinHandle<()>,
 }
 
-/// What was counted for names that nobody uses any more is looked after this often.
+/// A statsd server.
+struct StatsdClient {
+    encoder: StatsdEncoder,
+    socket: StatsdSocket,
+}
+
+/// Interval at which unused metrics are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-/// The longest that the last sending may take.
-const LAST: Duration = Duration::from_secs(1);
+/// Maximum time of the last report.
+const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl StatsdReporter {
-    /// Begins.
+    /// Starts the thread, also if no server is configured: it removes unused metrics.
     pub(super) fn start(settings: &MetricsSettings, collector: MetricsCollector) -> io::Result<Self> {
-        let senders: Vec<Sender> = settings.statsd.iter().map(|sink| sender(sink, &settings.tags)).collect();
-        let interval = if senders.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
+        let servers: Vec<_> = settings.statsd.iter().map(|server| StatsdClient::new(server, &settings.tags)).collect();
+        let interval = if servers.is_empty() { SWEEP_INTERVAL } else { settings.flush_interval };
         let (stop, stopped) = mpsc::channel();
         let work = move || {
             thread_priority::lower();
-            run(&collector, senders, interval, &stopped);
+            run(&collector, servers, interval, &stopped);
         };
         let thread = thread::Builder::new().name("statsd".to_owned()).spawn(work)?;
         Ok(Self { stop, _thread: thread })
     }
 
-    /// Sends once more and ends; waits for that a second at most.
+    /// Reports a last time, for at most a second, and stops the thread.
     pub(super) async fn finish(self) {
-        let (done, ended) = oneshot::channel();
-        if self.stop.send(done).is_ok() && tokio::time::timeout(LAST, ended).await.is_err() {
-            tracing::warn!("the last metrics were not sent: statsd takes too long");
+        let (done, finished) = oneshot::channel();
+        if self.stop.send(done).is_ok() && tokio::time::timeout(LAST_REPORT_TIMEOUT, finished).await.is_err() {
+            tracing::warn!("last metrics not sent: the statsd server takes longer than 1 s");
         }
     }
 }
 
 fn run(
     collector: &MetricsCollector,
-    mut senders: Vec<Sender>,
+    mut servers: Vec<StatsdClient>,
     interval: Duration,
     stop: &mpsc::Receiver<oneshot::Sender<()>>,
 ) {
     let mut since_sweep = Duration::ZERO;
     loop {
-        let asked = match stop.recv_timeout(interval) {
+        let stopping = match stop.recv_timeout(interval) {
             Ok(done) => Some(done),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        flush(collector, &mut senders);
+        report(collector, &mut servers);
         since_sweep += interval;
         if since_sweep >= SWEEP_INTERVAL {
             since_sweep = Duration::ZERO;
             collector.service.decider.metrics.limits.sweep();
         }
-        if let Some(done) = asked {
-            // Nobody waits if the time was over.
+        if let Some(done) = stopping {
+            // The receiver is gone if the timeout has expired.
             let _ = done.send(());
             return;
         }
     }
 }
 
-fn flush(collector: &MetricsCollector, senders: &mut [Sender]) {
+fn report(collector: &MetricsCollector, servers: &mut [StatsdClient]) {
     static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
-    if senders.is_empty() {
+    if servers.is_empty() {
         return;
     }
-    collector.read(&mut |family| senders.iter_mut().for_each(|sender| sender.add(&family)));
-    for sender in senders {
-        if let Err(error) = sender.send()
+    collector.collect(&mut |family| servers.iter_mut().for_each(|server| server.encoder.add(&family)));
+    for StatsdClient { encoder, socket } in servers {
+        if let Err(error) = encoder.report(|packet| socket.send(packet))
             && let Some(suppressed) = THROTTLE.allow(Clock::System.now())
         {
-            let to = sender.to();
-            tracing::warn!(to, suppressed, "STATSD_HOST, STATSD_PORT: metrics can not be sent: {error}");
+            let server = socket.address();
+            tracing::warn!(server, suppressed, "metrics not sent: {error} (check STATSD_HOST and STATSD_PORT)");
         }
     }
 }
 
-fn sender(sink: &StatsdServer, tags: &[(String, String)]) -> Sender {
-    let dialect = match &sink.protocol {
-        StatsdProtocol::Tcp => Dialect::Tcp,
-        StatsdProtocol::Udp => Dialect::Udp,
-        StatsdProtocol::DogStatsd(mogrifiers) => Dialect::Dog(mogrifiers.iter().filter_map(rewrite).collect()),
-    };
-    Sender::new((sink.host.clone(), sink.port), dialect, tags.to_vec())
+impl StatsdClient {
+    fn new(server: &StatsdServer, tags: &[(String, String)]) -> Self {
+        let (transport, format) = match &server.protocol {
+            StatsdProtocol::Tcp => (StatsdTransport::Tcp, StatsdFormat::Statsd),
+            StatsdProtocol::Udp => (StatsdTransport::Udp, StatsdFormat::Statsd),
+            StatsdProtocol::DogStatsd(mogrifiers) => {
+                let rewrites = mogrifiers.iter().filter_map(name_rewrite).collect();
+                (StatsdTransport::Udp, StatsdFormat::DogStatsd(rewrites))
+            }
+        };
+        Self {
+            encoder: StatsdEncoder::new(format, tags.to_vec()),
+            socket: StatsdSocket::new(server.host.clone(), server.port, transport),
+        }
+    }
 }
 
-/// Its pattern was found to be one when the settings were read.
-fn rewrite(mogrifier: &Mogrifier) -> Option<Rewrite> {
+/// Compiles a mogrifier. The settings have already checked its pattern.
+fn name_rewrite(mogrifier: &Mogrifier) -> Option<NameRewrite> {
     let Mogrifier { pattern, name, tags } = mogrifier;
-    Some(Rewrite { pattern: Regex::new(pattern).ok()?, name: name.clone(), tags: tags.clone() })
+    Some(NameRewrite { pattern: Regex::new(pattern).ok()?, name: name.clone(), tags: tags.clone() })
 }

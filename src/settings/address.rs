@@ -5,10 +5,7 @@
 //! taken is found out at the start.
 
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs as _};
-
-use socket2::{Domain, Protocol, Socket, Type};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,50 +61,6 @@ impl Address {
         let is_number = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
         Some(Self { host: Host::parse(host)?, port: port.parse().ok().filter(|_| is_number)? })
     }
-
-    /// Listens here. The listener does not block, as an asynchronous runtime wants it.
-    ///
-    /// Errors are those of the system: the port is taken, the address is not this machine's, the name is not known.
-    pub fn listen(&self) -> io::Result<TcpListener> {
-        match &self.host {
-            Host::Wildcard => {
-                let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, self.port));
-                let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, self.port));
-                listen_on(both).or_else(|error| match error.raw_os_error() {
-                    // A machine without IPv6 says so in one of these ways.
-                    Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::EPROTONOSUPPORT) => listen_on(ipv4),
-                    _ => Err(error),
-                })
-            }
-            Host::Ip(ip) => listen_on(SocketAddr::from((*ip, self.port))),
-            Host::Name(name) => {
-                let mut last = io::Error::new(io::ErrorKind::NotFound, "the name stands for no address");
-                for address in (name.as_str(), self.port).to_socket_addrs()? {
-                    match listen_on(address) {
-                        Ok(listener) => return Ok(listener),
-                        Err(error) => last = error,
-                    }
-                }
-                Err(last)
-            }
-        }
-    }
-}
-
-/// Connections that may wait to be accepted; the system has a bound of its own.
-const BACKLOG: i32 = 4096;
-
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    if address.is_ipv6() {
-        socket.set_only_v6(!address.ip().is_unspecified())?;
-    }
-    // A restart must not wait until the connections of the last run are forgotten.
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
 }
 
 impl fmt::Display for Address {

@@ -2,7 +2,7 @@
 
 use super::value::choice::Choice;
 use crate::limit::StorePolicy;
-use crate::telemetry::logs::{Format, Level};
+use crate::telemetry::logs::{Level, LogFormat};
 
 /// Source of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Choice for Level {
     ];
 }
 
-impl Choice for Format {
+impl Choice for LogFormat {
     const WORDS: &'static [(&'static str, Self)] = &[("text", Self::Text), ("json", Self::Json), ("", Self::Text)];
 }
 
@@ -174,7 +174,7 @@ impl Choice for DeploymentKind {
         &[("SINGLE", Self::Single), ("SENTINEL", Self::Sentinel), ("CLUSTER", Self::Cluster)];
 }
 
-/// Format of keys in Redis.
+/// LogFormat of keys in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyFormat {
     /// tollkeeper's format, for every algorithm.

@@ -6,7 +6,7 @@ use super::table::logs::{LOG_FORMAT, LOG_LEVEL};
 use super::table::process::{TOLLKEEPER_DRAIN_PERIOD, TOLLKEEPER_SHUTDOWN_TIMEOUT};
 use super::values::Values;
 use crate::go_syntax::DurationText;
-use crate::telemetry::logs::{Format, Level};
+use crate::telemetry::logs::{Level, LogFormat};
 
 /// Time limits of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +43,8 @@ impl ShutdownSettings {
 pub struct LogSettings {
     /// Minimum level of events that are written.
     pub level: Level,
-    /// Format of a line.
-    pub format: Format,
+    /// LogFormat of a line.
+    pub format: LogFormat,
 }
 
 impl LogSettings {

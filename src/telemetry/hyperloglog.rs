@@ -1,53 +1,53 @@
-//! How many different keys there were, estimated, in 512 bytes.
+//! HyperLogLog: an estimate of the number of distinct keys in 512 bytes.
 //!
-//! HyperLogLog: a key's hash chooses a register, which remembers the longest run of zeros that a hash began with. The
-//! registers are atomics and rarely change, so that noting a key is one read as a rule. They are read with the
-//! estimator of Otmar Ertl ("New cardinality estimation algorithms for HyperLogLog sketches", 2017, section 4), which
-//! needs no table of corrections: the standard error is 1.04 / sqrt(512), 4.6 %, whatever the count.
+//! The first bits of a key's hash select a register, which holds the longest run of leading zeros in the other bits.
+//! Registers are atomics that rarely change, so adding a key is usually one read. The estimator is Otmar Ertl's ("New
+//! cardinality estimation algorithms for HyperLogLog sketches", 2017, section 4), which needs no table of corrections.
+//! The standard error is 1.04 / sqrt(512), 4.6 %, at any count.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The registers: a power of two.
+/// Number of registers.
 const REGISTERS: usize = 1 << REGISTER_BITS;
 const REGISTER_BITS: u32 = 9;
-/// The longest run of zeros that the rest of a hash can have.
-const MOST_ZEROS: u32 = u64::BITS - REGISTER_BITS;
+/// Number of hash bits besides the register index.
+const MAX_ZEROS: u32 = u64::BITS - REGISTER_BITS;
 
-/// The standard error of [`HyperLogLog::estimate`], relative.
+/// Relative standard error of [`HyperLogLog::estimate`].
 pub const STANDARD_ERROR: f64 = 0.046;
 
-/// The different keys that were noted. Nothing is allocated before the first.
+/// Sketch of a set of keys. Allocates when the first key is added.
 #[derive(Debug, Default)]
 pub struct HyperLogLog {
     registers: OnceLock<Box<[AtomicU8; REGISTERS]>>,
 }
 
 impl HyperLogLog {
-    /// Notes a key by its hash, which must be as good as random and unknown to who chooses the keys.
-    pub fn note(&self, hash: u64) {
+    /// Adds a key by its hash, which must be uniform and unpredictable for clients.
+    pub fn add(&self, hash: u64) {
         let registers = self.registers.get_or_init(|| Box::new([const { AtomicU8::new(0) }; REGISTERS]));
-        let place = usize::try_from(hash >> MOST_ZEROS).expect("nine bits fit");
-        let zeros = (hash << REGISTER_BITS).leading_zeros().min(MOST_ZEROS);
+        let index = usize::try_from(hash >> MAX_ZEROS).expect("nine bits fit");
+        let zeros = (hash << REGISTER_BITS).leading_zeros().min(MAX_ZEROS);
         let rank = u8::try_from(zeros + 1).expect("there are at most 64 zeros");
-        // Reading first keeps the cache line shared: registers soon stop to change.
-        if registers[place].load(Ordering::Relaxed) < rank {
-            registers[place].fetch_max(rank, Ordering::Relaxed);
+        // Reading first keeps the cache line shared: registers soon stop changing.
+        if registers[index].load(Ordering::Relaxed) < rank {
+            registers[index].fetch_max(rank, Ordering::Relaxed);
         }
     }
 
-    /// About how many different keys were noted.
+    /// Estimates the number of distinct keys.
     pub fn estimate(&self) -> u64 {
         let Some(registers) = self.registers.get() else { return 0 };
-        let mut counts = [0.0_f64; MOST_ZEROS as usize + 2];
+        let mut counts = [0.0_f64; MAX_ZEROS as usize + 2];
         for register in &**registers {
             counts[usize::from(register.load(Ordering::Relaxed))] += 1.0;
         }
         #[expect(clippy::cast_precision_loss, reason = "it is 512")]
         let all = REGISTERS as f64;
-        let [least, between @ .., most] = &counts;
-        let above = between.iter().rfold(all * tau(1.0 - most / all), |sum, count| 0.5 * (sum + count));
-        let estimate = all * all / (2.0 * std::f64::consts::LN_2) / (above + all * sigma(least / all));
+        let [lowest, between @ .., highest] = &counts;
+        let above = between.iter().rfold(all * tau(1.0 - highest / all), |sum, count| 0.5 * (sum + count));
+        let estimate = all * all / (2.0 * std::f64::consts::LN_2) / (above + all * sigma(lowest / all));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "never negative; saturates")]
         {
             estimate.round() as u64
@@ -55,7 +55,7 @@ impl HyperLogLog {
     }
 }
 
-/// The sum over k of `x^(2^k) * 2^(k-1)`, and `x`.
+/// Computes `x` plus the sum over k of `x^(2^k) * 2^(k-1)`.
 fn sigma(mut x: f64) -> f64 {
     if x >= 1.0 {
         return f64::INFINITY;
@@ -72,7 +72,7 @@ fn sigma(mut x: f64) -> f64 {
     }
 }
 
-/// A third of `1 - x` less the sum over k of `(1 - x^(2^-k))^2 * 2^-k`.
+/// Computes a third of `1 - x` minus the sum over k of `(1 - x^(2^-k))^2 * 2^-k`.
 fn tau(mut x: f64) -> f64 {
     if x <= 0.0 || x >= 1.0 {
         return 0.0;

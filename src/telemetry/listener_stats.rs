@@ -1,80 +1,80 @@
-//! What is counted at the listeners: connections, what was turned away, and how long certificates are good for.
+//! Counters of the listeners: open connections, rejections and the expiry of certificates.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-/// All listeners.
+/// Counters of all listeners.
 #[derive(Debug, Default)]
 pub struct ServerStats {
-    /// Of the rate limit service.
+    /// Rate limit service over gRPC.
     pub grpc: ListenerStats,
-    /// Of `/json` and the health pages.
+    /// `/json` and the health pages.
     pub http: ListenerStats,
-    /// Of what shows the inside.
+    /// Debug pages.
     pub debug: ListenerStats,
-    /// Of Prometheus.
+    /// Metrics for Prometheus.
     pub prometheus: ListenerStats,
-    refused_connections: AtomicU64,
-    refused_requests: AtomicU64,
+    rejected_connections: AtomicU64,
+    rejected_requests: AtomicU64,
 }
 
-/// One listener.
+/// Counters of one listener.
 #[derive(Debug, Default)]
 pub struct ListenerStats {
     connections: AtomicUsize,
-    /// 0 where there is no certificate.
-    not_after: AtomicI64,
+    /// 0 without a certificate.
+    certificate_not_after: AtomicI64,
 }
 
 impl ServerStats {
-    /// The listeners by name.
+    /// Returns the listeners with their names.
     pub fn all(&self) -> [(&'static str, &ListenerStats); 4] {
         [("grpc", &self.grpc), ("http", &self.http), ("debug", &self.debug), ("prometheus", &self.prometheus)]
     }
 
-    /// Counts a connection that was closed at once, because there were too many.
-    pub fn note_refused_connection(&self) {
-        self.refused_connections.fetch_add(1, Ordering::Relaxed);
+    /// Counts a connection that a connection limit rejected.
+    pub fn record_rejected_connection(&self) {
+        self.rejected_connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Connections that were closed at once.
-    pub fn refused_connections(&self) -> u64 {
-        self.refused_connections.load(Ordering::Relaxed)
+    /// Number of connections that a connection limit rejected.
+    pub fn rejected_connections(&self) -> u64 {
+        self.rejected_connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that was refused at once, because there were too many.
-    pub fn note_refused_request(&self) {
-        self.refused_requests.fetch_add(1, Ordering::Relaxed);
+    /// Counts a request that a request limit rejected.
+    pub fn record_rejected_request(&self) {
+        self.rejected_requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Requests that were refused at once.
-    pub fn refused_requests(&self) -> u64 {
-        self.refused_requests.load(Ordering::Relaxed)
+    /// Number of requests that a request limit rejected.
+    pub fn rejected_requests(&self) -> u64 {
+        self.rejected_requests.load(Ordering::Relaxed)
     }
 }
 
 impl ListenerStats {
-    /// Connections that are open.
+    /// Number of open connections.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts one more.
+    /// Counts a connection that was opened.
     pub fn connection_opened(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts one less.
+    /// Counts a connection that was closed.
     pub fn connection_closed(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// When the certificate ends, in seconds since 1970; `None` without TLS.
-    pub fn not_after(&self) -> Option<i64> {
-        Some(self.not_after.load(Ordering::Relaxed)).filter(|seconds| *seconds != 0)
+    /// Expiry of the certificate in seconds since the Unix epoch; `None` without TLS.
+    pub fn certificate_not_after(&self) -> Option<i64> {
+        Some(self.certificate_not_after.load(Ordering::Relaxed)).filter(|seconds| *seconds != 0)
     }
 
-    /// Notes when the certificate that is shown from now on ends, in seconds since 1970.
-    pub fn note_not_after(&self, seconds: i64) {
-        self.not_after.store(seconds, Ordering::Relaxed);
+    /// Sets the expiry of the certificate in seconds since the Unix epoch.
+    pub fn set_certificate_not_after(&self, seconds: i64) {
+        self.certificate_not_after.store(seconds, Ordering::Relaxed);
     }
 }

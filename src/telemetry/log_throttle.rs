@@ -1,7 +1,8 @@
-//! A trouble that repeats is said once in a while, with a count of what was left unsaid.
+//! Rate limit for log lines about repeated events.
 //!
-//! One `LogThrottle` stands at each call site, as a static, and says when the site may speak. It costs one atomic load
-//! while it is silent. It writes nothing itself, so that the site keeps its own level and fields:
+//! Each call site has a `LogThrottle` as a static and logs when [`LogThrottle::allow`] returns the number of lines that
+//! were suppressed since the last one. A suppressed line costs one atomic load and one addition. The call site writes
+//! the line itself, with its own level and fields:
 //!
 //! ```
 //! use std::time::Duration;
@@ -10,7 +11,7 @@
 //!
 //! static UNKNOWN_UNIT: LogThrottle = LogThrottle::every(Duration::from_secs(60));
 //! if let Some(suppressed) = UNKNOWN_UNIT.allow(Clock::System.now()) {
-//!     tracing::warn!(suppressed, "a limit sent with the request has an unknown unit and is ignored");
+//!     tracing::warn!(suppressed, "limit in the request ignored: its unit is unknown");
 //! }
 //! ```
 
@@ -19,20 +20,20 @@ use std::time::Duration;
 
 use crate::clock::Time;
 
-/// Times this far apart may belong to threads that ask at once.
+/// Maximum difference between the clock readings of threads that call at the same time.
 const SLACK_US: u64 = 1_000_000;
 
-/// Permission to speak, at most once in an interval.
+/// Allows one log line per interval.
 #[derive(Debug)]
 pub struct LogThrottle {
     interval_us: u64,
-    /// When the next line may be written, in microseconds since the Unix epoch; 0 before the first.
+    /// Time of the next line in microseconds since the Unix epoch; 0 before the first.
     next_us: AtomicU64,
     suppressed: AtomicU64,
 }
 
 impl LogThrottle {
-    /// At most one line in `interval`, the first at once.
+    /// Allows one line per `interval`, the first at once.
     pub const fn every(interval: Duration) -> Self {
         let micros = interval.as_micros();
         #[expect(clippy::cast_possible_truncation, reason = "compared with the largest value just before")]
@@ -40,16 +41,16 @@ impl LogThrottle {
         Self { interval_us, next_us: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
     }
 
-    /// Whether a line may be written at `now`: if so, how many were suppressed since the last one.
+    /// Returns the number of suppressed lines if a line may be written at `now`, otherwise `None`.
     ///
-    /// Of several threads that ask at once one gets the permission. A wall clock that was set back does not silence the
-    /// site for longer than one interval and a second.
+    /// If several threads call at once, one of them may write. A wall clock that was set back suppresses lines for at
+    /// most one interval and a second.
     pub fn allow(&self, now: Time) -> Option<u64> {
         let now_us = now.as_micros();
         let next_us = self.next_us.load(Ordering::Relaxed);
-        // Those who ask at once need not ask in the order of their times.
-        let waiting = next_us > now_us && next_us - now_us <= self.interval_us.saturating_add(SLACK_US);
-        let mine = !waiting
+        // Concurrent callers can pass their times out of order.
+        let is_early = next_us > now_us && next_us - now_us <= self.interval_us.saturating_add(SLACK_US);
+        let is_allowed = !is_early
             && self
                 .next_us
                 .compare_exchange(
@@ -59,7 +60,7 @@ impl LogThrottle {
                     Ordering::Relaxed,
                 )
                 .is_ok();
-        if mine {
+        if is_allowed {
             Some(self.suppressed.swap(0, Ordering::Relaxed))
         } else {
             self.suppressed.fetch_add(1, Ordering::Relaxed);

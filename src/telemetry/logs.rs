@@ -1,10 +1,10 @@
-//! The log: one event a line, to stderr, as text or JSON.
+//! The log: one event per line on stderr, as text or JSON.
 //!
-//! The keys and the names of the levels are those of the log that operators of envoyproxy/ratelimit already collect:
-//! `@timestamp`, `level`, `@message` in JSON; `time`, `level`, `msg` in text; other fields beside them. No character of
-//! a message or field can end its line, start another or steer a terminal: whatever is not printable is escaped, and a
-//! value longer than [`MAX_VALUE_BYTES`] is cut. Spans are not written here: they are for traces. The level may be
-//! changed while the process runs; what is not written then costs as little as if it had been so from the start.
+//! Keys and level names are those of envoyproxy/ratelimit's log: `@timestamp`, `level`, `@message` in JSON; `time`,
+//! `level`, `msg` in text; then the other fields. No message or field can end its line, start another or send escape
+//! sequences to a terminal: unprintable characters are escaped, and values longer than [`MAX_VALUE_BYTES`] are cut.
+//! Spans are not logged; they are for traces. The level can be changed while the process runs, and disabled events stay
+//! as cheap as from the start.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -21,40 +21,40 @@ use tracing_subscriber::reload::{self, Handle};
 
 use crate::clock::{Clock, Time};
 
-/// The longest value of a message or field that is written, in bytes; the rest is cut.
+/// Maximum length of a message or field value in bytes; the rest is cut.
 pub const MAX_VALUE_BYTES: usize = 16 * 1024;
 
-/// The target of an error that ends the process: written with the level `fatal`.
+/// Target of an error that ends the process, logged with the level `fatal`.
 pub const FATAL: &str = "tollkeeper::fatal";
 
-/// The target of the lines that tell who did what to a running process: written at any level.
+/// Target of admin actions, logged at every level.
 pub const AUDIT: &str = "tollkeeper::audit";
 
-/// Which events are written: those of the level and the graver ones.
+/// Log level: events of this severity and above are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Level {
-    /// Nothing: no event is that grave.
+    /// No events.
     Panic,
-    /// What ends the process.
+    /// Errors that end the process.
     Fatal,
-    /// What went wrong.
+    /// Errors.
     Error,
-    /// What an operator should know, the few lines at the start included.
+    /// Warnings, and the few lines at startup.
     #[default]
     Warn,
-    /// What happened.
+    /// Information.
     Info,
-    /// What it takes to follow a problem.
+    /// Details for debugging.
     Debug,
-    /// Everything, the libraries' own events included.
+    /// All events, including those of libraries.
     Trace,
 }
 
 impl Level {
-    /// The names as written in `LOG_LEVEL`, gravest first; `warning` is another name of `warn`.
+    /// Names in `LOG_LEVEL`, most severe first; `warning` is an alias of `warn`.
     pub const NAMES: [&str; 8] = ["panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"];
 
-    /// The level of that name, in any case.
+    /// Parses a level, ignoring case.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name.to_ascii_lowercase().as_str() {
             "panic" => Self::Panic,
@@ -68,7 +68,7 @@ impl Level {
         })
     }
 
-    /// Its name as it is written in `LOG_LEVEL`.
+    /// Name in `LOG_LEVEL`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Panic => "panic",
@@ -93,9 +93,9 @@ impl Level {
     }
 }
 
-/// How a line looks.
+/// LogFormat of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
+pub enum LogFormat {
     /// `time="..." level=warning msg="..." key=value`
     #[default]
     Text,
@@ -103,57 +103,57 @@ pub enum Format {
     Json,
 }
 
-/// Why the log can not be begun, or changed.
+/// Error of setting up or changing the log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// It was begun before.
-    #[error("the log was begun before")]
-    Begun,
+    /// [`init`] was called before.
+    #[error("the log is initialized already")]
+    AlreadyInitialized,
     /// [`init`] was not called.
-    #[error("the log was not begun")]
-    NotBegun,
+    #[error("the log is not initialized")]
+    NotInitialized,
 }
 
-/// The level that [`init`] or [`set`] set last.
+/// Level of the last call of [`init`] or [`set`].
 static LEVEL: Mutex<Level> = Mutex::new(Level::Warn);
-/// By what the level is changed; there once [`init`] was called.
+/// Handle that changes the level, set by [`init`].
 static FILTER: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 
-/// Sends the events of this process to stderr, from now to its end; an error if it was called before.
-pub fn init(level: Level, format: Format) -> Result<(), LogError> {
-    let (subscriber, filter) = changeable(level, format, Clock::System, std::io::stderr);
-    tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::Begun)?;
-    FILTER.set(filter).map_err(|_| LogError::Begun)?;
+/// Starts to log the events of this process to stderr; an error if it was called before.
+pub fn init(level: Level, format: LogFormat) -> Result<(), LogError> {
+    let (subscriber, filter) = reloadable(level, format, Clock::System, std::io::stderr);
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::AlreadyInitialized)?;
+    FILTER.set(filter).map_err(|_| LogError::AlreadyInitialized)?;
     *LEVEL.lock().unwrap_or_else(PoisonError::into_inner) = level;
     Ok(())
 }
 
-/// The level in force.
+/// Current level.
 pub fn current() -> Level {
     *LEVEL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Puts another level in force, until the process ends; an error if there is no log yet.
+/// Changes the level until the process ends; an error before [`init`].
 pub fn set(level: Level) -> Result<(), LogError> {
-    let filter = FILTER.get().ok_or(LogError::NotBegun)?;
-    // Held meanwhile, so that what is told is what is in force.
+    let filter = FILTER.get().ok_or(LogError::NotInitialized)?;
+    // Locked during the change, so that `current` agrees with the filter.
     let mut current = LEVEL.lock().unwrap_or_else(PoisonError::into_inner);
-    filter.reload(targets(level)).map_err(|_| LogError::NotBegun)?;
+    filter.reload(targets(level)).map_err(|_| LogError::NotInitialized)?;
     *current = level;
     Ok(())
 }
 
-/// What [`init`] installs, with a clock and a writer of the caller's choice.
-pub fn subscriber<W>(level: Level, format: Format, clock: Clock, writer: W) -> impl Subscriber + Send + Sync
+/// Subscriber as [`init`] installs it, with a clock and writer of the caller's choice.
+pub fn subscriber<W>(level: Level, format: LogFormat, clock: Clock, writer: W) -> impl Subscriber + Send + Sync
 where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
-    changeable(level, format, clock, writer).0
+    reloadable(level, format, clock, writer).0
 }
 
-fn changeable<W>(
+fn reloadable<W>(
     level: Level,
-    format: Format,
+    format: LogFormat,
     clock: Clock,
     writer: W,
 ) -> (impl Subscriber + Send + Sync, Handle<Targets, Registry>)
@@ -161,14 +161,14 @@ where
     W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
 {
     let (filter, handle) = reload::Layer::new(targets(level));
-    let lines = tracing_subscriber::fmt::layer().event_format(Lines { format, clock }).with_writer(writer);
+    let lines = tracing_subscriber::fmt::layer().event_format(LineFormatter { format, clock }).with_writer(writer);
     (tracing_subscriber::registry().with(filter).with(lines), handle)
 }
 
-/// Whose events are written at that level.
+/// Filter of a level: this crate's events at the level, those of libraries from warnings on.
 fn targets(level: Level) -> Targets {
     let fatal = if level == Level::Panic { LevelFilter::OFF } else { level.filter().max(LevelFilter::ERROR) };
-    // The libraries below speak to their developers: only their warnings concern an operator, unless all is asked for.
+    // Events of libraries below warnings are for their developers.
     let libraries = if level == Level::Trace { LevelFilter::DEBUG } else { level.filter().min(LevelFilter::WARN) };
     Targets::new()
         .with_default(libraries)
@@ -177,29 +177,29 @@ fn targets(level: Level) -> Targets {
         .with_target(AUDIT, level.filter().max(LevelFilter::WARN))
 }
 
-/// Writes an event as a line.
-struct Lines {
-    format: Format,
+/// Writes events as lines.
+struct LineFormatter {
+    format: LogFormat,
     clock: Clock,
 }
 
-impl<S, N> FormatEvent<S, N> for Lines
+impl<S, N> FormatEvent<S, N> for LineFormatter
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut line = Line { message: String::new(), fields: serde_json::Map::new() };
+        let mut line = EventLine { message: String::new(), fields: serde_json::Map::new() };
         event.record(&mut line);
         let written = match self.format {
-            Format::Text => line.text(&timestamp(self.clock.now()), level_name(event.metadata())),
-            Format::Json => line.json(timestamp(self.clock.now()), level_name(event.metadata())),
+            LogFormat::Text => line.text(&timestamp(self.clock.now()), level_name(event.metadata())),
+            LogFormat::Json => line.json(timestamp(self.clock.now()), level_name(event.metadata())),
         };
         writeln!(writer, "{written}")
     }
 }
 
-/// RFC 3339 in UTC, with nine digits of a second, the last three of them 0.
+/// Formats a time as RFC 3339 in UTC, with nine digits of the second of which the last three are 0.
 fn timestamp(now: Time) -> String {
     let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
     let time = jiff::Timestamp::from_microsecond(micros).unwrap_or(jiff::Timestamp::MAX);
@@ -217,13 +217,13 @@ fn level_name(metadata: &Metadata<'_>) -> &'static str {
     }
 }
 
-/// An event, taken apart.
-struct Line {
+/// Message and fields of an event.
+struct EventLine {
     message: String,
     fields: serde_json::Map<String, serde_json::Value>,
 }
 
-impl Line {
+impl EventLine {
     fn text(&self, time: &str, level: &str) -> String {
         let mut line = format!("time=\"{time}\" level={level} msg={}", quoted(&self.message));
         for (name, value) in &self.fields {
@@ -247,8 +247,8 @@ impl Line {
             let name = if object.contains_key(&name) { format!("fields.{name}") } else { name };
             object.insert(name, value);
         }
-        // JSON escapes what is below the space; the other characters that can steer a terminal can stand only inside a
-        // string, where an escape means the same.
+        // JSON escapes only ASCII control characters. Other unprintable characters occur only in strings, where they can
+        // be escaped too.
         let plain = serde_json::Value::Object(object).to_string();
         let mut escaped = String::with_capacity(plain.len());
         for c in plain.chars() {
@@ -269,7 +269,7 @@ impl Line {
     }
 }
 
-impl Visit for Line {
+impl Visit for EventLine {
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.put(field, value.into());
     }
@@ -295,7 +295,7 @@ impl Visit for Line {
     }
 }
 
-/// `text`, or as much of it as is written.
+/// Cuts `text` to [`MAX_VALUE_BYTES`].
 fn cut(text: &str) -> String {
     if text.len() <= MAX_VALUE_BYTES {
         return text.to_owned();
@@ -304,7 +304,7 @@ fn cut(text: &str) -> String {
     format!("{}... ({} bytes more)", &text[..kept], text.len() - kept)
 }
 
-/// `text` in quotes, on one line, with all that is not printable escaped.
+/// Quotes `text` and escapes unprintable characters.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -323,12 +323,12 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Whether a value reads the same without quotes.
+/// True if a value needs no quotes.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-._/@^+:".contains(c))
 }
 
-/// Controls, line and paragraph separators, and the marks that turn the direction of what follows: all below U+10000.
+/// True for control characters, line and paragraph separators, and marks that change the text direction.
 fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

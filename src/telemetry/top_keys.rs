@@ -1,139 +1,140 @@
-//! The keys that are refused most, over the last minutes.
+//! Keys that are rejected most, over the last minutes.
 //!
-//! Refusals are counted by a [`SpaceSaving`] sketch for each minute, in shards, so that two threads rarely want the
-//! same one. A refusal costs a short lock; what is admitted never comes here. A window of time is a minute of the clock
-//! that decisions follow, and the last [`MINUTES`] are kept, however long nobody looks. What is told of a key is how
-//! often it was refused at least, and at most.
+//! Rejections are counted by one [`SpaceSaving`] sketch per minute, in shards, so that threads rarely contend. A
+//! rejection takes a short lock; admitted requests never come here. A window is one minute of the decisions' clock, and
+//! the last [`MINUTES`] windows are kept. The count of a key is known as a lower and an upper bound.
 
 pub mod space_saving;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use self::space_saving::{Counter, SpaceSaving};
+use self::space_saving::{KeyCount, SpaceSaving};
 use super::metrics::limit_stats::{LimitName, LimitStats};
 use crate::clock::Time;
 use crate::sharded::{Sharded, lower_half};
 
-/// How many minutes are kept, the one that is running included.
+/// Number of minutes that are kept, including the current one.
 pub const MINUTES: u64 = 10;
-/// Refusals of a key within so many seconds of a minute are a short burst.
+/// Maximum number of seconds with rejections in a minute for its rejections to be a burst.
 pub const BURST_SECONDS: u32 = 5;
-/// The longest text of a key, in bytes; the rest is cut.
+/// Maximum length of a key's text in bytes; the rest is cut off.
 pub const MAX_KEY_BYTES: usize = 256;
 
 const SHARDS: usize = 8;
 const MINUTE_S: u64 = 60;
 
-/// The keys that are refused most.
+/// Keys that are rejected most.
 #[derive(Debug)]
 pub struct TopKeys {
+    /// `None` if tracking is off.
     shards: Option<Sharded<VecDeque<MinuteWindow>>>,
     counters_per_shard: usize,
 }
 
 #[derive(Debug)]
 struct MinuteWindow {
+    /// Minutes since the Unix epoch.
     minute: u64,
     sketch: SpaceSaving<KeyLabel>,
 }
 
-/// A key: of which limit, and its text.
+/// Limit and text of a key.
 #[derive(Clone, Debug)]
 struct KeyLabel {
     limit: Arc<LimitName>,
     text: Arc<str>,
 }
 
-/// A key that was refused.
+/// A key that was rejected.
 #[derive(Clone, Debug)]
 pub struct RejectedKey {
-    /// The limit that refused it.
+    /// Limit that rejected the key.
     pub limit: Arc<LimitName>,
-    /// `key=value,key=value`, perhaps cut.
+    /// `key=value,key=value`, cut to [`MAX_KEY_BYTES`].
     pub text: Arc<str>,
-    /// Hits that were refused, at least.
+    /// Lower bound of the rejected hits.
     pub at_least: u64,
-    /// Hits that were refused, at most.
+    /// Upper bound of the rejected hits.
     pub at_most: u64,
-    /// Of those of `at_least`, how many came in short bursts: minutes in which it was refused in [`BURST_SECONDS`]
-    /// seconds at most.
+    /// Part of `at_least` in bursts: minutes with rejections in at most [`BURST_SECONDS`] seconds.
     pub in_bursts: u64,
-    /// The most hits of one such burst.
+    /// Hits of the largest burst.
     pub largest_burst: u64,
 }
 
-/// What a look found.
+/// Rejected keys at one time.
 #[derive(Clone, Debug, Default)]
 pub struct TopKeysSnapshot {
-    /// All that have a counter, the one that was refused most first.
+    /// All keys that have a counter, the most rejected first.
     pub keys: Vec<RejectedKey>,
-    /// The most that a key that is not among them can have been refused.
-    pub most_missed: u64,
+    /// Upper bound of the rejected hits of every key without a counter.
+    pub max_missed: u64,
 }
 
 impl TopKeys {
-    /// Nothing refused yet; about so many keys are counted at once, 0 for none.
+    /// Tracks about `keys` keys at a time; 0 switches tracking off.
     pub fn new(keys: usize) -> Self {
         let shards = (keys > 0).then(|| Sharded::new(SHARDS, VecDeque::new));
         Self { shards, counters_per_shard: keys.div_ceil(SHARDS) }
     }
 
-    /// Counts `hits` that a limit refused a key. `id` is a hash of key and limit that nobody can aim.
-    pub fn note(&self, id: u128, (stats, hits): (&LimitStats, u64), now: Time, text: impl FnOnce() -> Arc<str>) {
+    /// Counts rejected hits of a key. `id` is a hash of key and limit that clients cannot predict.
+    pub fn record(&self, id: u128, limit: &LimitStats, hits: u64, now: Time, text: impl FnOnce() -> Arc<str>) {
         let Some(shards) = &self.shards else { return };
         let seconds = now.as_micros() / 1_000_000;
-        let (minute, mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
+        let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock(lower_half(id));
         if windows.back().is_none_or(|newest| newest.minute < minute) {
             drop_old(&mut windows, minute);
             windows.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
         }
-        // A clock that was set back counts in the newest minute.
+        // If the clock was set back, count in the newest window.
         if let Some(window) = windows.back_mut() {
-            window.sketch.note(id, (hits, mark), || KeyLabel { limit: Arc::clone(stats.shared_name()), text: text() });
+            let label = || KeyLabel { limit: Arc::clone(limit.shared_name()), text: text() };
+            window.sketch.add(id, hits, second_mark, label);
         }
     }
 
-    /// What was refused in the last `minutes`, the one that is running included; only by limits that are `wanted`.
-    pub fn snapshot(&self, now: Time, minutes: u64, wanted: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
+    /// Returns the keys rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
+    pub fn snapshot(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
         let minute = now.as_micros() / 1_000_000 / MINUTE_S;
         let first = (minute + 1).saturating_sub(minutes.clamp(1, MINUTES));
-        let mut found = TopKeysSnapshot::default();
+        let mut snapshot = TopKeysSnapshot::default();
         for windows in self.shards.iter().flat_map(Sharded::iter) {
             let mut keys: HashMap<u128, KeySum> = HashMap::new();
             let mut missed = 0;
             for window in windows.iter().filter(|window| window.minute >= first) {
-                let most_missed = window.sketch.most_missed();
-                missed += most_missed;
-                for (id, label, counter) in window.sketch.iter().filter(|(_, label, _)| wanted(&label.limit)) {
-                    keys.entry(id).or_insert_with(|| KeySum::new(label)).add(counter, most_missed);
+                let max_missed = window.sketch.max_missed();
+                missed += max_missed;
+                for (id, label, count) in window.sketch.iter().filter(|(_, label, _)| filter(&label.limit)) {
+                    keys.entry(id).or_insert_with(|| KeySum::new(label)).add(count, max_missed);
                 }
             }
-            found.most_missed = found.most_missed.max(missed);
-            found.keys.extend(keys.into_values().map(|sum| sum.refused(missed)));
+            snapshot.max_missed = snapshot.max_missed.max(missed);
+            snapshot.keys.extend(keys.into_values().map(|sum| sum.into_key(missed)));
         }
-        found.keys.sort_by(|a, b| (b.at_least, b.at_most, &a.text).cmp(&(a.at_least, a.at_most, &b.text)));
-        found
+        snapshot.keys.sort_by(|a, b| (b.at_least, b.at_most, &a.text).cmp(&(a.at_least, a.at_most, &b.text)));
+        snapshot
     }
 
-    /// Lets go of minutes that are over.
+    /// Removes windows that are too old.
     pub fn sweep(&self, now: Time) {
         let minute = now.as_micros() / 1_000_000 / MINUTE_S;
         self.shards.iter().flat_map(Sharded::iter).for_each(|mut windows| drop_old(&mut windows, minute));
     }
 }
 
-/// The counters of a key, over several minutes.
+/// Sum of a key's counters over several windows.
 struct KeySum {
-    refused: RejectedKey,
-    /// What the minutes in which it has a counter could have missed of it, had it none.
-    counted: u64,
+    key: RejectedKey,
+    /// Upper bound of the hits that a key without a counter had in the windows in which this key has one.
+    covered: u64,
 }
 
 impl KeySum {
     fn new(label: &KeyLabel) -> Self {
-        let refused = RejectedKey {
+        let key = RejectedKey {
             limit: Arc::clone(&label.limit),
             text: Arc::clone(&label.text),
             at_least: 0,
@@ -141,23 +142,23 @@ impl KeySum {
             in_bursts: 0,
             largest_burst: 0,
         };
-        Self { refused, counted: 0 }
+        Self { key, covered: 0 }
     }
 
-    fn add(&mut self, counter: Counter, most_missed: u64) {
-        let certain = counter.count - counter.error;
-        self.refused.at_least += certain;
-        self.refused.at_most += counter.count;
-        self.counted += most_missed;
-        if counter.marks.count_ones() <= BURST_SECONDS {
-            self.refused.in_bursts += certain;
-            self.refused.largest_burst = self.refused.largest_burst.max(certain);
+    fn add(&mut self, count: KeyCount, max_missed: u64) {
+        let certain = count.count - count.error;
+        self.key.at_least += certain;
+        self.key.at_most += count.count;
+        self.covered += max_missed;
+        if count.marks.count_ones() <= BURST_SECONDS {
+            self.key.in_bursts += certain;
+            self.key.largest_burst = self.key.largest_burst.max(certain);
         }
     }
 
-    /// `missed`: what all minutes together can have missed of a key.
-    fn refused(self, missed: u64) -> RejectedKey {
-        RejectedKey { at_most: self.refused.at_most + missed.saturating_sub(self.counted), ..self.refused }
+    /// Adds the windows in which the key had no counter to its upper bound; `missed` is the bound over all windows.
+    fn into_key(self, missed: u64) -> RejectedKey {
+        RejectedKey { at_most: self.key.at_most + missed.saturating_sub(self.covered), ..self.key }
     }
 }
 

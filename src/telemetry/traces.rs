@@ -1,10 +1,10 @@
-//! Traces: what became of a request, for those that are sampled.
+//! Traces of sampled requests.
 //!
-//! Whether a request is sampled is decided first, from its headers and a number, and nothing is allocated before. One
-//! that is not has no span, and everything further down is handed `None`. A span is sent when it is dropped: so no
-//! way out of a function forgets one, and a request that its caller gave up has one too. Sending is the affair of
-//! `span_queue`, behind a bounded queue, on a thread of its own.
+//! Sampling is decided first, from the headers and the trace id, without an allocation. A request that is not sampled
+//! has no span, and all code below receives `None`. A span is queued for export when it is dropped, so that every
+//! return path and every cancelled request ends its span. `span_queue` exports in the background.
 
+pub mod otlp;
 pub mod propagation;
 pub mod span_queue;
 
@@ -21,52 +21,53 @@ pub use opentelemetry::trace::SpanKind;
 use self::propagation::{PropagationFormats, RemoteParent};
 use self::span_queue::SpanQueue;
 
-/// The longest text of an attribute, in bytes; the rest is cut.
+/// Maximum length of a text attribute in bytes; the rest is cut off.
 pub const MAX_TEXT_BYTES: usize = 1024;
-/// The most links that a span has.
+/// Maximum number of links of a span.
 pub const MAX_LINKS: usize = 32;
 
-/// Which requests are sampled.
+/// Sampling decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampler {
-    /// Whether what the caller decided holds, where it decided.
+    /// True if the caller's decision applies, where it made one.
     pub follows_parent: bool,
-    /// The share of the other traces that is sampled, 0 to 1.
+    /// Share of the other traces that is sampled, 0 to 1.
     pub ratio: f64,
 }
 
 impl Sampler {
-    /// Whether a trace is in the share: by its id, so that all who look at it with one ratio agree. This is
-    /// TraceIdRatioBased as other OpenTelemetry libraries have it: the last 63 bits, from the eighth byte on.
+    /// Decides by trace id, so that all services with the same ratio sample the same traces.
+    ///
+    /// This is TraceIdRatioBased of other OpenTelemetry libraries: the lower 63 bits of the id, against the ratio.
     fn samples(self, trace: TraceId) -> bool {
         const RANGE: f64 = (1_u64 << 63) as f64;
         let [.., a, b, c, d, e, f, g, h] = trace.to_bytes();
         let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
-        #[expect(clippy::cast_precision_loss, reason = "a share of 2^63 traces is meant no finer")]
+        #[expect(clippy::cast_precision_loss, reason = "a ratio needs no more digits")]
         {
             (number as f64) < self.ratio * RANGE
         }
     }
 }
 
-/// Begins traces, or goes on with those that callers began.
+/// Starts traces, or continues those of callers.
 #[derive(Debug)]
 pub struct Tracer {
-    /// Which requests are sampled.
+    /// Sampling decision.
     pub sampler: Sampler,
-    /// In which forms callers may say of which trace they are.
+    /// Header formats in which callers pass their trace.
     pub formats: PropagationFormats,
-    /// Whether spans tell what was asked for: keys and values of descriptors.
+    /// True if spans show the keys and values of descriptors.
     pub shows_descriptors: bool,
-    /// Where spans go.
+    /// Queue of ended spans.
     pub span_queue: Arc<SpanQueue>,
 }
 
 impl Tracer {
-    /// The span of a request with these headers, if it is sampled.
+    /// Starts the server span of a request with these headers; `None` if it is not sampled.
     pub fn begin<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
         let ids = RandomIdGenerator::default();
-        let RemoteParent { ids: remote, sampled } = self.formats.remote(&header);
+        let RemoteParent { ids: remote, sampled } = self.formats.remote_parent(&header);
         let decided = sampled.filter(|_| self.sampler.follows_parent);
         if decided == Some(false) {
             return None;
@@ -75,14 +76,15 @@ impl Tracer {
         if decided.is_none() && !self.sampler.samples(trace) {
             return None;
         }
-        let parent = remote.map_or(SpanId::INVALID, |(_, span)| span);
+        let parent = ParentSpan { id: remote.map_or(SpanId::INVALID, |(_, span)| span), is_remote: remote.is_some() };
         let state = remote.map(|_| propagation::trace_state(&header)).unwrap_or_default();
         let context = SpanContext::new(trace, ids.new_span_id(), TraceFlags::SAMPLED, false, state);
-        Some(Span::new(name, SpanKind::Server, (context, Arc::clone(&self.span_queue)), (parent, remote.is_some())))
+        let identity = SpanIdentity { context, span_queue: Arc::clone(&self.span_queue) };
+        Some(Span::new(name, SpanKind::Server, identity, parent))
     }
 }
 
-/// Where a span stands: what its children and links to it need to know, while it lasts and later.
+/// Clonable handle to a span, for children and links. Valid after the span has ended.
 #[derive(Clone, Debug)]
 pub struct SpanRef(Arc<SpanIdentity>);
 
@@ -92,38 +94,41 @@ struct SpanIdentity {
     span_queue: Arc<SpanQueue>,
 }
 
+/// Parent of a span.
+#[derive(Clone, Copy)]
+struct ParentSpan {
+    id: SpanId,
+    is_remote: bool,
+}
+
 impl SpanRef {
-    /// A span below this one.
+    /// Starts a child span.
     pub fn child(&self, name: &'static str, kind: SpanKind) -> Span {
         let SpanIdentity { context, span_queue } = &*self.0;
         let id = RandomIdGenerator::default().new_span_id();
         let state = context.trace_state().clone();
         let own = SpanContext::new(context.trace_id(), id, TraceFlags::SAMPLED, false, state);
-        Span::new(name, kind, (own, Arc::clone(span_queue)), (context.span_id(), false))
+        let identity = SpanIdentity { context: own, span_queue: Arc::clone(span_queue) };
+        Span::new(name, kind, identity, ParentSpan { id: context.span_id(), is_remote: false })
     }
 }
 
-/// Something that takes its time; sent when dropped.
+/// A running span. Dropping it ends it and queues it for export.
 #[derive(Debug)]
 pub struct Span {
     span_ref: SpanRef,
     started: Instant,
-    /// There until it is dropped.
+    /// `None` only after the drop.
     data: Option<Box<SpanData>>,
 }
 
 impl Span {
-    fn new(
-        name: &'static str,
-        kind: SpanKind,
-        (context, span_queue): (SpanContext, Arc<SpanQueue>),
-        (parent, parent_is_remote): (SpanId, bool),
-    ) -> Self {
+    fn new(name: &'static str, kind: SpanKind, identity: SpanIdentity, parent: ParentSpan) -> Self {
         let now = SystemTime::now();
         let data = SpanData {
-            span_context: context.clone(),
-            parent_span_id: parent,
-            parent_span_is_remote: parent_is_remote,
+            span_context: identity.context.clone(),
+            parent_span_id: parent.id,
+            parent_span_is_remote: parent.is_remote,
             span_kind: kind,
             name: Cow::Borrowed(name),
             start_time: now,
@@ -133,50 +138,46 @@ impl Span {
             events: SpanEvents::default(),
             links: SpanLinks::default(),
             status: Status::Unset,
-            instrumentation_scope: span_queue.scope(),
+            instrumentation_scope: identity.span_queue.scope(),
         };
-        Self {
-            span_ref: SpanRef(Arc::new(SpanIdentity { context, span_queue })),
-            started: Instant::now(),
-            data: Some(Box::new(data)),
-        }
+        Self { span_ref: SpanRef(Arc::new(identity)), started: Instant::now(), data: Some(Box::new(data)) }
     }
 
-    /// Where it stands.
+    /// Handle for children and links.
     pub const fn span_ref(&self) -> &SpanRef {
         &self.span_ref
     }
 
-    /// Notes a number or a word.
-    pub fn note(&mut self, key: &'static str, value: impl Into<Value>) {
+    /// Adds an attribute.
+    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
         if let Some(data) = &mut self.data {
             data.attributes.push(KeyValue::new(key, value));
         }
     }
 
-    /// Notes what may have been noted before, and then holds no more.
+    /// Sets an attribute that may have been set before.
     pub fn replace(&mut self, key: &'static str, value: impl Into<Value>) {
         if let Some(data) = &mut self.data {
             data.attributes.retain(|attribute| attribute.key.as_str() != key);
         }
-        self.note(key, value);
+        self.set(key, value);
     }
 
-    /// Notes a text that came from outside: no more of it than [`MAX_TEXT_BYTES`].
-    pub fn note_text(&mut self, key: &'static str, text: &str) {
-        let cut = (0..=text.len().min(MAX_TEXT_BYTES)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        self.note(key, text[..cut].to_owned());
+    /// Adds an attribute with text from outside, cut to [`MAX_TEXT_BYTES`].
+    pub fn set_text(&mut self, key: &'static str, text: &str) {
+        let end = (0..=text.len().min(MAX_TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        self.set(key, text[..end].to_owned());
     }
 
-    /// Notes what went wrong: a word for its kind, and the whole of it.
-    pub fn fail(&mut self, kind: &'static str, why: impl Into<Cow<'static, str>>) {
-        self.note("error.type", kind);
+    /// Sets the status to error. `kind` is a short class of the error, `message` describes it.
+    pub fn fail(&mut self, kind: &'static str, message: impl Into<Cow<'static, str>>) {
+        self.set("error.type", kind);
         if let Some(data) = &mut self.data {
-            data.status = Status::error(why);
+            data.status = Status::error(message);
         }
     }
 
-    /// Says that another span has to do with it; what is past [`MAX_LINKS`] is counted only.
+    /// Links another span; links beyond [`MAX_LINKS`] are only counted.
     pub fn link(&mut self, other: &SpanRef) {
         let Some(data) = &mut self.data else { return };
         if data.links.links.len() < MAX_LINKS {
@@ -190,7 +191,7 @@ impl Span {
 impl Drop for Span {
     fn drop(&mut self) {
         if let Some(mut data) = self.data.take() {
-            // By the clock that does not jump: a span never ends before it begins.
+            // The monotonic clock: a span never ends before it starts.
             data.end_time = data.start_time + self.started.elapsed();
             self.span_ref.0.span_queue.push(*data);
         }

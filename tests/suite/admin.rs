@@ -159,7 +159,7 @@ fn listing_and_reset_require_the_token() {
             }
         }
         let log = server.stderr();
-        assert!(log.contains("admin call refused") && !log.contains(TOKEN), "{log}");
+        assert!(log.contains("admin request rejected") && !log.contains(TOKEN), "{log}");
     }
 }
 
@@ -173,7 +173,7 @@ fn token_file_is_reread_while_running() {
     fs::write(&file, "another token that is long enough").unwrap();
     assert_eq!(reset(&server, TOKEN, "login", "x").status, 401);
     assert_eq!(reset(&server, "another token that is long enough", "login", "x").status, 200);
-    for (text, what) in [(Some(""), "no token"), (Some("short"), "no token"), (None, "No such file")] {
+    for (text, what) in [(Some(""), "too short"), (Some("short"), "too short"), (None, "No such file")] {
         match text {
             Some(text) => fs::write(&file, text).unwrap(),
             None => fs::remove_file(&file).unwrap(),
@@ -289,7 +289,7 @@ fn log_level_change_requires_the_token_and_a_known_level() {
     }
     assert_eq!(http::get(server.debug_port(), "/log_level").send().text(), "warn\n");
     let log = server.stderr();
-    assert!(!log.contains("log level changed") && log.contains("admin call refused"), "{log}");
+    assert!(!log.contains("log level changed") && log.contains("admin request rejected"), "{log}");
     let closed = self::server().start();
     assert_eq!(put_level(&closed, Some(TOKEN), "debug").status, 403);
 }

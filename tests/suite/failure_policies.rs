@@ -12,7 +12,8 @@ use tollkeeper::clock::Time;
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
 use tollkeeper::health::{Health, HealthRequirements};
-use tollkeeper::http::routes::{self, AppState};
+use tollkeeper::http::app_state::AppState;
+use tollkeeper::http::routes;
 use tollkeeper::scrape::MetricsCollector;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
@@ -318,7 +319,7 @@ fn health_follows_the_store_as_configured() {
             collector: MetricsCollector { service, health, listeners: Arc::default(), path_label: false },
             max_body_bytes: 1 << 20,
             exposition: None,
-            admin: None,
+            admin_token: None,
         };
         let port = runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

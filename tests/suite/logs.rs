@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::telemetry::log_throttle::LogThrottle;
-use tollkeeper::telemetry::logs::{FATAL, Format, Level, MAX_VALUE_BYTES, subscriber};
+use tollkeeper::telemetry::logs::{FATAL, Level, LogFormat, MAX_VALUE_BYTES, subscriber};
 use tracing::subscriber::with_default;
 
 /// Keeps what is written.
@@ -28,7 +28,7 @@ impl io::Write for Written {
 }
 
 /// What `say` writes to the log at 2026-01-02T03:04:05.006007Z.
-fn log(level: Level, format: Format, say: impl FnOnce()) -> String {
+fn log(level: Level, format: LogFormat, say: impl FnOnce()) -> String {
     let written = Written::default();
     let writer = written.clone();
     let clock = Clock::manual(Time::from_micros(1_767_323_045_006_007));
@@ -38,7 +38,7 @@ fn log(level: Level, format: Format, say: impl FnOnce()) -> String {
 }
 
 fn json_log(say: impl FnOnce()) -> Value {
-    let text = log(Level::Trace, Format::Json, say);
+    let text = log(Level::Trace, LogFormat::Json, say);
     assert_eq!(text.matches('\n').count(), 1, "one line: {text:?}");
     serde_json::from_str(&text).unwrap()
 }
@@ -67,7 +67,7 @@ fn field_cannot_override_a_standard_key() {
 
 #[test]
 fn text_line_has_time_level_and_message() {
-    let text = log(Level::Info, Format::Text, || {
+    let text = log(Level::Info, LogFormat::Text, || {
         tracing::error!(target: "tollkeeper", path = "a b", port = 8081, rule = %"x.y", empty = "", "no \"luck\"");
     });
     let expected = "time=\"2026-01-02T03:04:05.006007000Z\" level=error msg=\"no \\\"luck\\\"\" path=\"a b\" port=8081 rule=x.y empty=\"\"\n";
@@ -77,14 +77,14 @@ fn text_line_has_time_level_and_message() {
 #[test]
 fn untrusted_text_cannot_forge_lines_or_emit_escapes() {
     let hostile = "x\nlevel=error msg=forged\r\u{1b}[2J\u{9b}31m\u{7f}\0\u{2028}\u{202e}\t\"";
-    for format in [Format::Text, Format::Json] {
+    for format in [LogFormat::Text, LogFormat::Json] {
         let text = log(Level::Info, format, || {
             tracing::warn!(target: "tollkeeper", value = hostile, shown = %hostile, debugged = ?hostile, "{hostile}");
         });
         assert_eq!(text.lines().count(), 1, "{text:?}");
         let line = text.strip_suffix('\n').unwrap();
         assert!(line.chars().all(|c| !c.is_control() && !"\u{2028}\u{202e}".contains(c)), "{line:?}");
-        if format == Format::Json {
+        if format == LogFormat::Json {
             let parsed: Value = serde_json::from_str(line).unwrap();
             assert_eq!(parsed["@message"], hostile);
             assert_eq!(parsed["value"], hostile);
@@ -107,7 +107,7 @@ fn level_passes_itself_and_more_severe_ones() {
     for (name, written) in
         [("panic", 0), ("FATAL", 1), ("error", 2), ("Warn", 3), ("WARNING", 3), ("info", 4), ("debug", 5), ("trace", 6)]
     {
-        let text = log(Level::from_name(name).unwrap(), Format::Json, || {
+        let text = log(Level::from_name(name).unwrap(), LogFormat::Json, || {
             tracing::error!(target: FATAL, "a");
             tracing::error!(target: "tollkeeper::server", "b");
             tracing::warn!(target: "tollkeeper::server", "c");
@@ -131,7 +131,7 @@ fn libraries_log_only_warnings_unless_level_is_trace() {
         tracing::debug!(target: "h2", "c");
     };
     for (level, lines) in [(Level::Error, 0), (Level::Warn, 1), (Level::Debug, 1), (Level::Trace, 3)] {
-        assert_eq!(log(level, Format::Text, say).lines().count(), lines, "{level:?}");
+        assert_eq!(log(level, LogFormat::Text, say).lines().count(), lines, "{level:?}");
     }
 }
 

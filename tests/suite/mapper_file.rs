@@ -30,7 +30,7 @@ fn regex_is_validated_by_itself() {
     // Within a group it would be one: `(?:a)|(?:b)`.
     for pattern in ["a)|(?:b", "a)(b", "("] {
         let said = refused(&mapping(&format!("match: '{pattern}'\nmatch_type: regex\nname: n")));
-        assert!(said.contains("is no regular expression"), "{said}");
+        assert!(said.contains("is not a regular expression"), "{said}");
     }
 }
 

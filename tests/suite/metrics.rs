@@ -435,7 +435,7 @@ fn metrics_listener_is_off_by_default_and_when_disabled() {
         for path in ["/top", "/rules"] {
             let answer = page(path);
             assert_eq!(answer.status, if disabled { 404 } else { 200 }, "{path}");
-            assert_eq!(answer.text() == "nothing is counted: unset DISABLE_STATS\n", disabled, "{path}");
+            assert_eq!(answer.text() == "metrics are off: unset DISABLE_STATS\n", disabled, "{path}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The keys that are refused most, and what stands out of the limits: within the bounds that are stated, on any store.
+//! Reports: the keys that are rejected most, within their bounds, and findings about limits.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::kit::test_service::TestService;
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{grpc, http};
 
-/// On the minute.
+/// Start of a minute.
 const NOON: Time = Time::from_secs(1_800_000_000);
 const SECOND_US: u64 = 1_000_000;
 
@@ -26,29 +26,29 @@ fn test_service(rules: &str) -> TestService {
     service
 }
 
-fn ask(service: &TestService, descriptors: &str, times: usize) {
+fn send(service: &TestService, descriptors: &str, times: usize) {
     (0..times).for_each(|_| drop(decide(service, &shop_request(descriptors))));
 }
 
-fn top(service: &TestService, wanted: &top::TopQuery) -> top::TopReport {
-    top::TopReport::of(&service.inner.decider.metrics.top_keys, service.now(), wanted)
+fn top(service: &TestService, query: &top::TopQuery) -> top::TopReport {
+    top::TopReport::new(&service.inner.decider.metrics.top_keys, service.now(), query)
 }
 
 fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {
     let loaded = service.inner.rules.load_full().expect("rules are loaded");
     let top = &service.inner.decider.metrics.top_keys;
-    let report = rules::RulesReport::of(&loaded.rules, top, service.now(), &rules::RulesQuery::default());
-    report.rules.into_iter().map(|told| (told.rule.clone(), told)).collect()
+    let report = rules::RulesReport::new(&loaded.rules, top, service.now(), &rules::RulesQuery::default());
+    report.rules.into_iter().map(|limit| (limit.rule.clone(), limit)).collect()
 }
 
-fn findings(told: &rules::LimitReport) -> Vec<FindingKind> {
-    told.findings.iter().map(|finding| finding.kind).collect()
+fn findings(limit: &rules::LimitReport) -> Vec<FindingKind> {
+    limit.findings.iter().map(|finding| finding.kind).collect()
 }
 
-/// `rule key: at least, at most`, in the order of the report.
+/// Formats keys as `rule key: lower to upper bound`, in the order of the report.
 fn lines(keys: &[top::TopKey]) -> Vec<String> {
     let line =
-        |key: &top::TopKey| format!("{} {}: {} to {}", key.rule, key.key, key.refused_at_least, key.refused_at_most);
+        |key: &top::TopKey| format!("{} {}: {} to {}", key.rule, key.key, key.rejected_at_least, key.rejected_at_most);
     keys.iter().map(line).collect()
 }
 
@@ -61,19 +61,19 @@ proptest! {
         let mut sketch = SpaceSaving::new(most);
         let mut truth: BTreeMap<u128, u64> = BTreeMap::new();
         for (key, hits) in &keys {
-            sketch.note(*key, (*hits, 1), || *key);
+            sketch.add(*key, *hits, 1, || *key);
             *truth.entry(*key).or_default() += hits;
         }
         let counted: BTreeMap<u128, _> = sketch.iter().map(|(id, _, counter)| (id, counter)).collect();
         prop_assert!(counted.len() <= most);
         let sum: u64 = truth.values().sum();
-        prop_assert!(sketch.most_missed() <= sum / most as u64);
+        prop_assert!(sketch.max_missed() <= sum / most as u64);
         for (key, hits) in truth {
             match counted.get(&key) {
                 Some(counter) => {
                     prop_assert!(counter.count - counter.error <= hits && hits <= counter.count, "{key}: {hits}");
                 }
-                None => prop_assert!(hits <= sketch.most_missed(), "{key}: {hits} > {}", sketch.most_missed()),
+                None => prop_assert!(hits <= sketch.max_missed(), "{key}: {hits} > {}", sketch.max_missed()),
             }
         }
     }
@@ -82,7 +82,7 @@ proptest! {
     fn top_keys_of_several_minutes_stay_within_their_bounds(
         refusals in prop::collection::vec((0_u64..6, 0_usize..30, 1_u64..4), 1..300),
     ) {
-        // As small as it can be: one counter in each shard.
+        // The minimum: one counter per shard.
         let top = TopKeys::new(8);
         let stats = LimitStats::new(LimitName::new(["shop", "key"]));
         let mut truth: BTreeMap<String, u64> = BTreeMap::new();
@@ -90,15 +90,17 @@ proptest! {
         refusals.sort_by_key(|(minute, ..)| *minute);
         for (minute, key, hits) in refusals {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-            top.note(id, (&stats, hits), NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
+            top.record(id, &stats, hits, NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
             *truth.entry(key.to_string()).or_default() += hits;
         }
         let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);
-        let told: BTreeMap<&str, _> = found.keys.iter().map(|key| (&*key.text, key)).collect();
+        let reported: BTreeMap<&str, _> = found.keys.iter().map(|key| (&*key.text, key)).collect();
         for (key, hits) in &truth {
-            match told.get(&**key) {
-                Some(told) => prop_assert!(told.at_least <= *hits && *hits <= told.at_most, "{key}: {hits}, {told:?}"),
-                None => prop_assert!(*hits <= found.most_missed, "{key}: {hits} > {}", found.most_missed),
+            match reported.get(&**key) {
+                Some(bounds) => {
+                    prop_assert!(bounds.at_least <= *hits && *hits <= bounds.at_most, "{key}: {hits}, {bounds:?}");
+                }
+                None => prop_assert!(*hits <= found.max_missed, "{key}: {hits} > {}", found.max_missed),
             }
         }
     }
@@ -108,14 +110,14 @@ proptest! {
 fn distinct_keys_are_estimated_within_a_few_standard_errors() {
     let distinct = HyperLogLog::default();
     assert_eq!(distinct.estimate(), 0);
-    let (mut noted, mut checked) = (0_u64, 0);
+    let (mut added, mut checked) = (0_u64, 0);
     for most in [1_u64, 10, 100, 1000, 10_000, 100_000, 1_000_000] {
-        while noted < most {
-            noted += 1;
-            // Twice: what was seen before counts nothing.
-            let hash = mixed(noted);
-            distinct.note(hash);
-            distinct.note(hash);
+        while added < most {
+            added += 1;
+            // Adding a key a second time changes nothing.
+            let hash = mixed(added);
+            distinct.add(hash);
+            distinct.add(hash);
         }
         let estimate = distinct.estimate();
         assert!(estimate.abs_diff(most) * 100 <= most * 15, "{estimate} for {most}");
@@ -124,7 +126,7 @@ fn distinct_keys_are_estimated_within_a_few_standard_errors() {
     assert_eq!(checked, 7);
 }
 
-/// A hash as good as random, the same in every run.
+/// A uniform hash that is the same in every run.
 fn mixed(number: u64) -> u64 {
     // splitmix64
     let mut hash = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -141,16 +143,16 @@ fn most_rejected_keys_are_reported_overall_and_by_limit() {
          - {key: path, value: /a*, share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n\
          - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
     );
-    ask(&service, "login=ann", 9);
-    ask(&service, "login=bob", 4);
-    ask(&service, "login=eve", 2);
-    ask(&service, "path=/a1", 3);
-    ask(&service, "path=/a2", 3);
-    ask(&service, "trial=x", 4);
+    send(&service, "login=ann", 9);
+    send(&service, "login=bob", 4);
+    send(&service, "login=eve", 2);
+    send(&service, "path=/a1", 3);
+    send(&service, "path=/a2", 3);
+    send(&service, "trial=x", 4);
     let report = top(&service, &top::TopQuery::default());
-    assert_eq!(report.most_missed, 0);
+    assert_eq!(report.max_missed_hits, 0);
     assert_eq!(
-        lines(&report.over_all),
+        lines(&report.overall),
         [
             "shop.login login=ann: 7 to 7",
             "shop.path_/a* path=/a*: 5 to 5",
@@ -158,25 +160,25 @@ fn most_rejected_keys_are_reported_overall_and_by_limit() {
             "shop.login login=bob: 2 to 2"
         ]
     );
-    let sums: Vec<_> = report.by_limit.iter().map(|of| (of.rule.as_str(), of.refused_at_least)).collect();
+    let sums: Vec<_> = report.by_limit.iter().map(|of| (of.rule.as_str(), of.rejected_at_least)).collect();
     assert_eq!(sums, [("shop.login", 9), ("shop.path_/a*", 5), ("shop.trial", 3)]);
     let only = top(&service, &top::TopQuery { rule: Some("shop.login".into()), most: Some(1), ..Default::default() });
-    assert_eq!(lines(&only.over_all), ["shop.login login=ann: 7 to 7"]);
+    assert_eq!(lines(&only.overall), ["shop.login login=ann: 7 to 7"]);
     assert_eq!(only.by_limit.len(), 1);
-    // A name that merely begins alike is another.
+    // A prefix must end at a dot.
     let none = top(&service, &top::TopQuery { rule: Some("shop.log".into()), ..Default::default() });
-    assert!(none.over_all.is_empty());
+    assert!(none.overall.is_empty());
 }
 
 #[test]
 fn rejections_leave_the_report_with_their_minute() {
     let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n");
-    ask(&service, "login=ann", 6);
+    send(&service, "login=ann", 6);
     service.advance_us(2 * 60 * SECOND_US);
-    ask(&service, "login=ann", 3);
+    send(&service, "login=ann", 3);
     let refused = |minutes: u64| {
         let report = top(&service, &top::TopQuery { minutes: Some(minutes), ..Default::default() });
-        report.over_all.first().map_or(0, |key| key.refused_at_least)
+        report.overall.first().map_or(0, |key| key.rejected_at_least)
     };
     assert_eq!([1, 2, 3, 10].map(refused), [3, 3, 8, 8]);
     service.advance_us(8 * 60 * SECOND_US);
@@ -190,24 +192,24 @@ fn rotating_values_use_bounded_memory_and_hide_no_key() {
     let service = TestService::new([("TOLLKEEPER_TOP_KEYS", "64")], NOON);
     load_shop_rules(&service, "descriptors:\n- {key: id, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
     for round in 0..2000 {
-        ask(&service, &format!("id=rotating{round}"), 1);
-        ask(&service, "id=heavy", 1);
+        send(&service, &format!("id=rotating{round}"), 1);
+        send(&service, "id=heavy", 1);
     }
     let report = top(&service, &top::TopQuery { most: Some(1000), ..Default::default() });
-    // The service's metrics are those of a test: room for 256.
-    assert!(report.over_all.len() <= 256, "{}", report.over_all.len());
-    let heavy = &report.over_all[0];
+    // Metrics of a test service have room for 256 keys.
+    assert!(report.overall.len() <= 256, "{}", report.overall.len());
+    let heavy = &report.overall[0];
     assert_eq!(heavy.key, "id=heavy");
-    assert!(heavy.refused_at_least <= 2000 && 2000 <= heavy.refused_at_most, "{heavy:?}");
-    assert!(report.most_missed <= 4000 / 32, "{}", report.most_missed);
+    assert!(heavy.rejected_at_least <= 2000 && 2000 <= heavy.rejected_at_most, "{heavy:?}");
+    assert!(report.max_missed_hits <= 4000 / 32, "{}", report.max_missed_hits);
 }
 
 #[test]
 fn concurrent_rejections_are_all_counted() {
     let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
-    in_parallel(4, |thread| ask(&service, &format!("login=k{}", thread % 2), 500));
+    in_parallel(4, |thread| send(&service, &format!("login=k{}", thread % 2), 500));
     let report = top(&service, &top::TopQuery::default());
-    assert_eq!(lines(&report.over_all), ["shop.login login=k0: 1000 to 1000", "shop.login login=k1: 1000 to 1000"]);
+    assert_eq!(lines(&report.overall), ["shop.login login=k0: 1000 to 1000", "shop.login login=k1: 1000 to 1000"]);
 }
 
 #[test]
@@ -221,18 +223,18 @@ fn findings_name_unusual_limits() {
          - {key: steady, rate_limit: {unit: second, requests_per_unit: 10}}\n\
          - {key: bucket, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket}}\n",
     );
-    ask(&service, "wide=x", 150);
-    (0..200).for_each(|number| ask(&service, &format!("request={number}"), 1));
+    send(&service, "wide=x", 150);
+    (0..200).for_each(|number| send(&service, &format!("request={number}"), 1));
     for second in 0..60 {
         if second < 3 {
-            ask(&service, "bursty=x", 40);
-            ask(&service, "bucket=x", 40);
+            send(&service, "bursty=x", 40);
+            send(&service, "bucket=x", 40);
         }
-        ask(&service, "steady=x", 12);
+        send(&service, "steady=x", 12);
         service.advance_us(SECOND_US);
     }
-    let told = rules(&service);
-    let found: Vec<_> = told.iter().map(|(name, told)| (name.as_str(), findings(told))).collect();
+    let limits = rules(&service);
+    let found: Vec<_> = limits.iter().map(|(name, limit)| (name.as_str(), findings(limit))).collect();
     assert_eq!(
         found,
         [
@@ -245,14 +247,14 @@ fn findings_name_unusual_limits() {
         ]
     );
     let numbers = |name: &str| {
-        let told = &told[name];
-        (told.matched, told.refused, told.distinct_keys, told.distinct_refused_keys, told.burst_share)
+        let limit = &limits[name];
+        (limit.matched, limit.rejected, limit.distinct_keys, limit.distinct_rejected_keys, limit.burst_share)
     };
     assert_eq!(numbers("shop.bursty"), (120, 90, 1, 1, Some(1.0)));
     assert_eq!(numbers("shop.steady"), (720, 120, 1, 1, Some(0.0)));
-    let advice = &told["shop.bursty"].findings[0].advice;
+    let advice = &limits["shop.bursty"].findings[0].advice;
     assert!(advice.contains("90 of 90 hits") && advice.contains("`bucket_size: 100`"), "{advice}");
-    let (request, distinct) = (&told["shop.request"], told["shop.request"].distinct_keys);
+    let (request, distinct) = (&limits["shop.request"], limits["shop.request"].distinct_keys);
     assert!(request.matched == 200 && distinct.abs_diff(200) < 40, "{distinct}");
 }
 
@@ -261,24 +263,24 @@ fn detailed_metric_rule_is_reported_as_one() {
     let service = test_service(
         "descriptors:\n- {key: user, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}\n",
     );
-    ask(&service, "user=a", 3);
-    ask(&service, "user=b", 1);
-    let told = rules(&service);
-    assert_eq!(told.keys().collect::<Vec<_>>(), ["shop.user"]);
-    let told = &told["shop.user"];
-    assert_eq!((told.matched, told.refused, told.distinct_keys), (4, 2, 2));
+    send(&service, "user=a", 3);
+    send(&service, "user=b", 1);
+    let limits = rules(&service);
+    assert_eq!(limits.keys().collect::<Vec<_>>(), ["shop.user"]);
+    let limit = &limits["shop.user"];
+    assert_eq!((limit.matched, limit.rejected, limit.distinct_keys), (4, 2, 2));
 }
 
 #[test]
 fn request_text_cannot_control_a_terminal() {
     let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: hour, requests_per_unit: 0}}\n");
-    ask(&service, "login=\u{1b}[2Jx\n\u{202e}y", 1);
-    ask(&service, &format!("login={}", "ä".repeat(400)), 1);
+    send(&service, "login=\u{1b}[2Jx\n\u{202e}y", 1);
+    send(&service, &format!("login={}", "ä".repeat(400)), 1);
     let report = top(&service, &top::TopQuery::default());
     let text = report.text();
     assert!(text.contains(r"login=\u{1b}[2Jx\n\u{202e}y"), "{text}");
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
-    let longest = report.over_all.iter().map(|key| key.key.len()).max();
+    let longest = report.overall.iter().map(|key| key.key.len()).max();
     assert!(longest <= Some(256 + "...".len()), "{longest:?}");
 }
 
@@ -292,8 +294,8 @@ fn top_and_rules_pages_report_and_reject_unknown_parameters() {
     (0..5).for_each(|_| drop(client.call(&grpc::rate_limit_request("shop", &[("login", "ann")])).unwrap()));
     let page = |path: &str| http::get(server.debug_port(), path).send();
     let json: serde_json::Value = serde_json::from_slice(&page("/top?minutes=10").body).unwrap();
-    assert_eq!(json["over_all"][0]["key"], "login=ann");
-    assert_eq!(json["over_all"][0]["refused_at_least"], 4);
+    assert_eq!(json["overall"][0]["key"], "login=ann");
+    assert_eq!(json["overall"][0]["rejected_at_least"], 4);
     let text = page("/top?format=text").text();
     assert!(text.contains("login=ann"), "{text}");
     let json: serde_json::Value = serde_json::from_slice(&page("/rules").body).unwrap();
@@ -304,6 +306,6 @@ fn top_and_rules_pages_report_and_reject_unknown_parameters() {
         assert_eq!(page(wrong).status, 400, "{wrong}");
     }
     let index = page("/").text();
-    let named: HashSet<_> = index.lines().filter_map(|line| line.split([':', '?']).next()).collect();
-    assert!(["/top", "/rules", "/settings", "/counters", "/reset"].iter().all(|page| named.contains(page)), "{index}");
+    let listed: HashSet<_> = index.lines().filter_map(|line| line.split([':', '?']).next()).collect();
+    assert!(["/top", "/rules", "/settings", "/counters", "/reset"].iter().all(|page| listed.contains(page)), "{index}");
 }

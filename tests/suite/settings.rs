@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tollkeeper::limit::StorePolicy;
+use tollkeeper::server::sockets::listen_tcp;
 use tollkeeper::settings::address::{Address, Host};
 use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::settings::listeners::GrpcListener;
@@ -243,7 +244,7 @@ fn an_empty_environment_gives_the_defaults() {
         (settings.shutdown.drain_period, settings.shutdown.timeout),
         (Duration::from_secs(5), Duration::from_secs(25))
     );
-    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::Format::Text));
+    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::LogFormat::Text));
     assert_eq!(settings.worker_threads, None);
     assert_eq!(notices(&[]), [""; 0]);
 }
@@ -293,7 +294,7 @@ fn each_variable_reaches_its_setting() {
     assert_eq!(settings.memory.capacity_bytes, 2 << 30);
     assert_eq!(settings.worker_threads.map(std::num::NonZeroUsize::get), Some(3));
     assert_eq!(settings.shutdown.drain_period, Duration::ZERO);
-    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::Format::Json));
+    assert_eq!((settings.logs.level, settings.logs.format), (logs::Level::Warn, logs::LogFormat::Json));
 }
 
 /// Parses a value of a setting without restrictions.
@@ -742,7 +743,7 @@ fn addresses_parse_in_common_forms() {
 
 #[test]
 fn wildcard_address_listens_on_ipv4_and_ipv6() {
-    let listener = Address { host: Host::Wildcard, port: 0 }.listen().unwrap();
+    let listener = listen_tcp(&Address { host: Host::Wildcard, port: 0 }).unwrap();
     let port = listener.local_addr().unwrap().port();
     TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     if listener.local_addr().unwrap().is_ipv6() {
@@ -755,9 +756,9 @@ fn wildcard_address_listens_on_ipv4_and_ipv6() {
 #[test]
 fn taken_port_is_an_error() {
     for host in [Host::Wildcard, Host::Ip(Ipv4Addr::LOCALHOST.into()), Host::Name("localhost".into())] {
-        let first = Address { host: host.clone(), port: 0 }.listen().unwrap();
+        let first = listen_tcp(&Address { host: host.clone(), port: 0 }).unwrap();
         let port = first.local_addr().unwrap().port();
-        let error = Address { host: Host::Ip(first.local_addr().unwrap().ip()), port }.listen().unwrap_err();
+        let error = listen_tcp(&Address { host: Host::Ip(first.local_addr().unwrap().ip()), port }).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{host:?}");
     }
 }

@@ -1,10 +1,10 @@
 //! Logs.
 
 use crate::settings::setting::settings;
-use crate::telemetry::logs::{Format, Level};
+use crate::telemetry::logs::{Level, LogFormat};
 
 settings! { "Logs";
     LOG_LEVEL: Level = Level::Warn,
         "minimum level of log lines; start, stop and reload are logged as warnings, so that the default shows them";
-    LOG_FORMAT: Format = Format::Text, "format of log lines";
+    LOG_FORMAT: LogFormat = LogFormat::Text, "format of log lines";
 }

@@ -18,9 +18,9 @@ impl PreparedCall {
         };
         let mut span = first.child(name, SpanKind::Client);
         others.iter().for_each(|other| span.link(other));
-        span.note("db.system.name", "redis");
-        span.note("db.operation.name", name);
-        span.note("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
+        span.set("db.system.name", "redis");
+        span.set("db.operation.name", name);
+        span.set("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
         Some(span)
     }
 }

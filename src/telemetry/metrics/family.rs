@@ -1,32 +1,32 @@
-//! What a reading of all instruments gives: families of series, each with a value.
+//! Metric families: the result of collecting, input of all encoders.
 //!
-//! A series has two names. `stats` is the one that envoyproxy/ratelimit has for it, in dots; statsd gets it, and
-//! mapping files speak of it. The family's name and the labels are for Prometheus. Whoever reads asks for one family
-//! after the other, so that ten thousand rules do not take the room of all their series at once.
+//! A series has two names. `statsd_name` is the dotted name that envoyproxy/ratelimit uses; statsd and mapping files use
+//! it. The family's name and the labels are for Prometheus. Families are passed on one at a time, so that ten thousand
+//! rules do not need memory for all their series at once.
 
 use std::borrow::Cow;
 
 use super::histogram::HistogramSnapshot;
 
-/// Series of one name.
+/// Series of one metric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Family {
-    /// Its name in Prometheus.
+    /// Name in Prometheus.
     pub name: Cow<'static, str>,
-    /// What it counts; one line.
+    /// HELP text, one line.
     pub help: &'static str,
-    /// What its values are.
+    /// Type of all values.
     pub kind: MetricKind,
-    /// Its series.
+    /// The series.
     pub series: Vec<Series>,
 }
 
-/// What a value is.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// It only grows.
+    /// Only increases.
     Counter,
-    /// It goes up and down.
+    /// Increases and decreases.
     Gauge,
     /// Durations in buckets.
     Histogram,
@@ -35,25 +35,25 @@ pub enum MetricKind {
 /// One series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// Its name in statsd; `None`: it is not sent there.
-    pub stats: Option<String>,
-    /// Its labels.
+    /// Name in statsd; `None` for series that are not sent there.
+    pub statsd_name: Option<String>,
+    /// Labels in Prometheus.
     pub labels: Vec<Label>,
-    /// Its value.
+    /// Value.
     pub value: MetricValue,
 }
 
 /// Name and value of a label.
 pub type Label = (Cow<'static, str>, String);
 
-/// A value.
+/// Value of a series. Counters and histograms count from the start of the process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MetricValue {
-    /// Of a counter, since the start of the process.
+    /// Value of a counter.
     Counter(u64),
-    /// Of a gauge.
+    /// Value of a gauge.
     Gauge(f64),
-    /// Of a histogram, since the start of the process.
+    /// Value of a histogram.
     Histogram(Box<HistogramSnapshot>),
 }
 
@@ -63,7 +63,17 @@ impl Family {
         Self { name: name.into(), help, kind, series: Vec::new() }
     }
 
-    /// With one more series.
+    /// A gauge with one series.
+    pub fn gauge(name: &'static str, help: &'static str, level: impl TryInto<u64>) -> Self {
+        Self::new(name, MetricKind::Gauge, help).with(Series::new(MetricValue::level(level)))
+    }
+
+    /// A counter with one series.
+    pub fn counter(name: &'static str, help: &'static str, count: u64) -> Self {
+        Self::new(name, MetricKind::Counter, help).with(Series::new(MetricValue::Counter(count)))
+    }
+
+    /// Adds a series.
     #[must_use]
     pub fn with(mut self, series: Series) -> Self {
         self.series.push(series);
@@ -71,20 +81,31 @@ impl Family {
     }
 }
 
+impl MetricValue {
+    /// Value of a gauge that counts something.
+    pub fn level(count: impl TryInto<u64>) -> Self {
+        let count: u64 = count.try_into().unwrap_or(u64::MAX);
+        #[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
+        {
+            Self::Gauge(count as f64)
+        }
+    }
+}
+
 impl Series {
-    /// A series without labels that statsd does not get.
-    pub fn of(value: MetricValue) -> Self {
-        Self { stats: None, labels: Vec::new(), value }
+    /// A series without labels that is not sent to statsd.
+    pub fn new(value: MetricValue) -> Self {
+        Self { statsd_name: None, labels: Vec::new(), value }
     }
 
-    /// With this name in statsd.
+    /// Sets the name in statsd.
     #[must_use]
-    pub fn stats(mut self, name: impl Into<String>) -> Self {
-        self.stats = Some(name.into());
+    pub fn statsd_name(mut self, name: impl Into<String>) -> Self {
+        self.statsd_name = Some(name.into());
         self
     }
 
-    /// With one more label.
+    /// Adds a label.
     #[must_use]
     pub fn label(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.labels.push((Cow::Borrowed(name), value.into()));

@@ -1,32 +1,31 @@
-//! How long things took, counted in buckets that any thread adds to without waiting.
+//! Lock-free histogram of durations.
 //!
-//! The buckets are dense below 20 ms, which is what Envoy waits, and hold the default buckets of Prometheus besides, so
-//! that what was charged from those goes on. Each thread has a stripe of its own as a rule, so that two cores do not pass
-//! one line of memory to and fro with each decision. A reading adds the stripes up, and may see half of a thread's last
-//! observation. Nothing here knows what is measured.
+//! Buckets are dense below 20 ms, Envoy's default timeout, and include the default buckets of Prometheus, so dashboards
+//! made for those keep working. Counters are striped by thread, so that cores rarely write to the same cache line. A
+//! snapshot sums the stripes and can miss half of an observation made meanwhile.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::clock::micros;
 
-/// The upper bounds of the buckets, in microseconds, ascending; what lies above the last is in one more bucket.
+/// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
 pub const BOUNDS_US: [u64; 22] = [
     10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 7_500, 10_000, 15_000, 20_000, 25_000, 50_000, 100_000, 250_000,
     500_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000,
 ];
 
 const BUCKETS: usize = BOUNDS_US.len() + 1;
-/// Enough that few threads share one; a power of two.
+/// Number of stripes, a power of two; threads beyond it share one.
 const STRIPES: usize = 8;
 
-/// Durations, counted.
+/// Histogram of durations.
 #[derive(Debug, Default)]
 pub struct Histogram {
     stripes: [Stripe; STRIPES],
 }
 
-/// Lines of memory of its own.
+/// Counters of some threads, on cache lines of their own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Stripe {
@@ -34,57 +33,57 @@ struct Stripe {
     sum_ns: AtomicU64,
 }
 
-/// What was observed until now.
+/// State of a histogram at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistogramSnapshot {
-    /// How many lie in each bucket, those below it not included; the last is what lies above all bounds.
+    /// Number of observations in each bucket, not cumulative; the last bucket counts what is above all bounds.
     pub counts: [u64; BUCKETS],
-    /// All durations together, in nanoseconds; it wraps after 584 years of waiting.
+    /// Sum of all observations in nanoseconds; wraps after 584 years.
     pub sum_ns: u64,
 }
 
 impl Histogram {
-    /// Counts one that took so long.
-    pub fn observe(&self, took: Duration) {
-        let us = micros(took);
-        // A bound belongs to the bucket below it, as Prometheus has it; parts of a microsecond count as one more.
-        let us = us.saturating_add(u64::from(!took.subsec_nanos().is_multiple_of(1_000)));
+    /// Adds an observation.
+    pub fn observe(&self, duration: Duration) {
+        let us = micros(duration);
+        // As in Prometheus, a bound belongs to the bucket below it; fractions of a microsecond round up.
+        let us = us.saturating_add(u64::from(!duration.subsec_nanos().is_multiple_of(1_000)));
         let bucket = BOUNDS_US.partition_point(|bound| *bound < us);
-        let stripe = &self.stripes[stripe()];
+        let stripe = &self.stripes[stripe_of_thread()];
         stripe.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        stripe.sum_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        stripe.sum_ns.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Counts what began then and ends now; `None`: nothing is timed.
-    pub fn observe_since(&self, begun: Option<Instant>) {
-        if let Some(begun) = begun {
-            self.observe(begun.elapsed());
+    /// Adds the time since `started`; does nothing for `None`.
+    pub fn observe_since(&self, started: Option<Instant>) {
+        if let Some(started) = started {
+            self.observe(started.elapsed());
         }
     }
 
-    /// What was observed until now.
+    /// Returns the current state.
     pub fn snapshot(&self) -> HistogramSnapshot {
-        let mut observed = HistogramSnapshot::default();
+        let mut snapshot = HistogramSnapshot::default();
         for stripe in &self.stripes {
-            for (sum, count) in observed.counts.iter_mut().zip(&stripe.counts) {
+            for (sum, count) in snapshot.counts.iter_mut().zip(&stripe.counts) {
                 *sum += count.load(Ordering::Relaxed);
             }
-            observed.sum_ns = observed.sum_ns.wrapping_add(stripe.sum_ns.load(Ordering::Relaxed));
+            snapshot.sum_ns = snapshot.sum_ns.wrapping_add(stripe.sum_ns.load(Ordering::Relaxed));
         }
-        observed
+        snapshot
     }
 }
 
 impl HistogramSnapshot {
-    /// How many were observed.
+    /// Total number of observations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 }
 
-/// The stripe of this thread.
-fn stripe() -> usize {
+/// Index of the calling thread's stripe.
+fn stripe_of_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
-    MINE.with(|mine| *mine)
+    thread_local!(static STRIPE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
+    STRIPE.with(|stripe| *stripe)
 }

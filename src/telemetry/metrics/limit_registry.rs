@@ -1,9 +1,9 @@
-//! The limit_stats of all limits, found by name.
+//! Registry of the statistics of all limits, by name.
 //!
-//! Those of rules are found when rules load and live as long as the rules do. Others come with requests, as strangers
-//! choose them: limits that travel with a request, values that a rule wants in its metric's name, unknown domains. So
-//! many of these are kept as a setting says; what comes after is counted under the rule that was met, or under
-//! [`OTHER`], and how much that was is counted too. They are forgotten when nothing was counted in them for an hour.
+//! Statistics of rules are added when rules load and live as long as the rules. Others are named by requests, and so by
+//! untrusted clients: limits sent with a request, values that a rule adds to its metric name, unknown domains. A setting
+//! bounds these; beyond it, hits are counted under the matched rule or under [`OTHER`], and the overflow is counted.
+//! Series named by requests are removed after an hour without a change.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,54 +11,60 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::limit_stats::{LimitName, LimitStats};
 
-/// Stands for the domains and the limits without a rule for which there is no room.
+/// Name of the series that counts what exceeds the bound: domains, and limits without a rule.
 pub const OTHER: &str = "_other";
-/// The longest name that a request may make, in bytes.
-const LONGEST_NAME_BYTES: usize = 512;
-/// Sweeps without a change after which a series of a request's making is forgotten.
-const IDLE_SWEEPS: u32 = 360;
+/// Maximum length of a name from a request in bytes.
+const MAX_NAME_BYTES: usize = 512;
+/// Number of sweeps without a change after which a series named by requests is removed.
+const MAX_IDLE_SWEEPS: u32 = 360;
 
-/// All limit_stats.
+/// Registry of the statistics of all limits.
 #[derive(Debug)]
 pub struct LimitRegistry {
     rules: RwLock<HashMap<Box<str>, Arc<LimitStats>>>,
-    requested: RwLock<HashMap<Box<str>, Requested>>,
-    unknown_domains: RwLock<HashMap<Box<str>, Unknown>>,
-    /// How many of the last two there are; a little too many while two threads add one.
-    kept: AtomicUsize,
-    most_requested: usize,
+    requested: RwLock<HashMap<Box<str>, RequestedLimit>>,
+    unknown_domains: RwLock<HashMap<Box<str>, UnknownDomain>>,
+    /// Size of `requested` and `unknown_domains` together; briefly too high while two threads add the same name.
+    series: AtomicUsize,
+    max_series: usize,
     overflow: AtomicU64,
 }
 
-/// A stats that a request made.
+/// Statistics that a request named.
 #[derive(Debug)]
-struct Requested {
+struct RequestedLimit {
     stats: Arc<LimitStats>,
-    seen: u64,
-    idle: u32,
+    idle: IdleCount,
 }
 
+/// Counter of descriptors for a domain without rules.
 #[derive(Debug, Default)]
-struct Unknown {
+struct UnknownDomain {
     count: AtomicU64,
-    seen: u64,
-    idle: u32,
+    idle: IdleCount,
+}
+
+/// Detects that a count no longer changes.
+#[derive(Debug, Default)]
+struct IdleCount {
+    last: u64,
+    sweeps: u32,
 }
 
 impl LimitRegistry {
-    /// No limit_stats yet; at most so many of what requests bring, unknown domains included.
-    pub fn new(most_requested: usize) -> Self {
+    /// An empty registry with room for `max_series` series named by requests.
+    pub fn new(max_series: usize) -> Self {
         Self {
             rules: RwLock::default(),
             requested: RwLock::default(),
             unknown_domains: RwLock::default(),
-            kept: AtomicUsize::new(0),
-            most_requested,
+            series: AtomicUsize::new(0),
+            max_series,
             overflow: AtomicU64::new(0),
         }
     }
 
-    /// The stats of a rule's limit.
+    /// Returns the statistics of a rule's limit, adding them if needed.
     pub fn of_rule(&self, name: LimitName) -> Arc<LimitStats> {
         let mut rules = write(&self.rules);
         if let Some(stats) = rules.get(name.key()) {
@@ -69,10 +75,10 @@ impl LimitRegistry {
         stats
     }
 
-    /// The stats of what a request brought, by its parts; `None` if there is no room for it.
+    /// Returns the statistics under a name from a request, adding them if there is room; `None` if there is not.
     pub fn of_request(&self, parts: &[&str]) -> Option<Arc<LimitStats>> {
         let length: usize = parts.iter().map(|part| part.len() + 1).sum();
-        if length > LONGEST_NAME_BYTES {
+        if length > MAX_NAME_BYTES {
             self.overflow.fetch_add(1, Ordering::Relaxed);
             return None;
         }
@@ -80,7 +86,7 @@ impl LimitRegistry {
         if let Some(requested) = read(&self.requested).get(name.key()) {
             return Some(Arc::clone(&requested.stats));
         }
-        // A rule may have that very name: then it is that rule's.
+        // A rule can have the same name.
         if let Some(stats) = read(&self.rules).get(name.key()) {
             return Some(Arc::clone(stats));
         }
@@ -89,62 +95,62 @@ impl LimitRegistry {
         }
         let mut requested = write(&self.requested);
         let entry = requested.entry(name.key().into()).or_insert_with(|| {
-            self.kept.fetch_add(1, Ordering::Relaxed);
-            Requested { stats: Arc::new(LimitStats::new(name)), seen: 0, idle: 0 }
+            self.series.fetch_add(1, Ordering::Relaxed);
+            RequestedLimit { stats: Arc::new(LimitStats::new(name)), idle: IdleCount::default() }
         });
         Some(Arc::clone(&entry.stats))
     }
 
-    /// Counts a descriptor that came for a domain without rules.
-    pub fn note_unknown_domain(&self, domain: &str) {
+    /// Counts a descriptor for a domain without rules.
+    pub fn record_unknown_domain(&self, domain: &str) {
         let name = LimitName::new([domain]);
-        let name = if name.key().len() <= LONGEST_NAME_BYTES { name.key() } else { OTHER };
-        if self.count_known_stranger(name) {
+        let name = if name.key().len() <= MAX_NAME_BYTES { name.key() } else { OTHER };
+        if self.count_known_domain(name) {
             return;
         }
         let name = if self.has_room() { name } else { OTHER };
-        // No more is asked for than one place beside those that there are.
-        if name == OTHER && self.count_known_stranger(OTHER) {
+        // `OTHER` may exceed the bound by one series.
+        if name == OTHER && self.count_known_domain(OTHER) {
             return;
         }
         let mut unknown = write(&self.unknown_domains);
         let entry = unknown.entry(name.into()).or_insert_with(|| {
-            self.kept.fetch_add(1, Ordering::Relaxed);
-            Unknown::default()
+            self.series.fetch_add(1, Ordering::Relaxed);
+            UnknownDomain::default()
         });
         entry.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn count_known_stranger(&self, domain: &str) -> bool {
-        let known = read(&self.unknown_domains);
-        let entry = known.get(domain);
-        entry.is_some_and(|unknown| {
+    /// Counts a descriptor if its domain is registered as unknown; returns false if it is not.
+    fn count_known_domain(&self, domain: &str) -> bool {
+        let domains = read(&self.unknown_domains);
+        domains.get(domain).is_some_and(|unknown| {
             unknown.count.fetch_add(1, Ordering::Relaxed);
             true
         })
     }
 
-    /// Whether one more name that came with a request may be kept; that it may not is counted.
+    /// True if one more series from a request fits; counts an overflow if not.
     fn has_room(&self) -> bool {
-        let has_room = self.kept.load(Ordering::Relaxed) < self.most_requested;
+        let has_room = self.series.load(Ordering::Relaxed) < self.max_series;
         if !has_room {
             self.overflow.fetch_add(1, Ordering::Relaxed);
         }
         has_room
     }
 
-    /// All limit_stats by name, those of rules first.
+    /// Returns all statistics by name, those of rules first.
     pub fn all(&self) -> Vec<Arc<LimitStats>> {
-        let sorted = |mut limit_stats: Vec<Arc<LimitStats>>| {
-            limit_stats.sort_unstable_by(|a, b| a.name().key().cmp(b.name().key()));
-            limit_stats
+        let sorted = |mut limits: Vec<Arc<LimitStats>>| {
+            limits.sort_unstable_by(|a, b| a.name().key().cmp(b.name().key()));
+            limits
         };
         let mut all = sorted(read(&self.rules).values().cloned().collect());
         all.extend(sorted(read(&self.requested).values().map(|requested| Arc::clone(&requested.stats)).collect()));
         all
     }
 
-    /// The domains that have no rules and were asked for, and how often, by name.
+    /// Returns the requested domains without rules and the number of their descriptors, by name.
     pub fn unknown_domains(&self) -> Vec<(String, u64)> {
         let unknown = read(&self.unknown_domains);
         let mut domains: Vec<(String, u64)> =
@@ -153,40 +159,47 @@ impl LimitRegistry {
         domains
     }
 
-    /// How many series requests have made, and how many they may make.
-    pub fn requested(&self) -> (usize, usize) {
-        (self.kept.load(Ordering::Relaxed), self.most_requested)
+    /// Number of series named by requests.
+    pub fn series(&self) -> usize {
+        self.series.load(Ordering::Relaxed)
     }
 
-    /// How often there was no room for a name that came with a request.
+    /// Maximum number of series named by requests.
+    pub const fn max_series(&self) -> usize {
+        self.max_series
+    }
+
+    /// Number of times that a name from a request did not fit.
     pub fn overflow(&self) -> u64 {
         self.overflow.load(Ordering::Relaxed)
     }
 
-    /// Forgets the limit_stats of rules that are gone, and those that requests made and no longer use. To be called every
-    /// ten seconds, after what was counted was sent where it is to go.
+    /// Removes the statistics of removed rules, and unused series named by requests. Called every ten seconds, after
+    /// metrics were reported.
     pub fn sweep(&self) {
         write(&self.rules).retain(|_, stats| Arc::strong_count(stats) > 1);
-        let mut gone = 0;
+        let mut removed = 0;
         write(&self.requested).retain(|_, requested| {
-            let stays = stays(requested.stats.decisions(), (&mut requested.seen, &mut requested.idle));
-            gone += usize::from(!stays);
+            let stays = requested.idle.keeps(requested.stats.decisions());
+            removed += usize::from(!stays);
             stays
         });
-        write(&self.unknown_domains).retain(|_, Unknown { count, seen, idle }| {
-            let stays = stays(count.load(Ordering::Relaxed), (seen, idle));
-            gone += usize::from(!stays);
+        write(&self.unknown_domains).retain(|_, UnknownDomain { count, idle }| {
+            let stays = idle.keeps(count.load(Ordering::Relaxed));
+            removed += usize::from(!stays);
             stays
         });
-        self.kept.fetch_sub(gone, Ordering::Relaxed);
+        self.series.fetch_sub(removed, Ordering::Relaxed);
     }
 }
 
-/// Whether something that has counted so much is kept.
-fn stays(total: u64, (seen, idle): (&mut u64, &mut u32)) -> bool {
-    *idle = if total == *seen { *idle + 1 } else { 0 };
-    *seen = total;
-    *idle < IDLE_SWEEPS
+impl IdleCount {
+    /// Records the current count; false once it has not changed for [`MAX_IDLE_SWEEPS`].
+    fn keeps(&mut self, count: u64) -> bool {
+        self.sweeps = if count == self.last { self.sweeps + 1 } else { 0 };
+        self.last = count;
+        self.sweeps < MAX_IDLE_SWEEPS
+    }
 }
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {

@@ -1,8 +1,8 @@
-//! What is counted of one limit, and under which names.
+//! Statistics of one limit, and its name in metrics.
 //!
-//! A stats is found when rules are loaded, so that a decision only adds to it. It outlives the rules it was found for:
-//! a reload that keeps a rule keeps its counts. The names are made safe here once: whatever a stranger or a rule file
-//! wrote, no name ends a line of statsd or begins another field of one.
+//! Statistics are looked up when rules are loaded, so that a decision only adds to counters. A reload that keeps a rule
+//! keeps its statistics. Names are sanitized here, once: no name from a request or a rule file can end a statsd line or
+//! add a field to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,31 +11,31 @@ use std::time::{Duration, Instant};
 use super::family::Label;
 use crate::telemetry::hyperloglog::HyperLogLog;
 
-/// What a limit did. Hits unless it says otherwise; each is `ratelimit.service.rate_limit.<key>.<name>` in statsd.
+/// Counter of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum LimitStat {
-    /// All hits that were asked for.
+    /// Hits of all requests.
     TotalHits,
-    /// Hits beyond the limit, trials included.
+    /// Hits that exceeded the limit, in shadow mode too.
     OverLimit,
-    /// Admitted hits past the near-limit ratio.
+    /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
     NearLimit,
     /// Hits within the limit.
     WithinLimit,
-    /// Hits that a trial would have refused.
+    /// Hits that exceeded the limit and were admitted because of shadow mode.
     ShadowMode,
-    /// Hits that were refused by what Redis had said before.
+    /// Hits rejected by the over-limit cache.
     OverLimitWithLocalCache,
-    /// Hits given back.
+    /// Refunded hits.
     TotalNegativeHits,
-    /// Hits of an eventual rule that were admitted and never charged.
+    /// Hits that an eventual rule admitted and never charged.
     Uncharged,
-    /// Decisions that let pass.
+    /// Decisions that admitted.
     Ok,
-    /// Decisions that refused.
+    /// Decisions that rejected.
     Over,
-    /// Decisions that would have refused, were it no trial.
+    /// Decisions that exceeded the limit in shadow mode.
     Shadow,
     /// Decisions by the policy `local`.
     Local,
@@ -48,21 +48,29 @@ pub enum LimitStat {
 }
 
 impl LimitStat {
-    /// How many there are.
+    /// Number of counters.
     pub const ALL: usize = Self::Error as usize + 1;
 
-    /// Those that envoyproxy/ratelimit counts too, with their names there and what they mean.
-    pub const OF_PEER: [(Self, &'static str, &'static str); 7] = [
-        (Self::TotalHits, "total_hits", "Hits that were asked for."),
-        (Self::OverLimit, "over_limit", "Hits beyond the limit, those of trials included."),
-        (Self::NearLimit, "near_limit", "Hits within the limit and past NEAR_LIMIT_RATIO of it."),
-        (Self::WithinLimit, "within_limit", "Hits within the limit."),
-        (Self::ShadowMode, "shadow_mode", "Hits beyond the limit that passed because it is a trial."),
-        (Self::OverLimitWithLocalCache, "over_limit_with_local_cache", "Hits refused without asking Redis again."),
-        (Self::TotalNegativeHits, "total_negative_hits", "Hits given back."),
+    /// Counters that envoyproxy/ratelimit also has, with their names there and HELP texts.
+    pub const COMPATIBLE: [(Self, &'static str, &'static str); 7] = [
+        (Self::TotalHits, "total_hits", "Total number of hits in requests."),
+        (Self::OverLimit, "over_limit", "Total number of hits that exceeded the limit, in shadow mode too."),
+        (Self::NearLimit, "near_limit", "Total number of hits within the limit and above NEAR_LIMIT_RATIO of it."),
+        (Self::WithinLimit, "within_limit", "Total number of hits within the limit."),
+        (
+            Self::ShadowMode,
+            "shadow_mode",
+            "Total number of hits that exceeded the limit and were admitted because of shadow mode.",
+        ),
+        (
+            Self::OverLimitWithLocalCache,
+            "over_limit_with_local_cache",
+            "Total number of hits rejected by the over-limit cache, without a call to Redis.",
+        ),
+        (Self::TotalNegativeHits, "total_negative_hits", "Total number of refunded hits."),
     ];
 
-    /// Decisions, by verdict.
+    /// Counters of decisions, with their verdict.
     pub const VERDICTS: [(Self, &'static str); 7] = [
         (Self::Ok, "ok"),
         (Self::Over, "over_limit"),
@@ -74,149 +82,162 @@ impl LimitStat {
     ];
 }
 
-/// The counts of one limit.
+/// Statistics of one limit.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct LimitStats {
     counts: [AtomicU64; LimitStat::ALL],
     name: Arc<LimitName>,
-    serial: u64,
-    since: Instant,
-    /// The keys that met it.
+    id: u64,
+    created: Instant,
+    /// Distinct keys that matched the limit.
     pub keys: HyperLogLog,
-    /// Those that it refused.
-    pub refused_keys: HyperLogLog,
-    elsewhere: [AtomicU64; 2],
+    /// Distinct keys that the limit rejected.
+    pub rejected_keys: HyperLogLog,
+    /// Decisions counted under a name from the request: admitted, rejected.
+    under_request_names: [AtomicU64; 2],
 }
 
-/// The names of a limit.
+/// Number of decisions on a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecisionCounts {
+    /// Decisions of any verdict.
+    pub total: u64,
+    /// Decisions that exceeded the limit, in shadow mode too.
+    pub rejected: u64,
+}
+
+/// Name of a limit in metrics.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LimitName {
-    /// `domain.composite.composite`, as statsd gets it.
+    /// `domain.composite.composite`, as in statsd.
     key: Box<str>,
-    /// Where its parts end in `key`, the domain first.
+    /// End of each part in `key`, the domain first.
     ends: Box<[u32]>,
 }
 
 impl LimitName {
-    /// Of a domain and composite keys below it, made safe.
+    /// Joins a domain and composite keys, sanitized.
     pub fn new<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut key, mut ends) = (String::new(), Vec::new());
         for part in parts {
             if !ends.is_empty() {
                 key.push('.');
             }
-            push_safe(&mut key, part);
+            push_sanitized(&mut key, part);
             ends.push(u32::try_from(key.len()).unwrap_or(u32::MAX));
         }
         Self { key: key.into_boxed_str(), ends: ends.into_boxed_slice() }
     }
 
-    /// The whole of it: `domain.composite.composite`.
+    /// Full name: `domain.composite.composite`.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The domain.
+    /// Domain.
     pub fn domain(&self) -> &str {
         self.parts().next().unwrap_or_default()
     }
 
-    /// The domain, then the composite keys.
+    /// Domain, then the composite keys.
     pub fn parts(&self) -> impl Iterator<Item = &str> {
-        let begins = std::iter::once(0).chain(self.ends.iter().map(|end| end.saturating_add(1) as usize));
-        begins.zip(&*self.ends).map(|(begin, end)| self.key.get(begin..*end as usize).unwrap_or_default())
+        let starts = std::iter::once(0).chain(self.ends.iter().map(|end| end.saturating_add(1) as usize));
+        starts.zip(&*self.ends).map(|(start, end)| self.key.get(start..*end as usize).unwrap_or_default())
     }
 
-    /// Whether it is the name `above`, or begins with it and a dot.
-    pub fn is_or_is_below(&self, above: &str) -> bool {
-        let rest = self.key.strip_prefix(above);
+    /// True if the name is `prefix`, or starts with `prefix` and a dot.
+    pub fn starts_with(&self, prefix: &str) -> bool {
+        let rest = self.key.strip_prefix(prefix);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }
 
-    /// `domain`, then `key1`, `key2` and so on.
+    /// Labels `domain`, `key1`, `key2` and so on.
     pub fn labels(&self) -> Vec<Label> {
         const KEYS: [&str; 8] = ["domain", "key1", "key2", "key3", "key4", "key5", "key6", "key7"];
-        let name = |place: usize| KEYS.get(place).map_or_else(|| format!("key{place}").into(), |name| (*name).into());
-        self.parts().enumerate().map(|(place, part)| (name(place), part.to_owned())).collect()
+        let name = |index: usize| KEYS.get(index).map_or_else(|| format!("key{index}").into(), |name| (*name).into());
+        self.parts().enumerate().map(|(index, part)| (name(index), part.to_owned())).collect()
     }
 }
 
 impl LimitStats {
-    /// Nothing counted yet.
+    /// Statistics without any decision.
     pub fn new(name: LimitName) -> Self {
-        static SERIALS: AtomicU64 = AtomicU64::new(0);
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Self {
             counts: Default::default(),
             name: Arc::new(name),
-            serial: SERIALS.fetch_add(1, Ordering::Relaxed),
-            since: Instant::now(),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            created: Instant::now(),
             keys: HyperLogLog::default(),
-            refused_keys: HyperLogLog::default(),
-            elsewhere: Default::default(),
+            rejected_keys: HyperLogLog::default(),
+            under_request_names: Default::default(),
         }
     }
 
-    /// Its names.
+    /// Name in metrics.
     pub fn name(&self) -> &LimitName {
         &self.name
     }
 
-    /// Its names, to be kept by whoever tells of it.
+    /// Shared name in metrics, for reports that keep it.
     pub const fn shared_name(&self) -> &Arc<LimitName> {
         &self.name
     }
 
-    /// What tells it from all other limit_stats of this process.
-    pub const fn serial(&self) -> u64 {
-        self.serial
+    /// Identifier that is unique in this process.
+    pub const fn id(&self) -> u64 {
+        self.id
     }
 
-    /// How long it has been counting.
+    /// Time since counting began.
     pub fn age(&self) -> Duration {
-        self.since.elapsed()
+        self.created.elapsed()
     }
 
-    /// Decisions of any verdict.
+    /// Number of decisions under this name, of any verdict.
     pub fn decisions(&self) -> u64 {
         LimitStat::VERDICTS.iter().map(|(count, _)| self.get(*count)).sum()
     }
 
-    /// Notes a decision that is counted under a name that the request made.
-    pub fn note_elsewhere(&self, refused: bool) {
-        self.elsewhere[usize::from(refused)].fetch_add(1, Ordering::Relaxed);
+    /// Counts a decision whose verdict is counted under a name from the request.
+    pub fn record_under_request_name(&self, is_rejected: bool) {
+        self.under_request_names[usize::from(is_rejected)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Decisions of any verdict, and those that refused or would have, under whatever name they are counted.
-    pub fn all_decisions(&self) -> (u64, u64) {
-        let [passed, refused] = [0, 1].map(|which: usize| self.elsewhere[which].load(Ordering::Relaxed));
-        (self.decisions() + passed + refused, self.get(LimitStat::Over) + self.get(LimitStat::Shadow) + refused)
-    }
-
-    /// Counts; nothing is written where it counts 0.
-    pub fn add(&self, count: LimitStat, by: u64) {
-        if by > 0 {
-            self.counts[count as usize].fetch_add(by, Ordering::Relaxed);
+    /// Number of decisions, including those counted under names from requests.
+    pub fn all_decisions(&self) -> DecisionCounts {
+        let [admitted, rejected] = [0, 1].map(|index: usize| self.under_request_names[index].load(Ordering::Relaxed));
+        DecisionCounts {
+            total: self.decisions() + admitted + rejected,
+            rejected: self.get(LimitStat::Over) + self.get(LimitStat::Shadow) + rejected,
         }
     }
 
-    /// What was counted until now.
-    pub fn get(&self, count: LimitStat) -> u64 {
-        self.counts[count as usize].load(Ordering::Relaxed)
+    /// Adds to a counter; adding 0 does not write.
+    pub fn add(&self, stat: LimitStat, count: u64) {
+        if count > 0 {
+            self.counts[stat as usize].fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Current value of a counter.
+    pub fn get(&self, stat: LimitStat) -> u64 {
+        self.counts[stat as usize].load(Ordering::Relaxed)
     }
 }
 
-/// Adds `text` as the keys of envoyproxy/ratelimit have it: `:` and `|`, which mean something to statsd, and the dots
-/// of what looks like an IPv4 address become `_`. So do line ends and other controls.
-fn push_safe(key: &mut String, text: &str) {
-    let begin = key.len();
+/// Appends `text`, sanitized as in envoyproxy/ratelimit: `:`, `|`, the dots of IPv4 addresses and control characters
+/// become `_`.
+fn push_sanitized(key: &mut String, text: &str) {
+    let start = key.len();
     key.extend(text.chars().map(|c| if c == ':' || c == '|' || c.is_control() { '_' } else { c }));
     if !text.contains('.') {
         return;
     }
-    // Four runs of up to three digits with dots between: no part of it is looked at twice.
-    let safe = key.split_off(begin);
-    let mut rest = &*safe;
+    // Replace the dots of each IPv4 address in one pass.
+    let sanitized = key.split_off(start);
+    let mut rest = &*sanitized;
     while let Some(start) = rest.find(|c: char| c.is_ascii_digit()) {
         key.push_str(&rest[..start]);
         rest = &rest[start..];
@@ -228,7 +249,7 @@ fn push_safe(key: &mut String, text: &str) {
     key.push_str(rest);
 }
 
-/// How long the `\d{1,3}(\.\d{1,3}){3}` is that `text` begins with; 0: it begins with none.
+/// Length of the `\d{1,3}(\.\d{1,3}){3}` at the start of `text`; 0 if there is none.
 fn address_length(text: &[u8]) -> usize {
     let mut at = 0;
     for octet in 0..4 {

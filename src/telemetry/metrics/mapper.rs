@@ -1,14 +1,12 @@
-//! `PROMETHEUS_MAPPER_YAML`: the names of statsd become names and labels of Prometheus, as an operator says.
+//! `PROMETHEUS_MAPPER_YAML`: maps statsd names to names and labels in Prometheus.
 //!
-//! The file is that of statsd_exporter, which envoyproxy/ratelimit has inside: a list of mappings of which the first
-//! that matches a name decides, by glob (`*` is one part between dots) or by regular expression; as there, all globs
-//! are tried before any regular expression. Honoured are `match`, `match_type`, `match_metric_type`, `name`, `labels`,
-//! `action: drop`, `scale` and the `defaults` of them; how a histogram is divided and how long a series lives is
-//! decided here, and those keys are passed over. A regular expression matches a whole name and not a part: in a part
-//! of a name, `over_limit` also finds `over_limit_with_local_cache` and counts it twice.
+//! The file has the format of statsd_exporter, which envoyproxy/ratelimit embeds: a list of mappings, of which the first
+//! match applies, by glob (`*` is one part between dots) or regular expression; all globs are tried first. These keys
+//! are used: `match`, `match_type`, `match_metric_type`, `name`, `labels`, `action: drop`, `scale` and
+//! `defaults.match_type`. Keys for buckets and for the lifetime of series are ignored. A regular expression must match
+//! the whole name: otherwise `over_limit` would match `over_limit_with_local_cache` too and count it twice.
 //!
-//! What a file costs is bounded: how many mappings it has, how large their expressions become, and what a name or a
-//! label can grow to.
+//! The number of mappings, the size of regular expressions, and the length of names and labels are bounded.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -19,25 +17,25 @@ use serde::Deserialize;
 
 use super::family::MetricKind;
 
-/// What an operator's file says.
+/// Mapping of statsd names, read from a file.
 #[derive(Debug)]
 pub struct Mapper {
     mappings: Vec<Mapping>,
-    /// What became of names until now.
+    /// Results for names that were mapped before.
     cache: Mutex<HashMap<String, CachedMappings>>,
 }
 
-/// What a name becomes as a counter, a gauge and a histogram; the inner `None`: it is dropped.
+/// Results for a name as counter, gauge and histogram; the inner `None` drops the series.
 type CachedMappings = [Option<Option<Arc<MappedName>>>; 3];
 
-/// What a name becomes.
+/// Result of a mapping.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MappedName {
-    /// The name in Prometheus.
+    /// Name in Prometheus.
     pub name: String,
-    /// The labels, by name.
+    /// Labels, ordered by name.
     pub labels: Vec<(String, String)>,
-    /// By what the value is multiplied.
+    /// Factor for the value.
     pub scale: f64,
 }
 
@@ -52,26 +50,26 @@ struct Mapping {
     scale: f64,
 }
 
-/// Why a file can not be used.
+/// Error of a mapping file.
 #[derive(Debug, thiserror::Error)]
 pub enum MapperError {
-    /// It can not be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Unreadable(#[from] std::io::Error),
-    /// It is no such file.
+    /// The file is not valid YAML, or too large.
     #[error("{0}")]
     Yaml(String),
-    /// One of its mappings, from 1, is wrong.
-    #[error("mapping {place}: {what}")]
+    /// A mapping is invalid.
+    #[error("mapping {number}: {problem}")]
     Mapping {
-        /// Which.
-        place: usize,
-        /// What is wrong.
-        what: String,
+        /// Number of the mapping, from 1.
+        number: usize,
+        /// Problem, and the value at fault.
+        problem: String,
     },
 }
 
-/// The file as written. Keys that are not here are others' affair.
+/// Contents of the file. Unknown keys are ignored.
 #[derive(Deserialize)]
 struct MapperFile {
     #[serde(default)]
@@ -98,27 +96,27 @@ struct MappingEntry {
     scale: Option<f64>,
 }
 
-/// A larger file is a mistake, in bytes.
+/// Maximum size of the file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Each takes some milliseconds to read and some kilobytes to keep, if it is as large as it may be.
+/// Maximum number of mappings. Each takes up to some milliseconds to compile and some kilobytes of memory.
 const MAX_MAPPINGS: usize = 1000;
-/// The largest regular expression, in bytes of memory; the usual ones take some hundreds.
+/// Maximum size of a compiled regular expression in bytes; usual ones take some hundreds.
 const MAX_REGEX_BYTES: usize = 64 << 10;
-/// The longest template of a name or of a label's value, in bytes.
+/// Maximum length of a template for a name or label value in bytes.
 const MAX_TEMPLATE_BYTES: usize = 1024;
-/// The most references to groups in a template: each may stand for a whole name.
+/// Maximum number of group references in a template; each can expand to a whole name.
 const MAX_GROUP_REFERENCES: usize = 16;
-/// The most labels of a mapping.
+/// Maximum number of labels of a mapping.
 const MAX_LABELS: usize = 32;
 
-/// How the names begin that no file maps: a series of another kind may have them.
+/// Prefixes of names that a mapping must not produce, because other series have them.
 const RESERVED_PREFIXES: [&str; 2] = ["tollkeeper_", "process_"];
 
 impl Mapper {
     /// Reads a file.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The file cannot be read, is not valid, or exceeds a bound.
     pub fn read(path: &Path) -> Result<Self, MapperError> {
         if std::fs::metadata(path)?.len() > MAX_FILE_BYTES {
             return Err(MapperError::Yaml("larger than 1 MiB".to_owned()));
@@ -126,10 +124,10 @@ impl Mapper {
         Self::parse(&std::fs::read_to_string(path)?)
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The text is not valid or exceeds a bound.
     pub fn parse(text: &str) -> Result<Self, MapperError> {
         let document: MapperFile =
             serde_saphyr::from_str(text).map_err(|error| MapperError::Yaml(error.to_string().replace('\n', " ")))?;
@@ -137,28 +135,27 @@ impl Mapper {
             return Err(MapperError::Yaml(format!("more than {MAX_MAPPINGS} mappings")));
         }
         let default = document.defaults.match_type.unwrap_or_default();
-        let mapping = |(place, entry): (usize, &MappingEntry)| {
-            Mapping::of(entry, &default).map_err(|what| MapperError::Mapping { place: place + 1, what })
+        let mapping = |(index, entry): (usize, &MappingEntry)| {
+            Mapping::new(entry, &default).map_err(|problem| MapperError::Mapping { number: index + 1, problem })
         };
         let mut mappings = document.mappings.iter().enumerate().map(mapping).collect::<Result<Vec<_>, _>>()?;
-        // In statsd_exporter a regular expression has its turn only where no glob matched, wherever it stands.
+        // As in statsd_exporter, all globs come before all regular expressions.
         mappings.sort_by_key(|mapping| !mapping.is_glob);
         Ok(Self { mappings, cache: Mutex::default() })
     }
 
-    /// What a name of this kind becomes; `None`: it is dropped. One that nothing maps keeps its name, with what
-    /// Prometheus does not take replaced by `_`.
-    pub fn map(&self, stats: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
+    /// Maps a name; `None` drops the series. A name without a mapping stays, with invalid characters replaced by `_`.
+    pub fn map(&self, statsd_name: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mapped) = cache.get(stats).and_then(|cached| cached[kind as usize].as_ref()) {
+        if let Some(mapped) = cache.get(statsd_name).and_then(|cached| cached[kind as usize].as_ref()) {
             return mapped.clone();
         }
-        let mapped = self.lookup(stats, kind).map(Arc::new);
-        cache.entry(stats.to_owned()).or_default()[kind as usize] = Some(mapped.clone());
+        let mapped = self.lookup(statsd_name, kind).map(Arc::new);
+        cache.entry(statsd_name.to_owned()).or_default()[kind as usize] = Some(mapped.clone());
         mapped
     }
 
-    /// Forgets what became of names if many more are known than are used.
+    /// Clears the cache if it holds many more names than are in use.
     pub fn sweep(&self, used: usize) {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.len() > 2 * used + 1000 {
@@ -166,15 +163,15 @@ impl Mapper {
         }
     }
 
-    fn lookup(&self, stats: &str, kind: MetricKind) -> Option<MappedName> {
-        let fits = |mapping: &&Mapping| mapping.kind.is_none_or(|wanted| wanted == kind);
+    fn lookup(&self, statsd_name: &str, kind: MetricKind) -> Option<MappedName> {
+        let applies = |mapping: &&Mapping| mapping.kind.is_none_or(|only| only == kind);
         let found = self
             .mappings
             .iter()
-            .filter(fits)
-            .find_map(|mapping| mapping.pattern.captures(stats).map(|captures| (mapping, captures)));
+            .filter(applies)
+            .find_map(|mapping| mapping.pattern.captures(statsd_name).map(|captures| (mapping, captures)));
         let Some((mapping, captures)) = found else {
-            return Some(MappedName { name: escaped(stats), labels: Vec::new(), scale: 1.0 });
+            return Some(MappedName { name: escaped(statsd_name), labels: Vec::new(), scale: 1.0 });
         };
         if mapping.drops {
             return None;
@@ -190,14 +187,15 @@ impl Mapper {
 }
 
 impl Mapping {
-    fn of(entry: &MappingEntry, default_type: &str) -> Result<Self, String> {
+    fn new(entry: &MappingEntry, default_type: &str) -> Result<Self, String> {
         let match_type = entry.match_type.as_deref().unwrap_or(default_type);
         let (pattern, is_glob) = match match_type {
             "" | "glob" => (glob(&entry.pattern), true),
             "regex" => (anchored(&entry.pattern)?, false),
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
-        let pattern = expression(&pattern).map_err(|what| format!("match `{}` {what}", shortened(&entry.pattern)))?;
+        let pattern =
+            expression(&pattern).map_err(|problem| format!("match `{}` {problem}", shortened(&entry.pattern)))?;
         let drops = match entry.action.as_deref() {
             None | Some("" | "map") => false,
             Some("drop") => true,
@@ -212,19 +210,19 @@ impl Mapping {
         };
         let name = entry.name.clone().unwrap_or_default();
         if name.is_empty() && !drops {
-            return Err("it has no name".to_owned());
+            return Err("name is missing".to_owned());
         }
-        entry.is_small(&name)?;
+        entry.check_bounds(&name)?;
         if RESERVED_PREFIXES.iter().any(|start| name.starts_with(start)) {
             return Err(format!("`{name}` is the name of another metric"));
         }
         let is_taken = |label: &str| label.starts_with("__") || label == "le";
         if let Some(label) = entry.labels.keys().find(|label| escaped(label) != **label || is_taken(label)) {
-            return Err(format!("`{label}` is no name of a label"));
+            return Err(format!("`{label}` is not a valid label name"));
         }
         let scale = entry.scale.unwrap_or(1.0);
         if !scale.is_finite() {
-            return Err("scale is no number".to_owned());
+            return Err("scale is not a number".to_owned());
         }
         let labels = entry.labels.iter().map(|(name, value)| (name.clone(), with_braces(value))).collect();
         Ok(Self { pattern, is_glob, kind, drops, name: with_braces(&name), labels, scale })
@@ -232,8 +230,8 @@ impl Mapping {
 }
 
 impl MappingEntry {
-    /// Says which of its templates could become too much.
-    fn is_small(&self, name: &str) -> Result<(), String> {
+    /// Checks the bounds of labels and templates.
+    fn check_bounds(&self, name: &str) -> Result<(), String> {
         if is_too_long(name) {
             return Err(format!("name {TOO_LONG}"));
         }
@@ -247,39 +245,39 @@ impl MappingEntry {
     }
 }
 
-/// What is said of a template that could become too much.
+/// Problem of a template that exceeds a bound.
 const TOO_LONG: &str = "is too long: 1024 bytes at most, with 16 references to groups";
 
 fn is_too_long(template: &str) -> bool {
     template.len() > MAX_TEMPLATE_BYTES || template.bytes().filter(|byte| *byte == b'$').count() > MAX_GROUP_REFERENCES
 }
 
-/// The beginning of a text, for a message.
+/// Start of a text, for a message.
 fn shortened(text: &str) -> String {
     const SHOWN: usize = 80;
     text.char_indices().nth(SHOWN).map_or_else(|| text.to_owned(), |(end, _)| format!("{}...", &text[..end]))
 }
 
-/// A regular expression of bounded size, or what is wrong with it.
+/// Compiles a regular expression of bounded size; an error is the problem.
 fn expression(pattern: &str) -> Result<Regex, String> {
     RegexBuilder::new(pattern).size_limit(MAX_REGEX_BYTES).build().map_err(|error| match error {
-        regex::Error::CompiledTooBig(_) => "is too large a regular expression".to_owned(),
-        _ => "is no regular expression".to_owned(),
+        regex::Error::CompiledTooBig(_) => "is a regular expression that is too large".to_owned(),
+        _ => "is not a regular expression".to_owned(),
     })
 }
 
-/// A regular expression that matches whole names. It must be one by itself: between brackets, `a)|(b` is another.
+/// Anchors a regular expression. It must be valid by itself: `a)|(b` would be valid only between the brackets.
 fn anchored(pattern: &str) -> Result<String, String> {
-    expression(pattern).map_err(|what| format!("match `{}` {what}", shortened(pattern)))?;
+    expression(pattern).map_err(|problem| format!("match `{}` {problem}", shortened(pattern)))?;
     Ok(format!("^(?:{pattern})$"))
 }
 
-/// A glob as a regular expression: each `*` is a group that holds one part between dots.
+/// Converts a glob to a regular expression: each `*` is a group that matches one part between dots.
 fn glob(glob: &str) -> String {
     format!("^{}$", glob.split('*').map(regex::escape).collect::<Vec<_>>().join("([^.]*)"))
 }
 
-/// `$1` as `${1}`, so that what follows it is not taken for a part of the group's name.
+/// Writes `$1` as `${1}`, so that the text after it is not read as part of the group's name.
 fn with_braces(text: &str) -> String {
     let mut braced = String::with_capacity(text.len());
     let mut rest = text;
@@ -296,7 +294,7 @@ fn with_braces(text: &str) -> String {
     braced + rest
 }
 
-/// A name that Prometheus takes.
+/// Replaces characters that are invalid in names of Prometheus.
 pub(super) fn escaped(name: &str) -> String {
     let mut escaped: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();

@@ -1,7 +1,7 @@
-//! Families of series as Prometheus reads them.
+//! Encodes families for Prometheus.
 //!
-//! The library writes the text; here series get the tags that all have, and the names of an operator's file if there is
-//! one. Two names that a file maps to one are one series, and are added up.
+//! The `prometheus` crate writes the text. This module adds tags to series, and applies the operator's mapping of names
+//! if there is one. If the mapping gives two series the same name and labels, they are added up.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,26 +13,26 @@ use super::family::{Family, Label, MetricKind, MetricValue, Series};
 use super::histogram::{BOUNDS_US, HistogramSnapshot};
 use super::mapper::Mapper;
 
-/// How everything looks that Prometheus gets.
+/// Options of the page for Prometheus.
 #[derive(Debug, Default)]
 pub struct ExpositionOptions {
     /// Labels on every series.
     pub tags: Vec<(String, String)>,
-    /// Names and labels, if an operator has a say in them.
+    /// Mapping of statsd names; `None` uses the families' own names and labels.
     pub mapper: Option<Mapper>,
-    /// Response times are milliseconds.
+    /// True if response times are in milliseconds instead of seconds.
     pub milliseconds: bool,
 }
 
-/// A page under way.
+/// Page in the Prometheus text format, being built.
 #[derive(Debug)]
-pub struct TextPage<'s> {
-    options: &'s ExpositionOptions,
+pub struct TextPage<'o> {
+    options: &'o ExpositionOptions,
     text: String,
-    /// What the mapper made, by name.
+    /// Mapped families by name.
     mapped: BTreeMap<String, MappedFamily>,
-    /// How many names went through the mapper.
-    names: usize,
+    /// Number of names that were mapped.
+    mapped_names: usize,
 }
 
 #[derive(Debug)]
@@ -42,35 +42,35 @@ struct MappedFamily {
     series: BTreeMap<Vec<(String, String)>, MergedValue>,
 }
 
+/// Sum of all values that are mapped to one series.
 #[derive(Debug, Default)]
 struct MergedValue {
     number: f64,
-    times: Option<(HistogramSnapshot, f64)>,
+    /// Histogram and its scale.
+    histogram: Option<(HistogramSnapshot, f64)>,
 }
 
-impl<'s> TextPage<'s> {
+impl<'o> TextPage<'o> {
     /// An empty page.
-    pub const fn new(options: &'s ExpositionOptions) -> Self {
-        Self { options, text: String::new(), mapped: BTreeMap::new(), names: 0 }
+    pub const fn new(options: &'o ExpositionOptions) -> Self {
+        Self { options, text: String::new(), mapped: BTreeMap::new(), mapped_names: 0 }
     }
 
-    /// Adds a family; one without series adds nothing.
+    /// Adds a family. A family without series adds nothing.
     pub fn add(&mut self, family: Family) {
         let Family { name, help, kind, series } = family;
         let Some(mapper) = &self.options.mapper else {
             let metrics = series.into_iter().map(|series| self.metric(kind, series)).collect();
             return self.write(&name, help, kind, metrics);
         };
-        let (named, other): (Vec<Series>, Vec<Series>) = series.into_iter().partition(|series| series.stats.is_some());
-        for Series { stats, value, .. } in named {
-            let stats = stats.unwrap_or_default();
-            self.names += 1;
-            if let Some(mapped) = mapper.map(&stats, kind) {
-                let family = self.mapped.entry(mapped.name.clone()).or_insert_with(|| MappedFamily {
-                    kind,
-                    help,
-                    series: BTreeMap::new(),
-                });
+        let (named, other): (Vec<Series>, Vec<Series>) =
+            series.into_iter().partition(|series| series.statsd_name.is_some());
+        for Series { statsd_name, value, .. } in named {
+            let statsd_name = statsd_name.unwrap_or_default();
+            self.mapped_names += 1;
+            if let Some(mapped) = mapper.map(&statsd_name, kind) {
+                let new = || MappedFamily { kind, help, series: BTreeMap::new() };
+                let family = self.mapped.entry(mapped.name.clone()).or_insert_with(new);
                 if family.kind == kind {
                     family.series.entry(mapped.labels.clone()).or_default().add(value, mapped.scale);
                 }
@@ -80,14 +80,14 @@ impl<'s> TextPage<'s> {
         self.write(&name, help, kind, metrics);
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn finish(mut self) -> String {
         for (name, MappedFamily { kind, help, series }) in std::mem::take(&mut self.mapped) {
-            let metrics = series.into_iter().map(|(labels, sum)| self.merged(kind, labels, &sum)).collect();
+            let metrics = series.into_iter().map(|(labels, value)| self.merged_metric(kind, labels, &value)).collect();
             self.write(&name, help, kind, metrics);
         }
         if let Some(mapper) = &self.options.mapper {
-            mapper.sweep(self.names);
+            mapper.sweep(self.mapped_names);
         }
         self.text
     }
@@ -106,29 +106,32 @@ impl<'s> TextPage<'s> {
         });
         family.set_metric(metrics);
         if let Err(error) = TextEncoder::new().encode_utf8(&[family], &mut self.text) {
-            tracing::error!(name, %error, "a metric can not be written for prometheus");
+            tracing::error!(name, %error, "metric cannot be encoded for prometheus");
         }
     }
 
     fn metric(&self, kind: MetricKind, series: Series) -> Metric {
         let mut metric = Metric::from_label(self.labels(series.labels));
         match series.value {
-            MetricValue::Histogram(times) => {
-                metric.set_histogram(histogram(&times, self.per_second(series.stats.is_some())))
+            MetricValue::Histogram(snapshot) => {
+                // Only metrics that envoyproxy/ratelimit has too may be in milliseconds.
+                let is_compatible = series.statsd_name.is_some();
+                let units_per_second = if self.options.milliseconds && is_compatible { 1e3 } else { 1.0 };
+                metric.set_histogram(histogram(&snapshot, units_per_second));
             }
-            MetricValue::Counter(count) => set(&mut metric, kind, float(count)),
-            MetricValue::Gauge(level) => set(&mut metric, kind, level),
+            MetricValue::Counter(count) => set_number(&mut metric, kind, to_f64(count)),
+            MetricValue::Gauge(level) => set_number(&mut metric, kind, level),
         }
         metric
     }
 
-    fn merged(&self, kind: MetricKind, labels: Vec<(String, String)>, sum: &MergedValue) -> Metric {
+    fn merged_metric(&self, kind: MetricKind, labels: Vec<(String, String)>, value: &MergedValue) -> Metric {
         let labels = labels.into_iter().map(|(name, value)| (Cow::Owned(name), value)).collect();
         let mut metric = Metric::from_label(self.labels(labels));
-        match &sum.times {
-            // Names in dots speak of milliseconds; what scales them makes seconds of them.
-            Some((times, scale)) => metric.set_histogram(histogram(times, scale * 1e3)),
-            None => set(&mut metric, kind, sum.number),
+        match &value.histogram {
+            // statsd timings are in milliseconds; the mapping's scale converts them, usually to seconds.
+            Some((snapshot, scale)) => metric.set_histogram(histogram(snapshot, scale * 1e3)),
+            None => set_number(&mut metric, kind, value.number),
         }
         metric
     }
@@ -140,40 +143,35 @@ impl<'s> TextPage<'s> {
             pair.set_value(value);
             pair
         };
-        // A tag does not hide what a series says of itself.
+        // A label of the series takes precedence over a tag of the same name.
         let tags: Vec<LabelPair> = self
             .options
             .tags
             .iter()
-            .filter(|(name, _)| labels.iter().all(|(of_series, _)| of_series != name))
+            .filter(|(name, _)| labels.iter().all(|(own, _)| own != name))
             .map(|(name, value)| pair(name.clone(), value.clone()))
             .collect();
         labels.into_iter().map(|(name, value)| pair(name.into_owned(), value)).chain(tags).collect()
-    }
-
-    /// How many of the unit of a histogram a second is: only what envoyproxy/ratelimit has too may be milliseconds.
-    fn per_second(&self, is_of_peer: bool) -> f64 {
-        if self.options.milliseconds && is_of_peer { 1e3 } else { 1.0 }
     }
 }
 
 impl MergedValue {
     fn add(&mut self, value: MetricValue, scale: f64) {
         match value {
-            MetricValue::Counter(count) => self.number += float(count) * scale,
+            MetricValue::Counter(count) => self.number += to_f64(count) * scale,
             MetricValue::Gauge(level) => self.number += level * scale,
-            MetricValue::Histogram(times) => {
-                let (sum, _) = self.times.get_or_insert_with(|| (HistogramSnapshot::default(), scale));
-                for (sum, count) in sum.counts.iter_mut().zip(times.counts) {
+            MetricValue::Histogram(snapshot) => {
+                let (sum, _) = self.histogram.get_or_insert_with(|| (HistogramSnapshot::default(), scale));
+                for (sum, count) in sum.counts.iter_mut().zip(snapshot.counts) {
                     *sum += count;
                 }
-                sum.sum_ns = sum.sum_ns.wrapping_add(times.sum_ns);
+                sum.sum_ns = sum.sum_ns.wrapping_add(snapshot.sum_ns);
             }
         }
     }
 }
 
-fn set(metric: &mut Metric, kind: MetricKind, number: f64) {
+fn set_number(metric: &mut Metric, kind: MetricKind, number: f64) {
     if kind == MetricKind::Counter {
         let mut counter = Counter::default();
         counter.set_value(number);
@@ -185,26 +183,26 @@ fn set(metric: &mut Metric, kind: MetricKind, number: f64) {
     }
 }
 
-/// A histogram in units of which a second has `per_second`.
-fn histogram(times: &HistogramSnapshot, per_second: f64) -> Histogram {
-    let mut below = 0;
-    let buckets = BOUNDS_US.iter().zip(times.counts).map(|(bound, count)| {
-        below += count;
+/// Histogram in a unit of which a second has `units_per_second`.
+fn histogram(snapshot: &HistogramSnapshot, units_per_second: f64) -> Histogram {
+    let mut cumulative = 0;
+    let buckets = BOUNDS_US.iter().zip(snapshot.counts).map(|(bound, count)| {
+        cumulative += count;
         let mut bucket = Bucket::default();
-        // In this order a bound of seconds is written without the dust of a division.
-        bucket.set_upper_bound(float(*bound) * per_second / 1e6);
-        bucket.set_cumulative_count(below);
+        // Multiplying first keeps bounds in seconds free of rounding errors.
+        bucket.set_upper_bound(to_f64(*bound) * units_per_second / 1e6);
+        bucket.set_cumulative_count(cumulative);
         bucket
     });
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(times.count());
-    histogram.set_sample_sum(float(times.sum_ns) * per_second / 1e9);
+    histogram.set_sample_count(snapshot.count());
+    histogram.set_sample_sum(to_f64(snapshot.sum_ns) * units_per_second / 1e9);
     histogram
 }
 
-/// Counts past 2^53 lose their last digits in Prometheus.
-#[expect(clippy::cast_precision_loss, reason = "Prometheus has nothing but doubles")]
-const fn float(count: u64) -> f64 {
+/// Converts a count; above 2^53 the lowest digits are lost.
+#[expect(clippy::cast_precision_loss, reason = "Prometheus has only doubles")]
+const fn to_f64(count: u64) -> f64 {
     count as f64
 }

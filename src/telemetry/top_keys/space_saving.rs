@@ -1,9 +1,9 @@
-//! The heaviest of a stream of keys, by a bounded number of counters.
+//! Space-Saving: the heaviest keys of a stream with a bounded number of counters.
 //!
-//! Space-Saving (Metwally, Agrawal and El Abbadi, "Efficient computation of frequent and top-k elements in data
-//! streams", 2005): a key without a counter takes over the smallest one, and what that had counted becomes the new
-//! key's error. So a count is never too low, and too high by its error at most; and a key that has no counter came no
-//! more often than the smallest counter says, which is at most the sum of all divided by the number of counters.
+//! Metwally, Agrawal and El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005: a key
+//! without a counter takes over the smallest counter, whose count becomes the key's error. A count is never too low, and
+//! too high by its error at most. A key without a counter has at most the smallest count, which is at most the sum of
+//! all counts divided by the number of counters.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -11,93 +11,97 @@ use std::hash::{Hash, Hasher};
 
 use priority_queue::PriorityQueue;
 
-/// The counters.
+/// Sketch of a stream of keys.
 #[derive(Debug)]
 pub struct SpaceSaving<T> {
-    counters: PriorityQueue<Key<T>, Counter>,
-    most: usize,
+    counters: PriorityQueue<LabelledKey<T>, KeyCount>,
+    max_counters: usize,
 }
 
-/// What is counted of a key.
+/// Count of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counter {
-    /// How much, never too little.
+pub struct KeyCount {
+    /// Upper bound of the count.
     pub count: u64,
-    /// By how much `count` may be too high.
+    /// Maximum overestimate in `count`.
     pub error: u64,
-    /// A mark for each part of the time in which the key came: see [`SpaceSaving::note`].
+    /// Union of the marks of [`SpaceSaving::add`].
     pub marks: u64,
 }
 
-/// The smallest count first.
-impl Ord for Counter {
+/// Orders the smallest count first.
+impl Ord for KeyCount {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.count, other.error, other.marks).cmp(&(self.count, self.error, self.marks))
     }
 }
 
-impl PartialOrd for Counter {
+impl PartialOrd for KeyCount {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-/// A key by its hash, and what it is.
+/// Hash of a key and its label. Equality and hash use the first only.
 #[derive(Debug)]
-struct Key<T> {
+struct LabelledKey<T> {
     id: u128,
     label: T,
 }
 
-impl<T> PartialEq for Key<T> {
+impl<T> PartialEq for LabelledKey<T> {
     fn eq(&self, other: &Self) -> bool {
         self.id == other.id
     }
 }
 
-impl<T> Eq for Key<T> {}
+impl<T> Eq for LabelledKey<T> {}
 
-impl<T> Hash for Key<T> {
+impl<T> Hash for LabelledKey<T> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.id.hash(state);
     }
 }
 
-impl<T> Borrow<u128> for Key<T> {
+impl<T> Borrow<u128> for LabelledKey<T> {
     fn borrow(&self) -> &u128 {
         &self.id
     }
 }
 
 impl<T> SpaceSaving<T> {
-    /// No counters yet, and at most so many, at least one.
-    pub fn new(most: usize) -> Self {
-        Self { counters: PriorityQueue::new(), most: most.max(1) }
+    /// An empty sketch with room for `max_counters`, at least one.
+    pub fn new(max_counters: usize) -> Self {
+        Self { counters: PriorityQueue::new(), max_counters: max_counters.max(1) }
     }
 
-    /// Counts `by` for the key `id`, and sets its mark; `what` it is is asked only if it has no counter yet.
-    pub fn note(&mut self, id: u128, (by, mark): (u64, u64), label: impl FnOnce() -> T) {
-        let known = self.counters.change_priority_by(&id, |counter| {
-            counter.count += by;
+    /// Adds `count` to the key `id`, and the bits of `mark` to its marks. `label` is called if the key is new.
+    pub fn add(&mut self, id: u128, count: u64, mark: u64, label: impl FnOnce() -> T) {
+        let is_known = self.counters.change_priority_by(&id, |counter| {
+            counter.count += count;
             counter.marks |= mark;
         });
-        if known {
+        if is_known {
             return;
         }
-        let error = match self.counters.len() < self.most {
+        let error = match self.counters.len() < self.max_counters {
             true => 0,
-            false => self.counters.pop().map_or(0, |(_, counter)| counter.count),
+            false => self.counters.pop().map_or(0, |(_, smallest)| smallest.count),
         };
-        self.counters.push(Key { id, label: label() }, Counter { count: error + by, error, marks: mark });
+        self.counters.push(LabelledKey { id, label: label() }, KeyCount { count: error + count, error, marks: mark });
     }
 
-    /// All counters, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (u128, &T, Counter)> {
-        self.counters.iter().map(|(key, counter)| (key.id, &key.label, *counter))
+    /// Iterates over all counters, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (u128, &T, KeyCount)> {
+        self.counters.iter().map(|(key, count)| (key.id, &key.label, *count))
     }
 
-    /// The most that a key without a counter can have come to.
-    pub fn most_missed(&self) -> u64 {
-        if self.counters.len() < self.most { 0 } else { self.counters.peek().map_or(0, |(_, counter)| counter.count) }
+    /// Upper bound of the count of every key without a counter.
+    pub fn max_missed(&self) -> u64 {
+        if self.counters.len() < self.max_counters {
+            0
+        } else {
+            self.counters.peek().map_or(0, |(_, least)| least.count)
+        }
     }
 }

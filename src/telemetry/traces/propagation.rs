@@ -1,39 +1,38 @@
-//! What a request's headers say of the trace that it belongs to: W3C `traceparent`, or B3 in one header or several.
+//! Trace context of a request's headers: W3C `traceparent`, or B3 in one header or several.
 //!
-//! Headers come from strangers. What is not exactly as its specification has it is taken as not sent, nothing is
-//! allocated to find out, and the first form that says something is the one that counts. Nothing is sent on from here,
-//! so only reading is needed.
+//! Headers come from untrusted clients. A header that violates its specification is ignored, parsing allocates nothing,
+//! and the first format that has a value wins. This process has no traced downstream calls, so contexts are only read.
 
 use std::str::FromStr;
 
 use opentelemetry::trace::{SpanId, TraceId, TraceState};
 
-/// The forms that are looked for, in this order.
+/// Header formats that are read, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PropagationFormats {
     /// `traceparent` and `tracestate`, <https://www.w3.org/TR/trace-context/>.
     pub tracecontext: bool,
     /// `b3`, <https://github.com/openzipkin/b3-propagation>.
     pub b3: bool,
-    /// `x-b3-traceid` and so on, of the same.
+    /// `x-b3-traceid` and the other headers of the same specification.
     pub b3_multi: bool,
 }
 
-/// What the caller said.
+/// Trace context that the caller sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteParent {
-    /// The trace, and the caller's span in it.
+    /// Trace, and the caller's span in it.
     pub ids: Option<(TraceId, SpanId)>,
-    /// Whether it is sampled; `None`: that is left to us.
+    /// The caller's sampling decision; `None` leaves it to this process.
     pub sampled: Option<bool>,
 }
 
-/// The longest `tracestate` that is kept, in bytes: what W3C asks everybody to pass on.
+/// Maximum length of `tracestate` in bytes, the minimum that W3C requires to propagate.
 const MAX_TRACE_STATE_BYTES: usize = 512;
 
 impl PropagationFormats {
-    /// What the headers say.
-    pub fn remote<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> RemoteParent {
+    /// Reads the trace context from the headers; the default if there is none.
+    pub fn remote_parent<'h>(self, header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> RemoteParent {
         let parse = || {
             let w3c = || traceparent(header("traceparent")?);
             let single = || b3(header("b3")?);
@@ -45,31 +44,31 @@ impl PropagationFormats {
     }
 }
 
-/// What `tracestate` says; nothing if it is too long or wrong.
+/// Reads `tracestate`; empty if it is too long or invalid.
 pub fn trace_state<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> TraceState {
     let text = header("tracestate").filter(|bytes| bytes.len() <= MAX_TRACE_STATE_BYTES);
     let text = text.and_then(|bytes| std::str::from_utf8(bytes).ok());
     text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
 }
 
-/// `00-<trace>-<span>-<flags>`; a later version may have more behind it.
+/// Parses `00-<trace>-<span>-<flags>`; later versions may have more fields.
 fn traceparent(text: &[u8]) -> Option<RemoteParent> {
     const LENGTH: usize = 55;
-    let (head, more) = text.split_at_checked(LENGTH)?;
+    let (head, rest) = text.split_at_checked(LENGTH)?;
     let is_lower = head.iter().all(|byte| !byte.is_ascii_uppercase());
     if !is_lower || head[2] != b'-' || head[35] != b'-' || head[52] != b'-' {
         return None;
     }
     let version = hex(&head[..2])?;
-    let fits = if version == 0 { more.is_empty() } else { more.is_empty() || more[0] == b'-' };
-    if version == 0xff || !fits {
+    let has_valid_length = if version == 0 { rest.is_empty() } else { rest.is_empty() || rest[0] == b'-' };
+    if version == 0xff || !has_valid_length {
         return None;
     }
     let flags = hex(&head[53..])?;
     Some(RemoteParent { ids: Some(ids(&head[3..35], &head[36..52])?), sampled: Some(flags & 1 == 1) })
 }
 
-/// `<trace>-<span>[-<decision>[-<parent>]]`, or a decision alone.
+/// Parses `<trace>-<span>[-<decision>[-<parent>]]`, or a decision alone.
 fn b3(text: &[u8]) -> Option<RemoteParent> {
     if let Some(sampled) = decision(text) {
         return Some(RemoteParent { ids: None, sampled: Some(sampled) });
@@ -78,10 +77,10 @@ fn b3(text: &[u8]) -> Option<RemoteParent> {
     let ids = ids(parts.next()?, parts.next()?)?;
     let sampled = match parts.next() {
         None => None,
-        Some(word) => Some(decision(word)?),
+        Some(text) => Some(decision(text)?),
     };
-    let parent_fits = parts.next().is_none_or(|parent| parent.len() == 16 && hex(parent).is_some());
-    (parent_fits && parts.next().is_none()).then_some(RemoteParent { ids: Some(ids), sampled })
+    let has_valid_parent = parts.next().is_none_or(|parent| parent.len() == 16 && hex(parent).is_some());
+    (has_valid_parent && parts.next().is_none()).then_some(RemoteParent { ids: Some(ids), sampled })
 }
 
 fn b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<RemoteParent> {
@@ -92,16 +91,16 @@ fn b3_multi<'h>(header: &impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Re
     (ids.is_some() || sampled.is_some()).then_some(RemoteParent { ids, sampled })
 }
 
-/// A decision of B3; `true` and `false` are what early senders wrote.
-fn decision(word: &[u8]) -> Option<bool> {
-    match word {
+/// Parses a B3 sampling decision; early senders wrote `true` and `false`.
+fn decision(text: &[u8]) -> Option<bool> {
+    match text {
         b"1" | b"d" | b"true" => Some(true),
         b"0" | b"false" => Some(false),
         _ => None,
     }
 }
 
-/// A trace of 16 or 32 digits, and a span of 16; neither may be 0.
+/// Parses a trace id of 16 or 32 digits and a span id of 16; neither may be 0.
 fn ids(trace: &[u8], span: &[u8]) -> Option<(TraceId, SpanId)> {
     if ![16, 32].contains(&trace.len()) || span.len() != 16 {
         return None;
@@ -110,7 +109,7 @@ fn ids(trace: &[u8], span: &[u8]) -> Option<(TraceId, SpanId)> {
     (trace != 0 && span != 0).then(|| (TraceId::from(trace), SpanId::from(span)))
 }
 
-/// The number of these digits, of which there are 32 at most.
+/// Parses at most 32 hexadecimal digits.
 fn hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |number, digit| {
         let digit = char::from(*digit).to_digit(16)?;

@@ -1,8 +1,8 @@
-//! Where spans go when they end: a bounded queue, and a thread that sends what is in it.
+//! Bounded queue of ended spans, and the thread that exports them.
 //!
-//! Whoever ends a span never waits: it is counted and dropped when there is no room. A collector that is away costs the
-//! spans, one line of the log a minute, and nothing else. What is queued and what is being sent count together, so
-//! what a collector that hangs can hold here is bounded too.
+//! Ending a span never waits: if the queue is full, the span is counted and dropped. An unreachable collector costs the
+//! spans and one log line per minute. Queued spans and spans being sent share one limit, so a collector that hangs
+//! cannot use more memory.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
@@ -16,26 +16,35 @@ use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData,
 use crate::clock::Clock;
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// The conventions that names of attributes follow.
-const CONVENTIONS: &str = "https://opentelemetry.io/schemas/1.42.0";
+/// Semantic conventions that the attribute names follow.
+const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.42.0";
 
-/// How spans are queued and sent.
+/// Limits of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanQueueOptions {
-    /// Spans that wait or are being sent, at most.
+    /// Maximum number of spans that are queued or being sent.
     pub max_spans: usize,
-    /// Spans that are sent at once, at most.
+    /// Maximum number of spans per export.
     pub max_batch_spans: usize,
-    /// The longest that a span waits for others.
+    /// Maximum time a span waits for its batch to fill.
     pub delay: Duration,
 }
 
-/// Where spans go.
+/// Context of the exporting thread.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportThread {
+    /// Environment variable that holds the collector's address, for the log.
+    pub setting: &'static str,
+    /// Called once on the thread.
+    pub on_start: fn(),
+}
+
+/// Bounded queue of ended spans.
 #[derive(Debug)]
 pub struct SpanQueue {
     processor: BatchSpanProcessor,
     scope: InstrumentationScope,
-    counts: Arc<ExportCounters>,
+    counters: Arc<ExportCounters>,
     max_spans: usize,
 }
 
@@ -43,109 +52,111 @@ pub struct SpanQueue {
 struct ExportCounters {
     queued: AtomicUsize,
     sent: AtomicU64,
-    /// For want of room.
     dropped: AtomicU64,
-    /// Not taken by the collector.
     failed: AtomicU64,
     setting: &'static str,
 }
 
-/// What became of spans since the start.
+/// Number of ended spans since the start, by outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportCounts {
-    /// The collector has them.
+    /// Accepted by the collector.
     pub sent: u64,
-    /// There was no room for them.
+    /// Dropped because the queue was full.
     pub dropped: u64,
-    /// The collector did not take them.
+    /// Lost because an export failed.
     pub failed: u64,
 }
 
 impl SpanQueue {
-    /// Sends by `exporter`; `setting` is the variable that says where to. `on_thread` is called once on the thread that
-    /// does it.
+    /// Starts the thread that sends spans with `exporter`.
     pub fn start<E: SpanExporter + 'static>(
         exporter: E,
         resource: &Resource,
-        queue: SpanQueueOptions,
-        (setting, on_thread): (&'static str, fn()),
+        options: SpanQueueOptions,
+        thread: ExportThread,
     ) -> Self {
-        let counts = Arc::new(ExportCounters { setting, ..ExportCounters::default() });
-        let exporter = CountingExporter { exporter, counts: Arc::clone(&counts), on_thread, first: Once::new() };
+        let counters = Arc::new(ExportCounters { setting: thread.setting, ..ExportCounters::default() });
+        let exporter = CountingExporter {
+            exporter,
+            counters: Arc::clone(&counters),
+            on_thread_start: thread.on_start,
+            started: Once::new(),
+        };
         let config = BatchConfigBuilder::default()
-            .with_max_queue_size(queue.max_spans)
-            .with_max_export_batch_size(queue.max_batch_spans)
-            .with_scheduled_delay(queue.delay)
+            .with_max_queue_size(options.max_spans)
+            .with_max_export_batch_size(options.max_batch_spans)
+            .with_scheduled_delay(options.delay)
             .build();
         let mut processor = BatchSpanProcessor::new(exporter, config);
         processor.set_resource(resource);
         let scope = InstrumentationScope::builder("tollkeeper")
             .with_version(env!("CARGO_PKG_VERSION"))
-            .with_schema_url(CONVENTIONS)
+            .with_schema_url(SCHEMA_URL)
             .build();
-        Self { processor, scope, counts, max_spans: queue.max_spans }
+        Self { processor, scope, counters, max_spans: options.max_spans }
     }
 
-    /// What became of spans since the start.
+    /// Returns the number of ended spans by outcome.
     pub fn export_counts(&self) -> ExportCounts {
-        let ExportCounters { sent, dropped, failed, .. } = &*self.counts;
+        let ExportCounters { sent, dropped, failed, .. } = &*self.counters;
         let [sent, dropped, failed] = [sent, dropped, failed].map(|count| count.load(Ordering::Relaxed));
         ExportCounts { sent, dropped, failed }
     }
 
-    /// Sends what is queued, and ends; waits for that no longer than `timeout`. False if something was left.
+    /// Sends the queued spans and stops, within `timeout`. Returns false if spans were left.
     pub fn finish(&self, timeout: Duration) -> bool {
         self.processor.shutdown_with_timeout(timeout).is_ok()
     }
 
-    /// Who says what spans say.
+    /// Instrumentation scope of all spans: name and version of this program.
     pub(super) fn scope(&self) -> InstrumentationScope {
         self.scope.clone()
     }
 
-    /// Queues a span that ended.
+    /// Queues a span that ended, or drops it if the queue is full.
     pub(super) fn push(&self, span: SpanData) {
-        if self.counts.queued.fetch_add(1, Ordering::Relaxed) < self.max_spans {
+        if self.counters.queued.fetch_add(1, Ordering::Relaxed) < self.max_spans {
             self.processor.on_end(span);
             return;
         }
-        self.counts.queued.fetch_sub(1, Ordering::Relaxed);
-        self.counts.dropped.fetch_add(1, Ordering::Relaxed);
-        self.counts.log_lost_spans("the queue is full");
+        self.counters.queued.fetch_sub(1, Ordering::Relaxed);
+        self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+        self.counters.log_lost_spans("the queue is full");
     }
 }
 
 impl ExportCounters {
-    fn log_lost_spans(&self, why: &str) {
+    fn log_lost_spans(&self, reason: &str) {
         static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
         if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
             let [failed, dropped] = [&self.failed, &self.dropped].map(|count| count.load(Ordering::Relaxed));
-            tracing::warn!(failed, dropped, suppressed, "{}: spans are lost: {why}", self.setting);
+            tracing::warn!(failed, dropped, suppressed, "spans are lost: {reason} (check {})", self.setting);
         }
     }
 }
 
-/// ExportCounters what an exporter does.
+/// Exporter that counts the outcome of each export.
 #[derive(Debug)]
 struct CountingExporter<E> {
     exporter: E,
-    counts: Arc<ExportCounters>,
-    on_thread: fn(),
-    first: Once,
+    counters: Arc<ExportCounters>,
+    on_thread_start: fn(),
+    started: Once,
 }
 
 impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-        self.first.call_once(self.on_thread);
+        self.started.call_once(self.on_thread_start);
         let count = batch.len();
-        let outcome = self.exporter.export(batch).await;
-        self.counts.queued.fetch_sub(count, Ordering::Relaxed);
-        let counter = if outcome.is_ok() { &self.counts.sent } else { &self.counts.failed };
+        let result = self.exporter.export(batch).await;
+        self.counters.queued.fetch_sub(count, Ordering::Relaxed);
+        let counter = if result.is_ok() { &self.counters.sent } else { &self.counters.failed };
         counter.fetch_add(count as u64, Ordering::Relaxed);
-        if let Err(error) = &outcome {
-            self.counts.log_lost_spans(&error.to_string());
+        if let Err(error) = &result {
+            self.counters.log_lost_spans(&error.to_string());
         }
-        outcome
+        result
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {

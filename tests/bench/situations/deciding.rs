@@ -15,7 +15,7 @@ use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
 use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::store::memory::Memory;
-use tollkeeper::telemetry::metrics::Metrics;
+use tollkeeper::telemetry::service_metrics::ServiceMetrics;
 
 use super::{BEGIN, CAPACITY_BYTES, NAME_BYTES, Situation, USERS, Walk, frame, key, many_rules};
 
@@ -56,7 +56,7 @@ impl Scene {
         let [limit, remaining, reset] =
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
-        let metrics = if self.metrics { Metrics::default() } else { Metrics::default().disabled() };
+        let metrics = if self.metrics { ServiceMetrics::default() } else { ServiceMetrics::default().disabled() };
         let decider = Decider::new(Memory::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);

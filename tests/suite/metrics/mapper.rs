@@ -136,21 +136,21 @@ fn regex_matches_the_whole_name() {
 fn invalid_mapping_file_is_one_error_line() {
     let mapping = |rest: &str| format!("mappings: [{{match: a.b, name: ok}}, {{match: a.*, {rest}}}]");
     for (text, line) in [
-        (mapping("labels: {a: b}"), "mapping 2: it has no name"),
+        (mapping("labels: {a: b}"), "mapping 2: name is missing"),
         (mapping("name: x, match_type: glop"), "mapping 2: match_type `glop` is neither glob nor regex"),
         (mapping("name: x, action: copy"), "mapping 2: action `copy` is neither map nor drop"),
         (
             mapping("name: x, match_metric_type: set"),
             "mapping 2: match_metric_type `set` is none of counter, gauge and observer",
         ),
-        (mapping("name: x, labels: {a-b: c}"), "mapping 2: `a-b` is no name of a label"),
-        (mapping("name: x, labels: {le: c}"), "mapping 2: `le` is no name of a label"),
-        (mapping("name: x, labels: {__name__: c}"), "mapping 2: `__name__` is no name of a label"),
+        (mapping("name: x, labels: {a-b: c}"), "mapping 2: `a-b` is not a valid label name"),
+        (mapping("name: x, labels: {le: c}"), "mapping 2: `le` is not a valid label name"),
+        (mapping("name: x, labels: {__name__: c}"), "mapping 2: `__name__` is not a valid label name"),
         (mapping("name: tollkeeper_rules"), "mapping 2: `tollkeeper_rules` is the name of another metric"),
-        (mapping("name: x, scale: .nan"), "mapping 2: scale is no number"),
+        (mapping("name: x, scale: .nan"), "mapping 2: scale is not a number"),
         (
             "mappings: [{match: '(', match_type: regex, name: x}]".into(),
-            "mapping 1: match `(` is no regular expression",
+            "mapping 1: match `(` is not a regular expression",
         ),
     ] {
         assert_eq!(Mapper::parse(&text).unwrap_err().to_string(), line, "{text}");
@@ -162,6 +162,9 @@ fn invalid_mapping_file_is_one_error_line() {
     let (_directory, path) = file("mappings: [{match: a.b}]");
     let (setup, _port) = with_prometheus(with_rules(SHOP));
     let ended = setup.env("PROMETHEUS_MAPPER_YAML", &path).run();
-    let line = format!("PROMETHEUS_MAPPER_YAML={}: mapping 1: it has no name; mend it or unset it", path.display());
+    let line = format!(
+        "PROMETHEUS_MAPPER_YAML={}: mapping 1: name is missing (fix the file or unset the variable)",
+        path.display()
+    );
     assert!(ended.code != Some(0) && ended.stderr.contains(&line), "{}", ended.stderr);
 }

@@ -1,0 +1,48 @@
+//! State that all pages share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::scrape::MetricsCollector;
+use crate::settings::listeners::AdminToken;
+use crate::settings::metrics::PrometheusSettings;
+use crate::telemetry::metrics::mapper::Mapper;
+use crate::telemetry::metrics::prometheus::ExpositionOptions;
+
+/// State that all pages share.
+#[derive(Clone, Debug)]
+pub struct AppState {
+    /// The service, its health and its metrics.
+    pub collector: MetricsCollector,
+    /// Maximum size of a request body in bytes.
+    pub max_body_bytes: usize,
+    /// Page for Prometheus; `None` if it is off.
+    pub exposition: Option<Arc<Exposition>>,
+    /// Token for pages that change state or show keys; `None` switches these pages off.
+    pub admin_token: Option<AdminToken>,
+}
+
+/// Page for Prometheus.
+#[derive(Debug)]
+pub struct Exposition {
+    /// Path of the page.
+    pub(super) path: String,
+    /// Names, labels and units.
+    pub(super) options: ExpositionOptions,
+}
+
+impl Exposition {
+    /// Reads the mapping file that the settings name. `tags` are labels of every series.
+    ///
+    /// # Errors
+    /// Names the file and the problem.
+    pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, String> {
+        let read = |path: &Path| {
+            Mapper::read(path)
+                .map_err(|error| format!("{}: {error} (fix the file or unset the variable)", path.display()))
+        };
+        let mapper = settings.mapper.as_deref().map(read).transpose()?;
+        let options = ExpositionOptions { tags: tags.to_vec(), mapper, milliseconds: settings.milliseconds };
+        Ok(Self { path: settings.path.clone(), options })
+    }
+}

@@ -1,0 +1,44 @@
+//! Responses that several pages share.
+
+use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use serde::Serialize;
+
+/// Plain text.
+pub(super) fn text(status: StatusCode, body: impl Into<Body>) -> Response {
+    (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body.into()).into_response()
+}
+
+/// JSON that is encoded already.
+pub(super) fn json(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Indented JSON of a value, with status 200.
+pub(super) fn pretty_json(value: &impl Serialize) -> Response {
+    serde_json::to_string_pretty(value).map_or_else(|_| internal_error(), |page| json(StatusCode::OK, page))
+}
+
+/// An error in the form of Go's `http.Error`, as envoyproxy/ratelimit sends it.
+pub(super) fn error(status: StatusCode, body: impl Into<Body>) -> Response {
+    let mut response = text(status, body);
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// Status 500 without a body.
+pub(super) fn internal_error() -> Response {
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+}
+
+/// Status 400 with the reason why the query string is invalid.
+pub(super) fn bad_query(rejection: &QueryRejection) -> Response {
+    text(StatusCode::BAD_REQUEST, format!("{}\n", rejection.body_text()))
+}
+
+/// Status 503: no rules are loaded.
+pub(super) fn no_rules() -> Response {
+    text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n")
+}

@@ -1,0 +1,30 @@
+//! Metrics of the loaded rules and of reloads.
+
+use crate::config::live::LiveRules;
+use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+
+/// Emits the metrics of the loaded rules and of reloads.
+pub(super) fn collect(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
+    let status = rules.status();
+    let loads = |name, outcome: &str, help, count| {
+        let statsd_name = format!("ratelimit.service.config_load_{outcome}");
+        Family::new(name, MetricKind::Counter, help)
+            .with(Series::new(MetricValue::Counter(count)).statsd_name(statsd_name))
+    };
+    let help = "Total number of successful loads of the rules.";
+    emit(loads("ratelimit_service_config_load_success", "success", help, status.version));
+    let help = "Total number of failed loads of the rules.";
+    emit(loads("ratelimit_service_config_load_error", "error", help, status.refused));
+    let help = "Version of the loaded rules, from 1; 0 if none are loaded.";
+    emit(Family::gauge("tollkeeper_config_version", help, status.version));
+    let is_successful = u8::from(status.last_error.is_none() && status.version > 0);
+    let help = "1 if the last load of the rules was successful.";
+    emit(Family::gauge("tollkeeper_config_last_load_successful", help, is_successful));
+    emit(Family::gauge("tollkeeper_domains", "Number of loaded domains.", status.domains));
+    emit(Family::gauge("tollkeeper_rules", "Number of loaded rules.", status.rules));
+    if let Some(loaded) = rules.load().as_ref() {
+        let seconds = loaded.loaded_at.as_micros() / 1_000_000;
+        let help = "Time when the rules were loaded, in seconds since the Unix epoch.";
+        emit(Family::gauge("tollkeeper_config_last_load_timestamp_seconds", help, seconds));
+    }
+}

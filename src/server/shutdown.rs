@@ -1,0 +1,100 @@
+//! Graceful shutdown: drain, close connections, finish responses, send the last metrics and spans.
+//!
+//! The shutdown does not wait for connections to close: a client that is frozen would keep the process until the
+//! timeout. It waits for delayed responses, and then a moment for clients to read them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::error::ServerError;
+use super::statsd_reporter::StatsdReporter;
+use crate::grpc::health::GrpcHealth;
+use crate::grpc::service::Service;
+use crate::settings::process::ShutdownSettings;
+use crate::telemetry::traces::span_queue::SpanQueue;
+
+/// Time for clients to read their last responses and to close.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// Interval at which delayed responses are counted.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time to send the last spans.
+const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A server that is unhealthy and still serves.
+pub(super) struct Draining<'s> {
+    pub(super) service: &'s Service,
+    pub(super) statsd: StatsdReporter,
+    pub(super) grpc_health: GrpcHealth,
+    /// Asks the listeners to stop.
+    pub(super) stop: watch::Sender<bool>,
+    /// Tasks of the listeners.
+    pub(super) serving: JoinSet<()>,
+}
+
+impl Draining<'_> {
+    /// Serves for the drain period, then stops; all within the shutdown timeout.
+    pub(super) async fn run(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
+        tracing::warn!(drain_period = ?settings.drain_period, "stopping: reporting unhealthy, still serving");
+        let service = self.service;
+        match tokio::time::timeout(settings.timeout, self.stop_after(settings.drain_period)).await {
+            Ok(result) => result?,
+            Err(_) if service.held() > 0 => return Err(ServerError::CutOff(settings.timeout)),
+            Err(_) => {}
+        }
+        tracing::warn!("stopped");
+        Ok(())
+    }
+
+    async fn stop_after(self, drain_period: Duration) -> Result<(), ServerError> {
+        let Self { service, statsd, grpc_health, stop, mut serving } = self;
+        tokio::time::sleep(drain_period).await;
+        grpc_health.close().await;
+        stop.send_replace(true);
+        let all_closed = async {
+            while let Some(result) = serving.join_next().await {
+                result?;
+            }
+            Ok(())
+        };
+        let result = tokio::select! {
+            result = all_closed => result,
+            () = all_answered(service) => Ok(()),
+        };
+        let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
+        let last_spans = async {
+            if let Some(span_queue) = span_queue {
+                export_last_spans(span_queue).await;
+            }
+        };
+        let last_metrics = async {
+            service.decider.store.shutdown().await;
+            statsd.finish().await;
+        };
+        tokio::join!(last_metrics, last_spans);
+        result
+    }
+}
+
+/// Waits until no response is delayed, and clients had [`CLOSE_GRACE`] to read the last ones.
+async fn all_answered(service: &Service) {
+    loop {
+        tokio::time::sleep(CLOSE_GRACE).await;
+        if service.held() == 0 {
+            break;
+        }
+        while service.held() > 0 {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+}
+
+/// Sends the queued spans, for at most [`LAST_EXPORT_TIMEOUT`].
+async fn export_last_spans(span_queue: Arc<SpanQueue>) {
+    let exported = tokio::task::spawn_blocking(move || span_queue.finish(LAST_EXPORT_TIMEOUT));
+    if !tokio::time::timeout(LAST_EXPORT_TIMEOUT, exported).await.is_ok_and(|result| result.unwrap_or(false)) {
+        tracing::warn!("last spans not sent: the collector takes longer than 1 s");
+    }
+}

@@ -1,0 +1,68 @@
+//! Builds the tracer from the settings.
+//!
+//! Certificate files are read once, at startup, so that a problem with one of them is a startup error.
+
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+
+use crate::settings::choices;
+use crate::settings::pem::{ClientCertificate, PemFile, system_roots};
+use crate::settings::tracing::{CollectorTls, TracingSettings};
+use crate::telemetry::traces::Tracer;
+use crate::telemetry::traces::otlp::{self, OtlpClientCertificate, OtlpOptions, OtlpProtocol, OtlpTls};
+use crate::telemetry::traces::span_queue::{ExportThread, SpanQueue};
+use crate::thread_priority;
+
+/// Builds the tracer and starts its exporter.
+///
+/// # Errors
+/// Names the setting and the problem.
+pub(super) fn start_tracer(settings: &TracingSettings) -> Result<Tracer, String> {
+    let options = OtlpOptions {
+        protocol: match settings.protocol {
+            choices::OtlpProtocol::Grpc => OtlpProtocol::Grpc,
+            choices::OtlpProtocol::Http => OtlpProtocol::Http,
+        },
+        endpoint: settings.endpoint.clone(),
+        timeout: settings.timeout,
+        tls: read_tls(&settings.tls, settings.endpoint.starts_with("https://"))?,
+        on_thread_start: thread_priority::lower,
+    };
+    let exporter = otlp::exporter(&options).map_err(|error| format!("{}: {error}", settings.setting))?;
+    let thread = ExportThread { setting: settings.setting, on_start: thread_priority::lower };
+    let span_queue = SpanQueue::start(exporter, &otlp::resource(&settings.resource), settings.queue, thread);
+    let (protocol, endpoint) = (settings.protocol, settings.endpoint.as_str());
+    tracing::warn!(?protocol, endpoint, ratio = settings.sampler.ratio, "exporting traces");
+    Ok(Tracer {
+        sampler: settings.sampler,
+        formats: settings.formats,
+        shows_descriptors: settings.records_descriptors,
+        span_queue: Arc::new(span_queue),
+    })
+}
+
+/// Reads the certificates; also without TLS, so that problems are found.
+fn read_tls(tls: &CollectorTls, is_https: bool) -> Result<OtlpTls, String> {
+    let roots = match &tls.ca {
+        Some(ca) => read_certificates(ca)?.0,
+        None if is_https => system_roots().to_vec(),
+        None => Vec::new(),
+    };
+    let client = match &tls.client {
+        Some(ClientCertificate { certificate, key }) => {
+            let (chain, chain_pem) = read_certificates(certificate)?;
+            let key_pem = key.contents()?;
+            key.private_key(&key_pem)?;
+            Some(OtlpClientCertificate { chain, chain_pem, key_pem })
+        }
+        None => None,
+    };
+    Ok(OtlpTls { roots, client })
+}
+
+/// Reads a file with certificates; returns them parsed and as PEM.
+fn read_certificates(file: &PemFile) -> Result<(Vec<CertificateDer<'static>>, Vec<u8>), String> {
+    let pem = file.contents()?;
+    Ok((file.certificates(&pem)?, pem))
+}

@@ -1,0 +1,94 @@
+//! Metrics that the request path updates.
+//!
+//! A decision adds to counters that were looked up when its rules were loaded; all other work is done when metrics are
+//! collected. Statistics of other parts stay with them and are read from there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::metrics::histogram::Histogram;
+use super::metrics::limit_registry::LimitRegistry;
+use super::recent_keys::RecentKeys;
+use super::top_keys::TopKeys;
+
+/// Metrics that the request path updates.
+#[derive(Debug)]
+pub struct ServiceMetrics {
+    /// Statistics by limit.
+    pub limits: LimitRegistry,
+    /// Duration of decisions, without the delay of responses.
+    pub decisions: Histogram,
+    /// Duration of `ShouldRateLimit` calls.
+    pub calls: Histogram,
+    /// Duration of calls of the gRPC health service.
+    pub health_checks: Histogram,
+    /// Keys that are rejected most.
+    pub top_keys: TopKeys,
+    /// Keys whose counters were created last.
+    pub recent_keys: RecentKeys,
+    service_errors: AtomicU64,
+    global_shadow_mode: AtomicU64,
+    is_off: bool,
+}
+
+impl Default for ServiceMetrics {
+    /// Small limits, for tools and tests.
+    fn default() -> Self {
+        Self::new(1000, 256)
+    }
+}
+
+impl ServiceMetrics {
+    /// Empty metrics. `max_requested` bounds the series whose names come from requests, `top_keys` the keys that are
+    /// tracked per minute.
+    pub fn new(max_requested: usize, top_keys: usize) -> Self {
+        Self {
+            limits: LimitRegistry::new(max_requested),
+            decisions: Histogram::default(),
+            calls: Histogram::default(),
+            health_checks: Histogram::default(),
+            top_keys: TopKeys::new(top_keys),
+            recent_keys: RecentKeys::default(),
+            service_errors: AtomicU64::new(0),
+            global_shadow_mode: AtomicU64::new(0),
+            is_off: false,
+        }
+    }
+
+    /// Switches off counting and timing on the request path.
+    #[must_use]
+    pub fn disabled(mut self) -> Self {
+        self.is_off = true;
+        self
+    }
+
+    /// True if counting and timing are off.
+    pub const fn is_off(&self) -> bool {
+        self.is_off
+    }
+
+    /// Returns the current time for [`Histogram::observe_since`]; `None` if timing is off.
+    pub fn begin(&self) -> Option<Instant> {
+        (!self.is_off).then(Instant::now)
+    }
+
+    /// Counts a request that failed for a reason other than the store.
+    pub fn record_service_error(&self) {
+        self.service_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request that was admitted because of SHADOW_MODE.
+    pub fn record_global_shadow(&self) {
+        self.global_shadow_mode.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of requests that failed for a reason other than the store.
+    pub fn service_errors(&self) -> u64 {
+        self.service_errors.load(Ordering::Relaxed)
+    }
+
+    /// Number of requests that were admitted because of SHADOW_MODE.
+    pub fn global_shadow_mode(&self) -> u64 {
+        self.global_shadow_mode.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,181 @@
+//! Exporter of spans to an OpenTelemetry collector: OTLP over gRPC or HTTP.
+//!
+//! The exporter connects when the first spans are sent and reconnects by itself, so nothing waits for the collector.
+//! The OpenTelemetry library reads headers and compression from the environment.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TraceId;
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{
+    ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _,
+};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator};
+use rustls::RootCertStore;
+use rustls::crypto::ring;
+use rustls::pki_types::CertificateDer;
+use tonic::transport::{ClientTlsConfig, Identity};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
+
+/// Connection to a collector.
+#[derive(Clone, Debug)]
+pub struct OtlpOptions {
+    /// Protocol of the collector.
+    pub protocol: OtlpProtocol,
+    /// URL of the collector; over HTTP with the path of traces.
+    pub endpoint: String,
+    /// Maximum time of one export.
+    pub timeout: Duration,
+    /// Certificates, used if the endpoint is an `https://` URL.
+    pub tls: OtlpTls,
+    /// Called once on each thread that the exporter starts.
+    pub on_thread_start: fn(),
+}
+
+/// Protocol of a collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    /// OTLP over gRPC.
+    Grpc,
+    /// OTLP over HTTP/1.1, encoded as protobuf.
+    Http,
+}
+
+/// TLS of the connection to a collector.
+#[derive(Clone, Debug, Default)]
+pub struct OtlpTls {
+    /// Trusted authorities.
+    pub roots: Vec<CertificateDer<'static>>,
+    /// Certificate that the exporter presents.
+    pub client: Option<OtlpClientCertificate>,
+}
+
+/// Client certificate and key. Both have been parsed before.
+#[derive(Clone, Debug)]
+pub struct OtlpClientCertificate {
+    /// Certificate chain.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Certificate chain as PEM.
+    pub chain_pem: Vec<u8>,
+    /// Private key as PEM.
+    pub key_pem: Vec<u8>,
+}
+
+/// Error that prevents exporting.
+#[derive(Debug, thiserror::Error)]
+pub enum OtlpError {
+    /// The options do not describe a valid exporter, for example because of the URL.
+    #[error("{0}")]
+    Exporter(#[from] ExporterBuildError),
+    /// The private key cannot be used.
+    #[error("the private key cannot be used: {0}")]
+    Key(#[from] ureq::Error),
+    /// The exporter's thread cannot be started.
+    #[error("cannot start the thread that exports traces: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Maximum size of a collector's response in bytes; the rest is not read.
+const MAX_RESPONSE_BYTES: u64 = 64 * 1024;
+
+/// Builds the exporter. Over gRPC it runs a thread for the connection.
+pub fn exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
+    match options.protocol {
+        OtlpProtocol::Grpc => grpc_exporter(options),
+        OtlpProtocol::Http => http_exporter(options),
+    }
+}
+
+/// Builds the resource that identifies this process; `attributes` take precedence over the defaults.
+pub fn resource(attributes: &[(String, String)]) -> Resource {
+    let has = |name: &str| attributes.iter().any(|(other, _)| other == name);
+    let mut defaults = vec![KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
+    if !has("service.instance.id") {
+        defaults.push(KeyValue::new("service.instance.id", uuid_v4(RandomIdGenerator::default().new_trace_id())));
+    }
+    defaults.retain(|attribute| !has(attribute.key.as_str()));
+    let given = attributes.iter().map(|(name, value)| KeyValue::new(name.clone(), value.clone()));
+    Resource::builder().with_attributes(defaults).with_attributes(given).build()
+}
+
+/// Formats 128 random bits as a version 4 UUID.
+fn uuid_v4(random: TraceId) -> String {
+    let mut bytes = random.to_bytes();
+    (bytes[6], bytes[8]) = (bytes[6] & 0x0f | 0x40, bytes[8] & 0x3f | 0x80);
+    let digits = TraceId::from_bytes(bytes).to_string();
+    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
+}
+
+fn grpc_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
+    let builder = SpanExporter::builder().with_tonic().with_endpoint(&options.endpoint).with_timeout(options.timeout);
+    let builder = match options.endpoint.starts_with("https://") {
+        true => builder.with_tls_config(tonic_tls(&options.tls)),
+        false => builder,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let exporter = {
+        let _entered = runtime.enter();
+        builder.build()
+    };
+    // The connection runs on this thread until the process ends.
+    let on_thread_start = options.on_thread_start;
+    let work = move || {
+        on_thread_start();
+        runtime.block_on(std::future::pending::<()>());
+    };
+    std::thread::Builder::new().name("traces".to_owned()).spawn(work)?;
+    Ok(exporter?)
+}
+
+fn tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(tls.roots.iter().cloned());
+    let config = ClientTlsConfig::new().trust_anchors(roots.roots);
+    match &tls.client {
+        Some(client) => config.identity(Identity::from_pem(&client.chain_pem, &client.key_pem)),
+        None => config,
+    }
+}
+
+fn http_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(options.timeout))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .user_agent("")
+        .tls_config(ureq_tls(&options.tls)?);
+    let builder = SpanExporter::builder().with_http().with_http_client(BlockingClient(config.build().new_agent()));
+    let builder = builder.with_protocol(Protocol::HttpBinary).with_endpoint(&options.endpoint);
+    Ok(builder.with_timeout(options.timeout).build()?)
+}
+
+fn ureq_tls(tls: &OtlpTls) -> Result<TlsConfig, OtlpError> {
+    let owned = |chain: &[CertificateDer<'static>]| -> Vec<Certificate<'static>> {
+        chain.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
+    };
+    let client = match &tls.client {
+        Some(client) => Some(ClientCert::new_with_certs(&owned(&client.chain), PrivateKey::from_pem(&client.key_pem)?)),
+        None => None,
+    };
+    let roots = RootCerts::new_with_certs(&owned(&tls.roots));
+    let builder = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(roots);
+    Ok(builder.client_cert(client).unversioned_rustls_crypto_provider(Arc::new(ring::default_provider())).build())
+}
+
+/// HTTP client that blocks the exporting thread, which has nothing else to do.
+#[derive(Debug)]
+struct BlockingClient(ureq::Agent);
+
+#[tonic::async_trait]
+impl HttpClient for BlockingClient {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let (head, body) = request.into_parts();
+        let (head, mut body) = self.0.run(Request::from_parts(head, &body[..]))?.into_parts();
+        let body = body.with_config().limit(MAX_RESPONSE_BYTES).read_to_vec()?;
+        Ok(Response::from_parts(head, body.into()))
+    }
+}
