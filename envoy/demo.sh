@@ -65,7 +65,7 @@ request() {
 
 rules_show() { curl -sS --max-time 2 127.0.0.1:6070/rlconfig | grep -q "^gateway.api_key: .*requests_per_unit=$1,"; }
 
-# set_limit FROM TO: edits the copy of the rules and waits until the server says that it uses them.
+# set_limit FROM TO: edits the copy of the rules and waits until the server reports them as loaded.
 set_limit() {
     sed -i "s/requests_per_unit: $1\$/requests_per_unit: $2/" "$rules"
     wait_for 10 "the new limit of $2 to be loaded" "${started[0]}" rules_show "$2"

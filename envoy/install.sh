@@ -13,7 +13,7 @@ fail() {
     exit 1
 }
 
-# The package's Python module shadows others of its name, so ask for the file by the package's metadata.
+# The package's Python module shadows others of its name, so find the file through the package's metadata.
 binary_in_venv() {
     [ -x "$venv/bin/python" ] || return 1
     "$venv/bin/python" -c 'from importlib.metadata import distribution as d
