@@ -53,19 +53,19 @@ impl ChargeRequest {
     }
 
     /// Change that the request makes to the state, given whether its hits fit.
-    const fn effect(self, fits: bool, limit: &Limit) -> Effect {
+    const fn effect(self, fits: bool, limit: &Limit) -> StateChange {
         match self.hits {
-            Hits::Charge(count) if fits && !self.rejected_elsewhere => Effect::Charge(count),
-            Hits::Charge(count) if limit.count_rejected() => Effect::ChargeRejected(count),
-            Hits::Refund(count) => Effect::Refund(count),
-            Hits::Charge(_) | Hits::Peek => Effect::None,
+            Hits::Charge(count) if fits && !self.rejected_elsewhere => StateChange::Charge(count),
+            Hits::Charge(count) if limit.count_rejected() => StateChange::ChargeRejected(count),
+            Hits::Refund(count) => StateChange::Refund(count),
+            Hits::Charge(_) | Hits::Peek => StateChange::None,
         }
     }
 }
 
 /// Change that a request makes to a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
+enum StateChange {
     /// No change: a peek, or rejected hits that do not count.
     None,
     /// Adds admitted hits.
@@ -87,7 +87,7 @@ pub struct ChargeResult {
     pub after: u64,
     /// Hits that would pass at once; 0 for a limit of 0.
     ///
-    /// Hits that a leaky_bucket would delay, or for which a token_bucket would take tokens in advance, are not included.
+    /// Hits that a leaky_bucket would delay, or for which a token_bucket would take tokens in advance, are excluded.
     pub remaining: u32,
     /// Microseconds until nothing is counted (fixed_window: until the window ends); 0 if nothing is, or if that never
     /// happens.

@@ -1,8 +1,8 @@
-//! The time of a decision.
+//! Time and clock of a decision.
 //!
-//! `Time` is a point in microseconds since the Unix epoch; the algorithms see nothing finer. A `Clock` is read once
-//! for each decision, at the edge, and the value is passed down: nothing below the edge asks for the time.
-//! `Clock::Manual` serves tests and simulation.
+//! [`Time`] is a point in microseconds since the Unix epoch. A [`Clock`] is read once for each decision, where the
+//! request arrives, and the value is passed down; no other code of the decision path reads a clock. [`Clock::Manual`]
+//! is for tests and simulation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,23 +11,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 
-/// A span of time in whole microseconds, rounded down; one that does not fit, of half a million years, is the longest
-/// that does.
-pub fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+/// Converts a duration to whole microseconds, rounded down; clamped to 64 bits (half a million years).
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A point in time, in microseconds since the Unix epoch.
+/// Point in time, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
 impl Time {
-    /// The point `micros` microseconds after the Unix epoch.
+    /// Creates the point `micros` microseconds after the Unix epoch.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// The point `seconds` seconds after the Unix epoch.
+    /// Creates the point `seconds` seconds after the Unix epoch.
     pub const fn from_secs(seconds: u64) -> Self {
         Self(seconds * 1_000_000)
     }
@@ -37,18 +36,18 @@ impl Time {
         self.0
     }
 
-    /// The point `micros` microseconds later, at most the end of time.
+    /// Returns the point `micros` microseconds later; saturates.
     pub const fn plus_us(self, micros: u64) -> Self {
         Self(self.0.saturating_add(micros))
     }
 
-    /// Microseconds from `earlier` to here; 0 if `earlier` lies ahead.
+    /// Microseconds from `earlier` to this point; 0 if `earlier` is later.
     pub const fn since_us(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// Writes it as RFC 3339 in UTC, to the microsecond.
+/// Writes RFC 3339 in UTC, with microseconds.
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let timestamp = i64::try_from(self.0).ok().and_then(|micros| Timestamp::from_microsecond(micros).ok());
@@ -56,23 +55,23 @@ impl fmt::Display for Time {
     }
 }
 
-/// Where the time comes from.
+/// Source of the current time.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
-    /// The machine's wall clock.
+    /// Wall clock of the machine.
     #[default]
     System,
-    /// A clock that stands until it is set, in microseconds since the Unix epoch.
+    /// Clock that moves only when it is set, in microseconds since the Unix epoch.
     Manual(Arc<AtomicU64>),
 }
 
 impl Clock {
-    /// A clock that stands at `start` until [`Clock::set`] moves it.
+    /// Creates a manual clock at `start`; [`Clock::set`] moves it.
     pub fn manual(start: Time) -> Self {
         Self::Manual(Arc::new(AtomicU64::new(start.as_micros())))
     }
 
-    /// The time now. A wall clock before 1970 reads as 1970.
+    /// Returns the current time. A wall clock before 1970 reads as 1970.
     pub fn now(&self) -> Time {
         match self {
             Self::System => {
@@ -83,7 +82,7 @@ impl Clock {
         }
     }
 
-    /// Moves a manual clock to `time`, back too; a system clock stays as it is.
+    /// Moves a manual clock to `time`, forwards or backwards; no effect on the system clock.
     pub fn set(&self, time: Time) {
         if let Self::Manual(micros) = self {
             micros.store(time.as_micros(), Ordering::Relaxed);

@@ -52,7 +52,7 @@ impl Health {
 
     /// Reason why the process is not ready; `None` if it is.
     pub fn not_ready_reason(&self) -> Option<&'static str> {
-        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.any_rule_says_error();
+        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.any_rule_can_error();
         match self.rules.load().as_ref() {
             _ if self.is_draining.load(Ordering::Relaxed) => Some("the process is stopping"),
             None => Some("no rules are loaded"),

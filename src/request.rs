@@ -1,71 +1,71 @@
-//! A question as the pipeline sees it: a domain and descriptors, borrowed from whatever carried them.
+//! A rate-limit request: a domain and descriptors, borrowed from the message that carried them.
 //!
-//! Entry keys and values are bytes: Envoy forwards raw header bytes, and a value that is not UTF-8 must be limited like
-//! any other. Protobuf, JSON and command lines are turned into this form at the edge; nothing below knows where
-//! a request came from. A request whose domain or descriptor list is empty can be built; `decide` refuses it.
+//! Entry keys and values are bytes: Envoy forwards raw header bytes, and a value that is not UTF-8 is limited like any
+//! other. Protobuf, JSON and command lines are converted to this form on arrival, so the decision path does not know
+//! their origin. A request without a domain or descriptors can be built; `decide` rejects it as invalid.
 
 use smallvec::SmallVec;
 
-/// The most hits one charge can carry; larger numbers are clamped to it.
+/// Maximum number of hits of one charge; larger numbers are clamped.
 pub const MAX_HITS: u64 = 1 << 32;
 
-/// One `ShouldRateLimit` question.
+/// Request of one `ShouldRateLimit` call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// The namespace of the limits.
+    /// Namespace of the limits.
     pub domain: &'a str,
-    /// Each is matched and decided by itself, in this order.
+    /// Descriptors; each is matched and decided by itself, in this order.
     pub descriptors: SmallVec<[Descriptor<'a>; 2]>,
-    /// The request-wide number of hits as it was sent; 0 where it was not.
+    /// Number of hits for all descriptors, as sent; 0 if absent.
     pub hits_addend: u32,
 }
 
-/// A path through the rule tree, with what this request asks of it.
+/// Path through the rule tree, with the hits to charge there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor<'a> {
-    /// The path, outermost first; may be empty, which matches no rule.
+    /// Entries of the path, outermost first; an empty path matches no rule.
     pub entries: SmallVec<[Entry<'a>; 4]>,
-    /// What is charged from each limit that matches.
+    /// Hits for each limit that matches.
     pub hits: Hits,
-    /// The number of hits as it was sent with this descriptor, if any.
+    /// Number of hits as sent with this descriptor, if any.
     pub hits_addend: Option<u64>,
-    /// A limit sent with the request, to be used in place of the configured one.
+    /// Limit sent with the request, which replaces the configured one.
     pub limit_override: Option<LimitOverride>,
 }
 
-/// One key and value of a path.
+/// Key and value of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Raw bytes, not necessarily UTF-8.
+    /// Key as raw bytes, not necessarily UTF-8.
     pub key: &'a [u8],
-    /// Raw bytes, not necessarily UTF-8; may be empty.
+    /// Value as raw bytes, not necessarily UTF-8; may be empty.
     pub value: &'a [u8],
 }
 
-/// A limit that travels with a request, as it was sent: nothing in it is checked yet.
+/// Limit sent with a request, not validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitOverride {
-    /// 0 refuses everything.
+    /// Hits in a period; 0 rejects everything.
     pub requests_per_unit: u32,
-    /// The number of `envoy.type.v3.RateLimitUnit`; 7 is the rate limit service's own WEEK.
+    /// Number of `envoy.type.v3.RateLimitUnit`; 7 is WEEK of the rate limit service's own enum.
     pub unit: i32,
-    /// The period is the unit times this; 1 where it was not sent.
+    /// Number of units in the period; 1 if absent.
     pub unit_multiplier: u32,
 }
 
-/// What one charge takes from a counter.
+/// Hits of one request to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hits {
-    /// Nothing: a free look at whether one more hit would pass.
+    /// None: reads the counter without charging; passes if one more hit would.
     Peek,
-    /// So many hits, 1 to [`MAX_HITS`].
+    /// Number of hits to charge, 1 to [`MAX_HITS`].
     Charge(u64),
-    /// So many hits given back, 1 to [`MAX_HITS`]; never refused.
+    /// Number of hits to refund, 1 to [`MAX_HITS`]; never rejected.
     Refund(u64),
 }
 
 impl Hits {
-    /// `count` hits to take, or to give back if `negative`; 0 is a look. Clamped to [`MAX_HITS`].
+    /// Creates a charge of `count` hits, or a refund if `negative`; 0 is a peek. Clamps to [`MAX_HITS`].
     pub const fn new(count: u64, negative: bool) -> Self {
         let count = if count > MAX_HITS { MAX_HITS } else { count };
         match (count, negative) {

@@ -1,10 +1,10 @@
-//! The rules: which limits a descriptor meets.
+//! Rules: the limits that apply to a descriptor.
 //!
-//! A `RuleSet` is the compiled form of all rule files: valid by construction, immutable, replaced as a whole. Matching
-//! walks one level an entry: exact value, then the first wildcard in file order, then the bare key; never back.
-//! Each step is a hash probe, however many rules there are.
+//! A [`set::RuleSet`] is the compiled form of all rules: valid by construction, immutable, replaced as a whole. Matching
+//! takes one step for each entry: exact value, then the first wildcard in file order, then the bare key; it never
+//! backtracks. Each step is a hash probe, whatever the number of rules.
 //!
-//! `RuleNode` and `Domain` are what a rule file says once it was checked; `RuleSet::new` compiles them and can not fail.
+//! The types of this file are checked rules in tree form; `RuleSet::new` compiles them and cannot fail.
 
 pub mod matching;
 pub mod naming;
@@ -19,17 +19,17 @@ use std::sync::Arc;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{Consistency, Limit, StorePolicy};
 
-/// A node's place in the compiled tree.
+/// Index of a node in the compiled tree.
 type NodeId = u32;
 
-/// Where in the rule files something was written.
+/// Location in the rule files, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLocation {
-    /// The file's name as messages give it.
+    /// Name of the file in messages.
     pub file: Arc<str>,
-    /// From 1.
+    /// Line, from 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// Column in characters, from 1.
     pub column: u32,
 }
 
@@ -40,106 +40,107 @@ impl fmt::Display for SourceLocation {
     }
 }
 
-/// A domain as the rule files describe it, merged where several files add to it.
+/// A domain with its rules, merged if several files add to it.
 #[derive(Clone, Debug)]
 pub struct Domain {
-    /// Its name, never empty.
+    /// Name, never empty.
     pub name: String,
-    /// What applies to limits that travel with a request.
+    /// Defaults for limits that are sent with a request.
     pub defaults: OverrideDefaults,
-    /// The outermost descriptors, in file order; no two of one composite key.
+    /// Outermost descriptors, in file order, with distinct composite keys.
     pub descriptors: Vec<RuleNode>,
 }
 
-/// What a domain says for limits that come with a request instead of a rule.
+/// Defaults of a domain for limits that are sent with a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverrideDefaults {
-    /// How hits are counted.
+    /// Algorithm that counts hits.
     pub algorithm: Algorithm,
     /// leaky_bucket: requests in the bucket at once.
     pub queue_size: Option<u32>,
-    /// leaky_bucket and token_bucket: the longest hold, in microseconds.
+    /// leaky_bucket and token_bucket: maximum delay, in microseconds.
     pub max_wait_us: Option<u64>,
-    /// Whether refused hits count.
+    /// Rejected hits count too.
     pub count_rejected: Option<bool>,
-    /// What replicas may disagree about.
+    /// Consistency between replicas.
     pub consistency: Option<Consistency>,
-    /// What is answered when the counter can not be asked.
+    /// Answer while the store fails.
     pub on_store_error: Option<StorePolicy>,
     /// Part of every counter's key.
     pub epoch: u64,
-    /// What a over_limit_body says.
+    /// Body of a rejection.
     pub over_limit_body: OverLimitBody,
 }
 
-/// What a over_limit_body says beside its code.
+/// Body of a rejection, beside its code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverLimitBody {
-    /// The body, if any.
+    /// Text of the body, if any.
     pub body: Option<Arc<str>>,
-    /// Its content type, if any; free of control characters.
+    /// Content type, if any; free of control characters.
     pub content_type: Option<Arc<str>>,
 }
 
-/// A descriptor of a rule file.
+/// A descriptor of a rule file, as a node of the rule tree.
 #[derive(Clone, Debug)]
 pub struct RuleNode {
-    /// The key, never empty.
+    /// Key, never empty.
     pub key: String,
-    /// The value; empty matches any value of the key. A `*` anywhere matches any run of bytes.
+    /// Value; empty matches any value of the key. Each `*` matches any run of bytes.
     pub value: String,
-    /// What holds for a request that ends here, if anything.
+    /// Rule for a path that ends here, if any.
     pub rule: Option<Rule>,
     /// All values that the wildcard matches share one counter.
     pub share_threshold: bool,
-    /// The value goes into the metric's name.
+    /// Metric names contain the value.
     pub value_to_metric: bool,
-    /// The next level, in file order; no two of one composite key.
+    /// Next level, in file order, with distinct composite keys.
     pub descriptors: Vec<RuleNode>,
-    /// Where its key stands.
+    /// Location of its key.
     pub location: SourceLocation,
 }
 
 impl RuleNode {
-    /// `key`, or `key_value` if it has a value: what identifies it among its siblings.
+    /// Composite key, which identifies the node among its siblings: `key`, or `key_value` if it has a value.
     pub fn composite(&self) -> String {
         if self.value.is_empty() { self.key.clone() } else { format!("{}_{}", self.key, self.value) }
     }
 }
 
-/// What holds at one place of the tree.
+/// A rule: the limits of one node.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// `domain.composite.composite`: its name in `/rlconfig` and metrics.
+    /// Name in `/rlconfig` and metrics: `domain.composite.composite`.
     pub path: String,
-    /// Where its `rate_limit` stands.
+    /// Location of its `rate_limit`.
     pub location: SourceLocation,
-    /// Its limits.
+    /// Limits, or none.
     pub allowance: Allowance,
-    /// The names of the limits that this rule switches off in the same request.
+    /// Names of the limits that this rule disables in the same request.
     pub replaces: Vec<String>,
-    /// Returned as dynamic metadata when the descriptor passes.
+    /// Dynamic metadata to return when the descriptor passes.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// What a over_limit_body says.
+    /// Body of a rejection.
     pub over_limit_body: OverLimitBody,
-    /// The whole path with the request's values goes into the metric's name.
+    /// Metric names contain the whole path with the request's values.
     pub detailed_metric: bool,
 }
 
 impl Rule {
-    /// The name of one of its limits in `/rlconfig` and metrics: the first has the rule's own, a later one adds its
-    /// name, or its period and algorithm.
-    pub fn limit_path(&self, place: usize) -> String {
-        match self.limit_suffix(place) {
+    /// Name of the limit at `index` in `/rlconfig` and metrics.
+    ///
+    /// The first limit has the rule's own name; a later one adds its suffix.
+    pub fn limit_path(&self, index: usize) -> String {
+        match self.limit_suffix(index) {
             Some(suffix) => format!("{}.{suffix}", self.path),
             None => self.path.clone(),
         }
     }
 
-    /// What a later limit adds to the path of the rule: its name, or its period and algorithm.
-    pub fn limit_suffix(&self, place: usize) -> Option<String> {
+    /// Suffix of a later limit: its name, or its period and algorithm. `None` for the first.
+    pub fn limit_suffix(&self, index: usize) -> Option<String> {
         let Allowance::Limits(limits) = &self.allowance else { return None };
-        let RuleLimit { limit, name, .. } = limits.get(place).filter(|_| place > 0)?;
+        let RuleLimit { limit, name, .. } = limits.get(index).filter(|_| index > 0)?;
         Some(match name.is_empty() {
             true => format!("{}_{}", limit.period(), limit.algorithm()),
             false => name.clone(),
@@ -147,21 +148,21 @@ impl Rule {
     }
 }
 
-/// What a rule allows.
+/// Traffic that a rule allows.
 #[derive(Clone, Debug)]
 pub enum Allowance {
     /// Everything, uncounted.
     Unlimited {
-        /// Its name, for `replaces`; empty if it has none.
+        /// Name, for `replaces`; empty if it has none.
         name: String,
-        /// As written; without effect, but `/rlconfig` prints it.
+        /// `requests_per_unit` as written; without effect, but `/rlconfig` prints it.
         requests_per_unit: u32,
-        /// `shadow_mode` as written, likewise.
+        /// `shadow_mode` as written; without effect, but `/rlconfig` prints it.
         shadow: bool,
-        /// `quota_mode` as written, likewise.
+        /// `quota_mode` as written; without effect, but `/rlconfig` prints it.
         quota: bool,
     },
-    /// What passes each of these, at least one.
+    /// Traffic within all of these limits, at least one.
     Limits(Vec<RuleLimit>),
 }
 
@@ -170,12 +171,12 @@ pub enum Allowance {
 pub struct RuleLimit {
     /// The limit.
     pub limit: Limit,
-    /// Its name, for `replaces` and for the client; empty if it has none.
+    /// Name, for `replaces` and for the client; empty if it has none.
     pub name: String,
-    /// A trial: it is counted and reported, and refuses nothing.
+    /// Shadow mode: counted and reported, but never rejects.
     pub shadow: bool,
-    /// It refuses the request only together with all other quotas of it.
+    /// Quota mode: rejects the request only together with all its other quotas.
     pub quota: bool,
-    /// Part of its counter's key: raising it resets the counter.
+    /// Part of the counter's key: raising it resets the counter.
     pub epoch: u64,
 }

@@ -40,7 +40,7 @@ use self::statsd_reporter::StatsdReporter;
 use crate::clock::Clock;
 use crate::config::compile::options::CompileOptions;
 use crate::config::live::LiveRules;
-use crate::config::source::{ReloadHandle, SourceConfig};
+use crate::config::source::{SourceConfig, SourceReloader};
 use crate::decide::Decider;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
@@ -73,7 +73,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     service.tracer = tracer;
     let service = Arc::new(service);
     let updates = load_rules(&settings, source, &service)?;
-    let reload = updates.reload_handle();
+    let reload = updates.source_reloader();
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics)).await;
@@ -115,7 +115,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
 /// Serves until a signal asks to stop; reloads the rules on SIGHUP.
 async fn serve_until_stopped(
     signals: &mut Signals,
-    reload: &ReloadHandle,
+    reload: &SourceReloader,
     serving: &mut JoinSet<()>,
 ) -> Result<(), ServerError> {
     loop {

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
-use super::{ChargeRequest, ChargeResult, Effect, EffectiveTime, MAX_COUNT, effective_time, to_u32};
+use super::{ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::request::Hits;
@@ -34,11 +34,13 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let fits = window.fits(limit, request);
     let effect = request.effect(fits, limit);
     let after = match effect {
-        Effect::None => window.count,
-        Effect::Charge(hits) | Effect::ChargeRejected(hits) => window.count.saturating_add(hits).min(MAX_COUNT),
-        Effect::Refund(hits) => window.count.saturating_sub(hits),
+        StateChange::None => window.count,
+        StateChange::Charge(hits) | StateChange::ChargeRejected(hits) => {
+            window.count.saturating_add(hits).min(MAX_COUNT)
+        }
+        StateChange::Refund(hits) => window.count.saturating_sub(hits),
     };
-    if effect != Effect::None {
+    if effect != StateChange::None {
         *state = State { count: after, last: window.at };
     }
     let ends_us = window.ahead_us + window.end.since_us(window.at);

@@ -11,7 +11,7 @@
 //! therefore keeps the number of places that belong to the request admitted last.
 
 use super::leaky_level::{LeakyLevel, LevelParts, to_us};
-use super::{ChargeRequest, ChargeResult, Effect, to_u32};
+use super::{ChargeRequest, ChargeResult, StateChange, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -54,22 +54,22 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let until_admitted_us = until_admitted_us(&level, request);
     let fits = until_admitted_us == Some(0);
     let effect = request.effect(fits, limit);
-    let delay_us = if matches!(effect, Effect::Charge(_)) { to_us(level.until_us(0)) } else { 0 };
+    let delay_us = if matches!(effect, StateChange::Charge(_)) { to_us(level.until_us(0)) } else { 0 };
     let mut tail = state.tail;
     match effect {
         // Rejected hits never count: see the table of algorithms.
-        Effect::None | Effect::ChargeRejected(_) => {}
-        Effect::Charge(hits) => {
+        StateChange::None | StateChange::ChargeRejected(_) => {}
+        StateChange::Charge(hits) => {
             level.units += level.units_of(hits);
             tail = to_u32(hits);
         }
-        Effect::Refund(hits) => {
+        StateChange::Refund(hits) => {
             let removed = tail.min(to_u32(hits));
             level.units = level.units.saturating_sub(level.units_of(u64::from(removed)));
             tail -= removed;
         }
     }
-    if effect != Effect::None {
+    if effect != StateChange::None {
         let LevelParts { whole, part } = level.parts();
         *state = State { queued: to_u32(whole), part, tail, last: level.at };
     }

@@ -2,8 +2,8 @@
 //! leaky_bucket.
 //!
 //! The level is kept in hits x period, in microseconds. In this unit a microsecond lowers it by a whole number,
-//! `requests_per_unit`, so passing time is never rounded; only results are, upwards. A state keeps the level as quotient
-//! and remainder by the period, so that both fit a Lua number.
+//! `requests_per_unit`, so passing time is never rounded; only results are, upwards. A state keeps the level as
+//! quotient and remainder by the period, so that both fit a Lua number.
 
 use super::{ChargeRequest, EffectiveTime, effective_time, to_u32};
 use crate::clock::Time;

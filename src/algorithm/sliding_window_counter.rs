@@ -1,14 +1,14 @@
-//! sliding_window_counter: the count of this window plus that of the previous one, weighted by the part of it that still
+//! sliding_window_counter: the count of this window plus that of the previous one, weighted by the part of it that
 //! overlaps the last period.
 //!
-//! weight = current + floor(previous x (period - elapsed) / period), with `elapsed` the time since this window began; a
-//! request of n hits passes if weight + n <= requests_per_unit. Source: Cloudflare's "How we built rate limiting capable
-//! of scaling to millions of domains" (2017).
+//! weight = current + floor(previous x (period - elapsed) / period), with `elapsed` the time since this window began.
+//! A request of n hits passes if weight + n <= requests_per_unit. Source: Cloudflare's "How we built rate limiting
+//! capable of scaling to millions of domains" (2017).
 //!
 //! It assumes that the hits of the previous window came evenly, so it can be off either way, at a fixed cost of two
 //! counts. The weight is rounded down: the one rounding in favour of the caller.
 
-use super::{ChargeRequest, ChargeResult, Effect, EffectiveTime, effective_time, to_u32};
+use super::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -31,17 +31,17 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let fits = counts.fits(limit, request);
     let effect = request.effect(fits, limit);
     match effect {
-        Effect::None => {}
-        Effect::Charge(hits) => counts.current += hits,
+        StateChange::None => {}
+        StateChange::Charge(hits) => counts.current += hits,
         // Rejected hits add up to twice the limit, and never lower the count.
-        Effect::ChargeRejected(hits) => counts.current = counts.current.max((2 * max).min(counts.current + hits)),
-        Effect::Refund(hits) => {
+        StateChange::ChargeRejected(hits) => counts.current = counts.current.max((2 * max).min(counts.current + hits)),
+        StateChange::Refund(hits) => {
             let beyond = hits.saturating_sub(counts.current);
             counts.current = counts.current.saturating_sub(hits);
             counts.previous = counts.previous.saturating_sub(beyond);
         }
     }
-    if effect != Effect::None {
+    if effect != StateChange::None {
         *state = State { current: counts.current, previous: counts.previous, last: counts.at };
     }
     let after = counts.weight();

@@ -1,16 +1,16 @@
 //! sliding_window_log: one entry for each admitted hit; never more than the limit in *any* window.
 //!
 //! count = hits in (now - period, now]; a request of n hits passes if count + n <= requests_per_unit. A hit exactly one
-//! period old is out. Source: "sliding window log" in Figma's "An alternative approach to rate limiting" (2017). Counts are
-//! whole hits, so nothing is rounded.
+//! period old is out. Source: "sliding window log" in Figma's "An alternative approach to rate limiting" (2017).
+//! Counts are whole hits, so nothing is rounded.
 //!
-//! Hits of one instant share a record, so a log has at most `requests_per_unit` records, which is bounded when rules are
-//! compiled (10 000 by default). With `count_rejected`, rejected hits are recorded too, and the oldest are dropped: the
+//! Hits of one instant share a record, so a log has at most `requests_per_unit` records, which is bounded when rules
+//! are compiled (10 000 by default). With `count_rejected`, rejected hits are recorded too, and the oldest are dropped: the
 //! log keeps as many of its newest hits as it held before, at least the limit.
 
 use std::collections::VecDeque;
 
-use super::{ChargeRequest, ChargeResult, Effect, EffectiveTime, effective_time, to_u32};
+use super::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -43,21 +43,21 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let effect = request.effect(fits, limit);
     // A request without effect leaves the state as it is, the time of its last charge included.
     let mut expired = window.expired;
-    if effect != Effect::None {
+    if effect != StateChange::None {
         state.records.drain(..expired);
         (state.held, state.last, expired) = (before, window.at, 0);
     }
     match effect {
-        Effect::None => {}
-        Effect::Charge(hits) => state.append(window.at, hits),
-        Effect::ChargeRejected(hits) => {
+        StateChange::None => {}
+        StateChange::Charge(hits) => state.append(window.at, hits),
+        StateChange::ChargeRejected(hits) => {
             let keep = before.max(max);
             state.append(window.at, hits.min(keep));
             state.drop_oldest(state.held.saturating_sub(keep));
         }
-        Effect::Refund(hits) => state.drop_newest(hits),
+        StateChange::Refund(hits) => state.drop_newest(hits),
     }
-    let after = if effect == Effect::None { before } else { state.held };
+    let after = if effect == StateChange::None { before } else { state.held };
     let until_expired = |record: &LogRecord| window.ahead_us + record.at.plus_us(limit.period_us()).since_us(window.at);
     ChargeResult {
         admitted: fits,

@@ -64,7 +64,7 @@ macro_rules! define_state {
 for_each_algorithm!(define_state);
 
 impl State {
-    /// Time that [`State::charge`] works at: the later of `now` and the last charge, or `now` if the state is discarded.
+    /// Time that [`State::charge`] works at: the later of `now` and the last charge; `now` if the state is discarded.
     pub fn time(&self, limit: &Limit, now: Time) -> Time {
         effective_time(now, self.last(), limit.period_us()).map_or(now, |time| time.at)
     }

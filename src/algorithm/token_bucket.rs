@@ -4,11 +4,11 @@
 //! used + n <= bucket_size. Source: the token bucket of RFC 2697 and of most cloud APIs, with the level stored as
 //! tokens *used*. The refill is computed at each request; there is no timer.
 //!
-//! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The tokens
-//! used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
+//! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
+//! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
 use super::leaky_level::{LeakyLevel, LevelParts, to_us};
-use super::{ChargeRequest, ChargeResult, Effect};
+use super::{ChargeRequest, ChargeResult, StateChange};
 use crate::clock::Time;
 use crate::limit::Limit;
 
@@ -49,16 +49,16 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let fits = until_admitted_us(&used, request) == Some(0);
     let effect = request.effect(fits, limit);
     match effect {
-        Effect::None => {}
-        Effect::Charge(hits) => used.units += used.units_of(hits),
-        Effect::ChargeRejected(hits) => {
+        StateChange::None => {}
+        StateChange::Charge(hits) => used.units += used.units_of(hits),
+        StateChange::ChargeRejected(hits) => {
             // Rejected hits add up to one period's tokens beyond an empty bucket, and never lower what is used.
             let max = used.units_of(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
             used.units = used.units.max(max.min(used.units + used.units_of(hits)));
         }
-        Effect::Refund(hits) => used.units = used.units.saturating_sub(used.units_of(hits)),
+        StateChange::Refund(hits) => used.units = used.units.saturating_sub(used.units_of(hits)),
     }
-    if effect != Effect::None {
+    if effect != StateChange::None {
         let LevelParts { whole, part } = used.parts();
         *state = State { used: whole, part, last: used.at };
     }
@@ -71,8 +71,8 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         retry_after_us: if fits { None } else { until_admitted_us(&used, request) },
         delay_us: match effect {
             // Tokens taken in advance are refilled once no more are used than the bucket holds.
-            Effect::Charge(_) => to_us(used.until_us(used.units_of(u64::from(limit.capacity())))),
-            Effect::None | Effect::ChargeRejected(_) | Effect::Refund(_) => 0,
+            StateChange::Charge(_) => to_us(used.until_us(used.units_of(u64::from(limit.capacity())))),
+            StateChange::None | StateChange::ChargeRejected(_) | StateChange::Refund(_) => 0,
         },
     }
 }

@@ -1,15 +1,15 @@
 //! Rule sources: deliver sets of rules, behind one interface.
 //!
-//! A [`RuleSource`] delivers [`RuleUpdate`]s and is told whether each was applied. Its user, the reloader, and the pages
-//! that show rules do not know the kind of source. A new kind is a variant of [`SourceConfig`], [`RuleSource`] and
-//! [`ReloadHandle`]; every `match` here is exhaustive.
+//! A [`RuleSource`] delivers [`RuleUpdate`]s and is told whether each was applied. The reloader and the pages that show
+//! rules do not know the kind of source. A new kind is a variant of [`SourceConfig`], [`RuleSource`] and
+//! [`SourceReloader`]; every `match` here is exhaustive.
 
 use std::io;
 use std::sync::Arc;
 
 use super::compile::RuleText;
 use super::files::read::read;
-use super::files::watch::{self, Changes, WatchTiming, Watcher};
+use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
 use super::files::{ReadResult, RuleLocation};
 use super::yaml::Documents;
 
@@ -86,21 +86,21 @@ impl RuleSource {
     }
 
     /// Handle that requests the rules again.
-    pub fn reload_handle(&self) -> ReloadHandle {
+    pub fn reloader(&self) -> SourceReloader {
         match self {
-            Self::Files(files) => ReloadHandle::Files(files.watcher.reload_handle()),
+            Self::Files(files) => SourceReloader::Files(files.watcher.reloader()),
         }
     }
 }
 
 /// Requests the rules again from a source, as SIGHUP does.
 #[derive(Clone, Debug)]
-pub enum ReloadHandle {
+pub enum SourceReloader {
     /// Reads the files.
-    Files(watch::ReloadHandle),
+    Files(WatchReloader),
 }
 
-impl ReloadHandle {
+impl SourceReloader {
     /// Requests an update even if nothing changed.
     pub fn reload(&self) {
         match self {

@@ -174,7 +174,7 @@ fn explained(
         }
         (TraceEnd::Rule(_), _, _) => "this rule decides".to_owned(),
         (TraceEnd::NoEntries, _, _) => "it has no entries, so nothing limits it".to_owned(),
-        (TraceEnd::NothingMet, _, _) => "this entry met nothing, so nothing limits it".to_owned(),
+        (TraceEnd::NoMatch, _, _) => "this entry met nothing, so nothing limits it".to_owned(),
         (TraceEnd::NoLimit { children: 0 }, _, _) => {
             "it ends at a node without a rate_limit, so everything passes".to_owned()
         }
@@ -212,7 +212,7 @@ fn explained_step((step, entry): (&TraceStep<'_>, &Entry<'_>)) -> ExplainedStep 
     };
     ExplainedStep {
         entry: entry_text(entry),
-        met: step.met.as_ref().map(|(met, place)| [how(*met).to_owned(), node(place), place.location.to_string()]),
+        met: step.matched.as_ref().map(|(met, place)| [how(*met).to_owned(), node(place), place.location.to_string()]),
         misses: step
             .near_misses
             .iter()

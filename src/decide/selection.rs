@@ -175,11 +175,11 @@ impl<'r> Selection<'r> {
     pub(super) fn warn_lost_reports(&self, hits: Hits, outcome: &StoreOutcome) {
         let Some(compiled) = self.rule else { return };
         match hits {
-            Hits::Peek => compiled.looks.note(),
+            Hits::Peek => compiled.peek_warning.record_peek(),
             Hits::Charge(_) => {
                 let lost = self.limits.iter().zip(&outcome.results);
                 let mut lost = lost.filter(|(selected, level)| !level.admitted && !selected.limit.count_rejected());
-                if lost.next().is_some() && compiled.looks.first_asked() {
+                if lost.next().is_some() && compiled.peek_warning.is_due() {
                     tracing::warn!(
                         rule = %compiled.rule.path,
                         origin = %compiled.rule.location,

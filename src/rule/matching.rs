@@ -1,8 +1,8 @@
-//! Which rule a descriptor meets.
+//! Matching: the rule that applies to a descriptor.
 //!
-//! One level an entry: the exact value, else the first wildcard in file order, else the bare key; then down, never
-//! back to another choice. A rule counts only where the path ends. What matches is `key_value` as one text, so that a
-//! rule `{key: a_b}` is met by the entry `(a, b)` too; envoyproxy/ratelimit does the same.
+//! Each entry takes one step down the tree: the exact value, else the first wildcard in file order, else the bare key.
+//! There is no backtracking. A rule applies only if the path ends at its node. `key_value` is compared as one text, so a
+//! rule `{key: a_b}` also matches the entry `(a, b)`; envoyproxy/ratelimit does the same.
 
 use smallvec::SmallVec;
 
@@ -10,42 +10,42 @@ use super::NodeId;
 use super::set::{CompiledRule, DomainRules, RuleSet};
 use crate::request::Entry;
 
-/// A rule that a descriptor met.
+/// Rule that applies to a descriptor.
 #[derive(Clone, Debug)]
 pub struct Match<'r> {
     /// The rule.
     pub rule: &'r CompiledRule,
-    /// Entries whose values share one counter, by their place in the path, with the pattern that stands for them.
+    /// Entries whose values share one counter: index in the path, and the pattern that replaces the value.
     pub shared: SmallVec<[(usize, &'r [u8]); 1]>,
 }
 
-/// How an entry met a node.
+/// Kind of match between an entry and a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatchKind {
-    /// By its value.
+    /// The value is equal.
     Exact,
-    /// By a wildcard.
+    /// A wildcard matches the value.
     Wildcard,
-    /// By its key alone.
+    /// The node has only the key.
     Default,
 }
 
 impl RuleSet {
-    /// The rule that the path of `entries` meets in `domain`, if any.
+    /// Returns the rule for the path of `entries` in `domain`, if any.
     pub fn find<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
         let mut shared = SmallVec::new();
         let mut node = domain.root;
         let last = entries.len().checked_sub(1)?;
-        for (place, entry) in entries.iter().enumerate() {
-            let (next, met) = self.step(node, entry)?;
-            let met_node = &self.nodes[next as usize];
-            if met == MatchKind::Wildcard && met_node.share_threshold {
-                shared.push((place, shared_text(&met_node.composite, entry.key)));
+        for (index, entry) in entries.iter().enumerate() {
+            let (next, match_kind) = self.step(node, entry)?;
+            let matched = &self.nodes[next as usize];
+            if match_kind == MatchKind::Wildcard && matched.share_threshold {
+                shared.push((index, shared_text(&matched.composite, entry.key)));
             }
-            if place == last {
-                return met_node.rule.as_deref().map(|rule| Match { rule, shared });
+            if index == last {
+                return matched.rule.as_deref().map(|rule| Match { rule, shared });
             }
-            if met_node.children.is_empty() {
+            if matched.children.is_empty() {
                 return None;
             }
             node = next;
@@ -53,7 +53,7 @@ impl RuleSet {
         None
     }
 
-    /// The child of `node` that an entry meets.
+    /// Returns the child of `node` that an entry matches.
     pub(super) fn step(&self, node: NodeId, entry: &Entry<'_>) -> Option<(NodeId, MatchKind)> {
         if let Some(exact) = self.child(node, &[entry.key, b"_", entry.value]) {
             return Some((exact, MatchKind::Exact));
@@ -70,8 +70,8 @@ impl RuleSet {
     }
 }
 
-/// What stands for the value of an entry that shares its counter: the pattern less the key before it, or all of the
-/// pattern where the star is in the key.
+/// Returns the text that replaces the value of an entry with a shared counter: the pattern without the key before it, or
+/// the whole pattern if the star is in the key.
 fn shared_text<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
     composite.strip_prefix(key).and_then(|rest| rest.strip_prefix(b"_")).unwrap_or(composite)
 }

@@ -1,8 +1,7 @@
-//! The names of metrics that follow a request's values: `detailed_metric` and `value_to_metric`.
+//! Metric names with a request's values: `detailed_metric` and `value_to_metric`.
 //!
-//! They are what envoyproxy/ratelimit makes of them: the whole path as it was sent, or the value of one level in place
-//! of what the rule says there. A value that shares its counter never shows: the pattern stands for it. How many such
-//! names are kept is not decided here.
+//! The names are those of envoyproxy/ratelimit: the whole path as sent, or the value of one level in place of the
+//! rule's. A value with a shared counter does not appear; its pattern does. The number of names is bounded by telemetry.
 
 use smallvec::SmallVec;
 
@@ -10,38 +9,38 @@ use super::matching::MatchKind;
 use super::set::{CompiledRule, DomainRules, RuleSet};
 use crate::request::Entry;
 
-/// The parts of a name below the domain.
+/// Parts of a name below the domain.
 pub type NameParts = SmallVec<[String; 4]>;
 
-/// How one entry was met.
+/// An entry with the node that it matched.
 struct MatchedEntry<'r> {
     composite: &'r [u8],
-    met: MatchKind,
-    /// Its value shares a counter with others.
+    match_kind: MatchKind,
+    /// Values share one counter.
     shares: bool,
-    /// Its value is wanted in the name.
+    /// The name contains the value.
     by_value: bool,
 }
 
 impl RuleSet {
-    /// The name of `rule`, which `entries` met in `domain`, by the values of this request.
+    /// Returns the metric name of `rule`, which `entries` matched in `domain`, with the values of this request.
     pub fn name_by_request(&self, domain: &DomainRules, rule: &CompiledRule, entries: &[Entry<'_>]) -> NameParts {
         let mut steps: SmallVec<[MatchedEntry<'_>; 4]> = SmallVec::new();
         let mut node = domain.root;
         for entry in entries {
-            let Some((next, met)) = self.step(node, entry) else { break };
-            let met_node = &self.nodes[next as usize];
-            let shares = met == MatchKind::Wildcard && met_node.share_threshold;
+            let Some((next, match_kind)) = self.step(node, entry) else { break };
+            let matched = &self.nodes[next as usize];
+            let shares = match_kind == MatchKind::Wildcard && matched.share_threshold;
             steps.push(MatchedEntry {
-                composite: &met_node.composite,
-                met,
+                composite: &matched.composite,
+                match_kind,
                 shares,
-                by_value: met_node.value_to_metric,
+                by_value: matched.value_to_metric,
             });
             node = next;
         }
         let any_shares = steps.iter().any(|step| step.shares);
-        let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| match step.met {
+        let part = |(entry, step): (&Entry<'_>, &MatchedEntry<'_>)| match step.match_kind {
             _ if step.shares => text(step.composite),
             _ if rule.rule.detailed_metric => joined(entry, !any_shares),
             MatchKind::Wildcard | MatchKind::Default if step.by_value => joined(entry, false),
@@ -51,7 +50,7 @@ impl RuleSet {
     }
 }
 
-/// `key_value`; the `_` stays where there is no value if `always` says so.
+/// Returns `key_value`; without a value, `key_` if `always`, else `key`.
 fn joined(entry: &Entry<'_>, always: bool) -> String {
     match entry.value.is_empty() && !always {
         true => text(entry.key),

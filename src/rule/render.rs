@@ -1,14 +1,14 @@
-//! Rules as `/rlconfig` prints them.
+//! Rules in the format of `/rlconfig`.
 //!
 //! One line for each limit, in file order, a node before its children. The first limit of a rule is written as
-//! envoyproxy/ratelimit writes its only one; what that program lacks is appended, and only where it is not the default,
-//! so that scripts which read these lines keep working.
+//! envoyproxy/ratelimit writes its only one. Keys that it lacks are appended only if they are not at their default, so
+//! that scripts which parse these lines keep working.
 
 use super::set::RuleSet;
 use super::{Allowance, Rule, RuleLimit};
 use crate::limit::algorithm::Algorithm;
 
-/// The lines of `/rlconfig`, without line breaks at their ends.
+/// Returns the lines of `/rlconfig`, without line breaks.
 pub fn rlconfig_lines(rules: &RuleSet) -> Vec<String> {
     rules.rules().flat_map(|compiled| lines(&compiled.rule)).collect()
 }
@@ -20,7 +20,7 @@ fn lines(rule: &Rule) -> Vec<String> {
             rule.path
         )],
         Allowance::Limits(limits) => {
-            limits.iter().enumerate().map(|(place, limit)| line(&rule.limit_path(place), limit)).collect()
+            limits.iter().enumerate().map(|(index, limit)| line(&rule.limit_path(index), limit)).collect()
         }
     }
 }

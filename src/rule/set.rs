@@ -1,9 +1,8 @@
 //! The compiled rules: a flat tree in which every step is a hash probe.
 //!
-//! Nodes stand in one vector. One table holds the edges of all of them, found by (parent, composite key); a node's
-//! wildcards are found by their literal prefix. The table hashes with SipHash under random keys: what is looked up
-//! comes from strangers. SipHash also treats what it is given as one stream, so that `key`, `_` and `value` need
-//! not be joined before a look-up.
+//! All nodes are in one vector. One hash table maps (parent, composite key) to a node; the wildcards of a node are
+//! indexed by their literal prefix. The table uses SipHash with random keys, because clients choose the keys that are
+//! looked up. SipHash hashes a stream, so `key`, `_` and `value` are not joined before a look-up.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -22,37 +21,37 @@ use crate::limit::{Limit, StorePolicy};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 
-/// All rules, immutable.
+/// All rules, compiled and immutable.
 #[derive(Debug)]
 pub struct RuleSet {
     domains: HashMap<String, DomainRules>,
     roots: Vec<NodeId>,
     rule_count: usize,
-    any_rule_says_error: bool,
+    any_rule_can_error: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
 }
 
-/// The rules of one domain.
+/// Rules of one domain.
 #[derive(Debug)]
 pub struct DomainRules {
-    /// Its name.
+    /// Name of the domain.
     pub name: String,
-    /// What applies to limits that come with a request.
+    /// Defaults for limits that are sent with a request.
     pub defaults: OverrideDefaults,
     pub(super) root: NodeId,
     /// Counts for limits that come with requests and for which there are no statistics of their own.
     pub others: Arc<LimitStats>,
 }
 
-/// A node as matching sees it.
+/// Compiled node of the rule tree.
 #[derive(Debug)]
 pub(super) struct CompiledNode {
     pub(super) parent: NodeId,
-    /// `key` or `key_value`; empty for the root of a domain.
+    /// Composite key: `key` or `key_value`; empty for the root of a domain.
     pub(super) composite: Box<[u8]>,
-    /// How much of `composite` is the key.
+    /// Length of the key in `composite`, in bytes.
     pub(super) key_length: usize,
     pub(super) rule: Option<Box<CompiledRule>>,
     pub(super) wildcards: Option<Box<Wildcards>>,
@@ -62,80 +61,81 @@ pub(super) struct CompiledNode {
     pub(super) location: Option<SourceLocation>,
 }
 
-/// A rule with what can be worked out before a request comes.
+/// A rule, with values that are computed before requests arrive.
 #[derive(Debug)]
 pub struct CompiledRule {
     /// The rule.
     pub rule: Rule,
-    /// Its limits as counters see them; empty if it is unlimited.
+    /// Limits with their counters' tags; empty if the rule is unlimited.
     pub limits: SmallVec<[CompiledLimit; 1]>,
-    /// Whether it was only looked at before.
-    pub looks: PeekWarning,
-    /// Its metrics are named after the values of each request.
+    /// State of the one-time warning about peeks.
+    pub peek_warning: PeekWarning,
+    /// Metric names contain the values of each request.
     pub named_by_request: bool,
 }
 
-/// Whether a rule sees looks, and whether it was said what that asks of it.
+/// One-time warning about a rule that sees peeks, so that reports of costs should count when they are rejected.
 #[derive(Debug, Default)]
 pub struct PeekWarning {
-    seen: AtomicBool,
-    said: AtomicBool,
+    peeked: AtomicBool,
+    warned: AtomicBool,
 }
 
 impl PeekWarning {
-    /// Notes a look.
-    pub fn note(&self) {
-        // Reading first keeps a busy rule's cache line shared.
-        if !self.seen.load(Ordering::Relaxed) {
-            self.seen.store(true, Ordering::Relaxed);
+    /// Records a peek.
+    pub fn record_peek(&self) {
+        // Loading first keeps the cache line of a busy rule shared.
+        if !self.peeked.load(Ordering::Relaxed) {
+            self.peeked.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether there were looks and this is the first time that anybody asks.
-    pub fn first_asked(&self) -> bool {
-        self.seen.load(Ordering::Relaxed) && !self.said.swap(true, Ordering::Relaxed)
+    /// Returns `true` once: on the first call after a peek.
+    pub fn is_due(&self) -> bool {
+        self.peeked.load(Ordering::Relaxed) && !self.warned.swap(true, Ordering::Relaxed)
     }
 }
 
-/// A limit of a rule as counters see it.
+/// Compiled limit of a rule.
 #[derive(Clone, Debug)]
 pub struct CompiledLimit {
     /// The limit.
     pub limit: Limit,
-    /// The part of the counter's key that is the rule's: algorithm, period and epoch, hashed.
+    /// Hash of algorithm, period and epoch: the part of the counter's key that comes from the rule.
     pub tag: u128,
-    /// The rule's epoch, or its domain's.
+    /// Epoch of the rule, or of its domain.
     pub epoch: u64,
-    /// A trial.
+    /// Shadow mode.
     pub shadow: bool,
-    /// A quota.
+    /// Quota mode.
     pub quota: bool,
-    /// What is counted of it.
+    /// Statistics of the limit.
     pub stats: Arc<LimitStats>,
 }
 
 impl RuleSet {
-    /// Compiles domains whose names, and descriptors whose composite keys among siblings, are distinct. What is counted
-    /// of them is seen by nobody: that is [`RuleSet::with_stats`].
+    /// Compiles domains, without exported statistics.
+    ///
+    /// Names of domains, and composite keys among siblings, must be distinct.
     pub fn new(domains: Vec<Domain>) -> Self {
         Self::with_stats(domains, &LimitRegistry::new(0))
     }
 
-    /// The same, counted in `limit_stats`.
+    /// Compiles domains; their statistics are registered in `limit_stats`.
     pub fn with_stats(domains: Vec<Domain>, limit_stats: &LimitRegistry) -> Self {
         let random = RandomState::new();
         let mut set = Self {
             domains: HashMap::with_capacity(domains.len()),
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,
-            any_rule_says_error: false,
+            any_rule_can_error: false,
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: (random.hash_one(1_u8), random.hash_one(2_u8)),
         };
         for domain in domains {
             let root = set.add_node(0, 0, Box::default());
-            set.add_children(root, domain.descriptors, (&domain.name, limit_stats));
+            set.add_children(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.of_rule(LimitName::new([&*domain.name, OTHER]));
             let rules = DomainRules { name: domain.name.clone(), defaults: domain.defaults, root, others };
             set.roots.push(root);
@@ -143,31 +143,31 @@ impl RuleSet {
         }
         set.nodes.shrink_to_fit();
         let rules = || set.nodes.iter().filter_map(|node| node.rule.as_deref());
-        (set.rule_count, set.any_rule_says_error) = (rules().count(), rules().any(CompiledRule::says_error));
+        (set.rule_count, set.any_rule_can_error) = (rules().count(), rules().any(CompiledRule::can_error));
         set
     }
 
-    /// The rules of a domain.
+    /// Returns the rules of a domain.
     pub fn domain(&self, name: &str) -> Option<&DomainRules> {
         self.domains.get(name)
     }
 
-    /// How many rules there are.
+    /// Number of rules.
     pub const fn rule_count(&self) -> usize {
         self.rule_count
     }
 
-    /// Whether any rule answers with an error when its counter can not be asked.
-    pub const fn any_rule_says_error(&self) -> bool {
-        self.any_rule_says_error
+    /// Returns `true` if any rule answers with an error while its store fails.
+    pub const fn any_rule_can_error(&self) -> bool {
+        self.any_rule_can_error
     }
 
-    /// How many domains there are.
+    /// Number of domains.
     pub fn domain_count(&self) -> usize {
         self.domains.len()
     }
 
-    /// All rules in file order, a node's before those below it.
+    /// Iterates over all rules in file order, a node before its children.
     pub fn rules(&self) -> impl Iterator<Item = &CompiledRule> {
         let mut waiting: Vec<NodeId> = self.roots.iter().rev().copied().collect();
         std::iter::from_fn(move || {
@@ -178,7 +178,7 @@ impl RuleSet {
         .filter_map(|node| node.rule.as_deref())
     }
 
-    /// The child of `parent` whose composite key is the parts joined.
+    /// Returns the child of `parent` whose composite key is the concatenation of the parts.
     pub(super) fn child(&self, parent: NodeId, composite: &[&[u8]]) -> Option<NodeId> {
         self.edges.find(self.edge_hash(parent, composite), |child| self.is_child(*child, parent, composite)).copied()
     }
@@ -219,8 +219,8 @@ impl RuleSet {
         id
     }
 
-    /// Adds the subtrees of `parent`, without recursion: rule files nest as deep as they like.
-    fn add_children(&mut self, parent: NodeId, nodes: Vec<RuleNode>, (domain, limit_stats): (&str, &LimitRegistry)) {
+    /// Adds the subtrees of `parent`, without recursion, because rule files can nest deeply.
+    fn add_children(&mut self, parent: NodeId, nodes: Vec<RuleNode>, domain: &str, limit_stats: &LimitRegistry) {
         let mut waiting = vec![(parent, nodes, false)];
         while let Some((parent, nodes, by_value)) = waiting.pop() {
             let mut wildcards = Vec::new();
@@ -251,8 +251,7 @@ impl RuleSet {
         }
     }
 
-    /// The name of a limit of the rule at `node`: its domain, the composite keys down to it, and what tells it from the
-    /// rule's first limit.
+    /// Returns the metric name of a limit of the rule at `node`: domain, composite keys, and the suffix of a later limit.
     fn metric_name(&self, domain: &str, node: NodeId, extra: Option<&str>) -> LimitName {
         let mut parts: SmallVec<[Cow<'_, str>; 6]> = extra.map(Cow::Borrowed).into_iter().collect();
         let mut at = &self.nodes[node as usize];
@@ -278,9 +277,9 @@ impl RuleSet {
     }
 }
 
-/// The part of a counter's key that comes from its limit: algorithm, period and epoch, hashed to 128 bits.
+/// Hashes algorithm, period and epoch to 128 bits: the part of a counter's key that comes from its limit.
 ///
-/// Not secret: counters mix it with a hash under random keys.
+/// The hash is not keyed: counters combine it with a hash under random keys.
 pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
     let mut hasher = SipHasher13_128::new();
     hasher.write_u8(limit.algorithm() as u8);
@@ -308,15 +307,15 @@ impl CompiledRule {
                 .collect(),
         };
         let named_by_request = by_value || rule.detailed_metric;
-        Self { rule, limits, looks: PeekWarning::default(), named_by_request }
+        Self { rule, limits, peek_warning: PeekWarning::default(), named_by_request }
     }
 
-    /// A limit that refuses nothing answers nothing either.
-    fn says_error(&self) -> bool {
+    /// Returns `true` if a limit answers with an error while the store fails. Shadow limits never fail a request.
+    fn can_error(&self) -> bool {
         self.limits.iter().any(|of_rule| !of_rule.shadow && of_rule.limit.on_store_error() == StorePolicy::Error)
     }
 
-    /// The name of the limit at `index`; empty if it has none.
+    /// Name of the limit at `index`; empty if it has none.
     pub fn limit_name(&self, index: usize) -> &str {
         match &self.rule.allowance {
             Allowance::Unlimited { name, .. } => name,

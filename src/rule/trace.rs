@@ -1,7 +1,7 @@
-//! Why a descriptor met the rule it met, and why its near near_misses did not match.
+//! Trace of a match: the node that each entry matched, and the reasons why similar nodes did not match.
 //!
-//! A trace takes the very steps that matching takes, and looks at the siblings on the way. It is for people
-//! (`explain`), so it may be slow; what it lists is bounded.
+//! A trace takes the same steps as matching and also inspects siblings. It serves `explain`, so it may be slow; its
+//! lists are bounded.
 
 use super::NodeId;
 use super::SourceLocation;
@@ -10,36 +10,36 @@ use super::set::{CompiledRule, DomainRules, RuleSet};
 use super::wildcard::Pattern;
 use crate::request::Entry;
 
-/// The way of a descriptor through the tree.
+/// Path of a descriptor through the rule tree.
 #[derive(Clone, Debug)]
 pub struct MatchTrace<'r> {
-    /// One for each entry that was looked at.
+    /// One step for each entry that was matched or did not match.
     pub steps: Vec<TraceStep<'r>>,
-    /// How it ended.
+    /// End of the path.
     pub end: TraceEnd<'r>,
 }
 
-/// What one entry met.
+/// Match of one entry.
 #[derive(Clone, Debug)]
 pub struct TraceStep<'r> {
-    /// The node it met, and how.
-    pub met: Option<(MatchKind, NodeRef<'r>)>,
-    /// Siblings that could be taken for a match, with the reason why they are none; the first [`MAX_NEAR_MISSES`].
+    /// Kind of match and node, if any.
+    pub matched: Option<(MatchKind, NodeRef<'r>)>,
+    /// Similar siblings with the reason why they do not match; the first [`MAX_NEAR_MISSES`].
     pub near_misses: Vec<(NodeRef<'r>, NearMiss)>,
     /// Near near_misses beyond those.
     pub more_near_misses: usize,
 }
 
-/// A node of the tree, as a person knows it.
+/// Reference to a node, for people.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeRef<'r> {
-    /// `key` or `key_value`.
+    /// Composite key: `key` or `key_value`.
     pub composite: &'r [u8],
-    /// Where it stands.
+    /// Location in the rule files.
     pub location: &'r SourceLocation,
 }
 
-/// Why a sibling did not match.
+/// Reason why a sibling did not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NearMiss {
     /// It has the key and another value.
@@ -54,49 +54,49 @@ pub enum NearMiss {
     OtherKey,
 }
 
-/// How a trace ended.
+/// End of a trace.
 #[derive(Clone, Copy, Debug)]
 pub enum TraceEnd<'r> {
     /// At a rule.
     Rule(&'r CompiledRule),
     /// The descriptor has no entries.
     NoEntries,
-    /// The last entry looked at met nothing.
-    NothingMet,
-    /// The path ended at a node without a `rate_limit`; it has so many children.
+    /// The last entry matches no node.
+    NoMatch,
+    /// The path ends at a node without a `rate_limit`.
     NoLimit {
-        /// Nodes below it.
+        /// Number of nodes below it.
         children: usize,
     },
-    /// The path goes on below a node without children; what that node limits is for paths that end there.
+    /// The path continues below a node without children, whose limit is for paths that end there.
     TooLong {
-        /// Entries beyond it.
+        /// Number of entries beyond it.
         beyond: usize,
     },
 }
 
-/// Near near_misses that a step lists.
+/// Maximum number of near misses in a step.
 pub const MAX_NEAR_MISSES: usize = 16;
 
 impl RuleSet {
-    /// The way of `entries` through the rules of `domain`.
+    /// Traces the path of `entries` through the rules of `domain`.
     pub fn trace<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchTrace<'r> {
         let mut steps = Vec::new();
         let mut node = domain.root;
-        for (place, entry) in entries.iter().enumerate() {
-            let met = self.step(node, entry);
-            steps.push(self.describe(node, entry, met));
-            let Some((next, _)) = met else { return MatchTrace { steps, end: TraceEnd::NothingMet } };
-            let met_node = &self.nodes[next as usize];
-            let beyond = entries.len() - place - 1;
+        for (index, entry) in entries.iter().enumerate() {
+            let matched = self.step(node, entry);
+            steps.push(self.describe(node, entry, matched));
+            let Some((next, _)) = matched else { return MatchTrace { steps, end: TraceEnd::NoMatch } };
+            let node_reached = &self.nodes[next as usize];
+            let beyond = entries.len() - index - 1;
             if beyond == 0 {
-                let end = match met_node.rule.as_deref() {
+                let end = match node_reached.rule.as_deref() {
                     Some(rule) => TraceEnd::Rule(rule),
-                    None => TraceEnd::NoLimit { children: met_node.children.len() },
+                    None => TraceEnd::NoLimit { children: node_reached.children.len() },
                 };
                 return MatchTrace { steps, end };
             }
-            if met_node.children.is_empty() {
+            if node_reached.children.is_empty() {
                 return MatchTrace { steps, end: TraceEnd::TooLong { beyond } };
             }
             node = next;
@@ -104,33 +104,37 @@ impl RuleSet {
         MatchTrace { steps, end: TraceEnd::NoEntries }
     }
 
-    fn describe(&self, parent: NodeId, entry: &Entry<'_>, met: Option<(NodeId, MatchKind)>) -> TraceStep<'_> {
+    fn describe(&self, parent: NodeId, entry: &Entry<'_>, matched: Option<(NodeId, MatchKind)>) -> TraceStep<'_> {
         let composite = [entry.key, b"_", entry.value].concat();
         let siblings =
-            self.nodes[parent as usize].children.iter().filter(|child| met.is_none_or(|(met, _)| met != **child));
-        // What has the key comes before what has not; file order otherwise. No more is kept than is listed.
+            self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
+        // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
         let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
         for child in siblings {
-            let miss = self.miss(*child, entry.key, &composite, met);
+            let miss = self.near_miss(*child, entry.key, &composite, matched);
             let kept = if miss == NearMiss::OtherKey { &mut far } else { &mut near };
-            if met.is_some() && miss == NearMiss::OtherKey {
+            if matched.is_some() && miss == NearMiss::OtherKey {
                 continue;
             }
             count += 1;
             if kept.len() < MAX_NEAR_MISSES {
-                kept.extend(self.place(*child).map(|place| (place, miss)));
+                kept.extend(self.node_ref(*child).map(|node| (node, miss)));
             }
         }
         let near_misses: Vec<_> = near.into_iter().chain(far).take(MAX_NEAR_MISSES).collect();
         let more_near_misses = count - near_misses.len();
-        TraceStep { met: met.and_then(|(node, how)| Some((how, self.place(node)?))), near_misses, more_near_misses }
+        TraceStep {
+            matched: matched.and_then(|(node, kind)| Some((kind, self.node_ref(node)?))),
+            near_misses,
+            more_near_misses,
+        }
     }
 
-    fn miss(&self, child: NodeId, key: &[u8], composite: &[u8], met: Option<(NodeId, MatchKind)>) -> NearMiss {
+    fn near_miss(&self, child: NodeId, key: &[u8], composite: &[u8], matched: Option<(NodeId, MatchKind)>) -> NearMiss {
         let node = &self.nodes[child as usize];
         let has_key = node.composite.get(..node.key_length) == Some(key);
         if node.composite.contains(&b'*') {
-            return match (Pattern::new(&node.composite).matches(composite), met) {
+            return match (Pattern::new(&node.composite).matches(composite), matched) {
                 (true, Some((_, MatchKind::Exact))) => NearMiss::LessExact,
                 (true, _) => NearMiss::LaterWildcard,
                 (false, _) if has_key => NearMiss::PatternDiffers,
@@ -144,7 +148,7 @@ impl RuleSet {
         }
     }
 
-    fn place(&self, node: NodeId) -> Option<NodeRef<'_>> {
+    fn node_ref(&self, node: NodeId) -> Option<NodeRef<'_>> {
         let node = &self.nodes[node as usize];
         node.location.as_ref().map(|location| NodeRef { composite: &node.composite, location })
     }

@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::config::compile::compile;
 use crate::config::compile::options::CompileOptions;
 use crate::config::live::{LiveRules, LoadedFrom};
-use crate::config::source::{ReloadHandle, RuleSource, RuleUpdate, SourceConfig};
+use crate::config::source::{RuleSource, RuleUpdate, SourceConfig, SourceReloader};
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -52,8 +52,8 @@ impl RuleUpdates {
     }
 
     /// Handle that requests the rules again.
-    pub(super) fn reload_handle(&self) -> ReloadHandle {
-        self.source.reload_handle()
+    pub(super) fn source_reloader(&self) -> SourceReloader {
+        self.source.reloader()
     }
 
     /// Applies updates until the source ends.

@@ -54,8 +54,8 @@ impl FsWatches {
         }
     }
 
-    /// Watches the directories on which `paths` depend. Returns `true` if watches were placed, so that an earlier search
-    /// may be stale.
+    /// Watches the directories on which `paths` depend. Returns `true` if watches were placed, so that an earlier
+    /// search may be stale.
     ///
     /// `renew` places every watch again even if the paths are the same, because a path may lead to another inode.
     pub(super) fn sync(&mut self, paths: &[WatchedPath], renew: bool) -> bool {

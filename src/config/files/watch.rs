@@ -92,12 +92,12 @@ impl Watcher {
 
     /// Reads all files now and delivers them even if nothing changed.
     pub fn reload(&self) {
-        self.reload_handle().reload();
+        self.reloader().reload();
     }
 
     /// Handle that requests a reload; it does not keep the watcher alive.
-    pub fn reload_handle(&self) -> ReloadHandle {
-        ReloadHandle { wakeup: Arc::clone(&self.wakeup) }
+    pub fn reloader(&self) -> WatchReloader {
+        WatchReloader { wakeup: Arc::clone(&self.wakeup) }
     }
 
     /// Number of times that all files were read and compared since the start.
@@ -115,11 +115,11 @@ impl Drop for Watcher {
 
 /// Requests reloads from a [`Watcher`].
 #[derive(Clone, Debug)]
-pub struct ReloadHandle {
+pub struct WatchReloader {
     wakeup: Arc<Wakeup>,
 }
 
-impl ReloadHandle {
+impl WatchReloader {
     /// Reads all files now and delivers them even if nothing changed.
     pub fn reload(&self) {
         self.wakeup.notify(|reason| reason.reload = true);
