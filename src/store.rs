@@ -16,17 +16,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tokio::time::timeout;
 
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
 use self::memory::Memory;
 use self::outcome::{ChargeResults, StoreOutcome};
-use self::redis::charge_context::ChargeContext;
+use self::redis::Redis;
+use self::redis::charge_context::{ChargeContext, ChargeMode};
 use self::redis::key::ParsedKey;
 use self::redis::key_scan::KeyScan;
-use self::redis::{ChargeMode, Redis};
 use self::stats::StoreStats;
 use crate::clock::Time;
 use crate::counter::Charge;
@@ -34,9 +33,6 @@ use crate::redis::error::RedisError;
 use crate::request::Hits;
 use crate::settings;
 use crate::telemetry::traces::SpanRef;
-
-/// Upper bound on returning leased hits at shutdown.
-const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Counters of all rules.
 #[derive(Debug)]
@@ -176,7 +172,7 @@ impl Store {
     pub fn charge_fallback(&self, charge: &Charge<'_>, now: Time) -> ChargeResults {
         match &self.backend {
             Backend::Memory(memory) => memory.charge_overflow(charge, now),
-            Backend::Redis(redis) => redis.local().charge(charge, now),
+            Backend::Redis(redis) => redis.fallback().charge(charge, now),
         }
     }
 
@@ -184,7 +180,7 @@ impl Store {
     pub fn fallback_admits(&self, charge: &Charge<'_>, now: Time) -> bool {
         match &self.backend {
             Backend::Memory(memory) => memory.admits(charge, now),
-            Backend::Redis(redis) => redis.local().admits(charge, now),
+            Backend::Redis(redis) => redis.fallback().admits(charge, now),
         }
     }
 
@@ -217,7 +213,7 @@ impl Store {
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
         match &self.backend {
             Backend::Memory(memory) => Ok(memory.reset(charge) as u64),
-            Backend::Redis(redis) => redis.forget(charge, (now, deadline)).await.map_err(AdminError),
+            Backend::Redis(redis) => redis.reset(charge, now, deadline).await.map_err(AdminError),
         }
     }
 
@@ -226,7 +222,7 @@ impl Store {
         match &self.backend {
             Backend::Memory(memory) => StoreStats { store: "memory", memory: memory.usage(), redis: None },
             Backend::Redis(redis) => {
-                StoreStats { store: "redis", memory: redis.local().usage(), redis: Some(redis.stats()) }
+                StoreStats { store: "redis", memory: redis.fallback().usage(), redis: Some(redis.stats()) }
             }
         }
     }
@@ -235,7 +231,7 @@ impl Store {
     pub async fn report_health(&self, health: &StoreHealth) {
         match &self.backend {
             Backend::Memory(_) => {}
-            Backend::Redis(redis) => redis.report(health).await,
+            Backend::Redis(redis) => redis.report_health(health).await,
         }
     }
 
@@ -251,14 +247,7 @@ impl Store {
     pub async fn shutdown(&self) {
         match &self.backend {
             Backend::Memory(_) => {}
-            Backend::Redis(redis) => {
-                if timeout(RETURN_LEASES_TIMEOUT, redis.give_back()).await.is_err() {
-                    tracing::warn!(
-                        "shutdown: not all leased hits could be returned to redis in time: they stay charged"
-                    );
-                }
-                redis.give_up_slot().await;
-            }
+            Backend::Redis(redis) => redis.shutdown().await,
         }
     }
 }

@@ -65,7 +65,7 @@ fn understand(reply: &Reply) {
     }
     if let Some(bytes) = reply::bytes(reply) {
         replay_all(bytes);
-        let _path = key::read("", bytes);
+        let _path = key::parse("", bytes);
     }
     if let Reply::Array(parts) = reply {
         parts.iter().for_each(understand);

@@ -64,7 +64,7 @@ impl Decider {
         };
         let scanned = self.store.scan(&domain.name, most, Instant::now() + TIMEOUT, is_of_rule).await?;
         let (candidates, complete, note) = match scanned {
-            Some(scan) => (scan.paths, scan.complete && scan.untold == 0, BY_SCAN),
+            Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, BY_SCAN),
             None => (self.recent_keys(rules, domain, rule), false, BY_MEMORY),
         };
         let mut counters = Vec::new();

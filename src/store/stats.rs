@@ -1,7 +1,7 @@
 //! Statistics of a store, as plain values for metrics, `/store` and health.
 
 use super::memory::usage::MemoryUsage;
-use super::redis::eventual::EventualStats;
+use super::redis::eventual::table::EventualStats;
 use crate::redis::stats::DeploymentStats;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 

@@ -24,7 +24,8 @@ use tollkeeper::rule::set::counter_tag;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::{ChargeMode, Redis};
+use tollkeeper::store::redis::Redis;
+use tollkeeper::store::redis::charge_context::{ChargeContext, ChargeMode};
 
 use super::test_service::store_runtime;
 use super::wait_for;
@@ -125,7 +126,7 @@ impl RedisCounters {
                 Charge::new(path, counters(&wanted.limits), wanted.request)
             })
             .collect();
-        let answers = self.redis.charge_all(&charges, mode, when).await;
+        let answers = self.redis.charge_all(&charges, mode, ChargeContext::new(when.0, when.1)).await;
         answers.into_iter().map(|answer| answer.map(|found| found.results)).collect()
     }
 }
@@ -147,8 +148,11 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
         let path = Path { domain: "counters", entries: &entries, shared: &[] };
         let look = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
         let until = Instant::now() + LONG_TIMEOUT;
-        let answers =
-            store_runtime().block_on(redis.charge_all(&[look], ChargeMode::Commit, (Time::from_secs(1), until)));
+        let answers = store_runtime().block_on(redis.charge_all(
+            &[look],
+            ChargeMode::Commit,
+            ChargeContext::new(Time::from_secs(1), until),
+        ));
         answers[0].is_ok().then_some(())
     });
 }

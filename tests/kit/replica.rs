@@ -71,7 +71,7 @@ impl Replica {
 
     /// How many calls were made to Redis, counted as combined.
     pub(crate) fn calls(&self) -> u64 {
-        self.redis.calls()
+        self.redis.stats().calls
     }
 
     async fn decide_async(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {

@@ -14,7 +14,7 @@ use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rule::RuleNode;
 use crate::store::redis::command::OwnedCounter;
-use crate::store::redis::eventual::LocalBudget;
+use crate::store::redis::eventual::budget::LocalBudget;
 
 /// How long Envoy's rate limit filter waits for an answer unless it is configured otherwise, in microseconds.
 const ENVOY_TIMEOUT_US: u64 = 20_000;

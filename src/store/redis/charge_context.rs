@@ -1,23 +1,33 @@
-//! When charges are made, and for whom: what goes along with them from the request to the call.
+//! Inputs of a charge besides its counters and hits.
 
 use std::time::Instant;
 
 use crate::clock::Time;
 use crate::telemetry::traces::SpanRef;
 
-/// What is known of charges besides what they charge.
+/// Effect of charges on the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChargeMode {
+    /// Hits are charged.
+    Commit,
+    /// Results are computed, and nothing is charged.
+    DryRun,
+}
+
+/// Time, deadline and span of charges.
 #[derive(Clone, Copy, Debug)]
 pub struct ChargeContext<'s> {
-    /// When they are made, by this process's clock.
+    /// Time of the charges by the clock of this process.
     pub now: Time,
-    /// Until when answers are wanted.
+    /// Latest time for an answer.
     pub until: Instant,
-    /// The span that they are made for, if it is sampled.
+    /// Parent of the call's span, if the request is sampled.
     pub span_ref: Option<&'s SpanRef>,
 }
 
-impl From<(Time, Instant)> for ChargeContext<'_> {
-    fn from((now, until): (Time, Instant)) -> Self {
+impl ChargeContext<'_> {
+    /// A context of an unsampled request.
+    pub const fn new(now: Time, until: Instant) -> Self {
         Self { now, until, span_ref: None }
     }
 }

@@ -1,23 +1,22 @@
-//! Charges on one counter that come while a call for it is in flight wait, and go together as the next.
+//! Coalescing of charges: charges that arrive while a call on their counters is in flight wait and share the next call.
 //!
-//! A counter that nobody charges from costs nothing: it is known here only while its call is in flight. Whoever finds it
-//! idle leads and sends at once; the others leave what they charge and a place for the answer. When the call is over,
-//! what waits is taken as one batch, in order of arrival, without those who have given up meanwhile. The charges of one
-//! request on one counter stay together. No lock is held while anything is awaited.
+//! A counter is in the table only while a call on it is in flight. The charge that finds no call becomes the leader and
+//! sends one at once; later charges are followers and leave a command and a channel for the result. When the call ends,
+//! all followers are taken as one batch, in order of arrival, without those whose caller has given up. Charges of one
+//! request on one counter stay in one batch. No lock is held across an await.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::pin;
-use std::sync::MutexGuard;
 use std::time::Instant;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::Answer;
 use super::charge_context::ChargeContext;
-use super::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
+use super::charge_stats::ChargeOutcome;
+use super::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL};
+use super::identity_hasher::{HashKeyMap, SHARDS};
 use crate::clock::Time;
 use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::RedisError;
@@ -25,118 +24,127 @@ use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
 
-/// The most charges that wait for one counter; more fail at once.
-const MOST_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;
-/// Enough that threads seldom meet.
-const SHARDS: usize = 64;
+/// Upper bound on the charges that wait for one counter; further charges fail at once.
+const MAX_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;
 
-/// Charges that are to be decided together, one after the other.
-pub(super) type ChargeBatch = SmallVec<[ChargeCommand; 1]>;
+/// Results of a call, for each of its charges.
+pub(super) type CallResults = Result<Vec<ChargeResults>, RedisError>;
 
-/// The counters whose calls are in flight, by the hash of their keys.
+/// Counters with a call in flight, by the hash of their keys, and the charges that wait for it.
 #[derive(Debug)]
-pub(super) struct Coalescer {
-    shards: Sharded<Shard>,
-}
+pub(super) struct Coalescer(Sharded<WaitQueues>);
 
-type Shard = HashMap<u128, VecDeque<Waiting>, BuildHasherDefault<IdentityHasher>>;
+type WaitQueues = HashKeyMap<VecDeque<WaitingCharge>>;
 
-/// A charge that waits for its turn.
+/// Charge of a follower.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingCharge {
     command: ChargeCommand,
-    answer: oneshot::Sender<Answer>,
-    /// When it wants an answer, whatever that is.
+    outcome: oneshot::Sender<ChargeOutcome>,
+    /// Latest time for its outcome.
     until: Instant,
-    /// When it was made, by this process's clock.
+    /// Time of the charge, by the clock of this process.
     now: Time,
-    /// It belongs to the same request as the one before it.
+    /// True if it belongs to the same request as the charge before it.
     joined: bool,
-    /// The span that it is made for; none if it is joined.
+    /// Parent of the call's span; `None` if the charge is joined or not sampled.
     span_ref: Option<SpanRef>,
 }
 
-/// What to do about charges that were brought.
+/// Role of a request in the calls on a counter.
 #[derive(Debug)]
 pub(super) enum Role {
-    /// Send them now, and then look for what waits.
+    /// Sends these charges now, then calls [`Coalescer::next_batch`].
     Leader(ChargeBatch),
-    /// Wait for the answers, in their order.
+    /// Waits for the outcomes, in the order of its charges.
     Follower {
-        answers: SmallVec<[oneshot::Receiver<Answer>; 1]>,
-        /// The next call will be full before it comes to these: whoever waits must look to the time.
-        long: bool,
+        outcomes: SmallVec<[oneshot::Receiver<ChargeOutcome>; 1]>,
+        /// True if the next call will be full without these charges; the follower must then watch its own deadline.
+        beyond_next_call: bool,
     },
 }
 
-/// Charges that waited, and where to answer them.
+/// Charges of followers, taken to be sent as one call.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct FollowerBatch {
     pub(super) commands: ChargeBatch,
-    /// The latest time among theirs.
+    /// Latest time of the charges.
     pub(super) now: Time,
-    /// The spans that they are made for, as many as one can link to.
+    /// Parents of the call's span, as many as a span can link to.
     pub(super) span_refs: Vec<SpanRef>,
-    /// `None`: answered already.
-    answers: Vec<Option<(oneshot::Sender<Answer>, Instant)>>,
+    /// One for each command; `None` once it has its outcome.
+    waiters: Vec<Option<Waiter>>,
+}
+
+/// Receiver of one outcome.
+#[derive(Debug)]
+struct Waiter {
+    outcome: oneshot::Sender<ChargeOutcome>,
+    until: Instant,
+}
+
+impl Waiter {
+    fn send(self, outcome: ChargeOutcome) {
+        // A caller that gave up has dropped its receiver.
+        let _dropped = self.outcome.send(outcome);
+    }
 }
 
 impl Default for Coalescer {
     fn default() -> Self {
-        Self { shards: Sharded::new(SHARDS, Shard::default) }
+        Self(Sharded::new(SHARDS, WaitQueues::default))
     }
 }
 
 impl Coalescer {
-    /// Brings the charges of one request on one counter, at most [`MAX_CHARGES_PER_CALL`].
-    pub(super) fn enter(&self, id: u128, commands: ChargeBatch, context: ChargeContext<'_>) -> Role {
+    /// Adds the charges of one request on one counter, at most [`MAX_CHARGES_PER_CALL`].
+    pub(super) fn join(&self, id: u128, commands: ChargeBatch, context: ChargeContext<'_>) -> Role {
         let ChargeContext { now, until, span_ref } = context;
-        let mut shard = self.shard(id);
+        let mut shard = self.0.lock(upper_half(id));
         let Some(waiting) = shard.get_mut(&id) else {
             shard.insert(id, VecDeque::new());
             return Role::Leader(commands);
         };
-        let crowded = waiting.len() >= MOST_WAITING;
+        let is_full = waiting.len() >= MAX_WAITING;
         let mut joined = false;
         let wait = |command| {
-            let (answer, receiver) = oneshot::channel();
-            if crowded {
-                // Nobody is there to take it: whoever sent it may be gone, which is not our affair.
-                let _gone = answer.send(Err(RedisError::Overloaded));
+            let (outcome, receiver) = oneshot::channel();
+            if is_full {
+                let _dropped = outcome.send(Err(RedisError::Overloaded));
             } else {
                 let span_ref = span_ref.filter(|_| !joined).cloned();
-                waiting.push_back(Waiting { command, answer, until, now, joined, span_ref });
+                waiting.push_back(WaitingCharge { command, outcome, until, now, joined, span_ref });
                 joined = true;
             }
             receiver
         };
-        let answers = commands.into_iter().map(wait).collect();
-        Role::Follower { answers, long: waiting.len() > MAX_CHARGES_PER_CALL }
+        let outcomes = commands.into_iter().map(wait).collect();
+        Role::Follower { outcomes, beyond_next_call: waiting.len() > MAX_CHARGES_PER_CALL }
     }
 
-    /// Takes what waits for a counter whose call is over; `None`, and the counter is idle, if nothing does.
-    pub(super) fn next(&self, id: u128) -> Option<Batch> {
-        let mut shard = self.shard(id);
+    /// Takes the followers of a call that has ended. Returns `None`, and forgets the counter, if there are none.
+    pub(super) fn next_batch(&self, id: u128) -> Option<FollowerBatch> {
+        let mut shard = self.0.lock(upper_half(id));
         let waiting = shard.get_mut(&id)?;
-        let mut batch = Batch::default();
+        let mut batch = FollowerBatch::default();
         while let Some(first) = waiting.front() {
-            let given_up = first.answer.is_closed();
-            let together = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
+            let given_up = first.outcome.is_closed();
+            let in_request = 1 + waiting.iter().skip(1).take_while(|next| next.joined).count();
             if given_up {
-                // A request that is just giving up has not let go of all its charges yet: none of them is to be sent.
-                for Waiting { answer, .. } in waiting.drain(..together) {
-                    let _gone = answer.send(Err(RedisError::Timeout));
+                // A request drops its receivers one by one; once the first is gone, send none of its charges.
+                for WaitingCharge { outcome, .. } in waiting.drain(..in_request) {
+                    let _dropped = outcome.send(Err(RedisError::Timeout));
                 }
                 continue;
             }
-            if !batch.commands.is_empty() && batch.commands.len() + together > MAX_CHARGES_PER_CALL {
+            if !batch.commands.is_empty() && batch.commands.len() + in_request > MAX_CHARGES_PER_CALL {
                 break;
             }
-            for Waiting { command, answer, until, now, span_ref, .. } in waiting.drain(..together) {
+            for WaitingCharge { command, outcome, until, now, span_ref, .. } in waiting.drain(..in_request) {
                 batch.now = batch.now.max(now);
                 batch.span_refs.extend(span_ref.filter(|_| batch.span_refs.len() <= MAX_LINKS));
                 batch.commands.push(command);
-                batch.answers.push(Some((answer, until)));
+                batch.waiters.push(Some(Waiter { outcome, until }));
             }
         }
         if batch.commands.is_empty() {
@@ -145,92 +153,57 @@ impl Coalescer {
         }
         Some(batch)
     }
-
-    fn shard(&self, id: u128) -> MutexGuard<'_, Shard> {
-        self.shards.lock(upper_half(id))
-    }
 }
 
-impl Batch {
-    /// Waits for the outcome of the batch's call; those whose time is up meanwhile are told then. So one timer serves
-    /// all, and whoever waits needs none.
-    pub(super) async fn wait_for(
-        &mut self,
-        call: impl Future<Output = Result<Vec<ChargeResults>, RedisError>>,
-    ) -> Result<Vec<ChargeResults>, RedisError> {
+impl FollowerBatch {
+    /// Waits for the batch's call, and fails each charge whose time is up meanwhile. One timer serves all followers.
+    pub(super) async fn wait_for(&mut self, call: impl Future<Output = CallResults>) -> CallResults {
         let mut call = pin!(call);
         loop {
-            let Some(until) = self.answers.iter().flatten().map(|(_, until)| *until).min() else { return call.await };
-            if let Some(outcome) = timeout_with_grace(&mut call, until).await {
-                return outcome;
+            let next_deadline = self.waiters.iter().flatten().map(|waiter| waiter.until).min();
+            let Some(until) = next_deadline else { return call.await };
+            if let Some(results) = timeout_with_grace(&mut call, until).await {
+                return results;
             }
-            self.give_up(Instant::now());
+            self.fail_expired(Instant::now());
         }
     }
 
-    /// Answers the charges that `decide` decides; they are not to be sent.
-    pub(super) fn answer_some(&mut self, decide: impl Fn(&ChargeCommand) -> Option<StoreOutcome>) {
+    /// Removes the charges that `decide` decides, and sends their outcomes.
+    pub(super) fn answer_locally(&mut self, decide: impl Fn(&ChargeCommand) -> Option<StoreOutcome>) {
         let commands = std::mem::take(&mut self.commands);
-        let answers = std::mem::take(&mut self.answers);
-        for (command, answer) in commands.into_iter().zip(answers) {
-            match (decide(&command), answer) {
-                (Some(found), Some((answer, _))) => {
-                    let _gone = answer.send(Ok(found));
-                }
-                (_, answer) => {
+        let waiters = std::mem::take(&mut self.waiters);
+        for (command, waiter) in commands.into_iter().zip(waiters) {
+            match (decide(&command), waiter) {
+                (Some(outcome), Some(waiter)) => waiter.send(Ok(outcome)),
+                (_, waiter) => {
                     self.commands.push(command);
-                    self.answers.push(answer);
+                    self.waiters.push(waiter);
                 }
             }
         }
     }
 
-    /// Answers everybody who still waits.
-    pub(super) fn answer(self, outcome: Result<Vec<ChargeResults>, RedisError>) {
-        let mut levels = outcome.map(Vec::into_iter);
-        for answer in self.answers {
-            // Who was answered has its levels all the same.
-            let found = match &mut levels {
-                Ok(levels) => levels.next().map(StoreOutcome::by_store).ok_or(RedisError::BadReply),
+    /// Sends all outcomes that are still missing.
+    pub(super) fn answer(self, results: CallResults) {
+        let mut results = results.map(Vec::into_iter);
+        for waiter in self.waiters {
+            // Consume the results of charges that already have an outcome too, to keep the order.
+            let outcome = match &mut results {
+                Ok(results) => results.next().map(StoreOutcome::by_store).ok_or(RedisError::BadReply),
                 Err(error) => Err(*error),
             };
-            if let Some((answer, _)) = answer {
-                let _gone = answer.send(found);
+            if let Some(waiter) = waiter {
+                waiter.send(outcome);
             }
         }
     }
 
-    /// Tells those whose time is up that no answer came.
-    fn give_up(&mut self, now: Instant) {
-        for answer in &mut self.answers {
-            if let Some((answer, _)) = answer.take_if(|(_, until)| *until <= now) {
-                let _gone = answer.send(Err(RedisError::Timeout));
+    fn fail_expired(&mut self, now: Instant) {
+        for waiter in &mut self.waiters {
+            if let Some(waiter) = waiter.take_if(|waiter| waiter.until <= now) {
+                waiter.send(Err(RedisError::Timeout));
             }
-        }
-    }
-}
-
-/// Keys are hashes under a secret already.
-#[derive(Debug, Default)]
-pub(super) struct IdentityHasher(u64);
-
-impl Hasher for IdentityHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 ^= u64::from_le_bytes(word);
-        }
-    }
-
-    fn write_u128(&mut self, key: u128) {
-        #[expect(clippy::cast_possible_truncation, reason = "either half of a hash is one")]
-        {
-            self.0 = key as u64;
         }
     }
 }

@@ -1,202 +1,179 @@
-//! Strict fixed windows by INCRBY and EXPIRE, on the very keys of envoyproxy/ratelimit.
+//! Strict fixed windows with INCRBY and EXPIRE, on the keys of envoyproxy/ratelimit.
 //!
-//! So both can serve one Redis during a roll-out, and a Redis or a user without scripts will do. The key holds the
-//! window's start by this process's clock, in whole seconds, and nothing of the limit. A run of charges is one INCRBY of
-//! their sum: with refused hits counted the order makes no difference to the count, and each charge's own level is
-//! worked out here.
+//! Both programs can so share one Redis during a migration, and a Redis or a user without scripts can be used. The key
+//! holds the start of the window by this process's clock, in whole seconds, and nothing of the limit. A run of charges is
+//! one INCRBY of their sum: rejected hits count, so their order does not change the count, and the result of each charge
+//! is computed here.
 //!
-//! A refund that leaves less than nothing is added back, as far as it was its own doing: `count + what is still to be
-//! added back` is never negative, so the count is not either once all have done so. Nothing is counted twice if a part
-//! of a call has to go to another node: it goes on there where it stood.
+//! Refunds: a refund that makes the count negative adds back as much of the deficit as it caused. Invariant: the count
+//! plus all that is still to be added back is never negative; so once all refunds are done, the count is not either.
+//! Redirections: work that is done is not repeated at the next node, so nothing is counted twice.
+
+pub(crate) mod window_key;
 
 use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
+use self::window_key::WindowKey;
 use super::command::ChargeCommand;
 use super::script::replay::ScriptOutcome;
 use crate::algorithm::state::{State, charge_together};
-use crate::algorithm::{ChargeResult, EnforcedLimit, MAX_COUNT, fixed_window};
+use crate::algorithm::{ChargeResult, MAX_COUNT, fixed_window};
 use crate::clock::Time;
-use crate::counter::{Charge, Counter, Path};
 use crate::limit::algorithm::Algorithm;
-use crate::limit::{Consistency, Limit};
 use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::node::Node;
 use crate::redis::reply::{self, Reply};
 use crate::request::Hits;
 
-/// A window's counter.
-#[derive(Clone, Debug)]
-pub(super) struct WindowKey {
-    pub(super) key: Bytes,
-    /// What EXPIRE says.
-    expire_s: u64,
-}
+/// Upper bound on a refund and what it adds back; without a reply by then the connection is gone.
+const REFUND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The start of the window that `charge` counts in, in seconds since the epoch; `None` if envoyproxy/ratelimit has no
-/// such counter.
-pub(super) fn start_s(charge: &Charge<'_>, now: Time) -> Option<u64> {
-    plain_limit(charge).map(|limit| seconds(fixed_window::window(limit, now).0))
-}
-
-impl WindowKey {
-    /// The window that `charge` counts in; `None` if envoyproxy/ratelimit has no such counter. Its key outlives it by
-    /// `jitter_s`.
-    pub(super) fn of(prefix: &str, charge: &Charge<'_>, now: Time, jitter_s: u64) -> Option<Self> {
-        let limit = plain_limit(charge)?;
-        let (start, end) = fixed_window::window(limit, now);
-        // As there: a calendar month's counter goes with the month, any other a whole window after its last hit.
-        let from = if limit.calendar_months() { now } else { start };
-        let expire_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
-        Some(Self { key: key(prefix, &charge.path, seconds(start)), expire_s })
-    }
-}
-
-/// The limit of a charge that envoyproxy/ratelimit could make.
-fn plain_limit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
-    let [Counter { limit, epoch: 0, .. }] = *charge.counters else { return None };
-    let plain = limit.algorithm() == Algorithm::FixedWindow
-        && limit.consistency() == Consistency::Strict
-        && limit.count_rejected()
-        && limit.period().multiplier() == 1;
-    plain.then_some(limit)
-}
-
-fn seconds(time: Time) -> u64 {
-    time.as_micros() / 1_000_000
-}
-
-/// `<prefix><domain>_<key>_<value>_..._<start>`
-fn key(prefix: &str, path: &Path<'_>, start_s: u64) -> Bytes {
-    let mut key = BytesMut::with_capacity(128);
-    key.put_slice(prefix.as_bytes());
-    key.put_slice(path.domain.as_bytes());
-    key.put_u8(b'_');
-    let mut shared = path.shared.iter().peekable();
-    for (place, entry) in path.entries.iter().enumerate() {
-        let pattern = shared.next_if(|(shared_place, _)| *shared_place == place);
-        key.put_slice(entry.key);
-        key.put_u8(b'_');
-        key.put_slice(pattern.map_or(entry.value, |(_, pattern)| pattern));
-        key.put_u8(b'_');
-    }
-    key.put_slice(start_s.to_string().as_bytes());
-    key.freeze()
-}
-
-/// Charges that are counted in their order, and how far that has come.
+/// Progress of a batch of charges, which are counted in order.
 pub(super) struct IncrBatch<'a> {
     window: &'a WindowKey,
     now: Time,
+    /// Charges that are not counted yet.
     rest: &'a [ChargeCommand],
     states: [State; 1],
-    levels: Vec<SmallVec<[ChargeResult; 1]>>,
-    /// Hits that a refund took too many.
+    results: Vec<SmallVec<[ChargeResult; 1]>>,
+    /// Hits by which a refund exceeded the count.
     to_add_back: i64,
-    /// The key was counted on where it no longer is, and has not been told when to go.
-    is_to_expire: bool,
+    /// True if hits were counted, but EXPIRE was redirected.
+    expire_pending: bool,
+}
+
+/// Node to send to, and the deadline.
+#[derive(Clone, Copy)]
+struct Destination<'n> {
+    node: &'n Arc<Node>,
+    asking: bool,
+    deadline: Instant,
+}
+
+/// Outcome of INCRBY and the EXPIRE after it.
+struct IncrOutcome {
+    /// Count after INCRBY.
+    after: i64,
+    expire: Result<(), ReplyError>,
+}
+
+/// Outcome of a refund.
+struct RefundOutcome {
+    /// Count before the refund.
+    before: i64,
+    to_add_back: i64,
+    expire: Result<(), ReplyError>,
 }
 
 impl<'a> IncrBatch<'a> {
-    /// Nothing is counted yet. `now` is this process's time, within the window.
+    /// Creates a batch of which nothing is counted. `now` is this process's time, within the window.
     pub(super) fn new(window: &'a WindowKey, commands: &'a [ChargeCommand], now: Time) -> Self {
         Self {
             window,
             now,
             rest: commands,
             states: [State::empty(Algorithm::FixedWindow)],
-            levels: Vec::with_capacity(commands.len()),
+            results: Vec::with_capacity(commands.len()),
             to_add_back: 0,
-            is_to_expire: false,
+            expire_pending: false,
         }
     }
 
-    /// Counts what is left to count. Where that is refused because another node has the key, call it again with that.
-    pub(super) async fn go_on(
+    /// Counts the rest. After a redirection, call it again with the next node.
+    pub(super) async fn run(
         &mut self,
         node: &Arc<Node>,
         asking: bool,
-        until: Instant,
+        deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
-        while self.is_to_expire || self.to_add_back > 0 || !self.rest.is_empty() {
-            if self.is_to_expire {
-                let seconds = self.window.expire_s.to_string();
-                node.call(&self.window.expiry(&seconds), asking, until).await?;
-                self.is_to_expire = false;
+        let to = Destination { node, asking, deadline };
+        while self.expire_pending || self.to_add_back > 0 || !self.rest.is_empty() {
+            if self.expire_pending {
+                let seconds = self.window.expire_s().to_string();
+                node.call(&expire(self.window, &seconds), asking, deadline).await?;
+                self.expire_pending = false;
             } else if self.to_add_back > 0 {
-                let counted = increment(self.window, self.to_add_back, node, (asking, until)).await?;
+                let added = increment(self.window, self.to_add_back, to).await?;
                 self.to_add_back = 0;
-                self.expires(counted.expiry)?;
+                self.note_expire(added.expire)?;
+            } else if let Some((command, rest)) = self.rest.split_first()
+                && let Some(hits) = refunded_hits(command)
+            {
+                self.refund(hits, rest, to).await?;
             } else {
-                self.step(node, asking, until).await?;
+                self.count_run(to).await?;
             }
         }
         Ok(ScriptOutcome {
-            results: take(&mut self.levels),
+            results: take(&mut self.results),
             states: SmallVec::from(self.states.clone()),
             now: self.now,
         })
     }
 
-    /// Counts a run of hits, or one refund.
-    async fn step(&mut self, node: &Arc<Node>, asking: bool, until: Instant) -> Result<(), ReplyError> {
-        if let Some((ChargeCommand { request, dry_run: false, .. }, rest)) = self.rest.split_first()
-            && let Hits::Refund(hits) = request.hits
-        {
-            // A task of its own: no deadline may come between a refund and what is added back.
-            let refund = refund(self.window.clone(), signed(hits), Arc::clone(node), asking);
-            let refunded = tokio::spawn(timeout(REFUND_TAKES, refund));
-            let refunded = timeout_with_grace(refunded, until).await.ok_or_else(|| node.record_timeout())?;
-            let refunded = refunded.ok().and_then(Result::ok).unwrap_or(Err(ReplyError::Failed(RedisError::Broken)))?;
-            self.take_note(refunded.before, 1, rest);
-            self.to_add_back = refunded.to_add_back;
-            return self.expires(refunded.expiry);
-        }
-        let run = self.rest.iter().take_while(|command| command.dry_run || !is_refund(command.request.hits)).count();
-        let (run, rest) = self.rest.split_at(run);
+    /// Makes the refund that is next.
+    async fn refund(&mut self, hits: i64, rest: &'a [ChargeCommand], to: Destination<'_>) -> Result<(), ReplyError> {
+        // In a task of its own: no deadline may separate a refund from what it adds back.
+        let refund = refund(self.window.clone(), hits, Arc::clone(to.node), to.asking);
+        let refunded = tokio::spawn(timeout(REFUND_TIMEOUT, refund));
+        let refunded = timeout_with_grace(refunded, to.deadline).await.ok_or_else(|| to.node.record_timeout())?;
+        let outcome = refunded.ok().and_then(Result::ok).unwrap_or(Err(ReplyError::Failed(RedisError::Broken)))?;
+        self.record(outcome.before, 1, rest);
+        self.to_add_back = outcome.to_add_back;
+        self.note_expire(outcome.expire)
+    }
+
+    /// Counts all charges before the next refund.
+    async fn count_run(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
+        let length = self.rest.iter().take_while(|command| refunded_hits(command).is_none()).count();
+        let (run, rest) = self.rest.split_at(length);
         if run.iter().all(|command| command.dry_run) {
-            let count = node.call(&[b"GET", &self.window.key], asking, until).await?;
+            let count = to.node.call(&[b"GET", self.window.key()], to.asking, to.deadline).await?;
             let count = if matches!(count, Reply::Null) { 0 } else { integer(&count)? };
-            self.take_note(count, run.len(), rest);
+            self.record(count, run.len(), rest);
             return Ok(());
         }
         let hits = run.iter().map(charged_hits).sum();
-        let counted = increment(self.window, hits, node, (asking, until)).await?;
+        let counted = increment(self.window, hits, to).await?;
         let before = counted.after.checked_sub(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-        self.take_note(before, run.len(), rest);
-        self.expires(counted.expiry)
+        self.record(before, run.len(), rest);
+        self.note_expire(counted.expire)
     }
 
-    /// Works out the levels of the next charges, before which the count was this.
-    fn take_note(&mut self, before: i64, charges: usize, rest: &'a [ChargeCommand]) {
-        // Less than nothing is what a refund took too many and is about to add back.
+    /// Computes the results of the next charges from the count before them.
+    fn record(&mut self, before: i64, charges: usize, rest: &'a [ChargeCommand]) {
+        // A negative count is a refund's deficit that is about to be added back.
         let count = u64::try_from(before).unwrap_or(0).min(MAX_COUNT);
         self.states = [State::FixedWindow(fixed_window::State { count, last: self.now })];
         for command in &self.rest[..charges] {
-            let levels = level(command, &mut self.states, self.now);
-            self.levels.push(levels);
+            let results = results(command, &mut self.states, self.now);
+            self.results.push(results);
         }
         self.rest = rest;
     }
 
-    /// What was counted stays so: if only the expiry has to go elsewhere, it goes alone.
-    fn expires(&mut self, expiry: Result<(), ReplyError>) -> Result<(), ReplyError> {
-        match expiry {
-            Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => self.is_to_expire = true,
+    /// Keeps what was counted if only EXPIRE was redirected.
+    fn note_expire(&mut self, expire: Result<(), ReplyError>) -> Result<(), ReplyError> {
+        match expire {
+            Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => self.expire_pending = true,
             outcome => outcome?,
         }
         Ok(())
     }
 }
 
-fn is_refund(hits: Hits) -> bool {
-    matches!(hits, Hits::Refund(_))
+/// Returns the hits of a refund; `None` for all other charges.
+fn refunded_hits(command: &ChargeCommand) -> Option<i64> {
+    match command.request.hits {
+        Hits::Refund(hits) if !command.dry_run => Some(signed(hits)),
+        Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => None,
+    }
 }
 
 fn charged_hits(command: &ChargeCommand) -> i64 {
@@ -206,74 +183,49 @@ fn charged_hits(command: &ChargeCommand) -> i64 {
     }
 }
 
-/// A sum of as many as a call holds fits too: a charge has 2^32 at most.
+/// Converts hits: a charge has at most 2^32, so the sum of a call fits too.
 fn signed(hits: u64) -> i64 {
     i64::try_from(hits).unwrap_or(i64::MAX)
 }
 
-fn level(command: &ChargeCommand, states: &mut [State; 1], now: Time) -> SmallVec<[ChargeResult; 1]> {
-    let terms: SmallVec<[EnforcedLimit<'_>; 1]> = command
-        .counters
-        .iter()
-        .map(|counted| EnforcedLimit { limit: &counted.limit, enforced: counted.enforced })
-        .collect();
+fn results(command: &ChargeCommand, states: &mut [State; 1], now: Time) -> SmallVec<[ChargeResult; 1]> {
+    let limits = command.limits();
     if command.dry_run {
-        return charge_together(&terms, &mut states.clone(), now, command.request);
+        return charge_together(&limits, &mut states.clone(), now, command.request);
     }
-    charge_together(&terms, states, now, command.request)
+    charge_together(&limits, states, now, command.request)
 }
 
-/// A refund whose answers have not come by then is given up: its connection is gone.
-const REFUND_TAKES: Duration = Duration::from_secs(5);
-
-/// What came of a refund.
-struct Refunded {
-    before: i64,
-    to_add_back: i64,
-    expiry: Result<(), ReplyError>,
-}
-
-/// Takes hits off, and adds back those that were not there.
-async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> Result<Refunded, ReplyError> {
-    let until = Instant::now() + REFUND_TAKES;
-    let IncrOutcome { after, expiry } = increment(&window, -hits, &node, (asking, until)).await?;
+/// Subtracts hits, and adds back those that exceeded the count.
+async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> Result<RefundOutcome, ReplyError> {
+    let to = Destination { node: &node, asking, deadline: Instant::now() + REFUND_TIMEOUT };
+    let IncrOutcome { after, expire } = increment(&window, -hits, to).await?;
     let before = after.checked_add(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-    // Of what is missing, others may have taken a part meanwhile, who add that back.
-    let missing = after.saturating_neg().clamp(0, hits);
-    if missing == 0 {
-        return Ok(Refunded { before, to_add_back: 0, expiry });
+    // Other refunds may have caused a part of the deficit; they add back their own part.
+    let deficit = after.saturating_neg().clamp(0, hits);
+    if deficit == 0 {
+        return Ok(RefundOutcome { before, to_add_back: 0, expire });
     }
-    match increment(&window, missing, &node, (asking, until)).await {
-        Ok(counted) => Ok(Refunded { before, to_add_back: 0, expiry: counted.expiry }),
-        Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => Ok(Refunded { before, to_add_back: missing, expiry: Ok(()) }),
-        Err(refused) => Err(refused),
+    match increment(&window, deficit, to).await {
+        Ok(added) => Ok(RefundOutcome { before, to_add_back: 0, expire: added.expire }),
+        Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => {
+            Ok(RefundOutcome { before, to_add_back: deficit, expire: Ok(()) })
+        }
+        Err(error) => Err(error),
     }
 }
 
-/// What came of an INCRBY and the EXPIRE behind it.
-struct IncrOutcome {
-    after: i64,
-    expiry: Result<(), ReplyError>,
+/// Sends INCRBY and EXPIRE.
+async fn increment(window: &WindowKey, hits: i64, to: Destination<'_>) -> Result<IncrOutcome, ReplyError> {
+    let (hits, seconds) = (hits.to_string(), window.expire_s().to_string());
+    let incrby: [&[u8]; 3] = [b"INCRBY", window.key(), hits.as_bytes()];
+    let (count, expired) = to.node.call_pair(&incrby, &expire(window, &seconds), to.asking, to.deadline).await;
+    Ok(IncrOutcome { after: integer(&count?)?, expire: expired.map(|_| ()) })
 }
 
-/// Adds hits, or takes them off, and has the key live from now on.
-async fn increment(
-    window: &WindowKey,
-    hits: i64,
-    node: &Node,
-    (asking, until): (bool, Instant),
-) -> Result<IncrOutcome, ReplyError> {
-    let (hits, seconds) = (hits.to_string(), window.expire_s.to_string());
-    let increment: [&[u8]; 3] = [b"INCRBY", &window.key, hits.as_bytes()];
-    let (count, expiry) = node.call_pair(&increment, &window.expiry(&seconds), asking, until).await;
-    Ok(IncrOutcome { after: integer(&count?)?, expiry: expiry.map(|_| ()) })
-}
-
-impl WindowKey {
-    /// The words that have its key live so long.
-    fn expiry<'w>(&'w self, seconds: &'w str) -> [&'w [u8]; 3] {
-        [b"EXPIRE", &self.key, seconds.as_bytes()]
-    }
+/// Returns the words of EXPIRE.
+fn expire<'w>(window: &'w WindowKey, seconds: &'w str) -> [&'w [u8]; 3] {
+    [b"EXPIRE", window.key(), seconds.as_bytes()]
 }
 
 fn integer(reply: &Reply) -> Result<i64, ReplyError> {

@@ -1,219 +1,213 @@
-//! Refusals that Redis has just given, and gives again here without being asked.
+//! Cache of rejections: a counter known to be over its limit is rejected here, without a call to Redis.
 //!
-//! A counter that is over its limit stays so until hits run out or are given back. When they run out is known: it is
-//! what the refusal promised. When they are given back through another replica is not, so a refusal is believed for
-//! 1 s at most, counted from when the call that brought it was *sent*. It speaks for charges that it must hold for too:
-//! on the same counters under the same limits, of at least its hits and of no longer a hold. Looks, refunds and trials
-//! always go to Redis, and so does what comes after a refund that went through this process.
+//! A counter over its limit stays so until hits expire or are refunded. The rejection says when hits expire (its
+//! `retry_after`). A refund through another replica is not visible here, so an entry is valid for at most 1 s from the
+//! moment its call was *sent*. An entry applies only to charges that it implies are rejected too: same counters and
+//! limits, at least as many hits, no longer delay. Peeks, refunds and dry runs always go to Redis, and a refund through
+//! this process removes the entry.
 //!
-//! Only refusals are kept, so a wrong entry refuses for 1 s and never admits. Where refused hits count, a refusal that
-//! is given here is one that is not counted: such counters are left alone unless the operator says otherwise, and then
-//! only fixed windows, whose end no count moves. No clock here: who asks says what time it is.
+//! Only rejections are cached: a stale entry rejects for up to 1 s, and never admits. A rejection given here is not
+//! counted in Redis, so counters whose rejected hits count are not cached, unless `LOCAL_CACHE_SIZE_IN_BYTES` asks for
+//! it; then only those whose rejections end at a fixed time. Reads no clock; callers pass the time.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::coalescer::IdentityHasher;
+use super::algorithms::row;
 use super::command::{ChargeCommand, OwnedCounter};
+use super::identity_hasher::{HashKeyMap, SHARDS};
 use crate::algorithm::ChargeResult;
 use crate::clock::micros;
-use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::ChargeResults;
 
-/// The longest that a refusal is believed.
-pub const LONGEST: Duration = Duration::from_secs(1);
-/// Enough that threads seldom meet.
-const SHARDS: usize = 64;
-/// What a cache takes at least, so that each shard holds some.
-const LEAST_BYTES: usize = 128 << 10;
-/// How often a full shard is searched for what has ended.
-const SEARCHED_EVERY_US: u64 = 50_000;
+/// Longest validity of an entry.
+pub const MAX_VALIDITY: Duration = Duration::from_secs(1);
+/// Smallest capacity, so that each shard has room for some entries.
+const MIN_BYTES: usize = 128 << 10;
+/// Shortest time between two searches of a full shard for expired entries.
+const EVICTION_INTERVAL_US: u64 = 50_000;
 
-/// The refusals that are believed, by the id of the counters.
+/// Valid rejections, by the hash of their counters.
 #[derive(Debug)]
 pub struct OverLimitCache {
-    /// None if it is off.
-    shards: Option<Sharded<Shard>>,
-    most_bytes: usize,
-    /// Whether fixed windows that count refused hits are kept too.
-    counting: bool,
-    /// From here times are counted.
+    /// `None` if the cache is off.
+    shards: Option<Sharded<CacheShard>>,
+    max_shard_bytes: usize,
+    /// True if counters whose rejected hits count are cached too.
+    cache_counted: bool,
+    /// Origin of all times in the cache.
     origin: Instant,
-    /// How many are kept, so that as long as none is nobody takes a lock.
-    kept: AtomicUsize,
-    refused: AtomicU64,
+    /// Number of entries: while it is 0, no lock is taken.
+    entries: AtomicUsize,
+    rejected: AtomicU64,
+}
+
+/// Times of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct CallTimes {
+    /// When it was sent.
+    pub sent: Instant,
+    /// When its reply arrived.
+    pub answered: Instant,
 }
 
 #[derive(Debug, Default)]
-struct Shard {
-    entries: HashMap<u128, Entry, BuildHasherDefault<IdentityHasher>>,
+struct CacheShard {
+    rejections: HashKeyMap<CachedRejection>,
     bytes: usize,
-    searched_us: u64,
+    evicted_us: u64,
 }
 
-/// A refusal.
 #[derive(Debug)]
-struct Entry {
-    /// When its levels were right.
+struct CachedRejection {
+    /// Time at which the results were right.
     at_us: u64,
-    /// From when on it is not believed.
+    /// Time at which the entry expires.
     end_us: u64,
     hits: u64,
     max_delay_us: u64,
-    limits: Box<[(OwnedCounter, ChargeResult)]>,
+    limits: Box<[CachedLimit]>,
+}
+
+#[derive(Debug)]
+struct CachedLimit {
+    counter: OwnedCounter,
+    result: ChargeResult,
 }
 
 impl OverLimitCache {
-    /// Nothing is kept yet. It takes about `capacity_bytes` at most, and at least 128 KiB; 0: it is off. `counting`
-    /// says whether fixed windows that count refused hits are kept too.
-    pub fn new(capacity_bytes: usize, counting: bool, origin: Instant) -> Self {
+    /// Creates an empty cache of about `capacity_bytes`, at least 128 KiB; 0: the cache is off. `cache_counted`: cache
+    /// counters whose rejected hits count too, as far as their rejections end at a fixed time.
+    pub fn new(capacity_bytes: usize, cache_counted: bool, origin: Instant) -> Self {
         Self {
-            shards: (capacity_bytes > 0).then(|| Sharded::new(SHARDS, Shard::default)),
-            most_bytes: capacity_bytes.max(LEAST_BYTES) / SHARDS,
-            counting,
+            shards: (capacity_bytes > 0).then(|| Sharded::new(SHARDS, CacheShard::default)),
+            max_shard_bytes: capacity_bytes.max(MIN_BYTES) / SHARDS,
+            cache_counted,
             origin,
-            kept: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
+            entries: AtomicUsize::new(0),
+            rejected: AtomicU64::new(0),
         }
     }
 
-    /// What each of these charges finds, if all of them are known to be refused: the levels of the refusal, their times
-    /// less what has passed since. `id` is that of their counters, `now` the time.
-    pub fn refuse(&self, id: u128, commands: &[ChargeCommand], now: Instant) -> Option<ChargeResults> {
-        if self.kept() == 0 {
+    /// Returns the result of each of these charges if all are known to be rejected, with times relative to `now`. `id` is
+    /// the hash of their counters.
+    pub fn find(&self, id: u128, commands: &[ChargeCommand], now: Instant) -> Option<ChargeResults> {
+        if self.entries() == 0 {
             return None;
         }
         let now_us = self.micros(now);
-        let mut shard = self.shard(id)?;
-        let entry = shard.entries.get(&id)?;
-        if entry.end_us <= now_us {
-            self.drop_from(&mut shard, id);
+        let mut shard = self.shards.as_ref()?.lock(upper_half(id));
+        let rejection = shard.rejections.get(&id)?;
+        if rejection.end_us <= now_us {
+            self.remove_from(&mut shard, id);
             return None;
         }
-        if !commands.iter().all(|command| entry.speaks_for(command)) {
+        if !commands.iter().all(|command| rejection.covers(command)) {
             return None;
         }
-        let levels = entry.levels(now_us);
-        self.refused.fetch_add(commands.len() as u64, Ordering::Relaxed);
-        Some(levels)
+        let results = rejection.results(now_us);
+        self.rejected.fetch_add(commands.len() as u64, Ordering::Relaxed);
+        Some(results)
     }
 
-    /// Learns from a call what its charges, in their order, found; it was sent and answered at these times. A refusal is
-    /// kept in place of an older one; after what was admitted or given back nothing is.
-    pub fn learn(
-        &self,
-        id: u128,
-        commands: &[ChargeCommand],
-        levels: &[ChargeResults],
-        (sent, answered): (Instant, Instant),
-    ) {
+    /// Updates the cache from the results of a call's charges. The last rejection replaces an older one; an admitted charge
+    /// or a refund after it removes the entry.
+    pub fn update(&self, id: u128, commands: &[ChargeCommand], results: &[ChargeResults], times: CallTimes) {
         if self.shards.is_none() {
             return;
         }
-        for (command, levels) in commands.iter().zip(levels).rev() {
-            match (command.request.hits, refuses(command, levels)) {
+        for (command, results) in commands.iter().zip(results).rev() {
+            match (command.request.hits, is_rejected(command, results)) {
                 (Hits::Charge(hits), true) if !command.dry_run => {
-                    return self.keep(id, (command, hits), levels, (sent, answered));
+                    return self.insert(id, command, hits, results, times);
                 }
-                // Also after a trial: what is charged then must not be refused by what is older.
-                (Hits::Charge(_), false) | (Hits::Refund(_), _) => return self.forget(id),
+                // A dry run too: it shows that an older rejection no longer holds.
+                (Hits::Charge(_), false) | (Hits::Refund(_), _) => return self.remove(id),
                 (Hits::Charge(_) | Hits::Peek, _) => {}
             }
         }
     }
 
-    /// Drops what has ended from a share of what is kept: the `turn`th of `turns`.
-    pub fn sweep(&self, now: Instant, turn: usize, turns: usize) {
-        if self.kept() > 0 {
+    /// Removes expired entries from one of `parts` equal parts of the cache: the part with index `part`.
+    pub fn sweep(&self, now: Instant, part: usize, parts: usize) {
+        if let Some(shards) = self.shards.as_ref().filter(|_| self.entries() > 0) {
             let now_us = self.micros(now);
-            let shards = self.shards.iter().flat_map(|shards| shards.iter_part(turn, turns));
-            shards.for_each(|mut shard| self.search(&mut shard, now_us));
+            shards.iter_part(part, parts).for_each(|mut shard| self.evict_expired(&mut shard, now_us));
         }
     }
 
-    /// How many refusals are kept, also those that have ended since.
-    pub fn kept(&self) -> usize {
-        self.kept.load(Ordering::Relaxed)
+    /// Returns the number of entries, expired ones included.
+    pub fn entries(&self) -> usize {
+        self.entries.load(Ordering::Relaxed)
     }
 
-    /// How many charges were refused here since the start.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+    /// Returns the number of charges rejected here since the start.
+    pub fn rejected(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
     }
 
-    fn keep(
-        &self,
-        id: u128,
-        (command, hits): (&ChargeCommand, u64),
-        levels: &ChargeResults,
-        (sent, answered): (Instant, Instant),
-    ) {
-        let is_kept = |counted: &OwnedCounter| {
-            !counted.limit.count_rejected() || self.counting && counted.limit.algorithm() == Algorithm::FixedWindow
+    /// Removes the rejection of a counter that has changed.
+    pub fn remove(&self, id: u128) {
+        if let Some(shards) = self.shards.as_ref().filter(|_| self.entries() > 0) {
+            self.remove_from(&mut shards.lock(upper_half(id)), id);
+        }
+    }
+
+    fn insert(&self, id: u128, command: &ChargeCommand, hits: u64, results: &ChargeResults, times: CallTimes) {
+        let is_cacheable = |counter: &OwnedCounter| {
+            let limit = &counter.limit;
+            !limit.count_rejected() || self.cache_counted && row(limit.algorithm()).rejection_end_is_fixed
         };
-        if !command.counters.iter().all(is_kept) {
+        if !command.counters.iter().all(is_cacheable) {
             return;
         }
-        // Once one of those that refuse could pass, what is said of it would no longer be true.
-        let waits = levels.iter().filter(|level| !level.admitted).filter_map(|level| level.retry_after_us);
-        let holds_us = waits.fold(micros(LONGEST), u64::min);
-        let (at_us, end_us) = (self.micros(answered), self.micros(sent).saturating_add(holds_us));
+        // The results are wrong as soon as one of the rejecting limits could admit the charge.
+        let waits = results.iter().filter(|result| !result.admitted).filter_map(|result| result.retry_after_us);
+        let validity_us = waits.fold(micros(MAX_VALIDITY), u64::min);
+        let (at_us, end_us) = (self.micros(times.answered), self.micros(times.sent).saturating_add(validity_us));
         if end_us <= at_us {
             return;
         }
-        let limits = command.counters.iter().copied().zip(levels.iter().copied()).collect();
-        let entry = Entry { at_us, end_us, hits, max_delay_us: command.request.max_delay_us, limits };
-        let Some(mut shard) = self.shard(id) else { return };
-        self.drop_from(&mut shard, id);
-        let bytes = entry.bytes();
-        if shard.bytes + bytes > self.most_bytes && shard.searched_us.saturating_add(SEARCHED_EVERY_US) <= at_us {
-            self.search(&mut shard, at_us);
+        let limits = command.counters.iter().zip(results);
+        let limits = limits.map(|(counter, result)| CachedLimit { counter: *counter, result: *result }).collect();
+        let rejection = CachedRejection { at_us, end_us, hits, max_delay_us: command.request.max_delay_us, limits };
+        let Some(shards) = &self.shards else { return };
+        let mut shard = shards.lock(upper_half(id));
+        self.remove_from(&mut shard, id);
+        let bytes = rejection.bytes();
+        let may_evict = shard.evicted_us.saturating_add(EVICTION_INTERVAL_US) <= at_us;
+        if shard.bytes + bytes > self.max_shard_bytes && may_evict {
+            self.evict_expired(&mut shard, at_us);
         }
-        if shard.bytes + bytes <= self.most_bytes {
+        if shard.bytes + bytes <= self.max_shard_bytes {
             shard.bytes += bytes;
-            shard.entries.insert(id, entry);
-            self.kept.fetch_add(1, Ordering::Relaxed);
+            shard.rejections.insert(id, rejection);
+            self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Lets go of a refusal: the counter is no longer what it was.
-    pub fn forget(&self, id: u128) {
-        if self.kept() > 0
-            && let Some(mut shard) = self.shard(id)
-        {
-            self.drop_from(&mut shard, id);
+    fn remove_from(&self, shard: &mut CacheShard, id: u128) {
+        if let Some(rejection) = shard.rejections.remove(&id) {
+            shard.bytes -= rejection.bytes();
+            self.entries.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn drop_from(&self, shard: &mut Shard, id: u128) {
-        if let Some(entry) = shard.entries.remove(&id) {
-            shard.bytes -= entry.bytes();
-            self.kept.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    fn search(&self, shard: &mut Shard, now_us: u64) {
-        shard.searched_us = now_us;
-        let before = shard.entries.len();
+    fn evict_expired(&self, shard: &mut CacheShard, now_us: u64) {
+        shard.evicted_us = now_us;
+        let before = shard.rejections.len();
         let bytes = &mut shard.bytes;
-        shard.entries.retain(|_, entry| {
-            let stays = now_us < entry.end_us;
-            *bytes -= if stays { 0 } else { entry.bytes() };
-            stays
+        shard.rejections.retain(|_, rejection| {
+            let is_valid = now_us < rejection.end_us;
+            *bytes -= if is_valid { 0 } else { rejection.bytes() };
+            is_valid
         });
-        self.kept.fetch_sub(before - shard.entries.len(), Ordering::Relaxed);
-        if shard.entries.is_empty() {
-            shard.entries.shrink_to_fit();
+        self.entries.fetch_sub(before - shard.rejections.len(), Ordering::Relaxed);
+        if shard.rejections.is_empty() {
+            shard.rejections.shrink_to_fit();
         }
-    }
-
-    fn shard(&self, id: u128) -> Option<MutexGuard<'_, Shard>> {
-        Some(self.shards.as_ref()?.lock(upper_half(id)))
     }
 
     fn micros(&self, at: Instant) -> u64 {
@@ -221,41 +215,42 @@ impl OverLimitCache {
     }
 }
 
-impl Entry {
-    /// Whether this refusal means that a charge is refused too, and in the same words.
-    fn speaks_for(&self, command: &ChargeCommand) -> bool {
+impl CachedRejection {
+    /// Returns true if this rejection implies that a charge is rejected too, with the same results.
+    fn covers(&self, command: &ChargeCommand) -> bool {
         let Hits::Charge(hits) = command.request.hits else { return false };
-        let same = command.counters.iter().eq(self.limits.iter().map(|(counted, _)| counted));
-        let like = |(counted, level): &(OwnedCounter, ChargeResult)| {
-            // More hits may be too many for good, or too many for a limit that had room.
-            let for_good = |hits| hits > u64::from(counted.limit.capacity());
-            for_good(hits) == for_good(self.hits) && (!level.admitted || hits <= u64::from(level.remaining))
+        let same_counters = command.counters.iter().eq(self.limits.iter().map(|limit| &limit.counter));
+        let same_result = |CachedLimit { counter, result }: &CachedLimit| {
+            // More hits may exceed the capacity, which has no retry_after, or a limit that had room.
+            let never_fits = |hits| hits > u64::from(counter.limit.capacity());
+            never_fits(hits) == never_fits(self.hits) && (!result.admitted || hits <= u64::from(result.remaining))
         };
         !command.dry_run
-            && same
+            && same_counters
             && command.request.max_delay_us <= self.max_delay_us
-            && (hits == self.hits || hits > self.hits && self.limits.iter().all(like))
+            && (hits == self.hits || hits > self.hits && self.limits.iter().all(same_result))
     }
 
-    fn levels(&self, now_us: u64) -> ChargeResults {
+    /// Returns the results, with their times reduced by what has passed since.
+    fn results(&self, now_us: u64) -> ChargeResults {
         let passed_us = now_us.saturating_sub(self.at_us);
-        let later = |(_, level): &(OwnedCounter, ChargeResult)| ChargeResult {
-            reset_us: level.reset_us.saturating_sub(passed_us),
-            retry_after_us: level.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
-            ..*level
+        let later = |CachedLimit { result, .. }: &CachedLimit| ChargeResult {
+            reset_us: result.reset_us.saturating_sub(passed_us),
+            retry_after_us: result.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
+            ..*result
         };
         self.limits.iter().map(later).collect()
     }
 
-    /// About what it takes: its place in a table that has just grown, and its limits with what an allocation costs.
+    /// Returns the approximate memory use: a table entry after growth, and the limits with the allocator's overhead.
     fn bytes(&self) -> usize {
-        const PLACE: usize = (size_of::<(u128, Entry)>() + 1) * 16 / 7;
+        const TABLE_ENTRY: usize = (size_of::<(u128, CachedRejection)>() + 1) * 16 / 7;
         const ALLOCATION: usize = 16;
-        PLACE + ALLOCATION + size_of_val(&*self.limits)
+        TABLE_ENTRY + ALLOCATION + size_of_val(&*self.limits)
     }
 }
 
-/// Whether an enforced limit refuses.
-fn refuses(command: &ChargeCommand, levels: &ChargeResults) -> bool {
-    command.counters.iter().zip(levels).any(|(counted, level)| counted.enforced && !level.admitted)
+/// Returns true if an enforced limit rejects the charge.
+fn is_rejected(command: &ChargeCommand, results: &ChargeResults) -> bool {
+    command.counters.iter().zip(results).any(|(counter, result)| counter.enforced && !result.admitted)
 }

@@ -1,8 +1,8 @@
-//! One call: charges on the counters of a descriptor, decided by the server that has them.
+//! A call to Redis that is ready to be sent: its commands, its keys and its deployment.
 //!
-//! A call is repeated only when the reply proves that it did not run: the script is asked for, or another node has the
-//! slot. Anything else is the end of it. It belongs to the connection, not to whoever waits: a caller that gives up
-//! leaves it to finish, and what it decides stays charged.
+//! A call is sent again only if the reply proves that it did not run: the server lacks the script, or another node has
+//! the slot. A call belongs to its connection and not to its caller: if the caller gives up, the call continues, and
+//! what it charges stays charged.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,142 +10,123 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::coalescer::ChargeBatch;
 use super::command::ChargeCommand;
-use super::eventual::EventualCounters;
-use super::incrby::{IncrBatch, WindowKey};
-use super::script;
+use super::eventual::counters::EventualCounters;
+use super::incrby::IncrBatch;
+use super::key_scheme::{CounterId, CountingMode};
+use super::script::arguments::arguments;
 use super::script::compose::Script;
-use super::script::replay::ScriptOutcome;
+use super::script::replay::{ScriptOutcome, replay};
 use super::spans;
 use crate::clock::Time;
 use crate::redis::deployment::Deployment;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::hash_slot::hash_slot;
-use crate::redis::node::Node;
 use crate::redis::redirects::Redirects;
 use crate::redis::reply::{bytes, integer};
 use crate::telemetry::traces::{Span, SpanRef};
 
-/// Where counters are, and how they are charged from.
+/// Call on the counters of one descriptor.
 #[derive(Clone, Debug)]
 pub(super) struct PreparedCall {
-    pub(super) manner: Manner,
-    /// What its counters are known by here.
-    pub(super) id: u128,
-    pub(super) route: Arc<Deployment>,
-    /// What the path is remembered under in this process.
-    pub(super) path: u128,
-    /// This process's time.
+    pub(super) mode: CountingMode,
+    pub(super) id: CounterId,
+    pub(super) deployment: Arc<Deployment>,
+    /// Time of the charges, by the clock of this process.
     pub(super) now: Time,
-    /// Whether to use that instead of the server's.
+    /// True if the counters follow that clock instead of the server's.
     pub(super) client_clock: bool,
-    /// What may be leased on them; `None`: they are strict.
-    pub(super) lending: Option<EventualCounters>,
-    /// The spans that the call is made for.
+    /// The counters, if they are eventual.
+    pub(super) eventual: Option<EventualCounters>,
+    /// Requests that the call serves, if they are sampled.
     pub(super) span_refs: Vec<SpanRef>,
 }
 
-/// How counters are charged from.
-#[derive(Clone, Debug)]
-pub(super) enum Manner {
-    /// By a script, on these keys.
-    Script(&'static Script, SmallVec<[Bytes; 1]>),
-    /// By INCRBY and EXPIRE.
-    Count(WindowKey),
-}
-
 impl PreparedCall {
-    fn slot(&self) -> u16 {
-        match &self.manner {
-            Manner::Script(_, keys) => hash_slot(&keys[0]),
-            Manner::Count(window) => hash_slot(&window.key),
-        }
+    /// Starts the span of the call for a number of charges; `None` if no request is sampled.
+    pub(super) fn span(&self, charges: usize) -> Option<Span> {
+        let command = match self.mode {
+            CountingMode::Script { .. } => "EVALSHA",
+            CountingMode::Incrby(_) => "INCRBY",
+        };
+        spans::start(&self.span_refs, command, charges)
     }
 
-    /// Makes the call; not later than `deadline`, give or take what others in this process need.
-    ///
-    /// Where the replies say that it did not run, it is sent again as they say. `span` is told to whom.
-    pub(super) async fn call(
+    /// Sends the call, and follows redirections. Ends by `deadline`, give or take the delay of other tasks.
+    pub(super) async fn send(
         &self,
-        commands: &ChargeBatch,
+        commands: &[ChargeCommand],
         deadline: Instant,
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
         let slot = || self.slot();
-        let mut redirects = Redirects::start(&self.route, slot, deadline).await?;
-        if let Some(span) = &mut span {
-            spans::sent_to(span, redirects.node.endpoint());
-        }
-        let mut work = match &self.manner {
-            Manner::Script(script, keys) => {
-                Work::Script { script, keys, commands, now: self.client_clock.then_some(self.now) }
+        let mut redirects = Redirects::start(&self.deployment, slot, deadline).await?;
+        let mut attempt = match &self.mode {
+            CountingMode::Script { script, keys } => {
+                Attempt::Script { script, keys, commands, now: self.client_clock.then_some(self.now) }
             }
-            Manner::Count(window) => Work::Count(IncrBatch::new(window, commands, self.now)),
+            CountingMode::Incrby(window) => Attempt::Incrby(IncrBatch::new(window, commands, self.now)),
         };
         loop {
-            match work.go_on(&redirects.node, redirects.asking, deadline).await {
-                Ok(replayed) => return Ok(replayed),
-                Err(refused) => {
-                    redirects.follow(refused, slot)?;
-                    if let Some(span) = &mut span {
-                        spans::sent_to(span, redirects.node.endpoint());
-                    }
-                }
+            if let Some(span) = &mut span {
+                spans::set_server(span, redirects.node.endpoint());
+            }
+            match attempt.run(&redirects, deadline).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(error) => redirects.follow(error, slot)?,
             }
         }
     }
-}
 
-impl PreparedCall {
-    /// Lets go of the counters; how many there were. Not later than `deadline`.
+    /// Deletes the counters; returns how many existed.
     pub(super) async fn unlink(&self, deadline: Instant) -> Result<u64, RedisError> {
         let slot = || self.slot();
-        let keys = match &self.manner {
-            Manner::Script(_, keys) => &**keys,
-            Manner::Count(window) => std::slice::from_ref(&window.key),
-        };
-        let words: SmallVec<[&[u8]; 4]> = [&b"UNLINK"[..]].into_iter().chain(keys.iter().map(|key| &**key)).collect();
-        let mut redirects = Redirects::start(&self.route, slot, deadline).await?;
+        let keys = self.mode.keys().iter().map(|key| &**key);
+        let words: SmallVec<[&[u8]; 4]> = [&b"UNLINK"[..]].into_iter().chain(keys).collect();
+        let mut redirects = Redirects::start(&self.deployment, slot, deadline).await?;
         loop {
             match redirects.node.call_unrecorded(&words, redirects.asking, deadline).await {
                 Ok(reply) => {
-                    let gone = integer(&reply).and_then(|gone| u64::try_from(gone).ok());
-                    return gone.ok_or(RedisError::BadReply);
+                    let deleted = integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
+                    return deleted.ok_or(RedisError::BadReply);
                 }
-                Err(refused) => redirects.follow(refused, slot)?,
+                Err(error) => redirects.follow(error, slot)?,
             }
         }
     }
+
+    fn slot(&self) -> u16 {
+        hash_slot(&self.mode.keys()[0])
+    }
 }
 
-/// What a call has to do.
-enum Work<'a> {
+/// Work of a call, which continues at another node after a redirection.
+enum Attempt<'a> {
     Script { script: &'static Script, keys: &'a [Bytes], commands: &'a [ChargeCommand], now: Option<Time> },
-    Count(IncrBatch<'a>),
+    Incrby(IncrBatch<'a>),
 }
 
-impl Work<'_> {
-    /// Does what is left to do, at this node.
-    async fn go_on(&mut self, node: &Arc<Node>, asking: bool, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
+impl Attempt<'_> {
+    /// Does the rest of the work at the current node.
+    async fn run(&mut self, target: &Redirects<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
-            Self::Count(tally) => tally.go_on(node, asking, deadline).await,
+            Self::Incrby(batch) => batch.run(&target.node, target.asking, deadline).await,
             Self::Script { script, keys, commands, now } => {
-                let arguments = script::arguments::arguments(commands, *now);
-                let count = keys.len().to_string();
+                let arguments = arguments(commands, *now);
+                let key_count = keys.len().to_string();
                 let mut words: SmallVec<[&[u8]; 8]> =
-                    SmallVec::from_slice(&[b"EVALSHA", script.sha1.as_bytes(), count.as_bytes()]);
+                    SmallVec::from_slice(&[b"EVALSHA", script.sha1.as_bytes(), key_count.as_bytes()]);
                 words.extend(keys.iter().map(|key| &**key));
                 words.push(&arguments);
-                let reply = match node.call(&words, asking, deadline).await {
+                let reply = match target.node.call(&words, target.asking, deadline).await {
                     Err(ReplyError::NoScript) => {
                         (words[0], words[1]) = (b"EVAL", script.text.as_bytes());
-                        node.call(&words, asking, deadline).await?
+                        target.node.call(&words, target.asking, deadline).await?
                     }
                     outcome => outcome?,
                 };
                 let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-                script::replay::replay(commands, bytes).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+                replay(commands, bytes).map_err(|_| ReplyError::Failed(RedisError::BadReply))
             }
         }
     }

@@ -3,7 +3,9 @@
 use bytes::{Bytes, BytesMut};
 
 use super::command::{ChargeCommand, OwnedCounter};
-use super::{key, script};
+use super::key;
+use super::script::arguments::arguments;
+use super::script::compose::script_for;
 use crate::algorithm::ChargeRequest;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
@@ -46,13 +48,8 @@ impl Probe {
             let limit = Limit::new(&LimitSpec::new(algorithm, 1, period)).expect("so plain a limit is valid");
             OwnedCounter { limit, enforced: true, tag: 0 }
         });
-        let command = ChargeCommand {
-            counters: counters.into_iter().collect(),
-            request: ChargeRequest::new(Hits::Charge(1), 0),
-            dry_run: false,
-            void_from: None,
-        };
-        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: script::arguments::arguments(&[command], None) }
+        let command = ChargeCommand::new(counters.into_iter().collect(), ChargeRequest::new(Hits::Charge(1), 0));
+        Self { kind, prefix: prefix.to_owned(), auth_setting, argument: arguments(&[command], None) }
     }
 
     /// Scripts, if most rules do not need them.
@@ -86,7 +83,7 @@ impl HealthCheck for Probe {
         let key = self.key(hash_tag, "probe");
         match self.kind {
             ProbeKind::Script => {
-                let text = Bytes::from_static(script::compose::script_for(PROBED.into_iter()).text.as_bytes());
+                let text = Bytes::from_static(script_for(PROBED.into_iter()).text.as_bytes());
                 let log_key = self.key(hash_tag, "probe_log");
                 vec![vec![word(b"EVAL"), text, word(b"2"), key, log_key, self.argument.clone()]]
             }

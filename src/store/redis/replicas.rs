@@ -1,20 +1,19 @@
-//! This process among those that share the limits: whether it has a slot, and how many they are.
+//! Slots and number of the replicas that share the limits.
 //!
-//! A share of an eventual rule may be spent by whoever has one of R slots. Redis gives them out, for 30 s from each
-//! renewal on, by its own clock; no process's wall clock plays a part. What follows holds for each slot and any period:
-//! **in a span of one period at most one process spends a share by it**, so all together spend R at most.
+//! A replica that holds one of R slots may use a share of eventual limits. Redis assigns slots by its own clock, for 30 s
+//! from each renewal; no replica's wall clock matters. Claim: **in any span of one period, at most one replica uses a
+//! share by a given slot**, so all replicas use at most R shares. Proof:
 //!
-//! - A process spends until 30 s after it *sent* its last renewal that was answered. Redis ran that later, so the claim
-//!   in Redis ends no sooner, and nobody else gets the slot before it has ended.
-//! - The next owner spends a rule's share only when, by Redis, a period of the rule has passed since the claim before
-//!   its own ended. At the local instant t Redis's time is at least what the reply said plus t less the instant at
-//!   which the reply was *received*, because Redis had said it before.
-//! - What gets lost errs to the same side: an answer that does not come ends the spending sooner, a renewal that Redis
-//!   runs late keeps others from the slot for longer.
+//! 1. A replica uses its slot until 30 s after it *sent* the last renewal that was answered. Redis ran the renewal later,
+//!    so the claim in Redis ends no sooner, and no other replica gets the slot before.
+//! 2. The next holder uses its share of a limit only when, by Redis, a period of that limit has passed since the end of the
+//!    claim before its own. At the local instant t, the time of Redis is at least the time in its last reply plus t minus
+//!    the instant at which that reply was *received*, because Redis wrote it before.
+//! 3. Losses err on the safe side: a lost reply ends the use of the slot sooner; a renewal that Redis runs late keeps
+//!    others from the slot longer.
 //!
-//! It takes for granted that clocks run at one rate, that the clock of Redis does not jump ahead, and that Redis does
-//! not lose a claim. Nothing is spent here: who does asks [`Replicas::usable`]. The number of live processes tunes and
-//! never protects.
+//! Assumptions: clocks run at one rate, the clock of Redis does not jump ahead, and Redis does not lose a claim. The number
+//! of live replicas tunes the size of leases; no promise depends on it.
 
 pub mod claim;
 pub(super) mod heartbeat;
@@ -24,111 +23,110 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
-use self::claim::Reply;
+use self::claim::ClaimReply;
 use crate::clock::{Time, micros};
 
-/// How long a claim lasts after it was sent; `lua/replicas.lua` has the same number.
-pub const CLAIM: Duration = Duration::from_secs(30);
+/// Duration of a claim after it was sent; `lua/replicas.lua` has the same.
+pub const CLAIM_DURATION: Duration = Duration::from_secs(30);
 
-/// How long the last answer tells how many are alive.
-const COUNTED: Duration = Duration::from_secs(60);
+/// Time for which the last reply tells the number of live replicas.
+const LIVE_COUNT_VALIDITY: Duration = Duration::from_secs(60);
 
-/// What is known of this process's slot and of the others. Reading takes no lock.
+/// Slot of this replica and number of live replicas, by the last reply of Redis. Reading takes no lock.
 #[derive(Debug)]
 pub struct Replicas {
     slots: NonZeroU32,
-    heard: ArcSwapOption<LastReply>,
+    last_reply: ArcSwapOption<LastReply>,
 }
 
-/// What the last answer said.
 #[derive(Clone, Copy, Debug)]
 struct LastReply {
-    slot: Option<Slot>,
+    slot: Option<HeldSlot>,
     live: Option<NonZeroU32>,
-    /// Redis's time in the answer.
+    /// Time of Redis in the reply.
     now: Time,
     received: Instant,
 }
 
-/// A slot that Redis gave this process.
+/// Slot that Redis assigned to this replica.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct HeldSlot {
     number: u32,
     previous_end: Time,
-    /// When the answer came that first told of this claim.
+    /// When the first reply about this claim arrived.
     received: Instant,
-    /// How long it was free by then; for ever if nobody had it before.
+    /// How long the slot had been free then; `u64::MAX` if it never had a holder.
     free_us: u64,
-    /// Not to be used from then on.
+    /// End of its use.
     until: Instant,
 }
 
 impl Replicas {
-    /// Of `TOLLKEEPER_MAX_REPLICAS` slots; none is held yet.
+    /// Creates the state of a replica without a slot; `slots` is `TOLLKEEPER_MAX_REPLICAS`.
     pub const fn new(slots: NonZeroU32) -> Self {
-        Self { slots, heard: ArcSwapOption::const_empty() }
+        Self { slots, last_reply: ArcSwapOption::const_empty() }
     }
 
-    /// Whether a share of a rule of this period may be spent at `at`.
-    pub fn usable(&self, period_us: u64, at: Instant) -> bool {
-        let heard = self.heard.load();
-        let Some(slot) = heard.as_ref().and_then(|heard| heard.slot.as_ref()) else { return false };
-        // Redis may have given the slot after an instant that lies before the answer.
-        let held = slot.received <= at && at < slot.until;
-        held && slot.free_us.saturating_add(micros(at - slot.received)) >= period_us
+    /// Returns true if a share of a limit with this period may be used at `at`.
+    pub fn may_share(&self, period_us: u64, at: Instant) -> bool {
+        let last_reply = self.last_reply.load();
+        let Some(slot) = last_reply.as_ref().and_then(|reply| reply.slot.as_ref()) else { return false };
+        // An instant before the reply proves nothing: the slot may have been assigned after it.
+        let is_held = slot.received <= at && at < slot.until;
+        is_held && slot.free_us.saturating_add(micros(at - slot.received)) >= period_us
     }
 
-    /// How many processes are alive, this one included; `None` if no answer of the last minute says so.
+    /// Returns the number of live replicas, this one included; `None` if the last reply is older than a minute.
     pub fn live(&self) -> Option<NonZeroU32> {
-        self.heard.load().as_ref().filter(|heard| heard.received.elapsed() <= COUNTED)?.live
+        self.last_reply.load().as_ref().filter(|reply| reply.received.elapsed() <= LIVE_COUNT_VALIDITY)?.live
     }
 
-    /// R, the number of slots, as this process has it: 1 to 1000. A slot is only given where all agree on it.
+    /// Returns R, the number of slots that this replica is configured with: 1 to 1000.
     pub const fn slots(&self) -> NonZeroU32 {
         self.slots
     }
 
-    /// The slot that Redis last gave this process, below R; it may have lapsed since.
+    /// Returns the slot that Redis last assigned, below R; the claim may have ended since.
     pub fn slot(&self) -> Option<u32> {
-        self.heard.load().as_ref()?.slot.map(|slot| slot.number)
+        self.last_reply.load().as_ref()?.slot.map(|slot| slot.number)
     }
 
-    /// The time of Redis at `at` by the last answer, however old; late by as long as that was on its way.
+    /// Returns the time of Redis at `at` by the last reply, however old; it is late by the reply's time on the network.
     pub fn redis_time(&self, at: Instant) -> Option<Time> {
-        let heard = self.heard.load();
-        let heard = heard.as_ref()?;
-        let before_us = micros(heard.received.saturating_duration_since(at));
-        let after_us = micros(at.saturating_duration_since(heard.received));
-        Some(Time::from_micros(heard.now.plus_us(after_us).as_micros().saturating_sub(before_us)))
+        let last_reply = self.last_reply.load();
+        let reply = last_reply.as_ref()?;
+        let before_us = micros(reply.received.saturating_duration_since(at));
+        let after_us = micros(at.saturating_duration_since(reply.received));
+        Some(Time::from_micros(reply.now.plus_us(after_us).as_micros().saturating_sub(before_us)))
     }
 
-    /// Takes note of an answer, by when it was asked for and when it was there. Answers come in the order of their
-    /// questions, and one that is given up is none.
-    pub fn heard(&self, reply: &Reply, sent: Instant, received: Instant) {
-        let known = self.heard.load().as_ref().and_then(|heard| heard.slot);
+    /// Records a reply, with the times at which its request was sent and it was received. Replies must be recorded in the
+    /// order of their requests.
+    pub fn record_reply(&self, reply: &ClaimReply, sent: Instant, received: Instant) {
+        let known = self.last_reply.load().as_ref().and_then(|last| last.slot);
         let slot = reply.slot.map(|number| {
-            let until = sent + CLAIM;
+            let until = sent + CLAIM_DURATION;
             match known {
-                // Renewed: what was known of it when it began still holds.
+                // A renewal: the start of the claim stays.
                 Some(slot) if (slot.number, slot.previous_end) == (number, reply.previous_end) => {
-                    Slot { until, ..slot }
+                    HeldSlot { until, ..slot }
                 }
-                _ => {
-                    let had_owner = reply.previous_end > Time::default();
-                    let free_us = if had_owner { reply.now.since_us(reply.previous_end) } else { u64::MAX };
-                    Slot { number, previous_end: reply.previous_end, received, free_us, until }
+                Some(_) | None => {
+                    let had_holder = reply.previous_end > Time::default();
+                    let free_us = if had_holder { reply.now.since_us(reply.previous_end) } else { u64::MAX };
+                    HeldSlot { number, previous_end: reply.previous_end, received, free_us, until }
                 }
             }
         });
-        let heard = LastReply { slot, live: NonZeroU32::new(reply.live), now: reply.now, received };
-        self.heard.store(Some(heard.into()));
+        let last_reply = LastReply { slot, live: NonZeroU32::new(reply.live), now: reply.now, received };
+        self.last_reply.store(Some(last_reply.into()));
     }
 
-    /// Spends nothing any more.
-    pub fn let_go(&self) {
-        let heard = self.heard.load();
-        if let Some(heard) = &*heard {
-            self.heard.store(Some(LastReply { slot: None, ..**heard }.into()));
+    /// Ends the use of the slot.
+    pub fn release_slot(&self) {
+        let last_reply = self.last_reply.load();
+        if let Some(reply) = &*last_reply {
+            self.last_reply.store(Some(LastReply { slot: None, ..**reply }.into()));
         }
     }
 }

@@ -1,32 +1,24 @@
-//! What spans tell of calls.
+//! Trace spans of calls to Redis, named after OpenTelemetry's conventions for databases.
 //!
-//! A call has one span, that of the first request it is made for among those that are sampled; it links to those of the
-//! others. The names are those of OpenTelemetry's conventions for databases. Keys are not told: they hold what was
-//! asked for.
+//! A call has one span: a child of the first sampled request that it serves, with links to the others. Keys are not
+//! recorded, because they contain descriptor values.
 
-use super::prepared_call::{Manner, PreparedCall};
 use crate::settings::redis::Endpoint;
-use crate::telemetry::traces::{Span, SpanKind};
+use crate::telemetry::traces::{Span, SpanKind, SpanRef};
 
-impl PreparedCall {
-    /// The span of a call for so many charges, if one of the requests is sampled.
-    pub(super) fn span(&self, charges: usize) -> Option<Span> {
-        let (first, others) = self.span_refs.split_first()?;
-        let name = match self.manner {
-            Manner::Script(..) => "EVALSHA",
-            Manner::Count(_) => "INCRBY",
-        };
-        let mut span = first.child(name, SpanKind::Client);
-        others.iter().for_each(|other| span.link(other));
-        span.set("db.system.name", "redis");
-        span.set("db.operation.name", name);
-        span.set("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
-        Some(span)
-    }
+/// Starts the span of a call of `command` for a number of charges; `None` if no request is sampled.
+pub(super) fn start(span_refs: &[SpanRef], command: &'static str, charges: usize) -> Option<Span> {
+    let (first, others) = span_refs.split_first()?;
+    let mut span = first.child(command, SpanKind::Client);
+    others.iter().for_each(|other| span.link(other));
+    span.set("db.system.name", "redis");
+    span.set("db.operation.name", command);
+    span.set("tollkeeper.draws", i64::try_from(charges).unwrap_or(i64::MAX));
+    Some(span)
 }
 
-/// Tells where it goes; the last place is the one that counts.
-pub(super) fn sent_to(span: &mut Span, endpoint: &Endpoint) {
+/// Records the server of a call; a redirected call keeps the last one.
+pub(super) fn set_server(span: &mut Span, endpoint: &Endpoint) {
     match endpoint {
         Endpoint::Tcp { host, port } => {
             span.replace("server.address", host.clone());

@@ -24,7 +24,7 @@ use tollkeeper::redis::error::RedisError;
 use tollkeeper::request::Hits;
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::ChargeMode;
+use tollkeeper::store::redis::charge_context::ChargeMode;
 
 use crate::algorithms::scenario::config;
 use crate::kit::redis::{Server, options};
@@ -284,7 +284,7 @@ fn hot_counter_is_exact_with_far_fewer_calls_than_charges() {
         let prime = TestCharge::new(value, limit, Hits::Peek);
         store_runtime().block_on(counters.charge(&[prime], ChargeMode::Commit, NOW));
         server.reset_stats();
-        let before = counters.redis.calls();
+        let before = counters.redis.stats().calls;
         let admitted = store_runtime().block_on(async {
             let callers = (0..CALLERS).map(|_| {
                 let counters = Arc::clone(&counters);
@@ -302,7 +302,7 @@ fn hot_counter_is_exact_with_far_fewer_calls_than_charges() {
         assert_eq!(admitted, expected, "{algorithm}");
         let (calls, charges) = (calls(&server), CALLERS * EACH);
         println!("{algorithm}: {charges} charges in {calls} calls");
-        assert_eq!(calls, counters.redis.calls() - before, "{algorithm}");
+        assert_eq!(calls, counters.redis.stats().calls - before, "{algorithm}");
         assert!(calls * 20 <= charges, "{algorithm}: {calls} calls for {charges} charges");
     }
 }

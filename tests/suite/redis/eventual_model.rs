@@ -23,7 +23,7 @@ use std::fs::File;
 use std::io::Write as _;
 
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::store::redis::eventual::EventualStats;
+use tollkeeper::store::redis::eventual::table::EventualStats;
 
 use self::ledger::{Worst, check};
 use self::scenario::{Plan, Scene};

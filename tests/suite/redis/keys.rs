@@ -15,7 +15,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::redis::hash_slot::hash_slot;
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::redis::key::{MOST_PATH_BYTES, keys};
+use tollkeeper::store::redis::key::{MAX_PATH_BYTES, keys};
 
 use crate::kit::replica::Replica;
 use crate::kit::test_service::TestRequest;
@@ -236,7 +236,7 @@ fn unescaped(mut text: &[u8], special: &[u8]) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// Reads a path of at most [`MOST_PATH_BYTES`] back, by the published form alone.
+/// Reads a path of at most [`MAX_PATH_BYTES`] back, by the published form alone.
 fn read_path(path: &[u8]) -> Option<(Vec<u8>, Entries)> {
     let special = br"\|={}";
     let mut parts = path.split(|byte| *byte == b'|');
@@ -311,7 +311,7 @@ proptest! {
             };
             let epoch = if *epoch == 0 { String::new() } else { format!(":{epoch}") };
             prop_assert_eq!(String::from_utf8_lossy(behind), format!(":{}:{period}{epoch}", limit.algorithm()));
-            prop_assume!(path.len() < MOST_PATH_BYTES);
+            prop_assume!(path.len() < MAX_PATH_BYTES);
             let (read_domain, read_entries) = read_path(path).expect("the path can be read");
             prop_assert_eq!(read_domain, domain.as_bytes());
             prop_assert_eq!(&read_entries, &entries);
@@ -354,14 +354,14 @@ proptest! {
         let keys = keys_of(&prefix, &domain, &entries, &limits);
         let bare = keys_of("", &domain, &entries, &limits);
         let (_, path, _) = parted(&keys[0]);
-        prop_assert!(path.len() <= MOST_PATH_BYTES);
+        prop_assert!(path.len() <= MAX_PATH_BYTES);
         for (key, bare) in keys.iter().zip(&bare) {
             prop_assert_eq!(parted(key).1, path);
             prop_assert_eq!(parted(bare).1, path);
             prop_assert_eq!(specified_slot(key), specified_slot(path));
             prop_assert_eq!(hash_slot(key), specified_slot(key));
             // The longest suffix: an algorithm, a period below 9 digits, and an epoch.
-            prop_assert!(key.len() <= 3 * prefix.len() + "tk1:{}".len() + MOST_PATH_BYTES + 60, "{}", key.len());
+            prop_assert!(key.len() <= 3 * prefix.len() + "tk1:{}".len() + MAX_PATH_BYTES + 60, "{}", key.len());
         }
     }
 }
@@ -372,7 +372,7 @@ fn crafted_path_cannot_collide_with_a_shortened_one() {
     let minute = limit(MINUTE.0, MINUTE.1, MINUTE.2, MINUTE.3);
     let key = keys_of("", "shop", &long, &[(minute, 0)]).remove(0);
     let (_, path, _) = parted(&key);
-    assert_eq!(path.len(), MOST_PATH_BYTES);
+    assert_eq!(path.len(), MAX_PATH_BYTES);
     // The very text, sent as a value.
     let value = String::from_utf8(path.strip_prefix(b"shop|user=").unwrap().to_vec()).unwrap();
     let forged = keys_of("", "shop", &own(&[("user", &value)]), &[(minute, 0)]).remove(0);
@@ -381,7 +381,7 @@ fn crafted_path_cannot_collide_with_a_shortened_one() {
     for (length, shortened) in [(189, false), (190, false), (191, true)] {
         let key = keys_of("", "shop", &own(&[("user", &"x".repeat(length))]), &[(minute, 0)]).remove(0);
         assert_eq!(parted(&key).1.contains(&b'#'), shortened, "{length}");
-        assert_eq!(parted(&key).1.len(), (10 + length).min(MOST_PATH_BYTES));
+        assert_eq!(parted(&key).1.len(), (10 + length).min(MAX_PATH_BYTES));
     }
 }
 

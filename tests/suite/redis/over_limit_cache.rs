@@ -18,7 +18,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::outcome::ChargeResults;
 use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
-use tollkeeper::store::redis::over_limit_cache::OverLimitCache;
+use tollkeeper::store::redis::over_limit_cache::{CallTimes, OverLimitCache};
 
 /// The beginning of some hour.
 const NOW: Time = Time::from_secs(1_783_512_000);
@@ -82,13 +82,13 @@ impl Counters {
     fn decide(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
         let levels = self.charge(after_us, request);
         let at = self.at(after_us);
-        self.over.learn(ID, &[self.command(request)], from_ref(&levels), (at, at));
+        self.over.update(ID, &[self.command(request)], from_ref(&levels), CallTimes { sent: at, answered: at });
         levels
     }
 
     /// What the cache says of it.
     fn known(&self, after_us: u64, request: ChargeRequest) -> Option<ChargeResults> {
-        self.over.refuse(ID, &[self.command(request)], self.at(after_us))
+        self.over.find(ID, &[self.command(request)], self.at(after_us))
     }
 
     fn at(&self, after_us: u64) -> Instant {
@@ -110,7 +110,7 @@ fn rejects_charges_of_at_least_the_rejected_hits() {
         assert_eq!(counters.known(1, take(hits)).is_some(), is_known, "{hits}");
     }
     assert_eq!(counters.known(1, take(11)), None, "more than the limit waits for ever, and not only for now");
-    assert_eq!(counters.over.refused(), 3);
+    assert_eq!(counters.over.rejected(), 3);
     assert!(!counters.decide(2, take(6))[0].admitted);
     assert!(counters.known(3, take(6)).is_some(), "what was refused last holds");
 }
@@ -146,13 +146,13 @@ fn peeks_refunds_and_shadow_limits_are_never_rejected() {
         assert_eq!(counters.known(1, ChargeRequest::new(hits, 0)), None, "{hits:?}");
     }
     let trial = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
-    assert_eq!(counters.over.refuse(ID, from_ref(&trial), counters.at(1)), None);
+    assert_eq!(counters.over.find(ID, from_ref(&trial), counters.at(1)), None);
     // A request of which one charge is to be asked is asked as a whole.
     let request = [counters.command(take(1)), counters.command(ChargeRequest::new(Hits::Refund(1), 0))];
-    assert_eq!(counters.over.refuse(ID, &request, counters.at(1)), None);
+    assert_eq!(counters.over.find(ID, &request, counters.at(1)), None);
     let request = [counters.command(take(1)), counters.command(take(2))];
-    assert_eq!(counters.over.refuse(ID, &request, counters.at(1)), None, "the second never passes, the first may");
-    assert!(counters.over.refuse(ID, &request[..1], counters.at(1)).is_some());
+    assert_eq!(counters.over.find(ID, &request, counters.at(1)), None, "the second never passes, the first may");
+    assert!(counters.over.find(ID, &request[..1], counters.at(1)).is_some());
 }
 
 #[test]
@@ -162,8 +162,8 @@ fn rejected_peek_or_shadow_charge_is_not_cached() {
     assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
     let trial = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
     let levels = counters.charge(0, take(1));
-    counters.over.learn(ID, &[trial], &[levels], (counters.at(0), counters.at(0)));
-    assert_eq!((counters.known(0, take(1)), counters.over.kept()), (None, 0));
+    counters.over.update(ID, &[trial], &[levels], CallTimes { sent: counters.at(0), answered: counters.at(0) });
+    assert_eq!((counters.known(0, take(1)), counters.over.entries()), (None, 0));
 }
 
 #[test]
@@ -184,9 +184,9 @@ fn entry_does_not_apply_to_another_limit() {
     ];
     for limits in others {
         let other = Counters::new(limits, OverLimitCache::new(MIB, false, origin), origin);
-        assert_eq!(counters.over.refuse(ID, &[other.command(take(1))], counters.at(1)), None, "{limits:?}");
+        assert_eq!(counters.over.find(ID, &[other.command(take(1))], counters.at(1)), None, "{limits:?}");
     }
-    assert_eq!(counters.over.refuse(ID + 1, &[counters.command(take(1))], counters.at(1)), None, "other counters");
+    assert_eq!(counters.over.find(ID + 1, &[counters.command(take(1))], counters.at(1)), None, "other counters");
 }
 
 #[test]
@@ -198,10 +198,10 @@ fn entry_expires_at_retry_after_and_within_a_second() {
         let refused = counters.charge(0, take(1));
         // From when it was sent, not from when it was answered.
         let (sent, answered) = (counters.at(5_000), counters.at(12_000));
-        counters.over.learn(ID, &[counters.command(take(1))], &[refused], (sent, answered));
+        counters.over.update(ID, &[counters.command(take(1))], &[refused], CallTimes { sent, answered });
         assert!(counters.known(5_000 + holds_us - 1, take(1)).is_some(), "{limit:?}");
         assert_eq!(counters.known(5_000 + holds_us, take(1)), None, "{limit:?}");
-        assert_eq!(counters.over.kept(), 0, "what has ended goes when it is met");
+        assert_eq!(counters.over.entries(), 0, "what has ended goes when it is met");
     }
 }
 
@@ -210,9 +210,9 @@ fn late_rejection_is_not_cached() {
     let mut counters = Counters::of(limit(Algorithm::TokenBucket, 10, Unit::Second));
     counters.decide(0, take(10));
     let refused = counters.charge(0, take(1));
-    let times = (counters.at(0), counters.at(100_000));
-    counters.over.learn(ID, &[counters.command(take(1))], &[refused], times);
-    assert_eq!(counters.over.kept(), 0);
+    let times = CallTimes { sent: counters.at(0), answered: counters.at(100_000) };
+    counters.over.update(ID, &[counters.command(take(1))], &[refused], times);
+    assert_eq!(counters.over.entries(), 0);
 }
 
 #[test]
@@ -221,8 +221,8 @@ fn cached_times_count_down() {
     counters.decide(0, take(10));
     let refused = counters.charge(0, take(1));
     // It was made out when the answer came.
-    let times = (counters.at(0), counters.at(10));
-    counters.over.learn(ID, &[counters.command(take(1))], from_ref(&refused), times);
+    let times = CallTimes { sent: counters.at(0), answered: counters.at(10) };
+    counters.over.update(ID, &[counters.command(take(1))], from_ref(&refused), times);
     for passed_us in [0, 1, 700_000] {
         let known = counters.known(10 + passed_us, take(1)).unwrap();
         let mut expected = refused.clone();
@@ -255,7 +255,7 @@ fn refund_or_admission_ends_an_entry() {
     let tried = full();
     let trial = ChargeCommand { dry_run: true, ..tried.command(take(1)) };
     let passes = Counters::of(yearly(10)).charge(0, take(1));
-    tried.over.learn(ID, from_ref(&trial), from_ref(&passes), (tried.at(0), tried.at(0)));
+    tried.over.update(ID, from_ref(&trial), from_ref(&passes), CallTimes { sent: tried.at(0), answered: tried.at(0) });
     assert_eq!(tried.known(0, take(1)), None);
 
     // In one call, what came last holds.
@@ -265,7 +265,7 @@ fn refund_or_admission_ends_an_entry() {
         let charge = |refund_first: i32| if refund_first < 0 { Hits::Refund(1) } else { Hits::Charge(1) };
         let commands = charges.map(|hits| counters.command(ChargeRequest::new(charge(hits), 0)));
         let levels = charges.map(|hits| if hits < 0 { refund.clone() } else { refusal.clone() });
-        counters.over.learn(ID, &commands, &levels, (counters.at(0), counters.at(0)));
+        counters.over.update(ID, &commands, &levels, CallTimes { sent: counters.at(0), answered: counters.at(0) });
         assert_eq!(counters.known(0, take(1)).is_some(), is_known, "{charges:?}");
     }
 }
@@ -304,7 +304,7 @@ fn only_rejections_by_enforced_limits_are_cached() {
         Counters::new(&[(hourly, false), (yearly(10), true)], OverLimitCache::new(MIB, false, origin), origin);
     counters.decide(0, take(5));
     assert!(!counters.decide(0, take(5))[0].admitted, "by the trial limit");
-    assert_eq!(counters.over.kept(), 0);
+    assert_eq!(counters.over.entries(), 0);
     let refused = counters.decide(0, take(1));
     assert_eq!(counters.known(0, take(1)), Some(refused));
 }
@@ -344,24 +344,26 @@ fn memory_is_bounded_and_expired_entries_make_room() {
     // Whatever the ids are, all shards take their part.
     let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let learn = |keys: std::ops::Range<u128>, at: Instant| {
-        keys.for_each(|key| over.learn(id(key), from_ref(&command), from_ref(&refused), (at, at)));
+        keys.for_each(|key| {
+            over.update(id(key), from_ref(&command), from_ref(&refused), CallTimes { sent: at, answered: at })
+        });
     };
     learn(0..100_000, origin);
-    let kept = over.kept();
+    let kept = over.entries();
     println!("{} bytes each", MIB / kept);
     // An entry with its limit, its levels and its place in a table takes 200 to 500 bytes.
     assert!((MIB / 500..MIB / 200).contains(&kept), "{kept}");
-    let first = over.refuse(id(0), from_ref(&command), origin);
+    let first = over.find(id(0), from_ref(&command), origin);
     assert!(first.is_some(), "what is there stays");
     let ended = origin + Duration::from_secs(1);
     learn(100_000..200_000, ended);
-    assert!(over.kept().abs_diff(kept) < kept / 10, "{} {kept}", over.kept());
-    assert!(over.refuse(id(100_000), from_ref(&command), ended).is_some());
+    assert!(over.entries().abs_diff(kept) < kept / 10, "{} {kept}", over.entries());
+    assert!(over.find(id(100_000), from_ref(&command), ended).is_some());
 
     over.sweep(ended, 0, 2);
-    assert!(over.kept() > 0);
+    assert!(over.entries() > 0);
     (0..2).for_each(|turn| over.sweep(ended + Duration::from_secs(1), turn, 2));
-    assert_eq!(over.kept(), 0);
+    assert_eq!(over.entries(), 0);
 }
 
 #[test]
@@ -369,7 +371,7 @@ fn zero_capacity_caches_nothing() {
     let origin = Instant::now();
     let mut counters = Counters::new(&[(yearly(1), true)], OverLimitCache::new(0, true, origin), origin);
     counters.decide(0, take(2));
-    assert_eq!((counters.known(0, take(2)), counters.over.kept()), (None, 0));
+    assert_eq!((counters.known(0, take(2)), counters.over.entries()), (None, 0));
 }
 
 /// Times at random, the same in each run: a linear congruence, its upper bits.

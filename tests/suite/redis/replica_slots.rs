@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::clock::Time;
 use tollkeeper::store::redis::Redis;
-use tollkeeper::store::redis::replicas::claim::{self, ClaimAction, Owner, Reply};
-use tollkeeper::store::redis::replicas::{CLAIM, Replicas};
+use tollkeeper::store::redis::replicas::claim::{self, ClaimAction, ClaimReply, OwnerId};
+use tollkeeper::store::redis::replicas::{CLAIM_DURATION, Replicas};
 use tollkeeper::store::redis::script;
 
 use crate::kit::fixtures::{load_shop_rules, shop_request};
@@ -52,15 +52,15 @@ impl Table {
         self.now.set(self.now.get().plus_us(u64::try_from(span.as_micros()).unwrap()));
     }
 
-    fn try_ask(&mut self, owner: u8, slots: u32, wish: ClaimAction, now: Option<Time>) -> RedisResult<Reply> {
-        let argument = claim::argument(Owner([owner + 1; 16]), slots, wish, now);
+    fn try_ask(&mut self, owner: u8, slots: u32, wish: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
+        let argument = claim::encode(OwnerId([owner + 1; 16]), slots, wish, now);
         let mut command = cmd("EVAL");
         command.arg(&script::compose::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
-        Ok(claim::read(&reply).expect("the reply can be read"))
+        Ok(claim::decode(&reply).expect("the reply can be read"))
     }
 
-    fn ask(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> Reply {
+    fn ask(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> ClaimReply {
         let reply = self.try_ask(owner, slots, wish, Some(self.now.get())).expect("the script has no mistake");
         assert_eq!(reply.now, self.now.get());
         reply
@@ -82,8 +82,8 @@ fn each_process_gets_its_own_slot_and_keeps_it() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     for owner in 0..3 {
-        let expected = Reply { now: START, slot: Some(owner.into()), previous_end: never(), live: 1, slots: 3 };
-        assert_eq!(table.ask(owner, 3, ClaimAction::Claim), Reply { live: u32::from(owner) + 1, ..expected });
+        let expected = ClaimReply { now: START, slot: Some(owner.into()), previous_end: never(), live: 1, slots: 3 };
+        assert_eq!(table.ask(owner, 3, ClaimAction::Claim), ClaimReply { live: u32::from(owner) + 1, ..expected });
     }
     // More processes than slots: they wait, and are counted.
     assert_eq!(table.ask(3, 3, ClaimAction::Claim).slot, None);
@@ -108,7 +108,7 @@ fn claim_expires_after_30_seconds_and_the_longest_free_slot_is_next() {
     table.hold(0, 2);
     table.pass(Duration::from_secs(1));
     table.hold(1, 2);
-    table.pass(CLAIM - Duration::from_secs(1) - Duration::from_micros(1));
+    table.pass(CLAIM_DURATION - Duration::from_secs(1) - Duration::from_micros(1));
     assert_eq!(table.hold(2, 2).0, None);
     table.pass(Duration::from_micros(1));
     let end = START.plus_us(30 * SECOND);
@@ -134,12 +134,12 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     let (sent, received) = (Instant::now(), Instant::now() + Duration::from_millis(5));
     let micro = Duration::from_micros(1);
     let period = 60 * SECOND;
-    assert!(!first.usable(period, received));
-    first.heard(&table.ask(0, 1, ClaimAction::Claim), sent, received);
-    assert!(!first.usable(0, received - micro));
-    assert!(first.usable(u64::MAX, received), "nobody had it before");
-    assert!(first.usable(period, sent + CLAIM - micro));
-    assert!(!first.usable(0, sent + CLAIM));
+    assert!(!first.may_share(period, received));
+    first.record_reply(&table.ask(0, 1, ClaimAction::Claim), sent, received);
+    assert!(!first.may_share(0, received - micro));
+    assert!(first.may_share(u64::MAX, received), "nobody had it before");
+    assert!(first.may_share(period, sent + CLAIM_DURATION - micro));
+    assert!(!first.may_share(0, sent + CLAIM_DURATION));
     assert_eq!(first.redis_time(received + Duration::from_secs(1)), Some(START.plus_us(SECOND)));
     assert_eq!(
         first.redis_time(received - Duration::from_secs(1)),
@@ -147,22 +147,22 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     );
 
     // Ten seconds after its end somebody else has it, and knows so a second later.
-    table.pass(CLAIM + Duration::from_secs(10));
-    let received = sent + CLAIM + Duration::from_secs(11);
+    table.pass(CLAIM_DURATION + Duration::from_secs(10));
+    let received = sent + CLAIM_DURATION + Duration::from_secs(11);
     let mut renewed = received - Duration::from_secs(1);
-    second.heard(&table.ask(1, 1, ClaimAction::Claim), renewed, received);
+    second.record_reply(&table.ask(1, 1, ClaimAction::Claim), renewed, received);
     let due = received + Duration::from_secs(50);
-    while renewed + CLAIM <= due {
-        assert!(second.usable(10 * SECOND, received));
-        assert!(!second.usable(10 * SECOND + 1, received));
+    while renewed + CLAIM_DURATION <= due {
+        assert!(second.may_share(10 * SECOND, received));
+        assert!(!second.may_share(10 * SECOND + 1, received));
         table.pass(Duration::from_secs(10));
         renewed += Duration::from_secs(10);
-        second.heard(&table.ask(1, 1, ClaimAction::Claim), renewed, renewed + Duration::from_millis(300));
+        second.record_reply(&table.ask(1, 1, ClaimAction::Claim), renewed, renewed + Duration::from_millis(300));
     }
-    assert!(!second.usable(period, due - micro));
-    assert!(second.usable(period, due));
-    second.let_go();
-    assert!(!second.usable(0, due));
+    assert!(!second.may_share(period, due - micro));
+    assert!(second.may_share(period, due));
+    second.release_slot();
+    assert!(!second.may_share(0, due));
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn clock_set_back_keeps_no_slot_for_long() {
     table.hold(0, 1);
     table.now.set(START);
     assert_eq!(table.hold(1, 1).0, None, "it may still be in use");
-    table.pass(CLAIM);
+    table.pass(CLAIM_DURATION);
     assert_eq!(table.hold(1, 1), (Some(0), table.now.get()));
 }
 
@@ -242,17 +242,17 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
     let ask = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
-        let argument = claim::argument(Owner(owner), 1, ClaimAction::Claim, Some(START));
+        let argument = claim::encode(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
         command.arg(&script::compose::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
-        claim::read(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
+        claim::decode(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
     };
     let counted: Vec<u32> = (0..1003).map(|number| ask(&mut table, number)).collect();
     let expected: Vec<u32> = (0..1003).map(|number| 1 + (number + 1).min(1000)).collect();
     assert_eq!(counted, expected);
     let bytes: u64 = server.query(&["STRLEN", "tk1:{replicas}"]);
     assert_eq!(bytes, 8 + 32 * 1000 + 24 * 1000);
-    table.pass(CLAIM);
+    table.pass(CLAIM_DURATION);
     assert_eq!(table.ask(1, 1, ClaimAction::Claim).live, 1);
     assert_eq!(server.query::<u64>(&["STRLEN", "tk1:{replicas}"]), 8 + 32);
 }
@@ -281,8 +281,8 @@ fn foreign_value_is_left_alone() {
 
 #[test]
 fn registry_key_differs_from_all_counter_keys() {
-    assert_eq!(claim::key(""), "tk1:{replicas}");
-    assert_eq!(claim::key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
+    assert_eq!(claim::registry_key(""), "tk1:{replicas}");
+    assert_eq!(claim::registry_key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
 }
 
 /// Waits until a store knows that so many are alive; it asks again at once, rather than in ten seconds.
@@ -309,9 +309,9 @@ fn store_claims_a_slot_on_single_and_cluster() {
         wait_until_live(&other, 2);
         wait_until_live(&one, 2);
         assert_eq!([&one, &other].map(|store| store.replicas().slot()), [Some(0), Some(1)]);
-        assert!(other.replicas().usable(u64::MAX, Instant::now()));
-        store_runtime().block_on(other.give_up_slot());
-        assert!(!other.replicas().usable(0, Instant::now()));
+        assert!(other.replicas().may_share(u64::MAX, Instant::now()));
+        store_runtime().block_on(other.shutdown());
+        assert!(!other.replicas().may_share(0, Instant::now()));
         wait_until_live(&one, 1);
     }
 }
@@ -399,7 +399,7 @@ fn disagreement_about_the_slot_count_is_logged_once() {
     let _first = process(&server, DOCUMENTED).start();
     wait_for_the_table(&server);
     let second = process(&server, DOCUMENTED).env("TOLLKEEPER_MAX_REPLICAS", "8").start();
-    let says = "TOLLKEEPER_MAX_REPLICAS is 16 in replicas that run and 8 here";
+    let says = "TOLLKEEPER_MAX_REPLICAS differs between replicas: 8 here, 16 in running replicas";
     wait_for("a warning", || second.stderr().contains(says).then_some(()));
     assert_eq!(second.stderr().matches(says).count(), 1);
     let mut table = Table::new(&server);
@@ -423,7 +423,9 @@ fn unusable_registry_does_no_other_harm() {
     // What stands there is no table, or is not for this user.
     for keys in [DOCUMENTED, &["resetkeys", "~tk1:{[0-9]*", "~tk1:{shop*"]] {
         let process = process(&server, keys).start();
-        wait_for("a warning", || process.stderr().contains("no replica slot can be claimed").then_some(()));
+        wait_for("a warning", || {
+            process.stderr().contains("cannot claim a replica slot: replicas are not counted").then_some(())
+        });
         let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "x"}]}]}"#;
         let before = tried(&server);
         wait_for("it to try again", || (tried(&server) > before + 1).then_some(()));

@@ -16,7 +16,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::ChargeMode;
+use tollkeeper::store::redis::charge_context::ChargeMode;
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};

@@ -1,45 +1,57 @@
-//! One eventual descriptor: what is believed of its counters, what was used of the share, and the leases at hand.
+//! State of one eventual descriptor: the last report of Redis, the used share, and the current leases.
 
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use super::admission::AdmitContext;
+use super::budget::LocalBudget;
+use super::counters::EventualCounters;
 use super::demand::Demand;
-use super::{AdmitContext, CallReport, LeaseTicket, LocalBudget};
+use super::lease::{CallReport, LeaseTicket};
 use crate::algorithm::state::{State, charge_together};
-use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
+use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
 use crate::store::outcome::ChargeResults;
 use crate::store::redis::command::{ChargeCommand, OwnedCounter};
 
-/// Leases at once: one that is given out, and the next.
-const MOST_LEASES: usize = 2;
-/// A lease that was asked for ahead and did not come is asked for again after this time.
-const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// What is believed of a descriptor that nobody asks for is kept so long.
-const IDLE: Duration = Duration::from_secs(2);
+/// Leases of a descriptor at one time: the current one and the next.
+const MAX_LEASES: usize = 2;
+/// Time after which a lease that was requested ahead and did not arrive is requested again.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
+/// Time for which an entry without leases and used share is kept.
+const IDLE_TIME: Duration = Duration::from_secs(2);
 
-/// A descriptor.
+/// State of a descriptor.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct EventualEntry {
+    /// Hash of the counters and limits that the entry belongs to.
     tags: u128,
-    /// What Redis last told, and what was admitted here since.
+    /// States that Redis last reported, with the hits admitted here since.
     states: SmallVec<[State; 1]>,
-    /// When Redis was asked, and the time it told.
-    heard: Option<(Instant, Time)>,
-    share: Share,
-    leases: SmallVec<[Lease; MOST_LEASES]>,
+    last_report: Option<ReportTime>,
+    share: UsedShare,
+    leases: SmallVec<[Lease; MAX_LEASES]>,
     pub(super) demand: Demand,
-    asked_ahead: Option<Instant>,
+    requested_ahead: Option<Instant>,
     used: Instant,
 }
 
-/// What was used of the share in the period that began at its first use.
+/// Times of the last report.
 #[derive(Clone, Copy, Debug)]
-struct Share {
-    used: u64,
-    /// When that period ends.
+struct ReportTime {
+    /// When the call was sent.
+    sent: Instant,
+    /// Time of Redis in its reply.
+    now: Time,
+}
+
+/// Share used in the tumbling period that began with its first use.
+#[derive(Clone, Copy, Debug)]
+struct UsedShare {
+    hits: u64,
+    /// End of that period.
     end: Instant,
 }
 
@@ -51,24 +63,24 @@ struct Lease {
     end: Instant,
 }
 
-impl Entry {
-    /// A descriptor that nothing is known of.
+impl EventualEntry {
+    /// Creates the entry of a descriptor that Redis has not reported on.
     pub(super) fn new(tags: u128, at: Instant) -> Self {
         Self {
             tags,
             states: SmallVec::new(),
-            heard: None,
-            share: Share { used: 0, end: at },
+            last_report: None,
+            share: UsedShare { hits: 0, end: at },
             leases: SmallVec::new(),
             demand: Demand::new(at),
-            asked_ahead: None,
+            requested_ahead: None,
             used: at,
         }
     }
 
-    /// Whether other counters of the path still hold it: a reload has changed its limits, and what they were promised
-    /// is not over.
-    pub(super) fn is_of_others(&mut self, tags: u128, at: Instant) -> bool {
+    /// Returns true if the entry belongs to other limits of the path, which a reload replaced, and still has their share
+    /// or leases. Takes the entry over for `tags` otherwise.
+    pub(super) fn is_held_by_other(&mut self, tags: u128, at: Instant) -> bool {
         if self.tags == tags {
             return false;
         }
@@ -79,141 +91,140 @@ impl Entry {
         true
     }
 
-    /// Whether nothing of it is wanted any more.
+    /// Returns true if the entry can be dropped.
     pub(super) fn is_done(&self, at: Instant) -> bool {
-        self.leases.is_empty() && at >= self.share.end && at >= self.used + IDLE
+        self.leases.is_empty() && at >= self.share.end && at >= self.used + IDLE_TIME
     }
 
-    /// Admits hits from a lease.
-    pub(super) fn take_leased(
+    /// Admits hits from a lease; `None` if no lease has enough.
+    pub(super) fn admit_leased(
         &mut self,
         hits: u64,
         command: &ChargeCommand,
-        moment: AdmitContext,
+        context: AdmitContext,
     ) -> Option<ChargeResults> {
-        let lease = self.leases.iter_mut().find(|lease| moment.at < lease.end && lease.left >= hits)?;
+        let lease = self.leases.iter_mut().find(|lease| context.at < lease.end && lease.left >= hits)?;
         lease.left -= hits;
-        self.used = moment.at;
-        let mut levels = self.count(command, moment);
-        // They were charged already, whatever has been heard since.
-        for (level, counted) in levels.iter_mut().zip(&command.counters) {
-            if counted.enforced && !level.admitted {
-                *level = ChargeResult {
+        self.used = context.at;
+        let mut results = self.charge_states(command, context);
+        // The hits were charged already, whatever Redis has reported since.
+        for (result, counter) in results.iter_mut().zip(&command.counters) {
+            if counter.enforced && !result.admitted {
+                *result = ChargeResult {
                     admitted: true,
-                    after: level.before.saturating_add(hits),
+                    after: result.before.saturating_add(hits),
                     retry_after_us: None,
-                    ..*level
+                    ..*result
                 };
             }
         }
-        Some(levels)
+        Some(results)
     }
 
-    /// Admits hits from the share.
-    pub(super) fn take_shared(
+    /// Admits hits from the share; `None` if it has too few left, or if the reported states reject the charge.
+    pub(super) fn admit_shared(
         &mut self,
         hits: u64,
         command: &ChargeCommand,
-        terms: &LocalBudget,
-        moment: AdmitContext,
+        budget: &LocalBudget,
+        context: AdmitContext,
     ) -> Option<ChargeResults> {
-        let begins = moment.at >= self.share.end;
-        let used = if begins { 0 } else { self.share.used };
-        if used + hits > terms.share {
+        let is_new_period = context.at >= self.share.end;
+        let used = if is_new_period { 0 } else { self.share.hits };
+        if used + hits > budget.share {
             return None;
         }
         if self.states.len() != command.counters.len() {
-            self.states = command.counters.iter().map(|counted| State::empty(counted.limit.algorithm())).collect();
+            self.states = command.counters.iter().map(|counter| State::empty(counter.limit.algorithm())).collect();
         }
-        let levels = self.count(command, moment);
-        let passes = levels.iter().zip(&command.counters).all(|(level, counted)| level.admitted || !counted.enforced);
+        let results = self.charge_states(command, context);
+        let passes =
+            results.iter().zip(&command.counters).all(|(result, counter)| result.admitted || !counter.enforced);
         passes.then(|| {
-            if begins {
-                self.share.end = moment.at + Duration::from_micros(terms.period_us);
+            if is_new_period {
+                self.share.end = context.at + Duration::from_micros(budget.period_us);
             }
-            self.share.used = used + hits;
-            self.used = moment.at;
-            levels
+            self.share.hits = used + hits;
+            self.used = context.at;
+            results
         })
     }
 
-    /// Counts a charge on what is believed.
-    fn count(&mut self, command: &ChargeCommand, moment: AdmitContext) -> ChargeResults {
-        let terms: SmallVec<[EnforcedLimit<'_>; 1]> = command
-            .counters
-            .iter()
-            .map(|counted| EnforcedLimit { limit: &counted.limit, enforced: counted.enforced })
-            .collect();
-        let now = self.time(moment.at).unwrap_or(moment.now);
-        charge_together(&terms, &mut self.states, now, ChargeRequest { max_delay_us: 0, ..command.request })
+    /// Charges the states known here.
+    fn charge_states(&mut self, command: &ChargeCommand, context: AdmitContext) -> ChargeResults {
+        let now = self.redis_time(context.at).unwrap_or(context.now);
+        let request = ChargeRequest { max_delay_us: 0, ..command.request };
+        charge_together(&command.limits(), &mut self.states, now, request)
     }
 
-    /// The time of Redis, at the latest.
-    fn time(&self, at: Instant) -> Option<Time> {
-        let (sent, now) = self.heard?;
+    /// Returns an upper bound on the time of Redis.
+    fn redis_time(&self, at: Instant) -> Option<Time> {
+        let ReportTime { sent, now } = self.last_report?;
         Some(now.plus_us(micros(at.saturating_duration_since(sent))))
     }
 
-    /// Whether it is time to ask for the next lease: there is demand for one, and most of those at hand is gone.
-    pub(super) fn wants_more(&mut self, terms: &LocalBudget, at: Instant) -> bool {
-        if self.leases.len() >= MOST_LEASES || self.asked_ahead.is_some_and(|asked| at < asked + ASK_AGAIN) {
+    /// Returns true if it is time to request the next lease: there is demand, and the current lease is half used or nearly
+    /// over. Returns true once per request.
+    pub(super) fn wants_lease(&mut self, budget: &LocalBudget, at: Instant) -> bool {
+        if self.leases.len() >= MAX_LEASES || self.requested_ahead.is_some_and(|when| at < when + REQUEST_INTERVAL) {
             return false;
         }
         let [lease] = &*self.leases else { return false };
-        let soon_over = lease.end.saturating_duration_since(at) < Duration::from_micros(terms.life_us / 4);
-        if lease.left > lease.granted / 2 && !soon_over || self.demand.within(terms.life_us, at) < 2 {
+        let ends_soon = lease.end.saturating_duration_since(at) < Duration::from_micros(budget.life_us / 4);
+        if lease.left > lease.granted / 2 && !ends_soon || self.demand.predict(budget.life_us, at) < 2 {
             return false;
         }
-        self.asked_ahead = Some(at);
+        self.requested_ahead = Some(at);
         true
     }
 
-    /// How many hits to lease now.
-    pub(super) fn lease(&mut self, counters: &[OwnedCounter], terms: &LocalBudget, at: Instant, live: u64) -> u64 {
-        if terms.life_us == 0 || self.leases.len() >= MOST_LEASES || self.states.len() != counters.len() {
+    /// Returns the number of hits to lease now; `live` replicas share what is left of the limit.
+    pub(super) fn lease_size(&mut self, descriptor: &EventualCounters, at: Instant, live: u64) -> u64 {
+        let EventualCounters { budget, counters, .. } = descriptor;
+        if budget.life_us == 0 || self.leases.len() >= MAX_LEASES || self.states.len() != counters.len() {
             return 0;
         }
-        let Some(now) = self.time(at) else { return 0 };
-        let look = ChargeRequest::new(Hits::Peek, 0);
+        let Some(now) = self.redis_time(at) else { return 0 };
+        let peek = ChargeRequest::new(Hits::Peek, 0);
         let remaining =
             counters.iter().zip(&self.states).map(|(OwnedCounter { limit, enforced, .. }, state)| match enforced {
-                true => u64::from(state.clone().charge(limit, now, look).remaining),
+                true => u64::from(state.clone().charge(limit, now, peek).remaining),
                 false => u64::MAX,
             });
         let outstanding: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
-        let at_hand: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
-        let life_us = terms.life_at(counters, &self.states, now);
-        let span_us = LocalBudget::span_us(counters, life_us);
-        let wanted = self.demand.within(span_us, at).saturating_sub(at_hand);
-        // What is no whole number of charges like the last one would only be given back.
-        let charge = self.demand.last.max(1);
-        let lease = wanted.min((room / (4 * live.max(1))).max(charge)).min(room);
-        lease / charge * charge
+        let available: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
+        let life_us = budget.life_at(counters, &self.states, now);
+        let span_us = LocalBudget::covered_span_us(counters, life_us);
+        let wanted = self.demand.predict(span_us, at).saturating_sub(available);
+        // Round down to whole charges of the last size: a remainder could not be used.
+        let charge = self.demand.last_hits.max(1);
+        let size = wanted.min((room / (4 * live.max(1))).max(charge)).min(room);
+        size / charge * charge
     }
 
-    /// Takes note of what Redis told, and of the lease that came with it.
-    pub(super) fn heard(&mut self, counters: &[OwnedCounter], report: CallReport, lease: Option<LeaseTicket>) {
-        self.asked_ahead = None;
+    /// Records a report of Redis, and the lease that came with it. The report that was sent last wins.
+    pub(super) fn record_report(&mut self, counters: &[OwnedCounter], report: CallReport, ticket: Option<LeaseTicket>) {
+        self.requested_ahead = None;
         self.used = self.used.max(report.sent);
-        if self.heard.is_none_or(|(sent, _)| sent <= report.sent) {
-            self.heard = Some((report.sent, report.now));
+        if self.last_report.is_none_or(|last| last.sent <= report.sent) {
+            self.last_report = Some(ReportTime { sent: report.sent, now: report.now });
             self.states = report.states;
-            // What is lent is counted as it is given out.
-            if report.lent > 0 {
+            // Leased hits are counted here when they are admitted.
+            if report.leased > 0 {
                 for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&mut self.states) {
-                    state.charge(limit, report.now, ChargeRequest::new(Hits::Refund(report.lent), 0));
+                    state.charge(limit, report.now, ChargeRequest::new(Hits::Refund(report.leased), 0));
                 }
             }
         }
-        if let Some(LeaseTicket { serial, end, .. }) = lease {
-            self.leases.push(Lease { serial, granted: report.lent, left: report.lent, end });
+        if let Some(LeaseTicket { serial, end, .. }) = ticket {
+            self.leases.push(Lease { serial, granted: report.leased, left: report.leased, end });
         }
     }
 
-    /// Ends a lease; what is left of it.
-    pub(super) fn collect(&mut self, serial: u64) -> u64 {
-        let Some(place) = self.leases.iter().position(|lease| lease.serial == serial) else { return 0 };
-        self.leases.remove(place).left
+    /// Ends a lease; returns its unused hits.
+    pub(super) fn end_lease(&mut self, serial: u64) -> u64 {
+        let Some(index) = self.leases.iter().position(|lease| lease.serial == serial) else { return 0 };
+        self.leases.remove(index).left
     }
 }

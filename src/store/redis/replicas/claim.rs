@@ -1,4 +1,4 @@
-//! What a process says to the table of slots, and what it hears: the numbers of `lua/replicas.lua`.
+//! Argument and reply of `lua/replicas.lua`: claims on slots.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,73 +8,79 @@ use crate::clock::Time;
 use crate::store::redis::key;
 use crate::store::redis::script::reply_reader::MalformedReply;
 
-/// What tells a process from all others, those that ran before included.
+/// Random identity of a process, different from all others, earlier ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner(pub [u8; 16]);
+pub struct OwnerId(pub [u8; 16]);
 
-impl Owner {
-    /// One that nobody else is.
+impl OwnerId {
+    /// Creates a new identity.
     pub fn random() -> Self {
-        // IdentityHasher under keys that the system drew.
+        // The hash keys come from the operating system.
         let random = RandomState::new();
-        let half = |place: u8| random.hash_one(place).to_le_bytes();
-        let mut owner = [0; 16];
-        owner[..8].copy_from_slice(&half(0));
-        owner[8..].copy_from_slice(&half(1));
-        Self(owner)
+        let half = |index: u8| random.hash_one(index).to_le_bytes();
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&half(0));
+        id[8..].copy_from_slice(&half(1));
+        Self(id)
     }
 }
 
-/// What is to become of a process's claim.
+/// Action on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimAction {
-    /// It is made or renewed.
+    /// Makes or renews the claim.
     Claim,
-    /// It ends now, because the process does.
+    /// Ends the claim, because the process stops.
     Release,
 }
 
-/// What Redis says.
+/// Reply of the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reply {
-    /// Redis's time.
+pub struct ClaimReply {
+    /// Time of Redis.
     pub now: Time,
-    /// The slot that the process has, from 0 on; `None`: all are taken, or another number of them is in force.
+    /// Slot of the process, from 0 on; `None`: all are taken, or claims under another number of slots still run.
     pub slot: Option<u32>,
-    /// When the claim ended that came before the process's own; 0 if there was none.
+    /// End of the claim before the process's own; 0 if there was none.
     pub previous_end: Time,
-    /// How many processes are alive, with and without a slot.
+    /// Number of live processes, with and without a slot.
     pub live: u32,
-    /// How many slots are in force.
+    /// Number of slots that applies in Redis.
     pub slots: u32,
 }
 
-/// The key of the table. No counter's key ends in a brace. `prefix` is `CACHE_KEY_PREFIX`.
-pub fn key(prefix: &str) -> Bytes {
+/// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
+pub fn registry_key(prefix: &str) -> Bytes {
     let mut key = key::head(prefix);
     key.extend_from_slice(b"replicas}");
     key.freeze()
 }
 
-/// The argument of the script, for one of `slots`, at `now` or, if there is none, at the server's own time.
-pub fn argument(owner: Owner, slots: u32, wish: ClaimAction, now: Option<Time>) -> Bytes {
+/// Encodes the argument of the script. The claim is made at `now`, or at the server's own time if `now` is `None`.
+pub fn encode(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
     let mut argument = BytesMut::with_capacity(40);
     argument.put_i64_le(now.and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or(-1));
     argument.put_i64_le(i64::from(slots));
-    argument.put_i64_le(i64::from(wish == ClaimAction::Release));
+    argument.put_i64_le(i64::from(action == ClaimAction::Release));
     argument.put_slice(&owner.0);
     argument.freeze()
 }
 
-/// What the script returned.
+/// Decodes the reply of the script.
 ///
 /// # Errors
-/// What it can not have returned.
-pub fn read(reply: &[u8]) -> Result<Reply, MalformedReply> {
+/// The script cannot have returned this reply.
+pub fn decode(reply: &[u8]) -> Result<ClaimReply, MalformedReply> {
     let (words, []) = reply.as_chunks::<8>() else { return Err(MalformedReply) };
     let &[now, slot, previous_end, live, slots] = words else { return Err(MalformedReply) };
     let time = |word| u64::try_from(i64::from_le_bytes(word)).map(Time::from_micros).map_err(|_| MalformedReply);
     let count = |word| u32::try_from(i64::from_le_bytes(word)).map_err(|_| MalformedReply);
     let slot = if i64::from_le_bytes(slot) == -1 { None } else { Some(count(slot)?) };
-    Ok(Reply { now: time(now)?, slot, previous_end: time(previous_end)?, live: count(live)?, slots: count(slots)? })
+    Ok(ClaimReply {
+        now: time(now)?,
+        slot,
+        previous_end: time(previous_end)?,
+        live: count(live)?,
+        slots: count(slots)?,
+    })
 }

@@ -39,18 +39,18 @@ impl Redis {
 }
 
 fn charge(command: &ChargeCommand, states: &mut States, now: Time) -> ChargeResults {
-    let terms: SmallVec<[EnforcedLimit<'_>; 1]> =
+    let limits: SmallVec<[EnforcedLimit<'_>; 1]> =
         command.counters.iter().map(|it| EnforcedLimit { limit: &it.limit, enforced: it.enforced }).collect();
-    let Some(until) = command.void_from else { return charge_together(&terms, states, now, command.request) };
-    let refund = |(term, state): (&EnforcedLimit<'_>, &mut State)| {
-        let is_void = state.time(term.limit, now) >= until;
+    let Some(until) = command.void_from else { return charge_together(&limits, states, now, command.request) };
+    let refund = |(limit, state): (&EnforcedLimit<'_>, &mut State)| {
+        let is_void = state.time(limit.limit, now) >= until;
         if is_void {
-            state.clone().charge(term.limit, now, command.request)
+            state.clone().charge(limit.limit, now, command.request)
         } else {
-            state.charge(term.limit, now, command.request)
+            state.charge(limit.limit, now, command.request)
         }
     };
-    terms.iter().zip(states.iter_mut()).map(refund).collect()
+    limits.iter().zip(states.iter_mut()).map(refund).collect()
 }
 
 /// Claims: no two processes hold a slot at a time, and a holder knows when the claim before its own ended.

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use tollkeeper::clock::Time;
 use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
-use tollkeeper::store::redis::eventual::{DescriptorId, EventualCounters, EventualTable, LeaseTicket, LocalBudget};
+use tollkeeper::store::redis::eventual::budget::LocalBudget;
+use tollkeeper::store::redis::eventual::counters::{DescriptorId, EventualCounters};
+use tollkeeper::store::redis::eventual::lease::LeaseTicket;
+use tollkeeper::store::redis::eventual::table::EventualTable;
 
 use super::scenario::slots;
 
@@ -74,7 +77,7 @@ impl Replica {
         let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualCounters {
             // All in one part of the table.
             id: DescriptorId { path: path + 1, tags: 7 },
-            terms: LocalBudget::of(counters, slots(count)).unwrap(),
+            budget: LocalBudget::of(counters, slots(count)).unwrap(),
             counters: counters.clone(),
         };
         self.lendings = (0..).zip(descriptors).map(lend).collect();
@@ -85,7 +88,7 @@ impl Replica {
     pub(super) fn may_share(&self, key: usize, at: Instant, claim: u64) -> bool {
         let Some(Hold { sent, before, told: (told, came) }) = self.hold else { return false };
         let now = told.plus_us(u64::try_from(at.duration_since(came).as_micros()).unwrap());
-        let from = before.plus_us(self.lendings[key].terms.period_us);
+        let from = before.plus_us(self.lendings[key].budget.period_us);
         at < sent + Duration::from_micros(claim) && (before == Time::default() || now >= from)
     }
 }

@@ -10,7 +10,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
 use tollkeeper::store::redis::command::OwnedCounter;
-use tollkeeper::store::redis::eventual::{self, log_beyond_us};
+use tollkeeper::store::redis::eventual::budget::{LocalBudget, log_extension_us};
 
 use super::seeded_random::Chance;
 
@@ -125,14 +125,15 @@ pub(super) struct Plan {
 }
 
 /// A limit as it is written.
-pub(super) fn limit(terms: LimitSpec, overshoot: Overshoot) -> Limit {
-    let terms = LimitSpec { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..terms };
+pub(super) fn limit(budget: LimitSpec, overshoot: Overshoot) -> Limit {
+    let terms =
+        LimitSpec { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..budget };
     Limit::new(&terms).unwrap()
 }
 
 /// A counter as Redis has it.
 pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> OwnedCounter {
-    OwnedCounter { limit: limit.lengthened(log_beyond_us(&limit)), enforced, tag }
+    OwnedCounter { limit: limit.lengthened(log_extension_us(&limit)), enforced, tag }
 }
 
 /// One share of so many.
@@ -380,7 +381,7 @@ impl Plan {
             start,
             end: start + 8 * period,
         };
-        let life = eventual::LocalBudget::of(&plan.keys[0], slots(16)).unwrap().life_us;
+        let life = LocalBudget::of(&plan.keys[0], slots(16)).unwrap().life_us;
         if chance.one_in(2) {
             plan.leave_in_a_chain(life, most, chance);
             return plan;
@@ -434,7 +435,7 @@ impl Plan {
 }
 
 fn replica_share(counters: &[OwnedCounter], count: u32) -> u64 {
-    eventual::LocalBudget::of(counters, slots(count)).unwrap().share
+    LocalBudget::of(counters, slots(count)).unwrap().share
 }
 
 fn network(scene: Scene, period: u64, chance: &mut Chance) -> Network {

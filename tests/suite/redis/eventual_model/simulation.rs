@@ -11,7 +11,9 @@ use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::request::Hits;
 use tollkeeper::store::redis::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
-use tollkeeper::store::redis::eventual::{Admission, AdmitContext, CallReport, EventualStats, LeaseTicket};
+use tollkeeper::store::redis::eventual::admission::{Admission, AdmitContext};
+use tollkeeper::store::redis::eventual::lease::{CallReport, LeaseTicket};
+use tollkeeper::store::redis::eventual::table::EventualStats;
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
@@ -207,7 +209,7 @@ impl<'p> World<'p> {
     fn moment(&self, replica: usize, key: usize, again: bool) -> AdmitContext {
         let (at, it) = (self.instant(replica), &self.replicas[replica]);
         let now = Time::from_micros(self.now.saturating_add_signed(it.ahead));
-        AdmitContext { at, now, may_share: it.may_share(key, at, self.plan.claim), again }
+        AdmitContext { at, now, may_share: it.may_share(key, at, self.plan.claim), is_retry: again }
     }
 
     // What replicas do.
@@ -247,11 +249,11 @@ impl<'p> World<'p> {
     fn admit(&mut self, replica: usize, key: usize, command: &ChargeCommand, again: bool) -> Option<bool> {
         let moment = self.moment(replica, key, again);
         let it = &self.replicas[replica];
-        let before = it.eventual.usage();
+        let before = it.eventual.stats();
         let Admission::Local { lease_ahead, .. } = it.eventual.admit(&it.lendings[key], command, moment) else {
             return None;
         };
-        let after = it.eventual.usage();
+        let after = it.eventual.stats();
         let Hits::Charge(hits) = command.request.hits else { unreachable!("all take") };
         let by = if after.shared > before.shared { By::Share } else { By::Lease };
         assert_eq!(after.shared - before.shared + after.leased - before.leased, hits, "what is counted");
@@ -274,7 +276,7 @@ impl<'p> World<'p> {
             None => self.chance.between(1, 2 * self.plan.replicas as u64),
         };
         let it = &self.replicas[replica];
-        let lent = it.eventual.lease(&it.lendings[key], sent, live);
+        let lent = it.eventual.lease_size(&it.lendings[key], sent, live);
         if lent > 0 {
             let request = ChargeRequest::new(Hits::Charge(lent), 0);
             commands.push(ChargeCommand {
@@ -349,7 +351,8 @@ impl<'p> World<'p> {
         }
         let lent = if lease.as_ref().is_some_and(passed) { lent } else { 0 };
         let it = &mut self.replicas[who.replica];
-        if let Some(lent) = it.eventual.heard(&it.lendings[key], CallReport { sent, now, states, lent }) {
+        if let Some(lent) = it.eventual.record_report(&it.lendings[key], CallReport { sent, now, states, leased: lent })
+        {
             it.out.push((key, lent));
             let end = u64::try_from(lent.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
             let looked = end.max(self.now) + self.chance.below(OFTEN);
@@ -364,8 +367,8 @@ impl<'p> World<'p> {
         }
         let it = &mut self.replicas[who.replica];
         it.out.retain(|(_, other)| other.serial != lent.serial);
-        let left = it.eventual.collect(it.lendings[key].id, lent.serial).saturating_sub(lent.less);
-        let Some(until) = lent.until.filter(|_| left > 0) else { return };
+        let left = it.eventual.end_lease(it.lendings[key].id, lent.serial).saturating_sub(lent.refilled);
+        let Some(until) = lent.void_from.filter(|_| left > 0) else { return };
         let request = ChargeRequest::new(Hits::Refund(left), 0);
         let command =
             ChargeCommand { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: Some(until) };
@@ -421,7 +424,7 @@ impl<'p> World<'p> {
     fn gone(&mut self, replica: usize) {
         let it = &mut self.replicas[replica];
         if std::mem::replace(&mut it.alive, false) {
-            let usage = it.eventual.usage();
+            let usage = it.eventual.stats();
             self.usage.shared += usage.shared;
             self.usage.leased += usage.leased;
             self.usage.lent += usage.lent;

@@ -11,7 +11,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::ChargeMode;
+use tollkeeper::store::redis::charge_context::ChargeMode;
 
 use super::{NOW, limit, yearly};
 use crate::kit::redis::{Server, options};
@@ -73,7 +73,7 @@ fn counter_over_its_limit_costs_no_call() {
         let (commands, calls) = (server.command_counts(), asked(&server, &["evalsha", "eval"]));
         assert!(calls <= seconds, "{algorithm}: {commands:?} in {seconds} s");
         assert!(calls > 0 || commands.is_empty(), "{algorithm}: {commands:?}");
-        assert_eq!(counters.redis.refused_locally(), DRAWS - calls, "{algorithm}");
+        assert_eq!(counters.redis.stats().refused_locally, DRAWS - calls, "{algorithm}");
     }
 }
 
@@ -88,7 +88,7 @@ fn cache_can_be_turned_off() {
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
         assert_eq!(asked(&server, &["evalsha"]), 10, "{value}");
     }
-    assert_eq!(counters.redis.refused_locally(), 0);
+    assert_eq!(counters.redis.stats().refused_locally, 0);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn limits_counting_rejected_hits_call_redis_unless_local_cache_is_set() {
         let refused = Instant::now();
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
         let least = if is_known { 10 - refused.elapsed().as_secs().min(10) } else { 0 };
-        let known = counters.redis.refused_locally();
+        let known = counters.redis.stats().refused_locally;
         assert!((least..=if is_known { 10 } else { 0 }).contains(&known), "{value}: {known}");
         let look = charge(&counters, &[TestCharge::new(value, plain(1), Hits::Peek)]);
         assert_eq!(look[0][0].before, 12 - known, "what is refused here is not counted");
@@ -147,10 +147,10 @@ fn coalesced_rejections_are_cached() {
         assert!(!led.await[0][0].admitted);
         assert!(waiting.await.iter().all(|levels| !levels[0].admitted));
     });
-    let (refused, calls) = (Instant::now(), counters.redis.calls());
+    let (refused, calls) = (Instant::now(), counters.redis.stats().calls);
     (0..10).for_each(|_| assert!(!admits(&counters, &one)));
-    assert!(counters.redis.calls() - calls <= refused.elapsed().as_secs() + 1);
-    assert!(counters.redis.refused_locally() > 0);
+    assert!(counters.redis.stats().calls - calls <= refused.elapsed().as_secs() + 1);
+    assert!(counters.redis.stats().refused_locally > 0);
 }
 
 #[test]
@@ -169,9 +169,9 @@ fn rejection_older_than_a_second_is_not_cached() {
         server.thaw();
         assert!(!late.await[0][0].admitted);
     });
-    let calls = counters.redis.calls();
+    let calls = counters.redis.stats().calls;
     assert!(!admits(&counters, &one));
-    assert_eq!((counters.redis.calls() - calls, counters.redis.refused_locally()), (1, 0));
+    assert_eq!((counters.redis.stats().calls - calls, counters.redis.stats().refused_locally), (1, 0));
 }
 
 #[test]
@@ -180,14 +180,14 @@ fn request_sends_only_uncached_charges() {
     let counters = primed(&server, &[]);
     let (over, free) = (TestCharge::one("over", yearly(1)), TestCharge::one("free", yearly(1_000)));
     assert!(admits(&counters, &over) && !admits(&counters, &over));
-    let (refused, calls) = (Instant::now(), counters.redis.calls());
+    let (refused, calls) = (Instant::now(), counters.redis.stats().calls);
     for charged in 0..10 {
         let request = [free.clone(), over.clone(), free.clone(), over.clone()];
         let found: Vec<_> =
             charge(&counters, &request).iter().map(|levels| (levels[0].admitted, levels[0].before)).collect();
         assert_eq!(found, [(true, 2 * charged), (false, 1), (true, 2 * charged + 1), (false, 1)]);
     }
-    let calls = counters.redis.calls() - calls;
+    let calls = counters.redis.stats().calls - calls;
     assert!((10..=10 + refused.elapsed().as_secs()).contains(&calls), "{calls}");
 }
 

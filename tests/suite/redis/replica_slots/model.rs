@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
-use tollkeeper::store::redis::replicas::claim::{ClaimAction, Reply};
-use tollkeeper::store::redis::replicas::{CLAIM, Replicas};
+use tollkeeper::store::redis::replicas::claim::{ClaimAction, ClaimReply};
+use tollkeeper::store::redis::replicas::{CLAIM_DURATION, Replicas};
 
 use super::{SECOND, START, Table};
 use crate::kit::redis as servers;
@@ -73,7 +73,7 @@ struct Process {
     owner: u8,
     replicas: Replicas,
     /// What it asked, when, and what Redis said.
-    flight: Option<(u64, Option<Reply>)>,
+    flight: Option<(u64, Option<ClaimReply>)>,
 }
 
 /// When a process may have used a slot.
@@ -129,7 +129,7 @@ impl<'t> World<'t> {
         self.began + Duration::from_micros(now)
     }
 
-    fn run(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> Reply {
+    fn run(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> ClaimReply {
         // Long after the epoch, so that a clock that is set back does not run out.
         self.table.now.set(START.plus_us((self.now + (1 << 40)).saturating_sub(self.behind)));
         self.table.ask(owner, slots, wish)
@@ -182,9 +182,9 @@ impl<'t> World<'t> {
         let sent_at = self.at(sent);
         let process = &mut self.processes[who];
         process.flight = None;
-        process.replicas.heard(&reply, sent_at, received);
+        process.replicas.record_reply(&reply, sent_at, received);
         if let Some(slot) = reply.slot {
-            let until = sent + u64::try_from(CLAIM.as_micros()).unwrap();
+            let until = sent + u64::try_from(CLAIM_DURATION.as_micros()).unwrap();
             let slots = process.replicas.slots().get();
             self.uses.push(Use { owner: process.owner, slots, slot, until });
         }
@@ -200,7 +200,7 @@ impl<'t> World<'t> {
     fn stops(&mut self, who: usize, run: Option<u64>, slots: u32) {
         self.gives_up_waiting(who);
         let process = &self.processes[who];
-        process.replicas.let_go();
+        process.replicas.release_slot();
         let (owner, of) = (process.owner, process.replicas.slots().get());
         for used in self.uses.iter_mut().filter(|used| used.owner == owner) {
             used.until = used.until.min(self.now);
@@ -224,7 +224,7 @@ impl<'t> World<'t> {
             for period in PERIODS {
                 let edges = before.iter().map(|used| used.until + period - 1).filter(|edge| *edge > self.now);
                 for at in edges.chain([self.now]) {
-                    if process.replicas.usable(period, self.at(at)) {
+                    if process.replicas.may_share(period, self.at(at)) {
                         let early = before.iter().find(|used| used.until + period > at);
                         prop_assert!(early.is_none(), "{}: {slot} of {slots} at {at} after {early:?}", process.owner);
                         self.inherited += usize::from(!before.is_empty());
@@ -233,7 +233,7 @@ impl<'t> World<'t> {
             }
             let own = self.uses.iter().filter(|used| used.owner == process.owner);
             let until = own.map(|used| used.until).max().unwrap_or(0);
-            prop_assert!(!process.replicas.usable(0, self.at(until)), "{} is not over at {until}", process.owner);
+            prop_assert!(!process.replicas.may_share(0, self.at(until)), "{} is not over at {until}", process.owner);
         }
         Ok(())
     }

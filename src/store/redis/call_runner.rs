@@ -1,0 +1,82 @@
+//! Runs calls, and passes what Redis reports on to the caches of this process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use super::coalescer::CallResults;
+use super::command::{ChargeBatch, OwnedCounter};
+use super::eventual::lease::CallReport;
+use super::eventual::local_admission::{LeaseReply, LocalAdmission};
+use super::over_limit_cache::{CallTimes, OverLimitCache};
+use super::prepared_call::PreparedCall;
+use super::script::replay::ScriptOutcome;
+use crate::limit::{Limit, StorePolicy};
+use crate::store::fallback::Fallback;
+
+/// Sender of calls, with the caches that their reports update.
+#[derive(Debug)]
+pub(super) struct CallRunner {
+    pub(super) local_admission: LocalAdmission,
+    pub(super) over_limit_cache: OverLimitCache,
+    /// Counters that replace those in Redis while it is away.
+    pub(super) fallback: Fallback,
+    calls: AtomicU64,
+}
+
+impl CallRunner {
+    /// Creates a runner that has sent nothing.
+    pub(super) const fn new(
+        local_admission: LocalAdmission,
+        over_limit_cache: OverLimitCache,
+        fallback: Fallback,
+    ) -> Self {
+        Self { local_admission, over_limit_cache, fallback, calls: AtomicU64::new(0) }
+    }
+
+    /// Returns the number of calls sent; coalesced charges share one.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Sends a call for these charges, together with the charge of a lease if demand asks for one.
+    pub(super) async fn run(&self, call: &PreparedCall, commands: &mut ChargeBatch, deadline: Instant) -> CallResults {
+        let sent = Instant::now();
+        let lease_hits = self.local_admission.request_lease(call, commands, sent);
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut span = call.span(commands.len());
+        let outcome = call.send(commands, deadline, span.as_mut()).await;
+        if let (Some(span), Err(error)) = (&mut span, &outcome) {
+            span.fail(error.name(), error.to_string());
+        }
+        drop(span);
+        if lease_hits > 0 {
+            commands.pop();
+        }
+        let ScriptOutcome { mut results, states, now } = outcome?;
+        let lease = (lease_hits > 0).then(|| results.pop()).flatten();
+        let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });
+        let times = CallTimes { sent, answered: Instant::now() };
+        self.over_limit_cache.update(call.id.counters, commands, &results, times);
+        let report = CallReport { sent, now, states, leased: 0 };
+        self.update_fallback(call, commands, &report);
+        self.local_admission.record(call, report, lease);
+        Ok(results)
+    }
+
+    /// Copies the reported states to the fallback counters, for limits that use these while Redis is away.
+    fn update_fallback(&self, call: &PreparedCall, commands: &ChargeBatch, report: &CallReport) {
+        let Some(last) = commands.last() else { return };
+        let uses_fallback =
+            |counter: &OwnedCounter| counter.enforced && counter.limit.on_store_error() == StorePolicy::Local;
+        if last.counters.iter().any(uses_fallback) {
+            let counters: SmallVec<[(Limit, u128); 1]> =
+                last.counters.iter().map(|counter| (counter.limit, counter.tag)).collect();
+            self.fallback.remember(call.id.path, &counters, &report.states, call.now);
+        }
+    }
+}

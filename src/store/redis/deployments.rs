@@ -1,0 +1,62 @@
+//! Redis deployments that hold the counters, and the choice between them.
+
+use std::sync::Arc;
+
+use super::probe::{Probe, ProbeKind};
+use crate::counter::Charge;
+use crate::limit::Limit;
+use crate::limit::period::Unit;
+use crate::redis::connect_options::ConnectOptions;
+use crate::redis::deployment::Deployment;
+use crate::redis::deployment_context::DeploymentOptions;
+use crate::settings::choices::KeyFormat;
+use crate::settings::redis::{DeploymentSettings, RedisSettings};
+
+/// The deployment of `REDIS_URL`, and that of `REDIS_PERSECOND_URL` if it is set.
+#[derive(Debug)]
+pub(super) struct Deployments {
+    pub(super) main: Arc<Deployment>,
+    pub(super) per_second: Option<Arc<Deployment>>,
+}
+
+impl Deployments {
+    /// Starts to connect.
+    pub(super) fn start(settings: &RedisSettings) -> Self {
+        let start = |deployment| Arc::new(start(settings, deployment));
+        Self { main: start(&settings.main), per_second: settings.per_second.as_ref().map(start) }
+    }
+
+    /// Returns all deployments.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Deployment>> {
+        [&self.main].into_iter().chain(&self.per_second)
+    }
+
+    /// Returns the deployment of a charge: that for limits per second, if its descriptor has no other limits.
+    pub(super) fn of(&self, charge: &Charge<'_>) -> &Arc<Deployment> {
+        match &self.per_second {
+            Some(per_second) if charge.counters.iter().all(|counter| is_per_second(counter.limit)) => per_second,
+            Some(_) | None => &self.main,
+        }
+    }
+}
+
+fn is_per_second(limit: &Limit) -> bool {
+    limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
+}
+
+fn start(settings: &RedisSettings, deployment: &DeploymentSettings) -> Deployment {
+    let connect = ConnectOptions::new(deployment);
+    let kind = match settings.key_format {
+        KeyFormat::Tollkeeper => ProbeKind::Script,
+        KeyFormat::Ratelimit => ProbeKind::Incrby,
+    };
+    let probe = Probe::new(kind, &settings.key_prefix, connect.auth_setting());
+    let options = DeploymentOptions {
+        connections: deployment.connections.get(),
+        call_timeout: settings.timeout,
+        optional_commands: probe.optional_commands(),
+        health_check: Box::new(probe),
+        connect,
+    };
+    Deployment::start(deployment.topology.clone(), options)
+}

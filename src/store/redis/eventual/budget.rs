@@ -1,0 +1,153 @@
+//! Local budget of an eventual descriptor: its share and the life of its leases. The proof is in
+//! [`eventual`](super::super::eventual).
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::lease::{CallReport, LeaseTicket};
+use crate::algorithm::fixed_window;
+use crate::algorithm::state::State;
+use crate::clock::Time;
+use crate::limit::{Consistency, Limit, Overshoot};
+use crate::store::redis::algorithms::{LeaseModel, row};
+use crate::store::redis::command::OwnedCounter;
+
+/// A day in microseconds.
+const DAY_US: u64 = 86_400_000_000;
+/// Longest life of a lease.
+const MAX_LIFE_US: u64 = 1_000_000;
+/// Shortest life of a lease that is worth a call.
+const MIN_LIFE_US: u64 = 2_000;
+/// Longest time by which a lease ends before its window, so that unused hits can be returned.
+const MAX_WINDOW_MARGIN_US: u64 = 50_000;
+/// Demand that a lease of a log covers at most: its unused hits stay charged.
+const MAX_LOG_SPAN_US: u64 = 25_000;
+/// Time after the end of a lease in which its unused hits can still be returned to a bucket.
+const RETURN_WINDOW_US: u64 = 200_000;
+
+/// Hits that this process may admit by itself for a descriptor whose limits are all eventual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalBudget {
+    /// Hits of the share in each period; 0: no share.
+    pub share: u64,
+    /// Longest period of the limits, in microseconds.
+    pub period_us: u64,
+    /// Life of a lease, in microseconds; 0: no leases.
+    pub life_us: u64,
+}
+
+impl LocalBudget {
+    /// Computes the budget for one of `slots` slots; `None` if one of the counters is strict.
+    pub fn of(counters: &[OwnedCounter], slots: NonZeroU32) -> Option<Self> {
+        let mut budget = Self { share: u64::MAX, period_us: 0, life_us: MAX_LIFE_US };
+        for OwnedCounter { limit, .. } in counters {
+            let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
+            let (for_shares, life_us) = match row(limit.algorithm()).lease {
+                // The other half of the overshoot is for what refills during the life of a lease.
+                LeaseModel::Refill => (milli_hits(limit, overshoot) / 2, refill_life_us(limit, overshoot)),
+                LeaseModel::Window => (milli_hits(limit, overshoot), MAX_LIFE_US),
+                LeaseModel::Log => (milli_hits(limit, overshoot), log_life_us(limit.period().micros())),
+                LeaseModel::Never => return None,
+            };
+            budget.share = budget.share.min(for_shares / 1000 / (2 * u64::from(slots.get())));
+            budget.period_us = budget.period_us.max(longest_period_us(limit));
+            budget.life_us = budget.life_us.min(life_us);
+        }
+        if budget.life_us < MIN_LIFE_US {
+            budget.life_us = 0;
+        }
+        Some(budget)
+    }
+
+    /// Returns the life of a lease charged at `now`, in microseconds: it ends before its window.
+    pub(super) fn life_at(&self, counters: &[OwnedCounter], states: &[State], now: Time) -> u64 {
+        let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| match row(limit.algorithm()).lease
+        {
+            LeaseModel::Window => {
+                let margin_us = MAX_WINDOW_MARGIN_US.min(limit.period_us() / 20);
+                window_end(limit, state, now).since_us(now).saturating_sub(margin_us)
+            }
+            LeaseModel::Refill | LeaseModel::Log | LeaseModel::Never => u64::MAX,
+        };
+        counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
+    }
+
+    /// Returns the span of demand that a lease covers, in microseconds. It is shorter where unused hits can be returned
+    /// in part or not at all.
+    pub(super) fn covered_span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
+        let span_us = |counter: &OwnedCounter| match row(counter.limit.algorithm()).lease {
+            LeaseModel::Log => (life_us / 4).min(MAX_LOG_SPAN_US),
+            LeaseModel::Refill => life_us / 2,
+            LeaseModel::Window | LeaseModel::Never => life_us,
+        };
+        counters.iter().map(span_us).min().unwrap_or(life_us)
+    }
+
+    /// Creates the ticket of a lease that the reported call charged.
+    pub(super) fn ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
+        let life_us = self.life_at(counters, &report.states, report.now);
+        let return_span_us = self.life_us + RETURN_WINDOW_US;
+        let mut void_from = Some(report.now.plus_us(return_span_us));
+        let mut refilled = 0;
+        for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&report.states) {
+            match row(limit.algorithm()).lease {
+                LeaseModel::Window => {
+                    void_from = void_from.map(|time| time.min(window_end(limit, state, report.now)));
+                }
+                LeaseModel::Refill => refilled = refilled.max(refill(limit, return_span_us)),
+                LeaseModel::Log | LeaseModel::Never => void_from = None,
+            }
+        }
+        LeaseTicket { serial, end: report.sent + Duration::from_micros(life_us), void_from, refilled }
+    }
+}
+
+/// Returns how much longer than a period the log of an eventual limit keeps hits, in microseconds.
+pub fn log_extension_us(limit: &Limit) -> u64 {
+    match (row(limit.algorithm()).lease, limit.consistency()) {
+        (LeaseModel::Log, Consistency::Eventual(_)) => log_life_us(limit.period().micros()),
+        (LeaseModel::Log, Consistency::Strict) => 0,
+        (LeaseModel::Window | LeaseModel::Refill | LeaseModel::Never, _) => 0,
+    }
+}
+
+/// Returns the longest window of a limit, in microseconds: calendar months have up to 31 days.
+fn longest_period_us(limit: &Limit) -> u64 {
+    match limit.calendar_months() {
+        true => u64::from(limit.period().multiplier()) * 31 * DAY_US,
+        false => limit.period_us(),
+    }
+}
+
+/// Returns the life of a log's leases: a fiftieth of the period in whole milliseconds. The log keeps hits longer by it,
+/// so a longer life would lower the rate that the limit admits.
+fn log_life_us(period_us: u64) -> u64 {
+    (period_us / 50 / 1000 * 1000).min(MAX_LIFE_US)
+}
+
+/// Returns the time in which half of the overshoot refills, in microseconds.
+fn refill_life_us(limit: &Limit, overshoot: Overshoot) -> u64 {
+    let milli_limit = 1000 * u128::from(limit.requests_per_unit().max(1));
+    let half = u128::from(milli_hits(limit, overshoot) / 2);
+    let life_us = half * u128::from(limit.period_us()) / milli_limit;
+    u64::try_from(life_us).unwrap_or(u64::MAX)
+}
+
+/// Returns the overshoot in thousandths of a hit, rounded down.
+fn milli_hits(limit: &Limit, overshoot: Overshoot) -> u64 {
+    match overshoot {
+        Overshoot::MilliPercent(part) => u64::from(limit.requests_per_unit()) * u64::from(part) / 100,
+        Overshoot::Hits(hits) => 1000 * u64::from(hits),
+    }
+}
+
+/// Returns the end of the window in which hits were charged.
+fn window_end(limit: &Limit, state: &State, now: Time) -> Time {
+    fixed_window::window(limit, state.time(limit, now)).1
+}
+
+/// Returns the most hits that a bucket refills in a span, rounded up.
+fn refill(limit: &Limit, span_us: u64) -> u64 {
+    let hits = u128::from(limit.requests_per_unit()) * u128::from(span_us);
+    u64::try_from(hits.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,124 @@
+//! Ends leases whose life is over, and returns their unused hits to Redis in the background.
+//!
+//! Each lease is added when it is granted, with the call that its return needs. A task ends expired leases in groups: the
+//! returns of a group are sent together, and the next group is sent after their replies. Hits that cannot be returned in
+//! time, or whose return fails, stay charged. The number of outstanding leases is bounded; no more are requested above it.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use smallvec::smallvec;
+use tokio::time::sleep;
+
+use super::lease::LeaseTicket;
+use super::table::EventualTable;
+use crate::algorithm::ChargeRequest;
+use crate::request::Hits;
+use crate::store::redis::command::{ChargeBatch, ChargeCommand};
+use crate::store::redis::prepared_call::PreparedCall;
+
+/// Upper bound on outstanding leases.
+const MAX_OUTSTANDING: usize = 65_536;
+/// Upper bound on the returns that are sent together.
+const MAX_RETURNS: usize = 256;
+/// Time between two searches for expired leases.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Upper bound on the wait for a return.
+const RETURN_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Outstanding leases.
+#[derive(Debug, Default)]
+pub(super) struct LeaseReaper {
+    outstanding: Mutex<BinaryHeap<OutstandingLease>>,
+}
+
+/// Lease that has not ended; the one that ends first is the greatest.
+#[derive(Debug)]
+struct OutstandingLease {
+    ticket: LeaseTicket,
+    call: Arc<PreparedCall>,
+}
+
+impl LeaseReaper {
+    /// Returns true if another lease may be requested.
+    pub(super) fn has_room(&self) -> bool {
+        self.outstanding().len() < MAX_OUTSTANDING
+    }
+
+    /// Adds a lease that `call` charged.
+    pub(super) fn add(&self, ticket: LeaseTicket, call: Arc<PreparedCall>) {
+        self.outstanding().push(OutstandingLease { ticket, call });
+    }
+
+    /// Ends leases when their life is over; runs until it is dropped.
+    pub(super) async fn run(&self, table: &EventualTable) {
+        loop {
+            sleep(INTERVAL).await;
+            while self.end_some(table, Some(Instant::now())).await {}
+        }
+    }
+
+    /// Ends all leases now.
+    pub(super) async fn end_all(&self, table: &EventualTable) {
+        while self.end_some(table, None).await {}
+    }
+
+    /// Ends up to [`MAX_RETURNS`] leases that are over at `by`, any leases if it is `None`; returns true if there were any.
+    async fn end_some(&self, table: &EventualTable, by: Option<Instant>) -> bool {
+        let ended: Vec<OutstandingLease> = {
+            let mut outstanding = self.outstanding();
+            let is_over = |lease: &OutstandingLease| by.is_none_or(|by| lease.ticket.end <= by);
+            let mut ended = Vec::new();
+            while ended.len() < MAX_RETURNS && outstanding.peek().is_some_and(is_over) {
+                ended.extend(outstanding.pop());
+            }
+            ended
+        };
+        let had_some = !ended.is_empty();
+        join_all(ended.into_iter().map(|lease| lease.end(table))).await;
+        had_some
+    }
+
+    fn outstanding(&self) -> MutexGuard<'_, BinaryHeap<OutstandingLease>> {
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OutstandingLease {
+    /// Ends the lease and returns its unused hits.
+    async fn end(self, table: &EventualTable) {
+        let Some(descriptor) = &self.call.eventual else { return };
+        let unused = table.end_lease(descriptor.id, self.ticket.serial).saturating_sub(self.ticket.refilled);
+        let Some(void_from) = self.ticket.void_from.filter(|_| unused > 0) else { return };
+        let refund = ChargeCommand {
+            void_from: Some(void_from),
+            ..ChargeCommand::new(descriptor.counters.clone(), ChargeRequest::new(Hits::Refund(unused), 0))
+        };
+        let commands: ChargeBatch = smallvec![refund];
+        // If it fails, the hits stay charged, which is safe.
+        let _failed = self.call.send(&commands, Instant::now() + RETURN_TIMEOUT, None).await;
+    }
+}
+
+impl Ord for OutstandingLease {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.ticket.end.cmp(&self.ticket.end)
+    }
+}
+
+impl PartialOrd for OutstandingLease {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for OutstandingLease {
+    fn eq(&self, other: &Self) -> bool {
+        self.ticket.end == other.ticket.end
+    }
+}
+
+impl Eq for OutstandingLease {}

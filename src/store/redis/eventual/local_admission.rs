@@ -1,0 +1,142 @@
+//! Local admission of charges on eventual descriptors, and the leases that calls request on the way.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::admission::{Admission, AdmitContext};
+use super::budget::LocalBudget;
+use super::counters::{DescriptorId, EventualCounters};
+use super::lease::{CallReport, LeaseTicket};
+use super::lease_reaper::LeaseReaper;
+use super::table::EventualTable;
+use crate::algorithm::ChargeRequest;
+use crate::clock::Time;
+use crate::request::Hits;
+use crate::store::outcome::{ChargeResults, StoreOutcome};
+use crate::store::redis::command::{ChargeBatch, ChargeCommand};
+use crate::store::redis::prepared_call::PreparedCall;
+use crate::store::redis::replicas::Replicas;
+
+/// Shares and leases of this process.
+#[derive(Debug)]
+pub(in crate::store::redis) struct LocalAdmission {
+    table: EventualTable,
+    reaper: LeaseReaper,
+    replicas: Arc<Replicas>,
+    /// False if counters follow the clock of charges, as in tests: all rules are strict then.
+    is_enabled: bool,
+}
+
+/// Reply to the charge of a lease.
+#[derive(Debug)]
+pub(in crate::store::redis) struct LeaseReply {
+    /// Hits requested.
+    pub(in crate::store::redis) hits: u64,
+    /// Results of the charge.
+    pub(in crate::store::redis) results: ChargeResults,
+}
+
+impl LocalAdmission {
+    /// Creates an empty table of about `bytes`.
+    pub(in crate::store::redis) fn new(bytes: usize, replicas: Arc<Replicas>, is_enabled: bool) -> Self {
+        Self { table: EventualTable::new(bytes), reaper: LeaseReaper::default(), replicas, is_enabled }
+    }
+
+    /// Returns the eventual counters of a charge; `None` if one of them is strict.
+    pub(in crate::store::redis) fn descriptor(&self, path: u128, command: &ChargeCommand) -> Option<EventualCounters> {
+        let counters = &command.counters;
+        let budget = LocalBudget::of(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
+        Some(EventualCounters { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
+    }
+
+    /// Decides a new charge.
+    pub(in crate::store::redis) fn admit(
+        &self,
+        descriptor: &EventualCounters,
+        command: &ChargeCommand,
+        now: Time,
+        at: Instant,
+    ) -> Admission {
+        self.table.admit(descriptor, command, self.context(descriptor, now, at))
+    }
+
+    /// Decides a charge that has waited for a call, if the call brought what it needs.
+    pub(in crate::store::redis) fn admit_waiting(
+        &self,
+        call: &PreparedCall,
+        command: &ChargeCommand,
+    ) -> Option<StoreOutcome> {
+        // The charge may have another limit than the leader's.
+        let is_same = |descriptor: &&EventualCounters| !command.dry_run && command.counters == descriptor.counters;
+        let descriptor = call.eventual.as_ref().filter(is_same)?;
+        let context = AdmitContext { is_retry: true, ..self.context(descriptor, call.now, Instant::now()) };
+        match self.table.admit(descriptor, command, context) {
+            Admission::Local { outcome, .. } => Some(outcome),
+            Admission::AskStore => None,
+        }
+    }
+
+    fn context(&self, descriptor: &EventualCounters, now: Time, at: Instant) -> AdmitContext {
+        let budget = &descriptor.budget;
+        let may_share = budget.share > 0 && self.replicas.may_share(budget.period_us, at);
+        AdmitContext { at, now: self.replicas.redis_time(at).unwrap_or(now), may_share, is_retry: false }
+    }
+
+    /// Adds the charge of a lease to a call that is about to be sent, if demand asks for one; returns its hits.
+    pub(in crate::store::redis) fn request_lease(
+        &self,
+        call: &PreparedCall,
+        commands: &mut ChargeBatch,
+        sent: Instant,
+    ) -> u64 {
+        let Some(descriptor) = call.eventual.as_ref().filter(|_| self.reaper.has_room()) else { return 0 };
+        let live = self.replicas.live().map_or(1, NonZeroU32::get);
+        let hits = self.table.lease_size(descriptor, sent, u64::from(live));
+        if hits > 0 {
+            commands.push(ChargeCommand::new(descriptor.counters.clone(), ChargeRequest::new(Hits::Charge(hits), 0)));
+        }
+        hits
+    }
+
+    /// Records the report of a call, and the lease that it requested, if any.
+    pub(in crate::store::redis) fn record(
+        &self,
+        call: &PreparedCall,
+        mut report: CallReport,
+        lease: Option<LeaseReply>,
+    ) {
+        let Some(descriptor) = &call.eventual else { return };
+        // A shadow limit without room was not charged; nothing may be returned to it.
+        let is_charged_everywhere = lease.as_ref().is_some_and(|lease| lease.results.iter().all(|it| it.admitted));
+        let is_granted = |lease: &LeaseReply| {
+            let mut results = lease.results.iter().zip(&descriptor.counters);
+            results.all(|(result, counter)| result.admitted || !counter.enforced)
+        };
+        report.leased = lease.filter(is_granted).map_or(0, |lease| lease.hits);
+        if let Some(ticket) = self.table.record_report(descriptor, report) {
+            let ticket = LeaseTicket { void_from: ticket.void_from.filter(|_| is_charged_everywhere), ..ticket };
+            self.reaper.add(ticket, Arc::new(call.clone()));
+        }
+    }
+
+    /// Ends leases when their life is over; runs until it is dropped.
+    pub(in crate::store::redis) async fn reap_leases(&self) {
+        self.reaper.run(&self.table).await;
+    }
+
+    /// Ends all leases and returns their unused hits.
+    pub(in crate::store::redis) async fn return_leases(&self) {
+        self.reaper.end_all(&self.table).await;
+    }
+
+    /// Drops unused entries from one of `parts` equal parts of the table: the part with index `part`.
+    pub(in crate::store::redis) fn sweep(&self, at: Instant, part: usize, parts: usize) {
+        self.table.sweep(at, part, parts);
+    }
+
+    /// Returns the table.
+    pub(in crate::store::redis) const fn table(&self) -> &EventualTable {
+        &self.table
+    }
+}

@@ -1,0 +1,176 @@
+//! Table of the eventual descriptors of this process, bounded in memory.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::admission::{Admission, AdmitContext};
+use super::counters::{DescriptorId, EventualCounters};
+use super::entry::EventualEntry;
+use super::lease::{CallReport, LeaseTicket};
+use crate::request::Hits;
+use crate::sharded::{Sharded, upper_half};
+use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
+use crate::store::redis::command::ChargeCommand;
+use crate::store::redis::identity_hasher::{HashKeyMap, SHARDS};
+
+/// Memory of a descriptor, table included, in bytes.
+const ENTRY_BYTES: usize = 2 * size_of::<EventualEntry>();
+/// Shortest time between two sweeps of a full shard.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
+/// Largest lease, in hits.
+const MAX_LEASE_HITS: u64 = 1 << 20;
+
+/// Shares and leases of all eventual descriptors.
+#[derive(Debug)]
+pub struct EventualTable {
+    shards: Sharded<EventualShard>,
+    max_shard_entries: usize,
+    next_serial: AtomicU64,
+    counts: EventualCounts,
+}
+
+#[derive(Debug, Default)]
+struct EventualShard {
+    entries: HashKeyMap<EventualEntry>,
+    swept: Option<Instant>,
+}
+
+/// Hits since the start.
+#[derive(Debug, Default)]
+struct EventualCounts {
+    shared: AtomicU64,
+    leased: AtomicU64,
+    lent: AtomicU64,
+    returned: AtomicU64,
+}
+
+/// Hits of eventual rules since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventualStats {
+    /// Admitted from shares.
+    pub shared: u64,
+    /// Admitted from leases.
+    pub leased: u64,
+    /// Charged in Redis for leases.
+    pub lent: u64,
+    /// Left of leases when they ended.
+    pub returned: u64,
+}
+
+impl EventualTable {
+    /// Creates an empty table of about `bytes` of memory at most.
+    pub fn new(bytes: usize) -> Self {
+        Self {
+            shards: Sharded::new(SHARDS, EventualShard::default),
+            max_shard_entries: bytes / ENTRY_BYTES / SHARDS,
+            next_serial: AtomicU64::new(0),
+            counts: EventualCounts::default(),
+        }
+    }
+
+    /// Admits a charge from a lease or the share, or leaves it to Redis.
+    pub fn admit(&self, descriptor: &EventualCounters, command: &ChargeCommand, context: AdmitContext) -> Admission {
+        let &EventualCounters { id, ref budget, .. } = descriptor;
+        let Hits::Charge(hits @ 1..) = command.request.hits else { return Admission::AskStore };
+        let may_share = context.may_share && hits <= budget.share;
+        let mut shard = self.shards.lock(upper_half(id.path));
+        if let Some(entry) = shard.entries.get_mut(&id.path) {
+            if entry.is_held_by_other(id.tags, context.at) {
+                return Admission::AskStore;
+            }
+            if !context.is_retry {
+                entry.demand.record(hits, context.at);
+            }
+            if let Some(results) = entry.admit_leased(hits, command, context) {
+                self.counts.leased.fetch_add(hits, Ordering::Relaxed);
+                let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease };
+                return Admission::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
+            }
+            let results = if may_share { entry.admit_shared(hits, command, budget, context) } else { None };
+            return results.map_or(Admission::AskStore, |results| self.admitted_shared(hits, results));
+        }
+        if !(may_share && self.has_room(&mut shard, context.at)) {
+            return Admission::AskStore;
+        }
+        let mut entry = EventualEntry::new(id.tags, context.at);
+        entry.demand.record(hits, context.at);
+        let Some(results) = entry.admit_shared(hits, command, budget, context) else { return Admission::AskStore };
+        shard.entries.insert(id.path, entry);
+        self.admitted_shared(hits, results)
+    }
+
+    fn admitted_shared(&self, hits: u64, results: ChargeResults) -> Admission {
+        self.counts.shared.fetch_add(hits, Ordering::Relaxed);
+        Admission::Local { outcome: StoreOutcome { results, decided_by: DecidedBy::Share }, lease_ahead: false }
+    }
+
+    /// Returns the number of hits to lease with a call that is about to be sent; `live` replicas share what is left.
+    pub fn lease_size(&self, descriptor: &EventualCounters, at: Instant, live: u64) -> u64 {
+        let id = descriptor.id;
+        let mut shard = self.shards.lock(upper_half(id.path));
+        let Some(entry) = shard.entries.get_mut(&id.path) else { return 0 };
+        if entry.is_held_by_other(id.tags, at) { 0 } else { entry.lease_size(descriptor, at, live).min(MAX_LEASE_HITS) }
+    }
+
+    /// Records a report of Redis. A lease in it can be used until [`EventualTable::end_lease`].
+    pub fn record_report(&self, descriptor: &EventualCounters, report: CallReport) -> Option<LeaseTicket> {
+        let &EventualCounters { id, ref budget, ref counters } = descriptor;
+        let mut shard = self.shards.lock(upper_half(id.path));
+        let (sent, leased) = (report.sent, report.leased);
+        let ticket = (leased > 0).then(|| {
+            self.counts.lent.fetch_add(leased, Ordering::Relaxed);
+            budget.ticket(self.next_serial.fetch_add(1, Ordering::Relaxed), counters, &report)
+        });
+        let is_known = shard.entries.contains_key(&id.path);
+        if is_known || self.has_room(&mut shard, sent) {
+            let entry = shard.entries.entry(id.path).or_insert_with(|| EventualEntry::new(id.tags, sent));
+            if !entry.is_held_by_other(id.tags, sent) {
+                entry.record_report(counters, report, ticket);
+            }
+        }
+        ticket
+    }
+
+    /// Ends a lease; returns its unused hits.
+    pub fn end_lease(&self, id: DescriptorId, serial: u64) -> u64 {
+        let unused =
+            self.shards.lock(upper_half(id.path)).entries.get_mut(&id.path).map_or(0, |entry| entry.end_lease(serial));
+        self.counts.returned.fetch_add(unused, Ordering::Relaxed);
+        unused
+    }
+
+    /// Drops unused entries from one of `parts` equal parts of the table: the part with index `part`.
+    pub fn sweep(&self, at: Instant, part: usize, parts: usize) {
+        self.shards.iter_part(part, parts).for_each(|mut shard| shard.sweep(at));
+    }
+
+    /// Returns statistics since the start.
+    pub fn stats(&self) -> EventualStats {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let EventualCounts { shared, leased, lent, returned } = &self.counts;
+        EventualStats { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
+    }
+
+    /// Returns the number of descriptors in the table.
+    pub fn descriptors(&self) -> usize {
+        self.shards.iter().map(|shard| shard.entries.len()).sum()
+    }
+
+    fn has_room(&self, shard: &mut EventualShard, at: Instant) -> bool {
+        let is_full = shard.entries.len() >= self.max_shard_entries;
+        if is_full && shard.swept.is_none_or(|swept| at >= swept + SWEEP_INTERVAL) {
+            shard.sweep(at);
+        }
+        shard.entries.len() < self.max_shard_entries
+    }
+}
+
+impl EventualShard {
+    fn sweep(&mut self, at: Instant) {
+        self.entries.retain(|_, entry| !entry.is_done(at));
+        if self.entries.capacity() > 4 * self.entries.len() {
+            self.entries.shrink_to(2 * self.entries.len());
+        }
+        self.swept = Some(at);
+    }
+}

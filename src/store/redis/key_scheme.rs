@@ -1,0 +1,106 @@
+//! Identity of a descriptor's counters: their keys in Redis, and the hashes that stand for them in this process.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use super::incrby::window_key::WindowKey;
+use super::key;
+use super::script::compose::{Script, script_for};
+use crate::clock::Time;
+use crate::counter::Charge;
+use crate::settings::choices::KeyFormat;
+
+/// Key format, and the settings that belong to it.
+#[derive(Debug)]
+pub(super) struct KeyScheme {
+    prefix: String,
+    format: KeyFormat,
+    jitter_s: u64,
+}
+
+/// Hashes that identify the counters of a descriptor in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CounterId {
+    /// Hash of the set of counters; in the format of envoyproxy/ratelimit of the window too.
+    pub(super) counters: u128,
+    /// Hash of the path alone, which the fallback counters are keyed by.
+    pub(super) path: u128,
+}
+
+/// Commands that count the hits of a descriptor.
+#[derive(Clone, Debug)]
+pub(super) enum CountingMode {
+    /// A script, on these keys.
+    Script {
+        /// The script.
+        script: &'static Script,
+        /// One key for each counter.
+        keys: SmallVec<[Bytes; 1]>,
+    },
+    /// INCRBY and EXPIRE.
+    Incrby(WindowKey),
+}
+
+impl CountingMode {
+    /// Returns the keys of the counters; all have the same hash slot.
+    pub(super) fn keys(&self) -> &[Bytes] {
+        match self {
+            Self::Script { keys, .. } => keys,
+            Self::Incrby(window) => std::slice::from_ref(window.key()),
+        }
+    }
+}
+
+impl KeyScheme {
+    /// Creates a scheme; `jitter` is the bound on the random extra life of keys in the format of envoyproxy/ratelimit.
+    pub(super) fn new(prefix: &str, format: KeyFormat, jitter: Duration) -> Self {
+        Self { prefix: prefix.to_owned(), format, jitter_s: jitter.as_secs() }
+    }
+
+    /// Returns `CACHE_KEY_PREFIX`.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Returns true if all counters have keys of tollkeeper's own format.
+    pub(super) fn is_native(&self) -> bool {
+        self.format == KeyFormat::Tollkeeper
+    }
+
+    /// Identifies the counters of a charge.
+    pub(super) fn counter_id(&self, charge: &Charge<'_>, now: Time) -> CounterId {
+        let tags = charge.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
+        let window = match self.format {
+            KeyFormat::Tollkeeper => 0,
+            KeyFormat::Ratelimit => {
+                let start_s = WindowKey::start_s(charge, now).unwrap_or(0);
+                u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+            }
+        };
+        CounterId { counters: charge.key ^ tags ^ window, path: charge.key }
+    }
+
+    /// Selects the commands that count a charge. The format of envoyproxy/ratelimit has keys for some limits only; all
+    /// others use scripts.
+    pub(super) fn counting_mode(&self, charge: &Charge<'_>, now: Time) -> CountingMode {
+        let window = match self.format {
+            KeyFormat::Tollkeeper => None,
+            KeyFormat::Ratelimit => WindowKey::of(&self.prefix, charge, now, self.random_jitter_s()),
+        };
+        window.map_or_else(
+            || CountingMode::Script {
+                script: script_for(charge.counters.iter().map(|counter| counter.limit.algorithm())),
+                keys: key::keys(&self.prefix, &charge.path, &charge.counters),
+            },
+            CountingMode::Incrby,
+        )
+    }
+
+    /// Returns a number below the bound, random enough to spread expirations.
+    fn random_jitter_s(&self) -> u64 {
+        if self.jitter_s == 0 { 0 } else { RandomState::new().hash_one(0_u8) % self.jitter_s }
+    }
+}
