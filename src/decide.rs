@@ -85,18 +85,18 @@ pub enum DecideError {
 
 /// What came of the charge of one descriptor.
 #[derive(Clone, Debug)]
-enum Outcome {
+enum DescriptorOutcome {
     /// The descriptor has no limit.
     Unlimited,
     /// What its limits found, and who decided.
     Charged(StoreOutcome),
-    /// The store failed, and these are the levels of what stands in for it.
+    /// The store failed, and these are the results of what stands in for it.
     Fallback(ChargeResults),
     /// The store failed, and this is the rule's policy, which is not `local`.
     Failed(StorePolicy),
 }
 
-impl Outcome {
+impl DescriptorOutcome {
     /// Tells whether the limit at `index` rejected the charge.
     fn rejects(&self, index: usize) -> bool {
         match self {
@@ -154,7 +154,7 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
         selections: &[Selection<'r>],
-        outcomes: &[Outcome],
+        outcomes: &[DescriptorOutcome],
     ) -> Result<Decision<'r>, DecideError> {
         if !self.metrics.is_off() {
             self.record(context, request, selections, outcomes);

@@ -17,7 +17,7 @@ pub struct Decision<'r> {
     /// Whether it would be, were not everything on trial (SHADOW_MODE).
     pub shadowed: bool,
     /// One for each descriptor of the request, in its order.
-    pub statuses: SmallVec<[Status<'r>; 2]>,
+    pub statuses: SmallVec<[LimitStatus<'r>; 2]>,
     /// To be added to the response to the client, in this order; free of control characters.
     pub headers: SmallVec<[Header<'r>; 4]>,
     /// The body of a refusal, where the rule has one.
@@ -30,7 +30,7 @@ pub struct Decision<'r> {
 
 /// What is said about one descriptor.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Status<'r> {
+pub struct LimitStatus<'r> {
     /// Whether this descriptor is over its limit, as the client is told.
     pub over_limit: bool,
     /// The limit that decided; `None` if none matched.

@@ -1,12 +1,13 @@
-//! The rate limit service over gRPC: from protobuf to a request, and from a decision to protobuf.
+//! The rate limit service over gRPC: decodes protobuf into requests and encodes decisions into protobuf.
 //!
-//! Between `decode` and `encode` there are the pipeline's own types: what decides does not know protobuf. What asks and
-//! answers by other ways, `/json` and `call`, speaks the same messages.
+//! Between `decode` and `encode` stand the pipeline's own types: the code that decides does not know protobuf. `/json`
+//! and the `call` subcommand use the same messages.
 
 pub mod decode;
 pub mod encode;
+pub mod answer;
 pub mod health;
 mod spans;
 pub mod service;
-pub mod call;
+pub mod fast_path;
 pub mod routes;

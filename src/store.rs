@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
-use self::memory::Memory;
+use self::memory::MemoryStore;
 use self::outcome::{ChargeResults, StoreOutcome};
 use self::redis::Redis;
 use self::redis::charge_context::{ChargeContext, ChargeMode};
@@ -37,14 +37,14 @@ use crate::telemetry::traces::SpanRef;
 /// Counters of all rules.
 #[derive(Debug)]
 pub struct Store {
-    backend: Backend,
+    backend: StoreBackend,
 }
 
 /// Implementations of a store: a closed set, so that the memory store needs neither a box nor dynamic dispatch.
 #[derive(Debug)]
-enum Backend {
+enum StoreBackend {
     /// Each process counts for itself.
-    Memory(Memory),
+    Memory(MemoryStore),
     /// All replicas share the counters.
     Redis(Arc<Redis>),
 }
@@ -60,9 +60,9 @@ pub struct StoreContext<'r> {
     pub span_ref: Option<&'r SpanRef>,
 }
 
-impl From<Memory> for Store {
-    fn from(memory: Memory) -> Self {
-        Self { backend: Backend::Memory(memory) }
+impl From<MemoryStore> for Store {
+    fn from(memory: MemoryStore) -> Self {
+        Self { backend: StoreBackend::Memory(memory) }
     }
 }
 
@@ -74,7 +74,7 @@ impl From<Redis> for Store {
 
 impl From<Arc<Redis>> for Store {
     fn from(redis: Arc<Redis>) -> Self {
-        Self { backend: Backend::Redis(redis) }
+        Self { backend: StoreBackend::Redis(redis) }
     }
 }
 
@@ -82,7 +82,7 @@ impl Store {
     /// Opens the store that the settings select. A Redis store connects in the background; call within a tokio runtime.
     pub fn open(settings: &settings::store::StoreSettings, capacity_bytes: u64) -> Self {
         match settings {
-            settings::store::StoreSettings::Memory => Memory::new(capacity_bytes).into(),
+            settings::store::StoreSettings::Memory => MemoryStore::new(capacity_bytes).into(),
             settings::store::StoreSettings::Redis(settings) => {
                 let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
                 let redis = Redis::start(settings, Fallback::new(capacity_bytes, replicas));
@@ -94,14 +94,14 @@ impl Store {
 
     /// True if every operation completes on its first poll.
     pub const fn is_immediate(&self) -> bool {
-        matches!(self.backend, Backend::Memory(_))
+        matches!(self.backend, StoreBackend::Memory(_))
     }
 
     /// Upper bound on the duration of a charge; zero for an immediate store.
     pub fn timeout(&self) -> Duration {
         match &self.backend {
-            Backend::Memory(_) => Duration::ZERO,
-            Backend::Redis(redis) => redis.timeout(),
+            StoreBackend::Memory(_) => Duration::ZERO,
+            StoreBackend::Redis(redis) => redis.timeout(),
         }
     }
 
@@ -113,13 +113,13 @@ impl Store {
         mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
     ) {
         match &self.backend {
-            Backend::Memory(memory) => {
+            StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
                     let outcome = memory.charge(&charge, context.now).map(StoreOutcome::by_store);
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }
-            Backend::Redis(redis) => in_redis(redis, charges, ChargeMode::Commit, context, each).await,
+            StoreBackend::Redis(redis) => in_redis(redis, charges, ChargeMode::Commit, context, each).await,
         }
     }
 
@@ -135,13 +135,13 @@ impl Store {
             (index, charge)
         });
         match &self.backend {
-            Backend::Memory(memory) => {
+            StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
                     let outcome = memory.charge(&charge, context.now).map(StoreOutcome::by_store);
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }
-            Backend::Redis(redis) => in_redis(redis, charges, ChargeMode::DryRun, context, each).await,
+            StoreBackend::Redis(redis) => in_redis(redis, charges, ChargeMode::DryRun, context, each).await,
         }
     }
 
@@ -153,12 +153,12 @@ impl Store {
         mut each: impl FnMut(usize, &Charge<'a>, Result<bool, ChargeError>),
     ) {
         match &self.backend {
-            Backend::Memory(memory) => {
+            StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
                     each(index, &charge, Ok(memory.admits(&charge, context.now)));
                 }
             }
-            Backend::Redis(redis) => {
+            StoreBackend::Redis(redis) => {
                 let admits = |outcome: StoreOutcome| outcome.results.iter().all(|result| result.admitted);
                 let each = |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
                     each(index, charge, outcome.map(admits));
@@ -171,22 +171,22 @@ impl Store {
     /// Charges the fallback counters of this process, for a charge that the store failed to decide.
     pub fn charge_fallback(&self, charge: &Charge<'_>, now: Time) -> ChargeResults {
         match &self.backend {
-            Backend::Memory(memory) => memory.charge_overflow(charge, now),
-            Backend::Redis(redis) => redis.fallback().charge(charge, now),
+            StoreBackend::Memory(memory) => memory.charge_overflow(charge, now),
+            StoreBackend::Redis(redis) => redis.fallback().charge(charge, now),
         }
     }
 
     /// Tells whether [`Store::charge_fallback`] would admit a charge; charges nothing.
     pub fn fallback_admits(&self, charge: &Charge<'_>, now: Time) -> bool {
         match &self.backend {
-            Backend::Memory(memory) => memory.admits(charge, now),
-            Backend::Redis(redis) => redis.fallback().admits(charge, now),
+            StoreBackend::Memory(memory) => memory.admits(charge, now),
+            StoreBackend::Redis(redis) => redis.fallback().admits(charge, now),
         }
     }
 
     /// True if [`Store::scan`] can list keys. The memory store keeps hashes of keys only.
     pub const fn can_scan(&self) -> bool {
-        matches!(self.backend, Backend::Redis(_))
+        matches!(self.backend, StoreBackend::Redis(_))
     }
 
     /// Lists up to `max` paths of a domain that have counters and pass `filter`; `None` if the store cannot scan.
@@ -201,8 +201,8 @@ impl Store {
         filter: impl FnMut(&ParsedKey) -> bool,
     ) -> Result<Option<KeyScan>, AdminError> {
         match &self.backend {
-            Backend::Memory(_) => Ok(None),
-            Backend::Redis(redis) => redis.scan(domain, max, deadline, filter).await.map(Some).map_err(AdminError),
+            StoreBackend::Memory(_) => Ok(None),
+            StoreBackend::Redis(redis) => redis.scan(domain, max, deadline, filter).await.map(Some).map_err(AdminError),
         }
     }
 
@@ -212,16 +212,16 @@ impl Store {
     /// Redis failed, or its user may not run UNLINK.
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
         match &self.backend {
-            Backend::Memory(memory) => Ok(memory.reset(charge) as u64),
-            Backend::Redis(redis) => redis.reset(charge, now, deadline).await.map_err(AdminError),
+            StoreBackend::Memory(memory) => Ok(memory.reset(charge) as u64),
+            StoreBackend::Redis(redis) => redis.reset(charge, now, deadline).await.map_err(AdminError),
         }
     }
 
     /// Statistics since the start.
     pub fn stats(&self) -> StoreStats {
         match &self.backend {
-            Backend::Memory(memory) => StoreStats { store: "memory", memory: memory.usage(), redis: None },
-            Backend::Redis(redis) => {
+            StoreBackend::Memory(memory) => StoreStats { store: "memory", memory: memory.usage(), redis: None },
+            StoreBackend::Redis(redis) => {
                 StoreStats { store: "redis", memory: redis.fallback().usage(), redis: Some(redis.stats()) }
             }
         }
@@ -230,24 +230,24 @@ impl Store {
     /// Reports to `health` until it is dropped. A memory store is always healthy: it returns at once.
     pub async fn report_health(&self, health: &StoreHealth) {
         match &self.backend {
-            Backend::Memory(_) => {}
-            Backend::Redis(redis) => redis.report_health(health).await,
+            StoreBackend::Memory(_) => {}
+            StoreBackend::Redis(redis) => redis.report_health(health).await,
         }
     }
 
     /// Drops expired entries from one of `parts` equal parts of the counters in this process: the one at `part`.
     pub fn sweep(&self, now: Time, part: usize, parts: usize) {
         match &self.backend {
-            Backend::Memory(memory) => memory.sweep(now, part, parts),
-            Backend::Redis(redis) => redis.sweep(now, part, parts),
+            StoreBackend::Memory(memory) => memory.sweep(now, part, parts),
+            StoreBackend::Redis(redis) => redis.sweep(now, part, parts),
         }
     }
 
     /// Returns leased hits and gives up this process's slot. Takes up to 1.5 s.
     pub async fn shutdown(&self) {
         match &self.backend {
-            Backend::Memory(_) => {}
-            Backend::Redis(redis) => redis.shutdown().await,
+            StoreBackend::Memory(_) => {}
+            StoreBackend::Redis(redis) => redis.shutdown().await,
         }
     }
 }

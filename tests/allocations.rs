@@ -119,7 +119,7 @@ fn unsampled_call_allocates_nothing_for_traces() {
 fn memory_decision_allocates_twice() {
     let service = service(None);
     let decide = |message: &[u8]| {
-        let request = decode::in_place(message).expect("it is plain");
+        let request = decode::decode_borrowed(message).expect("it is plain");
         let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
         frame(&answer.unwrap())
     };

@@ -11,7 +11,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01.
 const ORIGIN: Time = Time::from_secs(1_767_225_600);
@@ -19,7 +19,7 @@ const ORIGIN: Time = Time::from_secs(1_767_225_600);
 pub(crate) fn check(data: &[u8]) {
     let Some((head, charges)) = data.split_first_chunk::<12>() else { return };
     let Some(limits) = limits(head) else { return };
-    let memory = Memory::new(0);
+    let memory = MemoryStore::new(0);
     let terms: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
     let mut states: Vec<State> = limits.iter().map(|limit| State::empty(limit.algorithm())).collect();
     // What was swept away is forgotten, and a clock that is set back would tell.
@@ -72,7 +72,7 @@ fn sound(level: &ChargeResult, limit: &Limit, request: ChargeRequest) {
     assert!(level.delay_us <= request.max_delay_us, "{level:?}");
 }
 
-fn charged(memory: &Memory, limits: &[EnforcedLimit<'_>], now: Time, request: ChargeRequest) -> Vec<ChargeResult> {
+fn charged(memory: &MemoryStore, limits: &[EnforcedLimit<'_>], now: Time, request: ChargeRequest) -> Vec<ChargeResult> {
     let entries = [Entry { key: b"k", value: b"v" }];
     let counters = limits
         .iter()

@@ -7,7 +7,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 use tollkeeper::grpc::decode;
-use tollkeeper::pb::codec::{self, MOST_FIELDS};
+use tollkeeper::pb::codec::{self, MAX_FIELDS};
 use tollkeeper::pb::{self, RateLimitRequest, RateLimitResponse};
 use tollkeeper::request::{Hits, MAX_HITS};
 
@@ -19,11 +19,11 @@ pub(crate) fn check(data: &[u8]) {
     match (&ours, &plain) {
         (Ok(ours), Ok(plain)) => assert_eq!(ours, plain),
         (Err(_), Err(_)) => {}
-        (Err(_), Ok(_)) => assert!(data.len() >= MOST_FIELDS, "refused, and prost accepts it"),
+        (Err(_), Ok(_)) => assert!(data.len() >= MAX_FIELDS, "refused, and prost accepts it"),
         (Ok(_), Err(error)) => panic!("accepted, and prost says {error}"),
     }
     let Ok(request) = ours else {
-        assert!(decode::in_place(data).is_none(), "it is no message");
+        assert!(decode::decode_borrowed(data).is_none(), "it is no message");
         return;
     };
     same_by_reflection(data, &request);
@@ -59,7 +59,7 @@ fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
 /// The view that is decided says what the message does.
 fn same_in_the_pipeline(data: &[u8], message: &RateLimitRequest) {
     let request = decode::request(message);
-    if let Some(in_place) = decode::in_place(data) {
+    if let Some(in_place) = decode::decode_borrowed(data) {
         assert_eq!(in_place, request);
     }
     assert_eq!((request.domain, request.descriptors.len()), (&*message.domain, message.descriptors.len()));

@@ -12,7 +12,7 @@ use tollkeeper::grpc::{decode, encode};
 use tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01.
 const NOW: Time = Time::from_secs(1_767_225_600);
@@ -34,7 +34,7 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
 
 /// Response to the third of three equal requests; `None` if the request is an error.
 pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
-    let decider = Decider::new(Memory::new(0).into(), SETTINGS.decisions.clone(), Arc::default());
+    let decider = Decider::new(MemoryStore::new(0).into(), SETTINGS.decisions.clone(), Arc::default());
     let request = decode::request(message);
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {

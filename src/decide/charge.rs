@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use super::selection::Selection;
-use super::{Decider, DecisionContext, Outcome};
+use super::{Decider, DecisionContext, DescriptorOutcome};
 use crate::clock::Time;
 use crate::counter::Charge;
 use crate::limit::StorePolicy;
@@ -15,7 +15,7 @@ use crate::request::{Hits, Request};
 use crate::store::error::ChargeError;
 
 /// Outcomes of the charges of a request, one for each descriptor.
-pub(super) type Outcomes = SmallVec<[Outcome; 2]>;
+pub(super) type Outcomes = SmallVec<[DescriptorOutcome; 2]>;
 
 /// Result of the dry run of a charge.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Decider {
         request: &Request<'_>,
         selections: &[Selection<'_>],
     ) -> Outcomes {
-        let mut outcomes: Outcomes = selections.iter().map(|_| Outcome::Unlimited).collect();
+        let mut outcomes: Outcomes = selections.iter().map(|_| DescriptorOutcome::Unlimited).collect();
         let mut dry_runs: SmallVec<[Option<DryRun>; 2]> = SmallVec::new();
         let mut any_rejected = false;
         if self.behaviour.stop_cache_key_increment_when_overlimit {
@@ -65,7 +65,7 @@ impl Decider {
             outcomes[index] = match outcome {
                 Ok(outcome) => {
                     selection.warn_lost_reports(request.descriptors[index].hits, &outcome);
-                    Outcome::Charged(outcome)
+                    DescriptorOutcome::Charged(outcome)
                 }
                 Err(error) => self.by_policy(error, selection, charge, context.now),
             };
@@ -107,17 +107,23 @@ impl Decider {
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
-    fn by_policy(&self, error: ChargeError, selection: &Selection<'_>, charge: &Charge<'_>, now: Time) -> Outcome {
+    fn by_policy(
+        &self,
+        error: ChargeError,
+        selection: &Selection<'_>,
+        charge: &Charge<'_>,
+        now: Time,
+    ) -> DescriptorOutcome {
         let policy = selection.store_policy(charge.request.hits);
         self.failures.record(error, policy, now);
         if policy != StorePolicy::Local {
-            return Outcome::Failed(policy);
+            return DescriptorOutcome::Failed(policy);
         }
         let mut results = self.store.charge_fallback(charge, now);
         if charge.request.hits == Hits::Peek {
             results.iter_mut().for_each(|result| result.admitted = true);
         }
-        Outcome::Fallback(results)
+        DescriptorOutcome::Fallback(results)
     }
 }
 

@@ -27,9 +27,9 @@ const AT_ONCE: usize = 100;
 
 /// The counters of a rule.
 #[derive(Debug, Serialize)]
-pub struct Listing {
+pub struct CounterListing {
     /// Those that count something.
-    pub counters: Vec<Listed>,
+    pub counters: Vec<ListedCounters>,
     /// Whether there are no others.
     pub complete: bool,
     /// What it rests on.
@@ -38,7 +38,7 @@ pub struct Listing {
 
 /// The counters of one descriptor.
 #[derive(Debug, Serialize)]
-pub struct Listed {
+pub struct ListedCounters {
     /// Key and value of each entry; the pattern, where values share a counter.
     pub entries: Vec<[String; 2]>,
     /// A counter for each limit of the rule.
@@ -58,7 +58,7 @@ impl Decider {
         context: DecisionContext<'_>,
         (rules, domain, rule): (&RuleSet, &DomainRules, &CompiledRule),
         most: usize,
-    ) -> Result<Listing, AdminError> {
+    ) -> Result<CounterListing, AdminError> {
         let is_of_rule = |path: &ParsedKey| {
             rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
         };
@@ -76,7 +76,7 @@ impl Decider {
         }
         let complete = complete && counters.len() <= most;
         counters.truncate(most);
-        Ok(Listing { counters, complete, note })
+        Ok(CounterListing { counters, complete, note })
     }
 
     /// Deletes all counters that `request` would charge; returns how many existed, by descriptor.
@@ -124,7 +124,7 @@ impl Decider {
         context: DecisionContext<'_>,
         (domain, rule): (&str, &CompiledRule),
         candidates: &[ParsedKey],
-    ) -> Vec<Listed> {
+    ) -> Vec<ListedCounters> {
         let descriptors = candidates.iter().map(|path| Descriptor {
             entries: borrowed(&path.entries),
             hits: Hits::Peek,
@@ -150,7 +150,7 @@ impl Decider {
             let results = results.filter(|results| results.iter().any(|result| result.after > 0))?;
             let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
             let entries = candidate.entries.iter().map(|[key, value]| [text(key), text(value)]).collect();
-            Some(Listed { entries, limits: results.iter().map(ExplainedCounter::of).collect() })
+            Some(ListedCounters { entries, limits: results.iter().map(ExplainedCounter::of).collect() })
         });
         counting.collect()
     }

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::selection::{Selected, Selection, select};
+use super::selection::{SelectedLimit, Selection, select};
 use super::{Decider, DecisionContext};
 use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
@@ -100,7 +100,7 @@ pub struct ExplainedCounter {
 }
 
 impl Explanation {
-    /// What `request` would meet, by these rules; `counters` are the levels of each descriptor's limits, as far as they
+    /// What `request` would meet, by these rules; `counters` are the results of each descriptor's limits, as far as they
     /// are known.
     pub fn of(
         behaviour: &DecisionSettings,
@@ -112,9 +112,9 @@ impl Explanation {
         let selections = select(behaviour, rules, request);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(place, (descriptor, selection))| {
-                let levels = counters.get(place).map_or(&[][..], Vec::as_slice);
+                let results = counters.get(place).map_or(&[][..], Vec::as_slice);
                 let strict = selection.limits.iter().any(|one| one.limit.consistency() == Consistency::Strict);
-                let limit = |(at, selected)| explained_limit(selected, strict, levels.get(at));
+                let limit = |(at, selected)| explained_limit(selected, strict, results.get(at));
                 let limits = selection.limits.iter().enumerate().map(limit).collect();
                 match domain {
                     None => unknown_domain(descriptor),
@@ -222,26 +222,26 @@ fn explained_step((step, entry): (&TraceStep<'_>, &Entry<'_>)) -> ExplainedStep 
     }
 }
 
-fn explained_limit(selected: &Selected<'_>, any_is_strict: bool, level: Option<&ChargeResult>) -> ExplainedLimit {
+fn explained_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, result: Option<&ChargeResult>) -> ExplainedLimit {
     ExplainedLimit {
         name: selected.name.to_owned(),
         limit: limit_text(&selected.limit),
         guarantee: guarantee(&selected.limit, any_is_strict),
         shadow_mode: selected.shadow,
         quota_mode: selected.quota,
-        counter: level.map(ExplainedCounter::of),
+        counter: result.map(ExplainedCounter::of),
     }
 }
 
 impl ExplainedCounter {
     /// What a look found.
-    pub(super) const fn of(level: &ChargeResult) -> Self {
+    pub(super) const fn of(result: &ChargeResult) -> Self {
         Self {
-            passes: level.admitted,
-            used: level.after,
-            remaining: level.remaining,
-            reset_us: level.reset_us,
-            retry_after_us: level.retry_after_us,
+            passes: result.admitted,
+            used: result.after,
+            remaining: result.remaining,
+            reset_us: result.reset_us,
+            retry_after_us: result.retry_after_us,
         }
     }
 }

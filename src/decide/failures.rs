@@ -14,12 +14,12 @@ use crate::telemetry::log_throttle::LogThrottle;
 /// Failed charges, by kind, and by the policy that decided.
 #[derive(Debug)]
 pub(super) struct Failures {
-    kinds: [Kind; ChargeError::KINDS],
+    kinds: [FailureCount; ChargeError::KINDS],
     policies: [AtomicU64; StorePolicy::ALL.len()],
 }
 
 #[derive(Debug)]
-struct Kind {
+struct FailureCount {
     count: AtomicU64,
     said: LogThrottle,
 }
@@ -27,7 +27,7 @@ struct Kind {
 impl Default for Failures {
     fn default() -> Self {
         const INTERVAL: Duration = Duration::from_secs(10);
-        let kind = |_| Kind { count: AtomicU64::new(0), said: LogThrottle::every(INTERVAL) };
+        let kind = |_| FailureCount { count: AtomicU64::new(0), said: LogThrottle::every(INTERVAL) };
         Self { kinds: std::array::from_fn(kind), policies: Default::default() }
     }
 }

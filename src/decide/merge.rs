@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::metadata;
 use super::selection::Selection;
 use super::verdict::Verdict;
-use super::{DecideError, Outcome};
+use super::{DecideError, DescriptorOutcome};
 use crate::decision::{Decision, Header};
 use crate::request::Request;
 use crate::settings::decisions::DecisionSettings;
@@ -20,7 +20,7 @@ pub(super) fn merge<'r>(
     behaviour: &'r DecisionSettings,
     request: &Request<'_>,
     selections: &[Selection<'r>],
-    outcomes: &[Outcome],
+    outcomes: &[DescriptorOutcome],
 ) -> Result<Decision<'r>, DecideError> {
     let verdicts: SmallVec<[Verdict<'r>; 2]> =
         selections.iter().zip(outcomes).map(|(selection, outcome)| Verdict::of(selection, outcome)).collect();
@@ -107,7 +107,7 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) 
 fn retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
     let mut refused = verdicts.iter().filter(|verdict| verdict.status.over_limit);
-    if refused.clone().any(|verdict| verdict.for_good) {
+    if refused.clone().any(|verdict| verdict.permanent) {
         return None;
     }
     let seconds = refused.try_fold(0, |longest, verdict| verdict.status.until_reset_s.map(|s| s.max(longest)))?;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::selection::{Selected, Selection};
-use super::{Decider, DecisionContext, Outcome};
+use super::selection::{SelectedLimit, Selection};
+use super::{Decider, DecisionContext, DescriptorOutcome};
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::Path;
@@ -46,7 +46,7 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
         selections: &[Selection<'r>],
-        outcomes: &[Outcome],
+        outcomes: &[DescriptorOutcome],
     ) {
         for (place, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
             let descriptor = &request.descriptors[place];
@@ -61,17 +61,17 @@ impl Decider {
                 }
                 let near = near_hits(selected, self.behaviour.near_limit_ratio);
                 match outcome {
-                    Outcome::Unlimited => {}
-                    Outcome::Charged(found) => {
-                        let level = &found.results[at];
-                        count(&stats, selected, descriptor.hits, (level, near, found.decided_by));
-                        stats.add(verdict(selected, level), 1);
+                    DescriptorOutcome::Unlimited => {}
+                    DescriptorOutcome::Charged(found) => {
+                        let result = &found.results[at];
+                        count(&stats, selected, descriptor.hits, (result, near, found.decided_by));
+                        stats.add(verdict(selected, result), 1);
                     }
-                    Outcome::Fallback(levels) => {
-                        count(&stats, selected, descriptor.hits, (&levels[at], near, DecidedBy::Store));
+                    DescriptorOutcome::Fallback(results) => {
+                        count(&stats, selected, descriptor.hits, (&results[at], near, DecidedBy::Store));
                         stats.add(LimitStat::Local, 1);
                     }
-                    Outcome::Failed(policy) => {
+                    DescriptorOutcome::Failed(policy) => {
                         if let Hits::Charge(hits) = descriptor.hits {
                             stats.add(LimitStat::TotalHits, hits);
                         }
@@ -83,16 +83,23 @@ impl Decider {
     }
 
     /// Counts which keys came, which were refused, and remembers those whose counters began here.
-    fn note_keys(&self, now: Time, request: &Request<'_>, place: usize, selection: &Selection<'_>, outcome: &Outcome) {
+    fn note_keys(
+        &self,
+        now: Time,
+        request: &Request<'_>,
+        place: usize,
+        selection: &Selection<'_>,
+        outcome: &DescriptorOutcome,
+    ) {
         let descriptor = &request.descriptors[place];
-        let (levels, began_here) = match outcome {
-            Outcome::Charged(found) => (&found.results, !self.store.can_scan()),
-            Outcome::Fallback(levels) => (levels, false),
-            Outcome::Unlimited | Outcome::Failed(_) => return,
+        let (results, began_here) = match outcome {
+            DescriptorOutcome::Charged(found) => (&found.results, !self.store.can_scan()),
+            DescriptorOutcome::Fallback(results) => (results, false),
+            DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => return,
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
-        for (at, (selected, level)) in selection.limits.iter().zip(levels).enumerate() {
+        for (at, (selected, result)) in selection.limits.iter().zip(results).enumerate() {
             // A limit that came with the request is told of with others of its kind.
             let Some(stats) = selected.stats.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
                 continue;
@@ -101,11 +108,11 @@ impl Decider {
             let hash = u64::try_from(key >> 64).unwrap_or(u64::MAX);
             if at == 0 {
                 stats.keys.add(hash);
-                if began_here && level.before == 0 && level.admitted {
+                if began_here && result.before == 0 && result.admitted {
                     record_recent_key(&self.metrics.recent_keys, stats, &descriptor.entries);
                 }
             }
-            if !level.admitted {
+            if !result.admitted {
                 stats.rejected_keys.add(hash);
                 let id = key ^ u128::from(stats.id()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
                 self.metrics.top_keys.record(id, stats, hits, now, || key_text(&selection.path(request, place)));
@@ -118,7 +125,7 @@ impl Decider {
         &self,
         context: DecisionContext<'r>,
         selection: &Selection<'r>,
-        selected: &Selected<'r>,
+        selected: &SelectedLimit<'r>,
         entries: &[Entry<'_>],
     ) -> Option<Counted<'r>> {
         let domain = selection.domain?;
@@ -176,9 +183,9 @@ fn composite(entry: &Entry<'_>) -> String {
 /// Counts the hits of one charge on one limit.
 fn count(
     stats: &LimitStats,
-    selected: &Selected<'_>,
+    selected: &SelectedLimit<'_>,
     hits: Hits,
-    (level, near, decided_by): (&ChargeResult, u64, DecidedBy),
+    (result, near, decided_by): (&ChargeResult, u64, DecidedBy),
 ) {
     let hits = match hits {
         Hits::Charge(hits) => hits,
@@ -187,9 +194,9 @@ fn count(
     };
     let most = u64::from(selected.limit.capacity());
     stats.add(LimitStat::TotalHits, hits);
-    if level.admitted {
+    if result.admitted {
         // What another refusal of the request has spared this limit counts as peers count it: as if it had been taken.
-        let before = if level.after == level.before { level.before.wrapping_sub(hits) } else { level.before };
+        let before = if result.after == result.before { result.before.wrapping_sub(hits) } else { result.before };
         let after = before.wrapping_add(hits);
         if after > near {
             stats.add(LimitStat::NearLimit, if before >= near { hits } else { after - near });
@@ -201,9 +208,9 @@ fn count(
         return;
     }
     let is_counted = selected.limit.count_rejected() && decided_by != DecidedBy::KnownOver;
-    let over = if is_counted && level.before < most { (level.before + hits).saturating_sub(most) } else { hits };
+    let over = if is_counted && result.before < most { (result.before + hits).saturating_sub(most) } else { hits };
     stats.add(LimitStat::OverLimit, over);
-    stats.add(LimitStat::NearLimit, if is_counted { most.saturating_sub(level.before.max(near)) } else { 0 });
+    stats.add(LimitStat::NearLimit, if is_counted { most.saturating_sub(result.before.max(near)) } else { 0 });
     if decided_by == DecidedBy::KnownOver {
         stats.add(LimitStat::OverLimitWithLocalCache, hits);
     }
@@ -213,7 +220,7 @@ fn count(
 }
 
 /// From how many hits on a limit counts as nearly used up.
-fn near_hits(selected: &Selected<'_>, ratio: f32) -> u64 {
+fn near_hits(selected: &SelectedLimit<'_>, ratio: f32) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -225,8 +232,8 @@ fn near_hits(selected: &Selected<'_>, ratio: f32) -> u64 {
     }
 }
 
-const fn verdict(selected: &Selected<'_>, level: &ChargeResult) -> LimitStat {
-    match (level.admitted, selected.shadow) {
+const fn verdict(selected: &SelectedLimit<'_>, result: &ChargeResult) -> LimitStat {
+    match (result.admitted, selected.shadow) {
         (true, _) => LimitStat::Ok,
         (false, true) => LimitStat::Shadow,
         (false, false) => LimitStat::Over,

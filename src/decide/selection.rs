@@ -27,7 +27,7 @@ pub(super) struct Selection<'r> {
     /// The rule that was met, if it was the rule that was used.
     pub(super) rule: Option<&'r CompiledRule>,
     /// The limits to charge from; none if nothing matched or all were replaced.
-    pub(super) limits: SmallVec<[Selected<'r>; 1]>,
+    pub(super) limits: SmallVec<[SelectedLimit<'r>; 1]>,
     /// The rule is unlimited.
     pub(super) unlimited: bool,
     /// Entries whose values share a counter.
@@ -42,7 +42,7 @@ pub(super) struct Selection<'r> {
 
 /// One limit of a selection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Selected<'r> {
+pub(super) struct SelectedLimit<'r> {
     pub(super) limit: Limit,
     /// Its place among the limits of its rule.
     pub(super) place: usize,
@@ -115,7 +115,8 @@ impl<'r> Selection<'r> {
     fn of_override(limit: Limit, domain: &'r DomainRules) -> Self {
         let defaults = &domain.defaults;
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
-        let selected = Selected { limit, place: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
+        let selected =
+            SelectedLimit { limit, place: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
         let (limits, refusal) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
         Self { limits, refusal, domain: Some(domain), ..Self::default() }
     }
@@ -131,7 +132,7 @@ impl<'r> Selection<'r> {
             return None;
         }
         let hits = request.descriptors[index].hits;
-        let counter = |selected: &'a Selected<'_>| Counter {
+        let counter = |selected: &'a SelectedLimit<'_>| Counter {
             limit: &selected.limit,
             enforced: !selected.shadow,
             tag: selected.tag,
@@ -178,7 +179,7 @@ impl<'r> Selection<'r> {
             Hits::Peek => compiled.peek_warning.record_peek(),
             Hits::Charge(_) => {
                 let lost = self.limits.iter().zip(&outcome.results);
-                let mut lost = lost.filter(|(selected, level)| !level.admitted && !selected.limit.count_rejected());
+                let mut lost = lost.filter(|(selected, result)| !result.admitted && !selected.limit.count_rejected());
                 if lost.next().is_some() && compiled.peek_warning.is_due() {
                     tracing::warn!(
                         rule = %compiled.rule.path,
@@ -205,7 +206,7 @@ impl<'r> Selection<'r> {
 
     /// The place of the limit that speaks for all when the store fails: the first with the least lenient policy, one
     /// that is no quota before quotas; the first of all if all are trials.
-    pub(super) fn spokesman(&self) -> usize {
+    pub(super) fn governing_limit(&self) -> usize {
         self.least_lenient().map_or(0, |(place, _)| place)
     }
 
@@ -224,8 +225,8 @@ impl<'r> Selection<'r> {
     }
 }
 
-fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[Selected<'r>; 1]> {
-    let select = |(place, limit): (usize, &'r CompiledLimit)| Selected {
+fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[SelectedLimit<'r>; 1]> {
+    let select = |(place, limit): (usize, &'r CompiledLimit)| SelectedLimit {
         limit: limit.limit,
         place,
         name: compiled.limit_name(place),

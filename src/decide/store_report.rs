@@ -28,7 +28,7 @@ pub struct RedisReport {
     /// Calls of scripts, or of commands in their place.
     pub calls: u64,
     /// Charges rejected by the over-limit cache.
-    pub refused_locally: u64,
+    pub rejected_locally: u64,
     /// Hits of eventual rules admitted from this process's free shares.
     pub admitted_from_shares: u64,
     /// Hits of eventual rules admitted from leases.
@@ -51,7 +51,7 @@ impl From<RedisStats> for RedisReport {
     fn from(stats: RedisStats) -> Self {
         Self {
             calls: stats.calls,
-            refused_locally: stats.refused_locally,
+            rejected_locally: stats.rejected_locally,
             admitted_from_shares: stats.eventual.shared,
             admitted_from_leases: stats.eventual.leased,
             leased: stats.eventual.lent,

@@ -4,17 +4,17 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use super::Outcome;
-use super::selection::{Selected, Selection};
+use super::DescriptorOutcome;
+use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
-use crate::decision::{CurrentLimit, Status};
+use crate::decision::{CurrentLimit, LimitStatus};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 
 /// What is known of one descriptor once it was decided.
 #[derive(Debug)]
 pub(super) struct Verdict<'r> {
-    pub(super) status: Status<'r>,
+    pub(super) status: LimitStatus<'r>,
     /// The place of the limit that the status is of, among those selected.
     pub(super) shown: Option<usize>,
     /// The limit that the status is of is a quota.
@@ -22,7 +22,7 @@ pub(super) struct Verdict<'r> {
     /// How long the answer is to be held for it, in microseconds.
     pub(super) delay_us: u64,
     /// The same hits can never pass.
-    pub(super) for_good: bool,
+    pub(super) permanent: bool,
     /// The store failed, and this is what the rule's policy says.
     pub(super) by_policy: bool,
     /// The store failed, and the policy is that nobody says anything.
@@ -31,21 +31,21 @@ pub(super) struct Verdict<'r> {
 
 impl<'r> Verdict<'r> {
     /// The verdict on one descriptor.
-    pub(super) fn of(selection: &Selection<'r>, outcome: &Outcome) -> Self {
+    pub(super) fn of(selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
         let free = |remaining| Verdict {
-            status: Status { remaining, ..Status::default() },
+            status: LimitStatus { remaining, ..LimitStatus::default() },
             shown: None,
             quota: false,
             delay_us: 0,
-            for_good: false,
+            permanent: false,
             by_policy: false,
             failed: false,
         };
         match outcome {
-            Outcome::Unlimited => free(if selection.unlimited { u32::MAX } else { 0 }),
-            Outcome::Charged(found) => charged(selection, &found.results),
-            Outcome::Fallback(levels) => Verdict { by_policy: true, ..charged(selection, levels) },
-            Outcome::Failed(policy) => failed(selection, *policy, free(0)),
+            DescriptorOutcome::Unlimited => free(if selection.unlimited { u32::MAX } else { 0 }),
+            DescriptorOutcome::Charged(found) => charged(selection, &found.results),
+            DescriptorOutcome::Fallback(results) => Verdict { by_policy: true, ..charged(selection, results) },
+            DescriptorOutcome::Failed(policy) => failed(selection, *policy, free(0)),
         }
     }
 
@@ -59,7 +59,7 @@ impl<'r> Verdict<'r> {
 /// The verdict of a policy, in the name of the limit that has it; a policy that passes shows no limit, because nothing
 /// is known of any.
 fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>) -> Verdict<'r> {
-    let place = selection.spokesman();
+    let place = selection.governing_limit();
     let selected = &selection.limits[place];
     // One that passes is still a quota: all others may refuse, and the request passes.
     let verdict = Verdict { by_policy: true, quota: selected.quota, ..free };
@@ -67,7 +67,7 @@ fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>)
         StorePolicy::Local | StorePolicy::Allow => verdict,
         StorePolicy::Error => Verdict { failed: true, ..verdict },
         StorePolicy::Deny => {
-            let status = Status {
+            let status = LimitStatus {
                 over_limit: true,
                 current_limit: Some(current_limit(selected)),
                 remaining: 0,
@@ -82,34 +82,34 @@ fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>)
 const DENIED_FOR_S: u64 = 1;
 
 /// The verdict of limits that were decided together.
-fn charged<'r>(selection: &Selection<'r>, levels: &[ChargeResult]) -> Verdict<'r> {
-    let shown = shown(&selection.limits, levels);
-    let (selected, level) = (&selection.limits[shown], &levels[shown]);
-    let until_us = match level.retry_after_us {
-        Some(retry_after_us) if !level.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
+fn charged<'r>(selection: &Selection<'r>, results: &[ChargeResult]) -> Verdict<'r> {
+    let shown = shown(&selection.limits, results);
+    let (selected, result) = (&selection.limits[shown], &results[shown]);
+    let until_us = match result.retry_after_us {
+        Some(retry_after_us) if !result.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
             retry_after_us
         }
-        _ => level.reset_us,
+        _ => result.reset_us,
     };
-    let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!level.admitted));
-    let held = selection.limits.iter().zip(levels).filter(|(selected, _)| !selected.shadow);
+    let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!result.admitted));
+    let held = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
     Verdict {
-        status: Status {
-            over_limit: !level.admitted && !selected.shadow,
+        status: LimitStatus {
+            over_limit: !result.admitted && !selected.shadow,
             current_limit: Some(current_limit(selected)),
-            remaining: if level.admitted { level.remaining } else { 0 },
+            remaining: if result.admitted { result.remaining } else { 0 },
             until_reset_s: Some(until_reset_s),
         },
         shown: Some(shown),
         quota: selected.quota,
-        delay_us: held.map(|(_, level)| level.delay_us).max().unwrap_or(0),
-        for_good: !level.admitted && level.retry_after_us.is_none(),
+        delay_us: held.map(|(_, result)| result.delay_us).max().unwrap_or(0),
+        permanent: !result.admitted && result.retry_after_us.is_none(),
         by_policy: false,
         failed: false,
     }
 }
 
-fn current_limit<'r>(selected: &Selected<'r>) -> CurrentLimit<'r> {
+fn current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
     CurrentLimit {
         name: selected.name,
         requests_per_unit: selected.limit.requests_per_unit(),
@@ -119,22 +119,22 @@ fn current_limit<'r>(selected: &Selected<'r>) -> CurrentLimit<'r> {
 
 /// Which of a descriptor's limits its status is of: a refused one before others, one that is no quota before quotas,
 /// the longest wait; else the one with the least share left; the first on a tie. Trials speak only among themselves.
-fn shown(limits: &[Selected<'_>], levels: &[ChargeResult]) -> usize {
+fn shown(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
     let any_enforced = limits.iter().any(|selected| !selected.shadow);
     let eligible = (0..limits.len()).filter(|place| !(any_enforced && limits[*place].shadow));
-    let refused = eligible.clone().filter(|place| !levels[*place].admitted);
+    let refused = eligible.clone().filter(|place| !results[*place].admitted);
     // No promise at all is the longest wait. `min_by_key` gives the first on a tie.
     let longest =
-        |place: &usize| (limits[*place].quota, Reverse(levels[*place].retry_after_us.map_or(u64::MAX, |wait| wait)));
+        |place: &usize| (limits[*place].quota, Reverse(results[*place].retry_after_us.map_or(u64::MAX, |wait| wait)));
     refused.min_by_key(longest).unwrap_or_else(|| {
-        let least = eligible.min_by(|a, b| share_left(limits, levels, *a, *b));
+        let least = eligible.min_by(|a, b| share_left(limits, results, *a, *b));
         least.unwrap_or(0)
     })
 }
 
 /// Compares what is left of two limits, as shares of what can pass at once.
-fn share_left(limits: &[Selected<'_>], levels: &[ChargeResult], a: usize, b: usize) -> Ordering {
+fn share_left(limits: &[SelectedLimit<'_>], results: &[ChargeResult], a: usize, b: usize) -> Ordering {
     let share =
-        |of: usize, other: usize| u64::from(levels[of].remaining) * u64::from(limits[other].limit.capacity().max(1));
+        |of: usize, other: usize| u64::from(results[of].remaining) * u64::from(limits[other].limit.capacity().max(1));
     share(a, b).cmp(&share(b, a))
 }

@@ -10,7 +10,7 @@
 use prost::encoding::{WireType, decode_key, decode_varint};
 use smallvec::SmallVec;
 
-use crate::pb::codec::MOST_FIELDS;
+use crate::pb::codec::MAX_FIELDS;
 use crate::pb::rate_limit_descriptor::RateLimitOverride;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::request::{Descriptor, Entry, Hits, LimitOverride, Request};
@@ -47,17 +47,17 @@ fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
 }
 
 /// The same of a message in protobuf; `None` if it is long, carries a limit or unknown fields, or may be none.
-pub fn in_place(message: &[u8]) -> Option<Request<'_>> {
+pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
     // Shorter than this it can not unfold to more than may be decoded.
-    if message.len() >= MOST_FIELDS {
+    if message.len() >= MAX_FIELDS {
         return None;
     }
     let mut request = Request::default();
     for_each_field(message, |number, value| {
         match (number, value) {
-            (1, Value::Bytes(domain)) => request.domain = std::str::from_utf8(domain).ok()?,
-            (2, Value::Bytes(descriptor)) => request.descriptors.push(descriptor_in_place(descriptor)?),
-            (3, Value::Number(hits)) => request.hits_addend = u32::try_from(hits).ok()?,
+            (1, FieldValue::Bytes(domain)) => request.domain = std::str::from_utf8(domain).ok()?,
+            (2, FieldValue::Bytes(descriptor)) => request.descriptors.push(descriptor_borrowed(descriptor)?),
+            (3, FieldValue::Number(hits)) => request.hits_addend = u32::try_from(hits).ok()?,
             _ => return None,
         }
         Some(())
@@ -70,14 +70,14 @@ pub fn in_place(message: &[u8]) -> Option<Request<'_>> {
 }
 
 /// With any hits to take, or to give back: how many is not known yet.
-fn descriptor_in_place(message: &[u8]) -> Option<Descriptor<'_>> {
+fn descriptor_borrowed(message: &[u8]) -> Option<Descriptor<'_>> {
     let (mut entries, mut hits, mut hits_addend) = (SmallVec::new(), Hits::Charge(1), None);
     for_each_field(message, |number, value| {
         match (number, value) {
-            (1, Value::Bytes(entry)) => entries.push(entry_in_place(entry)?),
+            (1, FieldValue::Bytes(entry)) => entries.push(entry_borrowed(entry)?),
             // Of two numbers prost makes one, in a way of its own.
-            (3, Value::Bytes(number)) if hits_addend.is_none() => hits_addend = Some(number_in_place(number)?),
-            (4, Value::Number(is_negative)) => hits = Hits::new(1, is_negative != 0),
+            (3, FieldValue::Bytes(number)) if hits_addend.is_none() => hits_addend = Some(number_borrowed(number)?),
+            (4, FieldValue::Number(is_negative)) => hits = Hits::new(1, is_negative != 0),
             _ => return None,
         }
         Some(())
@@ -85,12 +85,12 @@ fn descriptor_in_place(message: &[u8]) -> Option<Descriptor<'_>> {
     Some(Descriptor { entries, hits, hits_addend, limit_override: None })
 }
 
-fn entry_in_place(message: &[u8]) -> Option<Entry<'_>> {
+fn entry_borrowed(message: &[u8]) -> Option<Entry<'_>> {
     let mut entry = Entry { key: &[], value: &[] };
     for_each_field(message, |number, value| {
         match (number, value) {
-            (1, Value::Bytes(key)) => entry.key = key,
-            (2, Value::Bytes(value)) => entry.value = value,
+            (1, FieldValue::Bytes(key)) => entry.key = key,
+            (2, FieldValue::Bytes(value)) => entry.value = value,
             _ => return None,
         }
         Some(())
@@ -99,10 +99,10 @@ fn entry_in_place(message: &[u8]) -> Option<Entry<'_>> {
 }
 
 /// A `google.protobuf.UInt64Value`.
-fn number_in_place(message: &[u8]) -> Option<u64> {
+fn number_borrowed(message: &[u8]) -> Option<u64> {
     let mut found = 0;
     for_each_field(message, |number, value| match (number, value) {
-        (1, Value::Number(number)) => {
+        (1, FieldValue::Number(number)) => {
             found = number;
             Some(())
         }
@@ -112,22 +112,22 @@ fn number_in_place(message: &[u8]) -> Option<u64> {
 }
 
 /// What a field holds: there are no others in a request.
-enum Value<'a> {
+enum FieldValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
 /// Goes through the fields of a message; stops where `each` says `None`, or the bytes are no such fields.
-fn for_each_field<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, Value<'a>) -> Option<()>) -> Option<()> {
+fn for_each_field<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>) -> Option<()>) -> Option<()> {
     while !message.is_empty() {
         let (number, wire_type) = decode_key(&mut message).ok()?;
         let value = match wire_type {
-            WireType::Varint => Value::Number(decode_varint(&mut message).ok()?),
+            WireType::Varint => FieldValue::Number(decode_varint(&mut message).ok()?),
             WireType::LengthDelimited => {
                 let length = usize::try_from(decode_varint(&mut message).ok()?).ok()?;
                 let (bytes, rest) = message.split_at_checked(length)?;
                 message = rest;
-                Value::Bytes(bytes)
+                FieldValue::Bytes(bytes)
             }
             _ => return None,
         };

@@ -10,14 +10,14 @@ use std::borrow::Cow;
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, NullValue, Struct, Value};
 
-use crate::decision::{CurrentLimit, Decision, Header, Status};
+use crate::decision::{CurrentLimit, Decision, Header, LimitStatus};
 use crate::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::pb::{HeaderValue, RateLimitResponse};
 
 /// The most maps and lists inside one another that dynamic metadata can have; what lies deeper is sent as null.
 ///
 /// A map takes three levels of protobuf (struct, entry, value), and 3 x 32 is within a parser's 100.
-pub const DEEPEST_METADATA: u32 = 32;
+pub const MAX_METADATA_DEPTH: u32 = 32;
 
 /// The answer that says `decision`.
 pub fn response(decision: &Decision<'_>) -> RateLimitResponse {
@@ -27,7 +27,7 @@ pub fn response(decision: &Decision<'_>) -> RateLimitResponse {
         statuses: decision.statuses.iter().map(status).collect(),
         response_headers_to_add: decision.headers.iter().map(header).collect(),
         raw_body: body.map(|text| text.as_bytes().to_vec()).unwrap_or_default(),
-        dynamic_metadata: decision.metadata.as_ref().map(|fields| structure(fields, DEEPEST_METADATA - 1)),
+        dynamic_metadata: decision.metadata.as_ref().map(|fields| structure(fields, MAX_METADATA_DEPTH - 1)),
         request_headers_to_add: Vec::new(),
         quota: None,
     }
@@ -37,7 +37,7 @@ fn code(over_limit: bool) -> Code {
     if over_limit { Code::OverLimit } else { Code::Ok }
 }
 
-fn status(status: &Status<'_>) -> DescriptorStatus {
+fn status(status: &LimitStatus<'_>) -> DescriptorStatus {
     DescriptorStatus {
         code: code(status.over_limit).into(),
         current_limit: status.current_limit.as_ref().map(current_limit),

@@ -1,114 +1,80 @@
-//! `ShouldRateLimit`: one question, one answer.
+//! `ShouldRateLimit`: one request, one response.
 //!
-//! The time and the rules are taken here, once for each request, and passed down. A decision by memory never waits; one
-//! by Redis waits as long as the caller's deadline and the store's allow, and keeps the rules meanwhile. An
-//! answer that a leaky bucket holds sleeps here, after the rules were let go, and costs a timer. This is the only
-//! place where errors become gRPC codes. What a caller sends besides the message (its deadline, the trace that it is
-//! of) is read here too.
+//! Takes the time and the rules once for each request and passes them down. A decision by an immediate store never
+//! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
+//! rules meanwhile. A response that a leaky bucket delays sleeps here, after the rules were released, and costs a timer.
+//! Errors become gRPC codes here and nowhere else. The headers of a call (its deadline, its trace) are read here too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use tonic::{Code, Response, Status};
+use tonic::{Response, Status};
 
-use super::{decode, encode, spans};
+use super::answer::{AnswerError, DelayedResponse, MAX_DESCRIPTORS};
+use super::{decode, spans};
 use crate::clock::{Clock, micros};
 use crate::config::live::{LiveRules, LoadedRules};
 use crate::decide::{DecideError, Decider, DecisionContext};
-use crate::decision::Decision;
 use crate::pb::rate_limit_service_server::RateLimitService;
 use crate::pb::{METHOD, RateLimitRequest, RateLimitResponse};
 use crate::request::Request;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
-/// Answers requests, whichever way they came in.
+/// Answers requests of every listener.
 #[derive(Debug)]
 pub struct Service {
-    /// Where the time comes from.
+    /// Source of the time.
     pub clock: Clock,
-    /// The rules in force.
+    /// The rules that are loaded.
     pub rules: Arc<LiveRules>,
-    /// What decides.
+    /// Decides the requests.
     pub decider: Decider,
-    /// What begins traces, if any are wanted.
+    /// Starts traces; `None`: traces are off.
     pub tracer: Option<Tracer>,
-    held: AtomicUsize,
+    delayed_responses: AtomicUsize,
 }
 
-/// The most descriptors that one request may have: many times what any proxy sends, and little enough that a request
-/// costs its sender more than it costs us.
-pub const MOST_DESCRIPTORS: usize = 10_000;
-
-/// How long a caller is taken to wait if it does not say.
+/// Deadline of a caller that sends none.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
-/// The longest an answer is held, whatever a caller says.
-const LONGEST_HOLD: Duration = Duration::from_secs(3600);
-/// What a decision needs after the store's answer, or in place of it, to reach its caller before the deadline.
+/// Longest delay of a response, regardless of the caller's deadline.
+const MAX_DELAY: Duration = Duration::from_secs(3600);
+/// Time reserved after the store's answer, so that the response reaches the caller before its deadline.
 const ANSWER_MARGIN: Duration = Duration::from_millis(5);
-/// What a held answer needs to reach its caller before the deadline.
+/// Time reserved after a delay, so that the response reaches the caller before its deadline.
 const RETURN_MARGIN: Duration = Duration::from_millis(2);
 
-/// Why a request was not answered. Whose fault it is shows in [`AnswerError::code`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnswerError {
-    /// The caller's fault.
-    #[error("rate limit descriptor list has {count} entries, more than {MOST_DESCRIPTORS}")]
-    TooManyDescriptors {
-        /// How many there are.
-        count: usize,
-    },
-    /// There is no decision.
-    #[error(transparent)]
-    Undecided(#[from] DecideError),
-}
-
-/// Response to a request, and its delay.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DelayedResponse {
-    /// The response.
-    pub response: RateLimitResponse,
-    /// Time from the decision until the response is due; zero unless a leaky bucket delays it.
-    pub delay: Duration,
-}
-
-impl DelayedResponse {
-    fn of(decision: &Decision<'_>) -> Self {
-        Self { response: encode::response(decision), delay: Duration::from_micros(decision.delay_us) }
-    }
-}
-
-impl AnswerError {
-    /// The gRPC code of this error. Envoy treats all but OK alike: its `failure_mode_deny` decides.
-    pub const fn code(&self) -> Code {
-        match self {
-            Self::TooManyDescriptors { .. }
-            | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors) => Code::InvalidArgument,
-            Self::Undecided(DecideError::NoRules | DecideError::Store) => Code::Unavailable,
-        }
-    }
+/// An answer, and the time that it took.
+struct TimedAnswer {
+    answer: Result<RateLimitResponse, AnswerError>,
+    /// Duration including the delay; `None` if metrics are off.
+    took: Option<Duration>,
 }
 
 impl Service {
-    /// A service that holds no answer yet.
+    /// Creates a service without a tracer.
     pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
-        Self { clock, rules, decider, tracer: None, held: AtomicUsize::new(0) }
+        Self { clock, rules, decider, tracer: None, delayed_responses: AtomicUsize::new(0) }
     }
 
-    /// The span of a request with these headers, if it is sampled.
-    pub fn begin<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
+    /// Starts the span of a request with these headers; `None` if the request is not sampled.
+    pub fn start_span<'h>(
+        &self,
+        name: &'static str,
+        header: impl Fn(&'static str) -> Option<&'h [u8]>,
+    ) -> Option<Span> {
         self.tracer.as_ref()?.begin(name, header)
     }
 
     /// Answers a call that came with these headers.
     pub(super) async fn call(&self, headers: &HeaderMap, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
-        let deadline = deadline(headers).unwrap_or(DEFAULT_DEADLINE);
-        let mut span = self.begin(METHOD, |name| headers.get(name).map(HeaderValue::as_bytes));
+        let deadline = grpc_timeout(headers).unwrap_or(DEFAULT_DEADLINE);
+        let mut span = self.start_span(METHOD, |name| headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
             spans::begin_call(span);
         }
-        let (answer, took) = self.answer_timed(request, deadline, span.as_ref()).await;
+        let TimedAnswer { answer, took } = self.answer_timed(request, deadline, span.as_ref()).await;
         if let Some(took) = took {
             self.decider.metrics.calls.observe(took);
         }
@@ -118,24 +84,21 @@ impl Service {
         answer.map_err(|error| Status::new(error.code(), error.to_string()))
     }
 
-    /// Decides a request, and holds the answer for as long as the decision says. `deadline` is how long the caller
-    /// waits from now on; `span` is that of the whole request.
+    /// Decides a request, and sleeps for the delay of its response. `deadline` is the time that the caller waits from
+    /// now on; `span` is the span of the request.
+    ///
+    /// # Errors
+    /// The request is invalid, or there is no decision.
     pub async fn answer(
         &self,
         request: &Request<'_>,
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
-        self.answer_timed(request, deadline, span).await.0
+        self.answer_timed(request, deadline, span).await.answer
     }
 
-    /// The same, and how long it took, if that is of interest.
-    async fn answer_timed(
-        &self,
-        request: &Request<'_>,
-        deadline: Duration,
-        span: Option<&Span>,
-    ) -> (Result<RateLimitResponse, AnswerError>, Option<Duration>) {
+    async fn answer_timed(&self, request: &Request<'_>, deadline: Duration, span: Option<&Span>) -> TimedAnswer {
         let metrics = &self.decider.metrics;
         let begun = metrics.begin();
         let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
@@ -149,25 +112,25 @@ impl Service {
         }
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
-            spans::conclude(span, request, &decided, shows_descriptors);
+            spans::end_decision(span, request, &decided, shows_descriptors);
         }
         match decided {
-            Ok(DelayedResponse { response, delay: Duration::ZERO }) => (Ok(response), took),
+            Ok(DelayedResponse { response, delay: Duration::ZERO }) => TimedAnswer { answer: Ok(response), took },
             Ok(DelayedResponse { response, delay }) => {
-                let _held = Held::new(&self.held);
+                let _counted = CountGuard::new(&self.delayed_responses);
                 tokio::time::sleep(delay).await;
-                (Ok(response), begun.map(|begun| begun.elapsed()))
+                TimedAnswer { answer: Ok(response), took: begun.map(|begun| begun.elapsed()) }
             }
-            Err(error) => (Err(error), took),
+            Err(error) => TimedAnswer { answer: Err(error), took },
         }
     }
 
-    /// How many answers are held now: decided, and not yet due.
-    pub fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+    /// Number of responses that are delayed now: decided, and not yet due.
+    pub fn delayed_responses(&self) -> usize {
+        self.delayed_responses.load(Ordering::Relaxed)
     }
 
-    /// Decides a request; returns the response and the delay before it is due. `span` is that of the decision.
+    /// Decides a request; returns the response and the delay before it is due. `span` is the span of the decision.
     ///
     /// # Errors
     /// The request is invalid, or there is no decision.
@@ -208,14 +171,14 @@ impl Service {
         Ok(DelayedResponse::of(&self.decider.decide(context, request).await?))
     }
 
-    /// What is taken once for a decision that is needed within `deadline` from now.
+    /// Context of a decision that is due within `deadline` from now: time, rules, deadline of the store, longest delay.
     pub fn context<'r>(&self, rules: Option<&'r LoadedRules>, deadline: Duration) -> DecisionContext<'r> {
         let store_time = self.decider.store.timeout().min(deadline.saturating_sub(ANSWER_MARGIN));
-        let hold = deadline.saturating_sub(store_time + RETURN_MARGIN).min(LONGEST_HOLD);
+        let max_delay = deadline.saturating_sub(store_time + RETURN_MARGIN).min(MAX_DELAY);
         DecisionContext {
             rules: rules.map(|loaded| &loaded.rules),
             now: self.clock.now(),
-            max_delay_us: micros(hold),
+            max_delay_us: micros(max_delay),
             deadline: (!store_time.is_zero()).then(|| Instant::now() + store_time),
             span_ref: None,
         }
@@ -224,22 +187,22 @@ impl Service {
 
 fn check_size(request: &Request<'_>) -> Result<(), AnswerError> {
     match request.descriptors.len() {
-        0..=MOST_DESCRIPTORS => Ok(()),
+        0..=MAX_DESCRIPTORS => Ok(()),
         count => Err(AnswerError::TooManyDescriptors { count }),
     }
 }
 
-/// Counts an answer for as long as it is held, also if its caller gives up.
-struct Held<'a>(&'a AtomicUsize);
+/// Counts itself while it exists, also if the caller gives up.
+struct CountGuard<'a>(&'a AtomicUsize);
 
-impl<'a> Held<'a> {
+impl<'a> CountGuard<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for CountGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -260,8 +223,8 @@ impl RateLimitService for Rpc {
     }
 }
 
-/// What `grpc-timeout` says: up to eight digits and a unit. `None` if it is not there or says nothing.
-fn deadline(headers: &HeaderMap) -> Option<Duration> {
+/// Value of the `grpc-timeout` header: up to eight digits and a unit. `None` if it is absent or malformed.
+fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
     let text = headers.get(&GRPC_TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

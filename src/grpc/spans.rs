@@ -1,9 +1,9 @@
-//! What spans tell of a call and of its decision.
+//! Span attributes of a call and of its decision.
 //!
-//! Names are those of OpenTelemetry's conventions where there are any: `rpc.*` as of their release candidate. What a
-//! caller asked for is told only where that is wanted: keys and values may tell who somebody is.
+//! Names follow OpenTelemetry's conventions where there are any: `rpc.*` as of their release candidate. Descriptors are
+//! recorded only if the operator asks for them, because keys and values may identify persons.
 
-use super::service::{AnswerError, DelayedResponse};
+use super::answer::{AnswerError, DelayedResponse};
 use crate::decide::explain::descriptor_text;
 use crate::pb::METHOD;
 use crate::pb::rate_limit_response::Code;
@@ -12,29 +12,29 @@ use crate::telemetry::traces::Span;
 
 const STATUS_CODE: &str = "rpc.response.status_code";
 
-/// The descriptors of a request that are told, at most.
-const MOST_TOLD: usize = 16;
+/// Maximum number of descriptors recorded of a request.
+const MAX_RECORDED_DESCRIPTORS: usize = 16;
 
-/// What is known of a call at once.
+/// Records what is known at the start of a call.
 pub(super) fn begin_call(span: &mut Span) {
     span.set("rpc.system.name", "grpc");
     span.set("rpc.method", METHOD);
-    // That is what becomes of it if its caller gives up: then nobody comes to say otherwise.
+    // Replaced when the call ends; stays if the caller gives up before.
     span.set(STATUS_CODE, "CANCELLED");
 }
 
-/// How a call ended.
+/// Records the end of a call.
 pub(super) fn end_call(mut span: Span, error: Option<&AnswerError>) {
     let code = error.map_or("OK", |error| code_name(error.code()));
     span.replace(STATUS_CODE, code);
     match error {
-        // Who asks wrongly is no error of ours.
+        // A fault of the caller is not a server error.
         Some(error) if error.code() != tonic::Code::InvalidArgument => span.fail(code, error.to_string()),
         Some(_) | None => {}
     }
 }
 
-/// The name of a code that calls end with.
+/// Name of a code that calls end with.
 const fn code_name(code: tonic::Code) -> &'static str {
     match code {
         tonic::Code::Ok => "OK",
@@ -44,8 +44,8 @@ const fn code_name(code: tonic::Code) -> &'static str {
     }
 }
 
-/// What was decided.
-pub(super) fn conclude(
+/// Records a decision.
+pub(super) fn end_decision(
     mut span: Span,
     request: &Request<'_>,
     decided: &Result<DelayedResponse, AnswerError>,
@@ -54,8 +54,8 @@ pub(super) fn conclude(
     span.set_text("tollkeeper.domain", request.domain);
     span.set("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
     if shows_descriptors {
-        let told = request.descriptors.iter().take(MOST_TOLD).map(descriptor_text);
-        span.set_text("tollkeeper.request", &told.collect::<Vec<_>>().join("; "));
+        let descriptors = request.descriptors.iter().take(MAX_RECORDED_DESCRIPTORS).map(descriptor_text);
+        span.set_text("tollkeeper.request", &descriptors.collect::<Vec<_>>().join("; "));
     }
     match decided {
         Ok(DelayedResponse { response, delay }) => {

@@ -23,7 +23,7 @@ const MAX_EXPLAINED: usize = 100;
 /// `/json`
 pub(super) async fn decide(State(state): State<AppState>, method: Method, headers: HeaderMap, body: Bytes) -> Response {
     let name = if method == Method::POST { "POST /json" } else { "/json" };
-    let span = state.collector.service.begin(name, |name| headers.get(name).map(HeaderValue::as_bytes));
+    let span = state.collector.service.start_span(name, |name| headers.get(name).map(HeaderValue::as_bytes));
     let response = decide_body(&state, &body, span.as_ref()).await;
     if let Some(mut span) = span {
         span.set_text("http.request.method", method.as_str());

@@ -14,9 +14,9 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstEncoder};
 
 /// The most fields of a message, those of its descriptors included: several for each of 10 000 descriptors.
-pub const MOST_FIELDS: usize = 100_000;
+pub const MAX_FIELDS: usize = 100_000;
 
-/// Protobuf with at most [`MOST_FIELDS`] fields in what is received.
+/// Protobuf with at most [`MAX_FIELDS`] fields in what is received.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -45,7 +45,7 @@ where
     }
 }
 
-/// Decodes what has at most [`MOST_FIELDS`] fields.
+/// Decodes what has at most [`MAX_FIELDS`] fields.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundedDecoder<U>(PhantomData<U>);
 
@@ -61,15 +61,15 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 /// The message that is all of `buffer`, which is one piece.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` if it has [`MOST_FIELDS`] fields or more, `INTERNAL` if it is no such message.
+/// `INVALID_ARGUMENT` if it has [`MAX_FIELDS`] fields or more, `INTERNAL` if it is no such message.
 pub fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
     // A field takes a byte at least, so a message of fewer bytes need not be counted.
-    let mut left = MOST_FIELDS;
-    if buffer.remaining() >= MOST_FIELDS {
+    let mut left = MAX_FIELDS;
+    if buffer.remaining() >= MAX_FIELDS {
         count_fields(buffer.chunk(), true, &mut left);
     }
     if left == 0 {
-        return Err(Status::invalid_argument(format!("the message has {MOST_FIELDS} fields or more")));
+        return Err(Status::invalid_argument(format!("the message has {MAX_FIELDS} fields or more")));
     }
     U::decode(buffer).map_err(|error| Status::internal(error.to_string()))
 }

@@ -22,7 +22,11 @@ pub(super) fn collect(service: &Service, emit: &mut dyn FnMut(Family)) {
     if let Some(tracer) = &service.tracer {
         emit(spans(&tracer.span_queue));
     }
-    emit(Family::gauge("tollkeeper_answers_held", "Number of responses that are delayed now.", service.held()));
+    emit(Family::gauge(
+        "tollkeeper_answers_held",
+        "Number of responses that are delayed now.",
+        service.delayed_responses(),
+    ));
 }
 
 /// Calls by gRPC method.

@@ -68,7 +68,7 @@ fn redis_metrics(redis: RedisStats, emit: &mut dyn FnMut(Family)) {
     let help = "Total number of charges whose caller stopped waiting; they may have been charged.";
     emit(Family::counter("tollkeeper_draws_abandoned_total", help, redis.abandoned));
     let help = "Total number of charges rejected by the over-limit cache, without a call to Redis.";
-    emit(Family::counter("tollkeeper_known_over_hits_total", help, redis.refused_locally));
+    emit(Family::counter("tollkeeper_known_over_hits_total", help, redis.rejected_locally));
     eventual(&redis, emit);
     let RedisStats { main, per_second, .. } = redis;
     let mut breakers = Family::new(

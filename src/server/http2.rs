@@ -32,7 +32,7 @@ use super::admission::{ConnectionPermit, RequestPermit};
 use super::admission_service::admit;
 use super::graceful::GracefulConnection;
 use super::in_flight::InFlightRequests;
-use crate::grpc::call::Calls;
+use crate::grpc::fast_path::FastPath;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 
@@ -42,7 +42,7 @@ pub(super) struct Http2Server {
     builder: Builder,
     /// `None` switches pings off.
     keep_alive: Option<KeepAliveTimes>,
-    calls: Calls,
+    fast_path: FastPath,
     /// Answers every request that `calls` does not accept.
     router: TowerToHyperService<Router>,
 }
@@ -56,7 +56,7 @@ const WINDOW_BYTES: u32 = 1024 * 1024;
 
 impl Http2Server {
     /// Server with the limits and keepalive of the settings.
-    pub(super) fn new(bounds: &ClientLimits, settings: &GrpcSettings, calls: Calls, router: Router) -> Self {
+    pub(super) fn new(bounds: &ClientLimits, settings: &GrpcSettings, fast_path: FastPath, router: Router) -> Self {
         let mut builder = Builder::new();
         builder
             .max_header_list_size(bounds.head_bytes)
@@ -66,7 +66,7 @@ impl Http2Server {
             .initial_connection_window_size(WINDOW_BYTES);
         let timeout = settings.keepalive_timeout;
         let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
-        Self { builder, keep_alive, calls, router: TowerToHyperService::new(router) }
+        Self { builder, keep_alive, fast_path, router: TowerToHyperService::new(router) }
     }
 
     /// Serves a connection.
@@ -75,7 +75,7 @@ impl Http2Server {
         I: AsyncRead + AsyncWrite + Unpin + Send,
     {
         let state = State::Handshaking(self.builder.handshake(io));
-        let requests = InFlightRequests::new(self.calls.are_prompt());
+        let requests = InFlightRequests::new(self.fast_path.is_immediate());
         let keep_alive = self.keep_alive;
         let respond = move |request, sender| respond(Arc::clone(&self), Arc::clone(&permit), request, sender);
         Http2Connection { state, respond, requests, keep_alive, is_shutting_down: false }
@@ -185,8 +185,8 @@ async fn respond(
         }
     };
     let body = RequestBody(body);
-    let _sent = if server.calls.takes(&head) {
-        let call = pin!(server.calls.answer(&head.headers, body));
+    let _sent = if server.fast_path.accepts(&head) {
+        let call = pin!(server.fast_path.answer(&head.headers, body));
         let result = until_reset(&mut sender, call).await;
         drop(permit);
         match result {

@@ -17,7 +17,7 @@ use super::http2::Http2Server;
 use super::reloading_tls::ReloadingTls;
 use super::sockets::{listen_tcp, listen_unix};
 use crate::grpc;
-use crate::grpc::call::Calls;
+use crate::grpc::fast_path::FastPath;
 use crate::grpc::health::GrpcHealth;
 use crate::http::app_state::AppState;
 use crate::http::{metrics_pages, routes};
@@ -111,8 +111,8 @@ impl BoundListeners {
         let mut serving = JoinSet::new();
         let bounds = &self.bounds;
         let service = &state.collector.service;
-        let calls = Calls::new(Arc::clone(service), settings.max_message_bytes);
-        let http2 = Http2Server::new(bounds, settings, calls, grpc::routes::routes(settings, service, health));
+        let fast_path = FastPath::new(Arc::clone(service), settings.max_message_bytes);
+        let http2 = Http2Server::new(bounds, settings, fast_path, grpc::routes::routes(settings, service, health));
         let policy = ConnectionPolicy::grpc(bounds, settings, http2);
         match self.grpc {
             GrpcSocket::Tcp(listener) => {

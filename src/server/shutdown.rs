@@ -41,7 +41,7 @@ impl Draining<'_> {
         let service = self.service;
         match tokio::time::timeout(settings.timeout, self.stop_after(settings.drain_period)).await {
             Ok(result) => result?,
-            Err(_) if service.held() > 0 => return Err(ServerError::CutOff(settings.timeout)),
+            Err(_) if service.delayed_responses() > 0 => return Err(ServerError::CutOff(settings.timeout)),
             Err(_) => {}
         }
         tracing::warn!("stopped");
@@ -82,10 +82,10 @@ impl Draining<'_> {
 async fn all_answered(service: &Service) {
     loop {
         tokio::time::sleep(CLOSE_GRACE).await;
-        if service.held() == 0 {
+        if service.delayed_responses() == 0 {
             break;
         }
-        while service.held() > 0 {
+        while service.delayed_responses() > 0 {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }

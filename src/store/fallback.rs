@@ -2,7 +2,7 @@
 //! of each limit.
 //!
 //! The share is the limit divided by the replicas that count, rounded down, at least 1 unless the limit is 0. While
-//! Redis answers, the levels it reports for such rules are kept here as the same part of the share, rounded up, so that
+//! Redis answers, the results it reports for such rules are kept here as the same part of the share, rounded up, so that
 //! a replica that loses Redis goes on from what it last saw and no counter begins anew.
 //!
 //! The last report wins, also over what was admitted here since the one before: a store that is back has the word. What
@@ -12,7 +12,7 @@
 //! report. Until the next report, or until it drains, it is too much of a share that has become smaller, so that less
 //! passes, and too little of one that has become larger: then hits that others had charged can pass once more.
 //!
-//! The memory is bounded as [`Memory`] is; what finds no room is not
+//! The memory is bounded as [`MemoryStore`] is; what finds no room is not
 //! remembered, and what is charged then is limited in the small table that always has room.
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
-use super::memory::Memory;
+use super::memory::MemoryStore;
 use super::memory::usage::MemoryUsage;
 use crate::algorithm::state::State;
 use crate::algorithm::{
@@ -36,7 +36,7 @@ use crate::request::Hits;
 /// Counters that stand in for those of a lost Redis.
 #[derive(Debug)]
 pub struct Fallback {
-    memory: Memory,
+    memory: MemoryStore,
     sharers: ReplicaCount,
 }
 
@@ -65,7 +65,7 @@ impl Fallback {
     /// No counters yet, for one of so many replicas that share each limit; of about `capacity_bytes` at most, and at
     /// least 256 KiB.
     pub fn new(capacity_bytes: u64, replicas: NonZeroU32) -> Self {
-        Self { memory: Memory::new(capacity_bytes), sharers: ReplicaCount::new(replicas) }
+        Self { memory: MemoryStore::new(capacity_bytes), sharers: ReplicaCount::new(replicas) }
     }
 
     /// How many replicas share each limit; whoever counts them sets it.
@@ -73,21 +73,21 @@ impl Fallback {
         &self.sharers
     }
 
-    /// Decides a charge under this process's share of its limits; the levels are those of the share. What is more than
+    /// Decides a charge under this process's share of its limits; the results are those of the share. What is more than
     /// the share and not more than the limit can pass when the store is back: it is told to wait until the share is
     /// full again, not that it never will.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
-        let mut levels = self.with_shares(charge, |charge| {
+        let mut results = self.with_shares(charge, |charge| {
             self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_overflow(charge, now))
         });
-        for (counter, level) in charge.counters.iter().zip(&mut levels) {
+        for (counter, result) in charge.counters.iter().zip(&mut results) {
             let fits_the_limit =
                 matches!(charge.request.hits, Hits::Charge(hits) if hits <= u64::from(counter.limit.capacity()));
-            if !level.admitted && level.retry_after_us.is_none() && fits_the_limit {
-                level.retry_after_us = Some(level.reset_us);
+            if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
+                result.retry_after_us = Some(result.reset_us);
             }
         }
-        levels
+        results
     }
 
     /// Whether [`Fallback::charge`] would pass all limits, trials too; changes nothing.
@@ -95,7 +95,7 @@ impl Fallback {
         self.with_shares(charge, |charge| self.memory.admits(charge, now))
     }
 
-    /// Keeps the levels that Redis reported for counters of the path with this key, each given by its limit and tag,
+    /// Keeps the results that Redis reported for counters of the path with this key, each given by its limit and tag,
     /// `states` in the same order. `now` is this process's time: what another clock stamped ahead of it counts as of
     /// now.
     pub fn remember(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
@@ -140,7 +140,7 @@ impl Fallback {
 
 /// A state as the same part of the share as it was of the limit, rounded up.
 fn shared(state: &State, (limit, share): (&Limit, &Limit), now: Time) -> State {
-    let part = Part { of: u64::from(limit.capacity().max(1)), is: u64::from(share.capacity().max(1)) };
+    let part = Ratio { of: u64::from(limit.capacity().max(1)), is: u64::from(share.capacity().max(1)) };
     match state {
         // A share may drain faster than that part of the limit, so what the limit has drained until now is left out.
         State::TokenBucket(state) => {
@@ -175,7 +175,7 @@ fn shared(state: &State, (limit, share): (&Limit, &Limit), now: Time) -> State {
 
 /// The hits of each record are scaled so that those of any record and all after it are, together, rounded up: as the
 /// oldest go out, the share is never less used than the limit was.
-fn shared_log(state: &sliding_window_log::State, part: Part, now: Time) -> sliding_window_log::State {
+fn shared_log(state: &sliding_window_log::State, part: Ratio, now: Time) -> sliding_window_log::State {
     let mut records: VecDeque<sliding_window_log::LogRecord> = VecDeque::new();
     let (mut seen, mut held) = (0, 0);
     for record in state.records.iter().rev() {
@@ -195,12 +195,12 @@ fn shared_log(state: &sliding_window_log::State, part: Part, now: Time) -> slidi
 
 /// A part of a whole: `is` of each `of`.
 #[derive(Clone, Copy)]
-struct Part {
+struct Ratio {
     of: u64,
     is: u64,
 }
 
-impl Part {
+impl Ratio {
     fn rounded_up(self, count: u64) -> u64 {
         if self.is == self.of {
             count
@@ -213,14 +213,14 @@ impl Part {
         narrow(u128::from(count) * u128::from(self.is) / u128::from(self.of))
     }
 
-    /// Of whole hits and parts of one, as a level that drains is kept; rounded up in the smallest of them.
+    /// Of whole hits and parts of one, as a result that drains is kept; rounded up in the smallest of them.
     fn of_drained(self, (hits, rest): (u64, u64), limit: &Limit) -> (u64, u64) {
         if self.is == self.of {
             return (hits, rest);
         }
         let period = u128::from(limit.period_us());
         let units = u128::from(hits) * period + u128::from(rest);
-        // It fits: levels stay below 2^40 hits, periods below 2^45 us, and `is` below 2^32.
+        // It fits: results stay below 2^40 hits, periods below 2^45 us, and `is` below 2^32.
         let scaled = units.saturating_mul(self.is.into()).div_ceil(self.of.into());
         (narrow(scaled / period), narrow(scaled % period))
     }

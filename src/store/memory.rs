@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use self::shard::Shard;
+use self::shard::MemoryShard;
 use self::usage::{MemoryFull, MemoryUsage};
 use crate::algorithm::ChargeResult;
 use crate::algorithm::state::State;
@@ -28,33 +28,33 @@ use crate::sharded::{Sharded, lock, upper_half};
 
 /// The counters of this process.
 #[derive(Debug)]
-pub struct Memory {
-    shards: Sharded<Shard>,
+pub struct MemoryStore {
+    shards: Sharded<MemoryShard>,
     /// For those that find no room in their shard and are to be limited all the same.
-    overflow: Mutex<Shard>,
+    overflow: Mutex<MemoryShard>,
 }
 
 /// A shard of less would be full after a few chunks.
-const LEAST_SHARD_BYTES: u64 = 256 * 1024;
+const MIN_SHARD_BYTES: u64 = 256 * 1024;
 /// A shard of more would be locked for long while it is swept or its index is rebuilt.
-const MOST_SHARD_BYTES: u64 = 2 * 1024 * 1024;
+const MAX_SHARD_BYTES: u64 = 2 * 1024 * 1024;
 /// As many shards as memory allows, up to this, lessen contention; beyond it only size asks for more.
-const ENOUGH_SHARDS: u64 = 256;
+const CONTENTION_SHARDS: u64 = 256;
 
-impl Memory {
+impl MemoryStore {
     /// An empty store that takes at most about `capacity_bytes`, at least 256 KiB.
     pub fn new(capacity_bytes: u64) -> Self {
         let shards =
-            (capacity_bytes / LEAST_SHARD_BYTES).clamp(1, ENOUGH_SHARDS).max(capacity_bytes / MOST_SHARD_BYTES);
-        let shard_bytes = (capacity_bytes / shards).max(LEAST_SHARD_BYTES);
+            (capacity_bytes / MIN_SHARD_BYTES).clamp(1, CONTENTION_SHARDS).max(capacity_bytes / MAX_SHARD_BYTES);
+        let shard_bytes = (capacity_bytes / shards).max(MIN_SHARD_BYTES);
         let count = usize::try_from(shards).unwrap_or(usize::MAX);
         Self {
-            shards: Sharded::new(count, || Shard::new(shard_bytes)),
-            overflow: Mutex::new(Shard::evict_any(LEAST_SHARD_BYTES.max(capacity_bytes / 256))),
+            shards: Sharded::new(count, || MemoryShard::new(shard_bytes)),
+            overflow: Mutex::new(MemoryShard::evict_any(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
 
-    /// Decides all limits of a descriptor at once; the levels stand in the order of the charge's counters. A look never
+    /// Decides all limits of a descriptor at once; the results stand in the order of the charge's counters. A look never
     /// adds a counter.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         self.shard(charge.key).charge(charge, now)
@@ -75,7 +75,7 @@ impl Memory {
         charge.counters.iter().filter(|counter| reset(counter)).count()
     }
 
-    /// Whether [`Memory::charge`] would pass all limits, trials too; changes nothing.
+    /// Whether [`MemoryStore::charge`] would pass all limits, trials too; changes nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
         self.shard(charge.key).admits(charge, now)
     }
@@ -87,7 +87,7 @@ impl Memory {
         each(&mut |limit, tag, state| shard.put((path ^ tag, limit), state, now));
     }
 
-    fn shard(&self, path: u128) -> MutexGuard<'_, Shard> {
+    fn shard(&self, path: u128) -> MutexGuard<'_, MemoryShard> {
         self.shards.lock(upper_half(path))
     }
 

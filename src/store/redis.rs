@@ -318,7 +318,7 @@ impl Redis {
             charges: self.stats.requested(),
             calls: runner.calls(),
             abandoned: self.stats.abandoned(),
-            refused_locally: runner.over_limit_cache.rejected(),
+            rejected_locally: runner.over_limit_cache.rejected(),
             latency: self.stats.latency(),
             eventual: table.stats(),
             eventual_descriptors: table.descriptors(),

@@ -26,7 +26,7 @@ pub struct RedisStats {
     /// Charges whose caller gave up or timed out; Redis may have counted them.
     pub abandoned: u64,
     /// Charges rejected by the over-limit cache.
-    pub refused_locally: u64,
+    pub rejected_locally: u64,
     /// Latency of charges that needed a Redis round trip.
     pub latency: HistogramSnapshot,
     /// Hits of eventual rules.

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::clock::Time;
+use tollkeeper::grpc::answer::{AnswerError, DelayedResponse};
 use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE, DelayedResponse};
+use tollkeeper::grpc::service::DEFAULT_DEADLINE;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;

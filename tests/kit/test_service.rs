@@ -17,15 +17,16 @@ use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::live::{LiveRules, LoadedFrom};
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
+use tollkeeper::grpc::answer::{AnswerError, DelayedResponse};
 use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::{AnswerError, DEFAULT_DEADLINE, DelayedResponse, Service};
+use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 
 /// Somebody who answers.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl TestService {
             on_store_error: settings.rules.on_store_error,
             ..CompileOptions::default()
         };
-        let memory = Memory::new(settings.memory.capacity_bytes as u64);
+        let memory = MemoryStore::new(settings.memory.capacity_bytes as u64);
         let decider = Decider::new(memory.into(), settings.decisions, Arc::default());
         let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
         Self { inner: service, options }

@@ -11,7 +11,7 @@ use tollkeeper::decide::{Decider, DecisionContext};
 use tollkeeper::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01 00:00:00 UTC, a Thursday: a second, a minute, an hour, a day and a week begin.
 const ORIGIN: Time = Time::from_secs(1_767_225_600);
@@ -35,7 +35,7 @@ impl ExampleService {
         let (settings, _) = Settings::from_env(std::iter::empty::<(OsString, OsString)>()).expect("the defaults");
         Self {
             rules: RuleSet::new(compile(&[source], &CompileOptions::default()).expect("it is good").domains),
-            decider: Decider::new(Memory::new(1 << 22).into(), settings.decisions, Arc::default()),
+            decider: Decider::new(MemoryStore::new(1 << 22).into(), settings.decisions, Arc::default()),
         }
     }
 

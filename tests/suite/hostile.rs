@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown};
 use std::thread;
 
-use ::tollkeeper::grpc::service::MOST_DESCRIPTORS;
+use ::tollkeeper::grpc::answer::MAX_DESCRIPTORS;
 use ::tollkeeper::pb::rate_limit_descriptor::RateLimitOverride;
 use ::tollkeeper::pb::{RateLimitRequest, RateLimitResponse};
 use bytes::Bytes;
@@ -137,8 +137,8 @@ fn descriptors_are_decided_up_to_their_bound() {
         descriptors: vec![grpc::descriptor(&[("open", "x")]); count],
         ..grpc::rate_limit_request("shop", &[])
     };
-    assert_eq!(target.ask(&many(MOST_DESCRIPTORS)).unwrap().statuses.len(), MOST_DESCRIPTORS);
-    let status = target.ask(&many(MOST_DESCRIPTORS + 1)).unwrap_err();
+    assert_eq!(target.ask(&many(MAX_DESCRIPTORS)).unwrap().statuses.len(), MAX_DESCRIPTORS);
+    let status = target.ask(&many(MAX_DESCRIPTORS + 1)).unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     assert!(status.message().contains("10001"), "{status}");
     target.assert_unharmed();

@@ -19,7 +19,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 use tollkeeper::store::memory::usage::MemoryFull;
 
 use crate::kit::fixtures::in_parallel;
@@ -44,7 +44,7 @@ fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
 
 /// Charges from all `limits` of one value.
 fn charge(
-    store: &Memory,
+    store: &MemoryStore,
     value: &[u8],
     limits: &[Limit],
     hits: Hits,
@@ -64,7 +64,7 @@ fn with_charge<T>(value: &[u8], limits: &[Limit], hits: Hits, then: impl FnOnce(
 }
 
 /// Charges one hit from one limit of a key with a number.
-fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<ChargeResult, MemoryFull> {
+fn hit(store: &MemoryStore, key: u64, limit: &Limit, now: Time) -> Result<ChargeResult, MemoryFull> {
     charge(store, &key.to_be_bytes(), std::slice::from_ref(limit), Hits::Charge(1), now).map(|levels| levels[0])
 }
 
@@ -72,7 +72,7 @@ fn hit(store: &Memory, key: u64, limit: &Limit, now: Time) -> Result<ChargeResul
 fn of_200_concurrent_charges_exactly_the_limit_of_50_pass() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 50, Unit::Hour);
-        let store = Memory::new(1 << 20);
+        let store = MemoryStore::new(1 << 20);
         for round in 0..20 {
             let departures = Mutex::new(Vec::new());
             in_parallel(8, |thread| {
@@ -101,7 +101,7 @@ fn limits_of_a_descriptor_are_charged_all_or_none_under_concurrency() {
     for (place, first) in Algorithm::ALL.into_iter().enumerate() {
         for second in Algorithm::ALL.into_iter().skip(place + 1) {
             let limits = [limit(first, 60, Unit::Day), limit(second, 40, Unit::Hour)];
-            let store = Memory::new(1 << 20);
+            let store = MemoryStore::new(1 << 20);
             let charged = AtomicU64::new(0);
             in_parallel(8, |thread| {
                 for turn in 0..20 {
@@ -126,7 +126,7 @@ fn ever_new_values_stay_within_capacity() {
     const CAPACITY: u64 = 1 << 20;
     // With something left, so that a counter may give way.
     let limits = Algorithm::ALL.map(|algorithm| limit(algorithm, 2, Unit::Day));
-    let store = Memory::new(CAPACITY);
+    let store = MemoryStore::new(CAPACITY);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let feed = |thread: u64| {
@@ -159,7 +159,7 @@ fn ever_new_values_stay_within_capacity() {
 fn counter_over_its_limit_is_never_evicted() {
     let used_up = limit(Algorithm::FixedWindow, 1, Unit::Day);
     let ample = limit(Algorithm::FixedWindow, 10, Unit::Day);
-    let store = Memory::new(SMALLEST);
+    let store = MemoryStore::new(SMALLEST);
     for key in 0..400 {
         assert!(hit(&store, key, &used_up, NOW).unwrap().admitted);
     }
@@ -176,7 +176,7 @@ fn counter_over_its_limit_is_never_evicted() {
 fn rotating_values_cannot_evict_a_rejecting_counter() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 3, Unit::Hour);
-        let store = Memory::new(SMALLEST);
+        let store = MemoryStore::new(SMALLEST);
         let own = || charge(&store, b"own", &[limit], Hits::Charge(1), NOW).unwrap()[0].admitted;
         assert_eq!([own(), own(), own(), own()], [true, true, true, false]);
         for key in 0..10_000 {
@@ -188,8 +188,8 @@ fn rotating_values_cannot_evict_a_rejecting_counter() {
 }
 
 /// A store of one shard with nothing but counters that are over, one hit each.
-fn full_of_refusals(limit: &Limit) -> (Memory, u64) {
-    let store = Memory::new(SMALLEST);
+fn full_of_refusals(limit: &Limit) -> (MemoryStore, u64) {
+    let store = MemoryStore::new(SMALLEST);
     let count = (0..20_000).find(|key| hit(&store, *key, limit, NOW).is_err()).unwrap();
     (store, count)
 }
@@ -223,7 +223,7 @@ fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
 fn growing_logs_stay_within_capacity_and_keep_their_limit() {
     // 200 logs of up to 1000 records would take 3 MB.
     let log = limit(Algorithm::SlidingWindowLog, 1_000, Unit::Day);
-    let store = Memory::new(SMALLEST);
+    let store = MemoryStore::new(SMALLEST);
     for turn in 0..100_000 {
         let _ = hit(&store, turn % 200, &log, NOW.plus_us(turn));
         let bytes = store.usage().bytes;
@@ -240,7 +240,7 @@ fn growing_logs_stay_within_capacity_and_keep_their_limit() {
 
 #[test]
 fn refunds_and_peeks_create_no_counter() {
-    let store = Memory::new(SMALLEST);
+    let store = MemoryStore::new(SMALLEST);
     for algorithm in Algorithm::ALL {
         let limit = [limit(algorithm, 5, Unit::Day)];
         for key in 0_u32..100 {
@@ -273,7 +273,7 @@ descriptors:
       - {unit: hour, requests_per_unit: 7, on_store_error: deny}
 ",
     )]);
-    service.inner.decider.store = Memory::new(SMALLEST).into();
+    service.inner.decider.store = MemoryStore::new(SMALLEST).into();
     let ask = |keys: &[&str]| {
         let question = keys.iter().fold(TestRequest::new("shop"), |question, key| question.descriptor(&[(key, "x")]));
         service.decide(&question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
@@ -319,7 +319,7 @@ fn sweep_drops_expired_counters_and_no_others() {
     let now = NOW.plus_us(SECOND_US / 2);
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 1, Unit::Second);
-        let store = Memory::new(8 << 20);
+        let store = MemoryStore::new(8 << 20);
         // Buckets are kept for a period more, in case the limit is lowered.
         let beyond = match algorithm {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => SECOND_US,
@@ -353,7 +353,7 @@ fn token_bucket_takes_at_most_64_bytes() {
     // of the most shards there can be is the same for each. The share is watched while they grow, as it is largest
     // just after an index has doubled.
     let limit = limit(Algorithm::TokenBucket, 5, Unit::Hour);
-    let store = Memory::new(51 * SMALLEST);
+    let store = MemoryStore::new(51 * SMALLEST);
     for key in 0..200_000 {
         hit(&store, key, &limit, NOW).unwrap();
         if key >= 50_000 && key % 1_000 == 0 {
@@ -420,7 +420,7 @@ proptest! {
     #[test]
     fn decisions_equal_those_of_an_unbounded_map(steps in prop::collection::vec(step(), 1..120)) {
         let palette = palette();
-        let store = Memory::new(1 << 20);
+        let store = MemoryStore::new(1 << 20);
         let mut states: HashMap<(u8, u128), State> = HashMap::new();
         let mut now = NOW;
         for step in steps {
@@ -461,7 +461,7 @@ fn bucket_expiry_accounts_for_a_lowered_limit() {
             };
             Limit::new(&terms).unwrap()
         };
-        let store = Memory::new(SMALLEST);
+        let store = MemoryStore::new(SMALLEST);
         assert!(charge(&store, b"x", &[limit(6_000)], Hits::Charge(100), NOW).unwrap()[0].admitted);
         // At 6000 a minute the bucket is empty again after a second; at 60 a minute it takes a hundred.
         let later = NOW.plus_us(10 * SECOND_US);

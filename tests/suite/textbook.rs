@@ -18,7 +18,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01 00:00:00 UTC.
 const ORIGIN: Time = Time::from_secs(1_767_225_600);
@@ -111,7 +111,7 @@ fn textbook_cases_hold_on_bare_states() {
 #[test]
 fn textbook_cases_hold_in_memory() {
     for case in cases() {
-        let store = Memory::new(1 << 20);
+        let store = MemoryStore::new(1 << 20);
         run_case(&case, &mut |key, terms, now, request| {
             let entries = [Entry { key: b"key", value: key.as_bytes() }];
             let counters = terms

@@ -7,7 +7,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 use prost_types::value::Kind;
 use serde_json::json;
-use tollkeeper::decision::{CurrentLimit, Decision, Header, Status};
+use tollkeeper::decision::{CurrentLimit, Decision, Header, LimitStatus};
 use tollkeeper::grpc::{decode, encode};
 use tollkeeper::http::json::{JsonError, request_from_json, response_to_json};
 use tollkeeper::limit::period::{Period, Unit};
@@ -33,7 +33,7 @@ fn sent<M: Message + Default>(message: &M) -> M {
 /// Whether bytes are read where they lie; if so, prost reads the same.
 fn in_place(bytes: &[u8]) -> bool {
     let message = RateLimitRequest::decode(bytes);
-    let request = decode::in_place(bytes);
+    let request = decode::decode_borrowed(bytes);
     if let Some(request) = &request {
         assert_eq!(request, &decode::request(message.as_ref().expect("prost reads it too")), "{bytes:02x?}");
     }
@@ -164,13 +164,13 @@ fn refusal() -> Decision<'static> {
         over_limit: true,
         shadowed: false,
         statuses: [
-            Status {
+            LimitStatus {
                 over_limit: true,
                 current_limit: Some(CurrentLimit { name: "per-key", requests_per_unit: 10, period }),
                 remaining: 0,
                 until_reset_s: Some(34),
             },
-            Status { remaining: u32::MAX, ..Status::default() },
+            LimitStatus { remaining: u32::MAX, ..LimitStatus::default() },
         ]
         .into_iter()
         .collect(),
@@ -249,7 +249,7 @@ fn metadata_of_any_depth_is_decodable() {
             let response = encode::response(&decision);
             let metadata = sent(&response).dynamic_metadata.unwrap();
             let kept = format!("{metadata:?}").contains("innermost");
-            assert_eq!(kept, depth < encode::DEEPEST_METADATA, "lists: {in_list}, depth {depth}");
+            assert_eq!(kept, depth < encode::MAX_METADATA_DEPTH, "lists: {in_list}, depth {depth}");
             assert!(response_to_json(&response).is_ok(), "lists: {in_list}, depth {depth}");
         }
     }

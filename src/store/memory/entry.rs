@@ -13,7 +13,7 @@ use crate::limit::algorithm::Algorithm;
 
 /// One counter.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct CounterEntry {
     /// The path's key, mixed with the tag of the limit; two words, which need no more room than they have bytes.
     key: [u64; 2],
     /// The state, packed; the first is the time of the last charge in microseconds.
@@ -30,7 +30,7 @@ pub(super) struct Entry {
 /// `used` of a counter with nothing left.
 const ALL_USED: u8 = u8::MAX;
 
-impl Entry {
+impl CounterEntry {
     /// A counter that nothing was charged from.
     pub(super) fn new(key: u128, algorithm: Algorithm) -> Self {
         Self { key: split(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind: algorithm }
@@ -107,23 +107,23 @@ impl Entry {
     }
 
     /// Notes what expiry and eviction need to know after a charge at `now`.
-    pub(super) fn note(&mut self, limit: &Limit, level: &ChargeResult, now: Time) {
+    pub(super) fn note(&mut self, limit: &Limit, result: &ChargeResult, now: Time) {
         let last = Time::from_micros(self.words[0]);
-        // A level that drains is empty sooner the higher the limit: kept for a period more, it still has its use when a
+        // A result that drains is empty sooner the higher the limit: kept for a period more, it still has its use when a
         // reload lowers the limit. The other algorithms forget at times that the limit does not move.
         let beyond_us = match self.kind {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket if level.reset_us > 0 => limit.period_us(),
+            Algorithm::TokenBucket | Algorithm::LeakyBucket if result.reset_us > 0 => limit.period_us(),
             _ => 0,
         };
         // Empty or not, it keeps its time until that is past: a counter's time never runs backwards.
-        self.expires_s = seconds_up(now.plus_us(level.reset_us).plus_us(beyond_us).max(last));
+        self.expires_s = seconds_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);
-        let left = u64::from(level.remaining).min(capacity);
+        let left = u64::from(result.remaining).min(capacity);
         self.used = u8::try_from((capacity - left) * u64::from(ALL_USED) / capacity).unwrap_or(ALL_USED);
-        let over_us = match level.retry_after_us {
-            _ if level.remaining > 0 => 0,
+        let over_us = match result.retry_after_us {
+            _ if result.remaining > 0 => 0,
             Some(retry_after_us) => retry_after_us,
-            None => level.reset_us,
+            None => result.reset_us,
         };
         let over_s = now.plus_us(over_us).since_us(last).div_ceil(1_000_000);
         self.over_s = if over_us == 0 { 0 } else { u16::try_from(over_s).unwrap_or(u16::MAX) };

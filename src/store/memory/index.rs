@@ -7,11 +7,11 @@
 /// A slot without an entry.
 const EMPTY: u32 = u32::MAX;
 /// Bits of a slot that are the place; the rest is the tag.
-const PLACE_BITS: u32 = 24;
+const INDEX_BITS: u32 = 24;
 /// Most entries that an index finds.
-pub(super) const MOST_ENTRIES: usize = (1 << PLACE_BITS) - 1;
+pub(super) const MAX_ENTRIES: usize = (1 << INDEX_BITS) - 1;
 /// Fewest slots, once there are any.
-const LEAST_SLOTS: usize = 16;
+const MIN_SLOTS: usize = 16;
 
 /// Places by hash.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct Index {
 impl Index {
     /// The place of the entry of this hash that `is_it` recognises.
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
-        self.slot_of(hash, is_it).map(|slot| place_of(self.slots[slot]))
+        self.slot_of(hash, is_it).map(|slot| index_of(self.slots[slot]))
     }
 
     /// Whether [`Index::rebuild`] must come before the next insertion: at most five slots of six are taken.
@@ -31,7 +31,7 @@ impl Index {
         (self.length + more) * 6 > self.slots.len() * 5
     }
 
-    /// Makes room for one entry in two beyond those whose hashes are given, in the order of their places.
+    /// Makes room for one entry in two beyond those whose hashes are given, in the order of their indices.
     pub(super) fn rebuild(&mut self, hashes: impl ExactSizeIterator<Item = u64>) {
         // What is dropped first need not be held beside what comes.
         self.slots = Vec::new();
@@ -65,7 +65,7 @@ impl Index {
         self.length -= 1;
         let mut slot = self.after(hole);
         while self.slots[slot] != EMPTY {
-            let home = self.home(hash_of(place_of(self.slots[slot])));
+            let home = self.home(hash_of(index_of(self.slots[slot])));
             // It may move if the hole lies on its way from home.
             if self.distance(home, slot) >= self.distance(hole, slot) {
                 self.slots[hole] = self.slots[slot];
@@ -78,7 +78,7 @@ impl Index {
 
     /// Whether it has many times the slots that it needs.
     pub(super) fn is_sparse(&self) -> bool {
-        self.slots.len() > 8 * self.length.max(LEAST_SLOTS)
+        self.slots.len() > 8 * self.length.max(MIN_SLOTS)
     }
 
     /// What it takes.
@@ -97,7 +97,7 @@ impl Index {
         }
         let mut slot = self.home(hash);
         while self.slots[slot] != EMPTY {
-            if self.slots[slot] >> PLACE_BITS == tag(hash) && is_it(place_of(self.slots[slot])) {
+            if self.slots[slot] >> INDEX_BITS == tag(hash) && is_it(index_of(self.slots[slot])) {
                 return Some(slot);
             }
             slot = self.after(slot);
@@ -122,7 +122,7 @@ impl Index {
 
 const fn slots_for(entries: usize) -> usize {
     let slots = entries + entries / 2;
-    if slots < LEAST_SLOTS { LEAST_SLOTS } else { slots }
+    if slots < MIN_SLOTS { MIN_SLOTS } else { slots }
 }
 
 const fn tag(hash: u64) -> u32 {
@@ -130,10 +130,10 @@ const fn tag(hash: u64) -> u32 {
 }
 
 fn filled(hash: u64, place: usize) -> u32 {
-    let place = u32::try_from(place).expect("a shard has at most MOST_ENTRIES");
-    tag(hash) << PLACE_BITS | place
+    let place = u32::try_from(place).expect("a shard has at most MAX_ENTRIES");
+    tag(hash) << INDEX_BITS | place
 }
 
-const fn place_of(slot: u32) -> usize {
-    (slot & ((1 << PLACE_BITS) - 1)) as usize
+const fn index_of(slot: u32) -> usize {
+    (slot & ((1 << INDEX_BITS) - 1)) as usize
 }

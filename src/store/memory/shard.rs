@@ -1,13 +1,13 @@
 //! A part of the table, behind one lock.
 //!
-//! Entries stand densely in chunks; an index of 32-bit places finds them by key. Removing an entry moves the last one
+//! Entries stand densely in chunks; an index of 32-bit indices finds them by key. Removing an entry moves the last one
 //! into its place, so there are no holes, a sweep is a walk and a random place is a random counter. Nothing doubles:
 //! entries grow by a chunk at a time, the index by a quarter.
 
 use smallvec::SmallVec;
 
-use super::entry::{Entry, seconds_down};
-use super::index::{Index, MOST_ENTRIES};
+use super::entry::{CounterEntry, seconds_down};
+use super::index::{Index, MAX_ENTRIES};
 use super::usage::{MemoryFull, MemoryUsage};
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, sliding_window_log};
@@ -18,19 +18,19 @@ use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
 
 /// Entries in a chunk: 3 KiB.
-const CHUNK: usize = 64;
-const CHUNK_BYTES: usize = CHUNK * size_of::<Entry>();
+const CHUNK_ENTRIES: usize = 64;
+const CHUNK_BYTES: usize = CHUNK_ENTRIES * size_of::<CounterEntry>();
 /// A log without its records, and the least that those take: a deque begins with four.
 const LOG_BYTES: usize = size_of::<sliding_window_log::State>();
-const LEAST_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
+const MIN_RECORDS_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
 /// How many counters are looked at when one has to give way.
-const SAMPLE: u64 = 8;
+const EVICTION_SAMPLE: u64 = 8;
 
 /// A part of the table.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct MemoryShard {
     index: Index,
-    chunks: Vec<Vec<Entry>>,
+    chunks: Vec<Vec<CounterEntry>>,
     length: usize,
     logs: Vec<sliding_window_log::State>,
     free_logs: Vec<usize>,
@@ -43,13 +43,13 @@ pub(super) struct Shard {
 }
 
 /// A counter of a charge, and where it stands if it is there.
-struct Slot<'r> {
+struct CounterSlot<'r> {
     key: u128,
     enforced_limit: EnforcedLimit<'r>,
     place: Option<usize>,
 }
 
-impl Shard {
+impl MemoryShard {
     /// An empty shard that takes at most about `capacity_bytes`.
     pub(super) fn new(capacity_bytes: u64) -> Self {
         Self {
@@ -77,11 +77,11 @@ impl Shard {
             let mut slots = [self.slot(charge.key ^ counter.tag, counter.enforced_limit())];
             self.make_room(&mut slots, charge.request.hits, now)?;
             let mut state = self.take_state(&slots[0]);
-            let level = state.charge(counter.limit, now, charge.request);
-            self.put_state(&slots[0], state, (charge.request.hits, &level), now);
-            return Ok(SmallVec::from([level]));
+            let result = state.charge(counter.limit, now, charge.request);
+            self.put_state(&slots[0], state, (charge.request.hits, &result), now);
+            return Ok(SmallVec::from([result]));
         }
-        let mut slots: SmallVec<[Slot<'_>; 4]> = charge
+        let mut slots: SmallVec<[CounterSlot<'_>; 4]> = charge
             .counters
             .iter()
             .map(|counter| self.slot(charge.key ^ counter.tag, counter.enforced_limit()))
@@ -89,11 +89,11 @@ impl Shard {
         self.make_room(&mut slots, charge.request.hits, now)?;
         let limits: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.enforced_limit).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
-        let levels = charge_together(&limits, &mut states, now, charge.request);
-        for ((slot, state), level) in slots.iter().zip(states).zip(&levels) {
-            self.put_state(slot, state, (charge.request.hits, level), now);
+        let results = charge_together(&limits, &mut states, now, charge.request);
+        for ((slot, state), result) in slots.iter().zip(states).zip(&results) {
+            self.put_state(slot, state, (charge.request.hits, result), now);
         }
-        Ok(levels)
+        Ok(results)
     }
 
     /// Whether all limits of a descriptor would let the charge pass, trials too.
@@ -111,7 +111,7 @@ impl Shard {
 
     /// Lets go of a counter; whether it was there.
     pub(super) fn remove_key(&mut self, key: u128) -> bool {
-        let place = self.place_of(key);
+        let place = self.index_of(key);
         place.is_some_and(|place| {
             self.remove(place);
             true
@@ -133,8 +133,8 @@ impl Shard {
             return;
         }
         drop(self.take_state(&slot));
-        let level = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
-        self.put_state(&slot, state, (Hits::Charge(1), &level), now);
+        let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
+        self.put_state(&slot, state, (Hits::Charge(1), &result), now);
     }
 
     /// Drops what has expired, and gives back what index and logs no longer need.
@@ -185,22 +185,22 @@ impl Shard {
     }
 
     /// Finds a counter.
-    fn slot<'r>(&self, key: u128, enforced_limit: EnforcedLimit<'r>) -> Slot<'r> {
-        Slot { key, enforced_limit, place: self.place_of(key) }
+    fn slot<'r>(&self, key: u128, enforced_limit: EnforcedLimit<'r>) -> CounterSlot<'r> {
+        CounterSlot { key, enforced_limit, place: self.index_of(key) }
     }
 
     /// Makes room for what a charge may add: counters that are not there yet, and records of logs.
     ///
     /// A log that is there may outgrow the shard by itself, once all others that can give way have: its limit bounds
     /// it, and a rule with a long log would hold for nobody in a shard that is too small for it.
-    fn make_room(&mut self, slots: &mut [Slot<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
+    fn make_room(&mut self, slots: &mut [CounterSlot<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
         // Neither a look nor a refund adds anything.
         if !matches!(hits, Hits::Charge(_)) {
             return Ok(());
         }
         loop {
             let growth = self.growth(slots);
-            let countable = self.length + slots.len() <= MOST_ENTRIES;
+            let countable = self.length + slots.len() <= MAX_ENTRIES;
             if countable && (growth == 0 || self.bytes() + growth <= self.capacity_bytes) {
                 return Ok(());
             }
@@ -209,14 +209,14 @@ impl Shard {
                 let outgrows = is_there && growth > self.capacity_bytes / 4;
                 return if self.evicts_any || outgrows { Ok(()) } else { Err(full) };
             }
-            slots.iter_mut().for_each(|slot| slot.place = self.place_of(slot.key));
+            slots.iter_mut().for_each(|slot| slot.place = self.index_of(slot.key));
         }
     }
 
     /// The most bytes that a charge from these counters may add.
-    fn growth(&self, slots: &[Slot<'_>]) -> u64 {
+    fn growth(&self, slots: &[CounterSlot<'_>]) -> u64 {
         let missing = slots.iter().filter(|slot| slot.place.is_none()).count();
-        let free = self.chunks.len() * CHUNK - self.length;
+        let free = self.chunks.len() * CHUNK_ENTRIES - self.length;
         let mut bytes = if missing > free { CHUNK_BYTES } else { 0 };
         if self.index.is_full(missing) {
             bytes += self.index.growth_bytes(missing);
@@ -225,9 +225,9 @@ impl Shard {
         for slot in logs {
             bytes += match slot.place.and_then(|place| self.entry(place).log()) {
                 Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
-                Some(log) => bytes_of(&self.logs[log]).max(LEAST_RECORDS_BYTES),
-                None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => LEAST_RECORDS_BYTES,
-                None => LEAST_RECORDS_BYTES + self.logs.capacity().max(4) * LOG_BYTES,
+                Some(log) => bytes_of(&self.logs[log]).max(MIN_RECORDS_BYTES),
+                None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => MIN_RECORDS_BYTES,
+                None => MIN_RECORDS_BYTES + self.logs.capacity().max(4) * LOG_BYTES,
             };
         }
         bytes as u64
@@ -235,10 +235,10 @@ impl Shard {
 
     /// Removes an expired counter or, of a few at random, the one with the least of its limit used. Neither one that is
     /// over nor one of this charge gives way.
-    fn evict(&mut self, kept: &[Slot<'_>], now_s: u32) -> Result<(), MemoryFull> {
+    fn evict(&mut self, kept: &[CounterSlot<'_>], now_s: u32) -> Result<(), MemoryFull> {
         let mut least: Option<(u8, usize)> = None;
-        for _ in 0..SAMPLE.min(self.length as u64) {
-            let place = self.random_place();
+        for _ in 0..EVICTION_SAMPLE.min(self.length as u64) {
+            let place = self.random_index();
             let entry = self.entry(place);
             if kept.iter().any(|slot| entry.has_key(slot.key)) {
                 continue;
@@ -261,28 +261,28 @@ impl Shard {
     }
 
     /// xorshift64: which counters are looked at need not be secret, only spread.
-    fn random_place(&mut self) -> usize {
+    fn random_index(&mut self) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         usize::try_from(self.random % self.length as u64).expect("it is less than a usize")
     }
 
-    fn entry(&self, place: usize) -> &Entry {
+    fn entry(&self, place: usize) -> &CounterEntry {
         at(&self.chunks, place)
     }
 
-    fn entry_mut(&mut self, place: usize) -> &mut Entry {
-        &mut self.chunks[place / CHUNK][place % CHUNK]
+    fn entry_mut(&mut self, place: usize) -> &mut CounterEntry {
+        &mut self.chunks[place / CHUNK_ENTRIES][place % CHUNK_ENTRIES]
     }
 
-    fn place_of(&self, key: u128) -> Option<usize> {
-        let probe = Entry::new(key, Default::default());
+    fn index_of(&self, key: u128) -> Option<usize> {
+        let probe = CounterEntry::new(key, Default::default());
         self.index.find(probe.hash(), |place| self.entry(place).has_key(key))
     }
 
-    /// The state of a counter; a log's records are moved out until [`Shard::put_state`] brings them back.
-    fn take_state(&mut self, slot: &Slot<'_>) -> State {
+    /// The state of a counter; a log's records are moved out until [`MemoryShard::put_state`] brings them back.
+    fn take_state(&mut self, slot: &CounterSlot<'_>) -> State {
         let Some(place) = slot.place else { return State::empty(slot.enforced_limit.limit.algorithm()) };
         let entry = *self.entry(place);
         let log = match entry.log() {
@@ -298,29 +298,29 @@ impl Shard {
 
     /// Keeps the state of a counter, adding the counter if it was not there and has something to keep: of a refund or a
     /// look nothing is left to keep.
-    fn put_state(&mut self, slot: &Slot<'_>, state: State, (hits, level): (Hits, &ChargeResult), now: Time) {
+    fn put_state(&mut self, slot: &CounterSlot<'_>, state: State, (hits, result): (Hits, &ChargeResult), now: Time) {
         let limit = slot.enforced_limit.limit;
         let place = match slot.place {
             Some(place) => place,
             None if !matches!(hits, Hits::Charge(_)) || state == State::empty(limit.algorithm()) => return,
-            None => self.insert(Entry::new(slot.key, limit.algorithm())),
+            None => self.insert(CounterEntry::new(slot.key, limit.algorithm())),
         };
         self.keep_state(place, state);
-        self.entry_mut(place).note(limit, level, now);
+        self.entry_mut(place).note(limit, result, now);
     }
 
     fn keep_state(&mut self, place: usize, state: State) {
         let log = self.entry_mut(place).set_state(state);
-        if let (Some(mut log), Some(kept_at)) = (log, self.entry(place).log()) {
+        if let (Some(mut log), Some(log_index)) = (log, self.entry(place).log()) {
             if log.records.capacity() > 4 * log.records.len().max(4) {
                 log.records.shrink_to(2 * log.records.len());
             }
             self.log_bytes += bytes_of(&log);
-            self.logs[kept_at] = log;
+            self.logs[log_index] = log;
         }
     }
 
-    fn insert(&mut self, mut entry: Entry) -> usize {
+    fn insert(&mut self, mut entry: CounterEntry) -> usize {
         if entry.log().is_some() {
             let log = self.free_logs.pop().unwrap_or_else(|| {
                 self.logs.push(Default::default());
@@ -329,10 +329,10 @@ impl Shard {
             entry.set_log(log);
         }
         let place = self.length;
-        if place == self.chunks.len() * CHUNK {
-            self.chunks.push(Vec::with_capacity(CHUNK));
+        if place == self.chunks.len() * CHUNK_ENTRIES {
+            self.chunks.push(Vec::with_capacity(CHUNK_ENTRIES));
         }
-        self.chunks[place / CHUNK].push(entry);
+        self.chunks[place / CHUNK_ENTRIES].push(entry);
         self.length += 1;
         if self.index.is_full(1) {
             self.rebuild_index();
@@ -363,16 +363,16 @@ impl Shard {
             self.index.relocate(moved.hash(), last, place);
             *self.entry_mut(place) = moved;
         }
-        self.chunks[last / CHUNK].pop();
-        if last.is_multiple_of(CHUNK) {
+        self.chunks[last / CHUNK_ENTRIES].pop();
+        if last.is_multiple_of(CHUNK_ENTRIES) {
             self.chunks.pop();
         }
         self.length = last;
     }
 }
 
-fn at(chunks: &[Vec<Entry>], place: usize) -> &Entry {
-    &chunks[place / CHUNK][place % CHUNK]
+fn at(chunks: &[Vec<CounterEntry>], place: usize) -> &CounterEntry {
+    &chunks[place / CHUNK_ENTRIES][place % CHUNK_ENTRIES]
 }
 
 fn bytes_of(log: &sliding_window_log::State) -> usize {

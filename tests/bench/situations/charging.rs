@@ -12,7 +12,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 
 use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk};
 
@@ -20,7 +20,7 @@ use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk};
 /// the same counters.
 #[derive(Clone)]
 pub(crate) struct ChargeCommand {
-    memory: Arc<Memory>,
+    memory: Arc<MemoryStore>,
     limit: Limit,
     tag: u128,
     now: Time,
@@ -57,7 +57,7 @@ impl ChargeCommand {
         };
         let limit = Limit::new(&terms).expect("it is a limit");
         let mut situation = Self {
-            memory: Arc::new(Memory::new(CAPACITY_BYTES)),
+            memory: Arc::new(MemoryStore::new(CAPACITY_BYTES)),
             limit,
             tag: counter_tag(&limit, 0),
             now: BEGIN,

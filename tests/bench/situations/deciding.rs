@@ -14,7 +14,7 @@ use tollkeeper::rule::Domain;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::settings::Settings;
 use tollkeeper::settings::decisions::HeaderNames;
-use tollkeeper::store::memory::Memory;
+use tollkeeper::store::memory::MemoryStore;
 use tollkeeper::telemetry::service_metrics::ServiceMetrics;
 
 use super::{BEGIN, CAPACITY_BYTES, NAME_BYTES, Situation, USERS, Walk, frame, key, many_rules};
@@ -57,7 +57,7 @@ impl Scene {
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
         let metrics = if self.metrics { ServiceMetrics::default() } else { ServiceMetrics::default().disabled() };
-        let decider = Decider::new(Memory::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
+        let decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
@@ -117,5 +117,5 @@ impl Situation for Deciding {
 /// The request of a user. Its bytes are never given back: there are few.
 pub(super) fn request(user: usize, descriptors: usize) -> Request<'static> {
     let frame: &'static [u8] = frame(user, descriptors, NAME_BYTES).to_vec().leak();
-    decode::in_place(&frame[FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")
+    decode::decode_borrowed(&frame[FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")
 }

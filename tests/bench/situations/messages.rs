@@ -43,7 +43,7 @@ impl Situation for Decoding {
             let message: RateLimitRequest = codec::decode(message).expect("it is a message");
             black_box(decode::request(black_box(&message)));
         } else {
-            black_box(decode::in_place(&message));
+            black_box(decode::decode_borrowed(&message));
         }
     }
 
@@ -105,7 +105,7 @@ impl Situation for Answering {
         let service = &self.service;
         service.clock.set(service.clock.now().plus_us(1));
         let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
-        let request = decode::in_place(&message).expect("nothing in it is unusual");
+        let request = decode::decode_borrowed(&message).expect("nothing in it is unusual");
         let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never();
         let response = answer.expect("memory answers at once").expect("it is answered");
         black_box(codec::frame(&response));

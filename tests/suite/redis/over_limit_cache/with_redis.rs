@@ -73,7 +73,7 @@ fn counter_over_its_limit_costs_no_call() {
         let (commands, calls) = (server.command_counts(), asked(&server, &["evalsha", "eval"]));
         assert!(calls <= seconds, "{algorithm}: {commands:?} in {seconds} s");
         assert!(calls > 0 || commands.is_empty(), "{algorithm}: {commands:?}");
-        assert_eq!(counters.redis.stats().refused_locally, DRAWS - calls, "{algorithm}");
+        assert_eq!(counters.redis.stats().rejected_locally, DRAWS - calls, "{algorithm}");
     }
 }
 
@@ -88,7 +88,7 @@ fn cache_can_be_turned_off() {
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
         assert_eq!(asked(&server, &["evalsha"]), 10, "{value}");
     }
-    assert_eq!(counters.redis.stats().refused_locally, 0);
+    assert_eq!(counters.redis.stats().rejected_locally, 0);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn limits_counting_rejected_hits_call_redis_unless_local_cache_is_set() {
         let refused = Instant::now();
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
         let least = if is_known { 10 - refused.elapsed().as_secs().min(10) } else { 0 };
-        let known = counters.redis.stats().refused_locally;
+        let known = counters.redis.stats().rejected_locally;
         assert!((least..=if is_known { 10 } else { 0 }).contains(&known), "{value}: {known}");
         let look = charge(&counters, &[TestCharge::new(value, plain(1), Hits::Peek)]);
         assert_eq!(look[0][0].before, 12 - known, "what is refused here is not counted");
@@ -150,7 +150,7 @@ fn coalesced_rejections_are_cached() {
     let (refused, calls) = (Instant::now(), counters.redis.stats().calls);
     (0..10).for_each(|_| assert!(!admits(&counters, &one)));
     assert!(counters.redis.stats().calls - calls <= refused.elapsed().as_secs() + 1);
-    assert!(counters.redis.stats().refused_locally > 0);
+    assert!(counters.redis.stats().rejected_locally > 0);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn rejection_older_than_a_second_is_not_cached() {
     });
     let calls = counters.redis.stats().calls;
     assert!(!admits(&counters, &one));
-    assert_eq!((counters.redis.stats().calls - calls, counters.redis.stats().refused_locally), (1, 0));
+    assert_eq!((counters.redis.stats().calls - calls, counters.redis.stats().rejected_locally), (1, 0));
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn cached_response_equals_that_of_redis() {
     (0..3).for_each(|_| assert!(!fixtures::decide(&service, &one).over_limit()));
     let from_redis = fixtures::decide(&service, &one);
     assert_eq!(
-        (from_redis.over_limit(), service.inner.decider.store_report().redis.map_or(0, |redis| redis.refused_locally)),
+        (from_redis.over_limit(), service.inner.decider.store_report().redis.map_or(0, |redis| redis.rejected_locally)),
         (true, 0)
     );
     let from_here = fixtures::decide(&service, &one);
@@ -241,6 +241,6 @@ fn cached_response_equals_that_of_redis() {
     assert!((0..=1 + 30).contains(&(resets[0] - resets[1])), "{resets:?}");
     wait_for("a refusal from here", || {
         fixtures::decide(&service, &one);
-        (service.inner.decider.store_report().redis.map_or(0, |redis| redis.refused_locally) > 0).then_some(())
+        (service.inner.decider.store_report().redis.map_or(0, |redis| redis.rejected_locally) > 0).then_some(())
     });
 }

@@ -22,26 +22,26 @@ use crate::pb::{METHOD_PATH, RateLimitRequest};
 
 /// Answers `ShouldRateLimit`.
 #[derive(Clone, Debug)]
-pub struct Calls {
+pub struct FastPath {
     service: Arc<Service>,
     max_message_bytes: usize,
 }
 
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
-impl Calls {
+impl FastPath {
     /// By `service`; a message has `max_message_bytes` at most.
     pub const fn new(service: Arc<Service>, max_message_bytes: usize) -> Self {
         Self { service, max_message_bytes }
     }
 
     /// Whether hardly any answer has to wait: counters in this process are asked at once.
-    pub fn are_prompt(&self) -> bool {
+    pub fn is_immediate(&self) -> bool {
         self.service.decider.store.is_immediate()
     }
 
     /// Whether a request can be answered here.
-    pub fn takes(&self, head: &request::Parts) -> bool {
+    pub fn accepts(&self, head: &request::Parts) -> bool {
         let is_grpc = |of: &HeaderValue| of.as_bytes().starts_with(b"application/grpc");
         head.uri.path() == METHOD_PATH
             && head.method == Method::POST
@@ -56,7 +56,7 @@ impl Calls {
     {
         let message = self.read(body).await?;
         let decoded: RateLimitRequest;
-        let request = match decode::in_place(&message) {
+        let request = match decode::decode_borrowed(&message) {
             Some(request) => request,
             None => {
                 decoded = codec::decode(message.clone())?;
@@ -95,16 +95,16 @@ impl Calls {
             bytes.advance(FRAME_HEAD_BYTES);
             return Ok(bytes);
         }
-        let mut messages = Streaming::new_request(Unread, Full::new(bytes), None, Some(self.max_message_bytes));
+        let mut messages = Streaming::new_request(RawDecoder, Full::new(bytes), None, Some(self.max_message_bytes));
         let message = Box::pin(async move { messages.message().await });
         message.await?.ok_or_else(|| Status::internal("Missing request message."))
     }
 }
 
 /// Leaves a message as it is: what has a bad frame has one for tonic, too.
-struct Unread;
+struct RawDecoder;
 
-impl Decoder for Unread {
+impl Decoder for RawDecoder {
     type Item = Bytes;
     type Error = Status;
 
