@@ -1,9 +1,9 @@
 //! Counters in Redis or Valkey, shared by all replicas.
 //!
-//! One call decides all limits of a descriptor: a script on the node that owns their keys. The script returns the states of
-//! the counters, and the algorithms of this program compute the results from them, so that Redis and memory cannot
-//! disagree. All calls of a request are sent together. Charges on a counter whose call is in flight are coalesced into
-//! the next call. Every charge ends by its deadline, with an outcome or an error.
+//! One call decides all limits of a descriptor: a script on the node that owns their keys. The script returns the
+//! states of the counters, and the algorithms of this program compute the results from them, so that Redis and memory
+//! cannot disagree. All calls of a request are sent together. Charges on a counter whose call is in flight are
+//! coalesced into the next call. Every charge ends by its deadline, with an outcome or an error.
 //!
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
 //! ([`eventual`], [`over_limit_cache`]), and submits the others to [`in_flight`].
@@ -96,7 +96,8 @@ impl Drop for Redis {
 }
 
 impl Redis {
-    /// Starts to connect in the background; `fallback` decides while Redis is away. Must be called within a tokio runtime.
+    /// Starts to connect in the background; `fallback` decides while Redis is away. Must be called within a tokio
+    /// runtime.
     pub fn start(settings: &RedisSettings, fallback: Fallback) -> Self {
         Self::from_parts(settings, fallback, false)
     }
@@ -149,8 +150,8 @@ impl Redis {
     }
 
     /// Claims a slot for shares of eventual limits, now and from then on, and counts live replicas. Called again, it
-    /// renews the claim at once. Needs scripts, so it does nothing in the key format of envoyproxy/ratelimit. Must be called
-    /// within a tokio runtime.
+    /// renews the claim at once. Needs scripts, so it does nothing in the key format of envoyproxy/ratelimit. Must be
+    /// called within a tokio runtime.
     pub fn claim_slot(&self) {
         if self.keys.is_native() {
             self.heartbeat.start();

@@ -2,14 +2,14 @@
 //!
 //! # Terms
 //!
-//! - *Descriptor*: a set of limits that are charged together. It is eventual if all its limits are; one strict limit makes
-//!   it strict.
+//! - *Descriptor*: a set of limits that are charged together. It is eventual if all its limits are; one strict limit
+//!   makes it strict.
 //! - *Limit* L per *period* P, with *overshoot* O = L x `max_overshoot`, in hits.
 //! - *Replica*: a process that shares the limits through one Redis. *Slot*: one of R numbers that Redis assigns to
 //!   replicas (see [`replicas`](super::replicas)). At no time do two replicas hold one slot.
 //! - *Share*: hits that a replica may admit without asking Redis. They are never charged in Redis.
-//! - *Lease*: hits that were charged in Redis as one charge before any of them is admitted here. Its *life* T is the time
-//!   from *sending* that charge until no hit of the lease is admitted any more.
+//! - *Lease*: hits that were charged in Redis as one charge before any of them is admitted here. Its *life* T is the
+//!   time from *sending* that charge until no hit of the lease is admitted any more.
 //! - *Return*: a refund of the unused hits of a lease that has ended.
 //!
 //! # Promise
@@ -20,16 +20,17 @@
 //!
 //! # Proof
 //!
-//! 1. *Shares add at most O, or O/2 for token_bucket.* A replica that holds a slot admits at most `floor(S / 2R)` hits of
-//!    its share in a tumbling period that starts with the first of them; S is O, for token_bucket O/2. A span of one period
-//!    overlaps at most two tumbling periods, so a slot admits at most S/R in the span, and R slots S. A new holder of a
-//!    slot uses no share of a limit until one period after the claim before its own ended, so a change of holders adds
-//!    nothing. A used share is remembered until its period is over; if there is no memory for that, no share is used.
+//! 1. *Shares add at most O, or O/2 for token_bucket.* A replica that holds a slot admits at most `floor(S / 2R)` hits
+//!    of its share in a tumbling period that starts with the first of them; S is O, for token_bucket O/2. A span of one
+//!    period overlaps at most two tumbling periods, so a slot admits at most S/R in the span, and R slots S. A new
+//!    holder of a slot uses no share of a limit until one period after the claim before its own ended, so a change of
+//!    holders adds nothing. A used share is remembered until its period is over; if there is no memory for that, no
+//!    share is used.
 //! 2. *Each leased hit was charged at most T before it is admitted, and never after.* The strict algorithm admitted the
 //!    charge in Redis, so only this shift in time can add hits to a span of one period:
 //!    - fixed_window, sliding_window_counter: none. A lease ends with the window, by the time of Redis, in which it was
-//!      charged; so each hit is admitted in the window that counts it. Within a window the weight of the previous window
-//!      only falls.
+//!      charged; so each hit is admitted in the window that counts it. Within a window the weight of the previous
+//!      window only falls.
 //!    - sliding_window_log: none. The log of an eventual limit keeps hits for P + T. Hits admitted in one period were
 //!      charged within P + T, and the log holds at most L hits of such a span.
 //!    - token_bucket: what refills within T, at most L x T / P. T is chosen so that this is at most O/2.
@@ -37,10 +38,11 @@
 //! 4. *Returns keep steps 1 and 2 true.* A return has no effect from a stated time of Redis on, so a late one cannot
 //!    refund hits of another window. What it refunds is still in the state:
 //!    - Windows: until the window ends, the count contains the hits.
-//!    - token_bucket: the unused hits less what may have refilled since the charge, `L x time / P` up to the stated time.
-//!    - sliding_window_log: nothing is returned. A refund removes the newest hits, which may belong to others; older hits
-//!      would take their place, and with return after return hits would become older without end. So a lease of a log is
-//!      small, and its unused hits stay charged.
+//!    - token_bucket: the unused hits less what may have refilled since the charge, `L x time / P` up to the stated
+//!      time.
+//!    - sliding_window_log: nothing is returned. A refund removes the newest hits, which may belong to others; older
+//!      hits would take their place, and with return after return hits would become older without end. So a lease of a
+//!      log is small, and its unused hits stay charged.
 //! 5. *Losses err on the safe side.* A crash, or a lost reply, wastes the hits of a lease: they stay charged until the
 //!    window ends or they have refilled.
 //!

@@ -1,9 +1,9 @@
 //! Strict fixed windows with INCRBY and EXPIRE, on the keys of envoyproxy/ratelimit.
 //!
 //! Both programs can so share one Redis during a migration, and a Redis or a user without scripts can be used. The key
-//! holds the start of the window by this process's clock, in whole seconds, and nothing of the limit. A run of charges is
-//! one INCRBY of their sum: rejected hits count, so their order does not change the count, and the result of each charge
-//! is computed here.
+//! holds the start of the window by this process's clock, in whole seconds, and nothing of the limit. A run of charges
+//! is one INCRBY of their sum: rejected hits count, so their order does not change the count, and the result of each
+//! charge is computed here.
 //!
 //! Refunds: a refund that makes the count negative adds back as much of the deficit as it caused. Invariant: the count
 //! plus all that is still to be added back is never negative; so once all refunds are done, the count is not either.

@@ -1,8 +1,8 @@
 //! Keys of counters in Redis: `<prefix>tk1:{<domain>|<key>=<value>|...}:<algorithm>:<period>[:<epoch>]`.
 //!
 //! - The path is in braces: it is the hash tag, so all limits of a descriptor have one hash slot.
-//! - `\ | = { }` in a path are escaped as `\` and two hexadecimal digits, so two paths never have the same key, and a value
-//!   cannot choose its slot. The pattern of a shared value follows `\*`.
+//! - `\ | = { }` in a path are escaped as `\` and two hexadecimal digits, so two paths never have the same key, and a
+//!   value cannot choose its slot. The pattern of a shared value follows `\*`.
 //! - A path over 200 bytes is truncated and ends in `\#` and its BLAKE3-128.
 //! - `\ { }` in the prefix are escaped too: the first brace of a key is the one before its path.
 //!

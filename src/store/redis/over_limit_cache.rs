@@ -47,9 +47,9 @@ pub struct OverLimitCache {
 /// Times of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallTimes {
-    /// When it was sent.
+    /// Time of sending.
     pub sent: Instant,
-    /// When its reply arrived.
+    /// Arrival of its reply.
     pub answered: Instant,
 }
 
@@ -91,8 +91,8 @@ impl OverLimitCache {
         }
     }
 
-    /// Returns the result of each of these charges if all are known to be rejected, with times relative to `now`. `id` is
-    /// the hash of their counters.
+    /// Returns the result of each of these charges if all are known to be rejected, with times relative to `now`. `id`
+    /// is the hash of their counters.
     pub fn find(&self, id: u128, commands: &[ChargeCommand], now: Instant) -> Option<ChargeResults> {
         if self.entries() == 0 {
             return None;
@@ -112,16 +112,16 @@ impl OverLimitCache {
         Some(results)
     }
 
-    /// Updates the cache from the results of a call's charges. The last rejection replaces an older one; an admitted charge
-    /// or a refund after it removes the entry.
+    /// Updates the cache from the results of a call's charges. The last rejection replaces an older one; an admitted
+    /// charge or a refund after it removes the entry.
     pub fn update(&self, id: u128, commands: &[ChargeCommand], results: &[ChargeResults], times: CallTimes) {
         if self.shards.is_none() {
             return;
         }
         for (command, results) in commands.iter().zip(results).rev() {
             match (command.request.hits, is_rejected(command, results)) {
-                (Hits::Charge(hits), true) if !command.dry_run => {
-                    return self.insert(id, command, hits, results, times);
+                (Hits::Charge(_), true) if !command.dry_run => {
+                    return self.insert(id, command, results, times);
                 }
                 // A dry run too: it shows that an older rejection no longer holds.
                 (Hits::Charge(_), false) | (Hits::Refund(_), _) => return self.remove(id),
@@ -155,7 +155,8 @@ impl OverLimitCache {
         }
     }
 
-    fn insert(&self, id: u128, command: &ChargeCommand, hits: u64, results: &ChargeResults, times: CallTimes) {
+    fn insert(&self, id: u128, command: &ChargeCommand, results: &ChargeResults, times: CallTimes) {
+        let Hits::Charge(hits) = command.request.hits else { return };
         let is_cacheable = |counter: &OwnedCounter| {
             let limit = &counter.limit;
             !limit.count_rejected() || self.cache_counted && row(limit.algorithm()).rejection_end_is_fixed

@@ -64,8 +64,8 @@ impl Probe {
     /// Permissions and server version that scripts need.
     fn script_requirements(&self) -> String {
         format!(
-            "the user ({}) needs `+eval +evalsha +time +get +set +pexpire +@list` on all keys that begin with `{}tk1:`, and \
-             the server must be Redis 5.0 or newer, which lets a script read the time before it writes",
+            "the user ({}) needs `+eval +evalsha +time +get +set +pexpire +@list` on all keys that begin with \
+             `{}tk1:`, and the server must be Redis 5.0 or newer, which lets a script read the time before it writes",
             self.auth_setting, self.prefix
         )
     }
@@ -98,7 +98,8 @@ impl HealthCheck for Probe {
         match error {
             RedisError::Misconfigured if text.contains("non deterministic") => {
                 format!(
-                    "the server is too old: a script may read the time and then write from Redis 5.0 on; {WITHOUT_SCRIPTS}"
+                    "the server is too old: a script may read the time and then write from Redis 5.0 on; \
+                     {WITHOUT_SCRIPTS}"
                 )
             }
             RedisError::Misconfigured if text.contains("unknown command") => {

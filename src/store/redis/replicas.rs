@@ -1,19 +1,19 @@
 //! Slots and number of the replicas that share the limits.
 //!
-//! A replica that holds one of R slots may use a share of eventual limits. Redis assigns slots by its own clock, for 30 s
-//! from each renewal; no replica's wall clock matters. Claim: **in any span of one period, at most one replica uses a
+//! A replica that holds one of R slots may use a share of eventual limits. Redis assigns slots by its own clock, for 30
+//! s from each renewal; no replica's wall clock matters. Claim: **in any span of one period, at most one replica uses a
 //! share by a given slot**, so all replicas use at most R shares. Proof:
 //!
-//! 1. A replica uses its slot until 30 s after it *sent* the last renewal that was answered. Redis ran the renewal later,
-//!    so the claim in Redis ends no sooner, and no other replica gets the slot before.
-//! 2. The next holder uses its share of a limit only when, by Redis, a period of that limit has passed since the end of the
-//!    claim before its own. At the local instant t, the time of Redis is at least the time in its last reply plus t minus
-//!    the instant at which that reply was *received*, because Redis wrote it before.
+//! 1. A replica uses its slot until 30 s after it *sent* the last renewal that was answered. Redis ran the renewal
+//!    later, so the claim in Redis ends no sooner, and no other replica gets the slot before.
+//! 2. The next holder uses its share of a limit only when, by Redis, a period of that limit has passed since the end of
+//!    the claim before its own. At the local instant t, the time of Redis is at least the time in its last reply plus t
+//!    minus the instant at which that reply was *received*, because Redis wrote it before.
 //! 3. Losses err on the safe side: a lost reply ends the use of the slot sooner; a renewal that Redis runs late keeps
 //!    others from the slot longer.
 //!
-//! Assumptions: clocks run at one rate, the clock of Redis does not jump ahead, and Redis does not lose a claim. The number
-//! of live replicas tunes the size of leases; no promise depends on it.
+//! Assumptions: clocks run at one rate, the clock of Redis does not jump ahead, and Redis does not lose a claim. The
+//! number of live replicas tunes the size of leases; no promise depends on it.
 
 pub mod claim;
 pub(super) mod heartbeat;
@@ -53,9 +53,9 @@ struct LastReply {
 struct HeldSlot {
     number: u32,
     previous_end: Time,
-    /// When the first reply about this claim arrived.
+    /// Arrival of the first reply about this claim.
     received: Instant,
-    /// How long the slot had been free then; `u64::MAX` if it never had a holder.
+    /// Time for which the slot had been free then; `u64::MAX` if it never had a holder.
     free_us: u64,
     /// End of its use.
     until: Instant,
@@ -100,8 +100,8 @@ impl Replicas {
         Some(Time::from_micros(reply.now.plus_us(after_us).as_micros().saturating_sub(before_us)))
     }
 
-    /// Records a reply, with the times at which its request was sent and it was received. Replies must be recorded in the
-    /// order of their requests.
+    /// Records a reply, with the times at which its request was sent and it was received. Replies must be recorded in
+    /// the order of their requests.
     pub fn record_reply(&self, reply: &ClaimReply, sent: Instant, received: Instant) {
         let known = self.last_reply.load().as_ref().and_then(|last| last.slot);
         let slot = reply.slot.map(|number| {

@@ -41,7 +41,7 @@ pub(super) struct EventualEntry {
 /// Times of the last report.
 #[derive(Clone, Copy, Debug)]
 struct ReportTime {
-    /// When the call was sent.
+    /// Time of sending the call.
     sent: Instant,
     /// Time of Redis in its reply.
     now: Time,
@@ -78,8 +78,8 @@ impl EventualEntry {
         }
     }
 
-    /// Returns true if the entry belongs to other limits of the path, which a reload replaced, and still has their share
-    /// or leases. Takes the entry over for `tags` otherwise.
+    /// Returns true if the entry belongs to other limits of the path, which a reload replaced, and still has their
+    /// share or leases. Takes the entry over for `tags` otherwise.
     pub(super) fn is_held_by_other(&mut self, tags: u128, at: Instant) -> bool {
         if self.tags == tags {
             return false;
@@ -163,8 +163,8 @@ impl EventualEntry {
         Some(now.plus_us(micros(at.saturating_duration_since(sent))))
     }
 
-    /// Returns true if it is time to request the next lease: there is demand, and the current lease is half used or nearly
-    /// over. Returns true once per request.
+    /// Returns true if it is time to request the next lease: there is demand, and the current lease is half used or
+    /// nearly over. Returns true once per request.
     pub(super) fn wants_lease(&mut self, budget: &LocalBudget, at: Instant) -> bool {
         if self.leases.len() >= MAX_LEASES || self.requested_ahead.is_some_and(|when| at < when + REQUEST_INTERVAL) {
             return false;

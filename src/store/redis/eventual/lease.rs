@@ -10,7 +10,7 @@ use crate::clock::Time;
 /// Report of Redis on a descriptor: the outcome of one call.
 #[derive(Clone, Debug)]
 pub struct CallReport {
-    /// When the call was sent.
+    /// Time of sending the call.
     pub sent: Instant,
     /// Time of Redis.
     pub now: Time,

@@ -1,8 +1,9 @@
 //! Ends leases whose life is over, and returns their unused hits to Redis in the background.
 //!
-//! Each lease is added when it is granted, with the call that its return needs. A task ends expired leases in groups: the
-//! returns of a group are sent together, and the next group is sent after their replies. Hits that cannot be returned in
-//! time, or whose return fails, stay charged. The number of outstanding leases is bounded; no more are requested above it.
+//! Each lease is added when it is granted, with the call that its return needs. A task ends expired leases in groups:
+//! the returns of a group are sent together, and the next group is sent after their replies. Hits that cannot be
+//! returned in time, or whose return fails, stay charged. The number of outstanding leases is bounded; no more are
+//! requested above it.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -66,7 +67,8 @@ impl LeaseReaper {
         while self.end_some(table, None).await {}
     }
 
-    /// Ends up to [`MAX_RETURNS`] leases that are over at `by`, any leases if it is `None`; returns true if there were any.
+    /// Ends up to [`MAX_RETURNS`] leases that are over at `by`, any leases if it is `None`; returns true if there were
+    /// any.
     async fn end_some(&self, table: &EventualTable, by: Option<Instant>) -> bool {
         let ended: Vec<OutstandingLease> = {
             let mut outstanding = self.outstanding();

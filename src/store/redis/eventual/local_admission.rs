@@ -20,7 +20,7 @@ use crate::store::redis::replicas::Replicas;
 
 /// Shares and leases of this process.
 #[derive(Debug)]
-pub(in crate::store::redis) struct LocalAdmission {
+pub(crate) struct LocalAdmission {
     table: EventualTable,
     reaper: LeaseReaper,
     replicas: Arc<Replicas>,
@@ -30,28 +30,28 @@ pub(in crate::store::redis) struct LocalAdmission {
 
 /// Reply to the charge of a lease.
 #[derive(Debug)]
-pub(in crate::store::redis) struct LeaseReply {
+pub(crate) struct LeaseReply {
     /// Hits requested.
-    pub(in crate::store::redis) hits: u64,
+    pub(crate) hits: u64,
     /// Results of the charge.
-    pub(in crate::store::redis) results: ChargeResults,
+    pub(crate) results: ChargeResults,
 }
 
 impl LocalAdmission {
     /// Creates an empty table of about `bytes`.
-    pub(in crate::store::redis) fn new(bytes: usize, replicas: Arc<Replicas>, is_enabled: bool) -> Self {
+    pub(crate) fn new(bytes: usize, replicas: Arc<Replicas>, is_enabled: bool) -> Self {
         Self { table: EventualTable::new(bytes), reaper: LeaseReaper::default(), replicas, is_enabled }
     }
 
     /// Returns the eventual counters of a charge; `None` if one of them is strict.
-    pub(in crate::store::redis) fn descriptor(&self, path: u128, command: &ChargeCommand) -> Option<EventualCounters> {
+    pub(crate) fn descriptor(&self, path: u128, command: &ChargeCommand) -> Option<EventualCounters> {
         let counters = &command.counters;
         let budget = LocalBudget::of(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
         Some(EventualCounters { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
     }
 
     /// Decides a new charge.
-    pub(in crate::store::redis) fn admit(
+    pub(crate) fn admit(
         &self,
         descriptor: &EventualCounters,
         command: &ChargeCommand,
@@ -62,11 +62,7 @@ impl LocalAdmission {
     }
 
     /// Decides a charge that has waited for a call, if the call brought what it needs.
-    pub(in crate::store::redis) fn admit_waiting(
-        &self,
-        call: &PreparedCall,
-        command: &ChargeCommand,
-    ) -> Option<StoreOutcome> {
+    pub(crate) fn admit_waiting(&self, call: &PreparedCall, command: &ChargeCommand) -> Option<StoreOutcome> {
         // The charge may have another limit than the leader's.
         let is_same = |descriptor: &&EventualCounters| !command.dry_run && command.counters == descriptor.counters;
         let descriptor = call.eventual.as_ref().filter(is_same)?;
@@ -84,12 +80,7 @@ impl LocalAdmission {
     }
 
     /// Adds the charge of a lease to a call that is about to be sent, if demand asks for one; returns its hits.
-    pub(in crate::store::redis) fn request_lease(
-        &self,
-        call: &PreparedCall,
-        commands: &mut ChargeBatch,
-        sent: Instant,
-    ) -> u64 {
+    pub(crate) fn request_lease(&self, call: &PreparedCall, commands: &mut ChargeBatch, sent: Instant) -> u64 {
         let Some(descriptor) = call.eventual.as_ref().filter(|_| self.reaper.has_room()) else { return 0 };
         let live = self.replicas.live().map_or(1, NonZeroU32::get);
         let hits = self.table.lease_size(descriptor, sent, u64::from(live));
@@ -100,12 +91,7 @@ impl LocalAdmission {
     }
 
     /// Records the report of a call, and the lease that it requested, if any.
-    pub(in crate::store::redis) fn record(
-        &self,
-        call: &PreparedCall,
-        mut report: CallReport,
-        lease: Option<LeaseReply>,
-    ) {
+    pub(crate) fn record(&self, call: &PreparedCall, mut report: CallReport, lease: Option<LeaseReply>) {
         let Some(descriptor) = &call.eventual else { return };
         // A shadow limit without room was not charged; nothing may be returned to it.
         let is_charged_everywhere = lease.as_ref().is_some_and(|lease| lease.results.iter().all(|it| it.admitted));
@@ -121,22 +107,22 @@ impl LocalAdmission {
     }
 
     /// Ends leases when their life is over; runs until it is dropped.
-    pub(in crate::store::redis) async fn reap_leases(&self) {
+    pub(crate) async fn reap_leases(&self) {
         self.reaper.run(&self.table).await;
     }
 
     /// Ends all leases and returns their unused hits.
-    pub(in crate::store::redis) async fn return_leases(&self) {
+    pub(crate) async fn return_leases(&self) {
         self.reaper.end_all(&self.table).await;
     }
 
     /// Drops unused entries from one of `parts` equal parts of the table: the part with index `part`.
-    pub(in crate::store::redis) fn sweep(&self, at: Instant, part: usize, parts: usize) {
+    pub(crate) fn sweep(&self, at: Instant, part: usize, parts: usize) {
         self.table.sweep(at, part, parts);
     }
 
     /// Returns the table.
-    pub(in crate::store::redis) const fn table(&self) -> &EventualTable {
+    pub(crate) const fn table(&self) -> &EventualTable {
         &self.table
     }
 }

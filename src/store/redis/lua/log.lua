@@ -3,13 +3,13 @@
 -- State: a list; each element is 16 bytes, two numbers as in state.lua: a time, and the running sum: the number of hits
 -- ever entered up to and including this element, modulo 2^52. A record's hits are the growth of that sum.
 -- Element 0 is not a record: its sum is the number of hits that have left the log, and its time is at most that of the
--- last charge, which is the latest time in the list. So old records leave with one LTRIM, and a binary search finds them
--- in O(log n) look-ups.
--- Reply: last, the sum before the first record, the number of records, then the records: the oldest `held + a` hits, the
--- newest b hits, and before these one record that merges the middle. O(hits charged).
--- No charge of the call can distinguish this from the whole log: a is the sum of all hits, plus the largest charge whose
--- rejected hits count, less the lowest limit, and no hit further from the oldest leaves the log or is waited for; b is
--- the sum of all refunds.
+-- last charge, which is the latest time in the list. So old records leave with one LTRIM, and a binary search finds
+-- them in O(log n) look-ups.
+-- Reply: last, the sum before the first record, the number of records, then the records: the oldest `held + a` hits,
+-- the newest b hits, and before these one record that merges the middle. O(hits charged).
+-- No charge of the call can distinguish this from the whole log: a is the sum of all hits, plus the largest charge
+-- whose rejected hits count, less the lowest limit, and no hit further from the oldest leaves the log or is waited for;
+-- b is the sum of all refunds.
 
 --: log
 -- Returns the time and the sum of an element. `log` has key, size (elements after element 0) and base (the sum before

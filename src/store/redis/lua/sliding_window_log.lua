@@ -2,8 +2,8 @@
 --
 -- KEYS: the counter. a, b, state, reply and cost: see log.lua. Charges: limit. Rounding: none.
 -- Writes: LTRIM, LSET and RPUSH as needed, and PEXPIRE. TTL: one period after the counter's now, rounded up.
--- Variables: expired (number of elements before the window), held (hits in the window as found). Of the held hits, those
--- from `dropped` to `kept` remain; `new` hits follow them.
+-- Variables: expired (number of elements before the window), held (hits in the window as found). Of the held hits,
+-- those from `dropped` to `kept` remain; `new` hits follow them.
 
 --: load
 local length = redis.pcall('LLEN', key)

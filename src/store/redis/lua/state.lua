@@ -1,8 +1,8 @@
 -- State of a counter as one string, and its own time: parts that the algorithms share. A log uses the time only.
 --
 -- State: unsigned 64-bit little-endian numbers. The first is the time of the last charge in microseconds since the Unix
--- epoch; each algorithm lists the others and rejects values that no charge leads to. All are at most 2^53, so that a Lua
--- number holds them exactly.
+-- epoch; each algorithm lists the others and rejects values that no charge leads to. All are at most 2^53, so that a
+-- Lua number holds them exactly.
 -- Variables, times in microseconds: last (time of the last charge), at (the counter's own now: the later of now and
 -- last), ahead (at - now), void (true if last lies more than a period ahead: the clock was wrong), before (the state as
 -- found, for the reply).

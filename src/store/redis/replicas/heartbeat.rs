@@ -1,7 +1,7 @@
 //! Heartbeat of this replica: renews its claim on a slot every 10 s, and learns the number of live replicas.
 //!
-//! No charge waits for it. A failure only lets the slot expire; it opens no breaker. The script is always sent as text: so
-//! seldom that the size does not matter.
+//! No charge waits for it. A failure only lets the slot expire; it opens no breaker. The script is always sent as text:
+//! so seldom that the size does not matter.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +35,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Handle to the heartbeat task, which runs from [`Heartbeat::start`] until it is dropped.
 #[derive(Debug)]
-pub(in crate::store::redis) struct Heartbeat {
+pub(crate) struct Heartbeat {
     state: Arc<HeartbeatState>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -55,9 +55,9 @@ struct HeartbeatState {
 }
 
 impl Heartbeat {
-    /// Creates a heartbeat that is not started. The registry is in `deployment`; `live_count` receives the number of live
-    /// replicas.
-    pub(in crate::store::redis) fn new(
+    /// Creates a heartbeat that is not started. The registry is in `deployment`; `live_count` receives the number of
+    /// live replicas.
+    pub(crate) fn new(
         replicas: Arc<Replicas>,
         deployment: &Arc<Deployment>,
         prefix: &str,
@@ -77,12 +77,13 @@ impl Heartbeat {
     }
 
     /// Returns what the replies said.
-    pub(in crate::store::redis) fn replicas(&self) -> &Replicas {
+    pub(crate) fn replicas(&self) -> &Replicas {
         &self.state.replicas
     }
 
-    /// Claims a slot now and from then on; renews the claim now if it is started. Must be called within a tokio runtime.
-    pub(in crate::store::redis) fn start(&self) {
+    /// Claims a slot now and from then on; renews the claim now if it is started. Must be called within a tokio
+    /// runtime.
+    pub(crate) fn start(&self) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.is_some() {
             self.state.renew_now.notify_one();
@@ -93,7 +94,7 @@ impl Heartbeat {
     }
 
     /// Stops the heartbeat and releases the slot. Takes up to 500 ms; does nothing if it is not started.
-    pub(in crate::store::redis) async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
             task.abort();

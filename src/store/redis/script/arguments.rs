@@ -1,6 +1,7 @@
 //! Encoder of a call's argument: signed 64-bit little-endian numbers, laid out as `lua/driver.lua` says.
 //!
-//! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value exactly.
+//! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value
+//! exactly.
 
 use std::io::Write as _;
 
