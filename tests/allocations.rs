@@ -1,7 +1,7 @@
-//! What a decision allocates: counted in a binary of its own, because counting replaces the allocator.
+//! Allocations per decision, counted in a binary of their own, because counting replaces the allocator.
 //!
-//! The count is that of the thread that decides, and a decision from memory needs no other. Absolute numbers are
-//! nobody's business here: what is compared is the same call with and without what is to cost nothing.
+//! Counts are of the deciding thread; a decision from memory needs no other. The tests compare a call with and without
+//! a feature, so absolute numbers do not matter.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
@@ -36,11 +36,11 @@ const NOON: Time = Time::from_secs(1_783_512_000);
 const RULES: &str = "descriptors: [{key: login, rate_limit: {unit: day, requests_per_unit: 1000000}}]";
 const CALLS: u64 = 100;
 
-/// Takes spans, and that is all.
+/// Accepts spans and drops them.
 #[derive(Debug)]
-struct Nobody;
+struct DiscardingExporter;
 
-impl SpanExporter for Nobody {
+impl SpanExporter for DiscardingExporter {
     async fn export(&self, _: Vec<SpanData>) -> OTelSdkResult {
         Ok(())
     }
@@ -54,7 +54,7 @@ fn tracer(ratio: f64) -> Tracer {
         sampler: Sampler { follows_parent: true, ratio },
         formats: PropagationFormats { tracecontext: true, b3: true, b3_multi: true },
         shows_descriptors: false,
-        span_queue: Arc::new(SpanQueue::start(Nobody, &Resource::builder_empty().build(), queue, thread)),
+        span_queue: Arc::new(SpanQueue::start(DiscardingExporter, &Resource::builder_empty().build(), queue, thread)),
     }
 }
 
@@ -69,7 +69,7 @@ fn login(user: &str) -> RateLimitRequest {
     rate_limit_request("shop", &[("login", user)])
 }
 
-/// What so many calls with these headers allocate.
+/// Number of allocations of [`CALLS`] calls with these headers.
 fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 {
     let rpc = Rpc(service(tracer));
     let request = || {

@@ -47,7 +47,7 @@ command -v curl >/dev/null || missing+=(curl)
 # Debian has nft in a directory that is on root's PATH only.
 PATH=$PATH:/usr/sbin command -v nft >/dev/null || missing+=(nftables)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
-# venv alone imports on a Debian that can not make one: ensurepip is what python3-venv adds.
+# venv alone imports on a Debian that cannot make one: ensurepip is what python3-venv adds.
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 if [ ${#missing[@]} -gt 0 ]; then
     command -v apt-get >/dev/null || fail "there is no apt-get here; install these by hand: ${missing[*]}"

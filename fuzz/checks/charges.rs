@@ -56,7 +56,7 @@ pub(crate) fn check(data: &[u8]) {
     }
 }
 
-/// A limit of 0 never lets go of what refused hits were counted for, and nothing depends on it: it may be forgotten.
+/// A limit of 0 keeps counted rejected hits forever, and no result depends on them: they may be dropped.
 fn comparable((level, limit): (&ChargeResult, &Limit)) -> ChargeResult {
     match limit.requests_per_unit() {
         0 => ChargeResult { before: 0, after: 0, ..*level },
@@ -64,7 +64,7 @@ fn comparable((level, limit): (&ChargeResult, &Limit)) -> ChargeResult {
     }
 }
 
-/// What holds whatever was charged.
+/// Checks the invariants of any result.
 fn sound(level: &ChargeResult, limit: &Limit, request: ChargeRequest) {
     assert!(level.remaining <= limit.capacity().max(limit.requests_per_unit()), "{level:?} of {limit:?}");
     assert!(!level.admitted || level.retry_after_us.is_none(), "{level:?}");

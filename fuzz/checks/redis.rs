@@ -1,4 +1,4 @@
-//! What a Redis may answer: replies, and what becomes of each, wherever the network cuts them.
+//! Replies of Redis: parsing of any bytes, cut anywhere by the network.
 
 use bytes::BytesMut;
 use smallvec::SmallVec;
@@ -16,7 +16,7 @@ use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::script::replay::replay;
 
-/// What is longer is not cut: each piece is looked at from the beginning.
+/// Maximum length of an input that is cut, since each piece is parsed from the beginning.
 const LONGEST_CUT: usize = 512;
 
 pub(crate) fn check(data: &[u8]) {

@@ -1,6 +1,4 @@
-//! Which rule an entry meets, against a matcher so plain that it is right: every `*` tries every length.
-//!
-//! Input: a line for each rule, `key` or `key=value`, and the entry as the last line.
+//! Rule matching against a matcher so plain that it is right: every `*` tries every length.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,17 +1,16 @@
-//! What the single steps of a decision take, by situation, in instructions: figures that do not move with the
-//! machine's mood.
+//! Instructions of the single steps of a decision, by situation: figures that do not depend on the machine's load.
 //!
-//! Each figure is that of 1000 steps, the loop around them included: its last three digits are thousandths of a step.
-//! They run in callgrind, after all inputs of the situation were gone through twice: its model of the caches (32 KiB
-//! for data, 8 MiB at last, on every machine) then holds what it would hold of a server at work. `LL Hits` are misses
-//! of the first cache, `RAM Hits` those of the last; a cycle is estimated for each access, 5 for such a miss and 35 for
-//! one of the last, which puts situations in order and is no time. Hashes have secrets, so a count differs from run to
-//! run by some thousandths. There is one thread: callgrind runs several in turn, and nothing would be seen of what
-//! they share. Nothing is asserted: the figures are for people.
+//! Each figure is that of 1000 steps, with the loop around them: its last three digits are thousandths of a step.
+//! Steps run in callgrind, after all inputs of the situation were used twice, so that its model of the caches (32 KiB
+//! for data, 8 MiB for the last level, on every machine) is as warm as that of a busy server. `LL Hits` are misses of
+//! the first cache, `RAM Hits` those of the last; an estimated cycle is counted for each access, 5 for an `LL Hit` and
+//! 35 for a `RAM Hit`, which orders situations and is no time. Hashes are seeded, so counts differ by some thousandths
+//! between runs. There is one thread: callgrind runs several in turn, so contention would not show. Nothing is
+//! asserted: the figures are for people.
 //!
-//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` takes some ten minutes, most of them for making ready
-//! what is measured, and compares with the run before. It wants valgrind, and `cargo install gungraun-runner` in the
-//! version of `gungraun` in Cargo.lock.
+//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` takes some ten minutes, mostly for preparing the inputs,
+//! and compares with the run before. It needs valgrind, and `cargo install gungraun-runner` in the version of
+//! `gungraun` in Cargo.lock.
 
 #![expect(missing_docs, reason = "what the macros make has none")]
 
@@ -25,7 +24,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 
 use self::situations::Situation;
 use self::situations::charging::ChargeCommand;
-use self::situations::deciding::{Deciding, Scene};
+use self::situations::deciding::{Deciding, Options};
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 
@@ -92,19 +91,19 @@ fn decide(situation: Deciding) -> Deciding {
 }
 
 fn admitted(descriptors: usize) -> Deciding {
-    Deciding::new(Scene { descriptors, ..Scene::default() })
+    Deciding::new(Options { descriptors, ..Options::default() })
 }
 
 fn refused(descriptors: usize) -> Deciding {
-    Deciding::new(Scene { descriptors, refused: true, ..Scene::default() })
+    Deciding::new(Options { descriptors, refused: true, ..Options::default() })
 }
 
 fn without_metrics(descriptors: usize) -> Deciding {
-    Deciding::new(Scene { descriptors, metrics: false, ..Scene::default() })
+    Deciding::new(Options { descriptors, metrics: false, ..Options::default() })
 }
 
 fn among_many_rules(descriptors: usize) -> Deciding {
-    Deciding::new(Scene { descriptors, rules: 100_000, ..Scene::default() })
+    Deciding::new(Options { descriptors, rules: 100_000, ..Options::default() })
 }
 
 #[library_benchmark(teardown = forget)]
@@ -123,7 +122,7 @@ fn encode(situation: Encoding) -> Encoding {
 }
 
 fn encoding(descriptors: usize, headers: bool) -> Encoding {
-    Encoding::new(Scene { descriptors, headers, ..Scene::default() })
+    Encoding::new(Options { descriptors, headers, ..Options::default() })
 }
 
 #[library_benchmark(teardown = forget)]
@@ -133,7 +132,7 @@ fn answer(situation: Answering) -> Answering {
 }
 
 fn answering(descriptors: usize) -> Answering {
-    Answering::new(Scene { descriptors, ..Scene::default() })
+    Answering::new(Options { descriptors, ..Options::default() })
 }
 
 library_benchmark_group!(name = steps_of_a_decision, benchmarks = [find, charge, decide, decode, encode, answer]);

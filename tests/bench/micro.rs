@@ -1,9 +1,9 @@
-//! What the single steps of a decision take, by situation, in time.
+//! Time of the single steps of a decision, by situation.
 //!
-//! Time is that of this machine at this moment: only figures of one run compare, and with other work beside it not even
-//! those. What does not move with the machine's mood is counted by `instructions`, over the same situations. Where
-//! several threads charge at once, the figure is what a charge takes its thread: it would stay as it is with one, if they
-//! had nothing to share. Nothing is asserted: the figures are for people.
+//! Times are those of this machine at this moment: compare only figures of one run on an idle machine. `instructions`
+//! counts the same situations independent of load. With several threads, the figure is the time that a charge takes
+//! its thread: it would equal that of one thread if they shared nothing. Nothing is asserted: the figures are for
+//! people.
 //!
 //! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, charge, decide, decode, encode, answer.
 
@@ -19,7 +19,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 
 use self::situations::Situation;
 use self::situations::charging::ChargeCommand;
-use self::situations::deciding::{Deciding, Scene};
+use self::situations::deciding::{Deciding, Options};
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 
@@ -84,7 +84,7 @@ fn charges(group: &mut Group<'_>) {
     measure(group, "sliding_window_log/1 keys, 1000 records/1 threads", || ChargeCommand::long_log(1000));
 }
 
-/// How long several threads take for so many charges each, all of them on the same counters at the same time.
+/// Time for several threads to make so many charges each, on the same counters at once.
 fn charge_at_once(situation: &mut ChargeCommand, threads: usize, charges: u64) -> Duration {
     if threads == 1 {
         let begun = Instant::now();
@@ -124,7 +124,7 @@ fn decisions(group: &mut Group<'_>) {
                     if refused { "refused" } else { "admitted" },
                     if metrics { "on" } else { "off" }
                 );
-                let scene = Scene { descriptors, rules, refused, metrics, ..Scene::default() };
+                let scene = Options { descriptors, rules, refused, metrics, ..Options::default() };
                 measure(group, &name, || Deciding::new(scene));
             }
         }
@@ -145,14 +145,14 @@ fn messages(criterion: &mut Criterion) {
     for descriptors in [1, 10] {
         for headers in [false, true] {
             let name = format!("{descriptors} descriptors/headers {}", if headers { "on" } else { "off" });
-            let scene = Scene { descriptors, headers, ..Scene::default() };
+            let scene = Options { descriptors, headers, ..Options::default() };
             measure(&mut group, &name, || Encoding::new(scene));
         }
     }
     group.finish();
     let mut group = criterion.benchmark_group("answer");
     for descriptors in [1, 10] {
-        let scene = Scene { descriptors, ..Scene::default() };
+        let scene = Options { descriptors, ..Options::default() };
         measure(&mut group, &format!("{descriptors} descriptors"), || Answering::new(scene));
     }
 }

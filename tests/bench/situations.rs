@@ -1,9 +1,8 @@
-//! What the benches of single steps measure, for wall time (`micro`) and for instructions (`instructions`) alike.
+//! Situations that the benches of single steps share: `micro` for wall time, `instructions` for instructions.
 //!
-//! A situation is made ready once: its rules are loaded, its counters are there and have been charged from. Each step
-//! then does one thing once, with the next of its inputs: the inputs are gone through in an order in which neighbours
-//! do not follow one another, over and over, so that a million of them do not fit into any cache, as in real life. Time
-//! is made up: it moves by the same with every step.
+//! A situation is prepared once: its rules are loaded, its counters exist and have been charged. Each step then does
+//! one thing once, with the next of its inputs, in an order without neighbours, again and again, so that a million
+//! inputs do not fit into any cache. Time is made up: it advances equally with every step.
 
 #[path = "situations/deciding.rs"]
 pub(crate) mod deciding;
@@ -26,13 +25,13 @@ use tollkeeper::rule::{Domain, RuleNode};
 
 /// The domain of all rules and requests here.
 pub(crate) const DOMAIN: &str = "bench";
-/// When all of it begins: counters keep 32 bits of seconds, so there is room behind.
+/// Start time; counters keep 32 bits of seconds, so later times fit.
 pub(crate) const BEGIN: Time = Time::from_secs(1_000_000_000);
-/// How many callers take turns, where it is not the counters that are measured.
+/// Number of users in rotation if the counters are not what is measured.
 const USERS: usize = 1000;
-/// How long a user's name is, where it does not matter.
+/// Length of a user's name if it does not matter.
 const NAME_BYTES: usize = 13;
-/// What the counters may take, as by default.
+/// Memory bound of the counters, in bytes, as by default.
 const CAPACITY_BYTES: u64 = 512 << 20;
 
 /// One thing that is done again and again.
@@ -40,7 +39,7 @@ pub(crate) trait Situation {
     /// Does it once, with the next input; what comes of it is seen to be used.
     fn step(&mut self);
 
-    /// How many different inputs there are.
+    /// Number of different inputs.
     fn inputs(&self) -> usize;
 
     /// Goes through all inputs, twice.
@@ -56,7 +55,7 @@ pub(crate) trait Situation {
 /// A walk through places that visits each once before it begins anew, and no neighbours one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walk {
-    /// Where it is.
+    /// Current position.
     pub(crate) at: usize,
     pub(crate) places: usize,
 }

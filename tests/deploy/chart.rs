@@ -1,4 +1,4 @@
-//! What the chart does with its values: which it refuses, and what others make of the manifests.
+//! Values of the chart: rejected ones, and their effect on the manifests.
 
 use serde_json::{Value, json};
 

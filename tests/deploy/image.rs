@@ -1,5 +1,5 @@
-//! The Dockerfile, as far as it can be judged without building it: what it copies is there and not ignored, its links
-//! are names that the program goes by, and what it makes runs as nobody.
+//! The Dockerfile, as far as it can be checked without a build: copied files exist and are not ignored, links are
+//! names of the program, and the image runs as an unprivileged user.
 
 use std::process::Command;
 

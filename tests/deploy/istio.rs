@@ -1,5 +1,5 @@
-//! The EnvoyFilter for Istio: what Istio would merge into a gateway's configuration is merged into one here, and Envoy
-//! says whether it can be loaded. Whether Istio finds the place is not tested: there is no Istio.
+//! The EnvoyFilter for Istio: its patches are merged into a gateway's configuration as Istio would, and Envoy
+//! validates the result. There is no Istio, so its choice of the place is not tested.
 
 use std::fs;
 

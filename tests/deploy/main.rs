@@ -1,8 +1,8 @@
-//! What `deploy/` ships, held against those who will read it: Helm and kustomize render it, the schemas of Kubernetes,
-//! of the custom resources and of Grafana judge it, promtool fires the alerts, Envoy loads what Istio would give it.
+//! Tests of everything below `deploy/`: Helm and kustomize render it, the schemas of Kubernetes, of the custom
+//! resources and of Grafana validate it, promtool runs the alerts, and Envoy loads the filter for Istio.
 //!
-//! `deploy/install-tools.sh` has the tools and says how they are named; a tool that is missing fails the test. Nothing
-//! here needs a cluster, and so nothing here knows that a pod really starts.
+//! `deploy/install-tools.sh` installs the tools and prints their variables; a missing tool fails the test. No test
+//! needs a cluster, so none proves that a pod starts.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
@@ -37,7 +37,7 @@ fn tool(name: &str) -> OsString {
     })
 }
 
-/// What a tool says about this input; its words on standard error if it does not like it.
+/// Standard output of a tool for this input; its standard error if it fails.
 fn ask(command: &mut Command, input: &str) -> Result<String, String> {
     command.current_dir(repository("")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -51,7 +51,7 @@ fn ask(command: &mut Command, input: &str) -> Result<String, String> {
     if status.success() { Ok(text(stdout)) } else { Err(text(stderr)) }
 }
 
-/// What the chart renders as the release `edge` with these arguments, or why it does not.
+/// Manifests of the chart as the release `edge` with these arguments, or Helm's error.
 fn helm(arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(tool("HELM"));
     command.args(["template", "edge", "deploy/chart", "--namespace", "limits", "--kube-version", "1.34.0"]);
@@ -71,7 +71,7 @@ fn documents(yaml: &str) -> Vec<Value> {
 
 /// Manifests as they are applied together.
 struct Rendering {
-    /// Where they are from.
+    /// Their origin, for messages.
     name: &'static str,
     yaml: String,
     manifests: Vec<Value>,

@@ -1,4 +1,4 @@
-//! What all manifests have in common, whoever renders them: valid, locked down, and true to the program's settings.
+//! Properties of all manifests, of the chart and of kustomize: valid, restricted, and true to the program's settings.
 
 use std::fs;
 use std::process::Command;
@@ -72,7 +72,7 @@ fn pods_run_with_restricted_security_context() {
     }
 }
 
-/// Whether these labels are among those.
+/// True if all of `these` labels are among `those`.
 fn selects(selector: &Value, labels: &Value) -> bool {
     let selector = selector.as_object().expect("a selector has labels");
     assert!(!selector.is_empty(), "an empty selector is everybody");
@@ -123,7 +123,7 @@ fn grpc_calls_are_balanced_over_replicas() {
         let name = rendering.name;
         let headless = |service: &&Value| service["spec"]["clusterIP"] == "None";
         let service = rendering.of_kind("Service").find(headless).unwrap_or_else(|| panic!("{name}: not headless"));
-        // Clients connect to the pods, so a port of a headless Service can not differ from the pod's.
+        // Clients connect to the pods, so a port of a headless Service cannot differ from the pod's.
         for port in list(&service["spec"]["ports"]) {
             let ports = list(&rendering.container()["ports"]);
             let target = ports.iter().find(|it| it["name"] == port["targetPort"]).expect("a port of the container");

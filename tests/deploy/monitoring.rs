@@ -64,7 +64,7 @@ fn alerts_fire_at_their_thresholds_and_not_before() {
     }
 }
 
-/// What a heading's link ends in, as GitHub makes it.
+/// Anchor of a heading, as GitHub makes it.
 fn span_ref(heading: &str) -> String {
     let kept = heading.chars().filter(|character| character.is_alphanumeric() || " -".contains(*character));
     kept.collect::<String>().to_lowercase().replace(' ', "-")

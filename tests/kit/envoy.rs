@@ -35,7 +35,7 @@ fn binary() -> PathBuf {
         .into()
 }
 
-/// What `envoy --mode validate` makes of a bootstrap.
+/// Runs `envoy --mode validate` on a bootstrap.
 pub(crate) fn validate(bootstrap: &Path) -> Output {
     let mut command = Command::new(binary());
     command.args(["--mode", "validate", "--use-dynamic-base-id", "--log-level", "warning", "-c"]).arg(bootstrap);
@@ -78,7 +78,7 @@ impl Envoy {
         envoy
     }
 
-    /// Where clients connect, on 127.0.0.1.
+    /// Port for clients, on 127.0.0.1.
     pub(crate) fn port(&self) -> u16 {
         self.listener.number()
     }

@@ -1,16 +1,16 @@
-//! A service for the domain `shop`, asked in few words, by one or by many at once.
+//! Rules and requests of the domain `shop`, in few words, for one caller or several threads.
 
 use std::sync::Barrier;
 use std::thread;
 
 use super::test_service::{TestRequest, TestResponse, TestService};
 
-/// Puts rules of the domain `shop` in force, given from `descriptors` or `defaults` on.
+/// Loads rules of the domain `shop`, given from `descriptors` or `defaults` on.
 pub(crate) fn load_shop_rules(service: &TestService, rules: &str) {
     service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
 }
 
-/// A question about descriptors of `shop`: `key=value,key=value; key=value`.
+/// A request for descriptors of `shop`: `key=value,key=value; key=value`.
 pub(crate) fn shop_request(descriptors: &str) -> TestRequest {
     descriptors.split("; ").fold(TestRequest::new("shop"), |question, descriptor| {
         let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
@@ -18,19 +18,19 @@ pub(crate) fn shop_request(descriptors: &str) -> TestRequest {
     })
 }
 
-/// The answer; an error fails the test.
+/// Decides a request; an error fails the test.
 pub(crate) fn decide(service: &TestService, question: &TestRequest) -> TestResponse {
     service.decide(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
 }
 
-/// Asks one after the other, at the same time.
+/// Decides the requests one by one, at one time, and compares each response's text.
 pub(crate) fn assert_responses(service: &TestService, table: &[(TestRequest, &str)]) {
     for (step, (question, expected)) in table.iter().enumerate() {
         assert_eq!(decide(service, question).text(), *expected, "step {step}: {question:?}");
     }
 }
 
-/// Runs `act` on so many threads at once, with their number.
+/// Runs `act` on so many threads at once, with the number of the thread.
 pub(crate) fn in_parallel(threads: u64, act: impl Fn(u64) + Sync) {
     let start = Barrier::new(usize::try_from(threads).unwrap());
     thread::scope(|scope| {

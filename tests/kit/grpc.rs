@@ -1,4 +1,4 @@
-//! A gRPC client that blocks, for the service itself, health, and bytes that are no message at all.
+//! A blocking gRPC client for the service, for health, and for bytes that are no message.
 
 use std::path::Path;
 use std::time::Duration;
@@ -148,7 +148,7 @@ impl Client {
         Ok(self.runtime.block_on(call)?.into_inner())
     }
 
-    /// Whether the service of that name says that it is serving.
+    /// True if the service of that name reports that it is serving.
     pub(crate) fn is_serving(&self, service: &str) -> Result<bool, Status> {
         let mut client = HealthClient::new(self.channel.clone());
         let request = HealthCheckRequest { service: service.to_owned() };

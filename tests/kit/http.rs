@@ -1,7 +1,7 @@
-//! A client for HTTP/1.1 that hides nothing: headers are bytes, sent and returned as they are, duplicates kept.
+//! An HTTP/1.1 client that hides nothing: headers are bytes, sent and returned as they are, duplicates kept.
 //!
-//! One request a connection, from any loopback address. What libraries do for their users (encoding, merging of
-//! headers, redirects, retries, pools) is deliberately absent: the suites are about exactly those bytes.
+//! One request per connection, from any loopback address. Conveniences of libraries (encoding, merging of headers,
+//! redirects, retries, pools) are deliberately absent: the suites test exactly those bytes.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -89,7 +89,7 @@ pub(crate) fn connect(port: u16, source: Ipv4Addr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// What the server still sends until it closes the connection, or resets it; panics if it does neither.
+/// Reads until the server closes or resets the connection; panics if it does neither.
 pub(crate) fn read_until_closed(stream: &mut TcpStream) -> Vec<u8> {
     let mut words = Vec::new();
     match stream.read_to_end(&mut words) {

@@ -1,6 +1,6 @@
-//! HTTP/2 frame by frame, for what no client library sends and for what none shows.
+//! HTTP/2 frame by frame, to send what no client library sends and to see what none shows.
 //!
-//! Settings and pings are answered, as a peer must; all else is left to the test.
+//! Settings and pings are acknowledged, as a peer must; everything else is left to the test.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};

@@ -1,4 +1,4 @@
-//! A collector of traces in this process: takes OTLP over gRPC or HTTP and keeps what it got.
+//! A collector of traces in this process: accepts OTLP over gRPC or HTTP and keeps the spans.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -92,19 +92,19 @@ impl OtlpCollector {
         Self { port, is_tls, kept, _runtime: runtime }
     }
 
-    /// Where it is, on 127.0.0.1.
+    /// Its port on 127.0.0.1.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Where it is.
+    /// Its URL.
     pub(crate) fn url(&self) -> String {
         if self.is_tls { format!("https://localhost:{}", self.port) } else { format!("http://127.0.0.1:{}", self.port) }
     }
 
-    /// What it has got so far.
+    /// Spans received so far.
     pub(crate) fn received(&self) -> Vec<ReceivedSpan> {
-        self.kept.0.lock().expect("nobody panics here").clone()
+        self.kept.0.lock().expect("no thread panicked with the lock").clone()
     }
 
     /// The spans of that name, once there are so many.
@@ -148,7 +148,7 @@ async fn serve(kept: Kept, listener: TcpListener, tls: Option<TlsAcceptor>) {
 
 impl Kept {
     fn keep(&self, message: ExportTraceServiceRequest, authorization: &str) {
-        let mut kept = self.0.lock().expect("nobody panics here");
+        let mut kept = self.0.lock().expect("no thread panicked with the lock");
         for group in message.resource_spans {
             let resource = texts(&group.resource.unwrap_or_default().attributes);
             for span in group.scope_spans.into_iter().flat_map(|scope| scope.spans) {

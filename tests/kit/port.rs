@@ -1,9 +1,9 @@
-//! Loopback ports that nobody else takes between their choice and their use.
+//! Loopback ports that no other process takes between choice and use.
 //!
-//! Binding port 0 and letting it go again hands out ports that any outgoing connection may get next, and servers that
-//! set SO_REUSEPORT, as Envoy does, would not even notice a clash. So ports come from below the range of outgoing
-//! connections, and a lock on a file named after the port, in the directory for temporary files, reserves it among
-//! all suites that a user runs on the machine. The kernel lets the lock go with the process.
+//! Binding port 0 and closing it yields a port that any outgoing connection may get next, and servers that set
+//! SO_REUSEPORT, as Envoy does, would not notice a clash. So ports come from below the range of outgoing connections,
+//! and a lock on a file named after the port, in the directory for temporary files, reserves it among all suites of a
+//! user on the machine. The kernel releases the lock with the process.
 
 use std::env;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ impl Port {
     /// Reserves a port that nothing listens on.
     pub(crate) fn reserve() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // One directory for each user: the files of another can not be opened for writing.
+        // One directory for each user: the files of another cannot be opened for writing.
         let user = env::var("USER").unwrap_or_default();
         let locks = env::temp_dir().join(format!("tollkeeper-test-ports-{user}"));
         fs::create_dir_all(&locks).expect("the directory for temporary files is writable");

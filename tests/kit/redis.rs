@@ -1,8 +1,8 @@
-//! A redis-server of one's own: on free loopback ports, in a directory of its own, without persistence.
+//! A redis-server for one test: on reserved loopback ports, in a directory of its own, without persistence.
 //!
-//! The harness talks to it as an ACL user that only the harness knows, and replicas do too: whatever a test does to
-//! the default user, its password included, the test can still ask and set. What a test configures are lines of
-//! `redis.conf`. A missing redis-server fails the test; version 7.0 is needed, as older ones know no `cluster-port`.
+//! The kit connects as an ACL user of its own, and so do replicas: whatever a test does to the default user, its
+//! password included, the kit can still query and configure. Options are lines of `redis.conf`. A missing redis-server
+//! fails the test; version 7.0 is needed, as older ones lack `cluster-port`.
 
 pub(crate) mod client;
 pub(crate) mod certificates;
@@ -27,13 +27,13 @@ use super::port::Port;
 use super::tollkeeper::inherited_env;
 use super::{read, signal, wait_for};
 
-/// The harness's own user and password.
+/// User and password of the kit itself.
 const KIT_USER: &str = "kit";
 
-/// How long the harness itself waits for a reply: no healthy server is ever that slow.
+/// Timeout of the kit's own commands; no healthy server is ever that slow.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a server is to be started with.
+/// Options to start a server with.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     program: &'static str,
@@ -170,7 +170,7 @@ fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
     }
     command.current_dir(directory).stdin(Stdio::null()).stdout(log).stderr(errors);
     command.spawn().unwrap_or_else(|error| {
-        panic!("{program} can not be started ({error}): run tests/run.sh, or install Redis 7.0 or newer")
+        panic!("{program} cannot be started ({error}): run tests/run.sh, or install Redis 7.0 or newer")
     })
 }
 
@@ -188,7 +188,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Where it answers without TLS, on 127.0.0.1.
+    /// Its port without TLS, on 127.0.0.1.
     pub(crate) fn port(&self) -> u16 {
         self.plain.number()
     }
@@ -198,7 +198,7 @@ impl Server {
         format!("127.0.0.1:{}", self.port())
     }
 
-    /// Where it answers with TLS, on 127.0.0.1; panics without [`Options::tls`].
+    /// Its TLS port on 127.0.0.1; panics without [`Options::tls`].
     pub(crate) fn tls_port(&self) -> u16 {
         self.tls.as_ref().expect("the server was started with TLS").number()
     }
@@ -208,12 +208,12 @@ impl Server {
         self.files.path().join("redis.sock")
     }
 
-    /// Its reply to a command of the harness's user, on a connection of its own.
+    /// Its reply to a command of the kit's user, on a new connection.
     pub(crate) fn command(&self, words: &[&str]) -> RedisResult<Value> {
         self.connect(REPLY_TIMEOUT)?.command(words)
     }
 
-    /// A connection of the harness's user; connecting, and then each reply, take as long as `timeout` at most.
+    /// A connection of the kit's user; connecting, and each reply, take at most `timeout`.
     pub(crate) fn connect(&self, timeout: Duration) -> RedisResult<RedisClient> {
         RedisClient::connect(&format!("redis://{KIT_USER}:{KIT_USER}@{}", self.address()), timeout)
     }
@@ -231,7 +231,7 @@ impl Server {
         value.unwrap_or_default().trim().to_owned()
     }
 
-    /// How often each command was called since the start or [`Server::reset_stats`], by lower-case name, subcommands as
+    /// Calls of each command since the start or [`Server::reset_stats`], by lower-case name, subcommands as
     /// `config|get`. Those of scripts count too; `auth`, `info` and `config|resetstat`, which the harness itself
     /// calls, are left out.
     pub(crate) fn command_counts(&self) -> BTreeMap<String, u64> {
@@ -244,18 +244,18 @@ impl Server {
         calls.collect()
     }
 
-    /// Counts commands anew.
+    /// Resets the command counts.
     pub(crate) fn reset_stats(&self) {
         self.query::<()>(&["CONFIG", "RESETSTAT"]);
     }
 
-    /// Stops it for a while: connections stay open and are accepted by the kernel, nothing is answered.
+    /// Stops it for a while: the kernel keeps accepting connections, the server replies to nothing.
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
         signal::freeze(&self.child());
     }
 
-    /// Lets it go on, with what it was sent meanwhile.
+    /// Continues it; it then handles what it was sent meanwhile.
     pub(crate) fn thaw(&self) {
         signal::thaw(&self.child());
         self.frozen.store(false, Ordering::Relaxed);
@@ -282,18 +282,18 @@ impl Server {
         *child = spawn(self.program, self.kind, self.files.path());
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub(crate) fn log(&self) -> String {
         read(&self.files.path().join("log"))
     }
 
-    /// Whether it runs and is not frozen.
+    /// True if it runs and is not frozen.
     fn is_up(&self) -> bool {
         let ended = self.child().try_wait().expect("the child can be asked");
         ended.is_none() && !self.frozen.load(Ordering::Relaxed)
     }
 
-    /// Whether it sends each write to that replica at once; the replica itself takes itself for in step before that.
+    /// True if it streams writes to that replica; the replica reports itself in sync earlier.
     fn streams_to(&self, replica: &Self) -> bool {
         let info: String = self.query(&["INFO", "replication"]);
         info.contains(&format!("port={},state=online", replica.announced_port()))

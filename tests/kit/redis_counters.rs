@@ -1,8 +1,8 @@
-//! RedisCounters in Redis, in this process and below rules and requests: limits, values and hits as a test puts them
+//! The Redis store in this process, below rules and requests, with limits, values and hits that the test puts
 //! together.
 //!
-//! Charges are futures that nobody polls but the test, so that it decides who comes before whom, who waits and who gives
-//! up. They may take as long as a loaded machine needs unless the environment says otherwise.
+//! Charges are futures that only the test polls, so that it decides on their order, on waiting and on cancellation.
+//! They may take as long as a loaded machine needs, unless the environment sets a timeout.
 
 use std::ffi::OsString;
 use std::future::{Future, poll_fn};
@@ -30,18 +30,18 @@ use tollkeeper::store::redis::charge_context::{ChargeContext, ChargeMode};
 use super::test_service::store_runtime;
 use super::wait_for;
 
-/// How long a charge may take where nothing else is said, and a caller waits.
+/// Default timeout of a charge, and of a caller.
 pub(crate) const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What came of each charge of a request.
+/// Outcome of each charge of a request.
 pub(crate) type ChargeOutcomes = Vec<Result<ChargeResults, RedisError>>;
 
-/// Whose time counters follow.
+/// Clock that counters follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeSource {
-    /// That of Redis.
+    /// The clock of Redis.
     Redis,
-    /// What each charge says.
+    /// The time in each charge.
     Caller,
 }
 
@@ -55,11 +55,11 @@ pub(crate) struct RedisCounters {
 /// A charge on the counters of a value.
 #[derive(Clone, Debug)]
 pub(crate) struct TestCharge {
-    /// What stands for the path.
+    /// Value of the only entry of the path.
     pub(crate) value: String,
     /// Its limits, and whether they are enforced.
     pub(crate) limits: Vec<(Limit, bool)>,
-    /// What is charged.
+    /// The charge.
     pub(crate) request: ChargeRequest,
 }
 

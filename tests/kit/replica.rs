@@ -1,8 +1,7 @@
-//! A [`TestService`] that counts in a Redis, with a runtime of its own: what one replica of tollkeeper is, in this process.
+//! A [`TestService`] with counters in Redis and a runtime of its own: one replica of tollkeeper, in this process.
 //!
-//! Its clock stands until a test moves it, and counters follow that. A charge that Redis does not decide is an error,
-//! never an answer by policy, and a charge may take as long as a loaded machine needs, unless the environment says
-//! otherwise.
+//! Its clock is manual, and counters follow it. A charge that Redis does not decide is an error, never a decision by
+//! policy, and a charge may take as long as a loaded machine needs, unless the environment sets a timeout.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,10 +18,10 @@ use tollkeeper::store::redis::Redis;
 
 use super::test_service::{TestRequest, TestResponse, TestService};
 
-/// Somebody who answers by counters in Redis.
+/// A replica that counts in Redis.
 #[derive(Debug)]
 pub(crate) struct Replica {
-    /// What answers.
+    /// The service, with its counters in Redis.
     pub(crate) service: TestService,
     /// Store of the service.
     pub(crate) redis: Arc<Redis>,
@@ -59,18 +58,18 @@ impl Replica {
         Self { service: TestService::new(variables, start).with_store(store), redis, runtime }
     }
 
-    /// The answer, for a caller that waits as long as one that does not say.
+    /// Decides a request with the default deadline.
     pub(crate) fn decide(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
         self.runtime.block_on(self.decide_async(question))
     }
 
-    /// The answers to questions that are all asked at once, in their order.
+    /// Decides all requests concurrently; responses in the order of the requests.
     pub(crate) fn decide_concurrently(&self, questions: &[TestRequest]) -> Vec<Result<TestResponse, AnswerError>> {
         let all = questions.iter().map(|question| self.decide_async(question));
         self.runtime.block_on(futures_util::future::join_all(all))
     }
 
-    /// How many calls were made to Redis, counted as combined.
+    /// Number of calls made to Redis; a coalesced call counts once.
     pub(crate) fn calls(&self) -> u64 {
         self.redis.stats().calls
     }

@@ -1,4 +1,4 @@
-//! What Prometheus gets, read number by number.
+//! A scrape of the Prometheus page, as numbers.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! Stopping a child for a while, as a machine that hangs would: its sockets stay open and nobody answers.
+//! Freezing a child, like a machine that hangs: its sockets stay open, and it replies to nothing.
 //!
-//! Signals go by pid to children that are not waited for yet, so a pid can not belong to anybody else.
+//! Signals go by pid to children that have not been reaped, so the pid cannot belong to another process.
 
 use std::fs;
 use std::process::Child;

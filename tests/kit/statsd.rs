@@ -33,7 +33,7 @@ pub(crate) fn udp() -> StatsdServer {
         while !stopped.load(Ordering::Relaxed) {
             let Ok(length) = socket.recv(&mut packet) else { continue };
             let text = String::from_utf8_lossy(&packet[..length]).into_owned();
-            lines.lock().expect("nobody panics with it").extend(text.split('\n').map(str::to_owned));
+            lines.lock().expect("no thread panicked with the lock").extend(text.split('\n').map(str::to_owned));
         }
     });
     statsd
@@ -49,7 +49,7 @@ pub(crate) fn tcp(port: u16) -> StatsdServer {
             let lines = Arc::clone(&lines);
             thread::spawn(move || {
                 for line in BufReader::new(stream).lines().map_while(Result::ok) {
-                    lines.lock().expect("nobody panics with it").push(line);
+                    lines.lock().expect("no thread panicked with the lock").push(line);
                 }
             });
         }
@@ -69,7 +69,7 @@ impl StatsdServer {
 
     /// The lines that came until now.
     pub(crate) fn lines(&self) -> Vec<String> {
-        self.lines.lock().expect("nobody panics with it").clone()
+        self.lines.lock().expect("no thread panicked with the lock").clone()
     }
 
     /// Waits for all that was sent over UDP until now: a packet goes behind it, and is waited for.
@@ -78,14 +78,14 @@ impl StatsdServer {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
         socket.send_to(LAST.as_bytes(), (Ipv4Addr::LOCALHOST, self.port)).expect("loopback takes it");
         wait_for("statsd to read what it was sent", || {
-            let mut lines = self.lines.lock().expect("nobody panics with it");
+            let mut lines = self.lines.lock().expect("no thread panicked with the lock");
             let has_ended = lines.iter().any(|line| line == LAST);
             lines.retain(|line| line != LAST);
             has_ended.then_some(())
         });
     }
 
-    /// What the counters add up to, by all that stands before the value; panics at a line that is none.
+    /// Sums of the counters, by the text before the value; panics at a malformed line.
     pub(crate) fn counters(&self) -> BTreeMap<String, i64> {
         let mut sums = BTreeMap::new();
         for line in self.lines() {

@@ -1,8 +1,8 @@
-//! A TCP proxy that misbehaves on demand: it refuses, resets, swallows, holds, delays or cuts what goes through it.
+//! A TCP proxy that fails on demand: it refuses, resets, discards, stalls, delays or truncates connections.
 //!
-//! A mode holds for new and for open connections alike, from the moment [`TcpProxy::set`] returns: bytes sent after that
-//! meet it. What is sent while no mode forbids it goes through in order. Half-closed connections are deliberately
-//! not known: when one side closes, the other is closed.
+//! A mode holds for new and for open connections alike, from the moment [`TcpProxy::set`] returns: it applies to all
+//! bytes sent after that. Bytes sent in a mode that allows it are forwarded in order. Half-closed connections are not
+//! supported: if one side closes, the other is closed.
 
 use std::future::pending;
 use std::io;
@@ -21,22 +21,22 @@ use tokio::time::{Instant, sleep_until};
 use super::PATIENCE;
 use super::port::Port;
 
-/// What becomes of connections.
+/// Treatment of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// All goes through.
+    /// Forwards everything.
     Pass,
-    /// Nobody listens, and open connections are closed.
+    /// The port refuses connections, and open connections are closed.
     Refuse,
     /// Open and new connections are reset (RST).
     Reset,
-    /// Bytes of both sides are taken and lost, and closing is not passed on, while connections stay open.
+    /// Discards the bytes of both sides and does not forward a close; connections stay open.
     Blackhole,
-    /// Nothing goes through, until another mode lets go on what was sent meanwhile: a partition that heals.
+    /// Holds all bytes back until another mode forwards them: a partition that heals.
     Stall,
-    /// Each piece arrives that much later, in both directions; as many as come are under way at once.
+    /// Delays each piece in both directions, without limiting the throughput.
     Delay(Duration),
-    /// Each connection is closed after so many more bytes of answers.
+    /// Closes each connection after so many more bytes of responses.
     Truncate(usize),
 }
 
@@ -44,9 +44,9 @@ pub(crate) enum Mode {
 #[derive(Debug)]
 pub(crate) struct TcpProxy {
     port: Port,
-    /// Hanging up ends the proxy.
+    /// Dropping the sender ends the proxy.
     mode: Option<watch::Sender<Mode>>,
-    /// Says that a mode has been taken up.
+    /// Signals that a mode has been applied.
     applied: Mutex<sync_mpsc::Receiver<()>>,
     counts: Arc<Counts>,
     keeper: Option<JoinHandle<()>>,
@@ -61,7 +61,7 @@ struct Counts {
 }
 
 impl TcpProxy {
-    /// Listens in front of that address (`127.0.0.1:PORT`), which need not answer yet, and lets all pass.
+    /// Listens in front of that address (`127.0.0.1:PORT`), which need not exist yet, and forwards everything.
     pub(crate) fn to(address: &str) -> Self {
         let port = Port::reserve();
         let (mode, modes) = watch::channel(Mode::Pass);
@@ -78,39 +78,39 @@ impl TcpProxy {
         proxy
     }
 
-    /// Where it listens, on 127.0.0.1.
+    /// Its port on 127.0.0.1.
     pub(crate) fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Changes what becomes of all connections.
+    /// Changes the mode for all connections.
     pub(crate) fn set(&self, mode: Mode) {
         self.mode.as_ref().expect("it is hung up by dropping only").send_replace(mode);
         self.wait_until_taken_up();
     }
 
-    /// How many connections it has accepted.
+    /// Number of connections accepted so far.
     pub(crate) fn accepted_connections(&self) -> u64 {
         self.counts.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many connections are open.
+    /// Number of open connections.
     pub(crate) fn open_connections(&self) -> u64 {
         self.counts.open.load(Ordering::Relaxed)
     }
 
-    /// How many bytes it has taken from clients, whatever became of them.
+    /// Bytes read from clients, forwarded or not.
     pub(crate) fn request_bytes(&self) -> u64 {
         self.counts.request_bytes.load(Ordering::Relaxed)
     }
 
-    /// How many bytes it has taken from the server, whatever became of them.
+    /// Bytes read from the server, forwarded or not.
     pub(crate) fn response_bytes(&self) -> u64 {
         self.counts.response_bytes.load(Ordering::Relaxed)
     }
 
     fn wait_until_taken_up(&self) {
-        let applied = self.applied.lock().expect("nobody panics while waiting");
+        let applied = self.applied.lock().expect("no thread panicked with the lock");
         applied.recv_timeout(PATIENCE).expect("the proxy runs until it is dropped");
     }
 }
@@ -125,7 +125,7 @@ impl Drop for TcpProxy {
     }
 }
 
-/// What every connection knows.
+/// State shared by all connections.
 #[derive(Clone)]
 struct Link {
     target: String,
@@ -256,7 +256,7 @@ impl Link {
     }
 }
 
-/// What was read at once, and when it is to be written.
+/// Bytes of one read, and the time to write them.
 struct Piece {
     due: Instant,
     bytes: Vec<u8>,

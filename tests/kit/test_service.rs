@@ -1,7 +1,7 @@
-//! The decision path in this process: settings, rules and a clock that stands until a test moves it.
+//! The decision path in this process: settings, rules and a manual clock.
 //!
-//! It is put together as the server does it, from an environment and the text of rule files, and asked with messages as
-//! they come over the wire. No answer is held: how long it would be comes with it.
+//! It is assembled as the server does it, from an environment and the text of rule files, and called with messages as
+//! they arrive over the wire. No response is delayed: it carries the delay instead.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -28,10 +28,10 @@ use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::MemoryStore;
 
-/// Somebody who answers.
+/// The decision path with a manual clock.
 #[derive(Debug)]
 pub(crate) struct TestService {
-    /// What answers.
+    /// The service under test.
     pub(crate) inner: Service,
     options: CompileOptions,
 }
@@ -54,13 +54,13 @@ impl TestService {
         Self { inner: service, options }
     }
 
-    /// The same with counters in this store.
+    /// Replaces the store of the counters.
     pub(crate) fn with_store(mut self, store: Store) -> Self {
         self.inner.decider.store = store;
         self
     }
 
-    /// Puts the rules of these files, by name and text, in force in place of others.
+    /// Replaces the rules by those of these files, given as name and text.
     pub(crate) fn load<N: AsRef<str>>(&self, files: impl IntoIterator<Item = (N, N)>) {
         let sources: Vec<RuleText> = files
             .into_iter()
@@ -77,22 +77,22 @@ impl TestService {
         self.inner.rules.replace(rules, from, self.now());
     }
 
-    /// The time.
+    /// Current time of the manual clock.
     pub(crate) fn now(&self) -> Time {
         self.inner.clock.now()
     }
 
-    /// Lets so many microseconds pass.
+    /// Advances the clock, in microseconds.
     pub(crate) fn advance_us(&self, micros: u64) {
         self.inner.clock.set(self.now().plus_us(micros));
     }
 
-    /// The answer, for a caller that waits as long as one that does not say.
+    /// Decides a request with the default deadline.
     pub(crate) fn decide(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
         self.decide_within(question, DEFAULT_DEADLINE)
     }
 
-    /// The answer for a caller that waits so long.
+    /// Decides a request with this deadline.
     pub(crate) fn decide_within(
         &self,
         question: &TestRequest,
@@ -108,7 +108,7 @@ impl TestService {
     }
 }
 
-/// Where stores that wait run, for as long as the suite does.
+/// Runtime of stores that wait; it lives as long as the process.
 pub(crate) fn store_runtime() -> &'static Runtime {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
@@ -116,17 +116,17 @@ pub(crate) fn store_runtime() -> &'static Runtime {
     &RUNTIME
 }
 
-/// What is asked; each word about a descriptor is about the last one.
+/// Builds a request; methods about a descriptor change the last one.
 #[derive(Clone, Debug)]
 pub(crate) struct TestRequest(pub(crate) RateLimitRequest);
 
 impl TestRequest {
-    /// Nothing about this domain yet.
+    /// A request for a domain, without descriptors.
     pub(crate) fn new(domain: &str) -> Self {
         Self(RateLimitRequest { domain: domain.to_owned(), ..RateLimitRequest::default() })
     }
 
-    /// A descriptor of these keys and values.
+    /// Adds a descriptor of these keys and values.
     pub(crate) fn descriptor(mut self, entries: &[(&str, &str)]) -> Self {
         let entry = |(key, value): &(&str, &str)| Entry {
             key: key.as_bytes().to_vec().into(),
@@ -137,25 +137,25 @@ impl TestRequest {
         self
     }
 
-    /// It takes so many hits.
+    /// Sets the hits of the last descriptor.
     pub(crate) fn hits(mut self, hits: u64) -> Self {
         self.last().hits_addend = Some(hits);
         self
     }
 
-    /// It gives so many hits back.
+    /// Makes the last descriptor a refund of so many hits.
     pub(crate) fn refund(mut self, hits: u64) -> Self {
         self.last().is_negative_hits = true;
         self.hits(hits)
     }
 
-    /// It brings a limit of its own: requests per unit, the number of the unit, and how many of those.
+    /// Overrides the limit of the last descriptor: requests per unit, enum value of the unit, multiplier.
     pub(crate) fn limit(mut self, requests_per_unit: u32, unit: i32, unit_multiplier: Option<u32>) -> Self {
         self.last().limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
         self
     }
 
-    /// Descriptors that do not say take so many hits.
+    /// Sets the hits of descriptors without their own.
     pub(crate) fn request_hits(mut self, hits: u32) -> Self {
         self.0.hits_addend = hits;
         self
@@ -166,28 +166,28 @@ impl TestRequest {
     }
 }
 
-/// What was answered, and how long it would have been held.
+/// A response, and the delay that the server would have added.
 #[derive(Clone, Debug)]
 pub(crate) struct TestResponse {
-    /// As it goes over the wire.
+    /// The message as sent to the client.
     pub(crate) response: RateLimitResponse,
-    /// From the question on.
+    /// Delay of the response.
     pub(crate) hold: Duration,
 }
 
 impl TestResponse {
-    /// Whether the request is refused.
+    /// True if the request is rejected.
     pub(crate) fn over_limit(&self) -> bool {
         self.response.overall_code() == Code::OverLimit
     }
 
-    /// Of each descriptor: whether it is over, and what is left.
+    /// For each descriptor, whether it is over its limit and what remains.
     pub(crate) fn statuses(&self) -> Vec<(bool, u32)> {
         let seen = |status: &DescriptorStatus| (status.code() == Code::OverLimit, status.limit_remaining);
         self.response.statuses.iter().map(seen).collect()
     }
 
-    /// On one line: the verdict, that of each descriptor with its limit, what is left and the seconds to its reset,
+    /// One line: the verdict, then for each descriptor its verdict, limit, remaining hits and seconds to the reset,
     /// then the headers.
     ///
     /// `OVER [OK 5/MINUTE left 3 in 12 s, OVER n: 7/2 DAY left 0 in 1 s, OK, OK unlimited] Retry-After: 1`

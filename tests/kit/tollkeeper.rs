@@ -1,7 +1,7 @@
 //! A tollkeeper process with rules and settings of its own.
 //!
-//! It is started with an empty environment but for what the test sets: the machine's variables are settings here, and
-//! would change verdicts. Signals are sent by pid, through the shell's own `kill`.
+//! It starts with the environment of the test only, because the machine's variables are settings that would change
+//! verdicts. Signals are sent by pid, through the shell's own `kill`.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::port::Port;
 use super::{http, read, signal, wait_for};
 
-/// What a tollkeeper is to be started with.
+/// Arguments, environment and rules of a tollkeeper to start.
 #[derive(Debug)]
 pub(crate) struct Setup {
     rules: Rules,
@@ -24,10 +24,10 @@ pub(crate) struct Setup {
     arguments: Vec<OsString>,
 }
 
-/// Its rules, and how it is told where they are.
+/// Rules, and the way to pass their location.
 #[derive(Debug)]
 enum Rules {
-    /// None, or where the test says.
+    /// None, or those that the test passes itself.
     None,
     /// One file, by `--config`.
     File(String),
@@ -107,12 +107,12 @@ impl Setup {
     }
 }
 
-/// How a run ended.
+/// Exit code and output of a run.
 #[derive(Debug)]
 pub(crate) struct ExitResult {
     /// The exit code; `None` if a signal ended it.
     pub(crate) code: Option<i32>,
-    /// What it said.
+    /// Its standard error.
     pub(crate) stderr: String,
 }
 
@@ -149,7 +149,7 @@ impl Rules {
     }
 }
 
-/// What a child needs that is no setting: where programs are, and where coverage is to be written.
+/// Variables that a child inherits: the paths of programs, and of coverage data.
 pub(crate) fn inherited_env() -> impl Iterator<Item = (&'static str, String)> {
     ["PATH", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"]
         .into_iter()
@@ -186,17 +186,17 @@ pub(crate) struct Tollkeeper {
 }
 
 impl Tollkeeper {
-    /// Where it answers `ShouldRateLimit`, on 127.0.0.1.
+    /// Port of `ShouldRateLimit`, on 127.0.0.1.
     pub(crate) fn grpc_port(&self) -> u16 {
         self.ports.grpc.number()
     }
 
-    /// Where it serves `/json` and `/healthcheck`, on 127.0.0.1.
+    /// Port of `/json` and `/healthcheck`, on 127.0.0.1.
     pub(crate) fn http_port(&self) -> u16 {
         self.ports.http.number()
     }
 
-    /// Where it shows its inside, on 127.0.0.1.
+    /// Port of the debug listener, on 127.0.0.1.
     pub(crate) fn debug_port(&self) -> u16 {
         self.ports.debug.number()
     }
@@ -211,18 +211,18 @@ impl Tollkeeper {
         self.files.path().join("rules.yaml")
     }
 
-    /// What `/json` answers to that body.
+    /// Response of `/json` to that body.
     pub(crate) fn post_json(&self, body: &str) -> http::Response {
         http::post(self.http_port(), "/json", body).send()
     }
 
-    /// What `/rlconfig/status` says.
+    /// The page `/rlconfig/status`.
     pub(crate) fn rules_status(&self) -> serde_json::Value {
         let answer = http::get(self.debug_port(), "/rlconfig/status").send();
         serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
-    /// What has become of charges, from `/store`.
+    /// The page `/store`: statistics of the store.
     pub(crate) fn store_stats(&self) -> serde_json::Value {
         let answer = http::get(self.debug_port(), "/store").send();
         serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
@@ -240,12 +240,12 @@ impl Tollkeeper {
         assert!(status.success(), "{kill}: {status}");
     }
 
-    /// Stops it for a while: connections stay open, nothing is answered.
+    /// Stops it for a while: connections stay open without responses.
     pub(crate) fn freeze(&self) {
         signal::freeze(&self.child);
     }
 
-    /// Lets it go on, with what it was sent meanwhile.
+    /// Continues it; it then handles what it was sent meanwhile.
     pub(crate) fn thaw(&self) {
         signal::thaw(&self.child);
     }
@@ -256,7 +256,7 @@ impl Tollkeeper {
         wait_for(&format!("tollkeeper to end, which says in {}", stderr.display()), || self.try_wait())
     }
 
-    /// How it ended, if it did.
+    /// Exit status, if it has ended.
     pub(crate) fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("the child can be asked")
     }
@@ -268,7 +268,7 @@ impl Tollkeeper {
         let _ = self.child.wait();
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub(crate) fn stderr(&self) -> String {
         read(&self.files.path().join("stderr"))
     }

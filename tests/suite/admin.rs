@@ -1,4 +1,4 @@
-//! What an operator may do with the token, what nobody may without it, and what the log says of both.
+//! Admin actions with and without the token, and their log lines.
 
 use std::fs;
 
@@ -231,7 +231,7 @@ fn settings_page_masks_secrets() {
     assert_eq!(find("REDIS_AUTH")["set"], true);
 }
 
-/// What a PUT of `body` to `/log_level` is answered.
+/// Response to a PUT of `body` to `/log_level`.
 fn put_level(server: &Tollkeeper, token: Option<&str>, body: &str) -> Response {
     let request = http::post(server.debug_port(), "/log_level", body).method("PUT");
     match token {

@@ -1,12 +1,13 @@
-//! What the five algorithms promise, as properties over random histories.
+//! Properties of the algorithms over random histories.
 //!
-//! - `agreement`: every answer is that of a slow reference model written from the documentation
-//! - `promises`: what an answer says of the future comes true to the microsecond; what must leave no trace leaves none
-//! - `bounds`: never more than the limit, spoken about whole histories, with nothing said about states
+//! - `agreement`: every result equals that of a slow reference model written from the documentation
+//! - `promises`: reported times come true to the microsecond; peeks and rejections change nothing
+//! - `bounds`: never more than the limit, checked over whole histories without knowledge of states
 //! - `all_or_none`: several limits are charged all or none
 //! - `regressions`: bugs that these found, as single cases
 //!
-//! `PROPTEST_CASES=20000 cargo test --test suite algorithms::` looks harder. What failed once is kept beside the source.
+//! `PROPTEST_CASES=20000 cargo test --test suite algorithms::` runs more cases. Failed seeds are kept beside the
+//! source.
 
 mod agreement;
 mod bounds;

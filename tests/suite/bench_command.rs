@@ -1,4 +1,4 @@
-//! The load tool: its key spaces and templates, how it judges verdicts, and a run against a server.
+//! The `bench` subcommand: key spaces, templates, judgement of verdicts, and runs against a server.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -16,7 +16,7 @@ use crate::kit::redis::certificates::Certificates;
 use crate::kit::tollkeeper::{PROGRAM, Setup, inherited_env, with_rules};
 use crate::kit::{grpc, port::Port};
 
-fn drawn(keys: &str, count: usize) -> BTreeMap<u64, usize> {
+fn generated(keys: &str, count: usize) -> BTreeMap<u64, usize> {
     let sampler = keys.parse::<Keys>().unwrap().sampler();
     let mut random = SmallRng::seed_from_u64(1);
     let mut met = BTreeMap::new();
@@ -26,15 +26,15 @@ fn drawn(keys: &str, count: usize) -> BTreeMap<u64, usize> {
 
 #[test]
 fn key_spaces_have_the_named_distribution() {
-    assert_eq!(drawn("one", 10), BTreeMap::from([(0, 10)]));
-    let uniform = drawn("uniform:10", 10_000);
+    assert_eq!(generated("one", 10), BTreeMap::from([(0, 10)]));
+    let uniform = generated("uniform:10", 10_000);
     assert!(uniform.keys().copied().eq(0..10) && uniform.values().all(|met| (850..1150).contains(met)), "{uniform:?}");
     // Of 100 keys by Zipf's law, the first is met 1/H(100) = 0.193 of the time, the tenth a tenth of that.
-    let zipf = drawn("zipf:100", 100_000);
+    let zipf = generated("zipf:100", 100_000);
     assert!((18_500..20_100).contains(&zipf[&0]) && (1700..2150).contains(&zipf[&9]), "{zipf:?}");
     assert!(*zipf.keys().next_back().unwrap() < 100);
     // With the exponent 2 it is 1 of 1.635, and a quarter of that.
-    let steep = drawn("zipf:100:2", 100_000);
+    let steep = generated("zipf:100:2", 100_000);
     assert!((60_300..62_000).contains(&steep[&0]) && (14_700..15_900).contains(&steep[&1]), "{steep:?}");
     for bad in ["", "two", "uniform", "uniform:0", "uniform:x", "zipf:10:-1", "zipf:10:11", "zipf:10:NaN", "zipf:1:1:1"]
     {
@@ -355,8 +355,8 @@ fn tls_load_trusts_the_given_authority() {
 
 #[test]
 fn invalid_run_fails_with_one_line() {
-    let nobody = Port::reserve();
-    let address = format!("127.0.0.1:{}", nobody.number());
+    let unreachable = Port::reserve();
+    let address = format!("127.0.0.1:{}", unreachable.number());
     for (arguments, code, said) in [
         (
             &["--addr", &address, "--domain", "d", "--descriptor", "a=b"][..],

@@ -1,4 +1,4 @@
-//! The command line, as a shell sees it: what is printed where, and how a command ends.
+//! The command line as a shell sees it: output and exit codes.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::kit::tollkeeper::{PROGRAM, Tollkeeper, inherited_env, linked_as, with_rules};
 use crate::kit::{port::Port, read, repository};
 
-/// How a command ended, and what it said.
+/// Exit code and output of a command.
 #[derive(Debug)]
 struct ExitResult {
     code: i32,
@@ -376,12 +376,13 @@ fn call_connects_to_a_unix_socket() {
 
 #[test]
 fn unreachable_server_is_named_in_one_line() {
-    let nobody = Port::reserve();
+    let unreachable = Port::reserve();
     let server = with_rules(SHOP).start();
-    let (nobody, server_http) = (format!("127.0.0.1:{}", nobody.number()), format!("127.0.0.1:{}", server.grpc_port()));
+    let (unreachable, server_http) =
+        (format!("127.0.0.1:{}", unreachable.number()), format!("127.0.0.1:{}", server.grpc_port()));
     let cases: &[(&[&str], &str)] = &[
         (
-            &["call", "--addr", &nobody, "--domain", "d", "--descriptor", "a=b"],
+            &["call", "--addr", &unreachable, "--domain", "d", "--descriptor", "a=b"],
             "Connection refused (os error 111); is the service running there?",
         ),
         (
@@ -392,7 +393,7 @@ fn unreachable_server_is_named_in_one_line() {
             &["call", "--addr", &server_http, "--domain", "", "--descriptor", "a=b"],
             "answered InvalidArgument: rate limit domain must not be empty",
         ),
-        (&["explain", "--addr", &nobody, "--domain", "d", "--descriptor", "a=b"], "Connection refused"),
+        (&["explain", "--addr", &unreachable, "--domain", "d", "--descriptor", "a=b"], "Connection refused"),
         (
             &["explain", "--addr", "unix:/nowhere", "--domain", "d", "--descriptor", "a=b"],
             "no unix socket; give HOST:PORT",
@@ -563,9 +564,9 @@ fn client_cmd_matches_envoyproxy_ratelimit() {
         serde_json::from_str(ended.stdout.strip_prefix(&head).unwrap_or_else(|| panic!("{ended:?}"))).unwrap();
     assert_eq!(response["statuses"][1]["limitRemaining"], 4, "{response}");
 
-    let nobody = format!("127.0.0.1:{}", Port::reserve().number());
+    let unreachable = format!("127.0.0.1:{}", Port::reserve().number());
     for (arguments, code, expected) in [
-        (["-dial_string", nobody.as_str(), "-domain=d"], 1, "request error: 127.0.0.1"),
+        (["-dial_string", unreachable.as_str(), "-domain=d"], 1, "request error: 127.0.0.1"),
         (
             ["-grpc-use-tls", "-grpc-key-file=k", "-domain=d"],
             2,

@@ -1,5 +1,5 @@
-//! What clients may take: too many connections, too many requests, heads that are too long or take too long. Whoever
-//! stays within it is served meanwhile, and what is too much is answered at once.
+//! Limits on clients: too many connections, too many requests, heads that are too long or too slow. Clients within the
+//! limits are served meanwhile, and excess is rejected at once.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -27,7 +27,7 @@ fn ask(client: &Client) -> Result<(), Code> {
     client.call(&rate_limit_request("shop", &[("user", "ann")])).map(drop).map_err(|status| status.code())
 }
 
-/// Whether the server closes it, and sends nothing before.
+/// True if the server closes the connection without sending anything.
 fn is_closed(stream: &mut TcpStream) -> bool {
     http::read_until_closed(stream).is_empty()
 }
@@ -180,7 +180,7 @@ fn answer_to_header(port: u16, length: usize) -> String {
     String::from_utf8_lossy(&http::read_until_closed(&mut stream)).lines().next().unwrap_or_default().to_owned()
 }
 
-/// Whether the next frame is an answer with status 200, as all of gRPC's are.
+/// True if the next frame is a response with status 200, as all of gRPC's are.
 fn is_answered(frames: &mut Http2Connection) -> bool {
     // That status is the eighth entry of the static table of HPACK.
     frames.next().is_some_and(|frame| frame.kind == HEADERS && frame.payload.first() == Some(&0x88))
@@ -210,7 +210,7 @@ fn too_long_request_head_is_rejected() {
     assert_eq!(ask(&Client::connect(server.grpc_port())), Ok(()));
 }
 
-/// What a call is answered, by a client that takes so many bytes at a time: the message, and the status.
+/// Message and status of a call by a client that reads so many bytes at a time.
 async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8>, String) {
     let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
     let mut builder = h2::client::Builder::new();

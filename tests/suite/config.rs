@@ -1,7 +1,7 @@
-//! What rule files mean, and what is said about those that mean nothing.
+//! Meaning of rule files, and diagnostics of invalid ones.
 //!
-//! Each bad file stands in `config/bad` with the text that it gets beside it. After a deliberate change of messages,
-//! `BLESS=1 cargo test --test suite config::` writes those texts anew, to be read before they are committed.
+//! Each invalid file is in `config/bad`, with the expected diagnostics beside it. After a deliberate change of
+//! messages, `BLESS=1 cargo test --test suite config::` rewrites those texts; read them before the commit.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! What is decided, from a message and the text of rule files to the answer, in this process at known times.
+//! Decisions, from a message and the text of rule files to the response, in this process at known times.
 //!
-//! Each test is a table of questions with the answer in words (see `TestResponse::text`): verdict, each descriptor's limit,
-//! what is left of it and the seconds until it is reset, headers. Rules, settings, matching, command and merging all
+//! Each test is a table of requests with the response as text (see `TestResponse::text`): verdict, each descriptor's
+//! limit, its remaining hits and the seconds until its reset, headers. Rules, settings, matching, charging and merging
 //! take part.
 
 use std::future::Future;
@@ -27,7 +27,7 @@ const NOON: Time = Time::from_secs(1_783_512_000);
 const MS: u64 = 1_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// Who decides by the rules of a domain `shop`, given from `descriptors` or `defaults` on, at noon.
+/// A service with rules of the domain `shop`, given from `descriptors` or `defaults` on, at noon.
 fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
     let service = TestService::new(env.iter().copied(), NOON);
     load_shop_rules(&service, rules);

@@ -1,5 +1,4 @@
-//! The examples of the documentation that are no rules: the packet filter's rules parse, and the client does what it
-//! tells others to do.
+//! Examples of the documentation other than rules: the nftables rules parse, and the client behaves as documented.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::kit::repository;
 
-/// What nft says of a file of rules.
+/// Checks a file of rules with nft.
 fn nft(file: &Path) -> Result<(), String> {
     // Checking asks the kernel, for which it wants CAP_NET_ADMIN. A namespace of one's own grants that.
     let direct: &[&str] = &["nft"];
@@ -61,7 +60,7 @@ fn serve(mut stream: TcpStream, answer: &str) {
     stream.write_all(answer.as_bytes()).expect("the client reads");
 }
 
-/// What the example printed, and when each of its requests came, when it was answered so; those beyond get an error.
+/// Output of the example, and the arrival time of each request; requests beyond the responses get an error.
 fn run_client(times: usize, answers: Vec<String>) -> (Output, Vec<Instant>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());

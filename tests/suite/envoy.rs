@@ -1,8 +1,8 @@
-//! What a client sees of tollkeeper behind a real Envoy.
+//! Clients of tollkeeper behind a real Envoy.
 //!
-//! Each bootstrap of `envoy/` runs with the rules that stand beside it, so that what is shipped as an example is what
-//! is tested. Limits are used up within a period much longer than a test, by rules that have no window boundary to
-//! fall over; the queue is checked against the earliest times its answers may come, which no load can falsify.
+//! Each bootstrap of `envoy/` runs with the rules beside it, so the shipped examples are what is tested. Limits are
+//! used up within a period much longer than a test, by rules without a window boundary; the queue is checked against
+//! the earliest times of its responses, which no load can falsify.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -394,7 +394,7 @@ fn connections_over_the_limit_are_closed_at_once() {
     assert_eq!(pair.envoy.stat("ratelimit.tcp.over_limit"), 1);
 }
 
-/// Whether a new connection from that address is proxied to the upstream, which echoes.
+/// True if a new connection from that address is proxied to the upstream, which echoes.
 fn echo(port: u16, from: Ipv4Addr) -> bool {
     let mut stream = http::connect(port, from).expect("the listener accepts");
     let mut answer = [0; 4];

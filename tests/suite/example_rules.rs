@@ -1,4 +1,4 @@
-//! `config/example.yaml` does what its comments say: each rule admits what it should, and refuses the next.
+//! `config/example.yaml` does what its comments say: each rule admits its limit and rejects the next hit.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl ExampleService {
         }
     }
 
-    /// How many of `times` requests for a descriptor pass at once.
+    /// Number of `times` requests for a descriptor that pass at once.
     fn pass(&self, at_us: u64, entries: &[(&str, &str)], times: u64) -> u64 {
         let entries =
             entries.iter().map(|(key, value)| Entry { key: key.as_bytes(), value: value.as_bytes() }).collect();

@@ -1,7 +1,7 @@
-//! What is answered when Redis is away: by each policy, for one descriptor and for several, and what probes are told.
+//! Decisions while Redis is unreachable: by each policy, for one descriptor and for several, and the health checks.
 //!
-//! Redis is one that never answers, so every charge fails; where some charges fail and others do not, a memory store that
-//! is full stands for it (see `memory`). Failures of real servers are tested elsewhere.
+//! The Redis never replies, so every charge fails; where some charges fail and others do not, a full memory store is
+//! used (see `memory`). Failures of real servers are tested in `redis::faults`.
 
 use std::net::Ipv4Addr;
 use std::num::NonZeroU32;
@@ -44,7 +44,7 @@ fn away(replicas: u32) -> Store {
     Store::from(Redis::start(&redis, local))
 }
 
-/// Who decides by the rules of a domain `shop` without Redis.
+/// A service with rules of the domain `shop` whose Redis never replies.
 fn test_service(env: &[(&str, &str)], replicas: u32, rules: &str) -> TestService {
     let service = TestService::new(env.iter().copied(), NOON).with_store(away(replicas));
     service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
@@ -292,7 +292,7 @@ fn explain_fails_if_the_counter_cannot_be_read() {
     assert_eq!(text(&service, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");
 }
 
-/// What becomes of the store: lost, set up wrongly.
+/// State of the store: lost or misconfigured.
 const STATES: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
 #[test]

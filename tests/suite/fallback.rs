@@ -1,4 +1,4 @@
-//! What stands in for a lost Redis: its share of each limit, and the levels that were last seen.
+//! The in-process fallback of a lost Redis: its share of each limit, and the last reported levels.
 
 use std::num::NonZeroU32;
 
@@ -45,7 +45,7 @@ impl FallbackCounter {
         self.with_charge(b"ann", hits, |charge| self.local.charge(charge, now)[0])
     }
 
-    /// How many of so many hits, one at a time, pass at once.
+    /// Number of single hits that pass at once.
     fn pass(&self, now: Time) -> u64 {
         let most = u64::from(self.limit.capacity()) + 2;
         (0..most).filter(|_| self.charge(Hits::Charge(1), now).admitted).count() as u64

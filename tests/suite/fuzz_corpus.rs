@@ -1,5 +1,5 @@
-//! What the fuzzers have found worth keeping, run again here: every input of `fuzz/corpus/` through the check that it
-//! was made for. `fuzz/README.md` says how inputs are looked for.
+//! Inputs found by the fuzzers: every file of `fuzz/corpus/` runs through its check. `fuzz/README.md` describes how to
+//! find more.
 
 #[path = "../../fuzz/checks/decide.rs"]
 mod decide;

@@ -1,6 +1,6 @@
-//! What a stranger can send: a clear status, never a panic, bounded memory, and nobody else is kept waiting.
+//! Malicious clients: a clear status, never a panic, bounded memory, and no delay for other clients.
 //!
-//! Random bytes come from a fixed seed, so that what fails once fails again.
+//! Random bytes come from a fixed seed, so that a failure can be repeated.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown};
@@ -81,7 +81,7 @@ impl Random {
     }
 }
 
-/// What stands in `value` of one entry with the key `user`.
+/// A request for one entry with the key `user` and this value.
 fn with_value(value: &[u8]) -> RateLimitRequest {
     let mut question = grpc::rate_limit_request("shop", &[("user", "")]);
     question.descriptors[0].entries[0].value = Bytes::copy_from_slice(value);
@@ -364,7 +364,7 @@ fn json_of_any_depth_or_size_is_a_bad_request() {
     target.assert_unharmed();
 }
 
-/// What comes back for `bytes`, whether or not the server read them all.
+/// Response to `bytes`, even if the server did not read all of them.
 fn answer_to(port: u16, bytes: &[u8]) -> Vec<u8> {
     let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
     let mut answer = Vec::new();

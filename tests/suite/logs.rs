@@ -1,6 +1,6 @@
-//! The log as a collector sees it: its shape, its levels, and that nothing in a message can forge a line.
+//! Log lines: their format, their levels, and that no message can forge a line.
 
-#![expect(clippy::unwrap_used, reason = "what can not be unwrapped fails the test")]
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -14,9 +14,9 @@ use tracing::subscriber::with_default;
 
 /// Keeps what is written.
 #[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>);
+struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Written {
+impl io::Write for LogBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -27,9 +27,9 @@ impl io::Write for Written {
     }
 }
 
-/// What `say` writes to the log at 2026-01-02T03:04:05.006007Z.
+/// Log output of `say` at 2026-01-02T03:04:05.006007Z.
 fn log(level: Level, format: LogFormat, say: impl FnOnce()) -> String {
-    let written = Written::default();
+    let written = LogBuffer::default();
     let writer = written.clone();
     let clock = Clock::manual(Time::from_micros(1_767_323_045_006_007));
     with_default(subscriber(level, format, clock, move || writer.clone()), say);

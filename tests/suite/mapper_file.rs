@@ -1,4 +1,4 @@
-//! `PROMETHEUS_MAPPER_YAML` is a file from outside: whatever it says, it is refused or maps within bounds.
+//! `PROMETHEUS_MAPPER_YAML` is untrusted input: any file is rejected or maps within bounds.
 
 use std::time::{Duration, Instant};
 

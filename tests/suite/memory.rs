@@ -1,7 +1,7 @@
-//! The counters of this process: exact under concurrency, compact, bounded, and forgotten when nobody would notice.
+//! The memory store: exact under concurrency, compact, bounded, and evicting only counters that no longer matter.
 //!
-//! What the algorithms decide is tested elsewhere; here every store must decide as they do whoever else charges, whatever
-//! was swept meanwhile, and however much a stranger sends.
+//! The algorithms are tested elsewhere. Here the store must decide as they do, under concurrent charges, sweeps and
+//! any number of values.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;

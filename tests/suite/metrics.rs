@@ -1,6 +1,6 @@
-//! What is counted, read as Prometheus reads it from a real process and compared number by number with what was sent.
+//! Metrics of a real process, read as Prometheus reads them and compared number by number with the requests sent.
 //!
-//! Where it goes besides, and what bounds it, is tested in the files beside this one.
+//! Exporters and bounds are tested in the files beside this one.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -104,16 +104,16 @@ fn send_traffic(server: &Tollkeeper) {
     assert!(take(&[("unmatched", "x")], 1));
     assert!(passes("shop", &[("user", "bob")], Some(2), true).unwrap(), "a refund");
     assert!(take(&[("user", "bob")], 0), "a look");
-    let mut stranger = grpc::rate_limit_request("nowhere", &[("a", "b")]);
-    stranger.descriptors.push(grpc::descriptor(&[("c", "d")]));
-    assert_eq!(client.call(&stranger).unwrap().overall_code, 1);
+    let mut unmatched = grpc::rate_limit_request("nowhere", &[("a", "b")]);
+    unmatched.descriptors.push(grpc::descriptor(&[("c", "d")]));
+    assert_eq!(client.call(&unmatched).unwrap().overall_code, 1);
     assert_eq!(passes("", &[("a", "b")], None, false), Err("rate limit domain must not be empty".to_owned()));
     assert!(client.is_serving("").unwrap());
     let cat = json!({ "domain": "shop", "descriptors": [{ "entries": [{ "key": "user", "value": "cat" }] }] });
     assert_eq!(server.post_json(&cat.to_string()).status, 200);
 }
 
-/// What was sent, added up by hand. Near begins at 0.8 of a limit, rounded down: at the second of 2, the ninth of 10.
+/// Expected counts of the traffic. `near_limit` starts at 0.8 of a limit, rounded down: the second of 2, the ninth of 10.
 /// A charge across the line counts on both sides of it where refused hits count, and is over as a whole elsewhere, as of
 /// several limits on one descriptor.
 const EXPECTED: &str = r#"
@@ -210,7 +210,7 @@ tollkeeper_store_lost 0
 tollkeeper_store_misconfigured 0
 "#;
 
-/// What a scrape holds of what the traffic fixes: not what depends on time, on memory, or on where it runs.
+/// Samples that the traffic determines, without those of time, memory or the machine.
 fn fixed(scrape: &Scrape) -> Vec<String> {
     let is_fixed = |name: &&String| {
         let apart = ["process_", "tollkeeper_memory_", "tollkeeper_keys{", "tollkeeper_connections"];
@@ -489,6 +489,6 @@ fn promtool_check_metrics_passes() {
         .collect();
     println!("{said}");
     assert!(own.is_empty(), "{own:#?}");
-    // 3: lint findings; 1 and 2: it can not be read.
+    // 3: lint findings; 1 and 2: it cannot be read.
     assert!(matches!(ended.status.code(), Some(0 | 3)), "{:?}", ended.status);
 }

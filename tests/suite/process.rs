@@ -1,4 +1,4 @@
-//! The life of a process as its operators see it: how it starts or why not, what its pages say, how it ends.
+//! The life of a process as operators see it: start, refusal to start, pages, and shutdown.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

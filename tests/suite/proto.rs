@@ -14,7 +14,7 @@ use prost::encoding::{DecodeContext, decode_key, skip_field};
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet};
 use tollkeeper::pb;
 
-/// What Envoy's files have and ours leave out: whole messages and enums of a package, with all that is inside.
+/// Messages and enums of Envoy's files that ours omit.
 const LEFT_OUT: [(&str, &str); 2] = [
     (
         "envoy.config.core.v3",

@@ -1,4 +1,6 @@
-//! Counters in Redis: the client, the scripts, the store, and whole processes on one Redis. All of it needs `redis-server`.
+//! Counters in Redis: the client, the scripts, the store, and processes that share one Redis.
+//!
+//! All of it needs `redis-server`.
 
 mod agreement;
 mod coalescing;

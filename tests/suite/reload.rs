@@ -1,8 +1,7 @@
 //! Rules that change under a running server.
 //!
-//! Every way in which files are replaced must take effect, with polling switched off so that it is the event that does
-//! it; a bad set must change nothing; and no answer may mix two sets. What the watcher itself does is tested in
-//! `watch`.
+//! Every way of replacing files must take effect, with polling switched off so that only events do it; invalid rules
+//! must change nothing; and no response may mix two rule sets. The watcher itself is tested in `watch`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -26,7 +25,7 @@ fn rules(limit: u32) -> String {
     format!("domain: shop\ndescriptors:\n- key: user\n  rate_limit: {{unit: day, requests_per_unit: {limit}}}\n")
 }
 
-/// The limit in force; `None` if no rule matches.
+/// The current limit; `None` if no rule matches.
 fn limit(server: &Tollkeeper) -> Option<u64> {
     let answer = server.post_json(LOOK);
     let body: Value = serde_json::from_slice(&answer.body).unwrap_or_else(|_| panic!("{answer:?}"));
@@ -312,7 +311,7 @@ fn empty_runtime_directory_limits_nothing_until_rules_appear() {
     assert_eq!(server.healthcheck(), 200);
 }
 
-/// What is left after one more hit.
+/// Remaining hits after one more hit.
 fn remaining_after_hit(server: &Tollkeeper) -> u64 {
     let answer = server.post_json(&LOOK.replace(r#""0""#, r#""1""#));
     let body: Value = serde_json::from_slice(&answer.body).unwrap();
@@ -383,7 +382,7 @@ fn no_response_mixes_two_rule_sets() {
     assert_eq!(server.rules_status()["refused"], 0);
 }
 
-/// Which of the two sets answered; panics if both did.
+/// Index of the rule set that decided; panics if both did.
 fn set_of(answer: &RateLimitResponse) -> usize {
     let limits = answer.statuses.iter().map(|status| status.current_limit.as_ref().unwrap().requests_per_unit);
     match limits.collect::<Vec<_>>()[..] {

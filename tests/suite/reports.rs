@@ -1,4 +1,4 @@
-//! Reports: the keys that are rejected most, within their bounds, and findings about limits.
+//! The reports `/top` and `/rules`: most rejected keys and unusual limits, within the stated bounds, on any store.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,10 +1,9 @@
-//! A rolling restart under open-loop load: through a real Envoy and from a gRPC client that heeds health, three
+//! A rolling restart under open-loop load: through a real Envoy and from a gRPC client that follows health, three
 //! replicas that share a Redis are restarted one after the other. No request is lost, and a strict limit is kept
 //! exactly.
 //!
-//! The load has no mercy: a request is sent at its time whatever became of those before. What each client was told is
-//! compared with what it asked, so that a request that was lost, let through by Envoy or answered by another policy
-//! than the counter can not hide.
+//! Each request is sent at its time, whatever became of earlier ones. Responses are compared with requests, so a
+//! request that was lost, let through by Envoy or decided by a policy instead of the counter shows.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,7 +33,7 @@ const LIMIT: usize = 100;
 /// Those who send: more than there are requests on their way at any time.
 const SENDERS: usize = 32;
 
-/// What clients sent and were told: by user, requests and those that passed.
+/// Requests sent and admitted, by user.
 #[derive(Debug, Default)]
 struct Book {
     next: AtomicUsize,

@@ -1,4 +1,4 @@
-//! Where rule files come from: which files of a directory count, how they are called, and what is refused.
+//! Locations of rule files: the files of a directory that are read, their names, and rejected ones.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;

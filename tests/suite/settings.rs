@@ -1,6 +1,6 @@
-//! Settings from an environment: every name of envoyproxy/ratelimit, its defaults and its syntax, and what is refused.
+//! Settings from an environment: every name of envoyproxy/ratelimit, its default and its syntax, and rejected values.
 
-#![expect(clippy::unwrap_used, reason = "what can not be unwrapped fails the test")]
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
@@ -633,7 +633,7 @@ fn statsd_is_on_if_enabled_or_its_address_is_set() {
     );
 }
 
-/// What Envoy Gateway sets.
+/// Environment set by Envoy Gateway.
 const ENVOY_GATEWAY: Vars<'static> = &[
     ("RUNTIME_ROOT", "/data"),
     ("RUNTIME_SUBDIRECTORY", "ratelimit"),
@@ -776,7 +776,7 @@ fn help_names_every_setting_under_its_group() {
     assert!(help.contains("source of the rules (FILE or GRPC_XDS_SOTW) [refused if GRPC_XDS_SOTW]"));
 }
 
-/// `BLESS=1` writes the page anew.
+/// `BLESS=1` rewrites the page.
 #[test]
 fn settings_doc_page_matches_the_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");

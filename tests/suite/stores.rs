@@ -124,7 +124,7 @@ on_every_store![
     only_values_under_share_threshold_share_a_counter,
 ];
 
-/// What is left of each descriptor's limit, without command.
+/// Remaining hits of each descriptor's limit, by a peek.
 fn left(service: &TestService, descriptors: &str) -> Vec<u32> {
     let mut look = shop_request(descriptors);
     look.0.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0));

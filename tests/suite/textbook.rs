@@ -1,11 +1,11 @@
-//! The worked cases of the textbooks, as tables: requests at given times, and what each is answered.
+//! Worked cases of the textbooks, as tables: requests at given times, and the result of each.
 //!
-//! A case knows nothing of where its counters live. `run_case` asks a driver, one call for each request, so that the
-//! same tables run on bare states here and on every store. Times count from [`ORIGIN`], where a second, a minute, an
-//! hour and a day begin; a driver that has a clock of its own sets it to the time it is given.
+//! A case does not know where its counters live. `run_case` calls a driver once for each request, so that the same
+//! tables run on bare states and on every store. Times count from [`ORIGIN`], where a second, a minute, an hour and a
+//! day begin; a driver with a clock of its own sets it to the given time.
 //!
-//! What a client is told over HTTP (a path without limit, a body, a counter for each address) is a key here: a key
-//! without limits is unlimited, and each key has counters of its own.
+//! Features of HTTP (a path without limit, a body, a counter for each address) are keys here: a key without limits is
+//! unlimited, and each key has counters of its own.
 
 use std::collections::HashMap;
 
@@ -51,11 +51,11 @@ struct Row {
     key: &'static str,
     limits: Vec<Limit>,
     hits: Hits,
-    /// What each limit answers.
+    /// Result of each limit.
     answers: Vec<Answer>,
 }
 
-/// What is checked of an answer.
+/// The checked part of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     admitted: bool,
@@ -414,12 +414,12 @@ impl Case {
         Self { id: id.to_owned(), key: "all", limits: vec![limit], rows: Vec::new() }
     }
 
-    /// What follows is asked for another key.
+    /// Sets the key of the following rows.
     fn from(self, key: &'static str) -> Self {
         Self { key, ..self }
     }
 
-    /// What follows is asked under other limits.
+    /// Sets the limits of the following rows.
     fn under(self, limits: &[Limit]) -> Self {
         Self { limits: limits.to_vec(), ..self }
     }

@@ -256,6 +256,6 @@ fn what_users_read_first_is_there() {
         let path: PathBuf = repository(script);
         assert!(read(&path).starts_with("#!/usr/bin/env bash\n"), "{script}");
         let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).unwrap().permissions());
-        assert_ne!(mode & 0o111, 0, "{script} can not be run");
+        assert_ne!(mode & 0o111, 0, "{script} cannot be run");
     }
 }

@@ -1,4 +1,4 @@
-//! Listeners over TLS: who gets in, what is served when files change, and what stops the start.
+//! Listeners over TLS: admitted clients, changed files, and settings that stop the start.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -47,7 +47,7 @@ fn run(program: &Path, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).env_clear().envs(inherited_env()).output().unwrap()
 }
 
-/// What `tollkeeper call` with these arguments says, and whether it got an answer.
+/// Output of `tollkeeper call` with these arguments, and whether it succeeded.
 fn call(port: u16, arguments: &[&str]) -> Result<String, String> {
     let address = format!("localhost:{port}");
     let usual = ["call", "--addr", &address, "--domain", "shop", "--descriptor", "user=ann"];

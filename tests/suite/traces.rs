@@ -1,4 +1,4 @@
-//! Traces as a collector gets them from a running process, and that nothing about them delays or fails a decision.
+//! Traces of a running process as a collector gets them; tracing never delays or fails a decision.
 
 use std::net::TcpListener;
 use std::time::SystemTime;
@@ -115,7 +115,7 @@ fn spans_describe_request_decision_and_decider() {
         assert_eq!(call.resource.get(name).map(String::as_str), Some(value), "{name}: {:?}", call.resource);
     }
     assert_eq!(call.resource["service.instance.id"].len(), 36, "{:?}", call.resource);
-    assert!(!format!("{:?}", collector.received()).contains("ann"), "nobody asked to see who it was");
+    assert!(!format!("{:?}", collector.received()).contains("ann"), "descriptors are not recorded by default");
 
     let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"never","value":"b"}]}]}"#;
     http::post(server.http_port(), "/json", body).header("traceparent", SAMPLED).send();
@@ -274,7 +274,7 @@ proptest! {
     }
 }
 
-/// What looks like that, or anything.
+/// Text that looks like a context, or any text.
 fn of_header(pattern: &'static str) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         3 => proptest::string::bytes_regex(pattern).unwrap(),
@@ -359,7 +359,7 @@ fn coalesced_call_links_to_its_requests() {
     }
 }
 
-/// How many charges were asked for.
+/// Number of charges requested.
 fn charges(server: &Tollkeeper) -> usize {
     let stats = http::get(server.debug_port(), "/stats").send().text();
     let line = stats.lines().find_map(|line| line.strip_prefix("tollkeeper_draws_total"));
@@ -516,11 +516,11 @@ fn goes_on(setup: Setup, why: &str) {
 #[test]
 fn absent_or_hanging_collector_costs_only_spans() {
     let away = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let nobody = format!("http://{}", away.local_addr().unwrap());
+    let unreachable = format!("http://{}", away.local_addr().unwrap());
     drop(away);
     let hangs = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let silent = format!("http://{}", hangs.local_addr().unwrap());
-    for url in [&nobody, &silent] {
+    for url in [&unreachable, &silent] {
         goes_on(traced(url), "a line over HTTP");
         goes_on(over_grpc(traced(url)), "a line over gRPC");
     }

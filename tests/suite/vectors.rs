@@ -1,11 +1,11 @@
-//! What the program being replaced answered, asked again.
+//! Recorded requests to envoyproxy/ratelimit, replayed.
 //!
 //! Each line of the recordings is a domain with its rules and a sequence of requests. It is replayed in this process
-//! under a clock that stands, where every second of every answer is known: by counters in memory, in Redis, and in
-//! Redis under the very keys of that program; against the binary over gRPC; and against another one over `/json`, both
-//! started with the environment that the recorded program had. Whatever differs stands in [`DIFFERENCES`] with its
-//! reason, and what stands there has to differ. Under the same keys nothing does, and Redis holds the same in the end.
-//! What statsd is told meanwhile is compared in [`stats`].
+//! under a manual clock, where every second of every response is known: with counters in memory, in Redis, and in
+//! Redis under the keys of that program; against the binary over gRPC; and against another one over `/json`, both
+//! started with the environment of the recorded program. Every difference is listed in [`DIFFERENCES`] with its
+//! reason, and every listed one must differ. Under the same keys nothing differs, and Redis has the same contents in
+//! the end. Statsd counters are compared in [`stats`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -56,19 +56,19 @@ const STAR: &str = "a value that is the text of a pattern has a counter of its o
 /// Lines that were recorded under one environment, and so from one process.
 struct Group {
     env: BTreeMap<String, String>,
-    lines: Vec<Line>,
+    lines: Vec<Recording>,
 }
 
 /// A domain with its rules and requests.
-struct Line {
+struct Recording {
     name: String,
     files: Vec<(String, String)>,
     /// Of `/rlconfig`, sorted.
     rlconfig: Vec<String>,
     steps: Vec<Step>,
-    /// What Redis held after the last of them, by key without the start of the window.
+    /// Contents of Redis after the last request, by key without the start of the window.
     counters: BTreeMap<String, i64>,
-    /// What statsd was told by then, without what all the names begin with.
+    /// Statsd counters after the last request, without the common prefix.
     stats: BTreeMap<String, i64>,
 }
 
@@ -99,7 +99,7 @@ fn recorded() -> Vec<Group> {
         }
         let env: BTreeMap<String, String> = pairs(&line["env"]).collect();
         let group = groups.entry(format!("{env:?}")).or_insert_with(|| Group { env, lines: Vec::new() });
-        group.lines.push(Line {
+        group.lines.push(Recording {
             name: line["name"].as_str().expect("a name").to_owned(),
             files: pairs(&line["files"]).collect(),
             rlconfig: items(&line["rlconfig"]).map(|line| line.as_str().expect("a line").to_owned()).collect(),
@@ -150,7 +150,7 @@ fn response_from_json(text: &str) -> RateLimitResponse {
     message.unwrap_or_else(|error| panic!("{error}: {text}")).transcode_to().expect("it is of this type")
 }
 
-/// When the windows of an answer end.
+/// Ends of the windows of a response.
 #[derive(Clone, Copy)]
 enum Now {
     /// This was the time: the seconds to the end of a window are known.
@@ -203,7 +203,7 @@ fn seconds(status: &DescriptorStatus) -> i64 {
     status.duration_until_reset.map_or(0, |duration| duration.seconds)
 }
 
-/// Whether its seconds are those to the end of its limit's window.
+/// True if its seconds lead to the end of its limit's window.
 fn is_right(status: &DescriptorStatus, now: Now) -> bool {
     let Some(limit) = &status.current_limit else { return false };
     let length_s = match limit.unit {
@@ -235,7 +235,7 @@ fn text(answer: &Answer) -> String {
 /// A Wednesday in July, well inside windows of every length.
 const NOW: Time = Time::from_secs(1_783_513_296);
 
-/// What differs in one answer.
+/// Difference in one response.
 struct Difference {
     name: String,
     step: usize,
@@ -300,7 +300,7 @@ fn assert_as_listed(mut differences: Vec<Difference>) {
 #[test]
 fn recordings_are_complete() {
     let groups = recorded();
-    let lines: Vec<&Line> = groups.iter().flat_map(|group| &group.lines).collect();
+    let lines: Vec<&Recording> = groups.iter().flat_map(|group| &group.lines).collect();
     let steps: usize = lines.iter().map(|line| line.steps.len()).sum();
     assert_eq!((groups.len(), lines.len(), steps), (9, 132, 2021));
 }

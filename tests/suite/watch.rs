@@ -1,7 +1,7 @@
-//! Noticing that rule files changed, in every way that files change.
+//! Detection of changed rule files, in every way that files change.
 //!
-//! What needs real time waits for a condition with a generous deadline. With events the poll interval is an hour, so
-//! only an event can make a test pass; without, it is milliseconds.
+//! Tests in real time wait for a condition with a generous deadline. With events the poll interval is an hour, so only
+//! an event can make a test pass; without, it is milliseconds.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -84,7 +84,7 @@ fn swap(link: &Path, target: &str) {
 /// A way in which rule files change.
 struct Change {
     name: &'static str,
-    /// What stands before.
+    /// Files before the change.
     entries: &'static [&'static str],
     layout: fn(&Path) -> RuleLocation,
     change: fn(&Path),

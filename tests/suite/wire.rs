@@ -1,4 +1,4 @@
-//! What goes over the wire: protobuf and JSON in, a decision out, and nothing a stranger sends can break it.
+//! The wire format: protobuf and JSON in, a decision out, and no input that breaks the decoder.
 
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ fn sent<M: Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).unwrap()
 }
 
-/// Whether bytes are read where they lie; if so, prost reads the same.
+/// True if bytes are decoded borrowed; checks that prost decodes the same.
 fn in_place(bytes: &[u8]) -> bool {
     let message = RateLimitRequest::decode(bytes);
     let request = decode::decode_borrowed(bytes);

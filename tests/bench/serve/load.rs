@@ -1,7 +1,7 @@
-//! The load: gRPC calls over bare HTTP/2, so that the generator costs the machine less than what it measures.
+//! Load: gRPC calls over bare HTTP/2, so that the generator uses less CPU than the server under measurement.
 //!
-//! A closed loop finds what a call costs and how many there can be; an open loop, whose calls begin when they were
-//! meant to whatever became of those before, finds how long they take. Requests are frames made beforehand.
+//! A closed loop measures the cost of a call and the throughput. An open loop, whose calls start on schedule whatever
+//! became of earlier ones, measures latency. Requests are frames made beforehand.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -22,7 +22,7 @@ const CONNECTIONS: usize = 4;
 /// Calls at once on each, unless a situation asks for fewer.
 pub(crate) const STREAMS: usize = 64;
 
-/// What one measurement found.
+/// Result of one measurement.
 pub(crate) struct Cost {
     pub(crate) us_per_call: f64,
     pub(crate) calls_per_s: f64,
@@ -49,7 +49,7 @@ impl Caller {
         Self { requests, uri: uri.parse().expect("a uri") }
     }
 
-    /// Whether the answer is OK.
+    /// Makes a call; true if the response is OK.
     pub(crate) async fn call(&self, frame: Bytes) -> bool {
         let head = Request::post(self.uri.clone())
             .header("content-type", "application/grpc")

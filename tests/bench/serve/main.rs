@@ -1,14 +1,12 @@
-//! What a decision costs the whole service, beside an empty tonic handler in the same run.
+//! CPU of the whole service per decision, beside an empty tonic handler in the same run.
 //!
-//! The handler decodes the same request and answers the same response, so it is the floor of anything built on tonic.
-//! Both are processes of their own; the cost is their CPU time, user and system, over the calls they answered. Load is
-//! a closed loop from this process. Rounds alternate between the two, and ratios are taken round by round, so that a
-//! machine that drifts drifts for both. Nothing is asserted: the figures are for people.
+//! The handler decodes the same request and sends the same response, so it is the floor of anything built on tonic.
+//! Both are processes of their own; the cost is their CPU time, user and system, per call. Load is a closed loop from
+//! this process. Rounds alternate between the two, and ratios are taken round by round, so that drift of the machine
+//! affects both. Nothing is asserted: the figures are for people.
 //!
-//! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload,
-//! redis-keys, redis-hot, redis-open, redis-ten,
-//! eventual, eventual-calls, eventual-flood,
-//! metrics, scrape.
+//! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload, redis-keys,
+//! redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
@@ -36,7 +34,7 @@ use tonic::{Request, Response, Status};
 use self::load::{Caller, STREAMS, at, drive, median, paced, visit_each};
 use self::process::MeasuredServer;
 
-/// How long one measurement takes.
+/// Duration of one measurement.
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
 
@@ -82,7 +80,7 @@ fn main() {
     });
 }
 
-/// What is measured.
+/// A measured scenario.
 struct Situation {
     label: &'static str,
     rules: usize,

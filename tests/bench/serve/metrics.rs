@@ -1,7 +1,7 @@
-//! What metrics cost: a decision with them on and off, and a scrape of ten thousand rules.
+//! Cost of metrics: a decision with them on and off, and a scrape of ten thousand rules.
 //!
-//! Off is `DISABLE_STATS=true`: nothing is counted at all. On is what an operator has: everything counted, a page for
-//! Prometheus that somebody fetches every second, far more often than they do in earnest.
+//! Off is `DISABLE_STATS=true`: nothing is counted. On is the default, with a page for Prometheus that is scraped
+//! every second, far more often than in production.
 
 use std::io::Write as _;
 use std::net::Ipv4Addr;
@@ -16,7 +16,7 @@ use crate::load::{STREAMS, at, drive, median, paced};
 use crate::process::{self, MeasuredServer};
 use crate::{ROUND, ROUNDS, request, rules, rules_with};
 
-/// What is asked of both.
+/// Load on both servers.
 struct Situation {
     label: &'static str,
     limit: &'static str,
@@ -81,7 +81,7 @@ async fn measure(server: &MeasuredServer, keys: u64) -> (f64, f64) {
     (cost.us_per_call, cost.calls_per_s)
 }
 
-/// How long a scrape of 10 000 rules takes, at most 100 ms, and what it does to those who are decided meanwhile.
+/// Duration of a scrape of 10 000 rules (at most 100 ms), and its effect on the latency of calls.
 pub(crate) async fn scrape() {
     let (server, page) = scraped_server(&rules(10_000));
     drive(&server, 1000, request, (STREAMS, Duration::from_secs(1))).await;
@@ -157,7 +157,7 @@ impl Drop for Scraper {
     }
 }
 
-/// How long the page took, in milliseconds.
+/// Duration of one fetch, in milliseconds.
 fn timed_fetch(page: u16) -> f64 {
     let begun = Instant::now();
     fetch(page);

@@ -1,7 +1,7 @@
-//! Counters in a real Redis on the same machine: what a decision costs the server, and how long it takes.
+//! Counters in a real Redis on the same machine: CPU per decision, and latency.
 //!
-//! Rules say `on_store_error: deny` and refuse nothing else, so that an answer other than OK is one that policy gave;
-//! their number is printed and should be 0.
+//! Rules say `on_store_error: deny` and reject nothing else, so that any response but OK is by policy; their number is
+//! printed and should be 0.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -107,23 +107,23 @@ async fn compare(
     );
 }
 
-/// What keys are called in the table, and a request for one that is drawn evenly.
-type Drawn = (&'static str, fn(u64) -> Bytes);
+/// Label of a key distribution, and a request for a key from an even random number.
+type KeyDistribution = (&'static str, fn(u64) -> Bytes);
 
-/// How often Redis is asked for keys of an eventual rule that are drawn evenly, and by Zipf's law.
+/// Calls to Redis for keys of an eventual rule, chosen evenly and by Zipf's law.
 async fn calls_per_thousand(tollkeeper: &MeasuredServer, redis: &Server) {
     let calls = || -> u64 {
         let counts = redis.command_counts();
         counts.iter().filter(|(command, _)| command.starts_with("eval")).map(|(_, calls)| calls).sum()
     };
-    let table: [Drawn; 3] = [
-        ("10 000 keys, even", |draw| one("eventual_minute", draw % KEYS as u64)),
-        ("10 000 keys, Zipf", |draw| one("eventual_minute", 1_000_000 + zipf(draw))),
-        ("10 000 keys, Zipf, strict", |draw| one("strict_minute", 1_000_000 + zipf(draw))),
+    let table: [KeyDistribution; 3] = [
+        ("10 000 keys, even", |random| one("eventual_minute", random % KEYS as u64)),
+        ("10 000 keys, Zipf", |random| one("eventual_minute", 1_000_000 + zipf(random))),
+        ("10 000 keys, Zipf, strict", |random| one("strict_minute", 1_000_000 + zipf(random))),
     ];
     for (label, request) in table {
         let before = calls();
-        let cost = drive(tollkeeper, DRAWS, request, (STREAMS, ROUND * 3)).await;
+        let cost = drive(tollkeeper, RANDOM_RANGE, request, (STREAMS, ROUND * 3)).await;
         let decisions = cost.calls_per_s * (ROUND * 3).as_secs_f64();
         println!(
             "{label}: {:.0} decisions/s, {:.1} % refused, {:.1} calls to Redis per 1000 decisions",
@@ -135,10 +135,10 @@ async fn calls_per_thousand(tollkeeper: &MeasuredServer, redis: &Server) {
 }
 
 const KEYS: usize = 10_000;
-const DRAWS: u64 = 1 << 20;
+const RANDOM_RANGE: u64 = 1 << 20;
 
-/// One of the keys by Zipf's law with the exponent 1, from an even draw.
-fn zipf(draw: u64) -> u64 {
+/// One of the keys by Zipf's law with the exponent 1, from an even random.
+fn zipf(random: u64) -> u64 {
     static UP_TO: LazyLock<Vec<f64>> = LazyLock::new(|| {
         let mut sum = 0.0;
         (1..=KEYS)
@@ -148,7 +148,7 @@ fn zipf(draw: u64) -> u64 {
             })
             .collect()
     });
-    let at = draw as f64 / DRAWS as f64 * UP_TO[KEYS - 1];
+    let at = random as f64 / RANDOM_RANGE as f64 * UP_TO[KEYS - 1];
     UP_TO.partition_point(|up_to| *up_to <= at) as u64
 }
 
@@ -167,7 +167,7 @@ async fn flood(tollkeeper: &MeasuredServer) {
     }
 }
 
-/// How long calls take at half of capacity, beside the empty handler at the same rate.
+/// Latency of calls at half of capacity, beside the empty handler at the same rate.
 async fn open_loop(tollkeeper: &MeasuredServer, empty: &MeasuredServer) {
     let request: fn(u64) -> Bytes = |key| one("fixed", key);
     let capacity = drive(tollkeeper, 10_000, request, (STREAMS, ROUND)).await.calls_per_s;

@@ -1,4 +1,4 @@
-//! A charge on counters in this process, the hash of its path included.
+//! A charge on counters in memory, with the hash of its path.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct ChargeCommand {
     tag: u128,
     now: Time,
     step_us: u64,
-    /// Where among the keys.
+    /// Position among the keys.
     pub(crate) walk: Walk,
 }
 
@@ -72,7 +72,7 @@ impl ChargeCommand {
         situation
     }
 
-    /// Whether the next charge, from this key, is admitted.
+    /// True if the next charge, from this key, is admitted.
     fn charges(&mut self, key: usize) -> bool {
         self.now = self.now.plus_us(self.step_us);
         let entries = [Entry { key: b"user", value: &key.to_be_bytes() }];

@@ -1,4 +1,4 @@
-//! A decision by counters in this process: matching, charges, counting what came of them, and one verdict.
+//! A decision with counters in memory: matching, charges, counting, and one verdict.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -26,29 +26,29 @@ const GENEROUS: &str = "{unit: day, requests_per_unit: 10, bucket_size: 40000000
 /// The second hit of the day is refused.
 const STINGY: &str = "{unit: day, requests_per_unit: 1, algorithm: fixed_window}";
 
-/// What differs between decisions.
+/// Properties that differ between decisions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scene {
+pub(crate) struct Options {
     /// Each meets a rule of its own.
     pub(crate) descriptors: usize,
     /// All rules, at least ten.
     pub(crate) rules: usize,
-    /// Whether each descriptor is refused.
+    /// True if each descriptor is rejected.
     pub(crate) refused: bool,
-    /// Whether anything is counted.
+    /// True if metrics are counted.
     pub(crate) metrics: bool,
-    /// Whether the answer has headers that describe the limits.
+    /// True if the response has headers that describe the limits.
     pub(crate) headers: bool,
 }
 
-impl Default for Scene {
+impl Default for Options {
     /// One descriptor, admitted; counted; no headers.
     fn default() -> Self {
         Self { descriptors: 1, rules: 10, refused: false, metrics: true, headers: false }
     }
 }
 
-impl Scene {
+impl Options {
     /// A service with these rules, and no counters yet.
     pub(super) fn service(self) -> Service {
         let (settings, _) = Settings::from_env(std::iter::empty()).expect("what is by default is right");
@@ -83,7 +83,7 @@ pub(crate) struct Deciding {
 }
 
 impl Deciding {
-    pub(crate) fn new(scene: Scene) -> Self {
+    pub(crate) fn new(scene: Options) -> Self {
         let requests = (0..USERS).map(|user| request(user, scene.descriptors)).collect();
         let situation = Self { service: scene.service(), requests, walk: Walk::through(USERS) };
         let mut situation = situation.warmed();
@@ -92,7 +92,7 @@ impl Deciding {
         situation
     }
 
-    /// Whether the next request is refused.
+    /// Decides the next request; true if it is rejected.
     fn refuses(&mut self) -> bool {
         let service = &self.service;
         service.clock.set(service.clock.now().plus_us(1));

@@ -1,4 +1,4 @@
-//! The rule that a descriptor meets, among so many.
+//! Matching a descriptor against a number of rules.
 
 use std::hint::black_box;
 
@@ -9,7 +9,7 @@ use tollkeeper::rule::set::RuleSet;
 
 use super::{DOMAIN, Situation, Walk, many_rules};
 
-/// What every rule is like.
+/// Kind of all rules.
 const PATH: &str = "- {key: path, value: /, rate_limit: {unit: minute, requests_per_unit: 10}}\n";
 
 /// Looks for each of the rules in turn.

@@ -1,5 +1,4 @@
-//! What stands around a decision: from the frame of a request to the request, from a decision to the frame of an
-//! answer, and all of it from frame to frame.
+//! Decoding a request frame, encoding a response frame, and a whole call from frame to frame.
 
 use std::hint::black_box;
 
@@ -12,13 +11,13 @@ use tollkeeper::grpc::{decode, encode};
 use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::codec::{self, FRAME_HEAD_BYTES};
 
-use super::deciding::{Scene, request};
+use super::deciding::{Options, request};
 use super::{NAME_BYTES, Situation, USERS, Walk, frame};
 
 /// Reads frames.
 pub(crate) struct Decoding {
     frames: Vec<Bytes>,
-    /// Whether there is a message between frame and request, as for what is unusual.
+    /// True if the request is decoded through a message, as unusual requests are.
     by_message: bool,
     walk: Walk,
 }
@@ -59,7 +58,7 @@ pub(crate) struct Encoding {
 
 impl Encoding {
     /// Of the decision of this scene. The service that decided is never given back: its rules are borrowed.
-    pub(crate) fn new(scene: Scene) -> Self {
+    pub(crate) fn new(scene: Options) -> Self {
         let service: &'static Service = Box::leak(Box::new(scene.service()));
         let rules: &'static LoadedRules = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
         let request = request(1, scene.descriptors);
@@ -94,7 +93,7 @@ pub(crate) struct Answering {
 }
 
 impl Answering {
-    pub(crate) fn new(scene: Scene) -> Self {
+    pub(crate) fn new(scene: Options) -> Self {
         let frames = (0..USERS).map(|user| frame(user, scene.descriptors, NAME_BYTES)).collect();
         Self { service: scene.service(), frames, walk: Walk::through(USERS) }.warmed()
     }

@@ -1,6 +1,6 @@
-//! Certificates for TLS, made for one test: an authority, what it signed, and an authority that signed nothing.
+//! Certificates for TLS, made for one test: an authority, certificates signed by it, and an unrelated authority.
 //!
-//! Server certificates are for `localhost` and 127.0.0.1 only, so that another name for the same machine must fail.
+//! Server certificates are for `localhost` and 127.0.0.1 only, so that another name for the same machine fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! A plain connection to a Redis, as any user: a command, its reply, and no word of its own but `AUTH`.
+//! A plain connection to a Redis as any user: a command and its reply; it sends nothing of its own but `AUTH`.
 //!
-//! Nothing is retried, and neither redirections nor errors are followed: the suites are about exactly those.
+//! Nothing is retried, and neither redirections nor errors are handled: the suites test exactly those.
 
 use std::fs;
 use std::time::Duration;

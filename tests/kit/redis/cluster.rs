@@ -1,8 +1,8 @@
-//! A Redis cluster of one's own: three primaries and a replica of each, made by plain commands.
+//! A Redis cluster for one test: three primaries with replicas, made by plain commands.
 //!
-//! Nodes are named by their index: 0 to 2 begin as primaries, 3 to 5 as the replicas of 0 to 2. A cluster is slow,
-//! so that a busy machine does not make it fail over unasked; who wants a failover makes it fast first, or kills a
-//! primary by [`Cluster::fail_over`]. What is waited for is that all nodes that run agree.
+//! Nodes are named by their index: 0 to 2 start as primaries, 3 to 5 as the replicas of 0 to 2. Failover is slow by
+//! default, so that a busy machine does not trigger one; [`Cluster::set_fast_failover`] makes it fast, and
+//! [`Cluster::fail_over`] kills a primary. Every wait is for all running nodes to agree.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(crate) struct Cluster {
     nodes: Vec<Server>,
 }
 
-/// What one node thinks of another, or of itself.
+/// One node's view of a node.
 #[derive(Debug)]
 struct NodeView {
     port: u16,
@@ -248,7 +248,7 @@ impl Cluster {
         });
     }
 
-    /// Gives a slot that nobody has to a node, and waits until all know.
+    /// Assigns an unowned slot to a node, and waits until all nodes know.
     pub(crate) fn assign_slot(&self, slot: u16, owner: usize) {
         self.nodes[owner].query::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
         self.wait_until_healthy();

@@ -1,8 +1,8 @@
-//! A primary with two replicas and three sentinels that watch over them, with a quorum of two.
+//! A primary with two replicas and three sentinels, with a quorum of two.
 //!
-//! Servers are named by their index: 0 begins as the primary. Sentinels are slow, so that a busy machine does not
-//! make them fail over unasked; [`Sentinels::fail_over`] makes them fast first. They know each other from their
-//! configuration, as their own way of finding each other takes seconds.
+//! Servers are named by their index: 0 starts as the primary. Failover is slow by default, so that a busy machine does
+//! not trigger one; [`Sentinels::fail_over`] makes it fast first. Sentinels know each other from their configuration,
+//! since their own discovery takes seconds.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{KIT_USER, Options, Server};
 use crate::kit::port::Port;
 use crate::kit::wait_for;
 
-/// What the sentinels call the primary.
+/// Name of the primary at the sentinels.
 pub(crate) const NAME: &str = "counters";
 
 const SERVERS: usize = 3;

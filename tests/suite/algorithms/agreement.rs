@@ -1,4 +1,4 @@
-//! Every answer is that of the reference model, field by field.
+//! Agreement of every result with the reference model, field by field.
 
 use proptest::prelude::*;
 use tollkeeper::algorithm::state::State;

@@ -1,5 +1,5 @@
-//! Several limits on one descriptor: a hit is charged to all of them or, when one refuses, to none but those that count
-//! refused hits. Trials refuse nothing.
+//! Several limits on one descriptor: a hit is charged to all of them or, if one rejects, only to those that count
+//! rejected hits. Shadow limits reject nothing.
 
 use proptest::prelude::*;
 use tollkeeper::algorithm::state::{State, charge_together};

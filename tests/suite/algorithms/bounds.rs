@@ -1,4 +1,4 @@
-//! Never more than the limit, said about whole histories: what was admitted when, and nothing about states.
+//! Never more than the limit, checked over whole histories of admissions, without knowledge of states.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -10,14 +10,14 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::request::Hits;
 
 use super::model::window;
-use super::scenario::{Backwards, CALM, Scenario, Shape, config, scenario_of};
+use super::scenario::{Backwards, CALM, HistoryOptions, Scenario, config, scenario_of};
 
 /// Hits that passed.
 #[derive(Clone, Copy, Debug)]
 struct Passed {
-    /// When they were asked for.
+    /// Times of the charges.
     asked: i128,
-    /// When they were let go.
+    /// Times of departure.
     left: i128,
     hits: i128,
 }
@@ -75,7 +75,7 @@ proptest! {
 
     #[test]
     fn leaky_bucket_releases_in_order_at_its_rate(
-        scenario in scenario_of(Algorithm::LeakyBucket, Shape { backwards: Backwards::WithinAPeriod, ..CALM }),
+        scenario in scenario_of(Algorithm::LeakyBucket, HistoryOptions { backwards: Backwards::WithinAPeriod, ..CALM }),
     ) {
         let limit = scenario.limits[0];
         let passed = live(&scenario, |_, _, _| Ok(()))?;
@@ -93,7 +93,7 @@ proptest! {
 
     #[test]
     fn leaky_bucket_refund_keeps_announced_departures(
-        scenario in scenario_of(Algorithm::LeakyBucket, Shape { refunds: true, ..CALM }),
+        scenario in scenario_of(Algorithm::LeakyBucket, HistoryOptions { refunds: true, ..CALM }),
     ) {
         for pair in live(&scenario, |_, _, _| Ok(()))?.windows(2) {
             prop_assert!(pair[0].left <= pair[1].left, "{:?}", pair);

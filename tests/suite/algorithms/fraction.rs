@@ -1,4 +1,4 @@
-//! Exact fractions for the reference model: no rounding but where it is asked for.
+//! Exact fractions for the reference model, rounded only on request.
 
 use std::cmp::Ordering;
 

@@ -1,9 +1,9 @@
-//! The five algorithms once more, slow and plain: the words of the documentation, in exact fractions.
+//! Reference model of the algorithms, slow and plain: the documentation in exact fractions.
 //!
-//! Nothing is solved here. Whether a charge passes at a point in time is written down; when the limit is full again, when
-//! a refused charge could pass, and how long an answer is held are then *searched*: the first microsecond at which it
-//! is so. What is used of a bucket is a fraction of hits, a log is a list with one time for each hit, and windows are
-//! a map from their start to their count.
+//! Nothing is solved in closed form. The model states whether a charge passes at a point in time; the time at which
+//! the limit is full again, a rejected charge could pass, or a delayed response departs is *searched*: the first
+//! microsecond at which it holds. The level of a bucket is a fraction of hits, a log is a list with one time per hit,
+//! and windows are a map from start to count.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use tollkeeper::request::Hits;
 
 use super::fraction::Ratio;
 
-/// What a counter remembers.
+/// State of a counter.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     /// Buckets: what is used, as at `last`.
@@ -27,7 +27,7 @@ pub(crate) struct Model {
     windows: BTreeMap<i128, i128>,
     /// The log: one time for each hit, oldest first.
     log: Vec<i128>,
-    /// When hits were last counted.
+    /// Time of the last counted hits.
     last: i128,
 }
 

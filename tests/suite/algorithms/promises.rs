@@ -1,4 +1,4 @@
-//! What an answer says of the future comes true to the microsecond; what must leave no trace leaves none.
+//! Reported times come true to the microsecond; peeks and rejections change nothing.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What the properties found once, as single cases that say what was wrong.
+//! Bugs found by the properties, as single cases.
 
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::algorithm::state::State;

@@ -21,7 +21,7 @@ pub(crate) fn config() -> ProptestConfig {
 
 /// What may happen in a history.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct HistoryOptions {
     /// Several limits take turns, as overrides and reloads have it.
     pub(crate) many_limits: bool,
     /// The clock may step back.
@@ -38,10 +38,12 @@ pub(crate) enum Backwards {
 }
 
 /// Whatever can happen.
-pub(crate) const WILD: Shape = Shape { many_limits: true, backwards: Backwards::AnyFar, refunds: true };
+pub(crate) const WILD: HistoryOptions =
+    HistoryOptions { many_limits: true, backwards: Backwards::AnyFar, refunds: true };
 
 /// One limit, and time that goes forwards.
-pub(crate) const CALM: Shape = Shape { many_limits: false, backwards: Backwards::Never, refunds: false };
+pub(crate) const CALM: HistoryOptions =
+    HistoryOptions { many_limits: false, backwards: Backwards::Never, refunds: false };
 
 /// A history of one counter.
 #[derive(Clone, Debug)]
@@ -97,7 +99,7 @@ pub(crate) enum Amount {
     BackMost,
 }
 
-/// How long the caller waits.
+/// Longest delay that the caller accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Patience {
     Micros(u64),
@@ -106,11 +108,11 @@ pub(crate) enum Patience {
     Endless,
 }
 
-pub(crate) fn scenario(shape: Shape) -> impl Strategy<Value = Scenario> {
+pub(crate) fn scenario(shape: HistoryOptions) -> impl Strategy<Value = Scenario> {
     proptest::sample::select(&Algorithm::ALL[..]).prop_flat_map(move |algorithm| scenario_of(algorithm, shape))
 }
 
-pub(crate) fn scenario_of(algorithm: Algorithm, shape: Shape) -> impl Strategy<Value = Scenario> {
+pub(crate) fn scenario_of(algorithm: Algorithm, shape: HistoryOptions) -> impl Strategy<Value = Scenario> {
     let most_limits = if shape.many_limits { 3 } else { 1 };
     let most_periods_back = match shape.backwards {
         Backwards::Never => 0,
@@ -186,7 +188,7 @@ fn start() -> impl Strategy<Value = Time> {
     ]
 }
 
-fn step(shape: Shape) -> impl Strategy<Value = Step> {
+fn step(shape: HistoryOptions) -> impl Strategy<Value = Step> {
     (any::<Index>(), jump(shape.backwards), amount(shape.refunds), patience())
         .prop_map(|(limit, jump, amount, patience)| Step { limit, jump, amount, patience })
 }
@@ -310,7 +312,7 @@ impl Patience {
     }
 }
 
-/// What one hit takes to drain, in microseconds, rounded up.
+/// Time for one hit to drain, in microseconds, rounded up.
 fn hit_us(limit: &Limit) -> u64 {
     limit.period_us().div_ceil(u64::from(limit.requests_per_unit().max(1)))
 }

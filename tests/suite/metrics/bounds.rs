@@ -1,4 +1,4 @@
-//! Names that requests make: what rules want in them, and how many there can be.
+//! Metric names made from requests: rules that enable them, and their bounds.
 
 use super::{Watched, with_rules};
 use crate::kit::grpc::{self, Client};

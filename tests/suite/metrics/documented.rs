@@ -1,11 +1,11 @@
-//! The tables of `docs/metrics.md` against what processes tell: each metric, its type and its labels, both ways.
+//! The tables of `docs/metrics.md` against running processes: each metric, its type and its labels, both ways.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
 use crate::kit::{read, repository};
 
-/// What these processes do not have: certificates.
+/// Metrics that these processes do not have: those of certificates.
 const ELSEWHERE: [&str; 1] = ["tollkeeper_certificate_not_after_seconds"];
 
 /// Type and labels by name.

@@ -1,4 +1,4 @@
-//! The names of an operator's mapping file.
+//! Metric names of an operator's mapping file.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What is sent: to statsd over TCP and UDP, to DogStatsD, and to a server that is not there.
+//! Exported metrics: statsd over TCP and UDP, DogStatsD, and an absent server.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

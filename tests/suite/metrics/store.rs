@@ -1,4 +1,4 @@
-//! What is told of Redis: its failures under every policy, its latency, and the refusals that did without it.
+//! Metrics of Redis: its failures under every policy, its latency, and local rejections.
 
 use super::{Watched, redis, wait_for, with_rules};
 use crate::kit::tollkeeper::Setup;

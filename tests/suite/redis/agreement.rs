@@ -1,10 +1,10 @@
 //! The scripts decide as the algorithms do, and leave the same states.
 //!
-//! Random calls go to a Redis, with the time in them, and charge by charge to bare states. Every level must be equal, every
-//! state afterwards, and the life that each key is given must be right. Neither side knows what the other holds:
-//! states are read from Redis itself, as `src/store/redis/lua` says that they are written.
+//! Random calls go to a Redis, with the time in them, and charge by charge to bare states. Every result, every state
+//! afterwards, and the lifetime of each key must be equal. States are read from Redis itself, in the format that
+//! `src/store/redis/lua` documents.
 //!
-//! `PROPTEST_CASES=20000 cargo test --test suite redis::agreement` looks harder. What failed once is kept beside the
+//! `PROPTEST_CASES=20000 cargo test --test suite redis::agreement` runs more cases. Failed seeds are kept beside the
 //! source.
 
 use std::collections::{HashMap, VecDeque};
@@ -45,7 +45,7 @@ const LOG_MODULUS: u64 = 1 << 52;
 struct History {
     /// For each key, limits that take turns on it.
     keys: Vec<Vec<(Limit, bool)>>,
-    /// What a log holds before the first call, and the hits that it has seen; a fixed window counts the latter.
+    /// Records of a log before the first call, and the hits seen; a fixed window counts the latter.
     log: Vec<(u64, u32)>,
     seen: u64,
     start: Time,
@@ -259,7 +259,7 @@ fn expected(
     (levels.collect(), written)
 }
 
-/// Whether they are equal but for records of a log that are told as one.
+/// True if they are equal, except for merged records of a log.
 fn alike(replayed: &State, state: &State) -> bool {
     match (replayed, state) {
         (State::SlidingWindowLog(replayed), State::SlidingWindowLog(state)) => replayed.last == state.last,
@@ -320,7 +320,7 @@ impl Redis {
         Ok(replay(charges, &reply?).expect("a script's reply can be read"))
     }
 
-    /// How long keys still live, in milliseconds; -2 if they do not. From then on they live until the test ends.
+    /// Remaining lifetime of keys in milliseconds, -2 if absent; then removes their expiry until the test ends.
     fn lives(&mut self, keys: &[String]) -> Vec<i64> {
         let mut pipe = redis::pipe();
         for key in keys {

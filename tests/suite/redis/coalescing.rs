@@ -1,7 +1,8 @@
-//! Charges on one counter that meet while its call is in flight: decided as one by one, in few calls, whoever gives up.
+//! Charges on one counter that arrive while its call is in flight: decided one by one, in few calls, with
+//! cancellation.
 //!
-//! A frozen server, or one behind a proxy that holds or delays, makes sure of who is sent and who waits; counters
-//! follow the time that charges say where answers are compared. Calls are counted by the server.
+//! A frozen server, or one behind a proxy that stalls or delays, fixes which charges are sent and which wait; counters
+//! follow the time in the charges where results are compared. The server counts the calls.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -67,7 +68,7 @@ fn primed_at(server: &Server, address: &str, time: TimeSource) -> RedisCounters 
     counters
 }
 
-/// How many calls the server has had.
+/// Number of script calls that the server has had.
 fn calls(server: &Server) -> u64 {
     let commands = server.command_counts();
     assert_eq!(commands.get("eval"), None, "the script is known: {commands:?}");
@@ -91,7 +92,7 @@ async fn begin_until<'c>(
     call
 }
 
-/// How many hits the counter of a value has.
+/// Hits charged to the counter of a value.
 async fn counted(counters: &RedisCounters, value: &str, limit: Limit) -> u64 {
     let look = TestCharge::new(value, limit, Hits::Peek);
     counters.charge(&[look], ChargeMode::Commit, NOW).await[0][0].before
@@ -100,7 +101,7 @@ async fn counted(counters: &RedisCounters, value: &str, limit: Limit) -> u64 {
 /// Requests that meet: in the order in which they come, and once more a while later.
 #[derive(Clone, Debug)]
 struct Meeting {
-    /// What the counters are, by algorithm and period, and in what ways each charge may limit them.
+    /// Counters by algorithm and period, and the limits that each charge may use.
     kinds: Vec<(Algorithm, Unit)>,
     ways: Vec<Vec<(Limit, bool)>>,
     rounds: Vec<Round>,

@@ -1,7 +1,7 @@
-//! Replicas that answer eventual rules by themselves: real processes, one Redis, the promise.
+//! Replicas that decide eventual rules locally: real processes, one Redis, a bounded overshoot.
 //!
-//! Limits are by the year, so that nothing refills meanwhile. Whatever is answered by policy is refused here, so that
-//! all that is admitted was counted, leased or shared.
+//! Limits are per year, so that nothing refills meanwhile. Policy rejects, so that everything admitted was counted,
+//! leased or shared.
 //!
 //! `TOLLKEEPER_TABLE` names a file that the overshoot is written to, as a table.
 
@@ -104,7 +104,7 @@ fn offer_all(replicas: &[Replica], key: &str, value: &str, hits: usize) -> u64 {
     store_runtime().block_on(join_all(offers)).into_iter().sum()
 }
 
-/// What was admitted, for whoever wants to see how far it went.
+/// Writes the admitted hits to the table.
 #[derive(Default)]
 struct Table(String);
 

@@ -1,13 +1,13 @@
-//! Rules that are eventually consistent, in a model of replicas and Redis: what is promised of them holds, over
-//! thousands of runs.
+//! Eventually consistent rules in a simulation of replicas and Redis: the overshoot stays bounded over thousands of
+//! runs.
 //!
-//! The core of such rules asks nobody and reads no clock, so a run needs neither Redis nor time: one thread goes from
-//! event to event. Replicas have clocks of their own; messages take their time, and some are lost; Redis freezes or can
-//! not be reached; replicas come, go and crash, and hold slots while they live. What was admitted is then checked on
-//! the time line of Redis, by each kind of limit, see [`ledger`].
+//! The core of such rules does no I/O and reads no clock, so a run needs neither Redis nor time: one thread goes from
+//! event to event. Replicas have clocks of their own; messages take time, and some are lost; Redis freezes or is
+//! unreachable; replicas start, stop and crash, and hold slots while they live. Admissions are then checked on the
+//! time line of Redis, by each kind of limit, see [`ledger`].
 //!
-//! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` looks harder: so many runs of each scene and
-//! number of replicas. `TOLLKEEPER_TABLE` names a file that what was admitted is written to, as a table.
+//! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` runs so many runs of each scenario and number
+//! of replicas. `TOLLKEEPER_TABLE` names a file that the admitted hits are written to, as a table.
 
 mod seeded_random;
 mod ledger;
@@ -26,7 +26,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::store::redis::eventual::table::EventualStats;
 
 use self::ledger::{Worst, check};
-use self::scenario::{Plan, Scene};
+use self::scenario::{Plan, ScenarioKind};
 use self::simulation::{Outcome, World};
 
 /// The algorithms that can be eventual.
@@ -38,7 +38,7 @@ fn runs() -> u64 {
     env::var("PROPTEST_CASES").ok().and_then(|runs| runs.parse().ok()).unwrap_or(96)
 }
 
-/// What came of many runs.
+/// Results of many runs.
 #[derive(Default)]
 struct Tally {
     /// Of the run that overshot most.
@@ -72,7 +72,7 @@ impl Tally {
 }
 
 /// Lives many runs of a scene, with so many replicas each; none admits more than is promised.
-fn live(scene: Scene, fleets: &[usize]) {
+fn live(scene: ScenarioKind, fleets: &[usize]) {
     let mut table = String::new();
     for &replicas in fleets {
         let (mut tallies, mut failures) = (ALGORITHMS.map(|algorithm| (algorithm, Tally::default())), Vec::new());
@@ -113,60 +113,60 @@ fn publish(lines: &str) {
 
 #[test]
 fn overshoot_is_bounded_under_steady_load() {
-    live(Scene::Steady, &[1, 3, 8]);
+    live(ScenarioKind::Steady, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_when_a_cold_key_is_hit_at_all_replicas() {
-    live(Scene::ColdBurst, &[1, 3, 8]);
+    live(ScenarioKind::ColdBurst, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_when_one_replica_has_all_the_load() {
-    live(Scene::Skewed, &[1, 3, 8]);
+    live(ScenarioKind::Skewed, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_around_the_end_of_a_window() {
-    live(Scene::Boundary, &[1, 3, 8]);
+    live(ScenarioKind::Boundary, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_while_replicas_join_leave_and_crash() {
-    live(Scene::Churn, &[1, 3, 8]);
+    live(ScenarioKind::Churn, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_with_more_replicas_than_slots() {
-    live(Scene::Crowded, &[3, 8, 12]);
+    live(ScenarioKind::Crowded, &[3, 8, 12]);
 }
 
 #[test]
 fn overshoot_is_bounded_while_redis_freezes() {
-    live(Scene::Frozen, &[1, 3, 8]);
+    live(ScenarioKind::Frozen, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_when_redis_comes_back_with_its_data() {
-    live(Scene::Unreachable, &[1, 3, 8]);
+    live(ScenarioKind::Unreachable, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_when_the_slot_count_changes_in_a_rollout() {
-    live(Scene::Resized, &[1, 3, 8]);
+    live(ScenarioKind::Resized, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_with_slow_and_lost_replies() {
-    live(Scene::Slow, &[1, 3, 8]);
+    live(ScenarioKind::Slow, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_when_leases_are_left_unused() {
-    live(Scene::Unused, &[1, 3, 8]);
+    live(ScenarioKind::Unused, &[1, 3, 8]);
 }
 
 #[test]
 fn overshoot_is_bounded_when_all_faults_happen() {
-    live(Scene::Everything, &[1, 3, 8]);
+    live(ScenarioKind::Everything, &[1, 3, 8]);
 }

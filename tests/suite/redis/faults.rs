@@ -1,9 +1,9 @@
-//! What callers see while Redis misbehaves: answers in time, by policy where Redis can not be asked, and strict ones
-//! again soon after it can.
+//! Responses while Redis misbehaves: in time, by policy while Redis is unreachable, and strict again soon after it
+//! recovers.
 //!
-//! Whole processes against real servers, under a steady load. `TOLLKEEPER_FAULT_TABLE=path` appends a line for each
-//! fault to that file: `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms |
-//! back after ms`. Tests that judge how fast answers come run one at a time.
+//! Whole processes run against real servers, under a steady load. `TOLLKEEPER_FAULT_TABLE=path` appends a line for
+//! each fault to that file: `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms
+//! | back after ms`. Tests that judge latencies run one at a time.
 
 mod fake_server;
 mod load;
@@ -24,7 +24,7 @@ use crate::kit::wait_for;
 /// Calls while a fault lasts.
 const WHILE: usize = 100;
 
-/// Whoever judges times waits for the others that do.
+/// Serializes the tests that judge latencies.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,7 +35,7 @@ fn open_files(tollkeeper: &Tollkeeper) -> usize {
     fs::read_dir(format!("/proc/{}/fd", tollkeeper.id())).expect("the process runs").count()
 }
 
-/// That the process keeps nothing of faults that are over.
+/// Checks that the process leaks nothing after a fault.
 fn keeps_no_more_files_than(tollkeeper: &Tollkeeper, before: usize) {
     wait_for("old connections to be closed", || (open_files(tollkeeper) <= before + 2).then_some(()));
 }

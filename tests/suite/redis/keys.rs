@@ -1,7 +1,7 @@
-//! The text of counters' keys in Redis: a published form, and the wall between one counter and another.
+//! The text of counters' keys in Redis: a published form that keeps counters apart.
 //!
-//! A stranger chooses the values. Whatever they are, no two counters may share a key, all keys of a descriptor are in
-//! one slot that the path alone decides, and none grows without bound.
+//! Clients choose the values. No two counters may share a key, all keys of a descriptor are in one slot that the path
+//! alone decides, and the length of keys is bounded.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::kit::replica::Replica;
 use crate::kit::test_service::TestRequest;
 use crate::kit::{read, redis, repository};
 
-/// What tells a counter from all others.
+/// Identity of a counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Identity {
     domain: String,
@@ -255,7 +255,7 @@ fn read_path(path: &[u8]) -> Option<(Vec<u8>, Entries)> {
     Some((domain, parts.map(entry).collect::<Option<_>>()?))
 }
 
-/// What stands between the first brace and the next closing one, and what is before and behind.
+/// Hash tag of a key, and the text before and after it.
 fn parted(key: &[u8]) -> (&[u8], &[u8], &[u8]) {
     let open = key.iter().position(|byte| *byte == b'{').expect("a key has a brace");
     let close = open + key[open..].iter().position(|byte| *byte == b'}').expect("and one that closes it");

@@ -1,7 +1,7 @@
-//! Refusals that are given again without asking Redis: to which charges, for how long, in how much memory.
+//! Rejections repeated without a call to Redis: for which charges, for how long, in how much memory.
 //!
-//! Most of it is asked of the cache itself, at times that the test says, with what the algorithms say of counters. The
-//! rest goes through a real Redis, which counts the commands that it gets.
+//! Most tests call the cache itself, at given times, with results of the algorithms. The others use a real Redis,
+//! which counts the commands that it gets.
 
 mod with_redis;
 
@@ -24,7 +24,7 @@ use tollkeeper::store::redis::over_limit_cache::{CallTimes, OverLimitCache};
 const NOW: Time = Time::from_secs(1_783_512_000);
 const MIB: usize = 1 << 20;
 const SECOND_US: u64 = 1_000_000;
-/// What stands for the counters of the test.
+/// Key of the counters of the test.
 const ID: u128 = 7 << 64 | 9;
 
 fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
@@ -71,7 +71,7 @@ impl Counters {
         ChargeCommand { counters: self.limits.iter().map(counted).collect(), request, dry_run: false, void_from: None }
     }
 
-    /// What the store says of a charge after so many microseconds.
+    /// Result of the store for a charge after so many microseconds.
     fn charge(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
         let terms: Vec<EnforcedLimit<'_>> =
             self.limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
@@ -86,7 +86,7 @@ impl Counters {
         levels
     }
 
-    /// What the cache says of it.
+    /// Result of the cache for the same charge.
     fn known(&self, after_us: u64, request: ChargeRequest) -> Option<ChargeResults> {
         self.over.find(ID, &[self.command(request)], self.at(after_us))
     }

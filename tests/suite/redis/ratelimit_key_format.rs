@@ -1,7 +1,7 @@
-//! `TOLLKEEPER_KEY_FORMAT=ratelimit`: the very counters of envoyproxy/ratelimit, by INCRBY and EXPIRE.
+//! `TOLLKEEPER_KEY_FORMAT=ratelimit`: the counters of envoyproxy/ratelimit, by INCRBY and EXPIRE.
 //!
-//! Both programs may serve one Redis at the same time, so what is tested is what the other one sees: bytes of keys,
-//! values, expiries, commands. Here a plain connection stands for it, and does what it does.
+//! Both programs may serve one Redis at the same time, so the tests check what the other one sees: bytes of keys,
+//! values, expiries, commands. A plain connection sends what it would send.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,7 @@ fn about(entries: &[(&str, &str)]) -> TestRequest {
     TestRequest::new("domain").descriptor(entries)
 }
 
-/// What each key of a counter holds. That of the probe, which proves that a server takes writes, is left out.
+/// Value of each counter key, without the key of the health check.
 fn counters(server: &Server) -> BTreeMap<String, String> {
     let keys: Vec<String> = server.query(&["KEYS", "*"]);
     let keys = keys.into_iter().filter(|key| !key.ends_with(":probe"));
@@ -191,7 +191,7 @@ fn each_hit_sets_expiry_to_window_plus_jitter() {
     assert!((left - 2..=left).contains(&ttl(&server, "domain_month_v_1782864000")));
 }
 
-/// What the other program sends for a hit.
+/// Commands that envoyproxy/ratelimit sends for a hit.
 fn count_elsewhere(server: &Server, key: &str, hits: i64) -> i64 {
     let count = server.query(&["INCRBY", key, &hits.to_string()]);
     server.query::<()>(&["EXPIRE", key, "360"]);
@@ -303,7 +303,7 @@ fn cancelled_refund_is_still_corrected_to_zero() {
     assert_eq!(server.command_counts()["incrby"] - probes(&server), 3);
 }
 
-/// How many INCRBY were the probe's: each sets its key's expiry.
+/// Number of INCRBY of the health check: each sets its key's expiry.
 fn probes(server: &Server) -> u64 {
     server.query::<Vec<String>>(&["KEYS", "*:probe"]).iter().map(|key| server.query::<u64>(&["GET", key])).sum()
 }
@@ -375,7 +375,7 @@ fn non_numeric_value_fails_only_its_charge() {
     server.query::<()>(&["RPUSH", "domain_minute_w_1200", "1"]);
     server.query::<()>(&["SET", "domain_minute_x_1200", "9223372036854775807"]);
     for value in ["v", "w", "x"].repeat(5) {
-        replica.decide(&about(&[("minute", value)])).expect_err("it can not be counted");
+        replica.decide(&about(&[("minute", value)])).expect_err("it cannot be counted");
         replica.decide(&about(&[("other", value)])).expect("others are counted");
     }
     // As many as Redis holds, and as few.

@@ -1,8 +1,7 @@
-//! Replica slots: who gets one, when its share may be spent, how many replicas are counted, and what `local` makes of
-//! that.
+//! Replica slots: claims, the time in which a share may be spent, the replica count, and its effect on `local`.
 //!
-//! Most tests speak to the script as processes would, at times of their own; see `model` for what holds whatever
-//! happens. The others watch processes, through what they leave in Redis and what they answer.
+//! Most tests send the script's requests as processes would, at chosen times; `model` checks the invariants over
+//! random lives. The others watch processes, through their keys in Redis and their responses.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -26,7 +25,7 @@ use crate::kit::{http, wait_for};
 
 mod model;
 
-/// When the first claim is made.
+/// Time of the first claim.
 const START: Time = Time::from_secs(1_783_512_000);
 const SECOND: u64 = 1_000_000;
 
@@ -329,7 +328,7 @@ fn ratelimit_key_format_claims_no_slot() {
     assert_eq!(store.replicas().live(), None);
 }
 
-/// How many of ten pass at a replica that has lost its Redis, under a limit of ten.
+/// Number of ten requests that pass at a replica without its Redis, under a limit of ten.
 fn passes_alone(replica: &Replica) -> usize {
     (0..10).filter(|_| !replica.decide(&shop_request("k=x")).expect("it decides by itself").over_limit()).count()
 }
@@ -406,7 +405,7 @@ fn disagreement_about_the_slot_count_is_logged_once() {
     assert_eq!(table.try_ask(1, 16, ClaimAction::Claim, None).unwrap().live, 3);
 }
 
-/// How often a script was sent, whether the user may run it or not.
+/// Number of script calls sent, permitted or not.
 fn tried(server: &Server) -> u64 {
     let stats = server.info("cmdstat_eval");
     let counts = stats.split(',').filter_map(|field| field.split_once('='));

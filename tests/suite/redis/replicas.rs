@@ -1,8 +1,8 @@
 //! Three replicas on one Redis, single and cluster: never one hit over a limit, and none lost under it.
 //!
-//! Hundreds of callers ask at once, over gRPC, on one counter and on many, under each algorithm. Limits are by the
-//! year, so that nothing refills meanwhile, but for those of a leaky bucket whose answers are held, which are held to
-//! their departures. A charge that Redis does not decide is an error here and fails the test: no answer is by policy.
+//! Hundreds of callers send requests at once, over gRPC, on one counter and on many, under each algorithm. Limits are
+//! per year, so that nothing refills meanwhile, except those of a delaying leaky bucket, which are checked against
+//! their departures. A charge that Redis does not decide is an error and fails the test: no decision is by policy.
 //!
 //! `TOLLKEEPER_TABLE` names a file that the overshoot is written to, as a table.
 
@@ -142,7 +142,7 @@ impl Fleet {
     }
 }
 
-/// What a question was answered.
+/// Response to a request.
 struct Answered {
     admitted: bool,
     hits: u64,
@@ -153,7 +153,7 @@ fn admitted(answers: &[Answered]) -> u64 {
     answers.iter().filter(|answer| answer.admitted).map(|answer| answer.hits).sum()
 }
 
-/// Whether it is admitted.
+/// Makes a call; true if it is admitted.
 async fn ask(mut client: RateLimitServiceClient<Channel>, question: RateLimitRequest) -> Result<bool, tonic::Status> {
     let answer = client.should_rate_limit(question).await?.into_inner();
     Ok(answer.overall_code() == Code::Ok)
@@ -163,7 +163,7 @@ fn about(key: &str, value: &str, hits: u64) -> RateLimitRequest {
     TestRequest::new("shop").descriptor(&[(key, value)]).hits(hits).0
 }
 
-/// What was offered and admitted, for whoever wants to see that nothing was over.
+/// Writes the offered and admitted hits to the table.
 struct Table(String);
 
 impl Table {

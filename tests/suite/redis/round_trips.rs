@@ -1,7 +1,7 @@
-//! What a request costs in Redis, and where its counters are: one call for each descriptor, all of them at once.
+//! Calls to Redis for one request: one call per descriptor, all of them at once, at the right server.
 //!
-//! Calls are counted by the servers. That none waits for another is shown by servers that stand still: what has arrived
-//! at one while another has not answered was sent without waiting for it.
+//! The servers count calls. Frozen servers show that no call waits for another: what arrived at one while another had
+//! not replied was sent without waiting for it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,7 +36,7 @@ fn limit(algorithm: Algorithm) -> Limit {
     Limit::new(&LimitSpec { sole: false, queue_size, ..LimitSpec::new(algorithm, 1_000, year) }).unwrap()
 }
 
-/// Who decides by these rules of a domain `shop`, by counters that the variables name.
+/// A service with these rules of the domain `shop`, with counters that the variables name.
 fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
     let mut env = env.to_vec();
     env.push(("TOLLKEEPER_ON_STORE_ERROR", "error"));
@@ -58,7 +58,7 @@ fn text(service: &TestService, descriptors: &str) -> String {
     service.decide(&about(descriptors)).unwrap_or_else(|error| panic!("{error}: {descriptors}")).text()
 }
 
-/// How many calls of scripts the server has had, by EVALSHA and by EVAL.
+/// Number of script calls that the server has had, by EVALSHA and by EVAL.
 fn calls(server: &Server) -> (u64, u64) {
     let commands = server.command_counts();
     let count = |name: &str| commands.get(name).copied().unwrap_or(0);

@@ -1,6 +1,6 @@
-//! That the Redis of the harness does what suites take from it: a harness that pretends a failure proves nothing.
+//! Tests of the kit's Redis: a kit that only pretends a failure would prove nothing.
 //!
-//! Each test checks one part from outside, by what a plain client sees.
+//! Each test checks one part from outside, through a plain client.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{http, wait_for};
 
-/// How long a reply that must not come is waited for.
+/// Time to wait for a reply that must not come.
 const MOMENT: Duration = Duration::from_millis(300);
 
 fn code(error: &RedisError) -> String {

@@ -1,4 +1,4 @@
-//! Which Redis an environment asks for: every form that is accepted, every contradiction, and no secret in any output.
+//! Redis settings of an environment: every accepted form, every contradiction, and no secret in any output.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::Command;

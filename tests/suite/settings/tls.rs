@@ -1,4 +1,4 @@
-//! TLS of the listeners, and what clients may take: what is given together, and what is refused.
+//! TLS settings of the listeners, and limits on clients: combinations that are complete, and rejected ones.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Rule files at the edges of the language, as the program being replaced reads them.
+//! Rule files at the edges of the language, as envoyproxy/ratelimit reads them.
 //!
-//! A file that loads there loads here, with the same `/rlconfig` lines. A file refused there is refused here with its
-//! words, unless it stands in `LOADS_HERE` with the reason.
+//! A file that loads there loads here, with the same `/rlconfig` lines. A file rejected there is rejected here with
+//! the same text, unless it is listed in `LOADS_HERE` with the reason.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What statsd is told of every recorded request: the counters of the program being replaced, to the last hit.
+//! Statsd counters of every recorded request: those of envoyproxy/ratelimit, to the last hit.
 //!
 //! The sink is a real one, UDP on loopback, and each process is stopped so that its last counts are sent.
 
@@ -8,10 +8,10 @@ use super::{DIFFERENCES, Group, hour, http, recorded, redis, request_from_json};
 use crate::kit::statsd;
 use crate::kit::tollkeeper::Setup;
 
-/// What all names of limits begin with.
+/// Prefix of all names of limits.
 const OF_LIMITS: &str = "ratelimit.service.rate_limit.";
 
-/// What comes of [`told`] in one hour of the clock: windows begin with it, and counts with them.
+/// Result of [`told`] within one clock hour: windows start with it, and counts with them.
 fn told_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BTreeMap<String, i64> {
     loop {
         let began_in = hour();

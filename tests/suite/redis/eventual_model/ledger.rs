@@ -1,6 +1,6 @@
-//! What was admitted of one descriptor, on the true time line, and whether that was too much.
+//! Admitted hits of one descriptor on the true time line, and a check of the bound.
 //!
-//! Everything is checked in whole numbers: overshoot counts in hundred-thousandths of a hit.
+//! All numbers are integers: overshoot is in hundred-thousandths of a hit.
 
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::algorithm::state::State;
@@ -12,7 +12,7 @@ use tollkeeper::request::Hits;
 /// Parts of a hit.
 const PARTS: i128 = 100_000;
 
-/// How hits came to be admitted.
+/// Source of admitted hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Share,
@@ -23,7 +23,7 @@ pub(super) enum By {
 /// Hits of one request that were admitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
-    /// When they were used, in microseconds of Redis.
+    /// Time of use, in microseconds by the clock of Redis.
     pub(super) at: u64,
     pub(super) hits: u64,
     pub(super) by: By,
@@ -34,12 +34,12 @@ pub(super) struct Use {
 pub(super) struct Worst {
     pub(super) admitted: f64,
     pub(super) promised: f64,
-    /// What a strict limit promises.
+    /// Bound of a strict limit.
     pub(super) strict: f64,
 }
 
 impl Worst {
-    /// How much of what may be overshot was.
+    /// Used part of the allowed overshoot.
     pub(super) fn overshot(self) -> f64 {
         (self.admitted - self.strict) / (self.promised - self.strict)
     }

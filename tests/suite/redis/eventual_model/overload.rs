@@ -1,4 +1,4 @@
-//! What is admitted when more is asked for than the limit, and what that costs; without faults.
+//! Admissions under more demand than the limit, and their cost in calls; without faults.
 
 use std::fmt::Write as _;
 
@@ -53,7 +53,7 @@ fn ask(plan: &mut Plan, per_mille: u64, chance: &mut Chance) {
     plan.arrivals = (0..count).map(arrival).collect();
 }
 
-/// What a strict limit admits of a run's requests from a time on.
+/// Hits that a strict limit admits of a run's requests from a time on.
 fn strictly(plan: &Plan, limit: &Limit, from: u64) -> u64 {
     let mut state = State::empty(limit.algorithm());
     let mut admits =
@@ -83,7 +83,7 @@ fn overload_admits_at_least_95_percent_of_the_limit() {
     assert!(wasted.is_empty(), "{}", wasted.join("\n"));
 }
 
-/// What leases and Redis admit, and shares besides, in parts of what a strict limit would; and calls per 1000 requests.
+/// Hits admitted by leases and Redis, and with shares, relative to a strict limit; and calls per 1000 requests.
 fn admitted(limit: Limit, replicas: usize, per_mille: u64) -> (f64, f64, u64) {
     let (mut charged, mut altogether, mut strict, mut calls, mut asked) = (0, 0, 0, 0, 0);
     for seed in 0..2 {

@@ -1,6 +1,6 @@
-//! Redis as the model has it: counters that the pure algorithms charge from, and the slots that replicas claim.
+//! Redis in the simulation: counters that the algorithms charge, and the slots that replicas claim.
 //!
-//! A call runs at one time, all of it. Hits that are given back are void from the time that is said with them on.
+//! A call runs at one instant. Refunded hits are void from the time given with them.
 
 use smallvec::SmallVec;
 use tollkeeper::algorithm::state::{State, charge_together};
@@ -14,7 +14,7 @@ pub(super) type ChargeResults = SmallVec<[ChargeResult; 1]>;
 /// The states of a descriptor's counters.
 pub(super) type States = SmallVec<[State; 1]>;
 
-/// What is kept.
+/// Stored counters.
 #[derive(Debug)]
 pub(super) struct Redis {
     counters: Vec<States>,

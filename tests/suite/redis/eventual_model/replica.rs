@@ -1,4 +1,4 @@
-//! A replica as the model has it: what it may give out, and for each key the call that is in flight.
+//! A replica in the simulation: its local budget, and for each key the call in flight.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub(super) struct Replica {
     pub(super) slots: u32,
     /// Its monotonic clock when the run began.
     pub(super) base: Instant,
-    /// What its wall clock is ahead by, in microseconds.
+    /// Offset of its wall clock, in microseconds.
     pub(super) ahead: i64,
     pub(super) eventual: EventualTable,
     pub(super) lendings: Vec<EventualCounters>,
@@ -44,9 +44,9 @@ pub(super) struct Queue {
 /// A slot that is claimed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hold {
-    /// When the claim was sent.
+    /// Time at which the claim was sent.
     pub(super) sent: Instant,
-    /// When the claim before it ended, by Redis.
+    /// End of the previous claim, by the clock of Redis.
     pub(super) before: Time,
     /// The time that Redis told, and when that came.
     pub(super) told: (Time, Instant),

@@ -1,7 +1,8 @@
-//! What happens in a run: descriptors, requests, delays, faults, and who comes and goes; charged from a seed.
+//! Events of a run: descriptors, requests, delays, faults, and the replicas that start and stop; generated from a
+//! seed.
 //!
-//! Requests come alone, in clumps, and where it matters: at a window's end, and a period after the first of them. About
-//! half of them are single hits, which fit a share; the others are as large as it takes to exceed the limit.
+//! Requests come alone, in bursts, and at critical times: at a window's end, and a period after the first of them.
+//! About half of them are single hits, which fit a share; the others are as large as needed to exceed the limit.
 
 use std::num::NonZeroU32;
 
@@ -17,9 +18,9 @@ use super::seeded_random::Chance;
 const MS: u64 = 1_000;
 const S: u64 = 1_000_000;
 
-/// What a run is about.
+/// Kind of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scene {
+pub(super) enum ScenarioKind {
     Steady,
     ColdBurst,
     Skewed,
@@ -34,7 +35,7 @@ pub(super) enum Scene {
     Everything,
 }
 
-impl Scene {
+impl ScenarioKind {
     /// As a table has it.
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -68,9 +69,9 @@ pub(super) struct Arrival {
     pub(super) hits: u64,
 }
 
-/// What becomes of a replica.
+/// ReplicaEvent of a replica.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fate {
+pub(super) enum ReplicaEvent {
     Joins,
     /// Gives its leases back, and its slot.
     Leaves,
@@ -79,7 +80,7 @@ pub(super) enum Fate {
     Rolls(u32),
 }
 
-/// How long messages travel, in microseconds.
+/// Travel time of messages, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
     pub(super) usual: (u64, u64),
@@ -88,7 +89,7 @@ pub(super) struct Network {
     pub(super) slow_in: u64,
     /// One message in so many is lost; 0: none.
     pub(super) lost_in: u64,
-    /// What is given back goes so much later.
+    /// Additional delay of refunds.
     pub(super) returns: (u64, u64),
     /// The longest that a reply is waited for.
     pub(super) timeout: u64,
@@ -114,11 +115,11 @@ pub(super) struct Plan {
     pub(super) frozen: Vec<(u64, u64)>,
     /// No message gets through.
     pub(super) cut: Vec<(u64, u64)>,
-    pub(super) fates: Vec<(u64, usize, Fate)>,
+    pub(super) fates: Vec<(u64, usize, ReplicaEvent)>,
     pub(super) arrivals: Vec<Arrival>,
-    /// How long a claim of a slot runs.
+    /// Lifetime of a slot's claim.
     pub(super) claim: u64,
-    /// What a replica may remember, in bytes.
+    /// Memory bound of a replica, in bytes.
     pub(super) bytes: usize,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -185,10 +186,10 @@ fn random_counters(chance: &mut Chance, algorithm: Algorithm) -> SmallVec<[Owned
 
 impl Plan {
     /// A run with the algorithm as that of the first limits.
-    pub(super) fn new(scene: Scene, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
+    pub(super) fn new(scene: ScenarioKind, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let chance = &mut chance;
-        if scene == Scene::Unused {
+        if scene == ScenarioKind::Unused {
             return Self::unused(replicas, algorithm, chance);
         }
         // The worst that can be done to shares takes a plan of its own.
@@ -199,12 +200,13 @@ impl Plan {
         };
         let period = keys[0][0].limit.period().micros();
         let count = replicas as u64;
-        let slots = if scene.is(Scene::Crowded) {
+        let slots = if scene.is(ScenarioKind::Crowded) {
             chance.between(1, (count - 1).max(1))
         } else {
             chance.pick(&[count, if worst { count } else { 16 }, count + 1])
         };
-        let comes_and_goes = scene.is(Scene::Churn) || scene.is(Scene::Crowded) || scene.is(Scene::Resized);
+        let comes_and_goes =
+            scene.is(ScenarioKind::Churn) || scene.is(ScenarioKind::Crowded) || scene.is(ScenarioKind::Resized);
         let start = 1_700_000_000 * S + chance.below(period);
         let end = start + if comes_and_goes { 6 * period } else { 7 * period / 2 };
         let mut plan = Self {
@@ -234,43 +236,43 @@ impl Plan {
         plan
     }
 
-    fn add_faults(&mut self, scene: Scene, chance: &mut Chance) {
+    fn add_faults(&mut self, scene: ScenarioKind, chance: &mut Chance) {
         let period = self.keys[0][0].limit.period().micros();
         for _ in 0..2 {
             let from = chance.between(self.start, self.end);
             let span = (from, from + chance.between(period / 10, 3 * period / 2));
-            if scene.is(Scene::Frozen) {
+            if scene.is(ScenarioKind::Frozen) {
                 self.frozen.push(span);
             }
             let from = chance.between(self.start, self.end);
-            if scene.is(Scene::Unreachable) {
+            if scene.is(ScenarioKind::Unreachable) {
                 self.cut.push((from, from + chance.between(period / 10, 3 * period / 2)));
             }
         }
     }
 
-    fn add_fates(&mut self, scene: Scene, chance: &mut Chance) {
+    fn add_fates(&mut self, scene: ScenarioKind, chance: &mut Chance) {
         let period = self.keys[0][0].limit.period().micros();
-        if scene.is(Scene::Churn) || scene.is(Scene::Crowded) {
+        if scene.is(ScenarioKind::Churn) || scene.is(ScenarioKind::Crowded) {
             for _ in 0..2 * self.replicas + 4 {
                 let (at, replica) = (chance.between(self.start, self.end), chance.place(self.replicas));
-                let goes = if chance.one_in(3) { Fate::Leaves } else { Fate::Crashes };
+                let goes = if chance.one_in(3) { ReplicaEvent::Leaves } else { ReplicaEvent::Crashes };
                 self.fates.push((at, replica, goes));
                 let pause = if chance.one_in(2) { 0 } else { chance.below(period) };
-                self.fates.push((at + pause, replica, Fate::Joins));
+                self.fates.push((at + pause, replica, ReplicaEvent::Joins));
             }
         }
-        if scene.is(Scene::Resized) {
+        if scene.is(ScenarioKind::Resized) {
             let next = u32::try_from(chance.between(1, 2 * u64::from(self.slots))).unwrap();
             let (mut at, step) = (chance.between(self.start, self.start + period), chance.pick(&[10 * MS, period / 4]));
             for replica in 0..self.replicas {
-                self.fates.push((at, replica, Fate::Rolls(next)));
+                self.fates.push((at, replica, ReplicaEvent::Rolls(next)));
                 at += chance.below(step);
             }
         }
     }
 
-    fn add_arrivals(&mut self, scene: Scene, key: usize, chance: &mut Chance) {
+    fn add_arrivals(&mut self, scene: ScenarioKind, key: usize, chance: &mut Chance) {
         let (keys, limit) = (self.keys.len() as u64, self.keys[key][0].limit);
         let (period, requests) = (limit.period().micros(), u64::from(limit.requests_per_unit()));
         let length = self.end - self.start;
@@ -280,15 +282,16 @@ impl Plan {
         let large = (2 * demand / count).max(1);
         let mut add = |at: u64, replica: Option<usize>, chance: &mut Chance| {
             let hits = if chance.one_in(2) { 1 } else { chance.between(1, large) };
-            let replica = if scene == Scene::Skewed && !chance.one_in(50) { Some(0) } else { replica };
+            let replica = if scene == ScenarioKind::Skewed && !chance.one_in(50) { Some(0) } else { replica };
             self.arrivals.push(Arrival { at, key, replica, hits });
         };
-        let begin = self.start + if scene.is(Scene::ColdBurst) { chance.below(period.min(length / 2)) } else { 0 };
+        let begin =
+            self.start + if scene.is(ScenarioKind::ColdBurst) { chance.below(period.min(length / 2)) } else { 0 };
         let edge = |chance: &mut Chance| match chance.one_in(2) {
             true => (begin / period + chance.below(periods + 1)) * period,
             false => begin + chance.below(periods + 1) * period - chance.below(period / 8),
         };
-        if scene.is(Scene::ColdBurst) {
+        if scene.is(ScenarioKind::ColdBurst) {
             for place in 0..count {
                 let replica = usize::try_from(place).unwrap() % self.replicas;
                 add(begin + chance.below(10 * MS), Some(replica), chance);
@@ -303,7 +306,7 @@ impl Plan {
                 true => (1, 1),
                 false => (chance.between(2, 30).min(left), chance.pick(&[5 * MS, 50 * MS, 300 * MS, 1500 * MS])),
             };
-            let at = match scene.is(Scene::Boundary) && !chance.one_in(4) {
+            let at = match scene.is(ScenarioKind::Boundary) && !chance.one_in(4) {
                 true => edge(chance).saturating_sub(chance.below(spread)),
                 false => chance.between(begin, self.end),
             };
@@ -354,7 +357,7 @@ impl Plan {
         self.end = self.end.max(begin + 4 * period);
     }
 
-    /// Demand that can not be met brings leases that nobody uses; when they end, or a little before or after, more than
+    /// Demand that cannot be met brings leases that nobody uses; when they end, or a little before or after, more than
     /// the limit is asked for, while they are given back, and again a period later.
     fn unused(replicas: usize, algorithm: Algorithm, chance: &mut Chance) -> Self {
         let requests = chance.pick(&[100, 200]);
@@ -438,9 +441,9 @@ fn replica_share(counters: &[OwnedCounter], count: u32) -> u64 {
     LocalBudget::of(counters, slots(count)).unwrap().share
 }
 
-fn network(scene: Scene, period: u64, chance: &mut Chance) -> Network {
+fn network(scene: ScenarioKind, period: u64, chance: &mut Chance) -> Network {
     let usual = chance.pick(&[(100, 300), (200, 2 * MS), (MS, 6 * MS)]);
-    match scene.is(Scene::Slow) {
+    match scene.is(ScenarioKind::Slow) {
         true => Network {
             usual,
             slow: (20 * MS, chance.pick(&[60 * MS, 1500 * MS, 3 * period / 2])),

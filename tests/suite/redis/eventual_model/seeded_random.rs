@@ -1,4 +1,4 @@
-//! Chance that can be had again: the same seed, the same numbers (SplitMix64).
+//! Reproducible random numbers: the same seed gives the same numbers (SplitMix64).
 
 /// A sequence of numbers.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
-//! A run: replicas, the messages between them and Redis, and time that goes from one event to the next.
+//! A run: replicas, the messages between them and Redis, and time that moves from one event to the next.
 //!
-//! What the processes do about [`EventualTable`] is done here as they do it: a charge that is not admitted here goes out with
-//! a lease, or waits for the call that is in flight, and is tried again when that is over.
+//! The simulation uses [`Eventual`] as the processes do: a charge that is not admitted locally is sent with a lease,
+//! or waits for the call in flight, and is retried when that has ended.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,13 +18,13 @@ use tollkeeper::store::redis::eventual::table::EventualStats;
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
 use super::replica::{Hold, Replica};
-use super::scenario::{Fate, Plan};
+use super::scenario::{Plan, ReplicaEvent};
 use super::seeded_random::Chance;
 
 /// ExitResult leases are looked for so often, in microseconds.
 const OFTEN: u64 = 20_000;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// For each key, in order of time.
@@ -58,7 +58,7 @@ enum Event {
     Ends(Who, usize, LeaseTicket),
     /// A claim is to be renewed.
     Beats(Who),
-    Fate(usize),
+    ReplicaEvent(usize),
 }
 
 #[derive(Debug)]
@@ -119,7 +119,7 @@ pub(super) struct World<'p> {
     redis: Redis,
     replicas: Vec<Replica>,
     outcome: Outcome,
-    /// What the processes that are gone had counted.
+    /// Counts of processes that have ended.
     pub(super) usage: EventualStats,
 }
 
@@ -152,7 +152,7 @@ impl<'p> World<'p> {
             world.at(arrival.at, Event::Arrives(number));
         }
         for (number, (at, ..)) in plan.fates.iter().enumerate() {
-            world.at(*at, Event::Fate(number));
+            world.at(*at, Event::ReplicaEvent(number));
         }
         // What is under way at the end may still come.
         while let Some(Reverse(Due(at, _, event))) = world.due.pop() {
@@ -185,7 +185,7 @@ impl<'p> World<'p> {
             }
             Event::Ends(who, key, lent) => self.ends(who, key, lent),
             Event::Beats(who) => self.beats(who),
-            Event::Fate(number) => {
+            Event::ReplicaEvent(number) => {
                 let (_, replica, fate) = self.plan.fates[number];
                 self.befalls(replica, fate);
             }
@@ -245,7 +245,7 @@ impl<'p> World<'p> {
         }
     }
 
-    /// Whether a charge is admitted here, and then whether it is time for the next lease.
+    /// True if a charge is admitted locally; then, true if the next lease is due.
     fn admit(&mut self, replica: usize, key: usize, command: &ChargeCommand, again: bool) -> Option<bool> {
         let moment = self.moment(replica, key, again);
         let it = &self.replicas[replica];
@@ -388,18 +388,18 @@ impl<'p> World<'p> {
 
     // What becomes of replicas.
 
-    fn befalls(&mut self, replica: usize, fate: Fate) {
+    fn befalls(&mut self, replica: usize, fate: ReplicaEvent) {
         match (fate, self.replicas[replica].alive) {
-            (Fate::Joins, false) => self.begin(replica, self.replicas[replica].slots),
-            (Fate::Crashes, true) => self.gone(replica),
-            (Fate::Leaves, true) => self.leaves(replica),
-            (Fate::Rolls(count), alive) => {
+            (ReplicaEvent::Joins, false) => self.begin(replica, self.replicas[replica].slots),
+            (ReplicaEvent::Crashes, true) => self.gone(replica),
+            (ReplicaEvent::Leaves, true) => self.leaves(replica),
+            (ReplicaEvent::Rolls(count), alive) => {
                 if alive {
                     self.leaves(replica);
                 }
                 self.begin(replica, count);
             }
-            (Fate::Joins, true) | (Fate::Crashes | Fate::Leaves, false) => {}
+            (ReplicaEvent::Joins, true) | (ReplicaEvent::Crashes | ReplicaEvent::Leaves, false) => {}
         }
     }
 
@@ -438,7 +438,7 @@ impl<'p> World<'p> {
         spans.iter().filter(|(from, to)| (*from..*to).contains(&self.now)).map(|(_, to)| *to).max()
     }
 
-    /// When what is sent now will be there; `None`: it is lost.
+    /// Arrival time of a message sent now; `None` if it is lost.
     fn travel(&mut self) -> Option<u64> {
         let network = self.plan.network;
         let lost = network.lost_in > 0 && self.chance.one_in(network.lost_in);

@@ -1,6 +1,6 @@
-//! A server that speaks just enough of the protocol to be mistaken for a Redis that can not be installed any more.
+//! A server that speaks just enough of the protocol to pass for a Redis that can no longer be installed.
 //!
-//! Each connection is served by a thread that ends with it; what is answered depends on the command's name alone.
+//! Each connection is served by a thread that ends with it; replies depend on the command's name alone.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

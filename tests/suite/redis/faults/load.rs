@@ -1,10 +1,11 @@
-//! A caller that asks a tollkeeper at a steady rate and judges each answer as Envoy would: within 20 ms or not at all.
+//! A client that calls a tollkeeper at a steady rate and judges each response as Envoy would: within 20 ms or not at
+//! all.
 //!
-//! It asks under one rule for each policy of `on_store_error`, made so that every answer shows whether Redis or the
-//! policy gave it. Calls go out when they are due, whether earlier ones were answered or not.
+//! It calls one rule for each policy of `on_store_error`, made so that every response shows whether Redis or the
+//! policy gave it. Calls start on schedule, whether earlier ones have ended or not.
 //!
-//! How much of the machine the suite gets is nobody's contract. So each call has a twin, sent at the same time to a
-//! tollkeeper whose Redis is well: where that answer took long, the machine did, and calls of that time are not judged.
+//! The machine's load must not fail a test. So each call has a twin, sent at the same time to a tollkeeper with a
+//! healthy Redis: if that response was slow, the machine was, and calls of that time are not judged.
 
 use std::env;
 use std::fmt::Write as _;
@@ -41,9 +42,9 @@ const LIMIT: u32 = 1_000_000;
 const VALUES: usize = 40;
 /// Between two calls: 150 a second.
 const PACE: Duration = Duration::from_micros(6_667);
-/// What a charge waits for Redis, or little less.
+/// Store timeout of a charge, or slightly less.
 const WAITED: Duration = Duration::from_millis(14);
-/// What Envoy waits.
+/// Timeout of Envoy.
 const DEADLINE: Duration = Duration::from_millis(20);
 /// A twin that takes longer was disturbed,
 const CALM: Duration = Duration::from_millis(8);
@@ -54,7 +55,7 @@ const RUN: usize = 30;
 /// A server that is able again is used again within this time.
 const BACK: Duration = Duration::from_secs(2);
 
-/// How long calls that are not disturbed are waited for: a machine may be busy for minutes.
+/// Deadline for enough undisturbed calls; a machine may be busy for minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
@@ -87,12 +88,12 @@ fn value(number: usize) -> usize {
     number / KEYS.len() % VALUES
 }
 
-/// Who gave an answer.
+/// Decider of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Strict,
     Policy,
-    /// Nobody, in time.
+    /// No response in time.
     Late,
     /// Neither could have.
     Wrong(String),
@@ -171,7 +172,7 @@ impl Load {
         Seen { name: name.to_owned(), calls, disturbed, able, back }
     }
 
-    /// When the first call after `since` was sent from which on all is strict.
+    /// Send time of the first call after `since` from which on all are strict.
     fn back_since(&self, since: Instant) -> Instant {
         wait_for("all to be strict", || {
             let calls = self.judged(since);
@@ -258,16 +259,16 @@ fn judge(key: &str, answer: &RateLimitResponse) -> Verdict {
     }
 }
 
-/// What callers saw of a fault.
+/// Effects of a fault on callers.
 #[derive(Debug)]
 pub(super) struct Seen {
     name: String,
     /// From the begin of the fault until all was strict again, those aside that were disturbed.
     calls: Vec<Call>,
     disturbed: usize,
-    /// When the store was able again.
+    /// Time at which the store recovered.
     able: Instant,
-    /// How long it took from then, in time that the machine did not take.
+    /// Recovery time from then, without time that the machine was busy.
     back: Duration,
 }
 
@@ -290,14 +291,14 @@ impl Seen {
         self
     }
 
-    /// That policy answered most calls while it lasted, and nobody was strict by chance.
+    /// Checks that policy decided most calls during the fault, and Redis none.
     pub(super) fn expect_by_policy(self) -> Self {
         let share = self.share(&Verdict::Policy, |_| true);
         assert!(share >= 50.0, "{}: answered by policy: {share:.1} %", self.name);
         self
     }
 
-    /// That most calls waited for nothing while it lasted: a breaker was open.
+    /// Checks that most calls were decided at once during the fault: a breaker was open.
     pub(super) fn expect_not_waited_for(self) -> Self {
         let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.able).collect();
         let waited = during.iter().filter(|call| call.took >= WAITED).count();
@@ -306,12 +307,12 @@ impl Seen {
         self
     }
 
-    /// Whether policy answered most calls on these keys, by their tag, while it lasted.
+    /// True if policy decided most calls on these keys, by their tag, during the fault.
     pub(super) fn is_mostly_by_policy(&self, of: impl Fn(&str) -> bool) -> bool {
         self.share(&Verdict::Policy, |call| of(&tag(call.number))) >= 50.0
     }
 
-    /// That so many percent of the calls on these keys, by their tag, were strict while it lasted.
+    /// Checks that so many percent of the calls on these keys, by their tag, were strict during the fault.
     pub(super) fn expect_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
         let share = self.share(&Verdict::Strict, |call| of(&tag(call.number)));
         assert!(share >= percent - self.doubt(), "{}: strict: {share:.1} %", self.name);

@@ -1,5 +1,5 @@
-//! Settings that can not work with the servers they name: said in one clear line that names the setting and holds no
-//! secret, and never taken for an outage, nor an outage for them.
+//! Settings that cannot work with the servers they name: one clear log line names the setting and shows no secret, and
+//! an outage is never taken for a misconfiguration, or the reverse.
 
 use std::path::Path;
 
@@ -22,13 +22,13 @@ descriptors:
   - {key: log, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny, algorithm: sliding_window_log}}
 ";
 
-/// What must never be shown.
+/// A secret that no output may show.
 const SECRETS: [&str; 2] = ["s3cret-right", "s3cret-wrong"];
 
 /// A wrong environment.
 struct Case {
     env: Vec<(&'static str, String)>,
-    /// What the line says that is about it.
+    /// Words of the log line about it.
     says: &'static [&'static str],
     misconfigured: bool,
 }

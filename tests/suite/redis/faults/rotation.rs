@@ -1,4 +1,4 @@
-//! Credentials and certificates that change under way.
+//! Credentials and certificates that change while the process runs.
 
 use std::fs;
 

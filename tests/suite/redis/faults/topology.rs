@@ -1,4 +1,4 @@
-//! Faults of several servers: a cluster that fails over, is resharded or loses a part, and a master that moves.
+//! Faults of several servers: a cluster that fails over, is resharded or loses a part, and a primary that moves.
 
 use std::collections::HashMap;
 

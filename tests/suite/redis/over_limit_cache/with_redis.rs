@@ -1,7 +1,7 @@
-//! The cache in its place before a real Redis, which counts the commands that it gets.
+//! The cache in front of a real Redis, which counts the commands that it gets.
 //!
-//! A refusal is believed for 1 s of real time. So a test that counts what is asked in that time allows for one more
-//! question each second that it took.
+//! A rejection is cached for 1 s of real time. So a test that counts calls in that time allows one more call for each
+//! second that it took.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ fn admits(counters: &RedisCounters, wanted: &TestCharge) -> bool {
     charge(counters, std::slice::from_ref(wanted))[0].iter().all(|level| level.admitted)
 }
 
-/// How many commands of these names the server has had.
+/// Number of commands of these names that the server has had.
 fn asked(server: &Server, names: &[&str]) -> u64 {
     let commands = server.command_counts();
     names.iter().filter_map(|name| commands.get(*name)).sum()
@@ -56,7 +56,7 @@ fn asked(server: &Server, names: &[&str]) -> u64 {
 
 #[test]
 fn counter_over_its_limit_costs_no_call() {
-    const DRAWS: u64 = 500;
+    const CALLS: u64 = 500;
     let server = options().start();
     for algorithm in Algorithm::ALL {
         let counters = primed(&server, &[]);
@@ -66,14 +66,14 @@ fn counter_over_its_limit_costs_no_call() {
         assert_eq!(first, if algorithm == Algorithm::LeakyBucket { 1 } else { 2 }, "{algorithm}");
         let refused = Instant::now();
         server.reset_stats();
-        for _ in 0..DRAWS {
+        for _ in 0..CALLS {
             assert!(!admits(&counters, &one), "{algorithm}");
         }
         let seconds = refused.elapsed().as_secs();
         let (commands, calls) = (server.command_counts(), asked(&server, &["evalsha", "eval"]));
         assert!(calls <= seconds, "{algorithm}: {commands:?} in {seconds} s");
         assert!(calls > 0 || commands.is_empty(), "{algorithm}: {commands:?}");
-        assert_eq!(counters.redis.stats().rejected_locally, DRAWS - calls, "{algorithm}");
+        assert_eq!(counters.redis.stats().rejected_locally, CALLS - calls, "{algorithm}");
     }
 }
 

@@ -1,9 +1,9 @@
-//! Whatever happens to processes and to what they send, no slot is of use to two of them within one period.
+//! No slot is usable by two processes within one period, whatever happens to processes and their messages.
 //!
-//! Random lives: processes ask, wait for answers that come late or never, renew, crash, stop and come back, some with
-//! another number of slots, while time passes and the clock of Redis is set back now and then. Requests that nobody
-//! waits for any more still run, later. What each process may have used is written down here by its own rule; the
-//! promise is checked against that, to the microsecond.
+//! Random lives: processes claim, wait for replies that come late or never, renew, crash, stop and restart, some with
+//! another number of slots, while time passes and the clock of Redis is set back now and then. Abandoned requests
+//! still run, later. The possible uses of each process are recorded here by an independent rule; the invariant is
+//! checked against that record, to the microsecond.
 
 use std::cell::RefCell;
 use std::num::NonZeroU32;
@@ -17,12 +17,12 @@ use tollkeeper::store::redis::replicas::{CLAIM_DURATION, Replicas};
 use super::{SECOND, START, Table};
 use crate::kit::redis as servers;
 
-/// How many processes there are at a time.
+/// Number of processes at a time.
 const PROCESSES: usize = 4;
 /// Periods of rules, in microseconds.
 const PERIODS: [u64; 4] = [SECOND, 20 * SECOND, 60 * SECOND, 3600 * SECOND];
 
-/// What happens next, to the process of that place.
+/// Next event, for the process at that index.
 #[derive(Clone, Debug)]
 enum Event {
     /// Nothing, for so many microseconds.
@@ -69,14 +69,14 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// A process.
 struct Process {
-    /// What tells it from all others.
+    /// Its identity.
     owner: u8,
     replicas: Replicas,
     /// What it asked, when, and what Redis said.
     flight: Option<(u64, Option<ClaimReply>)>,
 }
 
-/// When a process may have used a slot.
+/// Time span in which a process may have used a slot.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     owner: u8,
@@ -96,7 +96,7 @@ struct World<'t> {
     born: u8,
     uses: Vec<Use>,
     late: Vec<(u8, u32, ClaimAction)>,
-    /// How often a share was of use to one that had the slot of another.
+    /// Number of shares used after another process had the slot.
     inherited: usize,
 }
 
@@ -215,7 +215,7 @@ impl<'t> World<'t> {
         self.processes[who] = self.birth(slots);
     }
 
-    /// Whoever may use a slot's share now or later, may so only a period after all others that had it.
+    /// Checks that a share is usable only one period after all earlier owners of the slot.
     fn check(&mut self) -> TestCaseResult {
         for process in &self.processes {
             let (Some(slot), slots) = (process.replicas.slot(), process.replicas.slots().get()) else { continue };
