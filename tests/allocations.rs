@@ -25,7 +25,7 @@ use tollkeeper::pb::codec::frame;
 use tollkeeper::pb::rate_limit_service_server::RateLimitService as _;
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
 use tollkeeper::telemetry::traces::span_queue::{ExportThread, SpanQueue, SpanQueueOptions};
-use tollkeeper::telemetry::traces::{Sampler, Tracer};
+use tollkeeper::telemetry::traces::{TraceSampler, Tracer};
 use tonic::Request;
 
 use self::kit::fixtures::load_shop_rules;
@@ -51,7 +51,7 @@ fn tracer(ratio: f64) -> Tracer {
     let thread = ExportThread { setting: "OTEL", on_start: || {} };
     let queue = SpanQueueOptions { max_spans: 10_000, max_batch_spans: 100, delay: Duration::from_secs(3600) };
     Tracer {
-        sampler: Sampler { follows_parent: true, ratio },
+        sampler: TraceSampler { follows_parent: true, ratio },
         formats: PropagationFormats { tracecontext: true, b3: true, b3_multi: true },
         shows_descriptors: false,
         span_queue: Arc::new(SpanQueue::start(DiscardingExporter, &Resource::builder_empty().build(), queue, thread)),

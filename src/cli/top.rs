@@ -99,7 +99,7 @@ fn page(args: &Args) -> Result<String, String> {
         return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
     }
     match args.rules {
-        true => read::<rules::RulesReport>(args, &page).map(|report| report.text()),
+        true => read::<rules::RuleUsageReport>(args, &page).map(|report| report.text()),
         false => read::<top::TopReport>(args, &page).map(|report| report.text()),
     }
 }

@@ -40,7 +40,8 @@ impl FromRequestParts<AppState> for AuthenticatedAdmin {
             Ok(()) => return Ok(Self { peer }),
             Err(rejection) => rejection,
         };
-        tracing::warn!(target: AUDIT, peer, path = parts.uri.path(), status = status.as_u16(), "admin request rejected");
+        let (path, code) = (parts.uri.path(), status.as_u16());
+        tracing::warn!(target: AUDIT, peer, path, status = code, "admin request rejected");
         let mut response = response::error(status, reason + "\n");
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -1,8 +1,9 @@
 //! Requests and responses as proto3 JSON, the format of `/json`, `call` and request files.
 //!
 //! Conversion follows the protobuf descriptors: field names in camelCase or as in the proto files, numbers as numbers
-//! or strings; unknown fields are errors. Entry keys and values are JSON strings. Of duplicate keys the last one counts.
-//! Callers bound the size of the text; this module bounds the number of objects, and the parser the depth (128 levels).
+//! or strings; unknown fields are errors. Entry keys and values are JSON strings. Of duplicate keys the last one
+//! counts. Callers bound the size of the text; this module bounds the number of objects, and the parser the depth (128
+//! levels).
 
 use std::io;
 use std::sync::LazyLock;

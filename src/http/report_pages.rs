@@ -13,7 +13,7 @@ use super::app_state::AppState;
 use super::off_thread::render_off_thread;
 use super::response::{bad_query, internal_error, json, no_rules, text};
 use crate::report::ReportFormat;
-use crate::report::rules::{RulesQuery, RulesReport};
+use crate::report::rules::{RuleUsageReport, RulesQuery};
 use crate::report::top::{TopQuery, TopReport};
 
 /// `/top`
@@ -46,8 +46,8 @@ pub(super) async fn rules(State(state): State<AppState>, query: Result<Query<Rul
     let Some(loaded) = service.rules.load_full() else { return no_rules() };
     let render = move || {
         let top_keys = &service.decider.metrics.top_keys;
-        let report = RulesReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
-        encode(format, &report, RulesReport::text)
+        let report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
+        encode(format, &report, RuleUsageReport::text)
     };
     page(format, render_off_thread(render).await)
 }

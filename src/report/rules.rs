@@ -1,8 +1,8 @@
 //! Report of the decisions of each limit, with findings.
 //!
 //! Four things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
-//! once, and one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate. A finding
-//! is advice and names the numbers that it is based on.
+//! once, and one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate. A
+//! finding is advice and names the numbers that it is based on.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ const MAX_BURST_PERIOD_US: u64 = 3_600_000_000;
 
 /// Decisions and findings by limit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct RulesReport {
+pub struct RuleUsageReport {
     /// Number of limits that match the query, in the report or not.
     pub limits: usize,
     /// Relative standard error of the numbers of distinct keys.
@@ -119,7 +119,7 @@ struct BurstStats {
     largest: u64,
 }
 
-impl RulesReport {
+impl RuleUsageReport {
     /// Computes the report for the limits of `rules`.
     pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
         let bursts = burst_stats(&top_keys.snapshot(now, MINUTES, |name| query.matches(name)));

@@ -1,7 +1,7 @@
 //! Report of the keys that were rejected most, overall and by limit.
 //!
-//! Counts have a lower and an upper bound, and `max_missed_hits` bounds the hits of every key that is not in the report.
-//! Limits in shadow mode are included with the hits that they would have rejected.
+//! Counts have a lower and an upper bound, and `max_missed_hits` bounds the hits of every key that is not in the
+//! report. Limits in shadow mode are included with the hits that they would have rejected.
 
 use std::collections::HashMap;
 

@@ -38,7 +38,10 @@ impl PeerAddr for tokio::net::unix::SocketAddr {
 }
 
 /// Admits a request by its path; operators and health probes need no permit.
-pub(super) fn admit(connection: &Arc<ConnectionPermit>, path: &str) -> Result<Option<RequestPermit>, Rejection> {
+pub(super) fn admit(
+    connection: &Arc<ConnectionPermit>,
+    path: &str,
+) -> Result<Option<RequestPermit>, OverloadRejection> {
     connection.set_active();
     let kind = connection.kind();
     if !kind.is_public() {
@@ -47,7 +50,7 @@ pub(super) fn admit(connection: &Arc<ConnectionPermit>, path: &str) -> Result<Op
     let permit = connection.admit_request();
     if permit.is_none() && !is_probe(kind, path) {
         connection.record_rejected_request();
-        return Err(Rejection(kind));
+        return Err(OverloadRejection(kind));
     }
     Ok(permit)
 }
@@ -83,9 +86,9 @@ const TOO_MANY_REQUESTS: &str = "too many concurrent requests; try again later";
 
 /// Request that a limit on concurrent requests rejected.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rejection(ListenerKind);
+pub(super) struct OverloadRejection(ListenerKind);
 
-impl Rejection {
+impl OverloadRejection {
     /// Response to the client, which may retry: no hits were charged.
     pub(super) fn response(self) -> axum::response::Response {
         match self.0 {

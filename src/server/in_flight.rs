@@ -1,8 +1,8 @@
 //! Requests in flight on one connection, polled inside the connection's task.
 //!
-//! HTTP servers usually spawn a task per request. A decision waits for at most one thing, and its wake-up is followed by
-//! work of the connection, which has to send the response. Polling requests in the connection's task saves a task and a
-//! wake-up per request, and all responses that one read of the connection or of Redis produces share one write.
+//! HTTP servers usually spawn a task per request. A decision waits for at most one thing, and its wake-up is followed
+//! by work of the connection, which has to send the response. Polling requests in the connection's task saves a task
+//! and a wake-up per request, and all responses that one read of the connection or of Redis produces share one write.
 //!
 //! To stay fair to other connections, each request consumes one unit of tokio's cooperative budget. When the budget is
 //! used up, the connection yields.

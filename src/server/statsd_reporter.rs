@@ -10,9 +10,10 @@ use std::time::Duration;
 use regex::Regex;
 use tokio::sync::oneshot;
 
-use super::statsd_socket::{StatsdSocket, StatsdTransport};
+use super::statsd_socket::StatsdSocket;
 use crate::clock::Clock;
 use crate::scrape::MetricsCollector;
+use crate::settings::choices::StatsdTransport;
 use crate::settings::metrics::{MetricsSettings, Mogrifier, StatsdProtocol, StatsdServer};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::statsd::{NameRewrite, StatsdEncoder, StatsdFormat};

@@ -4,14 +4,7 @@ use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
-/// Transport of statsd packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StatsdTransport {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-}
+use crate::settings::choices::StatsdTransport;
 
 /// Socket to one server. Blocks for at most [`IO_TIMEOUT`] per call.
 #[derive(Debug)]

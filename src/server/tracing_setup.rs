@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 
-use crate::settings::choices;
 use crate::settings::pem::{ClientCertificate, PemFile, system_roots};
 use crate::settings::tracing::{CollectorTls, TracingSettings};
 use crate::telemetry::traces::Tracer;
-use crate::telemetry::traces::otlp::{self, OtlpClientCertificate, OtlpOptions, OtlpProtocol, OtlpTls};
+use crate::telemetry::traces::otlp::{self, OtlpClientCertificate, OtlpOptions, OtlpTls};
 use crate::telemetry::traces::span_queue::{ExportThread, SpanQueue};
 use crate::thread_priority;
 
@@ -20,10 +19,7 @@ use crate::thread_priority;
 /// Names the setting and the problem.
 pub(super) fn start_tracer(settings: &TracingSettings) -> Result<Tracer, String> {
     let options = OtlpOptions {
-        protocol: match settings.protocol {
-            choices::OtlpProtocol::Grpc => OtlpProtocol::Grpc,
-            choices::OtlpProtocol::Http => OtlpProtocol::Http,
-        },
+        protocol: settings.protocol,
         endpoint: settings.endpoint.clone(),
         timeout: settings.timeout,
         tls: read_tls(&settings.tls, settings.endpoint.starts_with("https://"))?,

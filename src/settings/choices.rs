@@ -3,6 +3,7 @@
 use super::value::choice::Choice;
 use crate::limit::StorePolicy;
 use crate::telemetry::logs::{Level, LogFormat};
+use crate::telemetry::traces::otlp::OtlpProtocol;
 
 /// Source of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,15 +66,6 @@ pub enum StatsdTransport {
 
 impl Choice for StatsdTransport {
     const WORDS: &'static [(&'static str, Self)] = &[("tcp", Self::Tcp), ("udp", Self::Udp)];
-}
-
-/// Protocol of the trace collector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OtlpProtocol {
-    /// OTLP over gRPC.
-    Grpc,
-    /// OTLP over HTTP/1.1, as protobuf.
-    Http,
 }
 
 impl Choice for OtlpProtocol {

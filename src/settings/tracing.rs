@@ -7,14 +7,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::choices::{OtelProtocol, OtlpProtocol, Selection};
+use super::choices::{OtelProtocol, Selection};
 use super::pem::{ClientCertificate, PemFile};
 use super::setting::{AnySetting as _, Setting};
 use super::table::tracing::*;
 use super::url::{endpoint, percent_decoded};
 use super::value::text::TextList;
 use super::values::Values;
-use crate::telemetry::traces::Sampler;
+use crate::telemetry::traces::TraceSampler;
+use crate::telemetry::traces::otlp::OtlpProtocol;
 use crate::telemetry::traces::propagation::PropagationFormats;
 use crate::telemetry::traces::span_queue::SpanQueueOptions;
 
@@ -34,7 +35,7 @@ pub struct TracingSettings {
     /// Resource attributes, `service.name` included.
     pub resource: Vec<(String, String)>,
     /// Selection of the requests that are traced.
-    pub sampler: Sampler,
+    pub sampler: TraceSampler,
     /// PropagationFormats of trace context that are read from requests.
     pub formats: PropagationFormats,
     /// Bounds of the export queue.
@@ -200,21 +201,21 @@ fn attribute(pair: &str) -> Option<(String, String)> {
     Some((name.to_owned(), percent_decoded(value.trim()).ok()?))
 }
 
-fn sampler(values: &mut Values) -> Sampler {
+fn sampler(values: &mut Values) -> TraceSampler {
     let otel = values.get(&OTEL_TRACES_SAMPLER);
     let (true, Some(otel)) = (!values.is_set(&TRACING_SAMPLING_RATE), otel) else {
         values.ignore_if_changed(&OTEL_TRACES_SAMPLER, "TRACING_SAMPLING_RATE is set");
         let is_unset = otel.is_none();
         let why = if is_unset { "OTEL_TRACES_SAMPLER is not set" } else { "TRACING_SAMPLING_RATE is set" };
         values.ignore_if_changed(&OTEL_TRACES_SAMPLER_ARG, why);
-        return Sampler { follows_parent: true, ratio: values.get(&TRACING_SAMPLING_RATE) };
+        return TraceSampler { follows_parent: true, ratio: values.get(&TRACING_SAMPLING_RATE) };
     };
     let ratio = match otel.selection {
         Selection::All => 1.0,
         Selection::None => 0.0,
         Selection::Ratio => values.get(&OTEL_TRACES_SAMPLER_ARG),
     };
-    Sampler { follows_parent: otel.follows_parent, ratio }
+    TraceSampler { follows_parent: otel.follows_parent, ratio }
 }
 
 fn formats(values: &mut Values) -> PropagationFormats {

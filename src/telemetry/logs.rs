@@ -247,8 +247,8 @@ impl EventLine {
             let name = if object.contains_key(&name) { format!("fields.{name}") } else { name };
             object.insert(name, value);
         }
-        // JSON escapes only ASCII control characters. Other unprintable characters occur only in strings, where they can
-        // be escaped too.
+        // JSON escapes only ASCII control characters. Other unprintable characters occur only inside strings, where an
+        // escape is valid.
         let plain = serde_json::Value::Object(object).to_string();
         let mut escaped = String::with_capacity(plain.len());
         for c in plain.chars() {

@@ -28,14 +28,14 @@ pub const MAX_LINKS: usize = 32;
 
 /// Sampling decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampler {
+pub struct TraceSampler {
     /// True if the caller's decision applies, where it made one.
     pub follows_parent: bool,
     /// Share of the other traces that is sampled, 0 to 1.
     pub ratio: f64,
 }
 
-impl Sampler {
+impl TraceSampler {
     /// Decides by trace id, so that all services with the same ratio sample the same traces.
     ///
     /// This is TraceIdRatioBased of other OpenTelemetry libraries: the lower 63 bits of the id, against the ratio.
@@ -54,7 +54,7 @@ impl Sampler {
 #[derive(Debug)]
 pub struct Tracer {
     /// Sampling decision.
-    pub sampler: Sampler,
+    pub sampler: TraceSampler,
     /// Header formats in which callers pass their trace.
     pub formats: PropagationFormats,
     /// True if spans show the keys and values of descriptors.

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::settings::choices::{Compression, OtelProtocol, OtelSampler, OtlpProtocol};
+use crate::settings::choices::{Compression, OtelProtocol, OtelSampler};
 use crate::settings::condition::Condition;
 use crate::settings::secret::Secret;
 use crate::settings::setting::settings;
 use crate::settings::value::number::{FloatRange, IntRange};
 use crate::settings::value::text::{SecretUrl, TextList};
+use crate::telemetry::traces::otlp::OtlpProtocol;
 
 const SHARE: FloatRange = FloatRange::new(0.0, 1.0);
 const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);

@@ -1,8 +1,8 @@
 //! Metric families: the result of collecting, input of all encoders.
 //!
-//! A series has two names. `statsd_name` is the dotted name that envoyproxy/ratelimit uses; statsd and mapping files use
-//! it. The family's name and the labels are for Prometheus. Families are passed on one at a time, so that ten thousand
-//! rules do not need memory for all their series at once.
+//! A series has two names. `statsd_name` is the dotted name that envoyproxy/ratelimit uses; statsd and mapping files
+//! use it. The family's name and the labels are for Prometheus. Families are passed on one at a time, so that ten
+//! thousand rules do not need memory for all their series at once.
 
 use std::borrow::Cow;
 

@@ -1,8 +1,8 @@
 //! `PROMETHEUS_MAPPER_YAML`: maps statsd names to names and labels in Prometheus.
 //!
-//! The file has the format of statsd_exporter, which envoyproxy/ratelimit embeds: a list of mappings, of which the first
-//! match applies, by glob (`*` is one part between dots) or regular expression; all globs are tried first. These keys
-//! are used: `match`, `match_type`, `match_metric_type`, `name`, `labels`, `action: drop`, `scale` and
+//! The file has the format of statsd_exporter, which envoyproxy/ratelimit embeds: a list of mappings, of which the
+//! first match applies, by glob (`*` is one part between dots) or regular expression; all globs are tried first. These
+//! keys are used: `match`, `match_type`, `match_metric_type`, `name`, `labels`, `action: drop`, `scale` and
 //! `defaults.match_type`. Keys for buckets and for the lifetime of series are ignored. A regular expression must match
 //! the whole name: otherwise `over_limit` would match `over_limit_with_local_cache` too and count it twice.
 //!

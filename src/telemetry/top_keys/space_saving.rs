@@ -1,9 +1,9 @@
 //! Space-Saving: the heaviest keys of a stream with a bounded number of counters.
 //!
 //! Metwally, Agrawal and El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005: a key
-//! without a counter takes over the smallest counter, whose count becomes the key's error. A count is never too low, and
-//! too high by its error at most. A key without a counter has at most the smallest count, which is at most the sum of
-//! all counts divided by the number of counters.
+//! without a counter takes over the smallest counter, whose count becomes the key's error. A count is never too low,
+//! and too high by its error at most. A key without a counter has at most the smallest count, which is at most the sum
+//! of all counts divided by the number of counters.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
