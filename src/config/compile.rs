@@ -1,10 +1,10 @@
-//! From documents to checked rules: what the keys of all files mean to each other.
+//! Compiler: turns the documents of all rule texts into checked rules.
 //!
-//! Every problem of every file is found in one go; a problem never hides another, and with one error nothing is
-//! returned. The messages of envoyproxy/ratelimit appear in ours word for word, since people search for them.
+//! One run finds every problem of every text; no problem hides another, and one error rejects all rules. Messages
+//! contain those of envoyproxy/ratelimit word for word, because people search for them.
 //!
-//! The work is linear in the size of the files: siblings are compared by hash, strings move from the document into the
-//! rules. A rule that no error was reported for is complete, so `RuleSet::new` has nothing left to check.
+//! The work is linear in the size of the texts: siblings are compared by hash, and strings are moved from the document
+//! into the rules. Rules without an error are complete, so `RuleSet::new` checks nothing.
 
 pub mod limit;
 pub mod lints;
@@ -33,28 +33,31 @@ pub struct RuleText {
     pub documents: Documents,
 }
 
-/// Rules without errors.
+/// Rules that compiled without errors.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// The domains, in order of first appearance.
+    /// Domains, in order of first appearance.
     pub domains: Vec<Domain>,
-    /// What is probably not as it was meant; no errors.
+    /// Warnings; never errors.
     pub warnings: Diagnostics,
 }
 
-/// The rules of all `sources` together, taken in the order given; or all that is wrong with them.
-pub fn compile(sources: &[RuleText], options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+/// Compiles the rules of all `texts` together, in the order given.
+///
+/// # Errors
+/// Every problem of every text, if at least one is an error.
+pub fn compile(texts: &[RuleText], options: &CompileOptions) -> Result<Compiled, Diagnostics> {
     let mut compiler =
         Compiler { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() };
-    for source in sources {
-        compiler.add(source);
+    for text in texts {
+        compiler.add(text);
     }
-    let files: Vec<_> = sources.iter().map(|source| Arc::clone(&source.name)).collect();
+    let files: Vec<_> = texts.iter().map(|text| Arc::clone(&text.name)).collect();
     compiler.found.sort(&files);
     if compiler.found.has_errors() {
         return Err(compiler.found);
     }
-    let domains = compiler.domains.into_iter().map(|building| building.domain).collect();
+    let domains = compiler.domains.into_iter().map(|builder| builder.domain).collect();
     Ok(Compiled { domains, warnings: compiler.found })
 }
 
@@ -65,17 +68,17 @@ struct Compiler<'o> {
     by_name: HashMap<String, usize>,
 }
 
-/// A domain that files may still add to.
+/// A domain to which documents add descriptors.
 struct DomainBuilder {
     domain: Domain,
-    /// The outermost descriptors by composite key.
+    /// Indices of the outermost descriptors.
     siblings: Siblings,
     location: SourceLocation,
-    /// Where the defaults that hold for overrides were stated.
+    /// Location of the defaults for limits that are sent with a request.
     defaults: Option<SourceLocation>,
 }
 
-/// Descriptors of one level: composite key to number.
+/// Index of each descriptor of one level, by composite key.
 type Siblings = HashMap<String, usize>;
 
 impl Compiler<'_> {
@@ -92,7 +95,7 @@ impl Compiler<'_> {
         };
         let before = self.found.error_count();
         let mut roots = yaml::parse(&text, source.documents, file, &mut self.found);
-        // An empty document beside others is a stray `---`; alone, or where reading failed, it is the file.
+        // An empty document beside others is a stray `---`; an empty document alone is the text.
         if roots.len() > 1 {
             roots.retain(|root| !root.is_null());
         }
@@ -121,17 +124,17 @@ impl Compiler<'_> {
             let settings = limit::check_defaults(&mut reader, &written.value, &field_path.key("defaults"));
             (settings, location(file, written.at))
         });
-        let building = self.building(domain, file);
+        let index = self.domain_index(domain, file);
         let mut reader = DocumentReader { file, found: &mut self.found };
-        let building = &mut self.domains[building];
-        building.take_defaults(&mut reader, defaults, self.options);
-        let DomainBuilder { domain: Domain { name, descriptors, .. }, siblings, .. } = building;
+        let builder = &mut self.domains[index];
+        builder.set_defaults(&mut reader, defaults, self.options);
+        let DomainBuilder { domain: Domain { name, descriptors, .. }, siblings, .. } = builder;
         let mut level = DescriptorScope { reader: &mut reader, scope: &scope };
-        level.extend((descriptors, siblings), name, document.descriptors, &field_path);
+        level.extend(DescriptorLevel { nodes: descriptors, siblings, path: name }, document.descriptors, &field_path);
     }
 
-    /// The number of the domain to add to: a new one, unless it is known and may be merged.
-    fn building(&mut self, domain: Spanned<String>, file: &Arc<str>) -> usize {
+    /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
+    fn domain_index(&mut self, domain: Spanned<String>, file: &Arc<str>) -> usize {
         let location = location(file, domain.at);
         match self.by_name.entry(domain.value.clone()) {
             Entry::Occupied(known) if self.options.merge_domains => return *known.get(),
@@ -151,7 +154,7 @@ impl Compiler<'_> {
                 vacant.insert(self.domains.len());
             }
         }
-        // A refused duplicate gets a place of its own, so that the rest of it is still checked.
+        // A rejected duplicate becomes a domain of its own, so that its descriptors are still checked.
         let defaults =
             OverrideDefaults { on_store_error: Some(self.options.on_store_error), ..OverrideDefaults::default() };
         let domain = Domain { name: domain.value, defaults, descriptors: Vec::new() };
@@ -161,14 +164,14 @@ impl Compiler<'_> {
 }
 
 impl DomainBuilder {
-    /// Takes the first defaults that a domain's files state for overrides; others must be the same.
-    fn take_defaults(
+    /// Sets the defaults of a domain from its first document; those of other documents must be the same.
+    fn set_defaults(
         &mut self,
         reader: &mut DocumentReader<'_>,
-        stated: Option<(DefaultableKeys, SourceLocation)>,
+        written: Option<(DefaultableKeys, SourceLocation)>,
         options: &CompileOptions,
     ) {
-        let Some((settings, location)) = stated else { return };
+        let Some((settings, location)) = written else { return };
         let defaults = limit::defaults(&settings, options);
         match &self.defaults {
             None => (self.domain.defaults, self.defaults) = (defaults, Some(location)),
@@ -187,34 +190,37 @@ fn location(file: &Arc<str>, at: Position) -> SourceLocation {
     SourceLocation { file: Arc::clone(file), line: at.line, column: at.column }
 }
 
-/// What is needed to compile descriptors of one document, at any depth.
+/// Compiles descriptors of one document, at any depth.
 struct DescriptorScope<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
     scope: &'l DocumentScope<'l>,
 }
 
+/// Descriptors of one level, to which more are added.
+struct DescriptorLevel<'l> {
+    nodes: &'l mut Vec<RuleNode>,
+    siblings: &'l mut Siblings,
+    /// Name of the parent: `domain.composite.composite`.
+    path: &'l str,
+}
+
 impl DescriptorScope<'_, '_> {
-    /// Adds descriptors to those of one level, whose parents' path is `parent`.
-    fn extend(
-        &mut self,
-        (nodes, siblings): (&mut Vec<RuleNode>, &mut Siblings),
-        parent: &str,
-        written: Vec<DescriptorSpec>,
-        field_path: &FieldPath<'_>,
-    ) {
+    /// Adds descriptors to one level.
+    fn extend(&mut self, level: DescriptorLevel<'_>, written: Vec<DescriptorSpec>, field_path: &FieldPath<'_>) {
+        let DescriptorLevel { nodes, siblings, path: parent } = level;
         nodes.reserve_exact(written.len());
         siblings.reserve(written.len());
         let field_path = field_path.key("descriptors");
         for descriptor in written {
             let field_path = field_path.index(descriptor.index);
             let node = self.node(descriptor, parent, &field_path);
-            // A descriptor without a key was reported; that two of them collide says nothing more.
+            // A descriptor without a key was reported; do not report that two of them collide.
             if !node.key.is_empty() {
                 match siblings.entry(node.composite()) {
                     Entry::Vacant(vacant) => {
                         vacant.insert(nodes.len());
                     }
-                    Entry::Occupied(first) => self.collision(&node, &nodes[*first.get()], parent, &field_path),
+                    Entry::Occupied(first) => self.report_collision(&node, &nodes[*first.get()], parent, &field_path),
                 }
             }
             nodes.push(node);
@@ -222,10 +228,10 @@ impl DescriptorScope<'_, '_> {
         lints::on_wildcards(self.reader, nodes, &field_path);
     }
 
-    fn collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
+    fn report_collision(&mut self, node: &RuleNode, first: &RuleNode, parent: &str, field_path: &FieldPath<'_>) {
         let path = quotable(&format!("{parent}.{}", node.composite()));
         let quirk = if node.key == first.key { "" } else { "; a key `a_b` is the same as a key `a` with a value `b`" };
-        let hint = format!("the first stands at {}{quirk}", first.location);
+        let hint = format!("the first is at {}{quirk}", first.location);
         let at = Position { line: node.location.line, column: node.location.column };
         self.reader.error(at, field_path, format!("duplicate descriptor composite key '{path}'"), hint);
     }
@@ -260,7 +266,8 @@ impl DescriptorScope<'_, '_> {
         let path = format!("{parent}.{composite}");
         let children = std::mem::take(&mut written.descriptors);
         if !children.is_empty() {
-            self.extend((&mut node.descriptors, &mut Siblings::new()), &path, children, field_path);
+            let level = DescriptorLevel { nodes: &mut node.descriptors, siblings: &mut Siblings::new(), path: &path };
+            self.extend(level, children, field_path);
         }
         node.rule = self.rule(&mut written, path, field_path);
         node
@@ -280,7 +287,7 @@ impl DescriptorScope<'_, '_> {
         let allowance = if let Some(only) = unlimited {
             limit::unlimited(self.reader, only, written, &field_path)
         } else {
-            Allowance::Limits(limit::limits(self.reader, limits, written, (self.scope, &field_path)))
+            Allowance::Limits(limit::limits(self.reader, limits, written, self.scope, &field_path))
         };
         Some(Rule {
             path,
@@ -293,7 +300,7 @@ impl DescriptorScope<'_, '_> {
         })
     }
 
-    /// What a over_limit_body says: as beside or in the `rate_limit`, else as the domain has it.
+    /// Body of a rejection: beside or in the `rate_limit`, else that of the domain.
     fn over_limit_body(
         &mut self,
         beside: &DescriptorSpec,
@@ -302,12 +309,12 @@ impl DescriptorScope<'_, '_> {
     ) -> OverLimitBody {
         let inside = limits.first().map(|limit| &limit.defaultable.over_limit_body);
         let domain = self.scope.defaults.map(|defaults| &defaults.over_limit_body);
-        let body = self.one_of(
+        let body = self.beside_or_inside(
             beside.over_limit_body.body.as_ref(),
             inside.and_then(|over_limit_body| over_limit_body.body.as_ref()),
             &field_path.key("over_limit_body"),
         );
-        let content_type = self.one_of(
+        let content_type = self.beside_or_inside(
             beside.over_limit_body.content_type.as_ref(),
             inside.and_then(|over_limit_body| over_limit_body.content_type.as_ref()),
             &field_path.key("over_limit_content_type"),
@@ -320,15 +327,15 @@ impl DescriptorScope<'_, '_> {
         limit::over_limit_body(body, content_type.or_else(|| domain?.content_type.as_ref()))
     }
 
-    /// One of two places for the same key.
-    fn one_of<'w>(
+    /// Value of a key that may be written beside or inside `rate_limit`, but not both.
+    fn beside_or_inside<'w>(
         &mut self,
         beside: Option<&'w Spanned<String>>,
         inside: Option<&'w Spanned<String>>,
         field_path: &FieldPath<'_>,
     ) -> Option<&'w Spanned<String>> {
         if let (Some(_), Some(inside)) = (beside, inside) {
-            let message = "this stands beside `rate_limit` too";
+            let message = "this is written beside `rate_limit` too";
             self.reader.error(inside.at, field_path, message, "write it in one of the two places");
         }
         beside.or(inside)

@@ -1,50 +1,49 @@
-//! What is wrong with a rule file, where, and what to do about it.
+//! Diagnostics of rule files: message, position and fix.
 //!
-//! A `Diagnostic` is a value: found once, shown by whoever asked. `Display` is one line for logs,
-//! `Diagnostic::excerpt` the offending line with a caret for people, `Serialize` an object for CI.
+//! `Display` writes one line for logs, [`Diagnostic::excerpt`] the line of the file with a caret for people, and
+//! `Serialize` an object for CI.
 //!
-//! `Diagnostics` is bounded: a file of a million mistakes costs a thousand and a count. Errors and warnings have
-//! bounds of their own, so that no flood of warnings hides an error. What was quoted from a file was made printable
-//! first.
+//! [`Diagnostics`] is bounded: of a million errors a thousand are kept and the rest are counted. Errors and warnings have
+//! separate bounds, so that no flood of warnings hides an error. Text quoted from a file is made printable first.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-/// The most errors, and the most warnings, that are kept; the rest is counted.
+/// Maximum number of errors, and of warnings, that are kept; the rest are counted.
 pub const MAX_KEPT: usize = 1000;
 
-/// The most characters of an offending line that an excerpt shows.
+/// Maximum number of characters of a line in an excerpt.
 const EXCERPT_CHARS: usize = 120;
 
-/// Whether the rules can be used in spite of it.
+/// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// They can not.
+    /// The rules cannot be used.
     Error,
-    /// They can, but probably do not do what was meant.
+    /// The rules can be used, but probably do not do what is intended.
     Warning,
 }
 
-/// One finding.
+/// One error or warning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
-    /// Whether the rules can be used in spite of it.
+    /// Error or warning.
     pub severity: Severity,
-    /// The file's name as it was given.
+    /// Name of the file as it was given.
     #[serde(serialize_with = "as_text")]
     pub file: Arc<str>,
-    /// From 1.
+    /// Line, from 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// Column in characters, from 1.
     pub column: u32,
-    /// The place in the document, such as `descriptors[2].rate_limit.unit`; empty for the document itself.
+    /// Path in the document, such as `descriptors[2].rate_limit.unit`; empty for the document itself.
     pub path: String,
-    /// What is wrong.
+    /// Error message.
     pub message: String,
-    /// How to put it right, where that is known.
+    /// Suggested fix, if one is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
@@ -66,7 +65,7 @@ impl fmt::Display for Diagnostic {
 }
 
 impl Diagnostic {
-    /// The offending line of `text` with a caret below the column, for terminals; empty if `text` has no such line.
+    /// Returns the line of `text` with a caret below the column, for terminals; empty if `text` has no such line.
     ///
     /// ```text
     ///    4 |     rate_limit: {unit: hours, requests_per_unit: 3}
@@ -76,7 +75,7 @@ impl Diagnostic {
         let index = usize::try_from(self.line).map_or(0, |line| line.saturating_sub(1));
         let Some(line) = text.lines().nth(index) else { return String::new() };
         let column = usize::try_from(self.column).map_or(0, |column| column.saturating_sub(1));
-        // A long line is shown from a little before the column, so that the caret is always in sight.
+        // A long line is cut before the column, so that the caret is visible.
         let skipped = if column < EXCERPT_CHARS - 20 { 0 } else { column - 40 };
         let shown: String = line.chars().skip(skipped).take(EXCERPT_CHARS).map(printable).collect();
         let caret = " ".repeat(column - skipped);
@@ -84,7 +83,7 @@ impl Diagnostic {
     }
 }
 
-/// A character that moves no cursor and rings no bell.
+/// Replaces control characters, so that no terminal interprets them.
 fn printable(character: char) -> char {
     if character == '\t' {
         ' '
@@ -95,7 +94,7 @@ fn printable(character: char) -> char {
     }
 }
 
-/// All findings of one check, in the order of their places.
+/// All diagnostics of one check, in the order of their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
     errors: Vec<Diagnostic>,
@@ -105,7 +104,7 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Adds a finding; past [`MAX_KEPT`] of its severity it is only counted.
+    /// Adds a diagnostic; beyond [`MAX_KEPT`] of its severity it is only counted.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         let (kept, more) = match diagnostic.severity {
             Severity::Error => (&mut self.errors, &mut self.more_errors),
@@ -118,58 +117,58 @@ impl Diagnostics {
         }
     }
 
-    /// Whether the rules can not be used.
+    /// Returns `true` if the rules cannot be used.
     pub fn has_errors(&self) -> bool {
         !self.errors.is_empty()
     }
 
-    /// How many errors were found, those that were not kept included.
+    /// Number of errors, including those that were not kept.
     pub fn error_count(&self) -> u64 {
         self.more_errors.saturating_add(self.errors.len() as u64)
     }
 
-    /// How many warnings were found, those that were not kept included.
+    /// Number of warnings, including those that were not kept.
     pub fn warning_count(&self) -> u64 {
         self.more_warnings.saturating_add(self.warnings.len() as u64)
     }
 
-    /// Whether nothing was found.
+    /// Returns `true` if there are no diagnostics.
     pub fn is_empty(&self) -> bool {
         self.errors.is_empty() && self.warnings.is_empty()
     }
 
-    /// The errors that were kept.
+    /// Errors that were kept.
     pub fn errors(&self) -> &[Diagnostic] {
         &self.errors
     }
 
-    /// The warnings that were kept.
+    /// Warnings that were kept.
     pub fn warnings(&self) -> &[Diagnostic] {
         &self.warnings
     }
 
-    /// How many errors and warnings were found beyond those kept.
+    /// Numbers of errors and of warnings that were not kept.
     pub fn more(&self) -> (u64, u64) {
         (self.more_errors, self.more_warnings)
     }
 
-    /// Adds all of `other` behind what is here.
+    /// Appends all diagnostics of `other`.
     pub fn append(&mut self, other: Self) {
         self.more_errors = self.more_errors.saturating_add(other.more_errors);
         self.more_warnings = self.more_warnings.saturating_add(other.more_warnings);
         other.errors.into_iter().chain(other.warnings).for_each(|found| self.push(found));
     }
 
-    /// Puts the findings in the order of their lines; those of one file stay together, files in order of appearance.
+    /// Sorts diagnostics by file, in the order of `files`, then by position.
     pub(crate) fn sort(&mut self, files: &[Arc<str>]) {
-        let place = |file: &Arc<str>| files.iter().position(|other| other == file);
+        let index = |file: &Arc<str>| files.iter().position(|other| other == file);
         for kept in [&mut self.errors, &mut self.warnings] {
-            kept.sort_by_cached_key(|found| (place(&found.file), found.line, found.column));
+            kept.sort_by_cached_key(|found| (index(&found.file), found.line, found.column));
         }
     }
 }
 
-/// One line each, errors first, then what was left out.
+/// Writes one line for each diagnostic, errors first, then the numbers of those not kept.
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
@@ -189,12 +188,12 @@ impl fmt::Display for Diagnostics {
 
 impl std::error::Error for Diagnostics {}
 
-/// `text` as messages quote it: control characters escaped, and no more than 200 characters of it.
+/// Makes `text` fit for a message: escapes control characters and truncates it to 200 characters.
 pub(crate) fn quotable(text: &str) -> String {
-    const MOST: usize = 200;
-    let mut quoted = String::with_capacity(text.len().min(MOST));
+    const MAX_CHARS: usize = 200;
+    let mut quoted = String::with_capacity(text.len().min(MAX_CHARS));
     for (index, character) in text.chars().enumerate() {
-        if index == MOST {
+        if index == MAX_CHARS {
             quoted.push_str("...");
             break;
         }

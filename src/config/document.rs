@@ -1,8 +1,8 @@
-//! A rule file as written, with positions: nothing is merged, defaulted or compared yet.
+//! A rule document as written, with positions: nothing is merged, defaulted or compared.
 //!
-//! `read` turns a tree of YAML nodes into these types and reports what can be said about one place alone: unknown and
-//! misplaced keys, wrong types, numbers out of range. What is missing or wrong is reported and left out, so that the
-//! rest is still read. What keys mean to each other is for `compile`.
+//! `read` converts a tree of YAML nodes into these types and reports errors of single keys: unknown and misplaced keys,
+//! wrong types, numbers out of range. Such a key is left out, so that the rest is still read. Contradictions between
+//! keys are for `compile`.
 
 pub mod value;
 pub mod fields;
@@ -12,40 +12,40 @@ use crate::config::yaml::Position;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{Overshoot, StorePolicy};
 
-/// A value and where it was written.
+/// A value with its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spanned<T> {
-    /// What was written.
+    /// Value as written.
     pub value: T,
-    /// Where its key stands, or the value itself in a list.
+    /// Position of its key; in a list, that of the value.
     pub at: Position,
 }
 
 /// One document: one domain.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
-    /// Where it begins.
+    /// Position of its first key.
     pub at: Position,
-    /// `domain`; not checked to be there.
+    /// `domain`; can be absent.
     pub domain: Option<Spanned<String>>,
-    /// `defaults`, if written, and where.
+    /// `defaults`, if written.
     pub defaults: Option<Spanned<DefaultableKeys>>,
     /// `descriptors`.
     pub descriptors: Vec<DescriptorSpec>,
-    /// Whether a key of it could not be read; a missing domain may be that one, and is not reported again.
+    /// A key could not be read and was reported, so that a missing domain is not reported too.
     pub unreadable: bool,
 }
 
 /// An element of `descriptors`.
 #[derive(Clone, Debug, Default)]
 pub struct DescriptorSpec {
-    /// Where it begins.
+    /// Position of its first key.
     pub at: Position,
-    /// Its number in the list as written, from 0.
+    /// Index in the list as written, from 0.
     pub index: usize,
-    /// `key`; empty if it was not written.
+    /// `key`; empty if not written.
     pub key: Spanned<String>,
-    /// `value`; empty if it was not written.
+    /// `value`; empty if not written.
     pub value: String,
     /// `rate_limit`.
     pub rate_limit: RateLimitSpec,
@@ -57,50 +57,50 @@ pub struct DescriptorSpec {
     pub detailed_metric: bool,
     /// `value_to_metric`.
     pub value_to_metric: bool,
-    /// `share_threshold`, and where if written.
+    /// `share_threshold`, if written.
     pub share_threshold: Option<Spanned<bool>>,
     /// `metadata`.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// What a over_limit_body says.
+    /// `over_limit_body` and `over_limit_content_type`.
     pub over_limit_body: OverLimitBodySpec,
     /// `descriptors`.
     pub descriptors: Vec<DescriptorSpec>,
-    /// Whether a key of it could not be read; what is missing may be that one, and is not reported again.
+    /// A key could not be read and was reported, so that a missing key is not reported too.
     pub unreadable: bool,
 }
 
-/// What `rate_limit` holds.
+/// Value of `rate_limit`.
 #[derive(Clone, Debug, Default)]
 pub enum RateLimitSpec {
-    /// Nothing.
+    /// Not written.
     #[default]
     None,
-    /// A mapping, and where `rate_limit` stands.
+    /// Mapping; the position is that of `rate_limit`.
     One(Spanned<Box<RateLimitEntry>>),
-    /// A list, and where `rate_limit` stands.
+    /// List; the position is that of `rate_limit`.
     Many(Spanned<Vec<RateLimitEntry>>),
-    /// Something unreadable, reported already.
+    /// Unreadable value, reported already.
     Unreadable,
 }
 
-/// One limit.
+/// One limit: the mapping of `rate_limit`, or an element of its list.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimitEntry {
-    /// Where it begins.
+    /// Position of its first key.
     pub at: Position,
-    /// Its number in the list as written, from 0; `None` for a mapping.
+    /// Index in the list as written, from 0; `None` for a mapping.
     pub index: Option<usize>,
     /// `unit`.
     pub unit: Option<Spanned<String>>,
     /// `unit_multiplier`.
     pub unit_multiplier: Option<Spanned<u32>>,
-    /// `requests_per_unit`, 0 if it was not written.
+    /// `requests_per_unit`; 0 if not written.
     pub requests_per_unit: Spanned<u32>,
     /// `unlimited`.
     pub unlimited: bool,
-    /// `name`, empty if it was not written.
+    /// `name`; empty if not written.
     pub name: Spanned<String>,
-    /// The names in `replaces`, empty ones too.
+    /// Names in `replaces`, including empty ones.
     pub replaces: Vec<Spanned<String>>,
     /// `shadow_mode` in a list.
     pub shadow_mode: bool,
@@ -108,13 +108,13 @@ pub struct RateLimitEntry {
     pub quota_mode: bool,
     /// `bucket_size`.
     pub bucket_size: Option<Spanned<u32>>,
-    /// What `defaults` may say too.
+    /// Keys that `defaults` can contain too.
     pub defaultable: DefaultableKeys,
-    /// Whether something in it could not be read; it was reported, and what follows from it is not.
+    /// A key could not be read and was reported, so that errors that follow from it are not.
     pub unreadable: bool,
 }
 
-/// What may be said by a limit and, for all that do not say it, by `defaults`.
+/// Keys of a limit that `defaults` can contain too, for limits without them.
 #[derive(Clone, Debug, Default)]
 pub struct DefaultableKeys {
     /// `algorithm`.
@@ -125,7 +125,7 @@ pub struct DefaultableKeys {
     pub max_wait_us: Option<Spanned<u64>>,
     /// `count_rejected`.
     pub count_rejected: Option<Spanned<bool>>,
-    /// `consistency`: whether it is `eventual`.
+    /// `consistency`; true for `eventual`.
     pub eventual: Option<Spanned<bool>>,
     /// `max_overshoot`.
     pub max_overshoot: Option<Spanned<Overshoot>>,
@@ -133,35 +133,35 @@ pub struct DefaultableKeys {
     pub on_store_error: Option<Spanned<StorePolicy>>,
     /// `epoch`.
     pub epoch: Option<Spanned<u64>>,
-    /// What a over_limit_body says.
+    /// `over_limit_body` and `over_limit_content_type`.
     pub over_limit_body: OverLimitBodySpec,
 }
 
 impl DefaultableKeys {
-    /// The first key that was written, of those that mean nothing without a count: its name and where.
+    /// Returns the name of the first written key that does not apply to an unlimited rule.
     pub fn first(&self) -> Option<Spanned<&'static str>> {
-        fn place<T>(name: &'static str, spanned: Option<&Spanned<T>>) -> Option<Spanned<&'static str>> {
+        fn named<T>(name: &'static str, spanned: Option<&Spanned<T>>) -> Option<Spanned<&'static str>> {
             spanned.map(|spanned| Spanned { value: name, at: spanned.at })
         }
-        place("algorithm", self.algorithm.as_ref())
-            .or_else(|| place("queue_size", self.queue_size.as_ref()))
-            .or_else(|| place("max_wait", self.max_wait_us.as_ref()))
-            .or_else(|| place("count_rejected", self.count_rejected.as_ref()))
-            .or_else(|| place("consistency", self.eventual.as_ref()))
-            .or_else(|| place("max_overshoot", self.max_overshoot.as_ref()))
-            .or_else(|| place("on_store_error", self.on_store_error.as_ref()))
-            .or_else(|| place("epoch", self.epoch.as_ref()))
-            .or_else(|| place("over_limit_body", self.over_limit_body.body.as_ref()))
-            .or_else(|| place("over_limit_content_type", self.over_limit_body.content_type.as_ref()))
+        named("algorithm", self.algorithm.as_ref())
+            .or_else(|| named("queue_size", self.queue_size.as_ref()))
+            .or_else(|| named("max_wait", self.max_wait_us.as_ref()))
+            .or_else(|| named("count_rejected", self.count_rejected.as_ref()))
+            .or_else(|| named("consistency", self.eventual.as_ref()))
+            .or_else(|| named("max_overshoot", self.max_overshoot.as_ref()))
+            .or_else(|| named("on_store_error", self.on_store_error.as_ref()))
+            .or_else(|| named("epoch", self.epoch.as_ref()))
+            .or_else(|| named("over_limit_body", self.over_limit_body.body.as_ref()))
+            .or_else(|| named("over_limit_content_type", self.over_limit_body.content_type.as_ref()))
     }
 }
 
 /// `over_limit_body` and `over_limit_content_type`.
 #[derive(Clone, Debug, Default)]
 pub struct OverLimitBodySpec {
-    /// The body.
+    /// `over_limit_body`.
     pub body: Option<Spanned<String>>,
-    /// Its content type.
+    /// `over_limit_content_type`.
     pub content_type: Option<Spanned<String>>,
 }
 

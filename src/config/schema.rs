@@ -1,15 +1,15 @@
-//! The JSON Schema of a rule file, so that editors complete and check it.
+//! JSON Schema of a rule file, for completion and checks in editors.
 //!
-//! Made from the table of keys, one definition for each kind of mapping. It is stricter than the reader where that
-//! helps who writes (a key that would be ignored is marked), and looser where a schema can not say it (what keys mean
-//! to each other): `tollkeeper check` has the last word.
+//! Generated from the table of keys, with one definition for each section. It is stricter than the reader where that
+//! helps (it marks keys that would be ignored), and looser where a schema cannot express a rule (contradictions between
+//! keys). `tollkeeper check` is authoritative.
 
 use serde_json::{Map, Value, json};
 
 use crate::config::keys::{KEYS, RuleKey, Section, ValueKind};
 use crate::limit::period::Unit;
 
-/// The schema, draft 2020-12.
+/// Returns the schema, draft 2020-12.
 pub fn json_schema() -> Value {
     let definitions: Map<String, Value> =
         Section::ALL.into_iter().skip(1).map(|section| (section.name().to_owned(), mapping(section))).collect();
@@ -24,7 +24,7 @@ pub fn json_schema() -> Value {
     Value::Object(schema)
 }
 
-/// A mapping with the keys that may stand in it.
+/// Schema of a mapping with the keys of a section.
 fn mapping(section: Section) -> Value {
     let keys = KEYS.iter().filter(|key| key.sections.contains(&section));
     let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), property(key))).collect();
@@ -44,7 +44,7 @@ fn mapping(section: Section) -> Value {
     Value::Object(mapping)
 }
 
-/// What a key holds, with its sentence and its default.
+/// Schema of a key's value, with description and default.
 fn property(key: &RuleKey) -> Value {
     let mut property = match kind(key.kind) {
         Value::Object(property) => property,
@@ -65,7 +65,7 @@ fn reference(section: Section) -> Value {
 fn kind(kind: ValueKind) -> Value {
     match kind {
         ValueKind::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
-        ValueKind::Count(least, most) => json!({ "type": ["integer", "null"], "minimum": least, "maximum": most }),
+        ValueKind::Count(min, max) => json!({ "type": ["integer", "null"], "minimum": min, "maximum": max }),
         ValueKind::Flag => json!({ "type": ["boolean", "null"] }),
         ValueKind::Duration => {
             let number = r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)";
@@ -78,7 +78,7 @@ fn kind(kind: ValueKind) -> Value {
         ValueKind::Choice(words) => json!({ "enum": words }),
         ValueKind::Unit => {
             let any_case = Unit::ALL.map(|unit| any_case(unit.name())).join("|");
-            // The names for completion, the pattern for those who shout.
+            // The names are for completion, the pattern for other cases.
             json!({ "anyOf": [{ "enum": Unit::ALL.map(Unit::name) }, { "type": "string", "pattern": format!("^({any_case})$") }] })
         }
         ValueKind::Table(section) => json!({ "anyOf": [reference(section), { "type": "null" }] }),
@@ -91,7 +91,7 @@ fn kind(kind: ValueKind) -> Value {
     }
 }
 
-/// A pattern that takes `word` in any case.
+/// Returns a pattern that matches `word` in any case.
 fn any_case(word: &str) -> String {
     word.chars().map(|letter| format!("[{letter}{}]", letter.to_ascii_uppercase())).collect()
 }

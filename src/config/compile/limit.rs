@@ -1,7 +1,7 @@
-//! One limit: its period, what it takes from the domain's defaults, and what contradicts what.
+//! Compiler of one limit: its period, its defaults, and contradictions between its keys.
 //!
-//! What a limit says itself must fit its algorithm, and is an error where it does not. What only `defaults` say holds
-//! where it fits and is passed over elsewhere, so that one set of defaults can serve rules of several algorithms.
+//! A key of the limit itself must apply to its algorithm; otherwise it is an error. A key of `defaults` is skipped where
+//! it does not apply, so that one set of defaults can serve limits of several algorithms.
 
 use std::sync::Arc;
 
@@ -16,28 +16,28 @@ use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
 
-/// What holds for all limits of one document.
+/// Settings of one document that apply to all its limits.
 pub(super) struct DocumentScope<'s> {
-    /// Its `defaults`.
+    /// `defaults` of the document.
     pub(super) defaults: Option<&'s DefaultableKeys>,
-    /// The process's settings.
+    /// Settings of the process.
     pub(super) options: &'s CompileOptions,
 }
 
 impl<'s> DocumentScope<'s> {
-    /// A key of the defaults.
+    /// Value of a key in the defaults.
     fn default<T: Copy>(&self, key: impl Fn(&'s DefaultableKeys) -> Option<Spanned<T>>) -> Option<T> {
         key(self.defaults?).map(|spanned| spanned.value)
     }
 }
 
-/// A over_limit_body of these parts.
+/// Creates the body of a rejection.
 pub(super) fn over_limit_body(body: Option<&Spanned<String>>, content_type: Option<&Spanned<String>>) -> OverLimitBody {
     let shared = |spanned: &Spanned<String>| Arc::from(spanned.value.as_str());
     OverLimitBody { body: body.map(shared), content_type: content_type.map(shared) }
 }
 
-/// Reports what contradicts itself within `defaults`; returns them as written.
+/// Reports contradictions within `defaults`; returns them as written.
 pub(super) fn check_defaults(
     reader: &mut DocumentReader<'_>,
     settings: &DefaultableKeys,
@@ -71,7 +71,7 @@ pub(super) fn check_defaults(
     settings.clone()
 }
 
-/// What defaults mean for limits that travel with a request.
+/// Converts `defaults` to those of limits that are sent with a request.
 pub(super) fn defaults(settings: &DefaultableKeys, options: &CompileOptions) -> OverrideDefaults {
     let overshoot = settings.max_overshoot.map_or(Overshoot::DEFAULT, |spanned| spanned.value);
     let consistency = settings
@@ -92,7 +92,7 @@ pub(super) fn defaults(settings: &DefaultableKeys, options: &CompileOptions) -> 
     }
 }
 
-/// The names that a rule's limits switch off, each once.
+/// Returns the names that a rule's limits replace, each once.
 pub(super) fn replaces(
     reader: &mut DocumentReader<'_>,
     limits: &[RateLimitEntry],
@@ -116,7 +116,7 @@ pub(super) fn replaces(
     names
 }
 
-/// A `rate_limit` that allows everything; what else it says must mean something.
+/// Compiles a `rate_limit` that is unlimited; reports keys that do not apply to it.
 pub(super) fn unlimited(
     reader: &mut DocumentReader<'_>,
     limit: &RateLimitEntry,
@@ -141,16 +141,17 @@ pub(super) fn unlimited(
     }
 }
 
-/// The limits of a rule; those with errors are left out.
+/// Compiles the limits of a rule; leaves out those with errors.
 pub(super) fn limits(
     reader: &mut DocumentReader<'_>,
     written: &[RateLimitEntry],
     descriptor: &DescriptorSpec,
-    (scope, field_path): (&DocumentScope<'_>, &FieldPath<'_>),
+    scope: &DocumentScope<'_>,
+    field_path: &FieldPath<'_>,
 ) -> Vec<RuleLimit> {
     let sole = written.len() == 1;
     let mut limits: Vec<RuleLimit> = Vec::with_capacity(written.len());
-    // A list is short; its length is bounded so that comparing all pairs is.
+    // Bounded, because the checks below compare all pairs.
     if let Some(extra) = written.get(MAX_LIMITS) {
         let message = format!("{} limits on one descriptor", written.len());
         reader.error(extra.at, field_path, message, format!("at most {MAX_LIMITS} are decided together"));
@@ -158,7 +159,7 @@ pub(super) fn limits(
     }
     for one in written {
         let field_path = one.index.map_or(*field_path, |index| field_path.index(index));
-        let Some(limit) = limit(reader, one, sole, (scope, &field_path)) else { continue };
+        let Some(limit) = limit(reader, one, sole, scope, &field_path) else { continue };
         let same = |other: &&RuleLimit| {
             other.limit.algorithm() == limit.algorithm()
                 && other.limit.period_us() == limit.period_us()
@@ -189,14 +190,15 @@ pub(super) fn limits(
     limits
 }
 
-/// The most limits that one descriptor may have.
+/// Maximum number of limits of one descriptor.
 const MAX_LIMITS: usize = 16;
 
 fn limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     sole: bool,
-    (scope, field_path): (&DocumentScope<'_>, &FieldPath<'_>),
+    scope: &DocumentScope<'_>,
+    field_path: &FieldPath<'_>,
 ) -> Option<Limit> {
     let period = period(reader, written, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
@@ -207,25 +209,25 @@ fn limit(
             Ok(limit) => break limit,
             Err(error) => {
                 report(reader, written, error, field_path);
-                // What was reported is put aside, to find what else is wrong.
-                if !set_aside(&mut spec, error) {
+                // Clear the reported key, to find further errors.
+                if !clear_key(&mut spec, error) {
                     return None;
                 }
             }
         }
     };
     if !written.unreadable {
-        lints::on_limit(reader, written, &limit, (scope.options, field_path));
+        lints::on_limit(reader, written, &limit, scope.options, field_path);
     }
     Some(limit)
 }
 
-/// The period, or what is wrong with it.
+/// Returns the period, or reports its errors.
 fn period(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, field_path: &FieldPath<'_>) -> Option<Period> {
     let name = written.unit.as_ref().map_or("", |unit| unit.value.as_str());
     let at = written.unit.as_ref().map_or(written.at, |unit| unit.at);
     let Some(unit) = Unit::from_name(name) else {
-        // A unit that could not be read was reported as such.
+        // A unit that could not be read was reported already.
         if written.unit.is_some() || !written.unreadable {
             let message = format!("invalid rate limit unit '{}'", quotable(name));
             reader.error(at, &field_path.key("unit"), message, unit_hint(name));
@@ -300,7 +302,7 @@ fn policy(own: &DefaultableKeys, scope: &DocumentScope<'_>) -> StorePolicy {
         .unwrap_or(scope.options.on_store_error)
 }
 
-/// What a limit says of its own overshoot must be used, and be no more than the limit.
+/// Reports a `max_overshoot` that has no effect or exceeds the limit.
 fn check_overshoot(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
@@ -328,18 +330,20 @@ fn report(reader: &mut DocumentReader<'_>, written: &RateLimitEntry, error: Limi
     let hint = match error {
         LimitError::Meaningless { key: "bucket_size", .. } => "remove it, or write `algorithm: token_bucket`",
         LimitError::Meaningless { key: "queue_size", .. } => "remove it, or write `algorithm: leaky_bucket`",
-        LimitError::Meaningless { key: "max_wait", .. } => "remove it; only leaky_bucket and token_bucket hold answers",
-        LimitError::Meaningless { .. } => "remove it; what a full bucket refuses leaves no trace",
+        LimitError::Meaningless { key: "max_wait", .. } => {
+            "remove it; only leaky_bucket and token_bucket delay answers"
+        }
+        LimitError::Meaningless { .. } => "remove it; a leaky_bucket never counts rejected hits",
         LimitError::Zero { .. } => "write a larger number",
         LimitError::LogTooLong { .. } => "write `algorithm: sliding_window_counter`, which keeps two numbers",
         LimitError::NotEventual { .. } => "remove one of them",
     };
-    let at = place(written, error.key());
+    let at = key_position(written, error.key());
     reader.error(at, &field_path.key(error.key()), error.to_string(), hint);
 }
 
-/// Where a key stands, or the limit that was to have it.
-fn place(written: &RateLimitEntry, key: &str) -> Position {
+/// Returns the position of a key, or of the limit if the key is not written.
+fn key_position(written: &RateLimitEntry, key: &str) -> Position {
     let own = &written.defaultable;
     let at = match key {
         "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
@@ -353,8 +357,8 @@ fn place(written: &RateLimitEntry, key: &str) -> Position {
     at.unwrap_or(written.at)
 }
 
-/// Takes back the term at fault; `false` if it can not be.
-fn set_aside(spec: &mut LimitSpec, error: LimitError) -> bool {
+/// Clears the key at fault; returns `false` if it cannot be cleared.
+fn clear_key(spec: &mut LimitSpec, error: LimitError) -> bool {
     match error.key() {
         "bucket_size" => spec.bucket_size.take().is_some(),
         "queue_size" => spec.queue_size.take().is_some(),

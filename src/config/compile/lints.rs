@@ -1,7 +1,7 @@
-//! Warnings about rules that load and probably do not do what was meant.
+//! Warnings about rules that load but probably do not do what is intended.
 //!
-//! Each is about something that is seen only in production otherwise. A plain good file gets none: whoever has to
-//! ignore a warning ignores them all.
+//! Each is about a mistake that otherwise shows only in production. A correct file gets no warning, so that people do
+//! not learn to ignore them.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -16,13 +16,13 @@ use crate::rule::RuleNode;
 use crate::store::redis::command::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
 
-/// How long Envoy's rate limit filter waits for an answer unless it is configured otherwise, in microseconds.
+/// Default timeout of Envoy's rate limit filter, in microseconds.
 const ENVOY_TIMEOUT_US: u64 = 20_000;
 
-/// The most wildcards of one level that may have to be tried one by one.
+/// Maximum number of wildcards of one level that may be tried one by one without a warning.
 const MAX_WILDCARDS: usize = 1000;
 
-/// A descriptor that neither limits, nor leads on, nor exempts a value.
+/// Warns about a descriptor that has no limit and no children, and exempts no value.
 pub(super) fn on_descriptor(reader: &mut DocumentReader<'_>, written: &DescriptorSpec, field_path: &FieldPath<'_>) {
     if !written.key.value.is_empty() && !written.unreadable && !does_something(written) {
         let message = "this descriptor does nothing";
@@ -35,18 +35,19 @@ pub(super) fn on_descriptor(reader: &mut DocumentReader<'_>, written: &Descripto
     }
 }
 
-/// Whether a descriptor says anything at all to a request that ends there or goes on.
+/// Returns `true` if a descriptor affects any request.
 fn does_something(written: &DescriptorSpec) -> bool {
     let has_rule = !matches!(written.rate_limit, RateLimitSpec::None);
     has_rule || !written.descriptors.is_empty() || !written.value.is_empty() || written.key.value.contains('*')
 }
 
-/// A queue or a loan that Envoy does not wait for, and a share that is too small to give.
+/// Warns about a delay that exceeds Envoy's timeout, and about a share or lease that is too small.
 pub(super) fn on_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
-    (options, field_path): (&CompileOptions, &FieldPath<'_>),
+    options: &CompileOptions,
+    field_path: &FieldPath<'_>,
 ) {
     let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
     let is_queue = limit.algorithm().properties().capacity == Capacity::QueueSize;
@@ -56,22 +57,23 @@ pub(super) fn on_limit(
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
         reader.warning(written.at, field_path, message, hint);
     }
-    on_eventual(reader, written, limit, (options, field_path));
+    on_eventual(reader, written, limit, options, field_path);
 }
 
-/// An overshoot that leaves nothing to answer without the store.
+/// Warns about an overshoot that is too small to admit hits without the store.
 fn on_eventual(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
-    (options, field_path): (&CompileOptions, &FieldPath<'_>),
+    options: &CompileOptions,
+    field_path: &FieldPath<'_>,
 ) {
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
     let counted = OwnedCounter { limit: *limit, enforced: true, tag: 0 };
     let Some(terms) = LocalBudget::of(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else { return };
     let at = written.defaultable.eventual.map_or(written.at, |eventual| eventual.at);
     if terms.life_us == 0 {
-        let message = "with so small an overshoot and so short a period hits can not be leased";
+        let message = "with so small an overshoot and so short a period hits cannot be leased";
         reader.warning(at, field_path, message, "each request asks the store; raise `max_overshoot` or use strict");
     } else if terms.share == 0 {
         let message = format!("the overshoot is too small to share it among {slots} replicas");
@@ -80,7 +82,7 @@ fn on_eventual(
     }
 }
 
-/// Wildcards of one level that begin alike: each is tried until one matches.
+/// Warns about wildcards of one level with the same prefix: they are tried one after the other.
 pub(super) fn on_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
     let mut wildcards = 0;
     let mut prefixes = HashSet::new();

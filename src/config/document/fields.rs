@@ -1,8 +1,8 @@
-//! The keys of one mapping, held to the table of keys.
+//! The keys of one mapping, checked against the table of keys.
 //!
-//! `DocumentReader` is where findings go while a document is read; a `FieldPath` says where in the document that is, as a list
-//! that lives on the stack, so that a path is only written out for a finding. `DocumentReader::fields` sorts the keys of a
-//! mapping: those that mean something here, those to be ignored as envoyproxy/ratelimit does, and errors.
+//! A [`DocumentReader`] collects diagnostics while a document is read. A [`FieldPath`] is the path to a field, as a linked
+//! list on the stack, so a path is formatted only for a diagnostic. [`DocumentReader::fields`] sorts the keys of a mapping
+//! into fields, keys to ignore as envoyproxy/ratelimit does, and errors.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,14 @@ use crate::config::keys::{RuleKey, Section, find, nearest};
 use crate::config::yaml::scalar::ScalarValue;
 use crate::config::yaml::{Position, YamlContent, YamlNode};
 
-/// The way from the root of a document to a section in it.
+/// Path from the root of a document to a field.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldPath<'p> {
     parent: Option<&'p FieldPath<'p>>,
     step: PathStep<'p>,
 }
 
+/// One step of a path.
 #[derive(Clone, Copy, Debug)]
 enum PathStep<'p> {
     Key(&'p str),
@@ -27,15 +28,15 @@ enum PathStep<'p> {
 }
 
 impl<'p> FieldPath<'p> {
-    /// The document itself.
+    /// Path of the document itself.
     pub const ROOT: FieldPath<'static> = FieldPath { parent: None, step: PathStep::Key("") };
 
-    /// What `key` holds here.
+    /// Appends a key.
     pub fn key(&'p self, key: &'p str) -> Self {
         Self { parent: Some(self), step: PathStep::Key(key) }
     }
 
-    /// The element of that number here, from 0.
+    /// Appends the index of a list element, from 0.
     pub fn index(&'p self, index: usize) -> Self {
         Self { parent: Some(self), step: PathStep::Index(index) }
     }
@@ -54,17 +55,17 @@ impl fmt::Display for FieldPath<'_> {
     }
 }
 
-/// Where findings about one file go.
+/// Collects diagnostics of one file.
 #[derive(Debug)]
 pub struct DocumentReader<'f> {
-    /// The file's name.
+    /// Name of the file.
     pub file: &'f Arc<str>,
-    /// All findings so far.
+    /// All diagnostics so far.
     pub found: &'f mut Diagnostics,
 }
 
 impl DocumentReader<'_> {
-    /// Records an error; an empty hint is none.
+    /// Records an error. An empty hint is omitted.
     pub fn error(
         &mut self,
         at: Position,
@@ -72,10 +73,10 @@ impl DocumentReader<'_> {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        self.report(Severity::Error, (at, field_path), message.into(), hint.into());
+        self.report(Severity::Error, at, field_path, message.into(), hint.into());
     }
 
-    /// Records a warning; an empty hint is none.
+    /// Records a warning. An empty hint is omitted.
     pub fn warning(
         &mut self,
         at: Position,
@@ -83,36 +84,30 @@ impl DocumentReader<'_> {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        self.report(Severity::Warning, (at, field_path), message.into(), hint.into());
+        self.report(Severity::Warning, at, field_path, message.into(), hint.into());
     }
 
-    fn report(
-        &mut self,
-        severity: Severity,
-        (at, field_path): (Position, &FieldPath<'_>),
-        message: String,
-        hint: String,
-    ) {
+    fn report(&mut self, severity: Severity, at: Position, field_path: &FieldPath<'_>, message: String, hint: String) {
         let hint = (!hint.is_empty()).then_some(hint);
         let (file, path) = (Arc::clone(self.file), field_path.to_string());
         self.found.push(Diagnostic { severity, file, line: at.line, column: at.column, path, message, hint });
     }
 }
 
-/// A key that means something where it stands.
+/// A key in a section to which it belongs, with its value.
 #[derive(Clone, Copy, Debug)]
 pub struct Field<'n, 'a> {
-    /// The key.
+    /// Row of the key in the table.
     pub key: &'static RuleKey,
-    /// Where it stands.
+    /// Position of the key.
     pub at: Position,
-    /// What it holds.
+    /// Value of the key.
     pub node: &'n YamlNode<'a>,
 }
 
 impl DocumentReader<'_> {
-    /// The keys of a mapping that mean something at `section`. What is no mapping has none, and is reported
-    /// as something that is no `into`.
+    /// Returns the fields of a mapping in `section`. Reports a node that is not a mapping, as not convertible to the Go
+    /// type `into`.
     pub fn fields<'n, 'a>(
         &mut self,
         node: &'n YamlNode<'a>,
@@ -130,13 +125,13 @@ impl DocumentReader<'_> {
             if known.sections.contains(&section) {
                 fields.push(Field { key: known, at: name.at, node });
             } else {
-                self.misplaced((known, name.at), node, section, field_path);
+                self.misplaced(Field { key: known, at: name.at, node }, section, field_path);
             }
         }
         Some(fields)
     }
 
-    /// The key of that name, or an error.
+    /// Returns the key of that name, or reports it as unknown.
     fn known(
         &mut self,
         name: &YamlNode<'_>,
@@ -159,14 +154,9 @@ impl DocumentReader<'_> {
         known
     }
 
-    /// A known key where it means nothing.
-    fn misplaced(
-        &mut self,
-        (key, at): (&RuleKey, Position),
-        node: &YamlNode<'_>,
-        section: Section,
-        field_path: &FieldPath<'_>,
-    ) {
+    /// Reports a known key in a section to which it does not belong.
+    fn misplaced(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
+        let Field { key, at, node } = field;
         let field_path = field_path.key(key.name);
         let message = format!("`{}` means nothing in {}", key.name, section.phrase());
         let belongs = key.sections.iter().map(|section| section.phrase()).collect::<Vec<_>>().join(" or ");
@@ -185,7 +175,7 @@ impl DocumentReader<'_> {
         }
     }
 
-    /// What an ignored key holds is still held to the names and types that the peer checks everywhere.
+    /// Checks the value of an ignored key for the names and types that envoyproxy/ratelimit checks everywhere.
     fn ignored(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) {
         match &node.content {
             YamlContent::Scalar(scalar) => {
@@ -209,7 +199,7 @@ impl DocumentReader<'_> {
                             let message = format!("config error, unknown key '{}'", key.name);
                             self.error(name.at, &field_path.key(key.name), message, "it means nothing here");
                         }
-                        // What metadata holds is free.
+                        // Metadata can hold any keys.
                         Some(key) if key.name != "metadata" => self.ignored(node, &field_path.key(key.name)),
                         _ => {}
                     }
@@ -218,15 +208,15 @@ impl DocumentReader<'_> {
         }
     }
 
-    /// An element of a list that should be a mapping and is none.
+    /// Reports a list element that is not a mapping.
     pub fn not_a_mapping(&mut self, element: &YamlNode<'_>, field_path: &FieldPath<'_>) {
         let message = format!("config error, yaml file contains list of type other than map: {}", go_value(element));
         self.error(element.at, field_path, message, "write a mapping such as `- key: ...`");
     }
 
-    /// A value of another type than `into`, as the peer's YAML reader calls it.
+    /// Reports a value that is not convertible to the Go type `into`, in the words of envoyproxy/ratelimit.
     pub fn wrong_type(&mut self, node: &YamlNode<'_>, into: &str, hint: &str, field_path: &FieldPath<'_>) {
-        // At the root the peer has not looked into anything yet.
+        // At the root, envoyproxy/ratelimit reports the type of the list, not that of its elements.
         if let YamlContent::List(list) = &node.content
             && field_path.parent.is_some()
             && let Some((index, element)) =

@@ -1,8 +1,7 @@
-//! From YAML nodes to the typed document.
+//! Reads YAML nodes into the typed document.
 //!
-//! One function for each kind of mapping, each a loop over the keys that mean something there. A key whose value is
-//! null counts as not written, as in the peer. Whatever can not be read is reported, left at its default, and reading
-//! goes on.
+//! One function for each kind of mapping loops over the keys of that section. A key whose value is null counts as not
+//! written, as in envoyproxy/ratelimit. A value that cannot be read is reported and left at its default.
 
 use super::fields::{DocumentReader, Field, FieldPath};
 use super::value::{self, InvalidValue};
@@ -14,7 +13,7 @@ use crate::config::yaml::{YamlContent, YamlNode};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 
-/// The document that `root` is; one that is no mapping is reported and `None`.
+/// Reads a document. Reports a `root` that is not a mapping and returns `None`.
 pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {
     let field_path = FieldPath::ROOT;
     let mut document = Document { at: root.at, ..Document::default() };
@@ -217,7 +216,7 @@ impl DocumentReader<'_> {
             }
             over_limit_body.body = Some(text);
         } else {
-            // A header's value: what is not visible ASCII would break the response or split it.
+            // A header value: anything but visible ASCII would break the response or split it.
             let visible = text.value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
             if !visible || text.value.trim().is_empty() || text.value.len() > 256 {
                 let message = format!("`{}` is no content type", quotable(&text.value));
@@ -228,7 +227,7 @@ impl DocumentReader<'_> {
     }
 }
 
-/// Scalars. Each is `None` where nothing was written, and where what was written was reported.
+/// Scalars. Each is `None` if the key is not written, or if its value was reported.
 impl DocumentReader<'_> {
     fn text(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<String>> {
         match field.node.scalar() {
@@ -256,10 +255,10 @@ impl DocumentReader<'_> {
         }
     }
 
-    /// A whole number within what the table says.
+    /// Reads a whole number in the range of the table.
     fn count(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u64>> {
-        let (least, most) = match field.key.kind {
-            ValueKind::Count(least, most) => (least, most),
+        let (min, max) = match field.key.kind {
+            ValueKind::Count(min, max) => (min, max),
             _ => (0, u64::MAX),
         };
         let number = match field.node.scalar().map(|scalar| scalar.value()) {
@@ -268,15 +267,15 @@ impl DocumentReader<'_> {
             _ => None,
         };
         match number {
-            Some(value) if (least..=most).contains(&value) => Some(Spanned { value, at: field.at }),
+            Some(value) if (min..=max).contains(&value) => Some(Spanned { value, at: field.at }),
             Some(value) if !field.key.peer => {
                 let message = format!("`{}` is {value}, out of range", field.key.name);
-                self.error(field.node.at, field_path, message, format!("write a whole number from {least} to {most}"));
+                self.error(field.node.at, field_path, message, format!("write a whole number from {min} to {max}"));
                 None
             }
             _ => {
-                let into = if most == u64::from(u32::MAX) { "uint32" } else { "uint64" };
-                let hint = format!("write a whole number from {least} to {most}, without quotes");
+                let into = if max == u64::from(u32::MAX) { "uint32" } else { "uint64" };
+                let hint = format!("write a whole number from {min} to {max}, without quotes");
                 self.wrong_type(field.node, into, &hint, field_path);
                 None
             }
@@ -285,7 +284,7 @@ impl DocumentReader<'_> {
 
     fn small(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u32>> {
         let count = self.count(field, field_path)?;
-        // The table bounds all of these by 32 bits.
+        // The table bounds these numbers by 32 bits.
         Some(Spanned { value: u32::try_from(count.value).ok()?, at: count.at })
     }
 
@@ -328,7 +327,7 @@ impl DocumentReader<'_> {
         }
     }
 
-    /// The elements of a list; null has none.
+    /// Returns the elements of a list; none for null.
     fn list<'n, 'a>(
         &mut self,
         node: &'n YamlNode<'a>,

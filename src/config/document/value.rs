@@ -12,29 +12,29 @@ use crate::go_syntax::{DurationError, parse_unsigned_duration};
 use crate::limit::Overshoot;
 use crate::limit::period::MAX_PERIOD_US;
 
-/// Why a value is refused, and what to write.
+/// Reason why a value is invalid, and a valid one to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidValue {
-    /// What is wrong.
+    /// Error message.
     pub message: String,
-    /// What to do about it.
+    /// Suggested fix.
     pub hint: String,
 }
 
-fn refused<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, InvalidValue> {
+fn invalid<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, InvalidValue> {
     Err(InvalidValue { message: message.into(), hint: hint.into() })
 }
 
 /// A duration in Go's notation, in microseconds; what is finer is cut off. At most 366 days.
 pub fn duration_us(text: &str) -> Result<u64, InvalidValue> {
-    let too_long = || refused(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one");
+    let too_long = || invalid(format!("`{}` is longer than 366 days", quotable(text)), "write a shorter one");
     match parse_unsigned_duration(text) {
         Ok(duration) => match u64::try_from(duration.as_micros()) {
             Ok(micros) if micros <= MAX_PERIOD_US => Ok(micros),
             _ => too_long(),
         },
         Err(DurationError::TooLong) => too_long(),
-        Err(_) => refused(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m"),
+        Err(_) => invalid(format!("`{}` is not a duration", quotable(text)), "write it like 10ms, 1.5s or 1h30m"),
     }
 }
 
@@ -55,31 +55,31 @@ fn scaled(digits: &str, scale: u128) -> Option<u128> {
 pub fn overshoot(scalar: &Scalar<'_>) -> Result<Overshoot, InvalidValue> {
     let text = scalar.text().trim();
     let hint = "write a percentage such as 5% or 0.5%, or a number of hits";
-    let none = || refused("`max_overshoot` of 0", "use `consistency: strict`");
+    let none = || invalid("`max_overshoot` of 0", "use `consistency: strict`");
     if let Some(percent) = text.strip_suffix('%').map(str::trim_end) {
         let (milli, exact) = (scaled(percent, 1_000), scaled(percent, 1_000_000));
         return match (milli, exact) {
             (Some(0), Some(0)) => none(),
             (Some(milli), Some(exact)) if milli * 1_000 != exact => {
-                refused(format!("`{}` is finer than 0.001%", quotable(text)), "round it")
+                invalid(format!("`{}` is finer than 0.001%", quotable(text)), "round it")
             }
             (Some(milli @ 1..=100_000), _) => {
                 Ok(Overshoot::MilliPercent(u32::try_from(milli).expect("100 000 fits in 32 bits")))
             }
-            (Some(_), _) => refused(format!("`{}` is more than 100%", quotable(text)), "raise the limit instead"),
-            (None, _) => refused(format!("`{}` is not a percentage", quotable(text)), hint),
+            (Some(_), _) => invalid(format!("`{}` is more than 100%", quotable(text)), "raise the limit instead"),
+            (None, _) => invalid(format!("`{}` is not a percentage", quotable(text)), hint),
         };
     }
     match scalar.value() {
         ScalarValue::Int(0) => none(),
         ScalarValue::Int(hits) if u32::try_from(hits).is_ok() => {
-            Ok(Overshoot::Hits(u32::try_from(hits).expect("the guard says so")))
+            Ok(Overshoot::Hits(u32::try_from(hits).expect("checked by the guard")))
         }
-        _ => refused(format!("`{}` is neither a percentage nor a number of hits", quotable(text)), hint),
+        _ => invalid(format!("`{}` is neither a percentage nor a number of hits", quotable(text)), hint),
     }
 }
 
-/// What a type error says of a value: YAML's short tag, and its text unless it is a collection.
+/// Describes a value for a type error: YAML's short tag, and its text unless it is a collection.
 pub fn described(node: &YamlNode<'_>) -> String {
     let scalar = match &node.content {
         YamlContent::List(_) => return "!!seq".into(),
@@ -93,7 +93,7 @@ pub fn described(node: &YamlNode<'_>) -> String {
         ScalarValue::Float(_) => "!!float",
         ScalarValue::Text => "!!str",
     };
-    // Cut where the peer's YAML reader cuts.
+    // Truncated as envoyproxy/ratelimit's YAML reader does.
     let text = scalar.text();
     if text.len() > 10 {
         let end = (0..=7).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -102,7 +102,7 @@ pub fn described(node: &YamlNode<'_>) -> String {
     format!("{tag} `{}`", quotable(text))
 }
 
-/// A value as Go prints it, which is how the peer shows an element of a list; cut off after some 200 bytes.
+/// Formats a value as Go prints it, truncated after about 200 bytes. Envoyproxy/ratelimit shows list elements so.
 pub fn go_value(node: &YamlNode<'_>) -> String {
     let mut out = String::new();
     write_go_value(node, &mut out);
@@ -146,7 +146,7 @@ fn write_go_value(node: &YamlNode<'_>, out: &mut String) {
     }
 }
 
-/// A value as JSON. Infinities and NaN, which JSON lacks, become their names; keys become text.
+/// Converts a value to JSON. Infinities and NaN, which JSON lacks, become their names; keys become text.
 pub fn json(node: &YamlNode<'_>) -> serde_json::Value {
     match &node.content {
         YamlContent::Scalar(scalar) => match scalar.value() {
