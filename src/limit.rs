@@ -124,7 +124,7 @@ pub const DEFAULT_LOG_MAX: u32 = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// The key does not apply to this algorithm.
-    #[error("`{key}` has no meaning for {algorithm}")]
+    #[error("`{key}` does not apply to {algorithm}")]
     Meaningless {
         /// Key at fault.
         key: &'static str,

@@ -94,7 +94,7 @@ impl Compiler<'_> {
             }
         };
         let before = self.found.error_count();
-        let mut roots = yaml::parse(&text, source.documents, file, &mut self.found);
+        let mut roots = yaml::parse::parse(&text, source.documents, file, &mut self.found);
         // An empty document beside others is a stray `---`; an empty document alone is the text.
         if roots.len() > 1 {
             roots.retain(|root| !root.is_null());

@@ -1,14 +1,14 @@
-//! Every key of a rule file: where it may stand, what it holds, its default, and a sentence about it.
+//! The table of keys of a rule file: sections, type, default and description of each.
 //!
-//! The one table. The reader refuses what is not in it, the JSON Schema is made from it, and tests compare
-//! `config/reference.yaml` and the code's defaults with it. A key that envoyproxy/ratelimit knows (`peer`) is ignored
-//! with a warning where it means nothing, as there; a key of tollkeeper's own is an error there.
+//! The reader rejects keys that are not in the table, the JSON Schema is generated from it, and tests compare
+//! `config/reference.yaml` and the defaults of the code with it. In a section to which it does not belong, a key of
+//! envoyproxy/ratelimit (`peer`) is ignored with a warning, as there; a key of tollkeeper is an error.
 
 use crate::limit::algorithm::Algorithm;
 use Section::{Defaults, Descriptor, Limit, RateLimit, Replaces, Root};
 use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Table, Tables, Text, Unit};
 
-/// A kind of mapping in a rule file.
+/// Kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Section {
     /// The document itself.
@@ -26,10 +26,10 @@ pub enum Section {
 }
 
 impl Section {
-    /// All of them, outermost first.
+    /// All sections, outermost first.
     pub const ALL: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
 
-    /// What messages call it, after "in".
+    /// Name in messages, after "in".
     pub(crate) const fn phrase(self) -> &'static str {
         match self {
             Root => "the document itself",
@@ -41,7 +41,7 @@ impl Section {
         }
     }
 
-    /// What the schema calls it.
+    /// Name in the schema.
     pub const fn name(self) -> &'static str {
         match self {
             Root => "document",
@@ -54,54 +54,54 @@ impl Section {
     }
 }
 
-/// What a key holds.
+/// Type of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
-    /// Text; a plain number, date or boolean is its own text.
+    /// Text; a plain number, date or boolean counts as text.
     Text,
-    /// A whole number from the first to the second, both included.
+    /// Whole number between these, inclusive.
     Count(u64, u64),
-    /// A boolean.
+    /// Boolean.
     Flag,
-    /// A time in Go's notation, such as `1h30m`, 366 days at most.
+    /// Duration in Go's notation, such as `1h30m`, 366 days at most.
     Duration,
-    /// A percentage or a number of hits.
+    /// Percentage or number of hits.
     Overshoot,
     /// One of these words.
     Choice(&'static [&'static str]),
-    /// A unit of time, in any case.
+    /// Unit of time; case is ignored.
     Unit,
-    /// A mapping.
+    /// Mapping.
     Table(Section),
-    /// A list of mappings.
+    /// List of mappings.
     Tables(Section),
     /// One limit as a mapping, or several as a list of mappings.
     Limits,
-    /// A mapping of anything.
+    /// Mapping with any content.
     Free,
 }
 
 /// A key of a rule file.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleKey {
-    /// As written.
+    /// Name as written.
     pub name: &'static str,
-    /// Whether envoyproxy/ratelimit knows it.
+    /// Envoyproxy/ratelimit has the key too.
     pub peer: bool,
-    /// Where it means something.
+    /// Sections to which it belongs.
     pub sections: &'static [Section],
-    /// What it holds.
+    /// Type of its value.
     pub kind: ValueKind,
-    /// What holds where it is not written, in YAML; empty if nothing does, or if that depends on other keys.
+    /// Default in YAML; empty if there is none, or if it depends on other keys.
     pub default: &'static str,
-    /// What it does, in a sentence or two.
+    /// Description in one or two sentences.
     pub doc: &'static str,
 }
 
-/// The largest epoch: beyond it a double is not exact.
+/// Maximum epoch: above it, a double is not exact.
 pub const MAX_EPOCH: u64 = 1 << 53;
 
-/// The longest `over_limit_body`, in bytes.
+/// Maximum length of `over_limit_body`, in bytes.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
 /// The table, in the order of the documentation.
@@ -118,14 +118,14 @@ pub const KEYS: &[RuleKey] = &[
         &[Root],
         Table(Defaults),
         "",
-        "What holds for every rule of the domain that does not say otherwise, and for limits that travel with a request.",
+        "Defaults for every rule of the domain, and for limits that are sent with a request.",
     ),
     peer(
         "descriptors",
         &[Root, Descriptor],
         Tables(Descriptor),
         "",
-        "The rules of this level, in order. A request matches one per level: the exact value, else the first wildcard in this order, else the bare key.",
+        "The rules of this level, in order. An entry matches one of them: the exact value, else the first wildcard in this order, else the bare key.",
     ),
     peer("key", &[Descriptor], Text, "", "The key of a descriptor entry. Required."),
     peer(
@@ -133,14 +133,14 @@ pub const KEYS: &[RuleKey] = &[
         &[Descriptor],
         Text,
         "",
-        "The value of the entry. Not written: any value, each with a counter of its own. A `*` stands for any run of characters, none too.",
+        "The value of the entry. If absent: any value, each with a counter of its own. Each `*` matches any run of characters, also an empty one.",
     ),
     peer(
         "rate_limit",
         &[Descriptor],
         Limits,
         "",
-        "What a request that ends here may do: one limit as a mapping, or several as a list, all of which must pass. Not written: no limit.",
+        "Limits of a descriptor that ends here: one as a mapping, or several as a list, all of which must pass. If absent: no limit.",
     ),
     peer(
         "unit",
@@ -161,58 +161,64 @@ pub const KEYS: &[RuleKey] = &[
         &[RateLimit, Limit],
         Count(0, u32::MAX as u64),
         "0",
-        "Hits allowed in a period; 0 refuses everything.",
+        "Hits allowed in a period; 0 rejects everything.",
     ),
-    peer("unlimited", &[RateLimit], Flag, "false", "Allow everything, uncounted. Needs no unit and allows none."),
-    own("algorithm", &[Defaults, RateLimit, Limit], Choice(Algorithm::NAMES), "fixed_window", "How hits are counted."),
+    peer("unlimited", &[RateLimit], Flag, "false", "Admits everything, uncounted. Must not have a unit."),
+    own(
+        "algorithm",
+        &[Defaults, RateLimit, Limit],
+        Choice(Algorithm::NAMES),
+        "fixed_window",
+        "Algorithm that counts hits.",
+    ),
     own(
         "bucket_size",
         &[RateLimit, Limit],
         Count(1, u32::MAX as u64),
         "",
-        "token_bucket: the tokens it holds, which can pass at once; requests_per_unit where not written.",
+        "token_bucket: number of tokens, which can pass at once. If absent: requests_per_unit.",
     ),
     own(
         "queue_size",
         &[Defaults, RateLimit, Limit],
         Count(1, u32::MAX as u64),
         "1",
-        "leaky_bucket: requests in the bucket at once, the one that leaves included; 1 means that none waits.",
+        "leaky_bucket: requests in the bucket at once, including the one that leaves; 1: no request waits.",
     ),
     own(
         "max_wait",
         &[Defaults, RateLimit, Limit],
         Duration,
         "",
-        "leaky_bucket, token_bucket: the longest an answer may be held. Where not written: leaky_bucket as long as the caller waits, token_bucket 0.",
+        "leaky_bucket, token_bucket: maximum delay of an answer. If absent: leaky_bucket up to the caller's deadline, token_bucket 0.",
     ),
     own(
         "count_rejected",
         &[Defaults, RateLimit, Limit],
         Flag,
         "",
-        "Whether refused hits count too. Where not written: true for a single strict fixed_window, else false. Not for leaky_bucket.",
+        "Counts rejected hits too. If absent: true for a single strict fixed_window, else false. Not for leaky_bucket.",
     ),
     own(
         "consistency",
         &[Defaults, RateLimit, Limit],
         Choice(&["strict", "eventual"]),
         "strict",
-        "strict: every admitted hit was counted in the store first. eventual: answered from this process, within max_overshoot.",
+        "strict: every hit is counted in the store before it is admitted. eventual: answered from this process, within max_overshoot.",
     ),
     own(
         "max_overshoot",
         &[Defaults, RateLimit, Limit],
         Overshoot,
         "5%",
-        "eventual only: what all replicas together may admit over the limit in any period, as a percentage of it or as hits.",
+        "eventual only: maximum that all replicas together admit over the limit in any period, as a percentage of it or as hits.",
     ),
     own(
         "on_store_error",
         &[Defaults, RateLimit, Limit],
         Choice(&["local", "allow", "deny", "error"]),
         "local",
-        "What is answered when the counter can not be asked: limit within this process, allow, deny, or answer an error. TOLLKEEPER_ON_STORE_ERROR changes the default.",
+        "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.",
     ),
     own(
         "epoch",
@@ -233,43 +239,37 @@ pub const KEYS: &[RuleKey] = &[
         &[RateLimit, Limit],
         Tables(Replaces),
         "",
-        "Limits that are switched off, by name, in a request that meets this one.",
+        "Names of the limits that this one replaces in the same request.",
     ),
-    peer("shadow_mode", &[Descriptor, Limit], Flag, "false", "A trial: counted and reported, but it refuses nothing."),
+    peer(
+        "shadow_mode",
+        &[Descriptor, Limit],
+        Flag,
+        "false",
+        "Shadow mode: the limit is counted and reported, but rejects nothing.",
+    ),
     peer(
         "quota_mode",
         &[Descriptor, Limit],
         Flag,
         "false",
-        "It refuses a request only together with all other quotas of that request.",
+        "Quota mode: the limit rejects a request only together with all other quotas of that request.",
     ),
-    own(
-        "over_limit_body",
-        &[Defaults, Descriptor, RateLimit],
-        Text,
-        "",
-        "Sent as the body of a refusal, 64 KiB at most.",
-    ),
-    own(
-        "over_limit_content_type",
-        &[Defaults, Descriptor, RateLimit],
-        Text,
-        "",
-        "The content type of over_limit_body.",
-    ),
+    own("over_limit_body", &[Defaults, Descriptor, RateLimit], Text, "", "Body of a rejection, 64 KiB at most."),
+    own("over_limit_content_type", &[Defaults, Descriptor, RateLimit], Text, "", "Content type of over_limit_body."),
     peer(
         "detailed_metric",
         &[Descriptor],
         Flag,
         "false",
-        "The metrics of this rule carry the whole path with the request's values. Beware of values that strangers choose.",
+        "Metrics of this rule are named after the whole path with the request's values. Avoid it where clients choose the values.",
     ),
     peer(
         "value_to_metric",
         &[Descriptor],
         Flag,
         "false",
-        "The metrics of the rules from here on carry the request's value of this entry.",
+        "Metrics of this rule and those below it are named after the request's value of this entry.",
     ),
     peer("share_threshold", &[Descriptor], Flag, "false", "All values that the wildcard matches share one counter."),
     peer(
@@ -277,7 +277,7 @@ pub const KEYS: &[RuleKey] = &[
         &[Descriptor],
         Free,
         "",
-        "Returned as dynamic metadata when the descriptor passes, if RESPONSE_DYNAMIC_METADATA is on.",
+        "Dynamic metadata to return when the descriptor passes, if RESPONSE_DYNAMIC_METADATA is on.",
     ),
 ];
 
@@ -301,14 +301,14 @@ const fn own(
     RuleKey { name, peer: false, sections, kind, default, doc }
 }
 
-/// The key of that name, wherever it may stand.
+/// Returns the key of that name, in any section.
 pub fn find(name: &str) -> Option<&'static RuleKey> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The key that was probably meant: the nearest one that may stand at `section`, if any is near.
+/// Returns the key of `section` that is most similar to `name`, if one is similar enough.
 pub(crate) fn nearest(name: &str, section: Option<Section>) -> Option<&'static str> {
-    // What is far too long resembles nothing, and comparing it would cost its length squared.
+    // Bounded, because a comparison takes time proportional to the length.
     if name.len() > 40 {
         return None;
     }

@@ -1,385 +1,60 @@
-//! YAML text as a tree of nodes that know where they stand.
+//! YAML text as a tree of nodes with positions.
 //!
-//! Built from the events of `granit_parser`, the parser of serde-saphyr (the maintained successor of serde_yaml), which
-//! re-exports it. Its typed layer is not used: it hides whether a scalar was plain or quoted, and `"3"` is no number
-//! here. Plain scalars mean what YAML 1.1 says (`yes`, `0x10`, `1_000`), because existing rule files rely on it.
-//!
-//! Aliases share what they name, so that a tree is never larger in memory than its text; what they stand for is
-//! counted and bounded, since whoever walks the tree pays for it. Depth is bounded too, aliases included, so that
-//! walking can recurse. In every mapping keys are unique: merge keys are resolved, and of duplicates the last one
-//! stands.
+//! Plain scalars follow YAML 1.1 (`yes`, `0x10`, `1_000`), because existing rule files rely on it. Aliases share the
+//! node that they name, so a tree is never larger in memory than its text. Keys of a mapping are unique.
 
+pub mod parse;
 pub mod scalar;
 pub mod text;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, Tag};
-
-use crate::config::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
 use scalar::Scalar;
 
-/// How deep nodes may be nested, aliases included: 127 levels of descriptors.
-pub const MAX_DEPTH: usize = 256;
-
-/// How many nodes the aliases and merge keys of one file may stand for.
-pub const MAX_ALIASED_NODES: usize = 1_000_000;
-
-/// A place in a text: line and column, both from 1, the column in characters.
+/// Position in a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position {
-    /// From 1.
+    /// Line, from 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// Column in characters, from 1.
     pub column: u32,
 }
 
-/// A node and where it stands; one that an alias names stands where it was written.
+/// A node with its position. A node behind an alias has the position of its anchor.
 #[derive(Clone, Debug)]
 pub struct YamlNode<'a> {
-    /// Its first character.
+    /// Position of the first character.
     pub at: Position,
-    /// What it is.
+    /// Content of the node.
     pub content: YamlContent<'a>,
 }
 
-/// What a node is. Cloning shares what is inside.
+/// Content of a node. Clones share it.
 #[derive(Clone, Debug)]
 pub enum YamlContent<'a> {
-    /// Text, a number, a boolean or nothing.
+    /// Text, a number, a boolean or null.
     Scalar(Scalar<'a>),
-    /// A sequence.
+    /// Sequence.
     List(Rc<Vec<YamlNode<'a>>>),
-    /// A mapping in order, without duplicates.
+    /// Mapping in order, without duplicate keys.
     Map(Rc<Vec<YamlEntry<'a>>>),
 }
 
-/// A key of a mapping and what it holds.
+/// Key and value of a mapping.
 pub type YamlEntry<'a> = (YamlNode<'a>, YamlNode<'a>);
 
-/// Which documents of a file are read.
+/// Documents of a file that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Documents {
-    /// Every one.
+    /// All documents.
     All,
-    /// The first; a warning names the others.
+    /// The first document; a warning reports that there are more.
     FirstOnly,
 }
 
-/// The documents of `text`, as far as it can be read; what is wrong with it goes to `found`.
-pub fn parse<'a>(text: &'a str, which: Documents, file: &Arc<str>, found: &mut Diagnostics) -> Vec<YamlNode<'a>> {
-    let options = granit_parser::options! {
-        emit_comments: false,
-        // The tree has a tighter bound of its own, with a better message.
-        flow_nesting_limit: 2 * MAX_DEPTH,
-        block_nesting_limit: 2 * MAX_DEPTH,
-    };
-    let mut builder = Builder::new(file, found);
-    for event in Parser::new_from_str_with_options(text, options) {
-        match event {
-            Ok((Event::DocumentStart(..), span)) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
-                builder.skipped(position(&span));
-                break;
-            }
-            Ok((event, span)) => {
-                if builder.take(event, &span).is_none() {
-                    break;
-                }
-            }
-            // What follows the only document that is read can not spoil it.
-            Err(error) if which == Documents::FirstOnly && !builder.documents.is_empty() => {
-                builder.skipped(marked(error.marker()));
-                break;
-            }
-            Err(error) => {
-                builder.refuse(marked(error.marker()), &error.info(), hint_for(error.kind()));
-                break;
-            }
-        }
-    }
-    builder.documents
-}
-
-/// What helps with the mistakes that people make most.
-fn hint_for(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
-    use granit_parser::ErrorKind as Kind;
-    Some(match kind {
-        Kind::TabNotAllowed | Kind::TabInBlockIndentation | Kind::TabInIndentation => "indent with spaces, not tabs",
-        Kind::MissingAnchorOrAliasName | Kind::UnknownAnchor => "put text that begins with `*` or `&` in quotes",
-        Kind::UnexpectedCharacter { character: '%' | '@' | '`' } => "put text that begins so in quotes",
-        Kind::MappingValueNotAllowed | Kind::InvalidIndentation | Kind::ExpectedBlockMappingKey => {
-            "check the indentation of this line and the one before"
-        }
-        Kind::UnclosedQuotedScalar | Kind::InvalidQuotedScalarIndent => "close the quote",
-        _ => return None,
-    })
-}
-
-fn position(span: &Span) -> Position {
-    marked(&span.start)
-}
-
-fn marked(marker: &granit_parser::Marker) -> Position {
-    let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    Position { line: small(marker.line().max(1)), column: small(marker.col()).saturating_add(1) }
-}
-
-/// What an anchor names, and what it costs to stand for it.
-struct Anchored<'a> {
-    node: YamlNode<'a>,
-    nodes: usize,
-    height: usize,
-}
-
-/// A collection that is not closed yet.
-struct OpenCollection {
-    at: Position,
-    mapping: bool,
-    anchor: usize,
-    /// Where its items begin among those that wait.
-    first: usize,
-    /// Nodes counted before it.
-    before: usize,
-    /// The height of its highest child.
-    height: usize,
-}
-
-struct Builder<'a, 'f> {
-    file: &'f Arc<str>,
-    found: &'f mut Diagnostics,
-    documents: Vec<YamlNode<'a>>,
-    open: Vec<OpenCollection>,
-    /// Finished nodes of the collections that are open, the innermost last.
-    waiting: Vec<YamlNode<'a>>,
-    anchors: HashMap<usize, Anchored<'a>>,
-    /// Nodes so far, those that aliases stand for included.
-    nodes: usize,
-    /// Of those, the ones that were not written out.
-    aliased: usize,
-}
-
-impl<'a, 'f> Builder<'a, 'f> {
-    fn new(file: &'f Arc<str>, found: &'f mut Diagnostics) -> Self {
-        let (documents, open, waiting, anchors) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
-        Self { file, found, documents, open, waiting, anchors, nodes: 0, aliased: 0 }
-    }
-
-    /// Takes an event in; `None` if the text is refused and reading ends.
-    fn take(&mut self, event: Event<'a>, span: &Span) -> Option<()> {
-        let at = position(span);
-        match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                let scalar = Scalar::new(text, style == ScalarStyle::Plain, suffix(tag.as_deref()).as_deref());
-                self.nodes += 1;
-                self.place(YamlNode { at, content: YamlContent::Scalar(scalar) }, anchor, 1, 1)
-            }
-            Event::SequenceStart(_, anchor, _) => self.begin(at, false, anchor),
-            Event::MappingStart(_, anchor, _) => self.begin(at, true, anchor),
-            Event::SequenceEnd | Event::MappingEnd => self.end(),
-            Event::Alias(anchor) => self.alias(anchor, at),
-            Event::DocumentStart(..) => {
-                self.anchors.clear();
-                Some(())
-            }
-            _ => Some(()),
-        }
-    }
-
-    fn begin(&mut self, at: Position, mapping: bool, anchor: usize) -> Option<()> {
-        self.nodes += 1;
-        let first = self.waiting.len();
-        self.open.push(OpenCollection { at, mapping, anchor, first, before: self.nodes - 1, height: 0 });
-        self.check_depth(at, 0)
-    }
-
-    fn end(&mut self) -> Option<()> {
-        let open = self.open.pop().expect("the parser ends only what it began");
-        let items = self.waiting.split_off(open.first);
-        let content = if open.mapping {
-            YamlContent::Map(Rc::new(self.mapping(items)?))
-        } else {
-            YamlContent::List(Rc::new(items))
-        };
-        let nodes = self.nodes - open.before;
-        self.place(YamlNode { at: open.at, content }, open.anchor, nodes, open.height + 1)
-    }
-
-    fn alias(&mut self, anchor: usize, at: Position) -> Option<()> {
-        let Some(Anchored { node, nodes, height }) = self.anchors.get(&anchor) else {
-            return self.refuse(at, "an alias stands inside what it names", Some("write the value out"));
-        };
-        let (node, nodes, height) = (node.clone(), *nodes, *height);
-        self.nodes += nodes;
-        self.charge(nodes, at)?;
-        self.check_depth(at, height)?;
-        self.place(node, 0, nodes, height)
-    }
-
-    /// Counts nodes that were not written out.
-    fn charge(&mut self, nodes: usize, at: Position) -> Option<()> {
-        self.aliased += nodes;
-        if self.aliased > MAX_ALIASED_NODES {
-            return self.refuse(at, "document contains excessive aliasing", Some("write the values out"));
-        }
-        Some(())
-    }
-
-    fn check_depth(&mut self, at: Position, height: usize) -> Option<()> {
-        if self.open.len() + height > MAX_DEPTH {
-            let message = format!("nested deeper than {MAX_DEPTH} levels");
-            return self.refuse(at, &message, Some("no request has that many entries"));
-        }
-        Some(())
-    }
-
-    /// Puts a finished node where it belongs.
-    fn place(&mut self, node: YamlNode<'a>, anchor: usize, nodes: usize, height: usize) -> Option<()> {
-        if anchor != 0 {
-            self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, height });
-        }
-        match self.open.last_mut() {
-            Some(parent) => {
-                parent.height = parent.height.max(height);
-                self.waiting.push(node);
-            }
-            None => self.documents.push(node),
-        }
-        Some(())
-    }
-
-    /// Pairs keys with values, resolves merge keys and drops all but the last of equal keys.
-    ///
-    /// A written key wins over a merged one wherever it stands, and of merged ones the first mapping that has it wins.
-    fn mapping(&mut self, items: Vec<YamlNode<'a>>) -> Option<Vec<YamlEntry<'a>>> {
-        let mut entries: Vec<YamlEntry<'a>> = Vec::with_capacity(items.len() / 2);
-        let mut merges: Vec<(YamlNode<'a>, usize)> = Vec::new();
-        let mut seen = SeenKeys::default();
-        let mut items = items.into_iter();
-        while let (Some(key), Some(value)) = (items.next(), items.next()) {
-            if key.is_merge() {
-                merges.push((value, entries.len()));
-                continue;
-            }
-            match seen.index(&key, &entries) {
-                Some(earlier) => {
-                    self.duplicate(&key, entries[earlier].0.at);
-                    entries[earlier] = (key, value);
-                }
-                None => seen.add((key, value), &mut entries),
-            }
-        }
-        for (source, before) in merges {
-            self.merge(&source, before, &mut seen, &mut entries)?;
-        }
-        Some(entries)
-    }
-
-    /// Adds what `source`, the value of a merge key that stood after `before` entries, has and `entries` lacks.
-    fn merge(
-        &mut self,
-        source: &YamlNode<'a>,
-        before: usize,
-        seen: &mut SeenKeys,
-        entries: &mut Vec<YamlEntry<'a>>,
-    ) -> Option<()> {
-        let maps = match &source.content {
-            YamlContent::List(list) => list.as_slice(),
-            _ => std::slice::from_ref(source),
-        };
-        for map in maps {
-            let YamlContent::Map(merged) = &map.content else {
-                let message = "map merge requires map or sequence of maps as the value";
-                return self.refuse(map.at, message, Some("merge with `<<: *anchor` of a mapping"));
-            };
-            self.charge(merged.len(), map.at)?;
-            for entry in merged.iter() {
-                match seen.index(&entry.0, entries) {
-                    None => seen.add(entry.clone(), entries),
-                    Some(earlier) if earlier < before => self.overridden(&entries[earlier].0),
-                    Some(_) => {}
-                }
-            }
-        }
-        Some(())
-    }
-
-    fn duplicate(&mut self, key: &YamlNode<'a>, earlier: Position) {
-        let message = format!("the key `{}` stands twice in this mapping", quotable(&key.label()));
-        let hint = format!("this one counts, the one in line {} does not", earlier.line);
-        self.warn(key.at, message, hint);
-    }
-
-    fn overridden(&mut self, key: &YamlNode<'a>) {
-        let message = format!("the key `{}` stands before a merge key that has it too", quotable(&key.label()));
-        self.warn(key.at, message, "this one counts; put `<<` first to be read alike everywhere".into());
-    }
-
-    fn skipped(&mut self, at: Position) {
-        let message = "only the first document of this file is read".into();
-        self.warn(at, message, "put each domain in a file of its own, or load this file with --config".into());
-    }
-
-    fn warn(&mut self, at: Position, message: String, hint: String) {
-        self.found.push(diagnostic(Severity::Warning, self.file, at, message, Some(hint)));
-    }
-
-    /// Records why the text can not be read, and ends the reading.
-    fn refuse(&mut self, at: Position, message: &str, hint: Option<&str>) -> Option<()> {
-        let message = format!("error loading config file: yaml: {}", quotable(message));
-        self.found.push(diagnostic(Severity::Error, self.file, at, message, hint.map(Into::into)));
-        None
-    }
-}
-
-/// A finding about the text as such, at no place of the document.
-fn diagnostic(severity: Severity, file: &Arc<str>, at: Position, message: String, hint: Option<String>) -> Diagnostic {
-    let Position { line, column } = at;
-    Diagnostic { severity, file: Arc::clone(file), line, column, path: String::new(), message, hint }
-}
-
-/// Finds earlier keys of one mapping: by looking through them while they are few, by hash once they are many.
-#[derive(Default)]
-struct SeenKeys {
-    by_text: HashMap<String, usize>,
-}
-
-impl SeenKeys {
-    const FEW: usize = 16;
-
-    fn index(&self, key: &YamlNode<'_>, entries: &[YamlEntry<'_>]) -> Option<usize> {
-        let YamlContent::Scalar(key) = &key.content else { return None };
-        if entries.len() <= Self::FEW {
-            return entries
-                .iter()
-                .position(|(other, _)| other.scalar().is_some_and(|other| other.text() == key.text()));
-        }
-        self.by_text.get(key.text()).copied()
-    }
-
-    fn add<'a>(&mut self, entry: YamlEntry<'a>, entries: &mut Vec<YamlEntry<'a>>) {
-        entries.push(entry);
-        if entries.len() <= Self::FEW {
-            return;
-        }
-        let from = if entries.len() == Self::FEW + 1 { 0 } else { entries.len() - 1 };
-        for (index, (key, _)) in entries.iter().enumerate().skip(from) {
-            if let YamlContent::Scalar(key) = &key.content {
-                self.by_text.insert(key.text().to_owned(), index);
-            }
-        }
-    }
-}
-
-/// The tag of YAML's own schema, such as `str`; a tag of another kind is the empty word.
-fn suffix(tag: Option<&Tag>) -> Option<Cow<'_, str>> {
-    tag.map(|tag| tag.suffix_in_namespace("tag:yaml.org,2002:").unwrap_or_default())
-}
-
 impl<'a> YamlNode<'a> {
-    /// The scalar that it is, if it is one.
+    /// Returns the scalar, if the node is one.
     pub fn scalar(&self) -> Option<&Scalar<'a>> {
         match &self.content {
             YamlContent::Scalar(scalar) => Some(scalar),
@@ -387,7 +62,7 @@ impl<'a> YamlNode<'a> {
         }
     }
 
-    /// Whether it holds nothing: `~`, `null`, or no text at all.
+    /// Returns `true` for null: `~`, `null`, or no text.
     pub fn is_null(&self) -> bool {
         self.scalar().is_some_and(Scalar::is_null)
     }
@@ -396,7 +71,7 @@ impl<'a> YamlNode<'a> {
         self.scalar().is_some_and(|scalar| scalar.is_plain() && scalar.text() == "<<")
     }
 
-    /// Its text, for messages about a key.
+    /// Text of a key, for messages.
     fn label(&self) -> Cow<'_, str> {
         self.scalar().map_or("?".into(), |scalar| scalar.text().into())
     }

@@ -338,7 +338,7 @@ fn domains_merge_only_if_enabled() {
     assert!(refused.contains("b.yaml:2:1: domain 'd' has two different `defaults`"), "{refused}");
     let twice = [files[0].clone(), files[0].clone()];
     let refused = compile(&twice, &merge).expect_err("a twice").to_string();
-    assert!(refused.contains("duplicate descriptor composite key 'd.a', the first stands at a.yaml:4:"), "{refused}");
+    assert!(refused.contains("duplicate descriptor composite key 'd.a', the first is at a.yaml:4:"), "{refused}");
 }
 
 #[test]
@@ -372,9 +372,9 @@ fn diagnostic_is_printed_with_a_caret_and_as_json() {
 fn suspicious_rules_get_warnings() {
     let lone = "domain: d\ndescriptors:\n  - key: k\n";
     let table = [
-        (format!("{lone}    domain: z\n    rate_limit: {{unit: day}}\n"), "`domain` means nothing in a descriptor"),
-        (rule("{unit: day, shadow_mode: true}"), "`shadow_mode` means nothing in a `rate_limit`"),
-        (format!("domain: c\n{}", rule("{unit: day}")), "the key `domain` stands twice in this mapping"),
+        (format!("{lone}    domain: z\n    rate_limit: {{unit: day}}\n"), "`domain` does not belong in a descriptor"),
+        (rule("{unit: day, shadow_mode: true}"), "`shadow_mode` does not belong in a `rate_limit`"),
+        (format!("domain: c\n{}", rule("{unit: day}")), "the key `domain` is written twice in this mapping"),
         (lone.to_owned(), "this descriptor does nothing"),
         (rule("{unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 5}"), "waits 100 ms or more"),
         (rule("{unit: minute, requests_per_unit: 100, consistency: eventual}"), "the overshoot is too small"),
@@ -382,10 +382,10 @@ fn suspicious_rules_get_warnings() {
             rule(
                 "{unit: second, requests_per_unit: 9, algorithm: token_bucket, consistency: eventual, max_overshoot: 0.3%}",
             ),
-            "hits can not be leased",
+            "hits cannot be leased",
         ),
         (rule("{unit: day, over_limit_content_type: a/b}"), "`over_limit_content_type` without `over_limit_body`"),
-        (rule("{unit: day, requests_per_unit: 9, <<: {requests_per_unit: 3}}"), "stands before a merge key"),
+        (rule("{unit: day, requests_per_unit: 9, <<: {requests_per_unit: 3}}"), "is written before a merge key"),
     ];
     for (text, expected) in table {
         let compiled = load(&text).unwrap_or_else(|found| panic!("{text}\n{found}"));

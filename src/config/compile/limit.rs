@@ -66,7 +66,7 @@ pub(super) fn check_defaults(
     ];
     for (_, with) in clashes.into_iter().filter(|(clash, _)| *clash) {
         let message = format!("`consistency: eventual` cannot be kept with {with}");
-        reader.error(eventual.at, &field_path.key("consistency"), message, "let the rules say one of them");
+        reader.error(eventual.at, &field_path.key("consistency"), message, "set one of them in the rules instead");
     }
     settings.clone()
 }
@@ -130,7 +130,7 @@ pub(super) fn unlimited(
     let other = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
     let other = other.or(limit.bucket_size.map(|spanned| Spanned { value: "bucket_size", at: spanned.at }));
     if let Some(key) = other.or(limit.defaultable.first()) {
-        let message = format!("`{}` has no meaning when unlimited", key.value);
+        let message = format!("`{}` does not apply when unlimited", key.value);
         reader.error(key.at, &field_path.key(key.value), message, "remove it or `unlimited`");
     }
     Allowance::Unlimited {

@@ -158,7 +158,7 @@ impl DocumentReader<'_> {
     fn misplaced(&mut self, field: Field<'_, '_>, section: Section, field_path: &FieldPath<'_>) {
         let Field { key, at, node } = field;
         let field_path = field_path.key(key.name);
-        let message = format!("`{}` means nothing in {}", key.name, section.phrase());
+        let message = format!("`{}` does not belong in {}", key.name, section.phrase());
         let belongs = key.sections.iter().map(|section| section.phrase()).collect::<Vec<_>>().join(" or ");
         if section == Section::Limit && key.name == "unlimited" {
             self.error(
@@ -180,7 +180,7 @@ impl DocumentReader<'_> {
         match &node.content {
             YamlContent::Scalar(scalar) => {
                 if matches!(scalar.value(), ScalarValue::Float(_) | ScalarValue::Large(_)) {
-                    self.error(node.at, field_path, "error checking config: a number that no key takes", "");
+                    self.error(node.at, field_path, "error checking config: no key accepts this number", "");
                 }
             }
             YamlContent::List(list) => {
@@ -197,7 +197,7 @@ impl DocumentReader<'_> {
                     match self.known(name, None, field_path) {
                         Some(key) if !key.peer => {
                             let message = format!("config error, unknown key '{}'", key.name);
-                            self.error(name.at, &field_path.key(key.name), message, "it means nothing here");
+                            self.error(name.at, &field_path.key(key.name), message, "it does not belong here");
                         }
                         // Metadata can hold any keys.
                         Some(key) if key.name != "metadata" => self.ignored(node, &field_path.key(key.name)),

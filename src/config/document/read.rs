@@ -219,7 +219,7 @@ impl DocumentReader<'_> {
             // A header value: anything but visible ASCII would break the response or split it.
             let visible = text.value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
             if !visible || text.value.trim().is_empty() || text.value.len() > 256 {
-                let message = format!("`{}` is no content type", quotable(&text.value));
+                let message = format!("`{}` is not a content type", quotable(&text.value));
                 self.error(text.at, field_path, message, "write one such as application/json");
             }
             over_limit_body.content_type = Some(Spanned { value: text.value.trim().to_owned(), at: text.at });

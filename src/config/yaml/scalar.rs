@@ -1,38 +1,38 @@
-//! What a plain scalar means, by the rules of YAML 1.1 as gopkg.in/yaml.v2 reads them.
+//! Values of plain scalars, by the rules of YAML 1.1 as gopkg.in/yaml.v2 implements them.
 //!
-//! `yes` and `on` are booleans, `0x10`, `010`, `0b1` and `1_000` are whole numbers, `~` and nothing at all are null.
-//! Dates and sexagesimal numbers are text. What was quoted, or tagged `!!str`, is text always.
+//! `yes` and `on` are booleans; `0x10`, `010`, `0b1` and `1_000` are whole numbers; `~` and an empty scalar are null.
+//! Dates and sexagesimal numbers are text. A scalar that is quoted, or tagged `!!str`, is always text.
 
 use std::borrow::Cow;
 
-/// A scalar: its text and how it was written.
+/// Text of a scalar, with the form in which it was written.
 #[derive(Clone, Debug)]
 pub struct Scalar<'a> {
     text: Cow<'a, str>,
     form: Form,
 }
 
-/// How a scalar was written.
+/// Form in which a scalar was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// Plain, or tagged as what it looks like: its text decides.
+    /// Plain, or tagged with the type of its text: the text decides.
     Plain,
     /// Quoted, a block, or tagged as text or something unknown.
     Text,
-    /// Tagged `!!float`: a whole number is one of them too.
+    /// Tagged `!!float`: whole numbers are floats too.
     Float,
 }
 
-/// What a scalar means.
+/// Value of a scalar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScalarValue {
-    /// Nothing.
+    /// Null.
     Null,
-    /// A boolean.
+    /// Boolean.
     Bool(bool),
-    /// A whole number.
+    /// Whole number.
     Int(i64),
-    /// A whole number too large for 64 bits with a sign.
+    /// Whole number above the range of `i64`.
     Large(u64),
     /// Any other number.
     Float(f64),
@@ -41,7 +41,7 @@ pub enum ScalarValue {
 }
 
 impl<'a> Scalar<'a> {
-    /// A scalar of `text`, `tag` being the word after `!!`, or empty for a tag of another schema.
+    /// Creates a scalar. `tag` is the word after `!!`, or empty for a tag of another schema.
     pub fn new(text: Cow<'a, str>, plain: bool, tag: Option<&str>) -> Self {
         let form = match tag {
             None if plain => Form::Plain,
@@ -53,27 +53,27 @@ impl<'a> Scalar<'a> {
         Self { text, form }
     }
 
-    /// Its text, escapes resolved.
+    /// Text, with escapes resolved.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether its text decides what it means.
+    /// Returns `true` if the text decides the type.
     pub fn is_plain(&self) -> bool {
         self.form == Form::Plain
     }
 
-    /// Whether it holds nothing.
+    /// Returns `true` for null.
     pub fn is_null(&self) -> bool {
         self.is_plain() && matches!(&*self.text, "" | "~" | "null" | "Null" | "NULL")
     }
 
-    /// What it means.
+    /// Returns the value.
     pub fn value(&self) -> ScalarValue {
         match (self.form, resolve(&self.text)) {
             (Form::Text, _) => ScalarValue::Text,
             (Form::Plain, value) => value,
-            // A double is exact enough for what a tag makes a fraction: it is refused wherever numbers count.
+            // The rounding does not matter: floats are rejected wherever a number is expected.
             (Form::Float, ScalarValue::Int(number)) => ScalarValue::Float(number as f64),
             (Form::Float, ScalarValue::Large(number)) => ScalarValue::Float(number as f64),
             (Form::Float, value) => value,
@@ -105,7 +105,7 @@ fn resolve(text: &str) -> ScalarValue {
     }
 }
 
-/// A whole number with Go's prefixes; a leading 0 means octal.
+/// Parses a whole number with Go's prefixes; a leading 0 means octal.
 fn whole(text: &str) -> Option<ScalarValue> {
     let (negative, unsigned) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -120,7 +120,7 @@ fn whole(text: &str) -> Option<ScalarValue> {
         Some(other) if other.starts_with('0') => (8, &unsigned[1..]),
         _ => (10, unsigned),
     };
-    // `from_str_radix` would take a second sign.
+    // `from_str_radix` would accept a second sign.
     if !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return None;
     }
@@ -131,7 +131,7 @@ fn whole(text: &str) -> Option<ScalarValue> {
     Some(i64::try_from(magnitude).map_or(ScalarValue::Large(magnitude), ScalarValue::Int))
 }
 
-/// A number with a point or an exponent, or else text.
+/// Parses a number with a point or an exponent; anything else is text.
 fn fraction(text: &str) -> ScalarValue {
     let numeric = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'+' | b'-' | b'e' | b'E'));
     match text.parse() {

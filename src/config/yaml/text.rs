@@ -1,27 +1,27 @@
-//! The bytes of a rule file as text, or why they are none.
+//! Decodes the bytes of a rule file to text.
 //!
-//! UTF-8, with or without a byte order mark, and UTF-16 with one. YAML allows no control characters but tab and line
-//! breaks; a file that has them was damaged, or is no text at all. The size is bounded before anything is built.
+//! UTF-8 is accepted with or without a byte order mark, UTF-16 with one. YAML allows no control characters except tab and
+//! line breaks; a file with others is damaged or binary. The size is checked before anything is allocated.
 
 use std::borrow::Cow;
 
 use super::Position;
 
-/// The largest rule file, in bytes.
+/// Maximum size of a rule file, in bytes.
 pub const MAX_FILE_BYTES: usize = 64 * 1024 * 1024;
 
-/// Why bytes are no text, and where.
+/// Reason why bytes are not text, with position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// The first character at fault.
+    /// Position of the first invalid character.
     pub at: Position,
-    /// What is wrong.
+    /// Error message.
     pub message: String,
-    /// What to do about it.
+    /// Suggested fix.
     pub hint: &'static str,
 }
 
-/// The text of a file.
+/// Decodes the bytes of a file.
 pub fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
     let start = Position { line: 1, column: 1 };
     if bytes.len() > MAX_FILE_BYTES {
@@ -71,14 +71,15 @@ fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unreadable> {
     })
 }
 
-/// Whether it is printable ASCII and line breaks throughout, as large rule files are: a run at a time, so that it is
-/// looked at many bytes at once.
+/// Returns `true` if all bytes are printable ASCII or line breaks, as in most large rule files.
+///
+/// Runs of 256 bytes are folded without branches, so that the compiler can vectorize the loop.
 fn is_plain(bytes: &[u8]) -> bool {
     let plain = |byte: u8| (0x20..0x7f).contains(&byte) | matches!(byte, b'\t' | b'\n' | b'\r');
     bytes.chunks(256).all(|run| run.iter().fold(true, |all, byte| all & plain(*byte)))
 }
 
-/// Whether YAML refuses it outside of an escape.
+/// Returns `true` if YAML rejects the character outside of an escape.
 fn is_forbidden(character: char) -> bool {
     match character {
         '\t' | '\n' | '\r' | '\u{85}' => false,
@@ -87,7 +88,7 @@ fn is_forbidden(character: char) -> bool {
     }
 }
 
-/// The place that follows `before`.
+/// Returns the position after `before`.
 fn position(before: &str) -> Position {
     let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
     let column = before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1;
