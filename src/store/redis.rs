@@ -255,7 +255,7 @@ impl Redis {
                         self.calls.join(group.id.counters, ChargeBatch::new(), ChargeContext::new(now, at))
                 {
                     let call = self.prepare(charge, group.id, Some(eventual.clone()), now);
-                    tokio::spawn(self.calls.lead(call, no_charges, at + self.timeout()));
+                    self.calls.spawn_lead(call, no_charges, at + self.timeout());
                 }
                 Some(outcome)
             }

@@ -49,8 +49,16 @@ impl InFlightCalls {
         commands: ChargeBatch,
         deadline: Instant,
     ) -> DetachOnDrop<CallResults> {
-        let guard = InFlightGuard { calls: Arc::clone(self), id: call.id.counters, armed: true };
-        DetachOnDrop::new(lead(guard, call, commands, deadline))
+        DetachOnDrop::new(lead(self.guard(&call), call, commands, deadline))
+    }
+
+    /// Sends the call of a leader in a task; no caller waits for its results.
+    pub(super) fn spawn_lead(self: &Arc<Self>, call: PreparedCall, commands: ChargeBatch, deadline: Instant) {
+        tokio::spawn(lead(self.guard(&call), call, commands, deadline));
+    }
+
+    fn guard(self: &Arc<Self>, call: &PreparedCall) -> InFlightGuard {
+        InFlightGuard { calls: Arc::clone(self), id: call.id.counters, armed: true }
     }
 }
 
