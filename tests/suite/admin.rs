@@ -30,7 +30,7 @@ fn with_token() -> Setup {
     server().env("TOLLKEEPER_ADMIN_TOKEN", TOKEN)
 }
 
-/// Patient, so that a busy machine does not make another verdict of a wait.
+/// Counts in Redis, with a timeout that is long enough for a busy machine.
 fn counting_in(redis: &redis::Server, setup: Setup) -> Setup {
     setup.env("REDIS_URL", redis.address()).env("REDIS_SOCKET_TYPE", "tcp").env("TOLLKEEPER_STORE_TIMEOUT", "10s")
 }
@@ -92,13 +92,13 @@ fn lists_and_resets(setup: Setup, complete: bool) {
     let few = by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login&most=1")).text();
     assert_eq!(few.matches("\"used\"").count(), 1, "{few}");
 
-    assert!(!charge(&server, "login", "ann"), "ann is over");
+    assert!(!charge(&server, "login", "ann"), "ann exceeds the limit");
     let answer = reset(&server, TOKEN, "login", "ann");
     assert_eq!((answer.status, answer.text().replace(char::is_whitespace, "")), (200, r#"{"reset":[1]}"#.to_owned()));
-    assert!(charge(&server, "login", "ann"), "ann begins anew");
+    assert!(charge(&server, "login", "ann"), "the counter of ann starts at 0");
     assert_eq!(used(&counters(&server, "shop.login")), ["ann: 1", "b|o=b{}*: 1"]);
     assert!(reset(&server, TOKEN, "user", "u1").text().contains('2'), "a counter for each limit");
-    assert!(reset(&server, TOKEN, "user", "nobody").text().contains('0'));
+    assert!(reset(&server, TOKEN, "user", "unknown").text().contains('0'));
 
     let log = server.stderr();
     let line = |what: &str| log.lines().filter(|line| line.contains(what)).map(str::to_owned).collect::<Vec<_>>();

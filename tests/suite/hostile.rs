@@ -27,10 +27,10 @@ descriptors:
   rate_limit: {unit: day, requests_per_unit: 4000000000, algorithm: token_bucket}
 ";
 
-/// The most memory that any of this may take, in MiB: what stands in these tests would take gigabytes unbounded.
-const MOST_MIB: u64 = 200;
+/// Maximum resident memory in MiB; without bounds, these requests would take gigabytes.
+const MAX_MIB: u64 = 200;
 
-/// A server that must be unharmed in the end.
+/// A server that must be unharmed after the test.
 struct Target {
     server: Tollkeeper,
     client: Client,
@@ -42,11 +42,11 @@ impl Target {
         Self { client: Client::connect(server.grpc_port()), server }
     }
 
-    fn ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
-        self.client.call(question)
+    fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+        self.client.call(request)
     }
 
-    /// Still answers on every listener, has not panicked, and has not grown.
+    /// Checks that the server answers on every listener, has not panicked, and has not grown.
     fn assert_unharmed(mut self) {
         let client = Client::connect(self.server.grpc_port());
         let answer = client.call(&grpc::rate_limit_request("shop", &[("open", "")])).unwrap();
@@ -56,12 +56,12 @@ impl Target {
         assert!(self.server.try_wait().is_none());
         let (log, peak) = (self.server.stderr(), self.server.peak_mib());
         assert!(!log.contains("panicked"), "{log}");
-        assert!(log.lines().count() < 50, "strangers fill the log:\n{log}");
-        assert!(peak < MOST_MIB, "{peak} MiB");
+        assert!(log.lines().count() < 50, "clients fill the log:\n{log}");
+        assert!(peak < MAX_MIB, "{peak} MiB");
     }
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudorandom numbers from a fixed seed.
 struct Random(u64);
 
 impl Random {
@@ -83,9 +83,9 @@ impl Random {
 
 /// A request for one entry with the key `user` and this value.
 fn with_value(value: &[u8]) -> RateLimitRequest {
-    let mut question = grpc::rate_limit_request("shop", &[("user", "")]);
-    question.descriptors[0].entries[0].value = Bytes::copy_from_slice(value);
-    question
+    let mut request = grpc::rate_limit_request("shop", &[("user", "")]);
+    request.descriptors[0].entries[0].value = Bytes::copy_from_slice(value);
+    request
 }
 
 #[test]
@@ -99,17 +99,17 @@ fn empty_requests_get_a_clear_status() {
         (no_domain, "rate limit domain must not be empty"),
         (domain_only, "rate limit descriptor list must not be empty"),
     ];
-    for (question, expected) in table {
-        let status = target.ask(&question).unwrap_err();
+    for (request, expected) in table {
+        let status = target.call(&request).unwrap_err();
         assert_eq!((status.code(), status.message()), (Code::InvalidArgument, expected));
     }
-    for question in [
+    for request in [
         grpc::rate_limit_request("shop", &[]),
         grpc::rate_limit_request("shop", &[("", "")]),
         grpc::rate_limit_request("no such", &[]),
     ] {
-        let answer = target.ask(&question).unwrap();
-        assert_eq!((answer.overall_code, answer.statuses.len()), (1, 1), "{question:?}");
+        let answer = target.call(&request).unwrap();
+        assert_eq!((answer.overall_code, answer.statuses.len()), (1, 1), "{request:?}");
         assert_eq!(answer.statuses[0].current_limit, None);
     }
     target.assert_unharmed();
@@ -123,8 +123,8 @@ fn value_of_any_bytes_is_limited() {
     let values =
         [b"".as_slice(), b"\0", b"a\0b", b"\xff\xfe", b"caf\xe9", b"a\r\nb", long.as_bytes(), longer.as_bytes()];
     for value in values {
-        let question = with_value(value);
-        let codes: Vec<_> = (0..4).map(|_| target.ask(&question).unwrap().overall_code).collect();
+        let request = with_value(value);
+        let codes: Vec<_> = (0..4).map(|_| target.call(&request).unwrap().overall_code).collect();
         assert_eq!(codes, [1, 1, 1, 2], "{} bytes", value.len());
     }
     target.assert_unharmed();
@@ -137,8 +137,8 @@ fn descriptors_are_decided_up_to_their_bound() {
         descriptors: vec![grpc::descriptor(&[("open", "x")]); count],
         ..grpc::rate_limit_request("shop", &[])
     };
-    assert_eq!(target.ask(&many(MAX_DESCRIPTORS)).unwrap().statuses.len(), MAX_DESCRIPTORS);
-    let status = target.ask(&many(MAX_DESCRIPTORS + 1)).unwrap_err();
+    assert_eq!(target.call(&many(MAX_DESCRIPTORS)).unwrap().statuses.len(), MAX_DESCRIPTORS);
+    let status = target.call(&many(MAX_DESCRIPTORS + 1)).unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     assert!(status.message().contains("10001"), "{status}");
     target.assert_unharmed();
@@ -152,13 +152,13 @@ fn overrides_of_any_number_are_decided_or_ignored() {
             for unit_multiplier in [None, Some(0), Some(1), Some(366), Some(u32::MAX)] {
                 for hits_addend in [None, Some(0), Some(1), Some(u64::MAX)] {
                     for is_negative_hits in [false, true] {
-                        let mut question = grpc::rate_limit_request("shop", &[("open", "override")]);
+                        let mut request = grpc::rate_limit_request("shop", &[("open", "override")]);
                         let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
-                        let asked = &mut question.descriptors[0];
-                        (asked.limit, asked.hits_addend, asked.is_negative_hits) =
+                        let descriptor = &mut request.descriptors[0];
+                        (descriptor.limit, descriptor.hits_addend, descriptor.is_negative_hits) =
                             (limit, hits_addend, is_negative_hits);
-                        let answer = target.ask(&question).unwrap();
-                        assert!(answer.statuses[0].current_limit.is_some(), "{question:?}");
+                        let answer = target.call(&request).unwrap();
+                        assert!(answer.statuses[0].current_limit.is_some(), "{request:?}");
                         if unit == 0 {
                             assert_eq!(
                                 answer.statuses[0].current_limit.as_ref().unwrap().requests_per_unit,
@@ -176,9 +176,9 @@ fn overrides_of_any_number_are_decided_or_ignored() {
 #[test]
 fn damaged_messages_are_rejected_or_decided() {
     let target = Target::start();
-    let mut question = grpc::rate_limit_request("shop", &[("user", "ann"), ("path", "/")]);
-    question.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 1, unit_multiplier: Some(2) });
-    let message = question.encode_to_vec();
+    let mut request = grpc::rate_limit_request("shop", &[("user", "ann"), ("path", "/")]);
+    request.descriptors[0].limit = Some(RateLimitOverride { requests_per_unit: 1, unit: 1, unit_multiplier: Some(2) });
+    let message = request.encode_to_vec();
     let mut random = Random(0x2026);
     let truncated = (0..message.len()).map(|length| message[..length].to_vec());
     let flipped: Vec<_> = (0..300)
@@ -195,7 +195,7 @@ fn damaged_messages_are_rejected_or_decided() {
             random.bytes(length)
         })
         .collect();
-    // Groups within groups, a length past the end, a varint without one.
+    // Nested groups, a length past the end, an endless varint.
     noise.extend([vec![0x0b; 100_000], vec![0x12, 0xff, 0xff, 0xff, 0xff, 0x0f], vec![0xff; 100_000]]);
     for damaged in truncated.chain(flipped).chain(noise) {
         match target.client.call_raw(SHOULD_RATE_LIMIT, damaged.clone()) {
@@ -216,16 +216,16 @@ fn invalid_frames_end_only_their_call() {
     let good = grpc::rate_limit_request("shop", &[("open", "x")]).encode_to_vec();
     let length = u32::try_from(good.len()).unwrap();
     let mut connection = Http2Connection::connect(target.server.grpc_port());
-    let lies: [(u32, &[u8], u8); 5] = [
+    let bad_frames: [(u32, &[u8], u8); 5] = [
         (length + 1, &good, END_STREAM),
         (length - 1, &good, END_STREAM),
         (u32::MAX, &good, END_STREAM),
         (0, &good, END_STREAM),
         (4 << 20, b"", END_STREAM),
     ];
-    for (stream, (said, bytes, flags)) in (1..).step_by(2).zip(lies) {
+    for (stream, (length_field, bytes, flags)) in (1..).step_by(2).zip(bad_frames) {
         connection.call(stream, &[]).unwrap();
-        connection.message(stream, said, bytes, flags).unwrap();
+        connection.message(stream, length_field, bytes, flags).unwrap();
         let answer = connection.next().expect("the connection lives");
         assert_eq!(answer.stream, stream);
         read_to_end_of(&mut connection, stream, answer.flags);
@@ -239,7 +239,7 @@ fn invalid_frames_end_only_their_call() {
         assert_eq!(answer.stream, stream);
         read_to_end_of(&mut connection, stream, answer.flags);
     }
-    // What no call of gRPC looks like.
+    // Invalid headers.
     for (stream, name, value) in [
         (201, "content-type", "text/html"),
         (203, "grpc-timeout", "99999999999H"),
@@ -255,7 +255,7 @@ fn invalid_frames_end_only_their_call() {
     target.assert_unharmed();
 }
 
-/// Reads on until the answer on `stream` has ended; `flags` are those of its first frame.
+/// Reads until the response on `stream` has ended; `flags` are those of its first frame.
 fn read_to_end_of(connection: &mut Http2Connection, stream: u32, mut flags: u8) {
     while flags & END_STREAM == 0 {
         let frame = connection.next().expect("the connection lives");
@@ -284,13 +284,13 @@ fn split_message_is_decided_like_a_whole_one() {
         frames.into_iter().find(|frame| frame.kind == DATA).map(|frame| frame.payload)
     };
     let answer = answer_to(1, &[&whole]).expect("it is answered");
-    // Byte by byte, with an end of its own, in two parts, and with empty pieces among them.
+    // Byte by byte, with END_STREAM on an empty frame, in two parts, and with empty frames between.
     let bytes: Vec<&[u8]> = whole.chunks(1).collect();
     assert_eq!(answer_to(3, &bytes).as_ref(), Some(&answer));
     assert_eq!(answer_to(5, &[&whole, b""]).as_ref(), Some(&answer));
     assert_eq!(answer_to(7, &[&whole[..7], &whole[7..]]).as_ref(), Some(&answer));
     assert_eq!(answer_to(9, &[b"", &whole[..3], b"", &whole[3..]]).as_ref(), Some(&answer));
-    // Of these there is nothing to answer.
+    // Incomplete or invalid messages get no response message.
     for (stream, pieces) in [
         (101, [&whole[..7], b""]),
         (103, [b"", b""]),
@@ -358,7 +358,7 @@ fn json_of_any_depth_or_size_is_a_bad_request() {
         let body = random.bytes(length);
         assert_eq!(http::post(target.server.http_port(), "/json", body).send().status, 400);
     }
-    // The body ends before the server has read it all, so the answer may get lost in a reset.
+    // The server answers before it has read the body, so the response can be lost in a reset.
     let large = http::post(target.server.http_port(), "/json", vec![b' '; 8 << 20]).try_send();
     assert!(large.is_err() || matches!(large, Ok(answer) if (400..500).contains(&answer.status)));
     target.assert_unharmed();
@@ -368,7 +368,7 @@ fn json_of_any_depth_or_size_is_a_bad_request() {
 fn answer_to(port: u16, bytes: &[u8]) -> Vec<u8> {
     let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
     let mut answer = Vec::new();
-    // The server may close before all is written, and may reset; both are answers.
+    // The server may close or reset the connection before everything is written.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let _ = stream.read_to_end(&mut answer);
@@ -396,8 +396,8 @@ fn garbage_on_any_listener_is_rejected() {
         preface.to_vec(),
         b"\x16\x03\x01\x02\0\x01\0".to_vec(),
     ]);
-    for (turn, bytes) in garbage.iter().enumerate() {
-        answer_to(ports[turn % 3], bytes);
+    for (index, bytes) in garbage.iter().enumerate() {
+        answer_to(ports[index % 3], bytes);
         answer_to(ports[0], bytes);
     }
     target.assert_unharmed();
@@ -424,12 +424,12 @@ fn bad_http_gets_a_bad_status() {
         format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "x".repeat(1 << 20)).into_bytes(),
     ];
     for bytes in &table {
-        // The debug listener has its index for paths that it does not know, and reads no body for it.
+        // The debug listener answers unknown paths with its index and does not read the body.
         let for_debug = String::from_utf8_lossy(bytes).replace("/json", "/explain").into_bytes();
         for (port, bytes) in [(target.server.http_port(), bytes), (target.server.debug_port(), &for_debug)] {
             let answer = String::from_utf8_lossy(&answer_to(port, bytes)).into_owned();
             let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(80)]).into_owned();
-            // Nothing at all is what a reset leaves of an answer.
+            // A reset can leave no response at all.
             let refused = ["HTTP/1.1 4", "HTTP/1.0 4", "HTTP/1.1 505"].iter().any(|start| answer.starts_with(start));
             assert!(answer.is_empty() || refused, "{shown}: {answer}");
         }
@@ -440,7 +440,7 @@ fn bad_http_gets_a_bad_status() {
 #[test]
 fn slow_clients_do_not_delay_others() {
     let target = Target::start();
-    let mut dawdlers = Vec::new();
+    let mut slow_clients = Vec::new();
     for (port, text) in [
         (target.server.http_port(), "POST /json HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n{"),
         (target.server.http_port(), "GET /healthcheck HT"),
@@ -450,18 +450,18 @@ fn slow_clients_do_not_delay_others() {
         for _ in 0..50 {
             let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
             stream.write_all(text.as_bytes()).unwrap();
-            dawdlers.push(stream);
+            slow_clients.push(stream);
         }
     }
-    let mut halves = Http2Connection::connect(target.server.grpc_port());
+    let mut half_sent = Http2Connection::connect(target.server.grpc_port());
     for stream in (1..1000).step_by(2) {
-        halves.call(stream, &[]).unwrap();
-        halves.message(stream, 1000, b"half", 0).unwrap();
+        half_sent.call(stream, &[]).unwrap();
+        half_sent.message(stream, 1000, b"half", 0).unwrap();
     }
     for _ in 0..20 {
-        target.ask(&grpc::rate_limit_request("shop", &[("open", "x")])).unwrap();
+        target.call(&grpc::rate_limit_request("shop", &[("open", "x")])).unwrap();
         assert_eq!(target.server.healthcheck(), 200);
     }
-    drop(halves);
+    drop(half_sent);
     target.assert_unharmed();
 }

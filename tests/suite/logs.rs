@@ -12,7 +12,7 @@ use tollkeeper::telemetry::log_throttle::LogThrottle;
 use tollkeeper::telemetry::logs::{FATAL, Level, LogFormat, MAX_VALUE_BYTES, subscriber};
 use tracing::subscriber::with_default;
 
-/// Keeps what is written.
+/// Writer that keeps its output.
 #[derive(Clone, Default)]
 struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
@@ -28,17 +28,17 @@ impl io::Write for LogBuffer {
 }
 
 /// Log output of `say` at 2026-01-02T03:04:05.006007Z.
-fn log(level: Level, format: LogFormat, say: impl FnOnce()) -> String {
+fn log(level: Level, format: LogFormat, emit: impl FnOnce()) -> String {
     let written = LogBuffer::default();
     let writer = written.clone();
     let clock = Clock::manual(Time::from_micros(1_767_323_045_006_007));
-    with_default(subscriber(level, format, clock, move || writer.clone()), say);
+    with_default(subscriber(level, format, clock, move || writer.clone()), emit);
     let bytes = written.0.lock().unwrap().clone();
     String::from_utf8(bytes).unwrap()
 }
 
-fn json_log(say: impl FnOnce()) -> Value {
-    let text = log(Level::Trace, LogFormat::Json, say);
+fn json_log(emit: impl FnOnce()) -> Value {
+    let text = log(Level::Trace, LogFormat::Json, emit);
     assert_eq!(text.matches('\n').count(), 1, "one line: {text:?}");
     serde_json::from_str(&text).unwrap()
 }
@@ -125,25 +125,25 @@ fn level_passes_itself_and_more_severe_ones() {
 
 #[test]
 fn libraries_log_only_warnings_unless_level_is_trace() {
-    let say = || {
+    let emit = || {
         tracing::warn!(target: "h2", "a");
         tracing::info!(target: "h2", "b");
         tracing::debug!(target: "h2", "c");
     };
     for (level, lines) in [(Level::Error, 0), (Level::Warn, 1), (Level::Debug, 1), (Level::Trace, 3)] {
-        assert_eq!(log(level, LogFormat::Text, say).lines().count(), lines, "{level:?}");
+        assert_eq!(log(level, LogFormat::Text, emit).lines().count(), lines, "{level:?}");
     }
 }
 
 #[test]
 fn repeated_event_is_logged_once_per_interval_with_a_count() {
     let clock = Clock::manual(Time::from_secs(1000));
-    let trouble = LogThrottle::every(Duration::from_secs(60));
+    let throttle = LogThrottle::every(Duration::from_secs(60));
     let due_at = |second: u64| {
         clock.set(Time::from_secs(second));
-        trouble.allow(clock.now())
+        throttle.allow(clock.now())
     };
-    // (second, what the site may say)
+    // (second, result of `allow`)
     let cases = [
         (1000, Some(0)),
         (1000, None),
@@ -151,9 +151,9 @@ fn repeated_event_is_logged_once_per_interval_with_a_count() {
         (1060, Some(2)),
         (1061, None),
         (5000, Some(1)),
-        // Another thread took its time a little earlier and asks later.
+        // Another thread read the clock earlier and calls later.
         (4999, None),
-        // Set back an hour: not silent for an hour and a minute.
+        // After the clock was set back an hour, lines are not suppressed for an hour.
         (1400, Some(1)),
         (1401, None),
         (1460, Some(1)),
@@ -165,13 +165,13 @@ fn repeated_event_is_logged_once_per_interval_with_a_count() {
 
 #[test]
 fn of_many_threads_one_logs_and_the_others_are_counted() {
-    static TROUBLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
-    let spoke: usize = std::thread::scope(|scope| {
+    static THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+    let allowed: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| (0..1000).filter(|_| TROUBLE.allow(Time::from_secs(1000)).is_some()).count()))
+            .map(|_| scope.spawn(|| (0..1000).filter(|_| THROTTLE.allow(Time::from_secs(1000)).is_some()).count()))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert_eq!(spoke, 1);
-    assert_eq!(TROUBLE.allow(Time::from_secs(1060)), Some(7999));
+    assert_eq!(allowed, 1);
+    assert_eq!(THROTTLE.allow(Time::from_secs(1060)), Some(7999));
 }

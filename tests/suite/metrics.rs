@@ -20,7 +20,7 @@ mod mapper;
 mod sent;
 mod store;
 
-/// A process that Prometheus comes to.
+/// A process with a listener for Prometheus.
 struct Watched {
     server: Tollkeeper,
     port: Port,
@@ -36,7 +36,7 @@ impl Watched {
         scrape(self.port.number())
     }
 
-    /// Asks about one descriptor, `key=value,key=value`, with so many hits; whether it passed.
+    /// Charges hits for a descriptor; true if it was admitted.
     fn ask(&self, domain: &str, descriptor: &str, hits: u32) -> bool {
         let entry = |entry: &str| {
             let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
@@ -87,10 +87,10 @@ descriptors:
 fn send_traffic(server: &Tollkeeper) {
     let client = Client::connect(server.grpc_port());
     let passes = |domain: &str, entries: &[(&str, &str)], hits: Option<u64>, refunds: bool| {
-        let mut question = grpc::rate_limit_request(domain, entries);
-        question.descriptors[0].hits_addend = hits;
-        question.descriptors[0].is_negative_hits = refunds;
-        let answer = client.call(&question);
+        let mut request = grpc::rate_limit_request(domain, entries);
+        request.descriptors[0].hits_addend = hits;
+        request.descriptors[0].is_negative_hits = refunds;
+        let answer = client.call(&request);
         answer.map(|answer| answer.overall_code == 1).map_err(|status| status.message().to_owned())
     };
     let take = |entries: &[(&str, &str)], hits: u64| passes("shop", entries, Some(hits), false).unwrap();
@@ -114,8 +114,8 @@ fn send_traffic(server: &Tollkeeper) {
 }
 
 /// Expected counts of the traffic. `near_limit` starts at 0.8 of a limit, rounded down: the second of 2, the ninth of 10.
-/// A charge across the line counts on both sides of it where refused hits count, and is over as a whole elsewhere, as of
-/// several limits on one descriptor.
+/// A charge that crosses the limit counts as within and over limit if rejected hits are charged, otherwise as over
+/// limit.
 const EXPECTED: &str = r#"
 ratelimit_service_config_load_error 0
 ratelimit_service_config_load_success 1
@@ -236,7 +236,7 @@ fn scrape_matches_the_requests_sent() {
     let lacks: Vec<_> = expected.difference(&ours).collect();
     let more: Vec<_> = ours.difference(&expected).collect();
     assert!(lacks.is_empty() && more.is_empty(), "not there: {lacks:#?}\nnot expected: {more:#?}");
-    // Reading changes nothing.
+    // A scrape changes nothing.
     assert_eq!(fixed(&watched.scrape()), lines);
 }
 
@@ -280,7 +280,7 @@ fn histogram_buckets_are_cumulative_and_resolve_20_ms() {
         buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
         assert!(buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{buckets:?}");
         let bounds: Vec<f64> = buckets.iter().map(|(bound, _)| *bound).collect();
-        // The default buckets of Prometheus are all there, and twelve more lie below 20 ms.
+        // All default buckets of Prometheus, and twelve more below 20 ms.
         for bound in [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, f64::INFINITY] {
             assert!(bounds.contains(&bound), "{bound} is none of {bounds:?}");
         }
@@ -297,7 +297,7 @@ fn response_time_is_in_milliseconds_if_enabled() {
     let found = Watched::start(setup).scrape();
     let peer = found.with_prefix("ratelimit_service_response_time_seconds_bucket{grpc_method=\"Check\",le=\"10000\"}");
     assert_eq!(peer.len(), 1, "10 s are 10000 ms");
-    // What envoyproxy/ratelimit lacks is seconds, always.
+    // Metrics that envoyproxy/ratelimit lacks are always in seconds.
     assert_eq!(found.with_prefix("tollkeeper_decision_duration_seconds_bucket{le=\"10\"}").len(), 1);
     assert_eq!(found.with_prefix("tollkeeper_decision_duration_seconds_bucket{le=\"10000\"}").len(), 0);
 }
@@ -350,7 +350,7 @@ fn labels_are_escaped_at_every_depth() {
         format!("ratelimit_service_rate_limit_total_hits{{domain=\"shop.eu\",{},path=\"{path}\"}} 1", keys.join(","));
     let found = watched.scrape();
     assert_eq!(found.with_prefix("ratelimit_service_rate_limit_total_hits"), [name]);
-    // The same without the label for the whole path, which is not asked for by default.
+    // The same without the `path` label, which is off by default.
     let plain = Watched::start(with_rules(DEEP)).scrape();
     let name = format!("ratelimit_service_rate_limit_total_hits{{domain=\"shop.eu\",{}}} 0", keys.join(","));
     assert_eq!(plain.with_prefix("ratelimit_service_rate_limit_total_hits"), [name]);
@@ -386,7 +386,7 @@ fn reload_keeps_counts_of_unchanged_rules() {
     assert!(watched.ask("shop", "user=ann", 1));
     let found = watched.scrape();
     assert_eq!(found.count(user), 2);
-    assert_eq!(found.with_prefix("tollkeeper_rule_limit").len(), 1, "what is not in force has no limit");
+    assert_eq!(found.with_prefix("tollkeeper_rule_limit").len(), 1, "removed rules have no limit series");
     let loads = |found: &Scrape| {
         let last = found.count("tollkeeper_config_last_load_successful");
         let of = |name: &str| found.count(&format!("ratelimit_service_config_load_{name}"));
@@ -457,8 +457,8 @@ fn unusable_prometheus_address_is_one_error_line() {
         let (setup, _port) = with_prometheus(with_rules(SHOP));
         let ended = setup.env(name, value).run();
         assert_ne!(ended.code, Some(0), "{name}={value}");
-        let said: Vec<&str> = ended.stderr.lines().filter(|line| line.contains(words)).collect();
-        assert_eq!(said.len(), 1, "{name}={value}: {}", ended.stderr);
+        let matching: Vec<&str> = ended.stderr.lines().filter(|line| line.contains(words)).collect();
+        assert_eq!(matching.len(), 1, "{name}={value}: {}", ended.stderr);
         assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
     }
 }
@@ -478,16 +478,16 @@ fn promtool_check_metrics_passes() {
         .expect("promtool is there: run tests/run.sh, or install the package prometheus");
     promtool.stdin.take().expect("it is piped").write_all(watched.scrape().text.as_bytes()).unwrap();
     let ended = promtool.wait_with_output().unwrap();
-    // The names that envoyproxy/ratelimit gave its counters end as they end there.
-    let said = [ended.stdout, ended.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    let own: Vec<&str> = said
+    // Counters of envoyproxy/ratelimit keep their names, without `_total`.
+    let findings = [ended.stdout, ended.stderr].concat();
+    let findings = String::from_utf8_lossy(&findings);
+    let own: Vec<&str> = findings
         .lines()
         .filter(|line| {
             !(line.starts_with("ratelimit_") && line.contains("counter metrics should have \"_total\" suffix"))
         })
         .collect();
-    println!("{said}");
+    println!("{findings}");
     assert!(own.is_empty(), "{own:#?}");
     // 3: lint findings; 1 and 2: it cannot be read.
     assert!(matches!(ended.status.code(), Some(0 | 3)), "{:?}", ended.status);

@@ -33,13 +33,13 @@ fn server() -> Setup {
     tollkeeper::with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s")
 }
 
-/// The body of `/json` that charges `hits` for one entry.
+/// Body for `/json` that charges `hits` for one entry.
 fn charge(key: &str, value: &str, hits: u64) -> String {
     let entry = json!({ "key": key, "value": value });
     json!({ "domain": "shop", "descriptors": [{ "entries": [entry], "hitsAddend": hits }] }).to_string()
 }
 
-/// Two calls, the second of which is held; what became of both is told when both are over.
+/// Starts two calls, the second of which is delayed; both results are sent when both calls are done.
 fn hold(port: u16, key: &'static str) -> mpsc::Receiver<Vec<Result<(), Code>>> {
     let (told, outcome) = mpsc::channel();
     thread::spawn(move || {
@@ -76,8 +76,8 @@ fn shutdown_reports_unhealthy_before_it_stops_serving() {
         let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "3s").start();
         let mut connection = Http2Connection::connect(server.grpc_port());
         let watching = Client::connect(server.grpc_port());
-        let (heard, told) = mpsc::channel();
-        let watch = thread::spawn(move || watching.watch(|serving| heard.send(serving).unwrap()));
+        let (sender, told) = mpsc::channel();
+        let watch = thread::spawn(move || watching.watch(|serving| sender.send(serving).unwrap()));
         assert!(told.recv_timeout(PATIENCE).unwrap());
 
         server.signal(signal);
@@ -124,7 +124,7 @@ fn second_signal_ends_at_once() {
     let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "1h").env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1h").start();
     server.signal("TERM");
     wait_for("the drain", || (server.healthcheck() == 500).then_some(()));
-    // Reading rules again is not ending.
+    // A reload does not end the process.
     server.signal("HUP");
     assert_eq!(server.healthcheck(), 500);
     server.signal("INT");
@@ -275,9 +275,9 @@ fn config_flag_takes_precedence_over_runtime_root() {
 
 #[test]
 fn unix_socket_replaces_the_port() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("grpc.sock");
-    // A file that nobody listens on any more is what a crash leaves.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("grpc.sock");
+    // A crash leaves a socket file without a listener.
     drop(UnixListener::bind(&path).unwrap());
     let first = server().env("GRPC_UDS", &path).start();
     let client = Client::connect_unix(&path);
@@ -289,9 +289,9 @@ fn unix_socket_replaces_the_port() {
     assert!(second.stderr.contains(&format!("GRPC_UDS: cannot listen on {}: ", path.display())), "{}", second.stderr);
     client.call(&grpc::rate_limit_request("shop", &[("user", "ann")])).unwrap();
 
-    let file = place.path().join("file");
+    let file = directory.path().join("file");
     fs::write(&file, "kept").unwrap();
-    for path in [&file, &place.path().join("no/such/directory"), &place.path().join("x".repeat(200))] {
+    for path in [&file, &directory.path().join("no/such/directory"), &directory.path().join("x".repeat(200))] {
         let ended = server().env("GRPC_UDS", path).run();
         assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 1), "{}", ended.stderr);
     }
@@ -366,13 +366,13 @@ fn connection_of_a_vanished_client_is_closed() {
         .env("TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL", "1s")
         .env("TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT", "100ms")
         .start();
-    // It says hello and never answers a ping.
+    // The client never answers a ping.
     let mut stream = http::connect(server.grpc_port(), Ipv4Addr::LOCALHOST).unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
-    let mut said = Vec::new();
-    // A reset is a close too.
-    let _ = stream.read_to_end(&mut said);
-    assert!(!said.is_empty());
+    let mut received = Vec::new();
+    // A reset also closes the connection.
+    let _ = stream.read_to_end(&mut received);
+    assert!(!received.is_empty());
 }
 
 #[test]
@@ -471,7 +471,7 @@ fn debug_listener_lists_its_pages() {
     assert!(answer.text().contains("shop.user: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n"));
     let explained = http::post(server.debug_port(), "/explain", charge("user", "ann", 1)).send();
     assert_eq!(explained.status, 200, "{explained:?}");
-    // Looking on charges nothing.
+    // A peek charges nothing.
     assert_eq!(server.post_json(&charge("user", "ann", 2)).status, 200);
     assert!(!http::get(server.debug_port(), "/json").send().text().contains("overallCode"));
 }
@@ -506,9 +506,9 @@ fn log_names_the_listeners() {
 fn delay_stays_within_the_call_deadline() {
     let server = server().start();
     let client = Client::connect(server.grpc_port());
-    // The second would leave after a minute: it is refused at once instead.
-    let question = grpc::rate_limit_request("shop", &[("slow_queue", "y")]);
-    let calls = client.call_concurrently(&question, 2, Duration::from_secs(20));
+    // The second call would be delayed by a minute, so it is rejected at once.
+    let request = grpc::rate_limit_request("shop", &[("slow_queue", "y")]);
+    let calls = client.call_concurrently(&request, 2, Duration::from_secs(20));
     let codes: Vec<_> = calls.into_iter().map(|call| call.unwrap().overall_code).collect();
     assert_eq!(codes.iter().sum::<i32>(), 1 + 2, "{codes:?}");
 }
@@ -522,7 +522,7 @@ fn cancelled_call_does_no_harm() {
         connection.call(stream, &[]).unwrap();
         connection.message(stream, u32::try_from(message.len()).unwrap(), &message, END_STREAM).unwrap();
     }
-    // One of the two is answered, the other is held.
+    // One of the two is answered, the other is delayed.
     assert_eq!(connection.next().unwrap().kind, HEADERS);
     assert_eq!(connection.next().unwrap().kind, DATA);
     drop(connection);
@@ -596,8 +596,8 @@ fn explain_page_is_bounded() {
 
 #[test]
 fn help_works_under_another_program_name() {
-    for question in ["--help", "--version"] {
-        let ended = tollkeeper::without_rules().invoked_as("ratelimit", &[question]).run();
-        assert_eq!(ended.code, Some(0), "{question}: {}", ended.stderr);
+    for request in ["--help", "--version"] {
+        let ended = tollkeeper::without_rules().invoked_as("ratelimit", &[request]).run();
+        assert_eq!(ended.code, Some(0), "{request}: {}", ended.stderr);
     }
 }

@@ -176,15 +176,15 @@ fn rejections_leave_the_report_with_their_minute() {
     send(&service, "login=ann", 6);
     service.advance_us(2 * 60 * SECOND_US);
     send(&service, "login=ann", 3);
-    let refused = |minutes: u64| {
+    let rejected_hits = |minutes: u64| {
         let report = top(&service, &top::TopQuery { minutes: Some(minutes), ..Default::default() });
         report.overall.first().map_or(0, |key| key.rejected_at_least)
     };
-    assert_eq!([1, 2, 3, 10].map(refused), [3, 3, 8, 8]);
+    assert_eq!([1, 2, 3, 10].map(rejected_hits), [3, 3, 8, 8]);
     service.advance_us(8 * 60 * SECOND_US);
-    assert_eq!([1, 10].map(refused), [0, 3]);
+    assert_eq!([1, 10].map(rejected_hits), [0, 3]);
     service.advance_us(2 * 60 * SECOND_US);
-    assert_eq!(refused(10), 0);
+    assert_eq!(rejected_hits(10), 0);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! replicas that share a Redis are restarted one after the other. No request is lost, and a strict limit is kept
 //! exactly.
 //!
-//! Each request is sent at its time, whatever became of earlier ones. Responses are compared with requests, so a
+//! Requests are sent on schedule, independent of earlier ones. Responses are compared with requests, so a
 //! request that was lost, let through by Envoy or decided by a policy instead of the counter shows.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ const PACE: Duration = Duration::from_millis(8);
 /// Requests that one user sends before the next begins; the limit is 100.
 const REQUESTS_PER_USER: usize = 150;
 const LIMIT: usize = 100;
-/// Those who send: more than there are requests on their way at any time.
+/// Number of senders: more than requests are in flight at any time.
 const SENDERS: usize = 32;
 
 /// Requests sent and admitted, by user.
@@ -43,7 +43,7 @@ struct Book {
 }
 
 impl Book {
-    /// The next user to ask for, at its time; `None` once it is over.
+    /// Next user and the time to send at; `None` at the end.
     fn next(&self, begun: Instant) -> Option<String> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let due = begun + PACE * u32::try_from(number).expect("it does not last that long");
@@ -51,8 +51,8 @@ impl Book {
         (!self.done.load(Ordering::Relaxed)).then(|| format!("user{}", number / REQUESTS_PER_USER))
     }
 
-    fn enter(&self, user: String, told: Result<bool, String>) {
-        match told {
+    fn enter(&self, user: String, result: Result<bool, String>) {
+        match result {
             Ok(passed) => {
                 let mut users = self.users.lock().unwrap();
                 let [sent, admitted] = users.entry(user).or_default();
@@ -68,18 +68,18 @@ fn replica(redis: &Server, port: &Port) -> Tollkeeper {
     with_rules(&read(&repository("envoy/replicas.rules.yaml")))
         .env("REDIS_URL", redis.address())
         .env("REDIS_SOCKET_TYPE", "tcp")
-        // A machine that is busy with tests must not turn waits into verdicts of another kind.
+        // Long enough that a busy machine does not change verdicts.
         .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
         .env("GRPC_PORT", port.number().to_string())
         .start()
 }
 
-/// A client of all replicas that asks those that say they serve, in turn.
+/// A client of all replicas that calls the healthy ones round-robin.
 #[derive(Debug)]
 struct Balanced {
     runtime: tokio::runtime::Runtime,
     replicas: Vec<(Channel, Arc<AtomicBool>)>,
-    turn: AtomicUsize,
+    next: AtomicUsize,
 }
 
 impl Balanced {
@@ -93,25 +93,26 @@ impl Balanced {
             (channel, serves)
         });
         let replicas = replicas.collect();
-        Self { runtime, replicas, turn: AtomicUsize::new(0) }
+        Self { runtime, replicas, next: AtomicUsize::new(0) }
     }
 
     fn serving(&self) -> usize {
         self.replicas.iter().filter(|(_, serves)| serves.load(Ordering::Relaxed)).count()
     }
 
-    fn ask(&self, question: RateLimitRequest) -> Result<bool, String> {
-        let first = self.turn.fetch_add(1, Ordering::Relaxed);
-        let in_turn = (first..first + self.replicas.len()).map(|place| &self.replicas[place % self.replicas.len()]);
-        let mut serving = in_turn.filter(|(_, serves)| serves.load(Ordering::Relaxed));
+    fn ask(&self, request: RateLimitRequest) -> Result<bool, String> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let replicas_from_next =
+            (first..first + self.replicas.len()).map(|place| &self.replicas[place % self.replicas.len()]);
+        let mut serving = replicas_from_next.filter(|(_, serves)| serves.load(Ordering::Relaxed));
         let (channel, _) = serving.next().ok_or("no replica says that it serves")?;
         let mut client = RateLimitServiceClient::new(channel.clone());
-        let answer = self.runtime.block_on(client.should_rate_limit(question));
+        let answer = self.runtime.block_on(client.should_rate_limit(request));
         answer.map(|answer| answer.into_inner().overall_code() == Code::Ok).map_err(|status| status.to_string())
     }
 }
 
-/// Follows what a replica says of itself.
+/// Watches the health of a replica.
 async fn watch(endpoint: Endpoint, serves: Arc<AtomicBool>) {
     loop {
         if let Ok(channel) = endpoint.connect().await
@@ -141,7 +142,7 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
     let client = Balanced::over(&ports);
     wait_for("all replicas to serve", || (healthy(&envoy) == 3 && client.serving() == 3).then_some(()));
 
-    let (book, begun) = (Book::default(), Instant::now());
+    let (tally, begun) = (Book::default(), Instant::now());
     let through_envoy = |user: &str| {
         let answer = envoy.get("/").header("x-user", user).try_send().map_err(|error| error.to_string())?;
         match answer.status {
@@ -152,14 +153,14 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
     };
     thread::scope(|scope| {
         for sender in 0..SENDERS {
-            let (book, client, through_envoy) = (&book, &client, &through_envoy);
+            let (tally, client, through_envoy) = (&tally, &client, &through_envoy);
             scope.spawn(move || {
-                while let Some(user) = book.next(begun) {
-                    let told = match sender % 2 {
+                while let Some(user) = tally.next(begun) {
+                    let result = match sender % 2 {
                         0 => through_envoy(&user),
                         _ => client.ask(grpc::rate_limit_request("replicas", &[("user", &user)])),
                     };
-                    book.enter(user, told);
+                    tally.enter(user, result);
                 }
             });
         }
@@ -170,10 +171,10 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
             *replica_of = replica(&redis, port);
             wait_for("the new replica to serve", || (healthy(&envoy) == 3 && client.serving() == 3).then_some(()));
         }
-        book.done.store(true, Ordering::Relaxed);
+        tally.done.store(true, Ordering::Relaxed);
     });
 
-    let (users, lost) = (book.users.into_inner().unwrap(), book.lost.into_inner().unwrap());
+    let (users, lost) = (tally.users.into_inner().unwrap(), tally.lost.into_inner().unwrap());
     let sent: usize = users.values().map(|[sent, _]| sent).sum();
     println!("{sent} requests of {} users in {:?}, {} lost", users.len(), begun.elapsed(), lost.len());
     assert!(lost.is_empty(), "{} of {sent} lost: {:?}", lost.len(), &lost[..lost.len().min(5)]);

@@ -71,7 +71,7 @@ fn call_with(port: u16, certificates: &Certificates, files: &[(&str, &str)]) -> 
     call(port, &flags.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn ask(client: &Client) -> bool {
+fn charge(client: &Client) -> bool {
     client.call(&rate_limit_request("shop", &[("user", "ann")])).is_ok()
 }
 
@@ -91,8 +91,8 @@ fn grpc_over_tls_requires_the_right_authority() {
         (vec!["--tls", "--ca", "/nowhere"], "--ca=/nowhere: it cannot be read: No such file"),
         (vec!["--tls", "--cert", &ca, "--key", &ca], "no private key in it; give one as PEM"),
     ] {
-        let said = call(port, &arguments).unwrap_err();
-        assert!(said.contains(why) && said.lines().count() == 1, "{arguments:?}: {said}");
+        let output = call(port, &arguments).unwrap_err();
+        assert!(output.contains(why) && output.lines().count() == 1, "{arguments:?}: {output}");
     }
     assert!(call(port, &["--ca", &ca]).unwrap_err().contains("--tls"));
     let stats = http::get(server.debug_port(), "/stats").send().text();
@@ -111,7 +111,7 @@ fn client_certificate_is_required_if_configured() {
     let server = mutual(&certificates).start();
     let with = |server: &Tollkeeper, certificates: &Certificates, name: &str| {
         let (certificate, key) = (format!("{name}.crt"), format!("{name}.key"));
-        // Who is refused trusts the server as well: only its own certificate makes the difference.
+        // All clients trust the server, so that only the client certificate differs.
         let ca = text(certificates.path("trusted.crt"));
         let files = flags(certificates, &[("--cert", &certificate), ("--key", &key)]);
         let files = files.iter().map(String::as_str).chain(["--ca", &ca]);
@@ -121,20 +121,20 @@ fn client_certificate_is_required_if_configured() {
         fs::copy(certificates.path("ca.crt"), directory.path("trusted.crt")).unwrap();
     }
     with(&server, &certificates, "client").unwrap();
-    let refused = call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap_err();
-    assert!(refused.contains("ertificate") && refused.lines().count() == 1, "{refused}");
-    let refused = with(&server, &others, "client").unwrap_err();
-    assert!(refused.lines().count() == 1, "{refused}");
-    let said = server.stderr();
-    assert_eq!(said.matches("TLS handshake failed").count(), 1, "{said}");
+    let error = call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap_err();
+    assert!(error.contains("ertificate") && error.lines().count() == 1, "{error}");
+    let error = with(&server, &others, "client").unwrap_err();
+    assert!(error.lines().count() == 1, "{error}");
+    let output = server.stderr();
+    assert_eq!(output.matches("TLS handshake failed").count(), 1, "{output}");
 
     let named = mutual(&certificates).env("GRPC_CLIENT_TLS_SAN", "envoy.example").start();
     with(&named, &certificates, "envoy").unwrap();
-    // A name elsewhere in the certificate is none.
+    // The common name does not count.
     certificates.issue_client("envoy.example", &[]);
     for name in ["other", "client", "envoy.example"] {
-        let refused = with(&named, &certificates, name).unwrap_err();
-        assert!(refused.lines().count() == 1, "{name}: {refused}");
+        let error = with(&named, &certificates, name).unwrap_err();
+        assert!(error.lines().count() == 1, "{name}: {error}");
     }
 }
 
@@ -149,32 +149,33 @@ fn client_cmd_connects_over_tls() {
     let (ca, certificate, key) = (path("ca.crt"), path("client.crt"), path("client.key"));
     let files = ["-grpc-server-ca-file", &ca, "-grpc-cert-file", &certificate, "-grpc-key-file", &key];
     let output = run(&program, &[&usual[..], &files].concat());
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && said.contains("\"overallCode\":\"OK\""), "{said}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && stdout.contains("\"overallCode\":\"OK\""), "{stdout}");
     assert!(!run(&program, &[&usual[..], &files[..2]].concat()).status.success());
     let output = run(&program, &[&usual[..], &["-grpc-server-ca-file", "/nowhere"]].concat());
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(2) && said.contains("-grpc-server-ca-file=/nowhere: "), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && stderr.contains("-grpc-server-ca-file=/nowhere: "), "{stderr}");
 }
 
 /// Waits until new connections are served with a certificate that this authority has signed.
 fn wait_until_trusted_by(server: &Tollkeeper, certificates: &Certificates) {
-    wait_for("the new certificate to be in force", || {
+    wait_for("the new certificate to be served", || {
         call_with(server.grpc_port(), certificates, &[("--ca", "ca.crt")]).ok()
     });
 }
 
-/// Puts the pair of another authority in place, as `replace` does it, and sees it served while old connections go on.
+/// Replaces the files by those of another authority with `replace`; checks that the new certificate is served and that
+/// old connections stay open.
 fn is_replaced(server: &Tollkeeper, old: &Certificates, new: &Certificates, replace: impl FnOnce()) {
     let before = Client::connect_tls(server.grpc_port(), &old.path("ca.crt"), None);
-    assert!(ask(&before));
+    assert!(charge(&before));
     replace();
     wait_until_trusted_by(server, new);
-    assert!(ask(&before), "a connection of before is gone");
+    assert!(charge(&before), "the old connection is closed");
     call_with(server.grpc_port(), old, &[("--ca", "ca.crt")]).unwrap_err();
-    let said = server.stderr();
-    assert_eq!(said.matches("new certificate loaded").count(), 1, "{said}");
-    assert!(!said.contains("the previous one stays active"), "{said}");
+    let output = server.stderr();
+    assert_eq!(output.matches("new certificate loaded").count(), 1, "{output}");
+    assert!(!output.contains("the previous one stays active"), "{output}");
 }
 
 #[test]
@@ -227,27 +228,28 @@ fn invalid_new_certificate_keeps_the_old_one() {
         ("ca.crt", b"nothing of use".to_vec(), "GRPC_CLIENT_TLS_CACERT"),
         ("server.key", Vec::new(), "GRPC_SERVER_TLS_KEY"),
     ];
-    for (turn, (name, contents, setting)) in bad.into_iter().enumerate() {
+    for (index, (name, contents, setting)) in bad.into_iter().enumerate() {
         fs::write(certificates.path(name), contents).unwrap();
         let warnings = || {
-            let said = server.stderr();
-            said.lines()
+            let output = server.stderr();
+            output
+                .lines()
                 .filter(|line| line.contains("the previous one stays active"))
                 .map(str::to_owned)
                 .collect::<Vec<_>>()
         };
-        wait_for("the change to be refused", || (warnings().len() > turn).then_some(()));
+        wait_for("the change to be rejected", || (warnings().len() > index).then_some(()));
         let last = warnings().pop().unwrap();
         assert!(last.contains(&format!("{setting}={}", certificates.path(name).display())), "{last}");
         let client = Client::connect_tls(server.grpc_port(), &trusted, Some("client"));
-        assert!(ask(&client), "{name}: the certificate before is not served");
-        // It is said once, and what is mended is taken again.
+        assert!(charge(&client), "{name}: the previous certificate is not served");
+        // The warning is logged once, and the repaired files are loaded.
         for (name, contents) in ["server.crt", "server.key", "ca.crt"].iter().zip(&originals) {
             fs::write(certificates.path(name), contents).unwrap();
         }
-        let mended = || server.stderr().matches("new certificate loaded").count();
-        wait_for("what was mended to be taken", || (mended() > turn).then_some(()));
-        assert_eq!(warnings().len(), turn + 1, "{}", server.stderr());
+        let reloads = || server.stderr().matches("new certificate loaded").count();
+        wait_for("the repaired files to be loaded", || (reloads() > index).then_some(()));
+        assert_eq!(warnings().len(), index + 1, "{}", server.stderr());
     }
 }
 
@@ -332,9 +334,9 @@ fn unusable_certificate_stops_the_start_with_one_line() {
         let setup = with_tls(certificate, key);
         let setup = authority.into_iter().fold(setup, |setup, path| setup.env("GRPC_CLIENT_TLS_CACERT", path));
         let ended = setup.run();
-        let said = &ended.stderr;
-        assert_eq!((ended.code, said.lines().count()), (Some(2), 1), "{said}");
-        assert!(said.contains(&format!("{setting}=")) && said.contains(why), "{setting} {why}: {said}");
+        let output = &ended.stderr;
+        assert_eq!((ended.code, output.lines().count()), (Some(2), 1), "{output}");
+        assert!(output.contains(&format!("{setting}=")) && output.contains(why), "{setting} {why}: {output}");
     }
 }
 
@@ -343,15 +345,15 @@ fn slow_handshake_delays_no_one_and_is_closed() {
     let (_directory, certificates) = certificates();
     let server = secured(&certificates).env("TOLLKEEPER_HEAD_TIMEOUT", "500ms").start();
     let hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
-    let mut dawdlers: Vec<_> = (0..100)
-        .map(|turn| {
+    let mut slow_clients: Vec<_> = (0..100)
+        .map(|index| {
             let mut stream = http::connect(server.grpc_port(), Ipv4Addr::LOCALHOST).unwrap();
-            std::io::Write::write_all(&mut stream, &hello[..turn % hello.len()]).unwrap();
+            std::io::Write::write_all(&mut stream, &hello[..index % hello.len()]).unwrap();
             stream
         })
         .collect();
     call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap();
-    for stream in &mut dawdlers {
+    for stream in &mut slow_clients {
         http::read_until_closed(stream);
     }
     call_with(server.grpc_port(), &certificates, &[("--ca", "ca.crt")]).unwrap();

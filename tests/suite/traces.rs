@@ -29,7 +29,7 @@ const PARENT: &str = "00f067aa0ba902b7";
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const NOT_SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
-/// Traces to that URL, soon.
+/// Exports traces to that URL without delay.
 fn traced(url: &str) -> Setup {
     with_rules(RULES)
         .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
@@ -42,7 +42,7 @@ fn over_grpc(setup: Setup) -> Setup {
     setup.env("TRACING_EXPORTER_PROTOCOL", "grpc")
 }
 
-/// Both ways to the collector.
+/// Both protocols of the collector.
 const WAYS: [fn(Setup) -> Setup; 2] = [over_grpc, |setup| setup];
 
 fn ask(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
@@ -51,7 +51,7 @@ fn ask(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
         .unwrap();
 }
 
-/// The attribute of that name; panics without one.
+/// Value of an attribute; panics if it is missing.
 fn attribute<'r>(received: &'r ReceivedSpan, name: &str) -> &'r str {
     received.attributes.get(name).unwrap_or_else(|| panic!("no {name} in {received:?}"))
 }
@@ -64,12 +64,12 @@ fn call_continues_the_callers_trace_in_every_format() {
         &[("b3", "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-d-05e3ac9a4f6e3b90")],
         &[("x-b3-traceid", TRACE), ("x-b3-spanid", PARENT), ("x-b3-sampled", "1")],
         &[("x-b3-traceid", TRACE), ("x-b3-spanid", PARENT), ("x-b3-flags", "1")],
-        // W3C goes before B3.
+        // W3C takes precedence over B3.
         &[("traceparent", SAMPLED), ("b3", "0")],
     ];
     for setup in WAYS {
         let collector = OtlpCollector::start();
-        // Nothing that begins here would be sampled.
+        // No trace that starts here is sampled.
         let server = setup(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
         for (count, form) in (1..).zip(forms) {
             ask(&server, form);
@@ -148,7 +148,7 @@ fn descriptors_are_recorded_if_enabled_and_bounded() {
     assert_eq!(attribute(&decisions[1], "tollkeeper.request").len(), 1024);
 }
 
-/// The headers of each of several calls.
+/// Headers of several calls.
 type Many<'a> = &'a [&'a [(&'static str, &'a str)]];
 /// Settings, calls that are sampled under them, and calls that are not.
 type Situation<'a> = (&'a [(&'a str, &'a str)], Many<'a>, Many<'a>);
@@ -186,7 +186,7 @@ fn callers_sampling_decision_takes_precedence_over_the_ratio() {
         let mut server = setup.start();
         not_sampled.iter().for_each(|headers| ask(&server, headers));
         sampled.iter().for_each(|headers| ask(&server, headers));
-        // The end sends all there are.
+        // The shutdown exports all spans.
         server.signal("TERM");
         assert_eq!(server.wait().code(), Some(0));
         let calls = collector.received().iter().filter(|received| received.span.name == CALL).count() - before;
@@ -236,7 +236,7 @@ fn invalid_context_is_ignored() {
         let call = &collector.wait_for(CALL, count)[count - 1];
         assert!(call.span.parent_span_id.is_empty() && call.ids()[0] != TRACE, "{header:?}: {call:?}");
     }
-    // A later version of W3C's may have more, and a state that is none is left out.
+    // A later version of W3C can have more fields; an invalid tracestate is ignored.
     let later = format!("01{}-more", &SAMPLED[2..]);
     ask(&server, &[("traceparent", &later), ("tracestate", "no state, = at all")]);
     let call = &collector.wait_for(CALL, bad.len() + 1)[bad.len()];
@@ -244,7 +244,7 @@ fn invalid_context_is_ignored() {
 }
 
 proptest! {
-    /// Whatever strangers send is read without a panic, and what comes of it is a context or none.
+    /// Any header is parsed without a panic, into a valid context or none.
     #[test]
     fn any_header_bytes_parse_without_panic(
         parent in of_header("(00|01|ff|..)-([0-9a-f]{32}|0{32}|.{32})-([0-9a-f]{16}|0{16})-(00|01|..)(-.{0,8})?"),
@@ -258,7 +258,7 @@ proptest! {
             ("traceparent", &parent), ("b3", &single), ("x-b3-traceid", &trace), ("x-b3-spanid", &span),
             ("x-b3-sampled", &word), ("x-b3-flags", &word),
         ];
-        // All of them, and each form alone.
+        // All formats together, and each alone.
         for some in [&headers[..], &headers[..1], &headers[1..2], &headers[2..]] {
             let header = |name| some.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_slice());
             let RemoteParent { ids, .. } = formats.remote_parent(&header);
@@ -334,8 +334,8 @@ fn coalesced_call_links_to_its_requests() {
     proxy.set(Mode::Stall);
     let client = Client::connect(server.grpc_port());
     std::thread::scope(|scope| {
-        let asked = rate_limit_request("shop", &[("login", "hot")]);
-        let answers = scope.spawn(move || client.call_concurrently(&asked, TOGETHER, PATIENCE));
+        let request = rate_limit_request("shop", &[("login", "hot")]);
+        let answers = scope.spawn(move || client.call_concurrently(&request, TOGETHER, PATIENCE));
         wait_for("all to be there", || (charges(&server) >= charged_before + TOGETHER).then_some(()));
         proxy.set(Mode::Pass);
         assert!(answers.join().unwrap().iter().all(Result::is_ok));
@@ -350,7 +350,7 @@ fn coalesced_call_links_to_its_requests() {
     for call in &calls {
         assert_eq!(call.span.links.len(), number(call, "tollkeeper.draws") - 1, "{call:?}");
         for link in &call.span.links {
-            // It ends after the call, and may be told later.
+            // The span ends after the call and can be exported later.
             wait_for("the decision that a call links to", || {
                 let decisions = collector.wait_for("decide", 1);
                 decisions.iter().any(|decision| decision.span.span_id == link.span_id).then_some(())
@@ -393,7 +393,7 @@ fn store_failure_is_recorded_in_the_span() {
     redis.thaw();
 }
 
-/// The example for Envoy in `docs/traces.md`, as it stands there.
+/// The Envoy example in `docs/traces.md`.
 fn example_for_envoy() -> String {
     let page = read(&repository("docs/traces.md"));
     let from = page.find("tracing:\n").unwrap();
@@ -422,10 +422,10 @@ fn documented_envoy_tracing_includes_the_calls() {
         let example = example_for_envoy().replace("{ value: 1 }", "{ value: 100 }").replace("0.25s", "10s");
         let indent = "                ";
         let example: String = example.lines().map(|line| format!("{indent}{line}\n")).collect();
-        let place = "stat_prefix: gateway\n";
-        assert!(bootstrap.contains(place));
+        let anchor_line = "stat_prefix: gateway\n";
+        assert!(bootstrap.contains(anchor_line));
         bootstrap
-            .replace(place, &format!("{place}{example}"))
+            .replace(anchor_line, &format!("{anchor_line}{example}"))
             .replace("  clusters:\n", &format!("  clusters:\n{cluster}"))
     });
     assert_eq!(envoy.get("/search").send().status, 200);
@@ -496,7 +496,7 @@ fn cancelled_call_is_exported() {
     redis.thaw();
 }
 
-/// Traces to a collector that is not as it should be; decisions go on, and so does the end.
+/// Exports traces to a collector that fails; checks that decisions and the shutdown are not affected.
 fn goes_on(setup: Setup, why: &str) {
     let mut server = setup.env("OTEL_BSP_MAX_QUEUE_SIZE", "16").env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4").start();
     let client = Client::connect(server.grpc_port());
@@ -515,11 +515,11 @@ fn goes_on(setup: Setup, why: &str) {
 
 #[test]
 fn absent_or_hanging_collector_costs_only_spans() {
-    let away = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let unreachable = format!("http://{}", away.local_addr().unwrap());
-    drop(away);
-    let hangs = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let silent = format!("http://{}", hangs.local_addr().unwrap());
+    let unreachable_listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let unreachable = format!("http://{}", unreachable_listener.local_addr().unwrap());
+    drop(unreachable_listener);
+    let silent_listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let silent = format!("http://{}", silent_listener.local_addr().unwrap());
     for url in [&unreachable, &silent] {
         goes_on(traced(url), "a line over HTTP");
         goes_on(over_grpc(traced(url)), "a line over gRPC");

@@ -27,7 +27,7 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 100}
 ";
 
-/// `labels value` of the series of a limit's counter that are not 0.
+/// `labels value` of the nonzero series of a limit's counter.
 fn counted(watched: &Watched, name: &str) -> Vec<String> {
     let start = format!("ratelimit_service_rate_limit_{name}{{domain=");
     let found = watched.scrape().with_prefix(&start);
@@ -54,7 +54,7 @@ fn detailed_metric_puts_values_into_names() {
     }
     let expected = [
         r#""shop",key1="agent_curl/8"} 1"#,
-        // What shares a counter shares a name.
+        // Values that share a counter share a series.
         r#""shop",key1="host_*.example.com"} 2"#,
         r#""shop",key1="path_"} 1"#,
         r#""shop",key1="path_/a"} 2"#,
@@ -69,7 +69,7 @@ fn detailed_metric_puts_values_into_names() {
     let found = watched.scrape();
     let verdict = "tollkeeper_decisions_total{domain=\"shop\",rule=\"shop.path_/a\",verdict=\"over_limit\"}";
     assert_eq!((found.count(verdict), found.count("tollkeeper_metric_series_overflow_total")), (1, 0));
-    // agent, path thrice, tenant twice with two limits each; the pattern of host is the rule's own name.
+    // agent, three of path, two of tenant with two limits each; the pattern of host is the rule's own name.
     assert_eq!(found.count("tollkeeper_metric_series"), 8);
 }
 
@@ -79,7 +79,7 @@ fn overflowing_names_are_counted_under_their_rule() {
     for value in 0..10 {
         assert!(watched.ask("shop", &format!("path=/{value}"), 1));
     }
-    // Those that are known go on.
+    // Known series still count.
     assert!(!watched.ask("shop", "path=/0", 1));
     let expected = [
         r#""shop",key1="path"} 7"#,
@@ -93,7 +93,7 @@ fn overflowing_names_are_counted_under_their_rule() {
         ["", "_limit", "_overflow_total"].map(|name| found.count(&format!("tollkeeper_metric_series{name}")))
     };
     assert_eq!(series(&watched), [3, 3, 7]);
-    // A name that is too long is no name either.
+    // A name that is too long overflows too.
     let long = Watched::start(with_rules(NAMED));
     assert!(long.ask("shop", &format!("path=/{}", "x".repeat(600)), 1));
     assert_eq!(counted(&long, "total_hits"), [r#""shop",key1="path"} 1"#]);
@@ -109,20 +109,20 @@ fn unmatched_names_share_one_overflow_name() {
     assert!(watched.ask(&"d".repeat(1000), "a=b", 1));
     let expected = [r#""_other"} 5"#, r#""d0"} 1"#, r#""d1"} 1"#];
     assert_eq!(counted(&watched, "domain_not_found"), expected);
-    // Limits that come with a request are named by it, too.
+    // Limits sent with a request are named by it too.
     let client = Client::connect(watched.server.grpc_port());
     for value in ["x", "y"] {
-        let mut question = grpc::rate_limit_request("shop", &[("brought", value)]);
-        question.descriptors[0].limit = Some(tollkeeper::pb::rate_limit_descriptor::RateLimitOverride {
+        let mut request = grpc::rate_limit_request("shop", &[("brought", value)]);
+        request.descriptors[0].limit = Some(tollkeeper::pb::rate_limit_descriptor::RateLimitOverride {
             requests_per_unit: 5,
             unit: 3,
             ..Default::default()
         });
-        assert_eq!(client.call(&question).unwrap().statuses[0].limit_remaining, 4);
+        assert_eq!(client.call(&request).unwrap().statuses[0].limit_remaining, 4);
     }
     assert_eq!(counted(&watched, "total_hits"), [r#""shop",key1="_other"} 2"#]);
     let found = watched.scrape();
-    // One more than the setting says, for all others together.
+    // One more than the setting: `_other` for all others.
     assert_eq!(found.count("tollkeeper_metric_series"), 3);
     assert!(found.samples.keys().all(|name| !name.contains("d5") && !name.contains("dddd")));
 }
@@ -139,6 +139,6 @@ fn request_text_cannot_break_exposition_or_statsd_lines() {
     assert_eq!(name.len(), 1, "{name:?}");
     assert!(name[0].contains("path_x_tollkeeper_rules 99__") && !name[0].contains(['\n', '\r', '\u{1b}']), "{name:?}");
     let stats = crate::kit::http::get(watched.server.debug_port(), "/stats").send().text();
-    let line = stats.lines().find(|line| line.contains("tollkeeper_rules 99")).expect("it is told");
+    let line = stats.lines().find(|line| line.contains("tollkeeper_rules 99")).expect("the metric is listed");
     assert_eq!(line.matches([':', '|']).count(), 1, "{line}");
 }

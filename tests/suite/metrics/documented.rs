@@ -6,12 +6,12 @@ use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
 use crate::kit::{read, repository};
 
 /// Metrics that these processes do not have: those of certificates.
-const ELSEWHERE: [&str; 1] = ["tollkeeper_certificate_not_after_seconds"];
+const NOT_SCRAPED: [&str; 1] = ["tollkeeper_certificate_not_after_seconds"];
 
 /// Type and labels by name.
 type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 
-/// The rows of the tables whose first column is the name of a metric.
+/// Rows of the tables whose first column is a metric.
 fn documented() -> Metrics {
     let page = read(&repository("docs/metrics.md"));
     let mut metrics = Metrics::new();
@@ -28,13 +28,13 @@ fn documented() -> Metrics {
     metrics
 }
 
-/// `key1`, `key2` and so on are one kind of label.
+/// Removes the number of `key1`, `key2` and so on.
 fn generic(label: &str) -> String {
     label.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned()
 }
 
-/// The families of a page and their labels, without those that buckets have.
-fn told(scrape: &Scrape) -> Metrics {
+/// Families of a scrape with their labels, without `le`.
+fn scraped(scrape: &Scrape) -> Metrics {
     let labels = |family: &str, kind: &str| -> BTreeSet<String> {
         let of_family = |name: &&String| {
             let own = name.split('{').next().unwrap_or_default();
@@ -52,13 +52,13 @@ fn told(scrape: &Scrape) -> Metrics {
     types.map(|(name, kind)| (name.clone(), (kind.clone(), without(labels(name, kind))))).collect()
 }
 
-/// The name of the label at the end of a piece that stands before `="`; empty for the last piece, which has none.
+/// Name of the label at the end of a piece before `="`; empty for the last piece.
 fn last_word(piece: &str) -> String {
     let is_end = piece.ends_with('}') || !piece.contains(['{', ',']);
     if is_end { String::new() } else { generic(piece.rsplit(['{', ',']).next().unwrap_or_default()) }
 }
 
-/// Everything that a process has that counts in memory, and one that counts in Redis.
+/// Metrics of a process with the memory store and one with Redis.
 fn all() -> Metrics {
     const REDIS: &str = "\
 domain: shop
@@ -67,7 +67,7 @@ descriptors:
   - {key: second, rate_limit: {unit: second, requests_per_unit: 2}}
   - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
 ";
-    // Traces are counted where they are on, sent or not.
+    // Spans are counted if tracing is on, even if none is sampled.
     let traced = [("TRACING_ENABLED", "true"), ("TRACING_SAMPLING_RATE", "0")];
     let memory = Watched::start(traced.iter().fold(with_rules(SHOP), |setup, (name, value)| setup.env(name, value)));
     send_traffic(&memory.server);
@@ -89,8 +89,8 @@ descriptors:
             ["ratelimit_service_rate_limit_over_limit_with_local_cache", "tollkeeper_rule_overshoot_hits_total"];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
     });
-    let mut all = told(&memory.scrape());
-    for (name, (kind, labels)) in told(&scrape) {
+    let mut all = scraped(&memory.scrape());
+    for (name, (kind, labels)) in scraped(&scrape) {
         let known = all.entry(name).or_insert((kind, BTreeSet::new()));
         known.1.extend(labels);
     }
@@ -99,14 +99,14 @@ descriptors:
 
 #[test]
 fn docs_list_every_metric_with_type_and_labels() {
-    let (page, told) = (documented(), all());
+    let (page, scraped) = (documented(), all());
     assert!(page.len() > 40, "{page:#?}");
-    let names: BTreeSet<&String> = page.keys().chain(told.keys()).collect();
+    let names: BTreeSet<&String> = page.keys().chain(scraped.keys()).collect();
     let wrong: Vec<String> = names
         .into_iter()
-        .filter(|name| page.get(*name) != told.get(*name))
-        .filter(|name| told.contains_key(*name) || !ELSEWHERE.contains(&name.as_str()))
-        .map(|name| format!("{name}: the page has {:?}, processes have {:?}", page.get(name), told.get(name)))
+        .filter(|name| page.get(*name) != scraped.get(*name))
+        .filter(|name| scraped.contains_key(*name) || !NOT_SCRAPED.contains(&name.as_str()))
+        .map(|name| format!("{name}: the page has {:?}, processes have {:?}", page.get(name), scraped.get(name)))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -53,18 +53,18 @@ fn mapping_file_sets_names_and_labels() {
     let found = watched.scrape();
     println!("{}", found.text);
     let lines = |start: &str| found.with_prefix(start);
-    // A glob is asked before any regular expression, and a tag is no part of the name that it is asked about.
+    // Globs are tried before regular expressions, and tags are not part of the name.
     assert_eq!(found.count(r#"refused_by{domain="shop",env="prod",key="user_"}"#), 2);
     assert_eq!(found.count(r#"refused{env="prod",path="shop.api_v1.method_GET"}"#), 2);
     assert_eq!((lines("refused_by").len(), lines("refused{").len()), (5, 3));
     assert_eq!(lines("never_seen"), [""; 0]);
     assert!(!found.text.contains("shop_user_near_limit"), "dropped is not unmapped");
-    // Names that become one are added up: 30 hits in all.
+    // Series that are mapped to one name are added up: 30 hits.
     assert_eq!(lines("halves"), [r#"halves{env="prod"} 15"#]);
     assert_eq!(found.count(r#"rpc_ShouldRateLimit_seconds_count{env="prod"}"#), 20);
     assert_eq!(found.count(r#"rpc_ShouldRateLimit_seconds_bucket{env="prod",le="10"}"#), 20);
     assert!(found.value(r#"rpc_ShouldRateLimit_seconds_sum{env="prod"}"#) < 30.0, "seconds, not milliseconds");
-    // What nothing maps keeps its name; so does what has none in statsd.
+    // Series without a mapping or a statsd name keep their names.
     assert_eq!(found.count(r#"ratelimit_server_ShouldRateLimit_total_requests{env="prod"}"#), 20);
     assert_eq!(found.count(r#"ratelimit_service_rate_limit_shop_api_v1_method_GET_within_limit{env="prod"}"#), 3);
     assert_eq!(found.count(r#"ratelimit_service_rate_limit_nowhere_domain_not_found{env="prod"}"#), 2);
@@ -74,7 +74,7 @@ fn mapping_file_sets_names_and_labels() {
     }
 }
 
-/// The mapping that envoyproxy/ratelimit shows to operators who run statsd_exporter beside it, in short.
+/// Part of the mapping that envoyproxy/ratelimit documents for statsd_exporter.
 const OF_PEER: &str = r#"
 mappings:
   - match: "ratelimit.service.rate_limit.*.*.over_limit"

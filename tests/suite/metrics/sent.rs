@@ -6,13 +6,13 @@ use std::net::Ipv4Addr;
 use super::{SHOP, Setup, Watched, send_traffic, statsd, wait_for, with_prometheus, with_rules};
 use crate::kit::port::Port;
 
-/// Sends to this port of 127.0.0.1, often.
+/// Sends metrics to a port of 127.0.0.1 with a short interval.
 fn sending(setup: Setup, port: u16) -> Setup {
     let setup = setup.env("STATSD_HOST", "127.0.0.1").env("STATSD_PORT", port.to_string());
     setup.env("STATS_FLUSH_INTERVAL", "20ms").env("TOLLKEEPER_DRAIN_PERIOD", "0s")
 }
 
-/// Some of what [`send_traffic`] adds up to.
+/// Expected counters of [`send_traffic`], in part.
 const COUNTERS: [(&str, i64); 9] = [
     ("ratelimit.service.rate_limit.shop.user.total_hits", 5),
     ("ratelimit.service.rate_limit.shop.user.within_limit", 3),
@@ -40,7 +40,7 @@ fn statsd_over_tcp_gets_deltas_that_add_up() {
     send_traffic(&server);
     let tags = ".__env=prod.__zone=eu";
     let requests = format!("ratelimit_server.ShouldRateLimit.total_requests{tags}");
-    // Part is there before the end: it is sent every so often.
+    // Metrics are sent before the shutdown too.
     wait_for("the first counters", || statsd.counters().contains_key(&requests).then_some(()));
     server.signal("TERM");
     assert!(server.wait().success());
@@ -81,7 +81,7 @@ fn dogstatsd_gets_tags_and_rewritten_names() {
         ("ratelimit.service.rate_limit.over_limit|#domain:shop,descriptor:user,env:prod", 2),
         ("ratelimit.service.rate_limit.within_limit|#domain:shop.region.team,descriptor:user,env:prod", 1),
         ("ratelimit.service.config_load_success|#env:prod", 1),
-        // The first that matches decides.
+        // The first match applies.
         ("later|#env:prod", 21),
     ] {
         assert_eq!(found.get(name), Some(&count), "{name} in {found:#?}");
@@ -105,8 +105,8 @@ fn all_exporters_can_run_together() {
     assert_eq!([".__env=prod", "|#env:prod"].map(|tags| found.get(&format!("{user}{tags}"))), [Some(&5), Some(&5)]);
 }
 
-/// Lines of the log that speak of statsd.
-fn complaints(stderr: &str) -> usize {
+/// Number of log lines about statsd.
+fn statsd_warnings(stderr: &str) -> usize {
     stderr.lines().filter(|line| line.contains("metrics not sent: ")).count()
 }
 
@@ -115,7 +115,7 @@ fn absent_statsd_server_gets_all_deltas_later() {
     let port = Port::reserve();
     let mut server = sending(with_rules(SHOP), port.number()).start();
     send_traffic(&server);
-    wait_for("the log to say so", || (complaints(&server.stderr()) > 0).then_some(()));
+    wait_for("a warning in the log", || (statsd_warnings(&server.stderr()) > 0).then_some(()));
     assert_eq!(server.healthcheck(), 200);
     let statsd = statsd::tcp(port.number());
     let requests = "ratelimit_server.ShouldRateLimit.total_requests";
@@ -123,7 +123,7 @@ fn absent_statsd_server_gets_all_deltas_later() {
     server.signal("TERM");
     assert!(server.wait().success());
     assert_counters(&statsd.counters(), "");
-    assert_eq!(complaints(&server.stderr()), 1, "said now and then, not each time: {}", server.stderr());
+    assert_eq!(statsd_warnings(&server.stderr()), 1, "the log is not throttled: {}", server.stderr());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn unresolvable_statsd_host_does_no_harm() {
         let setup = sending(with_rules(SHOP), 8125).env("STATSD_HOST", "statsd.invalid");
         let mut server = setup.env("STATSD_PROTOCOL", protocol).start();
         send_traffic(&server);
-        wait_for("the log to say so", || (complaints(&server.stderr()) > 0).then_some(()));
+        wait_for("a warning in the log", || (statsd_warnings(&server.stderr()) > 0).then_some(()));
         assert_eq!(server.healthcheck(), 200);
         server.signal("TERM");
         assert!(server.wait().success(), "{}", server.stderr());
@@ -141,25 +141,25 @@ fn unresolvable_statsd_host_does_no_harm() {
 
 #[test]
 fn statsd_server_that_does_not_read_does_no_harm() {
-    // It accepts, and never reads what it is sent.
+    // The server accepts connections and never reads.
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    // Lines are long, so that there is soon no room for more between here and there.
+    // Long lines fill the socket buffers soon.
     let tag = format!("pad:{}", "x".repeat(60_000));
     let setup = sending(with_rules(SHOP), port).env("STATS_FLUSH_INTERVAL", "10ms").env("EXTRA_TAGS", tag);
     let mut watched = Watched::start(setup);
     send_traffic(&watched.server);
-    let mut asked = 0;
-    wait_for("the log to say so", || {
+    let mut sent = 0;
+    wait_for("a warning in the log", || {
         for _ in 0..20 {
             watched.ask("shop", "idle=x", 1);
-            asked += 1;
+            sent += 1;
         }
-        (complaints(&watched.server.stderr()) > 0).then_some(())
+        (statsd_warnings(&watched.server.stderr()) > 0).then_some(())
     });
     let idle = "ratelimit.service.rate_limit.shop.idle.total_hits";
     let stats = crate::kit::http::get(watched.server.debug_port(), "/stats").send().text();
-    assert!(stats.contains(&format!("{idle}: {asked}\n")), "{asked} hits: {stats}");
+    assert!(stats.contains(&format!("{idle}: {sent}\n")), "{sent} hits: {stats}");
     watched.server.signal("TERM");
     assert!(watched.server.wait().success(), "{}", watched.server.stderr());
     drop(listener);

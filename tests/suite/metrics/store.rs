@@ -45,7 +45,7 @@ fn failed_charges_count_as_redis_errors_under_every_policy() {
     assert_eq!(verdicts("local"), ["local\"} 3", "ok\"} 0"]);
     assert_eq!(verdicts("allow"), ["allow\"} 4", "ok\"} 1"]);
     assert_eq!(verdicts("deny"), ["deny\"} 2", "ok\"} 0"]);
-    // By kind they add up to the same.
+    // The counts by kind have the same sum.
     let kinds: u64 = found
         .samples
         .keys()
@@ -61,7 +61,7 @@ fn open_breaker_is_exported_per_node() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(POLICIES), &redis));
     let node = format!("tollkeeper_breaker_open{{node=\"{}\"}}", redis.address());
-    // A server that was never connected to has not failed.
+    // A server without a connection attempt has not failed.
     wait_for("the connection", || (watched.scrape().count("ratelimit_redis_pool_cx_active") > 0).then_some(()));
     assert_eq!(watched.scrape().count(&node), 0);
     redis.freeze();
@@ -97,7 +97,7 @@ fn rejection_from_the_local_cache_is_counted_once() {
     let labels = "{domain=\"shop\",key1=\"api\",key2=\"user\"}";
     let of = |name: &str| found.count(&format!("ratelimit_service_rate_limit_{name}{labels}"));
     assert_eq!(of("over_limit_with_local_cache"), found.count("tollkeeper_known_over_hits_total"));
-    // Every hit is within or over; none is both, none is twice over.
+    // Each hit counts once, as within or over limit.
     assert_eq!(of("total_hits"), of("within_limit") + of("over_limit"));
     assert_eq!(of("within_limit"), 2);
     assert!(of("over_limit_with_local_cache") <= of("over_limit"));
