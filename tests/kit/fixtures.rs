@@ -12,21 +12,21 @@ pub(crate) fn load_shop_rules(service: &TestService, rules: &str) {
 
 /// A request for descriptors of `shop`: `key=value,key=value; key=value`.
 pub(crate) fn shop_request(descriptors: &str) -> TestRequest {
-    descriptors.split("; ").fold(TestRequest::new("shop"), |question, descriptor| {
+    descriptors.split("; ").fold(TestRequest::new("shop"), |request, descriptor| {
         let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
-        question.descriptor(&entries)
+        request.descriptor(&entries)
     })
 }
 
 /// Decides a request; an error fails the test.
-pub(crate) fn decide(service: &TestService, question: &TestRequest) -> TestResponse {
-    service.decide(question).unwrap_or_else(|error| panic!("{error}: {question:?}"))
+pub(crate) fn decide(service: &TestService, request: &TestRequest) -> TestResponse {
+    service.decide(request).unwrap_or_else(|error| panic!("{error}: {request:?}"))
 }
 
 /// Decides the requests one by one, at one time, and compares each response's text.
 pub(crate) fn assert_responses(service: &TestService, table: &[(TestRequest, &str)]) {
-    for (step, (question, expected)) in table.iter().enumerate() {
-        assert_eq!(decide(service, question).text(), *expected, "step {step}: {question:?}");
+    for (step, (request, expected)) in table.iter().enumerate() {
+        assert_eq!(decide(service, request).text(), *expected, "step {step}: {request:?}");
     }
 }
 

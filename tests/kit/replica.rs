@@ -59,13 +59,13 @@ impl Replica {
     }
 
     /// Decides a request with the default deadline.
-    pub(crate) fn decide(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
-        self.runtime.block_on(self.decide_async(question))
+    pub(crate) fn decide(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
+        self.runtime.block_on(self.decide_async(request))
     }
 
     /// Decides all requests concurrently; responses in the order of the requests.
-    pub(crate) fn decide_concurrently(&self, questions: &[TestRequest]) -> Vec<Result<TestResponse, AnswerError>> {
-        let all = questions.iter().map(|question| self.decide_async(question));
+    pub(crate) fn decide_concurrently(&self, requests: &[TestRequest]) -> Vec<Result<TestResponse, AnswerError>> {
+        let all = requests.iter().map(|request| self.decide_async(request));
         self.runtime.block_on(futures_util::future::join_all(all))
     }
 
@@ -74,8 +74,8 @@ impl Replica {
         self.redis.stats().calls
     }
 
-    async fn decide_async(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
-        let request = decode::request(&question.0);
+    async fn decide_async(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
+        let request = decode::request(&request.0);
         let decided = self.service.inner.decide(&request, DEFAULT_DEADLINE, None).await;
         decided.map(|DelayedResponse { response, delay: hold }| TestResponse { response, hold })
     }

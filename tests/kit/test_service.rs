@@ -88,17 +88,13 @@ impl TestService {
     }
 
     /// Decides a request with the default deadline.
-    pub(crate) fn decide(&self, question: &TestRequest) -> Result<TestResponse, AnswerError> {
-        self.decide_within(question, DEFAULT_DEADLINE)
+    pub(crate) fn decide(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
+        self.decide_within(request, DEFAULT_DEADLINE)
     }
 
     /// Decides a request with this deadline.
-    pub(crate) fn decide_within(
-        &self,
-        question: &TestRequest,
-        deadline: Duration,
-    ) -> Result<TestResponse, AnswerError> {
-        let request = decode::request(&question.0);
+    pub(crate) fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
+        let request = decode::request(&request.0);
         let decide = self.inner.decide(&request, deadline, None);
         let decided = match self.inner.decider.store.is_immediate() {
             true => decide.now_or_never().expect("an immediate store completes on the first poll"),

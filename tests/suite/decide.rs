@@ -106,8 +106,8 @@ fn override_takes_precedence_over_rule_if_its_unit_is_known() {
         (6, Some(u32::MAX), own),
     ];
     for (place, (unit, multiplier, expected)) in table.into_iter().enumerate() {
-        let question = shop_request(&format!("k={place}")).limit(3, unit, multiplier);
-        assert_eq!(decide(&service, &question).text(), expected, "{unit} times {multiplier:?}");
+        let request = shop_request(&format!("k={place}")).limit(3, unit, multiplier);
+        assert_eq!(decide(&service, &request).text(), expected, "{unit} times {multiplier:?}");
     }
     assert_responses(
         &service,
@@ -263,9 +263,9 @@ fn quota_limits_reject_only_if_every_quota_is_exceeded() {
         ("other", false, false),
         ("free", false, false),
     ];
-    for (question, refused, refused_if_all) in table {
-        assert_eq!(decide(&plain, &shop_request(question)).over_limit(), refused, "{question}");
-        assert_eq!(decide(&all, &shop_request(question)).over_limit(), refused_if_all, "{question}, all quotas");
+    for (request, refused, refused_if_all) in table {
+        assert_eq!(decide(&plain, &shop_request(request)).over_limit(), refused, "{request}");
+        assert_eq!(decide(&all, &shop_request(request)).over_limit(), refused_if_all, "{request}, all quotas");
     }
 }
 
@@ -351,9 +351,9 @@ fn value_that_is_not_utf8_matches_like_any_other() {
   - {key: agent, rate_limit: {unit: hour, requests_per_unit: 1}}",
     );
     let with = |value: &'static [u8]| {
-        let mut question = shop_request("agent");
-        question.0.descriptors[0].entries[0].value = value.into();
-        question
+        let mut request = shop_request("agent");
+        request.0.descriptors[0].entries[0].value = value.into();
+        request
     };
     for value in [&b"\xff"[..], b"\xfe", b"\xff\x00", b"\x00", b"\xef\xbf\xbd"] {
         assert!(!decide(&service, &with(value)).over_limit(), "{value:?} has a counter of its own");
@@ -578,7 +578,7 @@ fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
         ("quota; five", Some((0, 0, 43_200)), None),
         ("most", Some((u32::MAX, u32::MAX - 1, 3600)), None),
     ];
-    for (question, limit, retry_after) in table {
+    for (request, limit, retry_after) in table {
         let mut expected = String::new();
         if let Some((limit, remaining, reset)) = limit {
             expected += &format!(" RateLimit-Limit: {limit} RateLimit-Remaining: {remaining} RateLimit-Reset: {reset}");
@@ -587,8 +587,8 @@ fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
             expected += &format!(" Retry-After: {seconds}");
         }
         let text =
-            decide(&test_service(&[("LIMIT_RESPONSE_HEADERS_ENABLED", "true")], rules), &shop_request(question)).text();
-        assert_eq!(text[text.find(']').unwrap() + 1..], expected, "{question}");
+            decide(&test_service(&[("LIMIT_RESPONSE_HEADERS_ENABLED", "true")], rules), &shop_request(request)).text();
+        assert_eq!(text[text.find(']').unwrap() + 1..], expected, "{request}");
     }
     let names = [
         ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
@@ -667,8 +667,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 1}
   - {key: trial, shadow_mode: true, over_limit_body: trial, rate_limit: {unit: hour, requests_per_unit: 0}}";
     let plain = test_service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], rules);
-    let said = |service: &TestService, question: &TestRequest| {
-        let answer = decide(service, question).response;
+    let said = |service: &TestService, request: &TestRequest| {
+        let answer = decide(service, request).response;
         let headers: Vec<String> =
             answer.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect();
         (String::from_utf8(answer.raw_body).unwrap(), headers.join(" "))
@@ -684,8 +684,8 @@ descriptors:
         (shop_request("x").limit(0, 3, None), "domain", "content-type: text/x"),
         (shop_request("other"), "", ""),
     ];
-    for (question, body, headers) in table {
-        assert_eq!(said(&plain, &question), (body.to_owned(), headers.to_owned()), "{question:?}");
+    for (request, body, headers) in table {
+        assert_eq!(said(&plain, &request), (body.to_owned(), headers.to_owned()), "{request:?}");
     }
     let shadow = test_service(&[("SHADOW_MODE", "true")], rules);
     assert_eq!(said(&shadow, &shop_request("own")), (String::new(), String::new()));
@@ -726,8 +726,8 @@ fn metadata_names_the_rejecting_limits() {
         ),
         (shop_request("x").limit(0, 3, None), json!({"over_limit": [{"rule": "override", "name": ""}]})),
     ];
-    for (question, expected) in table {
-        assert_eq!(metadata(&decide(&service, &question)), expected, "{question:?}");
+    for (request, expected) in table {
+        assert_eq!(metadata(&decide(&service, &request)), expected, "{request:?}");
     }
 }
 
@@ -765,16 +765,16 @@ fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_
         ("free; other; none", None),
         ("detailed=x", Some(json!({"kept": true}))),
     ];
-    for (question, expected) in table {
-        let metadata = metadata(&decide(&service, &shop_request(question)));
-        assert_eq!(metadata.get("metadata").cloned(), expected, "{question}");
+    for (request, expected) in table {
+        let metadata = metadata(&decide(&service, &shop_request(request)));
+        assert_eq!(metadata.get("metadata").cloned(), expected, "{request}");
     }
 
-    let mut question =
+    let mut request =
         shop_request("a=1,b=2; other").hits(0).limit(10, 3, None).descriptor(&[("c", "\u{fc}")]).request_hits(3);
-    question.0.descriptors[0].entries[1].value = b"\xff".as_slice().into();
+    request.0.descriptors[0].entries[1].value = b"\xff".as_slice().into();
     assert_eq!(
-        metadata(&decide(&service, &question)),
+        metadata(&decide(&service, &request)),
         json!({
             "domain": "shop",
             "descriptors": [
@@ -807,8 +807,8 @@ fn undecidable_request_is_an_error_with_text() {
         (&loaded, TestRequest::new("elsewhere"), Code::InvalidArgument, list),
         (&loaded, many.clone(), Code::InvalidArgument, too_many),
     ];
-    for (service, question, code, text) in table {
-        let error = service.decide(&question).unwrap_err();
+    for (service, request, code, text) in table {
+        let error = service.decide(&request).unwrap_err();
         assert_eq!((error.code(), error.to_string().as_str()), (code, text));
     }
     many.0.descriptors.pop();
@@ -831,13 +831,13 @@ const QUEUES: &str = "descriptors:
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}";
 
 /// Milliseconds that the answers to these are held, `None` for a refusal; with a caller that waits 10 s.
-fn holds(service: &TestService, questions: &[TestRequest]) -> Vec<Option<u128>> {
-    let hold = |question: &TestRequest| {
-        let answer = service.decide_within(question, Duration::from_secs(10)).unwrap();
+fn holds(service: &TestService, requests: &[TestRequest]) -> Vec<Option<u128>> {
+    let hold = |request: &TestRequest| {
+        let answer = service.decide_within(request, Duration::from_secs(10)).unwrap();
         assert!(!answer.over_limit() || answer.hold.is_zero(), "a refusal is never held");
         (!answer.over_limit()).then_some(answer.hold.as_millis())
     };
-    questions.iter().map(hold).collect()
+    requests.iter().map(hold).collect()
 }
 
 #[test]

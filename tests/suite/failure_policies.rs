@@ -53,11 +53,11 @@ fn test_service(env: &[(&str, &str)], replicas: u32, rules: &str) -> TestService
 
 /// A question about descriptors of `shop` of these keys.
 fn about(keys: &[&str]) -> TestRequest {
-    keys.iter().fold(TestRequest::new("shop"), |question, key| question.descriptor(&[(key, "x")]))
+    keys.iter().fold(TestRequest::new("shop"), |request, key| request.descriptor(&[(key, "x")]))
 }
 
-fn text(service: &TestService, question: &TestRequest) -> String {
-    service.decide(question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+fn text(service: &TestService, request: &TestRequest) -> String {
+    service.decide(request).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
 }
 
 const RULES: &str = "defaults: {on_store_error: error}
@@ -159,8 +159,8 @@ fn peeks_and_refunds_are_never_rejected() {
         (about(&["any"]).limit(5, 3, None), ERROR),
         (about(&["any"]).limit(5, 3, None).hits(0), "OK [OK]"),
     ];
-    for (step, (question, expected)) in table.iter().enumerate() {
-        assert_eq!(text(&service, question), *expected, "step {step}: {question:?}");
+    for (step, (request, expected)) in table.iter().enumerate() {
+        assert_eq!(text(&service, request), *expected, "step {step}: {request:?}");
     }
 }
 
@@ -283,9 +283,9 @@ fn every_failed_charge_is_counted() {
 fn explain_fails_if_the_counter_cannot_be_read() {
     let service = test_service(&[], 1, RULES);
     let loaded = service.inner.rules.load_full().unwrap();
-    let question = about(&["local", "unknown"]);
+    let request = about(&["local", "unknown"]);
     let context = service.inner.context(Some(&loaded), Duration::from_secs(1));
-    let request = decode::request(&question.0);
+    let request = decode::request(&request.0);
     let counters = runtime().block_on(service.inner.decider.peek(context, &request));
     assert!(counters.iter().all(Vec::is_empty) && counters.len() == 2, "{counters:?}");
     // And nothing was charged where it would be counted now.

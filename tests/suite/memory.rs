@@ -275,8 +275,8 @@ descriptors:
     )]);
     service.inner.decider.store = MemoryStore::new(SMALLEST).into();
     let ask = |keys: &[&str]| {
-        let question = keys.iter().fold(TestRequest::new("shop"), |question, key| question.descriptor(&[(key, "x")]));
-        service.decide(&question).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+        let request = keys.iter().fold(TestRequest::new("shop"), |request, key| request.descriptor(&[(key, "x")]));
+        service.decide(&request).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
     };
     let fill = |value: u32| {
         service.decide(&TestRequest::new("shop").descriptor(&[("fill", &value.to_string())])).unwrap().text()

@@ -277,8 +277,8 @@ fn server_started_without_rules_serves_once_they_appear() {
         let setup = without_polling(setup).env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", setting);
         let server = setup.env("FORCE_START_WITHOUT_INITIAL_CONFIG", setting).start_unhealthy();
         let client = Client::connect(server.grpc_port());
-        let question = grpc::rate_limit_request("shop", &[("user", "ann")]);
-        let refusal = client.call(&question).unwrap_err();
+        let request = grpc::rate_limit_request("shop", &[("user", "ann")]);
+        let refusal = client.call(&request).unwrap_err();
         assert_eq!((refusal.code(), refusal.message()), (Code::Unavailable, "no rate limit configuration loaded"));
         assert_eq!(server.healthcheck() == 200, healthy);
         assert_eq!(client.is_serving("ratelimit").unwrap(), healthy);
@@ -289,7 +289,7 @@ fn server_started_without_rules_serves_once_they_appear() {
 
         fs::create_dir(place.path().join("later")).unwrap();
         fs::write(&file, rules(1)).unwrap();
-        wait_for("the rules", || client.call(&question).ok());
+        wait_for("the rules", || client.call(&request).ok());
         wait_for("gRPC health", || client.is_serving("ratelimit").unwrap().then_some(()));
         assert_eq!(server.healthcheck(), 200);
         assert_eq!(server.rules_status()["version"], 1);
@@ -355,8 +355,8 @@ fn no_response_mixes_two_rule_sets() {
     let map = ConfigMap::mount(root.path().join("config"), &halves(1_000_001));
     let setup = in_config_below(root.path()).env("MERGE_DOMAIN_CONFIG", "true");
     let server = setup.env("TOLLKEEPER_POLL_INTERVAL", "0").env("TOLLKEEPER_RELOAD_DEBOUNCE", "1ms").start();
-    let mut question = grpc::rate_limit_request("shop", &[("user", "ann")]);
-    question.descriptors.push(grpc::descriptor(&[("path", "/")]));
+    let mut request = grpc::rate_limit_request("shop", &[("user", "ann")]);
+    request.descriptors.push(grpc::descriptor(&[("path", "/")]));
 
     let done = AtomicBool::new(false);
     let answers = thread::scope(|scope| {
@@ -364,7 +364,7 @@ fn no_response_mixes_two_rule_sets() {
             let client = Client::connect(server.grpc_port());
             let mut seen = [0_u32; 2];
             while !done.load(Ordering::Relaxed) {
-                seen[set_of(&client.call(&question).unwrap())] += 1;
+                seen[set_of(&client.call(&request).unwrap())] += 1;
             }
             seen
         };

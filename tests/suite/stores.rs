@@ -168,11 +168,11 @@ fn concurrent_charges_admit_exactly_the_limit(store: &StoreUnderTest) {
         );
         let service = store.service(&[], &rules);
         for round in 0..3 {
-            let question = shop_request(&format!("k={round}"));
+            let request = shop_request(&format!("k={round}"));
             let holds = Mutex::new(Vec::new());
             in_parallel(8, |_| {
                 for _ in 0..25 {
-                    let answer = decide(&service, &question);
+                    let answer = decide(&service, &request);
                     if !answer.over_limit() {
                         holds.lock().unwrap().push(answer.hold.as_millis());
                     }
@@ -394,11 +394,11 @@ fn queued_requests_are_delayed_in_order(store: &StoreUnderTest) {
   - {key: q, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4}}
   - {key: ahead, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, bucket_size: 1, max_wait: 150ms}}",
     );
-    let hold = |question: &TestRequest| {
-        let answer = decide(&service, question);
+    let hold = |request: &TestRequest| {
+        let answer = decide(&service, request);
         (!answer.over_limit()).then_some(answer.hold.as_millis())
     };
-    let holds = |questions: &[TestRequest]| questions.iter().map(hold).collect::<Vec<_>>();
+    let holds = |requests: &[TestRequest]| requests.iter().map(hold).collect::<Vec<_>>();
     let q = || shop_request("q");
     assert_eq!(holds(&[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
     service.advance_us(100 * MS);
@@ -435,10 +435,10 @@ fn stop_cache_key_increment_spares_limits_beside_a_rejecting_one(store: &StoreUn
         (shop_request("free; free").request_hits(5), [&[0, 7, 2, 6, 5], &[0, 8, 3, 8, 7]]),
         (shop_request("a; free; free").request_hits(2), [&[0, 7, 0, 6, 5], &[0, 8, 3, 8, 7]]),
     ];
-    for (step, (question, expected)) in table.iter().enumerate() {
+    for (step, (request, expected)) in table.iter().enumerate() {
         for (service, expected) in [&charged, &spared].into_iter().zip(expected) {
-            decide(service, question);
-            assert_eq!(left(service, "a; b; free; bucket; both"), *expected, "step {step}: {question:?}");
+            decide(service, request);
+            assert_eq!(left(service, "a; b; free; bucket; both"), *expected, "step {step}: {request:?}");
         }
     }
     // Of one counter that is charged from twice, and refuses the first for its size only.
@@ -471,7 +471,7 @@ fn only_values_under_share_threshold_share_a_counter(store: &StoreUnderTest) {
   - {key: each, rate_limit: {unit: hour, requests_per_unit: 5}}
   - {key: all, value: 'v*', share_threshold: true, rate_limit: {unit: hour, requests_per_unit: 5}}",
     );
-    for (question, expected) in [
+    for (request, expected) in [
         ("each=a", [4]),
         ("each=b", [4]),
         ("each=a", [3]),
@@ -484,10 +484,10 @@ fn only_values_under_share_threshold_share_a_counter(store: &StoreUnderTest) {
         ("all=v3", [2]),
     ] {
         let left: Vec<u32> =
-            decide(&service, &shop_request(question)).statuses().into_iter().map(|(_, left)| left).collect();
-        assert_eq!(left, expected, "{question}");
+            decide(&service, &shop_request(request)).statuses().into_iter().map(|(_, left)| left).collect();
+        assert_eq!(left, expected, "{request}");
     }
     let long = |end: &str| shop_request(&format!("each={}{end}", "x".repeat(5_000)));
-    let ask = |question: &TestRequest| decide(&service, question).statuses()[0].1;
+    let ask = |request: &TestRequest| decide(&service, request).statuses()[0].1;
     assert_eq!([ask(&long("1")), ask(&long("2")), ask(&long("1"))], [4, 4, 3]);
 }

@@ -77,14 +77,14 @@ impl Replica {
         self.asking(&about(key, value), hits)
     }
 
-    fn asking(&self, question: &RateLimitRequest, hits: usize) -> impl Future<Output = u64> + use<> {
+    fn asking(&self, request: &RateLimitRequest, hits: usize) -> impl Future<Output = u64> + use<> {
         let callers = (0..CALLERS).map(|caller| {
             let share = hits / CALLERS + usize::from(caller < hits % CALLERS);
-            let (mut client, question) = (self.client.clone(), question.clone());
+            let (mut client, request) = (self.client.clone(), request.clone());
             tokio::spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..share {
-                    let answer = client.should_rate_limit(question.clone()).await;
+                    let answer = client.should_rate_limit(request.clone()).await;
                     admitted += u64::from(answer.is_ok_and(|answer| answer.into_inner().overall_code() == Code::Ok));
                 }
                 admitted

@@ -65,8 +65,8 @@ fn ttl(server: &Server, key: &str) -> i64 {
     server.query(&["TTL", key])
 }
 
-fn statuses(replica: &Replica, question: &TestRequest) -> Vec<(bool, u32)> {
-    replica.decide(question).expect("Redis decides").statuses()
+fn statuses(replica: &Replica, request: &TestRequest) -> Vec<(bool, u32)> {
+    replica.decide(request).expect("Redis decides").statuses()
 }
 
 /// Settings, a time and a question; and the key that is counted under.
@@ -103,11 +103,11 @@ fn keys_are_those_of_envoyproxy_ratelimit() {
         (calendar, JULY, about(&[("day", "v")]), "domain_day_v_1783468800"),
     ];
     let server = redis::options().start();
-    for (env, now, question, key) in table {
+    for (env, now, request, key) in table {
         server.query::<()>(&["FLUSHALL"]);
         let replica = replica_at(&server.address(), env, *now);
-        assert!(!replica.decide(question).expect("Redis decides").over_limit());
-        assert_eq!(counters(&server), BTreeMap::from([((*key).to_owned(), "1".to_owned())]), "{question:?}");
+        assert!(!replica.decide(request).expect("Redis decides").over_limit());
+        assert_eq!(counters(&server), BTreeMap::from([((*key).to_owned(), "1".to_owned())]), "{request:?}");
     }
     assert!(!server.command_counts().contains_key("eval"), "{:?}", server.command_counts());
 }
@@ -203,11 +203,11 @@ fn both_programs_see_each_others_counts() {
     const KEY: &str = "domain_minute_v_1200";
     let server = redis::options().start();
     let replica = replica(&server);
-    let question = about(&[("minute", "v")]);
+    let request = about(&[("minute", "v")]);
     assert_eq!(count_elsewhere(&server, KEY, 1), 1);
-    assert_eq!(statuses(&replica, &question), [(false, 1)]);
+    assert_eq!(statuses(&replica, &request), [(false, 1)]);
     assert_eq!(count_elsewhere(&server, KEY, 1), 3);
-    assert_eq!(statuses(&replica, &question), [(true, 0)]);
+    assert_eq!(statuses(&replica, &request), [(true, 0)]);
     // It sees that it is over, too.
     assert_eq!(count_elsewhere(&server, KEY, 1), 5);
 }
@@ -241,8 +241,8 @@ fn refunds_stop_at_zero() {
         (refund(1), (false, 0), "3"),
         (refund(3), (false, 3), "0"),
     ];
-    for (step, (question, status, count)) in table.into_iter().enumerate() {
-        assert_eq!(statuses(&replica, &question), [status], "step {step}");
+    for (step, (request, status, count)) in table.into_iter().enumerate() {
+        assert_eq!(statuses(&replica, &request), [status], "step {step}");
         assert_eq!(counters(&server)["domain_minute_v_1200"], count, "step {step}");
         assert!(ttl(&server, "domain_minute_v_1200") > 60, "step {step}");
     }
@@ -254,10 +254,10 @@ fn concurrent_refunds_never_go_below_zero() {
     let replicas = [replica(&server), replica(&server), replica(&server)];
     for round in 0..20 {
         let value = round.to_string();
-        let question = about(&[("other", &value)]);
+        let request = about(&[("other", &value)]);
         // More is given back than was taken, and takes come in between.
         let mixed: Vec<TestRequest> = (0..30)
-            .map(|n| if n % 3 == 0 { question.clone().hits(2) } else { question.clone().refund(1 + n % 5) })
+            .map(|n| if n % 3 == 0 { request.clone().hits(2) } else { request.clone().refund(1 + n % 5) })
             .collect();
         std::thread::scope(|scope| {
             for replica in &replicas {
@@ -276,11 +276,11 @@ fn concurrent_refunds_never_go_below_zero() {
         assert!((0..=60).contains(&count), "round {round}: {count}");
     }
     // Where there is enough to give back, none is lost.
-    let question = about(&[("other", "enough")]);
-    replicas[0].decide(&question.clone().hits(500)).expect("Redis decides");
+    let request = about(&[("other", "enough")]);
+    replicas[0].decide(&request.clone().hits(500)).expect("Redis decides");
     std::thread::scope(|scope| {
         for replica in &replicas {
-            let refunds = vec![question.clone().refund(3); 20];
+            let refunds = vec![request.clone().refund(3); 20];
             scope.spawn(move || replica.decide_concurrently(&refunds));
         }
     });
@@ -312,12 +312,12 @@ fn probes(server: &Server) -> u64 {
 fn equal_descriptors_are_counted_twice() {
     let server = redis::options().start();
     let replica = replica(&server);
-    let question = about(&[("minute", "v")])
+    let request = about(&[("minute", "v")])
         .descriptor(&[("hour", "v")])
         .descriptor(&[("minute", "v")])
         .descriptor(&[("none", "v")]);
-    assert_eq!(statuses(&replica, &question), [(false, 2), (false, 2), (false, 1), (false, 0)]);
-    assert_eq!(statuses(&replica, &question), [(false, 0), (false, 1), (true, 0), (false, 0)]);
+    assert_eq!(statuses(&replica, &request), [(false, 2), (false, 2), (false, 1), (false, 0)]);
+    assert_eq!(statuses(&replica, &request), [(false, 0), (false, 1), (true, 0), (false, 0)]);
     let counted = [("domain_hour_v_0", "2"), ("domain_minute_v_1200", "4")];
     assert_eq!(counters(&server), counted.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
 }
@@ -450,10 +450,9 @@ fn counts_are_exact_during_slot_migration() {
     let replica = replica_at("", &env, NOW);
     const KEY: &str = "domain_other_v_1200";
     let slot = cluster.slot(KEY);
-    let question = about(&[("other", "v")]);
+    let request = about(&[("other", "v")]);
     // A run, a refund that leaves too little, and a run again: parts of a call may have to go to different nodes.
-    let round =
-        [question.clone().hits(2), question.clone().refund(5), question.clone().hits(3), question.clone().hits(0)];
+    let round = [request.clone().hits(2), request.clone().refund(5), request.clone().hits(3), request.clone().hits(0)];
     // Where the slots are has to be found out first.
     wait_for("the map of the cluster", || replica.decide(&about(&[("other", "else")])).ok());
     let moving = AtomicBool::new(true);

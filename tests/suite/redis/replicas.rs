@@ -114,13 +114,13 @@ impl Fleet {
 
     fn try_offer(&self, callers: Vec<Vec<RateLimitRequest>>) -> Result<Vec<Answered>, tonic::Status> {
         store_runtime().block_on(async {
-            let callers = callers.into_iter().map(|questions| {
+            let callers = callers.into_iter().map(|requests| {
                 let client = self.clients[self.turn.fetch_add(1, Ordering::Relaxed) % REPLICAS].clone();
                 tokio::spawn(async move {
-                    let mut answers = Vec::with_capacity(questions.len());
-                    for question in questions {
-                        let hits = question.descriptors[0].hits_addend.unwrap_or(1);
-                        let admitted = ask(client.clone(), question).await?;
+                    let mut answers = Vec::with_capacity(requests.len());
+                    for request in requests {
+                        let hits = request.descriptors[0].hits_addend.unwrap_or(1);
+                        let admitted = ask(client.clone(), request).await?;
                         answers.push(Answered { admitted, hits, at: Instant::now() });
                     }
                     Ok(answers)
@@ -154,8 +154,8 @@ fn admitted(answers: &[Answered]) -> u64 {
 }
 
 /// Makes a call; true if it is admitted.
-async fn ask(mut client: RateLimitServiceClient<Channel>, question: RateLimitRequest) -> Result<bool, tonic::Status> {
-    let answer = client.should_rate_limit(question).await?.into_inner();
+async fn ask(mut client: RateLimitServiceClient<Channel>, request: RateLimitRequest) -> Result<bool, tonic::Status> {
+    let answer = client.should_rate_limit(request).await?.into_inner();
     Ok(answer.overall_code() == Code::Ok)
 }
 

@@ -49,8 +49,8 @@ fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
 
 /// A question about descriptors of `shop`: `key=value; key`.
 fn about(descriptors: &str) -> TestRequest {
-    descriptors.split("; ").fold(TestRequest::new("shop"), |question, descriptor| {
-        question.descriptor(&[descriptor.split_once('=').unwrap_or((descriptor, ""))])
+    descriptors.split("; ").fold(TestRequest::new("shop"), |request, descriptor| {
+        request.descriptor(&[descriptor.split_once('=').unwrap_or((descriptor, ""))])
     })
 }
 

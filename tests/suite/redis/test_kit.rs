@@ -381,9 +381,9 @@ fn several_tollkeepers_run_side_by_side_and_freeze_alone() {
     assert!(replicas.iter().all(|replica| replica.post_json(BODY).status == 200));
     assert!(replicas.iter().all(|replica| !replica.stderr().is_empty()));
     replicas[0].freeze();
-    let question = http::post(replicas[0].http_port(), "/json", BODY);
+    let request = http::post(replicas[0].http_port(), "/json", BODY);
     thread::scope(|scope| {
-        let answer = scope.spawn(|| question.send().status);
+        let answer = scope.spawn(|| request.send().status);
         assert_eq!(replicas[1].post_json(BODY).status, 200);
         assert!(!answer.is_finished());
         replicas[0].thaw();
