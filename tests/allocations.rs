@@ -120,8 +120,8 @@ fn memory_decision_allocates_twice() {
     let service = service(None);
     let decide = |message: &[u8]| {
         let request = decode::decode_borrowed(message).expect("it is plain");
-        let answer = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
-        frame(&answer.unwrap())
+        let response = service.answer(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
+        frame(&response.unwrap())
     };
     let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| login(&format!("user{user}")).encode_to_vec()).collect();
     let count =

@@ -79,8 +79,8 @@ fn links_are_names_of_the_program() {
             "config_check_cmd" => command.arg("-config_dir").arg(rules.parent().unwrap()),
             _ => command.arg("-h"),
         };
-        let answer = command.output().unwrap();
-        let text = String::from_utf8_lossy(&answer.stdout) + String::from_utf8_lossy(&answer.stderr);
+        let response = command.output().unwrap();
+        let text = String::from_utf8_lossy(&response.stdout) + String::from_utf8_lossy(&response.stderr);
         let expected = match name {
             "ratelimit" => "tollkeeper ",
             "config_check_cmd" => "checking rate limit configs",

@@ -100,7 +100,7 @@ impl Envoy {
         wait_for("Envoy to be ready", || {
             let gone = self.keeper.as_ref().is_none_or(JoinHandle::is_finished);
             assert!(!gone, "Envoy ended:\n{}", read(&self.files.path().join("log")));
-            ready.try_send().ok().filter(|answer| answer.status == 200)
+            ready.try_send().ok().filter(|response| response.status == 200)
         });
     }
 }

@@ -152,8 +152,8 @@ impl Client {
     pub(crate) fn is_serving(&self, service: &str) -> Result<bool, Status> {
         let mut client = HealthClient::new(self.channel.clone());
         let request = HealthCheckRequest { service: service.to_owned() };
-        let answer = self.runtime.block_on(client.check(request))?.into_inner();
-        Ok(answer.status() == health_check_response::ServingStatus::Serving)
+        let response = self.runtime.block_on(client.check(request))?.into_inner();
+        Ok(response.status() == health_check_response::ServingStatus::Serving)
     }
 
     /// Watches the health of the empty name. `heard` is told each status, whether it is serving, until the stream ends;
@@ -162,8 +162,8 @@ impl Client {
         let mut client = HealthClient::new(self.channel.clone());
         self.runtime.block_on(async {
             let mut stream = client.watch(HealthCheckRequest::default()).await?.into_inner();
-            while let Some(answer) = stream.message().await? {
-                heard(answer.status() == health_check_response::ServingStatus::Serving);
+            while let Some(response) = stream.message().await? {
+                heard(response.status() == health_check_response::ServingStatus::Serving);
             }
             Ok(())
         })

@@ -73,10 +73,10 @@ impl Request {
         stream.write_all(&self.head)?;
         stream.write_all(b"\r\n")?;
         stream.write_all(&self.body)?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer)?;
-        Response::parse(&answer)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, String::from_utf8_lossy(&answer).into_owned()))
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response)?;
+        Response::parse(&response)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, String::from_utf8_lossy(&response).into_owned()))
     }
 }
 
@@ -136,8 +136,8 @@ impl Response {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    fn parse(answer: &[u8]) -> Option<Self> {
-        let (head, body) = split_at(answer, b"\r\n\r\n")?;
+    fn parse(response: &[u8]) -> Option<Self> {
+        let (head, body) = split_at(response, b"\r\n\r\n")?;
         let mut lines = head.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
         let status = std::str::from_utf8(lines.next()?).ok()?.split(' ').nth(1)?.parse().ok()?;
         let headers = lines.map(parse_header).collect::<Option<Vec<_>>>()?;

@@ -105,8 +105,8 @@ impl RedisCounters {
 
     /// One request, for a caller that waits long; never fails to be decided.
     pub(crate) async fn charge(&self, wanted: &[TestCharge], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
-        let answers = self.charge_until(wanted, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
-        answers.into_iter().map(|answer| answer.expect("Redis decides")).collect()
+        let responses = self.charge_until(wanted, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
+        responses.into_iter().map(|response| response.expect("Redis decides")).collect()
     }
 
     /// One request: what came of each charge.
@@ -126,8 +126,8 @@ impl RedisCounters {
                 Charge::new(path, counters(&wanted.limits), wanted.request)
             })
             .collect();
-        let answers = self.redis.charge_all(&charges, mode, ChargeContext::new(when.0, when.1)).await;
-        answers.into_iter().map(|answer| answer.map(|found| found.results)).collect()
+        let responses = self.redis.charge_all(&charges, mode, ChargeContext::new(when.0, when.1)).await;
+        responses.into_iter().map(|response| response.map(|found| found.results)).collect()
     }
 }
 
@@ -148,12 +148,12 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
         let path = Path { domain: "counters", entries: &entries, shared: &[] };
         let look = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
         let until = Instant::now() + LONG_TIMEOUT;
-        let answers = store_runtime().block_on(redis.charge_all(
+        let responses = store_runtime().block_on(redis.charge_all(
             &[look],
             ChargeMode::Commit,
             ChargeContext::new(Time::from_secs(1), until),
         ));
-        answers[0].is_ok().then_some(())
+        responses[0].is_ok().then_some(())
     });
 }
 

@@ -195,7 +195,7 @@ impl Link {
     }
 
     /// Carries one direction until it is closed.
-    async fn pump(&self, from: &TcpStream, to: &TcpStream, bytes: &AtomicU64, answers: bool) -> io::Result<()> {
+    async fn pump(&self, from: &TcpStream, to: &TcpStream, bytes: &AtomicU64, responses: bool) -> io::Result<()> {
         let (pieces, waiting) = mpsc::channel(1024);
         // The reader drops `pieces` at its end, so that what it has read is still written before the writer ends.
         let read = async {
@@ -204,7 +204,7 @@ impl Link {
         };
         tokio::select! {
             () = read => Ok(()),
-            ended = self.write(to, waiting, answers) => ended,
+            ended = self.write(to, waiting, responses) => ended,
         }
     }
 
@@ -230,7 +230,7 @@ impl Link {
         wait_while(&mut modes, &[Mode::Stall, Mode::Blackhole]).await;
     }
 
-    async fn write(&self, to: &TcpStream, mut pieces: mpsc::Receiver<Piece>, answers: bool) -> io::Result<()> {
+    async fn write(&self, to: &TcpStream, mut pieces: mpsc::Receiver<Piece>, responses: bool) -> io::Result<()> {
         let mut modes = self.modes.clone();
         let mut last = Mode::Pass;
         let mut left = usize::MAX;
@@ -240,7 +240,7 @@ impl Link {
             let mode = *modes.borrow();
             if mode != last {
                 last = mode;
-                left = if let (Mode::Truncate(length), true) = (mode, answers) { length } else { usize::MAX };
+                left = if let (Mode::Truncate(length), true) = (mode, responses) { length } else { usize::MAX };
             }
             if mode == Mode::Blackhole {
                 continue;

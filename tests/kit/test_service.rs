@@ -100,7 +100,7 @@ impl TestService {
             true => decide.now_or_never().expect("an immediate store completes on the first poll"),
             false => store_runtime().block_on(decide),
         };
-        decided.map(|DelayedResponse { response, delay: hold }| TestResponse { response, hold })
+        decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) struct TestResponse {
     /// The message as sent to the client.
     pub(crate) response: RateLimitResponse,
     /// Delay of the response.
-    pub(crate) hold: Duration,
+    pub(crate) delay: Duration,
 }
 
 impl TestResponse {

@@ -81,7 +81,7 @@ impl Setup {
     /// Starts it and waits until it answers, healthy or not.
     pub(crate) fn start_unhealthy(self) -> Tollkeeper {
         let mut tollkeeper = self.launch();
-        tollkeeper.wait_for_answer("/livez", |answer| answer.status == 200);
+        tollkeeper.wait_for_answer("/livez", |response| response.status == 200);
         tollkeeper
     }
 
@@ -218,14 +218,14 @@ impl Tollkeeper {
 
     /// The page `/rlconfig/status`.
     pub(crate) fn rules_status(&self) -> serde_json::Value {
-        let answer = http::get(self.debug_port(), "/rlconfig/status").send();
-        serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+        let response = http::get(self.debug_port(), "/rlconfig/status").send();
+        serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
     }
 
     /// The page `/store`: statistics of the store.
     pub(crate) fn store_stats(&self) -> serde_json::Value {
-        let answer = http::get(self.debug_port(), "/store").send();
-        serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+        let response = http::get(self.debug_port(), "/store").send();
+        serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
     }
 
     /// The status of `/healthcheck`.
@@ -282,7 +282,7 @@ impl Tollkeeper {
     }
 
     fn wait_until_healthy(&mut self) {
-        self.wait_for_answer("/healthcheck", |answer| answer.status == 200 && answer.text() == "OK");
+        self.wait_for_answer("/healthcheck", |response| response.status == 200 && response.text() == "OK");
     }
 
     fn wait_for_answer(&mut self, path: &str, is_it: impl Fn(&http::Response) -> bool) {

@@ -36,8 +36,8 @@ fn counting_in(redis: &redis::Server, setup: Setup) -> Setup {
 }
 
 fn charge(server: &Tollkeeper, key: &str, value: &str) -> bool {
-    let answer = Client::connect(server.grpc_port()).call(&rate_limit_request("shop", &[(key, value)])).unwrap();
-    answer.overall_code == 1
+    let response = Client::connect(server.grpc_port()).call(&rate_limit_request("shop", &[(key, value)])).unwrap();
+    response.overall_code == 1
 }
 
 fn charge_times(server: &Tollkeeper, key: &str, value: &str, times: usize) {
@@ -56,8 +56,8 @@ fn reset(server: &Tollkeeper, token: &str, key: &str, value: &str) -> Response {
 }
 
 fn counters(server: &Tollkeeper, rule: &str) -> Value {
-    let answer = by(TOKEN, http::get(server.debug_port(), &format!("/counters?domain=shop&rule={rule}")));
-    serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
+    let response = by(TOKEN, http::get(server.debug_port(), &format!("/counters?domain=shop&rule={rule}")));
+    serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
 }
 
 /// `value: used`, in order.
@@ -76,8 +76,8 @@ fn used(listing: &Value) -> Vec<String> {
 fn lists_and_resets(setup: Setup, complete: bool) {
     let server = setup.env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).start();
     wait_for("the store to be there", || {
-        let answer = by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login"));
-        (answer.status == 200).then_some(())
+        let response = by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login"));
+        (response.status == 200).then_some(())
     });
     charge_times(&server, "login", "ann", 5);
     charge(&server, "login", "b|o=b{}*");
@@ -93,8 +93,11 @@ fn lists_and_resets(setup: Setup, complete: bool) {
     assert_eq!(few.matches("\"used\"").count(), 1, "{few}");
 
     assert!(!charge(&server, "login", "ann"), "ann exceeds the limit");
-    let answer = reset(&server, TOKEN, "login", "ann");
-    assert_eq!((answer.status, answer.text().replace(char::is_whitespace, "")), (200, r#"{"reset":[1]}"#.to_owned()));
+    let response = reset(&server, TOKEN, "login", "ann");
+    assert_eq!(
+        (response.status, response.text().replace(char::is_whitespace, "")),
+        (200, r#"{"reset":[1]}"#.to_owned())
+    );
     assert!(charge(&server, "login", "ann"), "the counter of ann starts at 0");
     assert_eq!(used(&counters(&server, "shop.login")), ["ann: 1", "b|o=b{}*: 1"]);
     assert!(reset(&server, TOKEN, "user", "u1").text().contains('2'), "a counter for each limit");
@@ -150,12 +153,12 @@ fn listing_and_reset_require_the_token() {
                 http::get(server.debug_port(), "/counters?domain=shop&rule=shop.login"),
             ];
             for request in requests {
-                let answer = match token {
+                let response = match token {
                     Some(token) => by(token, request),
                     None => request.send(),
                 };
-                assert_eq!(answer.status, expected, "{token:?}: {answer:?}");
-                assert_eq!(answer.header("www-authenticate").is_some(), expected == 401, "{answer:?}");
+                assert_eq!(response.status, expected, "{token:?}: {response:?}");
+                assert_eq!(response.header("www-authenticate").is_some(), expected == 401, "{response:?}");
             }
         }
         let log = server.stderr();
@@ -178,11 +181,11 @@ fn token_file_is_reread_while_running() {
             Some(text) => fs::write(&file, text).unwrap(),
             None => fs::remove_file(&file).unwrap(),
         }
-        let answer = reset(&server, "", "login", "x");
-        assert_eq!(answer.status, 500, "{answer:?}");
+        let response = reset(&server, "", "login", "x");
+        assert_eq!(response.status, 500, "{response:?}");
         assert!(
-            answer.text().starts_with("TOLLKEEPER_ADMIN_TOKEN_FILE: ") && answer.text().contains(what),
-            "{answer:?}"
+            response.text().starts_with("TOLLKEEPER_ADMIN_TOKEN_FILE: ") && response.text().contains(what),
+            "{response:?}"
         );
     }
 }
@@ -210,8 +213,8 @@ fn invalid_request_is_rejected_with_a_reason() {
         (http::get(port, "/counters?domain=none&rule=x"), 404, "domain"),
         (http::get(port, "/counters?domain=shop&rule=shop.none"), 404, "/rlconfig"),
     ] {
-        let answer = by(TOKEN, request);
-        assert!(answer.status == status && answer.text().contains(why), "{answer:?}");
+        let response = by(TOKEN, request);
+        assert!(response.status == status && response.text().contains(why), "{response:?}");
     }
 }
 
@@ -284,8 +287,8 @@ fn log_level_change_requires_the_token_and_a_known_level() {
         (Some(TOKEN), "", 400, "panic, fatal"),
         (Some(TOKEN), "debug, please", 400, "panic, fatal"),
     ] {
-        let answer = put_level(&server, token, body);
-        assert!(answer.status == status && answer.text().contains(why), "{token:?} {body}: {answer:?}");
+        let response = put_level(&server, token, body);
+        assert!(response.status == status && response.text().contains(why), "{token:?} {body}: {response:?}");
     }
     assert_eq!(http::get(server.debug_port(), "/log_level").send().text(), "warn\n");
     let log = server.stderr();

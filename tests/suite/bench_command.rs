@@ -178,12 +178,12 @@ fn report_shows_load_and_accuracy() {
     let run = |more: &[&str]| found(&bench(&[&["--addr", &address, "--domain", "shop", "--json"], more].concat()));
 
     let closed = run(&["--descriptor", "strict={run}{key}", "--keys", "uniform:3", "--streams", "4", "--pid", &pid]);
-    let (answers, limit) = (closed["answers"].as_u64().unwrap(), &closed["limits"][0]);
-    assert!(answers > 60, "{closed}");
+    let (responses, limit) = (closed["answers"].as_u64().unwrap(), &closed["limits"][0]);
+    assert!(responses > 60, "{closed}");
     assert_eq!([&limit["limit"], &limit["counters"], &limit["admitted"], &limit["most_in_a_period"]], [20, 3, 60, 20]);
     assert_eq!(limit["counters_over_in_a_period"], 0, "{closed}");
-    assert!(limit["asked"].as_u64() >= Some(answers), "{closed}");
-    assert!(closed["verdicts"]["over_limit"].as_u64() >= Some(answers - 60), "{closed}");
+    assert!(limit["asked"].as_u64() >= Some(responses), "{closed}");
+    assert!(closed["verdicts"]["over_limit"].as_u64() >= Some(responses - 60), "{closed}");
     assert!(closed["server"]["cpu_us_per_answer"].as_f64() > Some(0.0), "{closed}");
     assert!(closed["server"]["resident_bytes"].as_u64() > Some(1_000_000), "{closed}");
     assert!(closed["latency_us"]["p99"].as_u64() > Some(0) && closed["unsent_us"].is_null(), "{closed}");

@@ -219,10 +219,10 @@ async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8
     tokio::spawn(connection);
     let request =
         axum::http::Request::post(format!("http://tollkeeper{path}")).header("content-type", "application/grpc");
-    let (answer, mut body) = requests.send_request(request.body(()).unwrap(), false).unwrap();
+    let (response, mut body) = requests.send_request(request.body(()).unwrap(), false).unwrap();
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     body.send_data([&[0], &length[..], message].concat().into(), true).unwrap();
-    let mut body = answer.await.unwrap().into_body();
+    let mut body = response.await.unwrap().into_body();
     let mut gathered = Vec::new();
     while let Some(piece) = body.data().await {
         let piece = piece.unwrap();
@@ -240,13 +240,13 @@ fn slow_reader_gets_the_whole_response() {
     let asked = rate_limit_request("shop", &[("user", "ann")]).encode_to_vec();
     // The service itself, and a page of the router.
     for (path, message) in [(SHOULD_RATE_LIMIT, asked.as_slice()), ("/grpc.health.v1.Health/Check", b"")] {
-        let answer = |at_a_time| {
+        let response = |at_a_time| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(taken(server.grpc_port(), path, message, at_a_time))
         };
-        let (whole, status) = answer(65_535);
+        let (whole, status) = response(65_535);
         assert!(whole.len() > 5 && status == "0", "{path}: {whole:?}, {status}");
-        let (pieces, status) = answer(3);
+        let (pieces, status) = response(3);
         assert_eq!((pieces.len(), status.as_str()), (whole.len(), "0"), "{path}");
     }
 }

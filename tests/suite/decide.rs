@@ -668,10 +668,10 @@ descriptors:
   - {key: trial, shadow_mode: true, over_limit_body: trial, rate_limit: {unit: hour, requests_per_unit: 0}}";
     let plain = test_service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], rules);
     let said = |service: &TestService, request: &TestRequest| {
-        let answer = decide(service, request).response;
+        let response = decide(service, request).response;
         let headers: Vec<String> =
-            answer.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect();
-        (String::from_utf8(answer.raw_body).unwrap(), headers.join(" "))
+            response.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect();
+        (String::from_utf8(response.raw_body).unwrap(), headers.join(" "))
     };
     let table = [
         (shop_request("plain"), "domain", "content-type: text/x"),
@@ -692,8 +692,8 @@ descriptors:
 }
 
 /// A protobuf struct as JSON, whole numbers as such.
-fn metadata(answer: &TestResponse) -> Value {
-    let line = tollkeeper::http::json::response_to_json(&answer.response).unwrap();
+fn metadata(response: &TestResponse) -> Value {
+    let line = tollkeeper::http::json::response_to_json(&response.response).unwrap();
     let response: Value = serde_json::from_str(&line).unwrap();
     response["dynamicMetadata"].clone()
 }
@@ -833,9 +833,9 @@ const QUEUES: &str = "descriptors:
 /// Milliseconds that the answers to these are held, `None` for a refusal; with a caller that waits 10 s.
 fn holds(service: &TestService, requests: &[TestRequest]) -> Vec<Option<u128>> {
     let hold = |request: &TestRequest| {
-        let answer = service.decide_within(request, Duration::from_secs(10)).unwrap();
-        assert!(!answer.over_limit() || answer.hold.is_zero(), "a refusal is never held");
-        (!answer.over_limit()).then_some(answer.hold.as_millis())
+        let response = service.decide_within(request, Duration::from_secs(10)).unwrap();
+        assert!(!response.over_limit() || response.delay.is_zero(), "a refusal is never held");
+        (!response.over_limit()).then_some(response.delay.as_millis())
     };
     requests.iter().map(hold).collect()
 }
@@ -900,7 +900,7 @@ fn delay_longer_than_the_callers_deadline_is_rejected() {
         assert_eq!(holds(&service, &[shop_request("slow")]), [Some(0)]);
         let second = service.decide_within(&shop_request("slow"), Duration::from_millis(waits_ms)).unwrap();
         assert_eq!(!second.over_limit(), passes, "{waits_ms} ms");
-        assert_eq!(second.hold, Duration::from_millis(if passes { 500 } else { 0 }), "{waits_ms} ms");
+        assert_eq!(second.delay, Duration::from_millis(if passes { 500 } else { 0 }), "{waits_ms} ms");
         // One that was refused took no place.
         let next = if passes { 1000 } else { 500 };
         assert_eq!(holds(&service, &[shop_request("slow")]), [Some(next)], "{waits_ms} ms");
@@ -949,7 +949,7 @@ fn call_deadline_bounds_the_delay() {
             Poll::Pending => assert!(waits, "{timeout:?} is held"),
             Poll::Ready(answered) => {
                 assert!(!waits, "{timeout:?} is answered at once");
-                assert!(TestResponse { response: answered.unwrap().into_inner(), hold: Duration::ZERO }.over_limit());
+                assert!(TestResponse { response: answered.unwrap().into_inner(), delay: Duration::ZERO }.over_limit());
             }
         }
     }

@@ -51,17 +51,17 @@ fn answer(status: &str, headers: &str) -> String {
 }
 
 /// Reads one request and sends one answer.
-fn serve(mut stream: TcpStream, answer: &str) {
+fn serve(mut stream: TcpStream, response: &str) {
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).expect("a request") == 1 {
         head.push(byte[0]);
     }
-    stream.write_all(answer.as_bytes()).expect("the client reads");
+    stream.write_all(response.as_bytes()).expect("the client reads");
 }
 
 /// Output of the example, and the arrival time of each request; requests beyond the responses get an error.
-fn run_client(times: usize, answers: Vec<String>) -> (Output, Vec<Instant>) {
+fn run_client(times: usize, responses: Vec<String>) -> (Output, Vec<Instant>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let came = Arc::new(Mutex::new(Vec::new()));
@@ -71,7 +71,7 @@ fn run_client(times: usize, answers: Vec<String>) -> (Output, Vec<Instant>) {
         let beyond = answer("500 One Too Many", "");
         for (place, stream) in listener.incoming().enumerate() {
             noted.lock().unwrap().push(Instant::now());
-            serve(stream.unwrap(), answers.get(place).unwrap_or(&beyond));
+            serve(stream.unwrap(), responses.get(place).unwrap_or(&beyond));
         }
     });
     let client = repository("docs/examples/client.py");
@@ -83,13 +83,13 @@ fn run_client(times: usize, answers: Vec<String>) -> (Output, Vec<Instant>) {
 
 #[test]
 fn client_example_waits_for_retry_after_and_caches() {
-    let answers = vec![
+    let responses = vec![
         answer("429 Too Many Requests", "retry-after: 1\r\n"),
         answer("429 Too Many Requests", "Retry-After: 2\r\n"),
         answer("200 OK", "x-ratelimit-limit: 10, 10;w=60\r\nx-ratelimit-remaining: 0\r\nx-ratelimit-reset: 1\r\n"),
         answer("200 OK", "cache-control: private, max-age=600\r\n"),
     ];
-    let (output, came) = run_client(4, answers);
+    let (output, came) = run_client(4, responses);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 hi\n1 hi\n2 hi\n3 hi\n");
     assert_eq!(came.len(), 4);

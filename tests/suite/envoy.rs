@@ -85,12 +85,12 @@ fn client_gets_remaining_and_retry_after_headers() {
     let request = pair.envoy.get("/");
     let limits = r#"5, 60;w=60;name="per-address", 5;w=60;name="anonymous""#;
     for left in (0..5).rev() {
-        let answer = request.send();
-        assert_eq!(answer.status, 200);
-        assert_eq!(answer.header("x-ratelimit-limit").as_deref(), Some(limits));
-        assert_eq!(answer.number("x-ratelimit-remaining"), left);
-        assert!((1..=60).contains(&answer.number("x-ratelimit-reset")), "{answer:?}");
-        assert_eq!(answer.header("retry-after"), None);
+        let response = request.send();
+        assert_eq!(response.status, 200);
+        assert_eq!(response.header("x-ratelimit-limit").as_deref(), Some(limits));
+        assert_eq!(response.number("x-ratelimit-remaining"), left);
+        assert!((1..=60).contains(&response.number("x-ratelimit-reset")), "{response:?}");
+        assert_eq!(response.header("retry-after"), None);
     }
     let refusal = request.send();
     assert_eq!(refusal.status, 429);
@@ -197,10 +197,10 @@ fn response_headers_reach_the_client_once() {
     let setup = tollkeeper::with_rules(&rules).env("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
     let pair = Pair::start_with("gateway", setup);
     let request = pair.envoy.get("/");
-    let answer = request.send();
-    assert_eq!(answer.number("ratelimit-limit"), 5);
-    assert_eq!(answer.number("ratelimit-remaining"), 4);
-    assert!((1..=60).contains(&answer.number("ratelimit-reset")), "{answer:?}");
+    let response = request.send();
+    assert_eq!(response.number("ratelimit-limit"), 5);
+    assert_eq!(response.number("ratelimit-remaining"), 4);
+    assert!((1..=60).contains(&response.number("ratelimit-reset")), "{response:?}");
     let refusal = refusal_after(4, &request);
     assert_eq!(refusal.number("ratelimit-remaining"), 0);
     assert_eq!(refusal.header("ratelimit-reset"), refusal.header("retry-after"));
@@ -235,11 +235,11 @@ fn edited_limit_applies_while_running() {
     let rules = read(&pair.tollkeeper.rules_path()).replace("requests_per_unit: 60", "requests_per_unit: 1");
     fs::write(pair.tollkeeper.rules_path(), rules).unwrap();
     // The first answer under the new limit is a refusal: what was used before the edit still counts.
-    let answer = wait_for("an answer under the new limit", || {
-        let limits = |answer: &Response| answer.header("x-ratelimit-limit").unwrap_or_default();
-        Some(request.send()).filter(|answer| limits(answer).contains(r#", 1;w=60;name="per-address""#))
+    let response = wait_for("an answer under the new limit", || {
+        let limits = |response: &Response| response.header("x-ratelimit-limit").unwrap_or_default();
+        Some(request.send()).filter(|response| limits(response).contains(r#", 1;w=60;name="per-address""#))
     });
-    assert_eq!(answer.status, 429);
+    assert_eq!(response.status, 429);
     pair.assert_no_call_failed();
 }
 
@@ -349,8 +349,8 @@ fn queue_spreads_a_burst_and_rejects_the_excess() {
             thread::spawn(move || (request.send(), began.elapsed()))
         })
         .collect();
-    let answers: Vec<_> = burst.into_iter().map(|one| one.join().unwrap()).collect();
-    let (passed, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(answer, _)| answer.status == 200);
+    let responses: Vec<_> = burst.into_iter().map(|one| one.join().unwrap()).collect();
+    let (passed, refused): (Vec<_>, Vec<_>) = responses.into_iter().partition(|(response, _)| response.status == 200);
 
     // The k-th of them leaves at least k x 100 ms after the first came; 5 ms for clocks that are corrected meanwhile.
     assert!(passed.len() >= 8, "{} passed", passed.len());
@@ -397,7 +397,7 @@ fn connections_over_the_limit_are_closed_at_once() {
 /// True if a new connection from that address is proxied to the upstream, which echoes.
 fn echo(port: u16, from: Ipv4Addr) -> bool {
     let mut stream = http::connect(port, from).expect("the listener accepts");
-    let mut answer = [0; 4];
+    let mut response = [0; 4];
     // Both a close and a reset are an end without an answer.
-    stream.write_all(b"ping").and_then(|()| stream.read_exact(&mut answer)).is_ok() && answer == *b"ping"
+    stream.write_all(b"ping").and_then(|()| stream.read_exact(&mut response)).is_ok() && response == *b"ping"
 }

@@ -57,7 +57,7 @@ fn about(keys: &[&str]) -> TestRequest {
 }
 
 fn text(service: &TestService, request: &TestRequest) -> String {
-    service.decide(request).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+    service.decide(request).map_or_else(|error| format!("{}: {error}", error.code()), |response| response.text())
 }
 
 const RULES: &str = "defaults: {on_store_error: error}
@@ -175,9 +175,9 @@ fn global_shadow_mode_rejects_nothing() {
 fn headers_and_metadata_name_only_decided_limits() {
     let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_METADATA_VERDICTS", "true")];
     let service = test_service(&env, 4, RULES);
-    let answer = |keys| service.decide(&about(keys)).unwrap();
-    assert_eq!(answer(&["allow"]).text(), "OK [OK]");
-    let denied = answer(&["deny", "allow"]);
+    let response = |keys| service.decide(&about(keys)).unwrap();
+    assert_eq!(response(&["allow"]).text(), "OK [OK]");
+    let denied = response(&["deny", "allow"]);
     assert_eq!(
         denied.text(),
         "OVER [OVER d: 7/DAY left 0 in 1 s, OK] RateLimit-Limit: 7 RateLimit-Remaining: 0 RateLimit-Reset: 1 \
@@ -186,7 +186,7 @@ fn headers_and_metadata_name_only_decided_limits() {
     assert!(format!("{:?}", denied.response.dynamic_metadata).contains("shop.deny"));
     // The limit is the one that is configured, what is left is what is left of the share.
     assert_eq!(
-        answer(&["local"]).text(),
+        response(&["local"]).text(),
         "OK [OK 2/DAY left 0 in 43200 s] RateLimit-Limit: 2 RateLimit-Remaining: 0 RateLimit-Reset: 43200"
     );
 }
@@ -237,7 +237,8 @@ fn delay_after_a_slow_store_stays_within_the_deadline() {
         memory.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
         for (service, expected) in [(memory, in_memory_ms), (test_service(&[], 1, rules), behind_redis_ms)] {
             let ask = |_| service.decide_within(&about(&["k"]), Duration::from_millis(deadline_ms)).unwrap();
-            let longest = (0..150).map(ask).filter(|answer| !answer.over_limit()).map(|answer| answer.hold).max();
+            let longest =
+                (0..150).map(ask).filter(|response| !response.over_limit()).map(|response| response.delay).max();
             assert_eq!(longest, Some(Duration::from_millis(expected)), "{deadline_ms} ms");
         }
     }
@@ -259,8 +260,8 @@ fn redis_timeout_follows_the_caller_deadline() {
         }
     }
     // Who leaves none is answered all the same.
-    let answer = service.decide_within(&about(&["local"]), Duration::ZERO).unwrap();
-    assert_eq!(answer.text(), "OK [OK 2/DAY left 1 in 43200 s]");
+    let response = service.decide_within(&about(&["local"]), Duration::ZERO).unwrap();
+    assert_eq!(response.text(), "OK [OK 2/DAY left 1 in 43200 s]");
 }
 
 #[test]

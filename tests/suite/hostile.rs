@@ -49,8 +49,8 @@ impl Target {
     /// Checks that the server answers on every listener, has not panicked, and has not grown.
     fn assert_unharmed(mut self) {
         let client = Client::connect(self.server.grpc_port());
-        let answer = client.call(&grpc::rate_limit_request("shop", &[("open", "")])).unwrap();
-        assert!(answer.statuses[0].current_limit.is_some());
+        let response = client.call(&grpc::rate_limit_request("shop", &[("open", "")])).unwrap();
+        assert!(response.statuses[0].current_limit.is_some());
         assert_eq!(self.server.healthcheck(), 200);
         assert_eq!(self.server.rules_status()["version"], 1);
         assert!(self.server.try_wait().is_none());
@@ -108,9 +108,9 @@ fn empty_requests_get_a_clear_status() {
         grpc::rate_limit_request("shop", &[("", "")]),
         grpc::rate_limit_request("no such", &[]),
     ] {
-        let answer = target.call(&request).unwrap();
-        assert_eq!((answer.overall_code, answer.statuses.len()), (1, 1), "{request:?}");
-        assert_eq!(answer.statuses[0].current_limit, None);
+        let response = target.call(&request).unwrap();
+        assert_eq!((response.overall_code, response.statuses.len()), (1, 1), "{request:?}");
+        assert_eq!(response.statuses[0].current_limit, None);
     }
     target.assert_unharmed();
 }
@@ -157,11 +157,11 @@ fn overrides_of_any_number_are_decided_or_ignored() {
                         let descriptor = &mut request.descriptors[0];
                         (descriptor.limit, descriptor.hits_addend, descriptor.is_negative_hits) =
                             (limit, hits_addend, is_negative_hits);
-                        let answer = target.call(&request).unwrap();
-                        assert!(answer.statuses[0].current_limit.is_some(), "{request:?}");
+                        let response = target.call(&request).unwrap();
+                        assert!(response.statuses[0].current_limit.is_some(), "{request:?}");
                         if unit == 0 {
                             assert_eq!(
-                                answer.statuses[0].current_limit.as_ref().unwrap().requests_per_unit,
+                                response.statuses[0].current_limit.as_ref().unwrap().requests_per_unit,
                                 4_000_000_000
                             );
                         }
@@ -226,18 +226,18 @@ fn invalid_frames_end_only_their_call() {
     for (stream, (length_field, bytes, flags)) in (1..).step_by(2).zip(bad_frames) {
         connection.call(stream, &[]).unwrap();
         connection.message(stream, length_field, bytes, flags).unwrap();
-        let answer = connection.next().expect("the connection lives");
-        assert_eq!(answer.stream, stream);
-        read_to_end_of(&mut connection, stream, answer.flags);
+        let response = connection.next().expect("the connection lives");
+        assert_eq!(response.stream, stream);
+        read_to_end_of(&mut connection, stream, response.flags);
     }
     for (stream, payload) in
         [(101, b"\x01\0\0\0\x03abc".as_slice()), (103, b"\x07\0\0\0\x03abc"), (105, b"\0"), (107, b"")]
     {
         connection.call(stream, &[("grpc-encoding", "gzip")]).unwrap();
         connection.send(DATA, END_STREAM, stream, payload).unwrap();
-        let answer = connection.next().expect("the connection lives");
-        assert_eq!(answer.stream, stream);
-        read_to_end_of(&mut connection, stream, answer.flags);
+        let response = connection.next().expect("the connection lives");
+        assert_eq!(response.stream, stream);
+        read_to_end_of(&mut connection, stream, response.flags);
     }
     // Invalid headers.
     for (stream, name, value) in [
@@ -248,9 +248,9 @@ fn invalid_frames_end_only_their_call() {
     ] {
         connection.call(stream, &[(name, value)]).unwrap();
         connection.message(stream, length, &good, END_STREAM).unwrap();
-        let answer = connection.next().expect("the connection lives");
-        assert_eq!(answer.stream, stream, "{name}: {value}");
-        read_to_end_of(&mut connection, stream, answer.flags);
+        let response = connection.next().expect("the connection lives");
+        assert_eq!(response.stream, stream, "{name}: {value}");
+        read_to_end_of(&mut connection, stream, response.flags);
     }
     target.assert_unharmed();
 }
@@ -283,13 +283,13 @@ fn split_message_is_decided_like_a_whole_one() {
         }
         frames.into_iter().find(|frame| frame.kind == DATA).map(|frame| frame.payload)
     };
-    let answer = answer_to(1, &[&whole]).expect("it is answered");
+    let response = answer_to(1, &[&whole]).expect("it is answered");
     // Byte by byte, with END_STREAM on an empty frame, in two parts, and with empty frames between.
     let bytes: Vec<&[u8]> = whole.chunks(1).collect();
-    assert_eq!(answer_to(3, &bytes).as_ref(), Some(&answer));
-    assert_eq!(answer_to(5, &[&whole, b""]).as_ref(), Some(&answer));
-    assert_eq!(answer_to(7, &[&whole[..7], &whole[7..]]).as_ref(), Some(&answer));
-    assert_eq!(answer_to(9, &[b"", &whole[..3], b"", &whole[3..]]).as_ref(), Some(&answer));
+    assert_eq!(answer_to(3, &bytes).as_ref(), Some(&response));
+    assert_eq!(answer_to(5, &[&whole, b""]).as_ref(), Some(&response));
+    assert_eq!(answer_to(7, &[&whole[..7], &whole[7..]]).as_ref(), Some(&response));
+    assert_eq!(answer_to(9, &[b"", &whole[..3], b"", &whole[3..]]).as_ref(), Some(&response));
     // Incomplete or invalid messages get no response message.
     for (stream, pieces) in [
         (101, [&whole[..7], b""]),
@@ -360,19 +360,19 @@ fn json_of_any_depth_or_size_is_a_bad_request() {
     }
     // The server answers before it has read the body, so the response can be lost in a reset.
     let large = http::post(target.server.http_port(), "/json", vec![b' '; 8 << 20]).try_send();
-    assert!(large.is_err() || matches!(large, Ok(answer) if (400..500).contains(&answer.status)));
+    assert!(large.is_err() || matches!(large, Ok(response) if (400..500).contains(&response.status)));
     target.assert_unharmed();
 }
 
 /// Response to `bytes`, even if the server did not read all of them.
 fn answer_to(port: u16, bytes: &[u8]) -> Vec<u8> {
     let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     // The server may close or reset the connection before everything is written.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
-    let _ = stream.read_to_end(&mut answer);
-    answer
+    let _ = stream.read_to_end(&mut response);
+    response
 }
 
 #[test]
@@ -427,11 +427,11 @@ fn bad_http_gets_a_bad_status() {
         // The debug listener answers unknown paths with its index and does not read the body.
         let for_debug = String::from_utf8_lossy(bytes).replace("/json", "/explain").into_bytes();
         for (port, bytes) in [(target.server.http_port(), bytes), (target.server.debug_port(), &for_debug)] {
-            let answer = String::from_utf8_lossy(&answer_to(port, bytes)).into_owned();
+            let response = String::from_utf8_lossy(&answer_to(port, bytes)).into_owned();
             let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(80)]).into_owned();
             // A reset can leave no response at all.
-            let refused = ["HTTP/1.1 4", "HTTP/1.0 4", "HTTP/1.1 505"].iter().any(|start| answer.starts_with(start));
-            assert!(answer.is_empty() || refused, "{shown}: {answer}");
+            let refused = ["HTTP/1.1 4", "HTTP/1.0 4", "HTTP/1.1 505"].iter().any(|start| response.starts_with(start));
+            assert!(response.is_empty() || refused, "{shown}: {response}");
         }
     }
     target.assert_unharmed();

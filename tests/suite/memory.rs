@@ -276,7 +276,7 @@ descriptors:
     service.inner.decider.store = MemoryStore::new(SMALLEST).into();
     let ask = |keys: &[&str]| {
         let request = keys.iter().fold(TestRequest::new("shop"), |request, key| request.descriptor(&[(key, "x")]));
-        service.decide(&request).map_or_else(|error| format!("{}: {error}", error.code()), |answer| answer.text())
+        service.decide(&request).map_or_else(|error| format!("{}: {error}", error.code()), |response| response.text())
     };
     let fill = |value: u32| {
         service.decide(&TestRequest::new("shop").descriptor(&[("fill", &value.to_string())])).unwrap().text()

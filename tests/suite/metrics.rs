@@ -44,9 +44,9 @@ impl Watched {
         };
         let entries: Vec<_> = descriptor.split(',').map(entry).collect();
         let body = json!({ "domain": domain, "descriptors": [{ "entries": entries, "hitsAddend": hits }] });
-        let answer = self.server.post_json(&body.to_string());
-        assert!([200, 429].contains(&answer.status), "{descriptor}: {answer:?}");
-        answer.status == 200
+        let response = self.server.post_json(&body.to_string());
+        assert!([200, 429].contains(&response.status), "{descriptor}: {response:?}");
+        response.status == 200
     }
 }
 
@@ -90,8 +90,8 @@ fn send_traffic(server: &Tollkeeper) {
         let mut request = grpc::rate_limit_request(domain, entries);
         request.descriptors[0].hits_addend = hits;
         request.descriptors[0].is_negative_hits = refunds;
-        let answer = client.call(&request);
-        answer.map(|answer| answer.overall_code == 1).map_err(|status| status.message().to_owned())
+        let response = client.call(&request);
+        response.map(|response| response.overall_code == 1).map_err(|status| status.message().to_owned())
     };
     let take = |entries: &[(&str, &str)], hits: u64| passes("shop", entries, Some(hits), false).unwrap();
     assert_eq!([1, 1, 1, 1].map(|hits| take(&[("user", "ann")], hits)), [true, true, false, false]);
@@ -433,9 +433,9 @@ fn metrics_listener_is_off_by_default_and_when_disabled() {
         let line = format!("ratelimit.service.rate_limit.shop.user.total_hits: {hits}\n");
         assert!(page("/stats").text().contains(&line), "{disabled}: {}", page("/stats").text());
         for path in ["/top", "/rules"] {
-            let answer = page(path);
-            assert_eq!(answer.status, if disabled { 404 } else { 200 }, "{path}");
-            assert_eq!(answer.text() == "metrics are off: unset DISABLE_STATS\n", disabled, "{path}");
+            let response = page(path);
+            assert_eq!(response.status, if disabled { 404 } else { 200 }, "{path}");
+            assert_eq!(response.text() == "metrics are off: unset DISABLE_STATS\n", disabled, "{path}");
         }
     }
 }

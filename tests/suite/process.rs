@@ -63,9 +63,9 @@ fn health_is_served_under_three_names() {
     assert_eq!(client.is_serving("other").unwrap_err().code(), Code::NotFound);
     for page in ["/healthcheck", "/readyz", "/livez"] {
         for method in ["GET", "POST"] {
-            let answer = http::request(method, server.http_port(), page).send();
-            assert_eq!((answer.status, answer.text().as_str()), (200, "OK"), "{method} {page}");
-            assert_eq!(answer.header("content-type").as_deref(), Some("text/plain; charset=utf-8"));
+            let response = http::request(method, server.http_port(), page).send();
+            assert_eq!((response.status, response.text().as_str()), (200, "OK"), "{method} {page}");
+            assert_eq!(response.header("content-type").as_deref(), Some("text/plain; charset=utf-8"));
         }
     }
 }
@@ -82,8 +82,8 @@ fn shutdown_reports_unhealthy_before_it_stops_serving() {
 
         server.signal(signal);
         assert!(!told.recv_timeout(PATIENCE).unwrap(), "the stream says that it is serving");
-        let answer = http::get(server.http_port(), "/healthcheck").send();
-        assert_eq!((answer.status, answer.text().as_str()), (500, ""));
+        let response = http::get(server.http_port(), "/healthcheck").send();
+        assert_eq!((response.status, response.text().as_str()), (500, ""));
         assert_eq!(http::get(server.http_port(), "/livez").send().status, 200);
         let client = Client::connect(server.grpc_port());
         assert!(!client.is_serving("").unwrap());
@@ -311,8 +311,8 @@ fn reflection_is_off_by_default() {
         let client = Client::connect(server.grpc_port());
         for method in METHODS {
             match client.call_raw(method, list_services) {
-                Ok(answer) => {
-                    let text = String::from_utf8_lossy(&answer).into_owned();
+                Ok(response) => {
+                    let text = String::from_utf8_lossy(&response).into_owned();
                     assert!(offered && text.contains("envoy.service.ratelimit.v3.RateLimitService"), "{text}");
                     assert!(text.contains("grpc.health.v1.Health"), "{text}");
                 }
@@ -338,10 +338,10 @@ fn unknown_method_is_unimplemented() {
 #[test]
 fn compressed_requests_are_accepted() {
     let server = server().start();
-    let answer = Client::connect(server.grpc_port())
+    let response = Client::connect(server.grpc_port())
         .call_compressed(&grpc::rate_limit_request("shop", &[("user", "ann")]))
         .unwrap();
-    assert_eq!(answer.statuses[0].limit_remaining, 1);
+    assert_eq!(response.statuses[0].limit_remaining, 1);
 }
 
 #[test]
@@ -387,33 +387,33 @@ fn connection_that_answers_pings_stays() {
     assert_eq!(last, Some(GOAWAY), "it was cut off before it was old");
 }
 
-fn is_refusal_of_peer(answer: &Response) -> bool {
-    answer.status == 400
-        && answer.text() == "Bad Request\n"
-        && answer.header("content-type").as_deref() == Some("text/plain; charset=utf-8")
-        && answer.header("x-content-type-options").as_deref() == Some("nosniff")
+fn is_refusal_of_peer(response: &Response) -> bool {
+    response.status == 400
+        && response.text() == "Bad Request\n"
+        && response.header("content-type").as_deref() == Some("text/plain; charset=utf-8")
+        && response.header("x-content-type-options").as_deref() == Some("nosniff")
 }
 
 #[test]
 fn json_endpoint_matches_envoyproxy_ratelimit() {
     let server = server().start();
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for method in ["POST", "GET", "PUT"] {
         let body = charge("user", "ann", 1);
         let request = http::post(server.http_port(), "/json", body);
         let request = if method == "POST" { request } else { request.method(method) };
-        let answer = request.send();
-        assert_eq!(answer.header("content-type").as_deref(), Some("application/json"), "{answer:?}");
-        let mut body: Value = serde_json::from_slice(&answer.body).unwrap();
+        let response = request.send();
+        assert_eq!(response.header("content-type").as_deref(), Some("application/json"), "{response:?}");
+        let mut body: Value = serde_json::from_slice(&response.body).unwrap();
         let reset = body["statuses"][0].as_object_mut().unwrap().remove("durationUntilReset").unwrap();
         assert!(reset.as_str().unwrap().ends_with('s'), "{reset}");
-        answers.push((answer.status, body));
+        responses.push((response.status, body));
     }
     let limit = json!({ "requestsPerUnit": 2, "unit": "DAY" });
     let ok = |code, status| json!({ "overallCode": code, "statuses": [status] });
-    assert_eq!(answers[0], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit, "limitRemaining": 1 }))));
-    assert_eq!(answers[1], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit }))));
-    let (status, refusal) = &answers[2];
+    assert_eq!(responses[0], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit, "limitRemaining": 1 }))));
+    assert_eq!(responses[1], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit }))));
+    let (status, refusal) = &responses[2];
     assert_eq!((*status, &refusal["overallCode"]), (429, &json!("OVER_LIMIT")));
     assert_eq!(refusal["statuses"][0], json!({ "code": "OVER_LIMIT", "currentLimit": limit }));
 
@@ -430,8 +430,8 @@ fn json_endpoint_matches_envoyproxy_ratelimit() {
         r#"{"domain":"shop","descriptors":[{}],"other":1}"#,
     ];
     for body in refused {
-        let answer = server.post_json(body);
-        assert!(is_refusal_of_peer(&answer), "{body}: {answer:?}");
+        let response = server.post_json(body);
+        assert!(is_refusal_of_peer(&response), "{body}: {response:?}");
     }
     let nothing = server.post_json(r#"{"domain":"other","descriptors":[{}]}"#);
     assert_eq!((nothing.status, nothing.text().as_str()), (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#));
@@ -448,10 +448,10 @@ fn json_without_rules_is_a_bad_request() {
 fn unknown_pages_are_not_found() {
     let server = server().start();
     for path in ["/", "/jsonx", "/json/", "/rlconfig", "/metrics", "/%00"] {
-        let answer = http::get(server.http_port(), path).send();
-        assert_eq!((answer.status, answer.text().as_str()), (404, "404 page not found\n"), "{path}");
-        assert_eq!(answer.header("content-type").as_deref(), Some("text/plain; charset=utf-8"));
-        assert_eq!(answer.header("x-content-type-options").as_deref(), Some("nosniff"));
+        let response = http::get(server.http_port(), path).send();
+        assert_eq!((response.status, response.text().as_str()), (404, "404 page not found\n"), "{path}");
+        assert_eq!(response.header("content-type").as_deref(), Some("text/plain; charset=utf-8"));
+        assert_eq!(response.header("x-content-type-options").as_deref(), Some("nosniff"));
     }
 }
 
@@ -459,16 +459,18 @@ fn unknown_pages_are_not_found() {
 fn debug_listener_lists_its_pages() {
     let server = server().start();
     for path in ["/", "/nothing"] {
-        let answer = http::get(server.debug_port(), path).send();
-        let pages: Vec<_> = answer.text().lines().map(|line| line.split(": ").next().unwrap().to_owned()).collect();
-        assert_eq!(answer.status, 200);
+        let response = http::get(server.debug_port(), path).send();
+        let pages: Vec<_> = response.text().lines().map(|line| line.split(": ").next().unwrap().to_owned()).collect();
+        assert_eq!(response.status, 200);
         assert!(pages.is_sorted() && pages.contains(&"/rlconfig".to_owned()), "{pages:?}");
         for page in pages {
             assert!((200..500).contains(&http::get(server.debug_port(), &page).send().status), "{page}");
         }
     }
-    let answer = http::get(server.debug_port(), "/rlconfig").send();
-    assert!(answer.text().contains("shop.user: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n"));
+    let response = http::get(server.debug_port(), "/rlconfig").send();
+    assert!(
+        response.text().contains("shop.user: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n")
+    );
     let explained = http::post(server.debug_port(), "/explain", charge("user", "ann", 1)).send();
     assert_eq!(explained.status, 200, "{explained:?}");
     // A peek charges nothing.

@@ -27,8 +27,8 @@ fn rules(limit: u32) -> String {
 
 /// The current limit; `None` if no rule matches.
 fn limit(server: &Tollkeeper) -> Option<u64> {
-    let answer = server.post_json(LOOK);
-    let body: Value = serde_json::from_slice(&answer.body).unwrap_or_else(|_| panic!("{answer:?}"));
+    let response = server.post_json(LOOK);
+    let body: Value = serde_json::from_slice(&response.body).unwrap_or_else(|_| panic!("{response:?}"));
     body["statuses"][0]["currentLimit"]["requestsPerUnit"].as_u64()
 }
 
@@ -302,8 +302,11 @@ fn empty_runtime_directory_limits_nothing_until_rules_appear() {
     fs::create_dir(root.path().join("config")).unwrap();
     let setup = in_config_below(root.path()).env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true");
     let server = without_polling(setup).start_unhealthy();
-    let answer = server.post_json(LOOK);
-    assert_eq!((answer.status, answer.text().as_str()), (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#));
+    let response = server.post_json(LOOK);
+    assert_eq!(
+        (response.status, response.text().as_str()),
+        (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#)
+    );
     assert_eq!(server.healthcheck(), 500);
     assert!(server.stderr().contains("has no rule files"), "{}", server.stderr());
     fs::write(root.path().join("config/rules"), rules(1)).unwrap();
@@ -313,8 +316,8 @@ fn empty_runtime_directory_limits_nothing_until_rules_appear() {
 
 /// Remaining hits after one more hit.
 fn remaining_after_hit(server: &Tollkeeper) -> u64 {
-    let answer = server.post_json(&LOOK.replace(r#""0""#, r#""1""#));
-    let body: Value = serde_json::from_slice(&answer.body).unwrap();
+    let response = server.post_json(&LOOK.replace(r#""0""#, r#""1""#));
+    let body: Value = serde_json::from_slice(&response.body).unwrap();
     body["statuses"][0]["limitRemaining"].as_u64().unwrap_or(0)
 }
 
@@ -359,7 +362,7 @@ fn no_response_mixes_two_rule_sets() {
     request.descriptors.push(grpc::descriptor(&[("path", "/")]));
 
     let done = AtomicBool::new(false);
-    let answers = thread::scope(|scope| {
+    let responses = thread::scope(|scope| {
         let hammer = || {
             let client = Client::connect(server.grpc_port());
             let mut seen = [0_u32; 2];
@@ -376,15 +379,15 @@ fn no_response_mixes_two_rule_sets() {
         done.store(true, Ordering::Relaxed);
         hammers.into_iter().map(|hammer| hammer.join().unwrap()).collect::<Vec<_>>()
     });
-    for seen in answers {
+    for seen in responses {
         assert!(seen.iter().all(|count| *count > 0), "a thread saw only one of the sets: {seen:?}");
     }
     assert_eq!(server.rules_status()["refused"], 0);
 }
 
 /// Index of the rule set that decided; panics if both did.
-fn set_of(answer: &RateLimitResponse) -> usize {
-    let limits = answer.statuses.iter().map(|status| status.current_limit.as_ref().unwrap().requests_per_unit);
+fn set_of(response: &RateLimitResponse) -> usize {
+    let limits = response.statuses.iter().map(|status| status.current_limit.as_ref().unwrap().requests_per_unit);
     match limits.collect::<Vec<_>>()[..] {
         [1_000_001, 1_000_001] => 0,
         [1_000_002, 1_000_002] => 1,

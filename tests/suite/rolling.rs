@@ -107,8 +107,8 @@ impl Balanced {
         let mut serving = replicas_from_next.filter(|(_, serves)| serves.load(Ordering::Relaxed));
         let (channel, _) = serving.next().ok_or("no replica says that it serves")?;
         let mut client = RateLimitServiceClient::new(channel.clone());
-        let answer = self.runtime.block_on(client.should_rate_limit(request));
-        answer.map(|answer| answer.into_inner().overall_code() == Code::Ok).map_err(|status| status.to_string())
+        let response = self.runtime.block_on(client.should_rate_limit(request));
+        response.map(|response| response.into_inner().overall_code() == Code::Ok).map_err(|status| status.to_string())
     }
 }
 
@@ -119,8 +119,8 @@ async fn watch(endpoint: Endpoint, serves: Arc<AtomicBool>) {
             && let Ok(stream) = HealthClient::new(channel).watch(HealthCheckRequest::default()).await
         {
             let mut stream = stream.into_inner();
-            while let Ok(Some(answer)) = stream.message().await {
-                serves.store(answer.status() == ServingStatus::Serving, Ordering::Relaxed);
+            while let Ok(Some(response)) = stream.message().await {
+                serves.store(response.status() == ServingStatus::Serving, Ordering::Relaxed);
             }
         }
         serves.store(false, Ordering::Relaxed);
@@ -144,8 +144,8 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
 
     let (tally, begun) = (Book::default(), Instant::now());
     let through_envoy = |user: &str| {
-        let answer = envoy.get("/").header("x-user", user).try_send().map_err(|error| error.to_string())?;
-        match answer.status {
+        let response = envoy.get("/").header("x-user", user).try_send().map_err(|error| error.to_string())?;
+        match response.status {
             200 => Ok(true),
             429 => Ok(false),
             status => Err(format!("Envoy answered {status}")),

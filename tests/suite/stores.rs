@@ -172,9 +172,9 @@ fn concurrent_charges_admit_exactly_the_limit(store: &StoreUnderTest) {
             let holds = Mutex::new(Vec::new());
             in_parallel(8, |_| {
                 for _ in 0..25 {
-                    let answer = decide(&service, &request);
-                    if !answer.over_limit() {
-                        holds.lock().unwrap().push(answer.hold.as_millis());
+                    let response = decide(&service, &request);
+                    if !response.over_limit() {
+                        holds.lock().unwrap().push(response.delay.as_millis());
                     }
                 }
             });
@@ -395,8 +395,8 @@ fn queued_requests_are_delayed_in_order(store: &StoreUnderTest) {
   - {key: ahead, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, bucket_size: 1, max_wait: 150ms}}",
     );
     let hold = |request: &TestRequest| {
-        let answer = decide(&service, request);
-        (!answer.over_limit()).then_some(answer.hold.as_millis())
+        let response = decide(&service, request);
+        (!response.over_limit()).then_some(response.delay.as_millis())
     };
     let holds = |requests: &[TestRequest]| requests.iter().map(hold).collect::<Vec<_>>();
     let q = || shop_request("q");

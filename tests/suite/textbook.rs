@@ -52,7 +52,7 @@ struct Row {
     limits: Vec<Limit>,
     hits: Hits,
     /// Result of each limit.
-    answers: Vec<Answer>,
+    responses: Vec<Answer>,
 }
 
 /// The checked part of a result.
@@ -73,7 +73,7 @@ pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
             continue;
         }
         let levels = charge(row.key, &terms, ORIGIN.plus_us(row.at_us), ChargeRequest::new(row.hits, PATIENCE));
-        let answers: Vec<_> = levels
+        let responses: Vec<_> = levels
             .iter()
             .map(|level| Answer {
                 admitted: level.admitted,
@@ -83,8 +83,8 @@ pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
             })
             .collect();
         assert_eq!(
-            answers,
-            row.answers,
+            responses,
+            row.responses,
             "{}: request {} for {}, at {} us: {:?}",
             case.id,
             index + 1,
@@ -399,11 +399,11 @@ fn two_limits_case() -> Case {
     for second in 0..10 {
         let day_left = 1_000 - 10 * second;
         for request in 0..100 {
-            let answers = match 9_u32.checked_sub(request) {
+            let responses = match 9_u32.checked_sub(request) {
                 Some(left) => [ok(left), ok(day_left - request - 1)],
                 None => [no(Some(SECOND)), ok(day_left - 10)],
             };
-            case = case.row(u64::from(second) * SECOND, Hits::Charge(1), &answers);
+            case = case.row(u64::from(second) * SECOND, Hits::Charge(1), &responses);
         }
     }
     case
@@ -425,18 +425,18 @@ impl Case {
     }
 
     /// One request of one hit for each answer.
-    fn charges(self, at_us: u64, answers: impl IntoIterator<Item = Answer>) -> Self {
-        self.takes(at_us, 1, answers)
+    fn charges(self, at_us: u64, responses: impl IntoIterator<Item = Answer>) -> Self {
+        self.takes(at_us, 1, responses)
     }
 
     /// One request of so many hits for each answer.
-    fn takes(self, at_us: u64, hits: u64, answers: impl IntoIterator<Item = Answer>) -> Self {
-        answers.into_iter().fold(self, |case, answer| case.row(at_us, Hits::Charge(hits), &[answer]))
+    fn takes(self, at_us: u64, hits: u64, responses: impl IntoIterator<Item = Answer>) -> Self {
+        responses.into_iter().fold(self, |case, response| case.row(at_us, Hits::Charge(hits), &[response]))
     }
 
     /// A free look.
-    fn look(self, at_us: u64, answer: Answer) -> Self {
-        self.row(at_us, Hits::Peek, &[answer])
+    fn look(self, at_us: u64, response: Answer) -> Self {
+        self.row(at_us, Hits::Peek, &[response])
     }
 
     /// So many requests of which no limit says anything.
@@ -444,10 +444,10 @@ impl Case {
         (0..times).fold(self, |case, _| case.row(at_us, Hits::Charge(1), &[]))
     }
 
-    fn row(mut self, at_us: u64, hits: Hits, answers: &[Answer]) -> Self {
+    fn row(mut self, at_us: u64, hits: Hits, responses: &[Answer]) -> Self {
         // As many limits as answers: all or, where the key is free, none.
-        let limits = self.limits[..answers.len()].to_vec();
-        self.rows.push(Row { at_us, key: self.key, limits, hits, answers: answers.to_vec() });
+        let limits = self.limits[..responses.len()].to_vec();
+        self.rows.push(Row { at_us, key: self.key, limits, hits, responses: responses.to_vec() });
         self
     }
 }

@@ -80,8 +80,8 @@ fn grpc_over_tls_requires_the_right_authority() {
     let (_directory, certificates) = certificates();
     let server = secured(&certificates).start();
     let port = server.grpc_port();
-    let answer = call_with(port, &certificates, &[("--ca", "ca.crt")]).unwrap();
-    assert!(answer.contains("OK"), "{answer}");
+    let response = call_with(port, &certificates, &[("--ca", "ca.crt")]).unwrap();
+    assert!(response.contains("OK"), "{response}");
     let ca = text(certificates.path("ca.crt"));
     call(port, &["--tls", "--ca", &ca, "--server-name", "127.0.0.1"]).unwrap();
     for (arguments, why) in [

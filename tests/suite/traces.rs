@@ -335,10 +335,10 @@ fn coalesced_call_links_to_its_requests() {
     let client = Client::connect(server.grpc_port());
     std::thread::scope(|scope| {
         let request = rate_limit_request("shop", &[("login", "hot")]);
-        let answers = scope.spawn(move || client.call_concurrently(&request, TOGETHER, PATIENCE));
+        let responses = scope.spawn(move || client.call_concurrently(&request, TOGETHER, PATIENCE));
         wait_for("all to be there", || (charges(&server) >= charged_before + TOGETHER).then_some(()));
         proxy.set(Mode::Pass);
-        assert!(answers.join().unwrap().iter().all(Result::is_ok));
+        assert!(responses.join().unwrap().iter().all(Result::is_ok));
     });
     let charged = |calls: &[ReceivedSpan]| -> usize { calls.iter().map(|call| number(call, "tollkeeper.draws")).sum() };
     let calls = wait_for("all calls", || {

@@ -75,7 +75,7 @@ struct Recording {
 struct Step {
     /// As JSON, which is how it was recorded.
     request: Vec<u8>,
-    answer: Answer,
+    response: Answer,
 }
 
 /// A response, or the text of an error.
@@ -127,7 +127,7 @@ fn items(list: &Value) -> impl Iterator<Item = &Value> {
 
 fn step(step: &Value) -> Step {
     let response = &step["response"];
-    let answer = match response["error"].as_str() {
+    let response = match response["error"].as_str() {
         Some(error) => Err(error.to_owned()),
         // In a header it stays as it is: that is text.
         None => {
@@ -136,7 +136,7 @@ fn step(step: &Value) -> Step {
             Ok(response_from_json(&response.to_string().replace(&duration, &sentinel)))
         }
     };
-    Step { request: step["request"].to_string().into_bytes(), answer }
+    Step { request: step["request"].to_string().into_bytes(), response }
 }
 
 /// The response that a text in proto3 JSON says.
@@ -225,8 +225,8 @@ fn is_right(status: &DescriptorStatus, now: Now) -> bool {
     }
 }
 
-fn text(answer: &Answer) -> String {
-    match answer {
+fn text(response: &Answer) -> String {
+    match response {
         Ok(response) => response_to_json(response).expect("it has a form in json"),
         Err(error) => format!("error: {error}"),
     }
@@ -249,7 +249,7 @@ impl Group {
         for line in &self.lines {
             for (place, step) in line.steps.iter().enumerate() {
                 let ours = ask(&step.request).map(|response| normal(response, &self.env, now()));
-                let mut theirs = step.answer.clone();
+                let mut theirs = step.response.clone();
                 theirs.iter_mut().for_each(normalize_overrides);
                 if ours != theirs {
                     let request = String::from_utf8_lossy(&step.request);
@@ -316,7 +316,10 @@ fn memory_reproduces_every_recorded_request() {
             |request| {
                 service.advance_us(1_000);
                 let request = request_from_json(request).expect("it was recorded in this form");
-                service.decide(&TestRequest(request)).map(|answer| answer.response).map_err(|error| error.to_string())
+                service
+                    .decide(&TestRequest(request))
+                    .map(|response| response.response)
+                    .map_err(|error| error.to_string())
             },
         ));
         let loaded = service.inner.rules.load();
@@ -338,7 +341,7 @@ fn replay_in_redis(group: &Group, server: &Server, key_format: &str) -> Vec<Diff
         || Now::Known(NOW),
         |request| {
             let request = request_from_json(request).expect("it was recorded in this form");
-            replica.decide(&TestRequest(request)).map(|answer| answer.response).map_err(|error| error.to_string())
+            replica.decide(&TestRequest(request)).map(|response| response.response).map_err(|error| error.to_string())
         },
     )
 }
@@ -414,8 +417,8 @@ fn grpc_reproduces_every_recorded_request() {
             || Now::Unknown,
             |request| {
                 let request = request_from_json(request).expect("it was recorded in this form");
-                let answer = runtime.block_on(client.should_rate_limit(request));
-                answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
+                let response = runtime.block_on(client.should_rate_limit(request));
+                response.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
             },
         )
     }));
@@ -425,7 +428,8 @@ fn grpc_reproduces_every_recorded_request() {
 fn json_reproduces_every_recorded_request() {
     assert_as_listed(replay_processes(|tollkeeper, group| {
         // Without the text of the error: there are two that a request can have, and the page tells neither.
-        let mut errors = group.lines.iter().flat_map(|line| &line.steps).filter_map(|step| step.answer.as_ref().err());
+        let mut errors =
+            group.lines.iter().flat_map(|line| &line.steps).filter_map(|step| step.response.as_ref().err());
         group.replay(
             || Now::Unknown,
             |request| {

@@ -205,7 +205,7 @@ impl OneByOne<'_> {
     /// gives up.
     fn answers(&mut self, round: &Round, now: Time) -> Vec<Vec<ChargeResults>> {
         let mut sent = [false; 2];
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         for request in &round.requests {
             // The charges of one request on one counter go together.
             let leads =
@@ -217,9 +217,9 @@ impl OneByOne<'_> {
                 levels.push(self.charge(hit, mode, now));
                 sent[usize::from(hit.value)] = true;
             }
-            answers.push(levels);
+            responses.push(levels);
         }
-        answers
+        responses
     }
 }
 
@@ -238,7 +238,7 @@ fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCa
         let requests: Vec<Vec<TestCharge>> =
             round.requests.iter().map(|request| request.charges.iter().map(wanted).collect()).collect();
         server.freeze();
-        let answers = store_runtime().block_on(async {
+        let responses = store_runtime().block_on(async {
             let mut under_way = Vec::new();
             for (request, wanted) in round.requests.iter().zip(&requests) {
                 let mut call: Call<'_, _> = Box::pin(counters.charge(wanted, request.mode, now));
@@ -247,13 +247,13 @@ fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCa
             }
             let waiting: Vec<_> = under_way.into_iter().map(|(call, given_up)| (!given_up).then_some(call)).collect();
             server.thaw();
-            let answers = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
+            let responses = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
             // Where all have given up, calls are still under way.
             let look = |value| Hit { value, way: 0, request: ChargeRequest::new(Hits::Peek, 0) };
             counters.charge(&[wanted(&look(0)), wanted(&look(1))], ChargeMode::Commit, now).await;
-            answers
+            responses
         });
-        for (place, (answered, expected)) in answers.into_iter().zip(model.answers(round, now)).enumerate() {
+        for (place, (answered, expected)) in responses.into_iter().zip(model.answers(round, now)).enumerate() {
             if let Some(answered) = answered {
                 prop_assert_eq!(answered, expected, "request {} at {:?}", place, now);
             }
@@ -417,19 +417,19 @@ fn cancelled_charge_counts_only_if_sent_and_others_are_decided() {
         let value = format!("{gone:?}");
         let requests: Vec<_> = (0..6).map(|place| [TestCharge::new(&value, limit, Hits::Charge(1 << place))]).collect();
         server.freeze();
-        let answers = store_runtime().block_on(async {
+        let responses = store_runtime().block_on(async {
             let mut under_way = Vec::new();
             for request in &requests {
                 under_way.push(Some(begin(&counters, request).await));
             }
             gone.iter().for_each(|place| under_way[*place] = None);
             server.thaw();
-            let answers = join_all(under_way.into_iter().flatten()).await;
+            let responses = join_all(under_way.into_iter().flatten()).await;
             // Whoever comes now finds the counter idle, or waits for those who were left.
             assert_eq!(counted(&counters, &value, limit).await, *charged, "{gone:?}");
-            answers
+            responses
         });
-        assert_eq!(answers.len(), 6 - gone.len());
+        assert_eq!(responses.len(), 6 - gone.len());
     }
 }
 
@@ -545,13 +545,13 @@ fn waiters_on_a_frozen_server_time_out_in_time() {
             let until = Instant::now() + TIMEOUT;
             let call = begin_until(&counters, request, until).await;
             under_way.push(async move {
-                let answers = call.await;
-                (answers, Instant::now().saturating_duration_since(until))
+                let responses = call.await;
+                (responses, Instant::now().saturating_duration_since(until))
             });
         }
         let answered = join_all(under_way).await;
         server.thaw();
-        assert!(answered.iter().all(|(answers, _)| *answers == [Err(RedisError::Timeout)]));
+        assert!(answered.iter().all(|(responses, _)| *responses == [Err(RedisError::Timeout)]));
         let mut late: Vec<Duration> = answered.into_iter().map(|(_, late)| late).collect();
         late.sort_unstable();
         let (most, worst) = (late[late.len() * 95 / 100], late[late.len() - 1]);
@@ -575,9 +575,9 @@ fn more_than_16384_waiters_fail_and_it_recovers() {
         // At once, while the server stands still.
         for charges in [1, 3] {
             let wanted = vec![one[0].clone(); charges];
-            let answers =
+            let responses =
                 counters.charge_until(&wanted, ChargeMode::Commit, (NOW, Instant::now() + LONG_TIMEOUT)).await;
-            assert_eq!(answers, vec![Err(RedisError::Overloaded); charges]);
+            assert_eq!(responses, vec![Err(RedisError::Overloaded); charges]);
         }
         // Others are not concerned, and places that are given up are none.
         let other = [TestCharge::one("other", limit)];

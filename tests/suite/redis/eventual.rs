@@ -84,8 +84,9 @@ impl Replica {
             tokio::spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..share {
-                    let answer = client.should_rate_limit(request.clone()).await;
-                    admitted += u64::from(answer.is_ok_and(|answer| answer.into_inner().overall_code() == Code::Ok));
+                    let response = client.should_rate_limit(request.clone()).await;
+                    admitted +=
+                        u64::from(response.is_ok_and(|response| response.into_inner().overall_code() == Code::Ok));
                 }
                 admitted
             })

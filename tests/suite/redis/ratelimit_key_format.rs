@@ -156,8 +156,8 @@ descriptors:
 fn count_continues_past_the_limit() {
     let server = redis::options().start();
     let replica = replica(&server);
-    let answers: Vec<_> = (0..5).flat_map(|_| statuses(&replica, &about(&[("minute", "v")]))).collect();
-    assert_eq!(answers, [(false, 2), (false, 1), (false, 0), (true, 0), (true, 0)]);
+    let responses: Vec<_> = (0..5).flat_map(|_| statuses(&replica, &about(&[("minute", "v")]))).collect();
+    assert_eq!(responses, [(false, 2), (false, 1), (false, 0), (true, 0), (true, 0)]);
     assert_eq!(counters(&server)["domain_minute_v_1200"], "5");
     // The next window has another key.
     replica.service.advance_us(26 * SECOND_US);
@@ -185,9 +185,9 @@ fn each_hit_sets_expiry_to_window_plus_jitter() {
     // A calendar month's counter goes with its month: 23.2 days from here.
     let env = [("EXPIRATION_JITTER_MAX_SECONDS", "0"), ("USE_CALENDAR_MONTH_RATE_LIMIT", "true")];
     let replica = replica_at(&server.address(), &env, Time::from_secs(1_783_513_296));
-    let answer = replica.decide(&about(&[("month", "v")])).expect("Redis decides");
+    let response = replica.decide(&about(&[("month", "v")])).expect("Redis decides");
     let left = 1_785_542_400 - 1_783_513_296;
-    assert_eq!(answer.text(), format!("OK [OK 3/MONTH left 2 in {left} s]"));
+    assert_eq!(response.text(), format!("OK [OK 3/MONTH left 2 in {left} s]"));
     assert!((left - 2..=left).contains(&ttl(&server, "domain_month_v_1782864000")));
 }
 
@@ -265,8 +265,8 @@ fn concurrent_refunds_never_go_below_zero() {
                 scope.spawn(move || {
                     // Alone and combined.
                     for chunk in mixed.chunks(5) {
-                        replica.decide_concurrently(chunk).into_iter().for_each(|answer| {
-                            answer.expect("Redis decides");
+                        replica.decide_concurrently(chunk).into_iter().for_each(|response| {
+                            response.expect("Redis decides");
                         });
                     }
                 });
@@ -467,9 +467,9 @@ fn counts_are_exact_during_slot_migration() {
             moving.store(false, Ordering::Release);
         });
         while moving.load(Ordering::Acquire) || rounds < 10 {
-            let answers = replica.decide_concurrently(&round);
+            let responses = replica.decide_concurrently(&round);
             let left: Vec<_> =
-                answers.into_iter().flat_map(|answer| answer.expect("Redis decides").statuses()).collect();
+                responses.into_iter().flat_map(|response| response.expect("Redis decides").statuses()).collect();
             assert_eq!(
                 left,
                 [(false, 998 - 3 * u32::from(rounds > 0)), (false, 1000), (false, 997), (false, 997)],

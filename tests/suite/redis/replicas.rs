@@ -117,18 +117,18 @@ impl Fleet {
             let callers = callers.into_iter().map(|requests| {
                 let client = self.clients[self.turn.fetch_add(1, Ordering::Relaxed) % REPLICAS].clone();
                 tokio::spawn(async move {
-                    let mut answers = Vec::with_capacity(requests.len());
+                    let mut responses = Vec::with_capacity(requests.len());
                     for request in requests {
                         let hits = request.descriptors[0].hits_addend.unwrap_or(1);
                         let admitted = ask(client.clone(), request).await?;
-                        answers.push(Answered { admitted, hits, at: Instant::now() });
+                        responses.push(Answered { admitted, hits, at: Instant::now() });
                     }
-                    Ok(answers)
+                    Ok(responses)
                 })
             });
-            let answers: Result<Vec<_>, _> =
-                join_all(callers).await.into_iter().map(|answers| answers.expect("no caller panics")).collect();
-            answers.map(|answers| answers.into_iter().flatten().collect())
+            let responses: Result<Vec<_>, _> =
+                join_all(callers).await.into_iter().map(|responses| responses.expect("no caller panics")).collect();
+            responses.map(|responses| responses.into_iter().flatten().collect())
         })
     }
 
@@ -149,14 +149,14 @@ struct Answered {
     at: Instant,
 }
 
-fn admitted(answers: &[Answered]) -> u64 {
-    answers.iter().filter(|answer| answer.admitted).map(|answer| answer.hits).sum()
+fn admitted(responses: &[Answered]) -> u64 {
+    responses.iter().filter(|response| response.admitted).map(|response| response.hits).sum()
 }
 
 /// Makes a call; true if it is admitted.
 async fn ask(mut client: RateLimitServiceClient<Channel>, request: RateLimitRequest) -> Result<bool, tonic::Status> {
-    let answer = client.should_rate_limit(request).await?.into_inner();
-    Ok(answer.overall_code() == Code::Ok)
+    let response = client.should_rate_limit(request).await?.into_inner();
+    Ok(response.overall_code() == Code::Ok)
 }
 
 fn about(key: &str, value: &str, hits: u64) -> RateLimitRequest {
@@ -243,24 +243,25 @@ fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u
     }
     // Answers come by caller, each in its order.
     places.sort_by_key(|(caller, _)| *caller);
-    let answers = fleet.offer(callers);
+    let responses = fleet.offer(callers);
     for place in 0..KEYS {
-        let admitted = places.iter().zip(&answers).filter(|((_, of), answer)| *of == place && answer.admitted).count();
+        let admitted =
+            places.iter().zip(&responses).filter(|((_, of), response)| *of == place && response.admitted).count();
         assert_eq!(admitted as u64, demand(place).min(limit), "{algorithm}, {}: key {place}", fleet.topology);
     }
     let wanted: u64 = (0..KEYS).map(|place| demand(place).min(limit)).sum();
-    table.exactly(fleet, (algorithm.name(), "30 keys"), (answers.len() as u64, admitted(&answers), wanted));
+    table.exactly(fleet, (algorithm.name(), "30 keys"), (responses.len() as u64, admitted(&responses), wanted));
 }
 
 /// Charges of several hits; what no large charge could take, small ones do; refunds make room for as many again.
 fn hits_of_all_sizes(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let key = format!("sized_{algorithm}");
     let callers = (0..CALLERS).map(|caller| vec![about(&key, "s", 1 + caller as u64 % 5)]);
-    let answers = fleet.offer(callers.collect());
-    let large = admitted(&answers);
+    let responses = fleet.offer(callers.collect());
+    let large = admitted(&responses);
     assert!(large <= HOT && large + 5 > HOT, "{algorithm}: {large}");
     let rest = fleet.offer_one_by_one(&key, "s", 50);
-    let offered = answers.iter().map(|answer| answer.hits).sum::<u64>() + 50;
+    let offered = responses.iter().map(|response| response.hits).sum::<u64>() + 50;
     table.exactly(fleet, (algorithm.name(), "1 to 5 hits"), (offered, large + rest, HOT));
 
     let refund = |hits| TestRequest::new("shop").descriptor(&[(&key, "s")]).refund(hits).0;
@@ -278,8 +279,8 @@ fn nine_of_ten(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     assert_eq!(admitted(&filled), 9 * KEYS as u64, "{algorithm}");
     for place in 0..KEYS {
         let one = || vec![about(&key, &place.to_string(), 1)];
-        let answers = fleet.offer(vec![one(), one()]);
-        assert_eq!(admitted(&answers), 1, "{algorithm}, {}: key {place}", fleet.topology);
+        let responses = fleet.offer(vec![one(), one()]);
+        assert_eq!(admitted(&responses), 1, "{algorithm}, {}: key {place}", fleet.topology);
     }
     let (offered, admitted) = (11 * KEYS as u64, 10 * KEYS as u64);
     table.exactly(fleet, (algorithm.name(), "9 of 10, then 2 at once"), (offered, admitted, admitted));
@@ -295,11 +296,11 @@ fn several_limits(fleet: &Fleet, table: &mut Table) {
 fn held(fleet: &Fleet, table: &mut Table) {
     let key = "hot_leaky_bucket";
     let began = Instant::now();
-    let answers = fleet.offer((0..CALLERS).map(|_| vec![about(key, "h", 1)]).collect());
+    let responses = fleet.offer((0..CALLERS).map(|_| vec![about(key, "h", 1)]).collect());
     let mut departures: Vec<Duration> =
-        answers.iter().filter(|answer| answer.admitted).map(|answer| answer.at - began).collect();
+        responses.iter().filter(|response| response.admitted).map(|response| response.at - began).collect();
     departures.sort_unstable();
-    let refused = answers.iter().filter(|answer| !answer.admitted).map(|answer| answer.at - began);
+    let refused = responses.iter().filter(|response| !response.admitted).map(|response| response.at - began);
     let offering = refused.max().expect("most are refused");
     // The first leaves when it comes, so after `began`, and each of the others a step after the one before it.
     for (place, departure) in (0_u32..).zip(&departures) {

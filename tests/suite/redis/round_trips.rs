@@ -194,9 +194,9 @@ fn noscript_sends_the_script_once_without_double_charge() {
     server.query::<()>(&["SCRIPT", "FLUSH"]);
     let values = |n: usize| if n < 50 { "many".to_owned() } else { format!("value {n}") };
     let requests: Vec<_> = (0..100).map(|n| [TestCharge::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
-    let answers =
+    let responses =
         store_runtime().block_on(join_all(requests.iter().map(|one| counters.charge(one, ChargeMode::Commit, NOON))));
-    let found: Vec<u64> = answers.iter().map(|levels| levels[0][0].before).collect();
+    let found: Vec<u64> = responses.iter().map(|levels| levels[0][0].before).collect();
     let expected: Vec<u64> = (0..50).chain([0; 50]).collect();
     assert_eq!(found, expected);
 }
@@ -298,8 +298,9 @@ fn call_without_time_left_fails_at_once() {
     let wanted = one_each((0..3).map(|n| format!("value {n}")));
     wait_until_connected(&counters.redis);
     server.freeze();
-    let answers = store_runtime().block_on(counters.charge_until(&wanted, ChargeMode::Commit, (NOON, Instant::now())));
-    assert_eq!(answers.len(), 3);
-    assert!(answers.iter().all(Result::is_err), "{answers:?}");
+    let responses =
+        store_runtime().block_on(counters.charge_until(&wanted, ChargeMode::Commit, (NOON, Instant::now())));
+    assert_eq!(responses.len(), 3);
+    assert!(responses.iter().all(Result::is_err), "{responses:?}");
     server.thaw();
 }

@@ -261,9 +261,9 @@ fn proxy_truncates_responses() {
 
     let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).unwrap();
     stream.write_all(b"GET key\r\n").unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    assert_eq!(answer, b"$10\r\n01234");
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).unwrap();
+    assert_eq!(response, b"$10\r\n01234");
 }
 
 /// A whole cluster, a key of node 1, and the key's slot.
@@ -383,10 +383,10 @@ fn several_tollkeepers_run_side_by_side_and_freeze_alone() {
     replicas[0].freeze();
     let request = http::post(replicas[0].http_port(), "/json", BODY);
     thread::scope(|scope| {
-        let answer = scope.spawn(|| request.send().status);
+        let response = scope.spawn(|| request.send().status);
         assert_eq!(replicas[1].post_json(BODY).status, 200);
-        assert!(!answer.is_finished());
+        assert!(!response.is_finished());
         replicas[0].thaw();
-        assert_eq!(answer.join().unwrap(), 200);
+        assert_eq!(response.join().unwrap(), 200);
     });
 }

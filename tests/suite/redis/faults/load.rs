@@ -61,8 +61,8 @@ const PATIENCE: Duration = Duration::from_secs(180);
 fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(answer) = ask() {
-            return answer;
+        if let Some(response) = ask() {
+            return response;
         }
         assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
         thread::sleep(Duration::from_millis(20));
@@ -236,10 +236,10 @@ async fn ask(channel: Channel, number: usize) -> Call {
     let mut request = Request::new(rate_limit_request("faults", &[(KEYS[number % KEYS.len()], &value)]));
     request.set_timeout(DEADLINE);
     let sent = Instant::now();
-    let answer = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
+    let response = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
     let took = sent.elapsed();
-    let verdict = match answer {
-        Ok(answer) => judge(KEYS[number % KEYS.len()], answer.get_ref()),
+    let verdict = match response {
+        Ok(response) => judge(KEYS[number % KEYS.len()], response.get_ref()),
         Err(status) if matches!(status.code(), Status::Cancelled | Status::DeadlineExceeded) => Verdict::Late,
         Err(status) if status.code() == Status::Unavailable && KEYS[number % KEYS.len()] == "error" => Verdict::Policy,
         Err(status) => Verdict::Wrong(status.to_string()),
@@ -248,14 +248,14 @@ async fn ask(channel: Channel, number: usize) -> Call {
 }
 
 /// Whom an answer is from. What is left of half the limit is local; the other policies that pass know no limit.
-fn judge(key: &str, answer: &RateLimitResponse) -> Verdict {
-    let status = &answer.statuses[0];
+fn judge(key: &str, response: &RateLimitResponse) -> Verdict {
+    let status = &response.statuses[0];
     let limit = status.current_limit.as_ref().map(|limit| limit.requests_per_unit);
-    match (key, answer.overall_code(), limit) {
+    match (key, response.overall_code(), limit) {
         ("local", Code::Ok, Some(LIMIT)) if status.limit_remaining < LIMIT / 2 => Verdict::Policy,
         ("deny", Code::OverLimit, _) | ("allow", Code::Ok, None) => Verdict::Policy,
         (_, Code::Ok, Some(LIMIT)) => Verdict::Strict,
-        _ => Verdict::Wrong(format!("{key}: {answer:?}")),
+        _ => Verdict::Wrong(format!("{key}: {response:?}")),
     }
 }
 

@@ -117,8 +117,9 @@ descriptors:
     // Not the time that it takes is in question, so there is plenty of it.
     let tollkeeper = counting_in(&cluster, with_rules(rules).env("TOLLKEEPER_STORE_TIMEOUT", "5s"));
     let client = Client::connect(tollkeeper.grpc_port());
-    let ask =
-        || client.call(&rate_limit_request("shop", &[("user", "a")])).map(|answer| answer.statuses[0].limit_remaining);
+    let ask = || {
+        client.call(&rate_limit_request("shop", &[("user", "a")])).map(|response| response.statuses[0].limit_remaining)
+    };
     assert_eq!(wait_for("the cluster to be found", || ask().ok()), 6);
     let slot = cluster.slot("{shop|user=a}");
     let to = if cluster.primary_of(slot) == 2 { 0 } else { 2 };
@@ -155,13 +156,13 @@ fn rejection_beats_error_and_error_beats_other_policies() {
     let ask = |entries: &[(&str, &str)]| {
         let mut all = rate_limit_request("shop", &entries[..1]);
         all.descriptors.extend(entries[1..].iter().map(|entry| descriptor(&[*entry])));
-        client.call(&all).map(|answer| answer.overall_code().as_str_name()).map_err(|status| status.code())
+        client.call(&all).map(|response| response.overall_code().as_str_name()).map_err(|status| status.code())
     };
     // The first hit fills the limit, on a shard that stays. A refusal by policy is for a second only.
     wait_for("a real refusal", || {
-        let answer = client.call(&rate_limit_request("shop", &[("deny", &full)])).ok()?;
-        let reset = answer.statuses[0].duration_until_reset.as_ref()?;
-        (answer.overall_code() == Code::OverLimit && reset.seconds > 1).then_some(())
+        let response = client.call(&rate_limit_request("shop", &[("deny", &full)])).ok()?;
+        let reset = response.statuses[0].duration_until_reset.as_ref()?;
+        (response.overall_code() == Code::OverLimit && reset.seconds > 1).then_some(())
     });
     cluster.node(2).freeze();
     wait_for("the shard to be known as lost", || ask(&[("error", &failed)]).is_err().then_some(()));

@@ -224,9 +224,9 @@ fn cached_response_equals_that_of_redis() {
         &format!("defaults: {{on_store_error: error}}\ndescriptors: [{{key: user, rate_limit: [{several}]}}]"),
     );
     let one = fixtures::shop_request("user=anna");
-    let seen = |answer: &crate::kit::test_service::TestResponse| {
-        let status = &answer.response.statuses[0];
-        (answer.over_limit(), status.limit_remaining, status.current_limit.clone().map(|limit| limit.name))
+    let seen = |response: &crate::kit::test_service::TestResponse| {
+        let status = &response.response.statuses[0];
+        (response.over_limit(), status.limit_remaining, status.current_limit.clone().map(|limit| limit.name))
     };
     (0..3).for_each(|_| assert!(!fixtures::decide(&service, &one).over_limit()));
     let from_redis = fixtures::decide(&service, &one);
@@ -237,7 +237,7 @@ fn cached_response_equals_that_of_redis() {
     let from_here = fixtures::decide(&service, &one);
     assert_eq!(seen(&from_here), seen(&from_redis));
     let resets =
-        [&from_redis, &from_here].map(|answer| answer.response.statuses[0].duration_until_reset.unwrap().seconds);
+        [&from_redis, &from_here].map(|response| response.response.statuses[0].duration_until_reset.unwrap().seconds);
     assert!((0..=1 + 30).contains(&(resets[0] - resets[1])), "{resets:?}");
     wait_for("a refusal from here", || {
         fixtures::decide(&service, &one);
