@@ -1,12 +1,12 @@
-//! A load on a rate limit service, and what it tells: throughput, latencies, verdicts, errors, what the server uses,
-//! and how near its verdicts are to the limits that it states.
+//! Load tests of a rate limit service: throughput, latencies, verdicts, errors, resource usage, and accuracy of limits.
 //!
-//! It speaks `ShouldRateLimit` to any server of it, and knows nothing of what is behind.
+//! The load speaks `ShouldRateLimit` to any server of that service, and knows nothing of its implementation.
 
-pub mod keys;
+pub mod key_space;
 pub mod template;
-pub mod usage;
+pub mod server_usage;
 pub mod connection;
-pub mod load;
-pub mod exact;
-pub mod findings;
+pub mod record;
+pub mod load_generator;
+pub mod accuracy;
+pub mod results;

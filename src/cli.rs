@@ -1,19 +1,19 @@
 //! The command line: the only code that prints.
 //!
-//! One binary, several names: called as `ratelimit` it serves and only warns about arguments it does not know; called
-//! as
-//! `config_check_cmd` or `client_cmd` it takes what envoyproxy/ratelimit's tools of that name take. Exit codes: 0 ok,
-//! 1 failed (`check` found problems), 2 bad usage or settings.
+//! One binary with several names. Called as `ratelimit` it serves and warns about unknown arguments; called as
+//! `config_check_cmd` or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name. Exit codes: 0 ok,
+//! 1 failed (`check` found problems), 2 invalid usage or settings.
 
+mod outcome;
 mod print;
-mod debug_listener;
-mod question;
 mod duration;
-mod secure;
-mod rules;
-mod client;
+mod debug_listener;
+mod request_args;
+mod tls_args;
+mod rule_files;
+mod rpc_client;
 mod serve;
-mod environment;
+mod env_report;
 mod check;
 mod explain;
 mod call;
@@ -28,9 +28,11 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
-/// A rate limit decision service for Envoy.
+use outcome::CommandOutcome;
+
+/// Rate limit decision service for Envoy.
 #[derive(Debug, Parser)]
 #[command(
     name = "tollkeeper",
@@ -41,32 +43,32 @@ use clap::{Parser, Subcommand, ValueEnum};
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<CliCommand>,
     #[command(flatten)]
     serve: serve::Args,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Serve decisions; also what happens without a subcommand
+enum CliCommand {
+    /// Serve decisions; the default without a subcommand
     #[command(after_long_help = serve::help())]
     Serve(serve::Args),
-    /// Find every problem of rule files, or of the environment
+    /// Find all problems of rule files, or of the environment
     #[command(after_long_help = check::HELP)]
     Check(check::Args),
-    /// Tell which rule a request meets, and why, charging nothing
+    /// Explain which rule matches a request, and why, without charging it
     #[command(after_long_help = explain::HELP)]
     Explain(explain::Args),
-    /// Ask a running server, as Envoy would
+    /// Send rate limit requests to a running server, as Envoy does
     #[command(after_long_help = call::HELP)]
     Call(call::Args),
-    /// Show which keys a running server refuses most, or what stands out of its limits
+    /// Show the most rejected keys of a running server, or findings about its limits
     #[command(after_long_help = top::HELP)]
     Top(top::Args),
-    /// Put a load on any rate limit service: throughput, latencies, exactness
+    /// Load-test any rate limit service: throughput, latencies, accuracy
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::Args>),
-    /// Print the JSON Schema of a rule file, for editors
+    /// Print the JSON Schema of rule files, for editors
     #[command(after_long_help = schema::HELP)]
     Schema,
 }
@@ -77,74 +79,43 @@ Try it:
   tollkeeper call --domain example --descriptor login=ann --count 6
 
 `tollkeeper serve --help` lists every environment variable. Called as `ratelimit` it serves; called as `config_check_cmd` \
-or `client_cmd` it takes the flags of envoyproxy/ratelimit's tools of that name.
+or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name.
 
-Exit codes: 0 ok, 1 failed, 2 bad usage or settings.";
+Exit codes: 0 ok, 1 failed, 2 invalid usage or settings.";
 
-/// How to write what was found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// For people
-    #[default]
-    Text,
-    /// For programs
-    Json,
+/// Returns `true` for arguments that ask about this program, under any name.
+fn asks_for_help(argument: &OsString) -> bool {
+    ["--help", "-h", "--version", "-V"].iter().any(|flag| argument == flag)
 }
 
-/// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// Well.
-    Done,
-    /// It did what it was asked to, and the answer is no; or it could not.
-    Failed,
-    /// It was asked wrongly, or set up wrongly.
-    Misused,
-}
-
-impl From<Outcome> for ExitCode {
-    fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::Done => Self::SUCCESS,
-            Outcome::Failed => Self::FAILURE,
-            Outcome::Misused => Self::from(2),
-        }
-    }
-}
-
-/// Whether somebody asks what this program is, whatever it is called.
-fn is_question(argument: &OsString) -> bool {
-    ["--help", "-h", "--version", "-V"].iter().any(|question| argument == question)
-}
-
-/// Runs the command that `arguments` ask for, the program's name first.
+/// Runs the command in `arguments`, which begin with the program's name.
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
     let outcome = match name {
-        Some("ratelimit") if !arguments.iter().any(is_question) => serve::as_ratelimit(arguments),
+        Some("ratelimit") if !arguments.iter().any(asks_for_help) => serve::as_ratelimit(arguments),
         Some("config_check_cmd") => config_check_cmd::run(arguments),
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {
             Ok(cli) => run(cli),
             Err(error) => {
-                // `--help` and `--version` come this way too, and are no misuse; clap knows which stream is meant.
+                // `--help` and `--version` are errors for clap too; it chooses the right stream.
                 let _ = error.print();
-                if error.use_stderr() { Outcome::Misused } else { Outcome::Done }
+                if error.use_stderr() { CommandOutcome::UsageError } else { CommandOutcome::Success }
             }
         },
     };
     outcome.into()
 }
 
-fn run(cli: Cli) -> Outcome {
+fn run(cli: Cli) -> CommandOutcome {
     match cli.command {
         None => serve::run(&cli.serve),
-        Some(Command::Serve(args)) => serve::run(&args),
-        Some(Command::Check(args)) => check::run(&args),
-        Some(Command::Explain(args)) => explain::run(&args),
-        Some(Command::Call(args)) => call::run(&args),
-        Some(Command::Top(args)) => top::run(&args),
-        Some(Command::Bench(args)) => bench::run(&args),
-        Some(Command::Schema) => schema::run(),
+        Some(CliCommand::Serve(args)) => serve::run(&args),
+        Some(CliCommand::Check(args)) => check::run(&args),
+        Some(CliCommand::Explain(args)) => explain::run(&args),
+        Some(CliCommand::Call(args)) => call::run(&args),
+        Some(CliCommand::Top(args)) => top::run(&args),
+        Some(CliCommand::Bench(args)) => bench::run(&args),
+        Some(CliCommand::Schema) => schema::run(),
     }
 }

@@ -1,8 +1,8 @@
 //! Go's notation for durations, integers and booleans.
 //!
 //! The settings of envoyproxy/ratelimit and its command-line tools are written in it, and rule files use it for
-//! durations. These functions parse text and know no setting and no file. Sizes, maps and lists are not Go's and are not
-//! here.
+//! durations. These functions parse text and know no setting and no file. Sizes, maps and lists are not Go's and are
+//! not here.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,9 +1,10 @@
-//! Parse, run, exit code.
+//! The program: runs the command line and returns its exit code.
 
 use std::process::ExitCode;
 
-/// Answers are freed by other threads than those that made their requests, which this allocator makes cheap. It does
-/// without huge pages: a process that has just started would take five of them, 10 MB for less than one.
+/// Frees memory cheaply on another thread than the one that allocated it, as happens with responses.
+///
+/// Huge pages are off: a new process would take five of them, 10 MB for less than 1 MB of data.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -2,8 +2,8 @@
 //!
 //! `table` declares each variable as a typed constant. `Settings` is what the program uses, validated and by concern;
 //! `Settings::from_env` is the only way from one to the other and reports all problems at once. A variable that would
-//! change a verdict and is not supported prevents the start; a harmless one gets a notice. Rule files given on the command
-//! line are not settings, and neither is anything that can change while the process runs.
+//! change a verdict and is not supported prevents the start; a harmless one gets a notice. Rule files given on the
+//! command line are not settings, and neither is anything that can change while the process runs.
 
 pub mod address;
 pub mod target;
@@ -48,7 +48,7 @@ use rules::RuleSettings;
 use store::{MemorySettings, StoreSettings};
 use table::process::TOLLKEEPER_WORKER_THREADS;
 use tracing::TracingSettings;
-use values::{Findings, Values};
+use values::{EnvironmentFindings, Values};
 
 /// All settings, by concern.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,12 +87,12 @@ impl Settings {
     /// The error names every variable that does not parse, that contradicts another, or that asks for something that
     /// would change verdicts or security and is not supported. Neither result shows secrets.
     pub fn from_env(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<(Self, Vec<Notice>), SettingsError> {
-        let (settings, Findings { problems, notices, .. }) = Self::read(&Environment::read(vars));
+        let (settings, EnvironmentFindings { problems, notices, .. }) = Self::read(&Environment::read(vars));
         if problems.is_empty() { Ok((settings, notices)) } else { Err(SettingsError { problems }) }
     }
 
     /// Reads the settings, unusable if the findings have a problem.
-    fn read(environment: &Environment) -> (Self, Findings) {
+    fn read(environment: &Environment) -> (Self, EnvironmentFindings) {
         let mut values = Values::new(environment);
         let settings = Self {
             listeners: Listeners::read(&mut values),

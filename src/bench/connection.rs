@@ -1,4 +1,4 @@
-//! Connections of the load: gRPC over bare HTTP/2, so that the load costs the machine little beside what it measures.
+//! Connections of the load: gRPC over plain HTTP/2, so that generating load takes little CPU on the machine.
 
 use std::io;
 use std::sync::Arc;
@@ -21,184 +21,198 @@ use crate::pb::codec::{FRAME_HEAD_BYTES, frame};
 use crate::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
 use crate::settings::target::Target;
 
-/// Where the server is, and how to speak to it.
+/// Server under load, and access to it.
 #[derive(Clone)]
-pub struct Dial {
-    /// Its gRPC listener.
+pub struct BenchTarget {
+    /// Address of the gRPC listener.
     pub target: Target,
-    /// With TLS: how, and the name on its certificate.
-    pub tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
-    /// How long a call may take, a connection too. The server is told so.
+    /// TLS to the server; `None` means plaintext.
+    pub tls: Option<BenchTls>,
+    /// Time limit of a call or a connection attempt; calls send it as deadline.
     pub timeout: Duration,
 }
 
-/// Why a call has no answer.
+/// TLS to the server under load.
+#[derive(Clone)]
+pub struct BenchTls {
+    /// Configuration of the client.
+    pub config: Arc<rustls::ClientConfig>,
+    /// Name that the server's certificate must hold.
+    pub server_name: ServerName<'static>,
+}
+
+/// Error of a call without a response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// Nobody can be connected to.
-    #[error("can not be reached: {0}")]
+pub enum CallError {
+    /// The server cannot be reached.
+    #[error("cannot be reached: {0}")]
     Unreachable(String),
-    /// None came in time.
-    #[error("no answer within the timeout")]
-    Late,
-    /// The connection is of no more use.
+    /// No response arrived in time.
+    #[error("no response within the timeout")]
+    Timeout,
+    /// The connection failed.
     #[error("connection: {0}")]
     Connection(String),
-    /// The server answered with an error.
+    /// The server returned an error status.
     #[error("{0:?}: {1}")]
     Status(Code, String),
-    /// What came is no answer.
-    #[error("an answer that is none: {0}")]
-    Answer(String),
+    /// The response is malformed.
+    #[error("malformed response: {0}")]
+    MalformedResponse(String),
 }
 
-/// A connection.
+/// A connection to the server, cheap to clone.
 #[derive(Clone)]
-pub struct GrpcConnection {
+pub struct BenchConnection {
     requests: SendRequest<Bytes>,
-    /// No other connection of this process has it.
-    number: u64,
+    /// Identifier, unique in this process.
+    id: u64,
     uri: Uri,
     timeout: Duration,
-    /// The timeout as gRPC writes it.
-    deadline: http::HeaderValue,
+    /// The timeout as a `grpc-timeout` header.
+    grpc_timeout: http::HeaderValue,
 }
 
-/// Connections that this process opened.
+/// Number of connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-impl Dial {
-    /// Connects. It is done once the server has answered: one that speaks something else, or does not take our
-    /// certificate, which TLS tells last of all, is found out here and not by every call.
-    pub async fn connect(&self) -> Result<GrpcConnection, Failure> {
+impl BenchTarget {
+    /// Connects, and waits for the answer to a ping.
+    ///
+    /// A server that speaks another protocol, or rejects the client certificate at the end of the TLS handshake, fails
+    /// here and not in every call.
+    pub async fn connect(&self) -> Result<BenchConnection, CallError> {
         let connected = timeout(self.timeout.max(Duration::from_secs(1)), self.open()).await;
-        connected.map_err(|_| Failure::Unreachable("timed out".to_owned()))?
+        connected.map_err(|_| CallError::Unreachable("timed out".to_owned()))?
     }
 
-    async fn open(&self) -> Result<GrpcConnection, Failure> {
-        let away = |error: io::Error| Failure::Unreachable(error.to_string());
-        let lost = |error: io::Error| Failure::Connection(error.to_string());
+    async fn open(&self) -> Result<BenchConnection, CallError> {
+        let unreachable = |error: io::Error| CallError::Unreachable(error.to_string());
+        let lost = |error: io::Error| CallError::Connection(error.to_string());
         match &self.target {
             Target::Unix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(away)?;
-                self.speak(stream, "localhost").await
+                let stream = UnixStream::connect(path).await.map_err(unreachable)?;
+                self.handshake(stream, "localhost").await
             }
             Target::Tcp(address) => {
-                let stream = TcpStream::connect(address).await.map_err(away)?;
+                let stream = TcpStream::connect(address).await.map_err(unreachable)?;
                 stream.set_nodelay(true).map_err(lost)?;
                 match &self.tls {
-                    None => self.speak(stream, address).await,
-                    Some((config, name)) => {
-                        let stream = TlsConnector::from(Arc::clone(config)).connect(name.clone(), stream).await;
-                        self.speak(stream.map_err(lost)?, address).await
+                    None => self.handshake(stream, address).await,
+                    Some(BenchTls { config, server_name }) => {
+                        let connector = TlsConnector::from(Arc::clone(config));
+                        let stream = connector.connect(server_name.clone(), stream).await;
+                        self.handshake(stream.map_err(lost)?, address).await
                     }
                 }
             }
         }
     }
 
-    async fn speak<S>(&self, stream: S, authority: &str) -> Result<GrpcConnection, Failure>
+    async fn handshake<S>(&self, stream: S, authority: &str) -> Result<BenchConnection, CallError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 24);
         let (requests, mut connection) = builder.handshake(stream).await.map_err(lost)?;
-        let mut pings = connection.ping_pong().ok_or_else(|| Failure::Connection("no ping can be sent".to_owned()))?;
+        let mut pings = connection.ping_pong().ok_or_else(|| CallError::Connection("cannot send a ping".to_owned()))?;
         tokio::select! {
             biased;
-            // Why it ended says more than why there is no answer.
-            ended = &mut connection => {
-                ended.map_err(lost)?;
-                return Err(Failure::Connection("closed by the server".to_owned()));
+            // The reason of the close is more useful than a missing ping answer.
+            closed = &mut connection => {
+                closed.map_err(lost)?;
+                return Err(CallError::Connection("closed by the server".to_owned()));
             }
-            answered = pings.ping(Ping::opaque()) => { answered.map_err(lost)?; }
+            pong = pings.ping(Ping::opaque()) => { pong.map_err(lost)?; }
         }
-        // How it ends, each call on it is told.
+        // Each call on the connection gets the reason of its close.
         tokio::spawn(connection);
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        let bad = |error: &dyn std::fmt::Display| Failure::Connection(error.to_string());
+        let bad = |error: &dyn std::fmt::Display| CallError::Connection(error.to_string());
         let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(METHOD_PATH).build();
-        let deadline = format!("{}u", self.timeout.as_micros()).try_into();
-        Ok(GrpcConnection {
+        let grpc_timeout = format!("{}u", self.timeout.as_micros()).try_into();
+        Ok(BenchConnection {
             requests,
-            number: OPENED.fetch_add(1, Ordering::Relaxed),
+            id: OPENED.fetch_add(1, Ordering::Relaxed),
             uri: uri.map_err(|error| bad(&error))?,
             timeout: self.timeout,
-            deadline: deadline.map_err(|error: http::header::InvalidHeaderValue| bad(&error))?,
+            grpc_timeout: grpc_timeout.map_err(|error: http::header::InvalidHeaderValue| bad(&error))?,
         })
     }
 }
 
-impl GrpcConnection {
-    /// Whether both are handles of one connection.
+impl BenchConnection {
+    /// Returns `true` if both are handles of one connection.
     pub fn is_same(&self, other: &Self) -> bool {
-        self.number == other.number
+        self.id == other.id
     }
 
-    /// Asks.
-    pub async fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Failure> {
-        timeout(self.timeout, self.exchange(frame(request))).await.unwrap_or(Err(Failure::Late))
+    /// Sends a request and waits for its response.
+    pub async fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, CallError> {
+        timeout(self.timeout, self.exchange(frame(request))).await.unwrap_or(Err(CallError::Timeout))
     }
 
-    async fn exchange(&self, frame: Bytes) -> Result<RateLimitResponse, Failure> {
-        let mut head = Request::post(self.uri.clone()).body(()).map_err(|error| Failure::Answer(error.to_string()))?;
+    async fn exchange(&self, frame: Bytes) -> Result<RateLimitResponse, CallError> {
+        let mut head = Request::post(self.uri.clone())
+            .body(())
+            .map_err(|error| CallError::MalformedResponse(error.to_string()))?;
         let headers = head.headers_mut();
         headers.insert("content-type", http::HeaderValue::from_static("application/grpc"));
         headers.insert("te", http::HeaderValue::from_static("trailers"));
-        headers.insert("grpc-timeout", self.deadline.clone());
+        headers.insert("grpc-timeout", self.grpc_timeout.clone());
         let mut requests = self.requests.clone().ready().await.map_err(lost)?;
-        let (answer, mut body) = requests.send_request(head, false).map_err(lost)?;
+        let (response, mut body) = requests.send_request(head, false).map_err(lost)?;
         body.send_data(frame, true).map_err(lost)?;
-        let (head, mut body) = answer.await.map_err(lost)?.into_parts();
+        let (head, mut body) = response.await.map_err(lost)?.into_parts();
         if !head.status.is_success() {
-            return Err(Failure::Answer(format!("HTTP status {}", head.status)));
+            return Err(CallError::MalformedResponse(format!("HTTP status {}", head.status)));
         }
-        // An error may come without a message, in the head.
+        // A response without a message has its status in the headers.
         status(&head.headers)?;
         let message = read(&mut body).await?;
         match body.trailers().await.map_err(lost)? {
             Some(trailers) => status(&trailers)?,
-            None => return Err(Failure::Answer("it has no trailers".to_owned())),
+            None => return Err(CallError::MalformedResponse("no trailers".to_owned())),
         }
         let bytes = match message.split_at_checked(FRAME_HEAD_BYTES) {
             Some(([0, ..], bytes)) => bytes,
-            Some(_) => return Err(Failure::Answer("it is compressed, and nobody asked for that".to_owned())),
-            None => return Err(Failure::Answer("it has no message".to_owned())),
+            Some(_) => return Err(CallError::MalformedResponse("unexpected compression".to_owned())),
+            None => return Err(CallError::MalformedResponse("no message".to_owned())),
         };
-        RateLimitResponse::decode(bytes).map_err(|error| Failure::Answer(error.to_string()))
+        RateLimitResponse::decode(bytes).map_err(|error| CallError::MalformedResponse(error.to_string()))
     }
 }
 
-/// The largest answer that is read, in bytes.
-const MOST_ANSWER_BYTES: usize = 4 << 20;
+/// Maximum size of a response in bytes.
+const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
-async fn read(body: &mut RecvStream) -> Result<Vec<u8>, Failure> {
+async fn read(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
     let mut message = Vec::with_capacity(64);
     while let Some(data) = body.data().await {
         let data = data.map_err(lost)?;
         body.flow_control().release_capacity(data.len()).map_err(lost)?;
         message.extend_from_slice(&data);
-        if message.len() > MOST_ANSWER_BYTES {
-            return Err(Failure::Answer(format!("more than {MOST_ANSWER_BYTES} bytes")));
+        if message.len() > MAX_RESPONSE_BYTES {
+            return Err(CallError::MalformedResponse(format!("more than {MAX_RESPONSE_BYTES} bytes")));
         }
     }
     Ok(message)
 }
 
-/// An error, if headers or trailers tell of one.
-fn status(headers: &HeaderMap) -> Result<(), Failure> {
+/// Fails if headers or trailers carry an error status.
+fn status(headers: &HeaderMap) -> Result<(), CallError> {
     let Some(code) = headers.get("grpc-status") else { return Ok(()) };
     match Code::from_bytes(code.as_bytes()) {
         Code::Ok => Ok(()),
         code => {
             let message = headers.get("grpc-message").map(|message| String::from_utf8_lossy(message.as_bytes()));
-            Err(Failure::Status(code, message.unwrap_or_default().into_owned()))
+            Err(CallError::Status(code, message.unwrap_or_default().into_owned()))
         }
     }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn lost(error: h2::Error) -> Failure {
-    Failure::Connection(error.to_string())
+fn lost(error: h2::Error) -> CallError {
+    CallError::Connection(error.to_string())
 }

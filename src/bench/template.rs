@@ -1,8 +1,8 @@
-//! Requests by template: what is asked again and again, with other values.
+//! Templates of requests, sent many times with different values.
 //!
-//! In keys and values of descriptors, `{key}` is the number that the key space drew for the request, `{n}` the number
-//! of the request, `{random:N}` a number below N, and `{run}` eight letters that no other run has, so that counters
-//! are fresh. `{{` is a brace.
+//! In keys and values of descriptors, `{key}` is a number from the key space, `{n}` the number of the request,
+//! `{random:N}` a random number below N, and `{run}` eight letters that differ in each run, for fresh counters. `{{` is
+//! a brace.
 
 use bytes::Bytes;
 use rand::RngExt as _;
@@ -13,37 +13,37 @@ use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 
 /// A request with placeholders.
 #[derive(Clone, Debug)]
-pub struct Template {
-    /// As it was written, but for the keys and values.
+pub struct RequestTemplate {
+    /// The request as written; the keys and values of its descriptors are replaced.
     request: RateLimitRequest,
-    /// For each descriptor, its keys and values.
-    descriptors: Vec<Vec<[Text; 2]>>,
+    /// Keys and values of each descriptor, parsed.
+    descriptors: Vec<Vec<[TemplateText; 2]>>,
 }
 
 /// A text with placeholders.
-type Text = Vec<Part>;
+type TemplateText = Vec<TemplatePart>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Literal(String),
     Key,
     Number,
     Random(u64),
 }
 
-/// What placeholders stand for in one request.
+/// Values of the placeholders in one request.
 #[derive(Debug)]
-pub struct Values<'a> {
-    /// The number that the key space drew.
+pub struct PlaceholderValues<'a> {
+    /// The key, sampled from the key space.
     pub key: u64,
-    /// The number of the request.
+    /// Number of the request.
     pub number: u64,
-    /// Where random numbers come from.
+    /// Source of random numbers.
     pub random: &'a mut SmallRng,
 }
 
-impl Template {
-    /// Reads the placeholders of a request. `run` is put where it is wanted. An error names the text that is wrong.
+impl RequestTemplate {
+    /// Parses the placeholders of a request, with `run` for `{run}`. The error names the invalid text.
     pub fn new(request: RateLimitRequest, run: &str) -> Result<Self, String> {
         let read = |bytes: &Bytes| {
             let text = std::str::from_utf8(bytes).map_err(|_| "a template is UTF-8".to_owned())?;
@@ -55,12 +55,12 @@ impl Template {
         Ok(Self { request, descriptors })
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub fn domain(&self) -> &str {
         &self.request.domain
     }
 
-    /// How each descriptor was written.
+    /// Formats each descriptor as it was written.
     pub fn descriptors(&self) -> impl Iterator<Item = String> + '_ {
         let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
         self.request.descriptors.iter().map(move |descriptor| {
@@ -69,16 +69,16 @@ impl Template {
         })
     }
 
-    /// The request, once every placeholder has its value.
-    pub fn fill(&self, values: &mut Values<'_>) -> RateLimitRequest {
+    /// Returns the request with a value for every placeholder.
+    pub fn fill(&self, values: &mut PlaceholderValues<'_>) -> RateLimitRequest {
         let mut request = self.request.clone();
         for (descriptor, texts) in request.descriptors.iter_mut().zip(&self.descriptors) {
             for (entry, [key, value]) in descriptor.entries.iter_mut().zip(texts) {
-                // A text without placeholders is what it was.
+                // A text without placeholders needs no copy.
                 for (text, field) in [(key, &mut entry.key), (value, &mut entry.value)] {
                     match &text[..] {
                         [] => *field = Bytes::new(),
-                        [Part::Literal(literal)] if literal.as_bytes() == field => {}
+                        [TemplatePart::Literal(literal)] if literal.as_bytes() == field => {}
                         parts => *field = filled(parts, values).into(),
                     }
                 }
@@ -88,22 +88,22 @@ impl Template {
     }
 }
 
-fn filled(parts: &[Part], values: &mut Values<'_>) -> String {
+fn filled(parts: &[TemplatePart], values: &mut PlaceholderValues<'_>) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(24);
     for part in parts {
         // Writing to a String does not fail.
         let _ = match part {
-            Part::Literal(literal) => write!(text, "{literal}"),
-            Part::Key => write!(text, "{}", values.key),
-            Part::Number => write!(text, "{}", values.number),
-            Part::Random(below) => write!(text, "{}", values.random.random_range(0..*below)),
+            TemplatePart::Literal(literal) => write!(text, "{literal}"),
+            TemplatePart::Key => write!(text, "{}", values.key),
+            TemplatePart::Number => write!(text, "{}", values.number),
+            TemplatePart::Random(below) => write!(text, "{}", values.random.random_range(0..*below)),
         };
     }
     text
 }
 
-fn parts(text: &str, run: &str) -> Result<Text, String> {
+fn parts(text: &str, run: &str) -> Result<TemplateText, String> {
     let mut parts = Vec::new();
     let mut literal = String::new();
     let mut rest = text;
@@ -123,16 +123,16 @@ fn parts(text: &str, run: &str) -> Result<Text, String> {
                 literal += run;
                 None
             }
-            "key" => Some(Part::Key),
-            "n" => Some(Part::Number),
+            "key" => Some(TemplatePart::Key),
+            "n" => Some(TemplatePart::Number),
             _ => match name.strip_prefix("random:").map(str::parse) {
-                Some(Ok(below @ 1..)) => Some(Part::Random(below)),
-                _ => return Err(wrong(&format!("{{{name}}} is no placeholder"))),
+                Some(Ok(below @ 1..)) => Some(TemplatePart::Random(below)),
+                _ => return Err(wrong(&format!("{{{name}}} is not a placeholder"))),
             },
         };
         if let Some(part) = part {
             if !literal.is_empty() {
-                parts.push(Part::Literal(std::mem::take(&mut literal)));
+                parts.push(TemplatePart::Literal(std::mem::take(&mut literal)));
             }
             parts.push(part);
         }
@@ -140,21 +140,21 @@ fn parts(text: &str, run: &str) -> Result<Text, String> {
     }
     literal += rest;
     if !literal.is_empty() {
-        parts.push(Part::Literal(literal));
+        parts.push(TemplatePart::Literal(literal));
     }
     Ok(parts)
 }
 
-/// Templates, some met more often than others.
+/// Templates with weights.
 #[derive(Clone, Debug)]
-pub struct Mix {
-    /// Each with the sum of its weight and of those before it.
-    templates: Vec<(u64, Template)>,
+pub struct RequestMix {
+    /// Each template with the sum of its weight and of those before it.
+    templates: Vec<(u64, RequestTemplate)>,
 }
 
-impl Mix {
-    /// Each template with its weight. There must be one at least, and a weight that is not 0.
-    pub fn new(weighted: impl IntoIterator<Item = (u32, Template)>) -> Result<Self, String> {
+impl RequestMix {
+    /// Builds a mix. At least one weight must be above 0.
+    pub fn new(weighted: impl IntoIterator<Item = (u32, RequestTemplate)>) -> Result<Self, String> {
         let mut sum = 0;
         let templates: Vec<_> = weighted
             .into_iter()
@@ -164,25 +164,25 @@ impl Mix {
             })
             .collect();
         if sum == 0 {
-            return Err("a mix needs a request whose weight is not 0".to_owned());
+            return Err("a mix needs a request with a weight above 0".to_owned());
         }
         Ok(Self { templates })
     }
 
-    /// All of them, in order.
-    pub fn templates(&self) -> impl Iterator<Item = &Template> {
+    /// Iterates over the templates in order.
+    pub fn templates(&self) -> impl Iterator<Item = &RequestTemplate> {
         self.templates.iter().map(|(_, template)| template)
     }
 
-    /// The place of the next one, and the template.
-    pub fn draw(&self, random: &mut SmallRng) -> (usize, &Template) {
-        let place = match &self.templates[..] {
+    /// Samples a template, and its index.
+    pub fn sample(&self, random: &mut SmallRng) -> (usize, &RequestTemplate) {
+        let index = match &self.templates[..] {
             [_] => 0,
             all => {
-                let drawn = random.random_range(0..all[all.len() - 1].0);
-                all.partition_point(|(sum, _)| *sum <= drawn)
+                let position = random.random_range(0..all[all.len() - 1].0);
+                all.partition_point(|(sum, _)| *sum <= position)
             }
         };
-        (place, &self.templates[place].1)
+        (index, &self.templates[index].1)
     }
 }

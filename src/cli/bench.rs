@@ -1,4 +1,4 @@
-//! `bench`: put a load on a rate limit service and tell how it bears it, and how exact it is.
+//! `bench`: load-test a rate limit service, and measure the accuracy of its limits.
 
 mod report;
 
@@ -10,16 +10,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use tokio::runtime;
 
-use super::client::{advice, block_on};
-use super::print::{complain, ended, print, remark};
-use super::secure::{self, Tls};
-use super::{Outcome, duration, question};
-use crate::bench::connection::{Dial, Failure};
-use crate::bench::findings::Findings;
-use crate::bench::keys::Keys;
-use crate::bench::load::{self, Plan, Progress, Trouble};
-use crate::bench::template::{Mix, Template};
-use crate::bench::usage::Source;
+use super::duration;
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error, print_note};
+use super::request_args::RequestArgs;
+use super::rpc_client::{block_on, connection_hint};
+use super::tls_args::{ClientTls, TlsArgs};
+use crate::bench::connection::{BenchTarget, BenchTls, CallError};
+use crate::bench::key_space::KeySpace;
+use crate::bench::load_generator::{self, LoadError, LoadPlan, LoadProgress};
+use crate::bench::results::{BenchResults, StatedLimit};
+use crate::bench::server_usage::UsageSource;
+use crate::bench::template::{RequestMix, RequestTemplate};
 use crate::clock::micros;
 use crate::http::json::request_from_json;
 use crate::pb::RateLimitRequest;
@@ -27,71 +29,72 @@ use crate::report::text::plain;
 use crate::settings::target::Target;
 use crate::settings::value::number::DurationRange;
 
-/// What `bench` takes.
+/// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The gRPC listener of any rate limit service; unix:PATH for a socket
+    /// Address of the gRPC listener of any rate limit service; unix:PATH for a unix socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
     addr: Target,
     #[command(flatten)]
-    secure: secure::Args,
+    tls: TlsArgs,
     #[command(flatten)]
-    question: question::Args,
-    /// Hits of each request
+    request: RequestArgs,
+    /// Hits per request
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "request",
         value_parser = clap::value_parser!(u32).range(1..))]
     hits: u32,
-    /// What {key} stands for: one, uniform:COUNT, or zipf:COUNT:EXPONENT
+    /// Key space for {key}: one, uniform:COUNT, or zipf:COUNT:EXPONENT
     #[arg(long, value_name = "SPACE", default_value = "uniform:10000")]
-    keys: Keys,
-    /// Calls a second, begun when they are due (open loop); without it a call begins when another ends (closed loop)
+    keys: KeySpace,
+    /// Calls per second, sent when they are due (open loop); without it each call waits for the previous one (closed
+    /// loop)
     #[arg(long, value_name = "N", value_parser = rate)]
     rate: Option<f64>,
-    /// Connections
+    /// Number of connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     connections: u16,
-    /// Calls on their way on each connection: always so many, or with --rate at most so many
+    /// Concurrent calls per connection: constant, or the maximum with --rate [default: 64, or 250 with --rate]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     streams: Option<u16>,
-    /// How long to measure
+    /// Time of the measurement
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = up_to_a_day)]
     duration: Duration,
-    /// How long to ask before that
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = up_to_an_hour_or_none)]
+    /// Time of load before the measurement; 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = up_to_an_hour_or_zero)]
     warm_up: Duration,
-    /// How long an answer may take; the server is told
+    /// Time limit of a call, sent to the server as deadline
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = up_to_a_day)]
     timeout: Duration,
-    /// The limit of every descriptor, where the server does not tell it as it is, such as 100/90s
+    /// Limit of every descriptor, if the server does not report it correctly, such as 100/90s
     #[arg(long, value_name = "HITS/DURATION", value_parser = limit)]
-    limit: Option<(u64, u64)>,
-    /// The process that serves, on this machine: tell what CPU and memory it uses
+    limit: Option<StatedLimit>,
+    /// Process id of the server on this machine, to report its CPU time and memory
     #[arg(long, value_name = "PID", conflicts_with = "metrics", value_parser = clap::value_parser!(i32).range(1..))]
     pid: Option<i32>,
-    /// The same from the server's own metrics, such as http://127.0.0.1:9090/metrics
+    /// URL of the server's metrics, to report its CPU time and memory, such as http://127.0.0.1:9090/metrics
     #[arg(long, value_name = "URL")]
     metrics: Option<String>,
-    /// Where the random numbers begin
+    /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Write what was found as one JSON object
+    /// Write the results as one JSON object
     #[arg(long)]
     json: bool,
 }
 
 pub(super) const HELP: &str = "\
-In keys and values, {key} is a number from the key space, {n} the number of the call, {random:N} a number below N, and \
-{run} eight letters that no other run has, for counters that begin fresh; {{ is a brace.
+Placeholders in keys and values: {key} is a number from the key space, {n} the number of the call, {random:N} a random \
+number below N, {run} eight letters that differ in each run, for fresh counters. {{ is a brace.
 
-Latencies of an open loop count from when a call was due, so that a pause of the server is charged with every call of \
-that pause. A closed loop finds the most a server can take, and says little of latencies.
+Latencies of an open loop count from the due time of a call, so that a pause of the server is charged with every call of \
+that pause. A closed loop finds the maximum throughput of a server; its latencies say little.
 
-A request file (--request) with a list is a mix: [{\"weight\": 9, \"request\": {\"domain\": \"shop\", ...}}, ...].
+A request file (--request) with a list is a weighted mix: [{\"weight\": 9, \"request\": {\"domain\": \"shop\", ...}}, ...].
 
-`limits` tells how exact the verdicts were: the most that passed in any period of one counter, and which verdicts an \
-exact sliding window log would have given otherwise. A fixed window lets up to twice its limit pass around its end and \
-differs from a log without being wrong; so does a bucket. Times are those of this machine, so requests that were on \
-their way together count as a tie. Counters should be fresh (see {run}) and of limits on hits that all ask for.
+`limits` shows how accurate the verdicts were: the maximum of hits that one counter admitted in any period, and the \
+verdicts that an exact sliding window log would have given differently. A fixed window admits up to twice its limit around \
+its end and differs from a log without being wrong; so does a bucket. Times are measured on this machine, so concurrent \
+requests count as simultaneous. Use fresh counters (see {run}) and limits on hits that all requests have.
 
 Examples:
   tollkeeper bench --domain example --descriptor 'login={key}' --keys uniform:100000
@@ -100,64 +103,59 @@ Examples:
   tollkeeper bench --addr limits:8081 --tls --ca ca.crt --cert me.crt --key me.key --domain shop --descriptor 'user={key}'
   tollkeeper bench --request mix.json --pid $(pidof tollkeeper)
 
-Exit codes: 0 every call was answered, 1 some were not, or none could be made, 2 bad usage.";
+Exit codes: 0 every call got a response, 1 some got none, or no call was possible, 2 invalid usage.";
 
-/// Calls on their way on each connection of a closed loop: Envoy has as many at full load.
-const STREAMS: u16 = 64;
-/// The same of an open loop: more than a server that keeps up ever needs.
-const STREAMS_OPEN: u16 = 250;
+/// Concurrent calls on each connection of a closed loop, as many as Envoy has at full load.
+const DEFAULT_CLOSED_STREAMS: u16 = 64;
+/// Maximum of concurrent calls on each connection of an open loop, more than a server that keeps up needs.
+const DEFAULT_OPEN_STREAMS: u16 = 250;
 
-/// Puts the load on, and tells.
-pub(super) fn run(args: &Args) -> Outcome {
-    let prepared = args.secure.tls(&args.addr).and_then(|tls| Ok((plan(args, tls.as_ref())?, tls)));
+/// Runs the load and prints the results.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    let prepared = args.tls.read(&args.addr).and_then(|tls| Ok((plan(args, tls.as_ref())?, tls)));
     let (plan, tls) = match prepared {
         Ok(prepared) => prepared,
         Err(problem) => {
-            complain(plain(&problem));
-            return Outcome::Misused;
+            print_error(plain(&problem));
+            return CommandOutcome::UsageError;
         }
     };
-    let bar = bar(&plan);
-    let whole = plan.warm_up + plan.duration;
-    let told = |progress: Progress| {
-        let Progress { elapsed, answers, failures } = progress;
-        bar.set_position(u64::try_from(elapsed.min(whole).as_millis()).unwrap_or(u64::MAX));
-        let phase = if elapsed < plan.warm_up { "warm-up" } else { "measuring" };
-        let rate = answers as f64 / elapsed.as_secs_f64().max(0.001);
-        bar.set_message(format!("{phase}: {answers} answers, {rate:.0} a second, {failures} without an answer"));
-    };
+    let bar = progress_bar(&plan);
     let recorded = block_on(runtime::Builder::new_multi_thread(), async {
-        let recorded = load::run(plan.clone(), told).await;
-        recorded.map_err(|trouble| line(&trouble, &args.addr, tls.as_ref()))
+        let recorded = load_generator::run(plan.clone(), |progress| update(&bar, &plan, progress)).await;
+        recorded.map_err(|error| error_text(&error, &args.addr, tls.as_ref()))
     });
     bar.finish_and_clear();
-    let findings = match recorded {
-        Ok(record) => Findings::new(&plan, record, args.limit),
+    let results = match recorded {
+        Ok(record) => BenchResults::new(&plan, record, args.limit),
         Err(problem) => {
-            complain(plain(&problem));
-            return Outcome::Failed;
+            print_error(plain(&problem));
+            return CommandOutcome::Failure;
         }
     };
-    let page = if args.json {
-        match serde_json::to_string_pretty(&findings) {
-            Ok(json) => json + "\n",
-            Err(error) => {
-                complain(error);
-                return Outcome::Failed;
-            }
-        }
-    } else {
-        report::text(&plan, &findings)
-    };
-    let outcome = if findings.errors.is_empty() { Outcome::Done } else { Outcome::Failed };
-    if args.json && outcome == Outcome::Failed {
-        remark("tollkeeper: some calls have no answer; see `errors`\n");
-    }
-    ended(print(page), outcome)
+    print_results(args, &plan, &results)
 }
 
-/// What is told while it runs: a line, if somebody watches.
-fn bar(plan: &Plan) -> ProgressBar {
+fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> CommandOutcome {
+    let outcome = if results.errors.is_empty() { CommandOutcome::Success } else { CommandOutcome::Failure };
+    if !args.json {
+        return finish(print(report::text(plan, results)), outcome);
+    }
+    let page = match serde_json::to_string_pretty(results) {
+        Ok(json) => json + "\n",
+        Err(error) => {
+            print_error(error);
+            return CommandOutcome::Failure;
+        }
+    };
+    if outcome == CommandOutcome::Failure {
+        print_note("tollkeeper: some calls got no response; see `errors`\n");
+    }
+    finish(print(page), outcome)
+}
+
+/// Builds the progress bar, hidden if standard error is not a terminal.
+fn progress_bar(plan: &LoadPlan) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -166,41 +164,50 @@ fn bar(plan: &Plan) -> ProgressBar {
     ProgressBar::new(length).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// What is told of a run that came to nothing.
-fn line(trouble: &Trouble, target: &Target, tls: Option<&Tls>) -> String {
-    let hint = match trouble {
-        Trouble::Connection(Failure::Unreachable(_)) => "; is the service running there?".to_owned(),
-        Trouble::Connection(failure) => advice(target, tls, &failure.to_string()),
-        Trouble::Other(_) => return trouble.to_string(),
-    };
-    format!("{target}: {trouble}{hint}")
+fn update(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgress) {
+    let LoadProgress { elapsed, responses, errors } = progress;
+    let whole = plan.warm_up + plan.duration;
+    bar.set_position(u64::try_from(elapsed.min(whole).as_millis()).unwrap_or(u64::MAX));
+    let phase = if elapsed < plan.warm_up { "warm-up" } else { "measuring" };
+    let rate = responses as f64 / elapsed.as_secs_f64().max(0.001);
+    bar.set_message(format!("{phase}: {responses} responses, {rate:.0} per second, {errors} without a response"));
 }
 
-fn plan(args: &Args, tls: Option<&Tls>) -> Result<Plan, String> {
-    let run = letters();
-    let template = |request| Template::new(request, &run);
-    let mix = match args.question.file()? {
-        Some((name, text)) => mix(&text, template).map_err(|why| format!("{name}: {why}"))?,
+/// Formats the error of a run without a result.
+fn error_text(error: &LoadError, target: &Target, tls: Option<&ClientTls>) -> String {
+    let hint = match error {
+        LoadError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
+        LoadError::Connection(failure) => connection_hint(target, tls, &failure.to_string()),
+        LoadError::Other(_) => return error.to_string(),
+    };
+    format!("{target}: {error}{hint}")
+}
+
+fn plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
+    let run = random_letters();
+    let template = |request| RequestTemplate::new(request, &run);
+    let mix = match args.request.file()? {
+        Some(file) => mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
         None => {
-            let mut request = args.question.of_flags();
-            // 0 is as good as 1, and what is not sent costs nothing.
+            let mut request = args.request.from_flags();
+            // 1 is the default of the protocol, and an unset field takes no bytes.
             request.hits_addend = if args.hits > 1 { args.hits } else { 0 };
-            Mix::new([(1, template(request)?)])?
+            RequestMix::new([(1, template(request)?)])?
         }
     };
-    let streams = args.streams.unwrap_or(if args.rate.is_some() { STREAMS_OPEN } else { STREAMS });
-    let usage = args.pid.map(Source::Pid).or_else(|| args.metrics.clone().map(Source::Metrics));
-    Ok(Plan {
-        dial: Dial {
+    let default_streams = if args.rate.is_some() { DEFAULT_OPEN_STREAMS } else { DEFAULT_CLOSED_STREAMS };
+    let usage = args.pid.map(UsageSource::Pid).or_else(|| args.metrics.clone().map(UsageSource::Metrics));
+    Ok(LoadPlan {
+        target: BenchTarget {
             target: args.addr.clone(),
-            tls: tls.map(|tls| (Arc::clone(&tls.config), tls.name.clone())),
+            tls: tls.map(|tls| BenchTls { config: Arc::clone(&tls.config), server_name: tls.server_name.clone() }),
             timeout: args.timeout,
         },
         mix,
         keys: args.keys,
         rate: args.rate,
         connections: args.connections.into(),
-        streams: streams.into(),
+        streams: args.streams.unwrap_or(default_streams).into(),
         warm_up: args.warm_up,
         duration: args.duration,
         seed: args.seed,
@@ -211,11 +218,11 @@ fn plan(args: &Args, tls: Option<&Tls>) -> Result<Plan, String> {
 /// A request of a mix.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Weighted {
-    /// How often it is met beside the others.
+struct WeightedRequest {
+    /// Frequency relative to the others.
     #[serde(default = "one")]
     weight: u32,
-    /// As the body of /json.
+    /// The request, like the body of /json.
     request: serde_json::Value,
 }
 
@@ -223,23 +230,27 @@ const fn one() -> u32 {
     1
 }
 
-/// One request, or a list of them with their weights.
-fn mix(text: &[u8], template: impl Fn(RateLimitRequest) -> Result<Template, String>) -> Result<Mix, String> {
+/// Parses one request, or a list of requests with weights.
+fn mix(
+    text: &[u8],
+    template: impl Fn(RateLimitRequest) -> Result<RequestTemplate, String>,
+) -> Result<RequestMix, String> {
     if !text.trim_ascii_start().starts_with(b"[") {
-        return Mix::new([(1, template(request_from_json(text).map_err(|error| error.to_string())?)?)]);
+        return RequestMix::new([(1, template(request_from_json(text).map_err(|error| error.to_string())?)?)]);
     }
-    let all: Vec<Weighted> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    let request = |(number, Weighted { weight, request }): (usize, Weighted)| {
-        let of_request = |why: String| format!("request {number}: {why}");
-        let body = serde_json::to_vec(&request).map_err(|error| of_request(error.to_string()))?;
-        let request = request_from_json(&body).map_err(|error| of_request(error.to_string()))?;
-        Ok((weight, template(request).map_err(of_request)?))
-    };
-    Mix::new((1..).zip(all).map(request).collect::<Result<Vec<_>, String>>()?)
+    let all: Vec<WeightedRequest> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let mut mix = Vec::with_capacity(all.len());
+    for (number, WeightedRequest { weight, request }) in (1..).zip(all) {
+        let in_request = |why: String| format!("request {number}: {why}");
+        let body = serde_json::to_vec(&request).map_err(|error| in_request(error.to_string()))?;
+        let request = request_from_json(&body).map_err(|error| in_request(error.to_string()))?;
+        mix.push((weight, template(request).map_err(in_request)?));
+    }
+    RequestMix::new(mix)
 }
 
-/// Eight letters that no other run has, but by an unlikely chance.
-fn letters() -> String {
+/// Returns eight random letters.
+fn random_letters() -> String {
     let mut random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
     let letter = || {
         let letter = char::from(b'a' + u8::try_from(random % 26).unwrap_or(0));
@@ -252,7 +263,7 @@ fn letters() -> String {
 fn rate(text: &str) -> Result<f64, String> {
     match text.replace('_', "").parse() {
         Ok(rate @ 0.001..=10_000_000.0) => Ok(rate),
-        _ => Err("write calls a second, from 0.001 to 10000000".to_owned()),
+        _ => Err("give calls per second, from 0.001 to 10000000".to_owned()),
     }
 }
 
@@ -260,13 +271,12 @@ fn up_to_a_day(text: &str) -> Result<Duration, String> {
     duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(86_400)))
 }
 
-fn up_to_an_hour_or_none(text: &str) -> Result<Duration, String> {
+fn up_to_an_hour_or_zero(text: &str) -> Result<Duration, String> {
     duration::parse(text, &DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)).or_zero())
 }
 
-/// Hits and microseconds.
-fn limit(text: &str) -> Result<(u64, u64), String> {
-    let (hits, period) = text.split_once('/').ok_or("write HITS/DURATION, such as 100/90s")?;
-    let hits = hits.parse().map_err(|_| format!("`{hits}` is no number of hits"))?;
-    Ok((hits, micros(up_to_a_day(period)?)))
+fn limit(text: &str) -> Result<StatedLimit, String> {
+    let (hits, period) = text.split_once('/').ok_or("give HITS/DURATION, such as 100/90s")?;
+    let hits = hits.parse().map_err(|_| format!("`{hits}` is not a number of hits"))?;
+    Ok(StatedLimit { hits, period_us: micros(up_to_a_day(period)?) })
 }

@@ -1,7 +1,7 @@
-//! `call`: ask a running server, as Envoy would.
+//! `call`: sends rate limit requests to a running server, as Envoy does.
 //!
-//! One question after the other on one connection. A table tells what became of them; of many, only the answers that
-//! differ from the one before. `--json` writes each answer as it comes.
+//! Requests go one after the other over one connection. A table shows the responses; of many, only those that differ
+//! from the previous one. `--json` writes each response as it arrives.
 
 mod report;
 
@@ -10,45 +10,47 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime;
 
-use super::client::{Client, block_on};
-use super::print::{complain, ended, print, remark};
-use super::secure::{self, Tls};
-use super::{Outcome, duration, question};
+use super::duration;
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error, print_note};
+use super::request_args::RequestArgs;
+use super::rpc_client::{RateLimitClient, block_on};
+use super::tls_args::{ClientTls, TlsArgs};
 use crate::http::json::response_to_json;
 use crate::pb::RateLimitRequest;
 use crate::report::text::plain;
 use crate::settings::target::Target;
 use crate::settings::value::number::DurationRange;
-use report::Report;
+use report::CallSummary;
 
-/// What `call` takes.
+/// Arguments of `call`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The gRPC listener of a running server; unix:PATH for a socket
+    /// Address of the gRPC listener of a running server; unix:PATH for a unix socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
     addr: Target,
     #[command(flatten)]
-    secure: secure::Args,
+    tls: TlsArgs,
     #[command(flatten)]
-    question: question::Args,
-    /// Hits of the request; 0 looks without charging
+    request: RequestArgs,
+    /// Hits per request; 0 peeks without charging
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "request")]
     hits: u32,
-    /// Ask so many times, one after the other
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_CALLS))]
+    /// Number of requests, sent one after the other
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_CALLS))]
     count: u32,
-    /// How long an answer may take; the server is told, and holds no answer of a leaky bucket beyond it. Envoy waits
-    /// 20ms
+    /// Time limit of a call, sent to the server as deadline, which limits the delay of a leaky bucket too. Envoy's
+    /// default is 20ms
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = timeout)]
     timeout: Duration,
-    /// Write each answer as a line of JSON, like the body of /json
+    /// Write each response as a line of JSON, like the body of /json
     #[arg(long)]
     json: bool,
 }
 
 pub(super) const HELP: &str = "\
-Each question is charged, unless --hits is 0. Of more than 20 answers the table shows those whose codes differ from the \
-answer before, and the last.
+Each request is charged, unless --hits is 0. Of more than 20 responses the table shows those with other codes than the \
+previous one, and the last.
 
 Examples:
   tollkeeper call --domain example --descriptor login=ann --count 6
@@ -56,79 +58,79 @@ Examples:
   tollkeeper call --domain example --descriptor 'path=/a\\,b' --descriptor api_key=k1 --json
   tollkeeper call --addr limits:8081 --tls --ca ca.crt --cert me.crt --key me.key --request refund.json
 
-A request file says what flags can not, such as giving hits back:
+A request file has options that flags do not have, such as a refund:
   {\"domain\": \"example\", \"descriptors\": [
     {\"entries\": [{\"key\": \"login\", \"value\": \"ann\"}], \"hitsAddend\": 2, \"isNegativeHits\": true}]}
 
-Exit codes: 0 answered (OK or OVER_LIMIT), 1 not answered, 2 bad usage.";
+Exit codes: 0 got a response (OK or OVER_LIMIT), 1 got none, 2 invalid usage.";
 
-/// The most questions of one command: their times are kept for the summary.
-const MOST_CALLS: i64 = 1_000_000;
-/// How often progress is told.
-const PROGRESS: Duration = Duration::from_millis(200);
+/// Maximum number of requests of one command, because their latencies are kept for the summary.
+const MAX_CALLS: i64 = 1_000_000;
+/// Interval of progress messages.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Asks.
-pub(super) fn run(args: &Args) -> Outcome {
-    let asked = args.question.request().and_then(|request| Ok((request, args.secure.tls(&args.addr)?)));
-    let (mut request, tls) = match asked {
-        Ok(asked) => asked,
+/// Sends the requests and prints the responses.
+pub(super) fn run(args: &Args) -> CommandOutcome {
+    let prepared = args.request.request().and_then(|request| Ok((request, args.tls.read(&args.addr)?)));
+    let (mut request, tls) = match prepared {
+        Ok(prepared) => prepared,
         Err(problem) => {
-            complain(plain(&problem));
-            return Outcome::Misused;
+            print_error(plain(&problem));
+            return CommandOutcome::UsageError;
         }
     };
     match args.hits {
-        // A 0 for the whole request means 1; only a descriptor can look.
+        // 0 for the whole request means 1; only a descriptor can peek.
         0 => request.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0)),
-        // As if it were not sent, which is what a request file may have in mind.
+        // The default: a request file may have other hits.
         1 => {}
         hits => request.hits_addend = hits,
     }
-    let mut report = Report::new(&request, args.count);
-    let asked = block_on(runtime::Builder::new_current_thread(), ask(args, tls, &request, &mut report));
-    if tells(args) {
-        remark("\r\u{1b}[K");
+    let mut report = CallSummary::new(&request, args.count);
+    let sent = block_on(runtime::Builder::new_current_thread(), send_all(args, tls, &request, &mut report));
+    if shows_progress(args) {
+        print_note("\r\u{1b}[K");
     }
     let page = if args.json { String::new() } else { report.text() };
-    let outcome = match asked {
-        Ok(written) => ended(written, Outcome::Done),
+    let outcome = match sent {
+        Ok(written) => finish(written, CommandOutcome::Success),
         Err(problem) => {
-            complain(problem);
-            Outcome::Failed
+            print_error(problem);
+            CommandOutcome::Failure
         }
     };
-    ended(print(page), outcome)
+    finish(print(page), outcome)
 }
 
-/// Asks as often as wanted. The inner result is that of writing, which ends the asking too.
-async fn ask(
+/// Sends all requests. The inner result is that of writing to standard output, which ends the sending too.
+async fn send_all(
     args: &Args,
-    tls: Option<Tls>,
+    tls: Option<ClientTls>,
     request: &RateLimitRequest,
-    report: &mut Report,
+    report: &mut CallSummary,
 ) -> Result<io::Result<()>, String> {
-    let mut client = Client::connect(&args.addr, args.timeout, tls).await?;
-    let mut told = Instant::now();
+    let mut client = RateLimitClient::connect(&args.addr, args.timeout, tls).await?;
+    let mut last_progress = Instant::now();
     for number in 1..=args.count {
-        let answer = client.ask(request).await?;
+        let response = client.call(request).await?;
         if args.json {
-            let line = response_to_json(&answer.response).map_err(|error| error.to_string())?;
+            let line = response_to_json(&response.response).map_err(|error| error.to_string())?;
             if let Err(error) = print(line + "\n") {
                 return Ok(Err(error));
             }
         } else {
-            report.add(answer);
+            report.add(response);
         }
-        if tells(args) && told.elapsed() > PROGRESS {
-            told = Instant::now();
-            remark(format_args!("\r{number} of {} asked", args.count));
+        if shows_progress(args) && last_progress.elapsed() > PROGRESS_INTERVAL {
+            last_progress = Instant::now();
+            print_note(format_args!("\r{number} of {} sent", args.count));
         }
     }
     Ok(Ok(()))
 }
 
-/// Whether somebody may watch the progress; answers as JSON show it themselves.
-fn tells(args: &Args) -> bool {
+/// Returns `true` if progress is shown: on a terminal, unless JSON output shows it.
+fn shows_progress(args: &Args) -> bool {
     args.count > 1 && !args.json && io::stderr().is_terminal()
 }
 

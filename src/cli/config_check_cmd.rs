@@ -1,18 +1,18 @@
-//! `config_check_cmd`: the rule checker of envoyproxy/ratelimit, its flags and its lines on standard output.
+//! `config_check_cmd`: the rule checker of envoyproxy/ratelimit, with its flags and output.
 //!
-//! It looks at the files directly in a directory, whatever their extension, in the order of their names, and reads the
-//! first document of each. Unlike there, all problems are told, and versions of a Kubernetes ConfigMap (`..data`) are
-//! no error. Warnings go to standard error.
+//! It checks the files directly in a directory, with any extension, in the order of their names, and reads the first
+//! document of each. Unlike the original it reports all problems, and skips versions of a Kubernetes ConfigMap
+//! (`..data`). Warnings go to standard error.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::Outcome;
 use super::go_flags::{self, Flag};
-use super::print::{complain, ended, print};
-use super::rules::{self, Rules};
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error};
+use super::rule_files::{self, CheckedRules};
 use crate::config::compile::RuleText;
 use crate::config::compile::options::CompileOptions;
 use crate::config::diagnostic::Diagnostics;
@@ -30,8 +30,8 @@ const FLAGS: [Flag; 2] = [
     },
 ];
 
-/// Checks a directory.
-pub(super) fn run(arguments: &[OsString]) -> Outcome {
+/// Checks the files of a directory.
+pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
     let given = match go_flags::read(&FLAGS, arguments) {
         Ok(given) => given,
         Err(outcome) => return outcome,
@@ -39,18 +39,18 @@ pub(super) fn run(arguments: &[OsString]) -> Outcome {
     let directory = given.last("config_dir").unwrap_or_default();
     let mut page = format!("checking rate limit configs...\nloading config directory: {}\n", plain(directory));
     let outcome = match check(Path::new(directory), given.is_on("merge_domain_configs"), &mut page) {
-        Ok(()) => Outcome::Done,
+        Ok(()) => CommandOutcome::Success,
         Err(problem) => {
             page += &problem;
-            Outcome::Failed
+            CommandOutcome::Failure
         }
     };
-    ended(print(page), outcome)
+    finish(print(page), outcome)
 }
 
-/// Writes a line to `page` for each step; the error has the lines that end it.
+/// Writes a line to `page` for each step; the error is the last lines.
 fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(), String> {
-    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rules::settings()) };
+    let options = CompileOptions { merge_domains, ..CompileOptions::from(&rule_files::settings_or_defaults()) };
     let failed =
         |error: io::Error| format!("error opening directory {}: {error}\n", plain(&directory.to_string_lossy()));
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
@@ -63,9 +63,9 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
         }
         sources.push(source);
     }
-    let rules = Rules::compile(sources, &options, Diagnostics::default());
-    rules.found.warnings().iter().for_each(|warning| complain(plain(&warning.to_string())));
-    match rules.found.errors() {
+    let rules = CheckedRules::compile(sources, &options, Diagnostics::default());
+    rules.diagnostics.warnings().iter().for_each(|warning| print_error(plain(&warning.to_string())));
+    match rules.diagnostics.errors() {
         [] => *page += "all rate limit configs ok\n",
         errors => {
             let line = |error| format!("error loading rate limit configs: {}\n", plain(&format!("{error}")));
@@ -75,7 +75,7 @@ fn check(directory: &Path, merge_domains: bool, page: &mut String) -> Result<(),
     Ok(())
 }
 
-/// What stands in a directory, sorted, but for the versions of a ConfigMap and the schema that editors check rules by.
+/// Lists a directory, sorted, without versions of a ConfigMap and JSON Schemas.
 fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -90,7 +90,7 @@ fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries)
 }
 
-/// Reads a file as any rule file is read, whatever its name is; a directory is refused.
+/// Reads a rule file with any name; a directory is an error.
 fn source_at(path: &Path) -> Result<RuleText, String> {
     let failed = |what: &dyn std::fmt::Display| format!("error opening config file: {}\n", plain(&what.to_string()));
     if path.is_dir() {

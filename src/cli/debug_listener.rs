@@ -1,17 +1,17 @@
-//! Asking the debug listener of a running server.
+//! Requests to the debug listener of a running server.
 
 use std::time::Duration;
 
-use super::print::short;
+use super::print::truncated;
 use crate::settings::target::Target;
 
-/// How long a server may take.
+/// Time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The largest page that is read, in bytes.
-const MOST_BYTES: u64 = 64 << 20;
+/// Maximum size of a page in bytes.
+const MAX_PAGE_BYTES: u64 = 64 << 20;
 
-/// The page at `path`, asked for with `body` if there is one; what went wrong otherwise, in words for whoever asked.
-pub(super) fn ask(target: &Target, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
+/// Fetches the page at `path`, by POST if there is a body. The error is a message for the user.
+pub(super) fn fetch(target: &Target, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
     let Target::Tcp(address) = target else {
         return Err(format!("--addr {target}: the debug listener has no unix socket; give HOST:PORT"));
     };
@@ -33,13 +33,13 @@ pub(super) fn ask(target: &Target, path: &str, body: Option<&str>) -> Result<Vec
         None => agent.get(url).call(),
     };
     let mut response = response.map_err(failed)?;
-    let page = response.body_mut().with_config().limit(MOST_BYTES).read_to_vec().map_err(failed)?;
+    let page = response.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_vec().map_err(failed)?;
     if response.status() == 404 {
         let path = path.split('?').next().unwrap_or(path);
-        return Err(format!("{address} has no {path}; is it the debug listener (DEBUG_PORT) of a tollkeeper?"));
+        return Err(format!("{address} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?"));
     }
     if response.status() != 200 {
-        let message = short(String::from_utf8_lossy(&page).trim_end());
+        let message = truncated(String::from_utf8_lossy(&page).trim_end());
         return Err(format!("{address} answered {}: {message}", response.status()));
     }
     Ok(page)

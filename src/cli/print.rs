@@ -1,55 +1,55 @@
-//! How the commands talk: to standard output what was asked for, to standard error what went wrong.
+//! Output of the commands: results to standard output, errors and progress to standard error.
 //!
-//! A reader that went away, as `head` does, is no error and no panic. What came from a stranger (a value, a file's
-//! name, a server's message) is made plain first, so that it can move no cursor and pass for nothing that it is not.
-//! There are no colours: what is printed looks the same in a terminal, a pipe and a log.
+//! A closed pipe, as after `head`, is neither an error nor a panic. Untrusted text (a value, the name of a file, the
+//! message of a server) is escaped first, so that it cannot control the terminal. There are no colours: output looks
+//! the same in a terminal, a pipe and a log.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
 
 use comfy_table::{Table, presets};
 
-use super::Outcome;
+use super::outcome::CommandOutcome;
 use crate::report::text::plain;
 
-/// Writes to standard output.
+/// Writes text to standard output.
 pub(super) fn print(text: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{text}")?;
     out.flush()
 }
 
-/// Says on standard error what went wrong; if nobody listens there, there is nobody to tell.
-pub(super) fn complain(what: impl Display) {
+/// Writes an error to standard error, and ignores a failure to do so.
+pub(super) fn print_error(what: impl Display) {
     let _ = writeln!(io::stderr(), "tollkeeper: {what}");
 }
 
-/// Says on standard error what the output does not: progress, or what it rests on.
-pub(super) fn remark(what: impl Display) {
+/// Writes progress or a remark to standard error, without a line break.
+pub(super) fn print_note(what: impl Display) {
     let _ = write!(io::stderr(), "{what}");
 }
 
-/// `outcome`, unless the output could not be written; a reader that went away has seen enough.
-pub(super) fn ended(written: io::Result<()>, outcome: Outcome) -> Outcome {
+/// Returns `outcome`, or a failure if the output could not be written for another reason than a closed pipe.
+pub(super) fn finish(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            complain(format_args!("standard output: {error}"));
-            Outcome::Failed
+            print_error(format_args!("standard output: {error}"));
+            CommandOutcome::Failure
         }
         _ => outcome,
     }
 }
 
-/// `plain`, and no more than 60 characters of it: for a line that has other things to say.
-pub(super) fn short(text: &str) -> String {
-    const MOST_CHARS: usize = 60;
-    match text.char_indices().nth(MOST_CHARS) {
+/// Escapes untrusted text and cuts it at 60 characters.
+pub(super) fn truncated(text: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => plain(&text[..end]) + "...",
         None => plain(text),
     }
 }
 
-/// Rows under headings, in aligned columns, each line ended; cells must be plain.
+/// Formats rows under headings, in aligned columns; the cells must be escaped.
 pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(headings).add_rows(rows);
@@ -59,8 +59,8 @@ pub(super) fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String
     table.trim_fmt() + "\n"
 }
 
-/// A span of time in words, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.
-pub(super) fn span(micros: u64) -> String {
+/// Formats a duration, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.
+pub(super) fn micros_text(micros: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
     match micros {
         0 => return "0 s".to_owned(),
@@ -69,7 +69,7 @@ pub(super) fn span(micros: u64) -> String {
         _ => {}
     }
     let seconds = micros.div_ceil(1_000_000);
-    // Two of a unit at least: `90 s` says more than `1 min 30 s`, and windows of a minute are the most usual.
+    // At least two of a unit: `90 s` is clearer than `1 min 30 s`.
     let Some(largest) = UNITS.iter().position(|(unit, _)| seconds >= 2 * *unit) else { return format!("{seconds} s") };
     let (unit, name) = UNITS[largest];
     let mut text = format!("{} {name}", seconds / unit);
@@ -81,8 +81,8 @@ pub(super) fn span(micros: u64) -> String {
     text
 }
 
-/// `1 file`, `2 files`.
-pub(super) fn count(number: u64, what: &str) -> String {
+/// Formats a number with its noun: `1 file`, `2 files`.
+pub(super) fn counted(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
 }

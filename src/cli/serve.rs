@@ -1,12 +1,12 @@
-//! `serve`: run the service.
+//! `serve`: runs the service.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Outcome;
-use super::print::complain;
+use super::outcome::CommandOutcome;
+use super::print::print_error;
 use crate::config::files::RuleLocation;
 use crate::config::files::watch::WatchTiming;
 use crate::config::source::{FilesConfig, SourceConfig};
@@ -17,46 +17,47 @@ use crate::server::error::ServerError;
 use crate::settings::{Settings, reference};
 use crate::telemetry::logs;
 
-/// What `serve` takes.
+/// Arguments of `serve`.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Args {
-    /// A rule file, or a directory of them; repeatable. Goes before RUNTIME_ROOT and its companions
+    /// Rule file or directory of rule files; repeatable. Takes precedence over the RUNTIME_ variables
     #[arg(long = "config", value_name = "PATH")]
     config: Vec<PathBuf>,
 }
 
 const HELP: &str = "\
-Rules are read from --config, else from below RUNTIME_ROOT, and read again when they change or on SIGHUP; a set with \
-mistakes is refused whole, and the last good one stays. SIGTERM and SIGINT drain and then end it, a second one at once.
+Rules are read from --config, or else from files below RUNTIME_ROOT, and reloaded when they change or on SIGHUP. A set \
+with errors is rejected as a whole, and the last valid one stays in use. SIGTERM and SIGINT drain and then stop the \
+service; a second signal stops it at once.
 
 Examples:
   tollkeeper serve --config config/example.yaml
   tollkeeper serve --config rules/ --config more.yaml
   RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit tollkeeper
 
-Exit codes: 0 ended by a signal, 1 failed, 2 a setting or a certificate is wrong or a port is taken.
+Exit codes: 0 stopped by a signal, 1 failed, 2 a setting or certificate is invalid or a port is in use.
 
-Everything else is set by variables of the environment; `tollkeeper check --env` says what becomes of each.
+All other settings are environment variables, listed here as NAME=default; `tollkeeper check --env` checks them.
 
 ";
 
-/// What stands below the flags in the long help: the environment too.
+/// Formats the help below the flags, with all environment variables.
 pub(super) fn help() -> String {
     HELP.to_owned() + &reference::help()
 }
 
-/// Serves until a signal ends it.
-pub(super) fn run(args: &Args) -> Outcome {
+/// Serves until a signal stops the process.
+pub(super) fn run(args: &Args) -> CommandOutcome {
     let (settings, notices) = match Settings::from_env(std::env::vars_os()) {
         Ok(read) => read,
         Err(problems) => {
-            problems.problems.iter().for_each(complain);
-            return Outcome::Misused;
+            problems.problems.iter().for_each(print_error);
+            return CommandOutcome::UsageError;
         }
     };
     if let Err(error) = logs::init(settings.logs.level, settings.logs.format) {
-        complain(error);
-        return Outcome::Failed;
+        print_error(error);
+        return CommandOutcome::Failure;
     }
     for notice in notices {
         tracing::warn!("{notice}");
@@ -70,27 +71,26 @@ pub(super) fn run(args: &Args) -> Outcome {
     let runtime = match runtime.build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            complain(format_args!("TOLLKEEPER_WORKER_THREADS: the threads can not be started: {error}"));
-            return Outcome::Failed;
+            print_error(format_args!("TOLLKEEPER_WORKER_THREADS: the threads cannot be started: {error}"));
+            return CommandOutcome::Failure;
         }
     };
     let ended = runtime.block_on(server::run(settings, files));
-    // Whatever still runs, such as a held answer, must not keep the process.
+    // Tasks that still run, such as a delayed response, must not keep the process alive.
     runtime.shutdown_background();
     match ended {
-        Ok(()) => Outcome::Done,
+        Ok(()) => CommandOutcome::Success,
         Err(error) => {
-            let misused =
+            let is_usage_error =
                 matches!(error, ServerError::Listen { .. } | ServerError::Traces(_) | ServerError::Certificate(_));
             tracing::error!(target: logs::FATAL, "{error}");
-            if misused { Outcome::Misused } else { Outcome::Failed }
+            if is_usage_error { CommandOutcome::UsageError } else { CommandOutcome::Failure }
         }
     }
 }
 
-/// Serves as envoyproxy/ratelimit's binary does: manifests may carry arguments that mean nothing here. What `serve`
-/// knows is taken, the rest only warned about.
-pub(super) fn as_ratelimit(arguments: &[OsString]) -> Outcome {
+/// Serves under the name of envoyproxy/ratelimit's binary: unknown arguments of its manifests cause only a warning.
+pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
     const CONFIG: &str = "--config";
     let mut args = Args::default();
     let mut rest = arguments.iter().skip(1);
@@ -99,13 +99,13 @@ pub(super) fn as_ratelimit(arguments: &[OsString]) -> Outcome {
         let value = value.or_else(|| if argument == CONFIG { rest.next().map(OsString::as_os_str) } else { None });
         match value {
             Some(path) => args.config.push(path.into()),
-            None => complain(format_args!("{}: argument without effect", plain(&argument.to_string_lossy()))),
+            None => print_error(format_args!("{}: this argument has no effect", plain(&argument.to_string_lossy()))),
         }
     }
     run(&args)
 }
 
-/// Source of the rules: `--config`, else the RUNTIME_* variables.
+/// Locates the rules: `--config`, or else the RUNTIME_ variables.
 fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
     let rules = &settings.rules;
     let timing = WatchTiming {
@@ -124,7 +124,7 @@ fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
         return SourceConfig::Files(FilesConfig { location, documents: Documents::FirstOnly, timing });
     }
     if std::env::vars_os().any(|(name, _)| name.as_encoded_bytes().starts_with(b"RUNTIME_")) {
-        tracing::warn!("--config is given, so the RUNTIME_* variables are without effect");
+        tracing::warn!("--config is given, so the RUNTIME_ variables have no effect");
     }
     let location = RuleLocation::Paths(args.config.clone());
     SourceConfig::Files(FilesConfig { location, documents: Documents::All, timing })

@@ -1,101 +1,101 @@
-//! `top`: which keys a running server refuses most, and whether its limits are the right ones.
+//! `top`: shows the most rejected keys of a running server, or findings about its limits.
 //!
-//! The report is the server's; its text is made here from the data, by the same code, so that nothing that a stranger
-//! sent reaches a terminal as it came.
+//! The server sends the data as JSON; this module formats it with the server's own code, so that untrusted text is
+//! escaped here too.
 
 use std::thread;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::print::{complain, ended, print};
-use super::{Outcome, debug_listener};
+use super::debug_listener;
+use super::outcome::CommandOutcome;
+use super::print::{finish, print, print_error};
 use crate::report::{rules, top};
 use crate::settings::target::Target;
 
-/// What `top` takes.
+/// Arguments of `top`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The debug listener of a running server
+    /// Address of the debug listener of a running server
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
     addr: Target,
-    /// Tell of each limit what it did and whether it seems wrong, rather than of keys
+    /// Show statistics of each limit and findings about it, instead of keys
     #[arg(long)]
     rules: bool,
-    /// Over how many minutes, the one that is running included
+    /// Number of minutes to cover, the current one included
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10),
         conflicts_with = "rules")]
     minutes: u64,
-    /// Only this limit and those below it, by name: domain.key_value.key
+    /// Show only this limit and those below it, by name: domain.key_value.key
     #[arg(long, value_name = "NAME")]
     rule: Option<String>,
-    /// Only limits of which this stands out
+    /// Show only limits with this finding
     #[arg(long, value_name = "KIND", requires = "rules")]
-    finding: Option<Kind>,
-    /// How many to tell of
+    finding: Option<FindingFilter>,
+    /// Maximum number of rows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     most: Option<u32>,
     /// Write the report as one JSON object
     #[arg(long)]
     json: bool,
-    /// Ask again and again, with so many seconds between
+    /// Repeat with this many seconds in between
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     every: Option<u64>,
 }
 
-/// What can stand out, as `/rules` calls it.
+/// Finding about a limit, by its name in `/rules`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
-enum Kind {
-    /// No request has met it
+enum FindingFilter {
+    /// No request has matched it
     NeverMatched,
-    /// It has refused nothing
+    /// It has rejected nothing
     NeverRefused,
-    /// Nearly every request brings a key of its own
+    /// Nearly every request has a new key
     KeysSeenOnce,
-    /// What it refuses are mostly short bursts
+    /// It mostly rejects short bursts
     TokenBucket,
 }
 
 pub(super) const HELP: &str = "\
-Counts are kept while the server runs, in a bounded sketch: a key was refused at least and at most as often as is told, \
-and the first line says how often a key that is missing can have been refused. Trials (shadow_mode) are told of as if \
-they refused. With --rules, counts are since the rule was loaded, and counts of keys are estimates with a standard error \
-of 4.6 %.
+The server counts rejections in a bounded sketch: the report gives a lower and an upper bound for each key, and its first \
+line the maximum for a missing key. Rules in shadow_mode appear as if they had rejected. With --rules, counts are since \
+the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %.
 
 Examples:
   tollkeeper top
   tollkeeper top --addr 10.0.0.7:6070 --minutes 1 --rule shop.login --every 2
   tollkeeper top --rules --finding never_matched
 
-Exit codes: 0 told, 1 the server did not answer, 2 bad usage.";
+Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 
-/// Tells, once or until it is ended.
-pub(super) fn run(args: &Args) -> Outcome {
+/// Prints the report, once or until the process is stopped.
+pub(super) fn run(args: &Args) -> CommandOutcome {
     loop {
         let page = match page(args) {
             Ok(page) => page,
             Err(problem) => {
-                complain(problem);
-                return Outcome::Failed;
+                print_error(problem);
+                return CommandOutcome::Failure;
             }
         };
         let written = print(page);
         match args.every {
             Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
-            _ => return ended(written, Outcome::Done),
+            _ => return finish(written, CommandOutcome::Success),
         }
         if !args.json && print("\n").is_err() {
-            return Outcome::Done;
+            return CommandOutcome::Success;
         }
     }
 }
 
 fn page(args: &Args) -> Result<String, String> {
     let path = path(args);
-    let page = debug_listener::ask(&args.addr, &path, None)?;
+    let page = debug_listener::fetch(&args.addr, &path, None)?;
     if args.json {
-        // As it is: what JSON has in a string steers no terminal.
+        // Strings in JSON are escaped already.
         return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
     }
     match args.rules {
@@ -112,7 +112,7 @@ fn read<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, String> {
 
 fn path(args: &Args) -> String {
     let mut path = if args.rules { "/rules?".to_owned() } else { format!("/top?minutes={}&", args.minutes) };
-    let mut add = |name: &str, value: &str| path += &format!("{name}={}&", encoded(value));
+    let mut add = |name: &str, value: &str| path += &format!("{name}={}&", percent_encoded(value));
     if let Some(rule) = &args.rule {
         add("rule", rule);
     }
@@ -126,8 +126,8 @@ fn path(args: &Args) -> String {
     path
 }
 
-/// `text` as a query has it.
-fn encoded(text: &str) -> String {
+/// Percent-encodes `text` for a query.
+fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

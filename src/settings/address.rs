@@ -1,34 +1,33 @@
-//! An address to listen on.
+//! Addresses to listen on.
 //!
-//! A wildcard, however it is written, means every address of the machine, IPv4 and IPv6: `0.0.0.0` is what manifests
-//! say, and they do not mean to leave out half of the network. A port is never shared with another process, so that one
-//! taken is found out at the start.
+//! Every form of the wildcard means all addresses of the machine, IPv4 and IPv6: manifests say `0.0.0.0` and do not
+//! mean to exclude IPv6. A port is never shared with another process, so a port in use is an error at the start.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// A host and a port.
+/// Host and port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Where to listen.
+    /// The host.
     pub host: Host,
-    /// The port; 0: any free one.
+    /// The port; 0 means any free port.
     pub port: u16,
 }
 
-/// Where to listen.
+/// Host part of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// On every address of the machine.
+    /// All addresses of the machine.
     Wildcard,
-    /// On one address.
+    /// One address.
     Ip(IpAddr),
-    /// On the first address that can be bound of those that this name stands for.
+    /// A name, of which the first address that can be bound is used.
     Name(String),
 }
 
 impl Host {
-    /// `text` as a host: empty or an unspecified address is the wildcard; IPv6 may stand in brackets. `None` if it is
+    /// Parses a host: an empty text or an unspecified address is the wildcard; IPv6 may be in brackets. `None` if it is
     /// neither an address nor a name.
     pub fn parse(text: &str) -> Option<Self> {
         let bracketed = text.strip_prefix('[').and_then(|inner| inner.strip_suffix(']'));
@@ -51,10 +50,10 @@ impl Host {
 }
 
 impl Address {
-    /// `host:port`, `:port` or `[ipv6]:port`.
+    /// Parses `host:port`, `:port` or `[ipv6]:port`.
     pub fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
-        // Without brackets the last group of an IPv6 address would pass for a port; `:::9090` is the wildcard's.
+        // Without brackets the last group of an IPv6 address would parse as a port; `:::9090` is the wildcard.
         if host.contains(':') && !host.starts_with('[') && host != "::" {
             return None;
         }

@@ -26,14 +26,14 @@ impl Choice for StorePolicy {
 
 /// Kind of store for counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum BackendType {
     /// Redis.
     Redis,
     /// Memcached.
     Memcache,
 }
 
-impl Choice for Backend {
+impl Choice for BackendType {
     const WORDS: &'static [(&'static str, Self)] = &[("redis", Self::Redis), ("memcache", Self::Memcache)];
     const CASE_SENSITIVE: bool = true;
 }
@@ -103,13 +103,13 @@ impl Choice for Compression {
 pub struct OtelSampler {
     /// `true` if the caller's decision takes precedence.
     pub follows_parent: bool,
-    /// Selection of the other traces.
-    pub selection: Selection,
+    /// SamplerKind of the other traces.
+    pub selection: SamplerKind,
 }
 
-/// Selection of traces that no caller decided about.
+/// SamplerKind of traces that no caller decided about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Selection {
+pub enum SamplerKind {
     /// All traces.
     All,
     /// No trace.
@@ -119,19 +119,19 @@ pub enum Selection {
 }
 
 impl OtelSampler {
-    const fn new(follows_parent: bool, selection: Selection) -> Self {
+    const fn new(follows_parent: bool, selection: SamplerKind) -> Self {
         Self { follows_parent, selection }
     }
 }
 
 impl Choice for OtelSampler {
     const WORDS: &'static [(&'static str, Self)] = &[
-        ("always_on", Self::new(false, Selection::All)),
-        ("always_off", Self::new(false, Selection::None)),
-        ("traceidratio", Self::new(false, Selection::Ratio)),
-        ("parentbased_always_on", Self::new(true, Selection::All)),
-        ("parentbased_always_off", Self::new(true, Selection::None)),
-        ("parentbased_traceidratio", Self::new(true, Selection::Ratio)),
+        ("always_on", Self::new(false, SamplerKind::All)),
+        ("always_off", Self::new(false, SamplerKind::None)),
+        ("traceidratio", Self::new(false, SamplerKind::Ratio)),
+        ("parentbased_always_on", Self::new(true, SamplerKind::All)),
+        ("parentbased_always_off", Self::new(true, SamplerKind::None)),
+        ("parentbased_traceidratio", Self::new(true, SamplerKind::Ratio)),
     ];
     const CASE_SENSITIVE: bool = true;
     const EMPTY_IS_UNSET: bool = true;

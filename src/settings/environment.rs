@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 use super::invalid::InvalidSetting;
-use super::setting::{AnySetting, Refusal, Support};
+use super::setting::{AnySetting, Support, UnsupportedValue};
 use super::table;
 
 /// The variables of an environment, by name; of two with one name the first counts.
@@ -36,13 +36,13 @@ pub(crate) struct UnknownVariable {
 }
 
 /// The effect of a variable, taken by itself.
-pub(crate) enum Effect {
+pub(crate) enum VariableEffect {
     /// Its value is used.
     Used,
     /// Its value is valid and has no effect.
     None(&'static str),
     /// Its value is not supported, which prevents the start.
-    Refused(Refusal),
+    Refused(UnsupportedValue),
     /// Its value is invalid, which prevents the start.
     Invalid(InvalidSetting),
 }
@@ -81,21 +81,21 @@ impl Environment {
 }
 
 impl Variable {
-    /// Returns its effect. A refusal takes precedence over an invalid value: a missing feature matters more.
-    pub(crate) fn effect(&self) -> Effect {
+    /// Returns its effect. An unsupported value takes precedence over an invalid value: a missing feature matters more.
+    pub(crate) fn effect(&self) -> VariableEffect {
         let Some(text) = &self.text else {
-            return Effect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
+            return VariableEffect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
         };
         let support = self.setting.info().support;
-        if let Support::Refused(refusals) = support
-            && let Some(refusal) = refusals.iter().find(|refusal| refusal.when.applies(text))
+        if let Support::Refused(unsupported) = support
+            && let Some(value) = unsupported.iter().find(|value| value.when.applies(text))
         {
-            return Effect::Refused(*refusal);
+            return VariableEffect::Refused(*value);
         }
         match (self.setting.check(text), support) {
-            (Err(invalid), _) => Effect::Invalid(invalid),
-            (Ok(()), Support::NoEffect { when, why }) if when.applies(text) => Effect::None(why),
-            (Ok(()), _) => Effect::Used,
+            (Err(invalid), _) => VariableEffect::Invalid(invalid),
+            (Ok(()), Support::NoEffect { when, why }) if when.applies(text) => VariableEffect::None(why),
+            (Ok(()), _) => VariableEffect::Used,
         }
     }
 

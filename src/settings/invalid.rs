@@ -3,9 +3,9 @@
 /// Reason why a text is not a value of a setting, and the correction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidSetting {
-    /// What is wrong; never holds text that may be secret.
+    /// Description of the mistake, without text that may be secret.
     pub what: String,
-    /// What to write instead; completes "NAME=value: what; ...".
+    /// Correction; completes "NAME=value: what; ...".
     pub fix: String,
 }
 

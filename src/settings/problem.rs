@@ -29,24 +29,24 @@ impl fmt::Display for Notice {
 #[error("{}", .problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct SettingsError {
     /// At least one problem, in the order of the documentation.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<SettingProblem>,
 }
 
 /// A variable that prevents the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct SettingProblem {
     /// The variable.
     pub name: String,
     /// Its value, masked if it may hold a secret.
     pub shown: String,
-    /// What is wrong.
+    /// Description of the mistake.
     pub what: String,
-    /// What to do about it.
+    /// Correction.
     pub fix: String,
 }
 
 /// `NAME=value: what is wrong; what to do`
-impl fmt::Display for Problem {
+impl fmt::Display for SettingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}: {}; {}", self.name, self.shown, self.what, self.fix)
     }

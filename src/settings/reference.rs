@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::setting::{AnySetting, Group, Support};
+use super::setting::{AnySetting, SettingGroup, Support};
 use super::table::GROUPS;
 
 /// Formats the environment section of `--help`: by group, `NAME=default` and the help of each setting.
@@ -83,12 +83,12 @@ fn mark(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured | Support::Differs(_) => None,
         Support::NoEffect { .. } => Some("no effect".to_owned()),
-        Support::Refused(refusals) => refusals.last().map(|refusal| format!("refused {}", refusal.when)),
+        Support::Refused(unsupported) => unsupported.last().map(|value| format!("refused {}", value.when)),
     }
 }
 
 /// Note that all settings of a group have in common, if they have one.
-fn shared_note(group: &Group) -> Option<String> {
+fn shared_note(group: &SettingGroup) -> Option<String> {
     let mut notes = group.settings.iter().map(|setting| note(*setting));
     let first = notes.next()??;
     notes.all(|note| note.as_ref() == Some(&first)).then_some(first)
@@ -100,8 +100,8 @@ fn note(setting: &dyn AnySetting) -> Option<String> {
         Support::Honoured => None,
         Support::Differs(how) => Some(format!("Differs from envoyproxy/ratelimit: {how}")),
         Support::NoEffect { why, .. } => Some(format!("No effect: {why}")),
-        Support::Refused(refusals) => {
-            let each = refusals.iter().map(|refusal| format!("Refused {}: {}", refusal.when, refusal.why));
+        Support::Refused(unsupported) => {
+            let each = unsupported.iter().map(|value| format!("Refused {}: {}", value.when, value.why));
             Some(each.collect::<Vec<_>>().join(". "))
         }
     }

@@ -7,10 +7,10 @@ use std::ffi::OsString;
 use serde::Serialize;
 
 use super::Settings;
-use super::environment::{Effect, Environment, Variable};
+use super::environment::{Environment, Variable, VariableEffect};
 use super::setting::Support;
 use super::table;
-use super::values::Findings;
+use super::values::EnvironmentFindings;
 
 /// A variable of the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct ReportedVariable {
     pub disposition: Disposition,
 }
 
-/// Effect of a variable on a start.
+/// VariableEffect of a variable on a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// The variable is honoured.
@@ -47,9 +47,9 @@ pub enum Disposition {
     },
     /// The variable prevents the start: its value is invalid.
     Invalid {
-        /// What is wrong.
+        /// Description of the mistake.
         what: String,
-        /// What to write instead.
+        /// Correction.
         fix: String,
     },
     /// The variable looks meant for this program and is not known.
@@ -119,12 +119,14 @@ pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedV
     known.chain(unknown).collect()
 }
 
-fn disposition(variable: &Variable, findings: &Findings) -> Disposition {
+fn disposition(variable: &Variable, findings: &EnvironmentFindings) -> Disposition {
     match variable.effect() {
-        Effect::None(why) => return Disposition::NoEffect { why },
-        Effect::Refused(refusal) => return Disposition::Refused { why: refusal.why, instead: refusal.instead },
-        Effect::Invalid(invalid) => return Disposition::Invalid { what: invalid.what, fix: invalid.fix },
-        Effect::Used => {}
+        VariableEffect::None(why) => return Disposition::NoEffect { why },
+        VariableEffect::Refused(unsupported) => {
+            return Disposition::Refused { why: unsupported.why, instead: unsupported.instead };
+        }
+        VariableEffect::Invalid(invalid) => return Disposition::Invalid { what: invalid.what, fix: invalid.fix },
+        VariableEffect::Used => {}
     }
     // A valid value may still be wrong, or without effect, because of other variables.
     if let Some(problem) = findings.problems.iter().find(|problem| problem.name == variable.name) {

@@ -1,7 +1,7 @@
 //! Secrets, and the text of variables made fit for messages.
 //!
-//! Nothing that holds a secret can print it: [`Secret`] masks itself, and credentials in URLs are masked before they are
-//! shown. Shown text is short and on one line.
+//! Nothing that holds a secret can print it: [`Secret`] masks itself, and credentials in URLs are masked before they
+//! are shown. Shown text is short and on one line.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -40,8 +40,8 @@ pub(crate) const MASK: &str = "***";
 /// Masks user, password and query of an address or a list of addresses.
 ///
 /// A password may contain any character, so everything before the last `@` is masked, other addresses included, and all
-/// of the text if a query may contain that `@`. Text in the place of a port that is not a port is masked too: it may be a
-/// password whose `@host` was forgotten.
+/// of the text if a query may contain that `@`. Text in the place of a port that is not a port is masked too: it may be
+/// a password whose `@host` was forgotten.
 pub(crate) fn mask_credentials(text: &str) -> String {
     // Text before `://` is kept only if it cannot be part of a password.
     let scheme = ["redis://", "rediss://"].into_iter().find(|scheme| text.starts_with(scheme)).unwrap_or_default();

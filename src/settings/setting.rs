@@ -1,7 +1,7 @@
 //! A setting: a typed constant for one environment variable.
 //!
-//! A `Setting<T>` is declared once, in `table`, with its name, default, allowed values and help. Reading it gives a `T`,
-//! so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without the type:
+//! A `Setting<T>` is declared once, in `table`, with its name, default, allowed values and help. Reading it gives a
+//! `T`, so a read cannot fail and cannot name a setting that does not exist. `AnySetting` is the same without the type:
 //! `--help`, `docs/settings.md` and `check --env` list settings by it.
 
 use super::condition::Condition;
@@ -57,12 +57,12 @@ pub enum Support {
         why: &'static str,
     },
     /// The first of these that applies prevents the start; other values are honoured.
-    Refused(&'static [Refusal]),
+    Refused(&'static [UnsupportedValue]),
 }
 
 /// Values that would change verdicts or security and are not implemented.
 #[derive(Clone, Copy, Debug)]
-pub struct Refusal {
+pub struct UnsupportedValue {
     /// Values that are refused.
     pub when: Condition,
     /// Missing feature.
@@ -169,7 +169,7 @@ impl<T: SettingValue> AnySetting for Setting<T> {
 
 /// Settings of one concern, listed under one heading.
 #[derive(Clone, Copy)]
-pub struct Group {
+pub struct SettingGroup {
     /// The heading.
     pub title: &'static str,
     /// The settings, in the order of the documentation.
@@ -195,8 +195,8 @@ macro_rules! settings {
         )*
 
         /// The settings of this file.
-        pub static GROUP: $crate::settings::setting::Group =
-            $crate::settings::setting::Group { title: $title, settings: &[$(&$name),*] };
+        pub static GROUP: $crate::settings::setting::SettingGroup =
+            $crate::settings::setting::SettingGroup { title: $title, settings: &[$(&$name),*] };
     };
 }
 pub(crate) use settings;

@@ -18,10 +18,10 @@ pub mod xds;
 pub mod redis;
 pub mod memcache;
 
-use super::setting::{AnySetting, Group};
+use super::setting::{AnySetting, SettingGroup};
 
 /// All groups of settings.
-pub static GROUPS: [&Group; 14] = [
+pub static GROUPS: [&SettingGroup; 14] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,

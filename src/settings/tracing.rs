@@ -1,13 +1,13 @@
 //! Export and sampling of traces.
 //!
-//! envoyproxy/ratelimit's TRACING_ variables take precedence over OpenTelemetry's, and of those the ones for traces over
-//! the general ones, as the OpenTelemetry specification requires. Headers of export requests are secrets and are not
-//! kept here: the exporter reads them from the environment itself.
+//! envoyproxy/ratelimit's TRACING_ variables take precedence over OpenTelemetry's, and of those the ones for traces
+//! over the general ones, as the OpenTelemetry specification requires. Headers of export requests are secrets and are
+//! not kept here: the exporter reads them from the environment itself.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::choices::{OtelProtocol, Selection};
+use super::choices::{OtelProtocol, SamplerKind};
 use super::pem::{ClientCertificate, PemFile};
 use super::setting::{AnySetting as _, Setting};
 use super::table::tracing::*;
@@ -211,9 +211,9 @@ fn sampler(values: &mut Values) -> TraceSampler {
         return TraceSampler { follows_parent: true, ratio: values.get(&TRACING_SAMPLING_RATE) };
     };
     let ratio = match otel.selection {
-        Selection::All => 1.0,
-        Selection::None => 0.0,
-        Selection::Ratio => values.get(&OTEL_TRACES_SAMPLER_ARG),
+        SamplerKind::All => 1.0,
+        SamplerKind::None => 0.0,
+        SamplerKind::Ratio => values.get(&OTEL_TRACES_SAMPLER_ARG),
     };
     TraceSampler { follows_parent: otel.follows_parent, ratio }
 }

@@ -1,7 +1,7 @@
 //! Addresses of Redis: `host:port`, a path, or `redis://user:password@host:port/db`.
 //!
-//! The syntax is that of envoyproxy/ratelimit, plus `rediss://`. Errors never repeat the text, because any part of it may
-//! be a mistyped password. Text without a meaning, such as an unknown query, is an error. Hosts, ports and percent
+//! The syntax is that of envoyproxy/ratelimit, plus `rediss://`. Errors never repeat the text, because any part of it
+//! may be a mistyped password. Text without a meaning, such as an unknown query, is an error. Hosts, ports and percent
 //! encoding are parsed here for other URLs too.
 
 use std::net::Ipv6Addr;
@@ -43,7 +43,7 @@ pub(crate) fn tcp(text: &str, default_port: u16) -> Result<Url, InvalidSetting> 
     let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, path) = address.split_once('/').unwrap_or((address, ""));
     let (userinfo, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-    let mut login = Login::default();
+    let mut login = UrlLogin::default();
     let (user, password) = userinfo.split_once(':').map_or((userinfo, None), |(user, word)| (user, Some(word)));
     login.user(percent_decoded(user)?)?;
     password.map_or(Ok(()), |password| login.password(percent_decoded(password)?))?;
@@ -73,13 +73,13 @@ pub(crate) fn tcp(text: &str, default_port: u16) -> Result<Url, InvalidSetting> 
 
 /// User, password and database of a URL, each of which may be given in several parts of it.
 #[derive(Default)]
-struct Login {
+struct UrlLogin {
     user: Option<String>,
     password: Option<Secret>,
     database: Option<u8>,
 }
 
-impl Login {
+impl UrlLogin {
     fn user(&mut self, user: String) -> Result<(), InvalidSetting> {
         if user.is_empty() { Ok(()) } else { set_once(&mut self.user, user, "user") }
     }

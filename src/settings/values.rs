@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::environment::{Effect, Environment};
+use super::environment::{Environment, VariableEffect};
 use super::pem::PemFile;
-use super::problem::{Notice, Problem};
+use super::problem::{Notice, SettingProblem};
 use super::setting::{AnySetting, Setting};
 use super::table;
 use super::value::SettingValue;
@@ -19,7 +19,7 @@ use super::value::SettingValue;
 pub(crate) struct Values {
     /// The valid values, by the full name of their variable.
     given: HashMap<String, GivenValue>,
-    problems: Vec<Problem>,
+    problems: Vec<SettingProblem>,
     ignored: Vec<Ignored>,
     notices: Vec<Notice>,
 }
@@ -38,15 +38,15 @@ pub(crate) struct Ignored {
 }
 
 /// A value with the setting that it comes from.
-pub(crate) struct Named<T> {
+pub(crate) struct SourcedValue<T> {
     pub(crate) name: &'static str,
     pub(crate) value: T,
 }
 
-/// Findings about an environment.
-pub(crate) struct Findings {
+/// EnvironmentFindings about an environment.
+pub(crate) struct EnvironmentFindings {
     /// Problems in the order of the documentation; the settings are unusable if there is one.
-    pub(crate) problems: Vec<Problem>,
+    pub(crate) problems: Vec<SettingProblem>,
     /// Variables without effect because of others.
     pub(crate) ignored: Vec<Ignored>,
     /// Notices in the order of the documentation, then those about unknown variables.
@@ -60,19 +60,19 @@ impl Values {
         for variable in &environment.known {
             let (name, shown) = (variable.name.clone(), variable.shown());
             match variable.effect() {
-                Effect::Used => {
+                VariableEffect::Used => {
                     let text = variable.text.clone().unwrap_or_default();
                     values.given.insert(name, GivenValue { text, shown });
                 }
-                Effect::Refused(refusal) => {
-                    let (what, fix) = (refusal.why.to_owned(), refusal.instead.to_owned());
-                    values.problems.push(Problem { name, shown, what, fix });
+                VariableEffect::Refused(unsupported) => {
+                    let (what, fix) = (unsupported.why.to_owned(), unsupported.instead.to_owned());
+                    values.problems.push(SettingProblem { name, shown, what, fix });
                 }
-                Effect::Invalid(invalid) => {
-                    values.problems.push(Problem { name, shown, what: invalid.what, fix: invalid.fix });
+                VariableEffect::Invalid(invalid) => {
+                    values.problems.push(SettingProblem { name, shown, what: invalid.what, fix: invalid.fix });
                 }
                 // One notice for a family, however many of its variables are set.
-                Effect::None(why) => values.notices.push(Notice::no_effect(variable.setting.name(), why)),
+                VariableEffect::None(why) => values.notices.push(Notice::no_effect(variable.setting.name(), why)),
             }
         }
         values
@@ -95,10 +95,10 @@ impl Values {
     }
 
     /// Returns the first value that is set of two settings for the same thing.
-    pub(crate) fn first_set<T: SettingValue>(&self, settings: [&Setting<Option<T>>; 2]) -> Option<Named<T>> {
+    pub(crate) fn first_set<T: SettingValue>(&self, settings: [&Setting<Option<T>>; 2]) -> Option<SourcedValue<T>> {
         settings.into_iter().find_map(|setting| {
             let value = self.get(setting)?;
-            Some(Named { name: setting.name(), value })
+            Some(SourcedValue { name: setting.name(), value })
         })
     }
 
@@ -125,7 +125,7 @@ impl Values {
     /// Adds a problem with the variable `name`.
     pub(crate) fn problem_with(&mut self, name: &str, what: impl Into<String>, fix: impl Into<String>) {
         let shown = self.given.get(name).map(|given| given.shown.clone()).unwrap_or_default();
-        self.problems.push(Problem { name: name.to_owned(), shown, what: what.into(), fix: fix.into() });
+        self.problems.push(SettingProblem { name: name.to_owned(), shown, what: what.into(), fix: fix.into() });
     }
 
     /// Adds a notice about a setting.
@@ -146,7 +146,7 @@ impl Values {
     }
 
     /// Returns the findings in the order of the documentation.
-    pub(crate) fn into_findings(self, environment: &Environment) -> Findings {
+    pub(crate) fn into_findings(self, environment: &Environment) -> EnvironmentFindings {
         let Self { mut problems, ignored, mut notices, .. } = self;
         problems.sort_by_key(|problem| table::position(&problem.name));
         problems.dedup();
@@ -158,6 +158,6 @@ impl Values {
             let what = format!("is not known and has no effect{guess}");
             notices.push(Notice { name: variable.name.clone(), what });
         }
-        Findings { problems, ignored, notices }
+        EnvironmentFindings { problems, ignored, notices }
     }
 }

@@ -7,46 +7,46 @@ use proptest::prelude::*;
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use serde_json::Value;
-use tollkeeper::bench::exact::{Judgement, Verdict, judge};
-use tollkeeper::bench::keys::Keys;
-use tollkeeper::bench::template::{Mix, Template, Values};
+use tollkeeper::bench::accuracy::{Accuracy, TimedVerdict, evaluate};
+use tollkeeper::bench::key_space::KeySpace;
+use tollkeeper::bench::template::{PlaceholderValues, RequestMix, RequestTemplate};
 use tollkeeper::pb::RateLimitRequest;
 
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::tollkeeper::{PROGRAM, Setup, inherited_env, with_rules};
 use crate::kit::{grpc, port::Port};
 
-fn generated(keys: &str, count: usize) -> BTreeMap<u64, usize> {
-    let sampler = keys.parse::<Keys>().unwrap().sampler();
+fn sampled(keys: &str, count: usize) -> BTreeMap<u64, usize> {
+    let sampler = keys.parse::<KeySpace>().unwrap().sampler();
     let mut random = SmallRng::seed_from_u64(1);
     let mut met = BTreeMap::new();
-    (0..count).for_each(|_| *met.entry(sampler.draw(&mut random)).or_default() += 1);
+    (0..count).for_each(|_| *met.entry(sampler.sample(&mut random)).or_default() += 1);
     met
 }
 
 #[test]
 fn key_spaces_have_the_named_distribution() {
-    assert_eq!(generated("one", 10), BTreeMap::from([(0, 10)]));
-    let uniform = generated("uniform:10", 10_000);
+    assert_eq!(sampled("one", 10), BTreeMap::from([(0, 10)]));
+    let uniform = sampled("uniform:10", 10_000);
     assert!(uniform.keys().copied().eq(0..10) && uniform.values().all(|met| (850..1150).contains(met)), "{uniform:?}");
     // Of 100 keys by Zipf's law, the first is met 1/H(100) = 0.193 of the time, the tenth a tenth of that.
-    let zipf = generated("zipf:100", 100_000);
+    let zipf = sampled("zipf:100", 100_000);
     assert!((18_500..20_100).contains(&zipf[&0]) && (1700..2150).contains(&zipf[&9]), "{zipf:?}");
     assert!(*zipf.keys().next_back().unwrap() < 100);
     // With the exponent 2 it is 1 of 1.635, and a quarter of that.
-    let steep = generated("zipf:100:2", 100_000);
+    let steep = sampled("zipf:100:2", 100_000);
     assert!((60_300..62_000).contains(&steep[&0]) && (14_700..15_900).contains(&steep[&1]), "{steep:?}");
     for bad in ["", "two", "uniform", "uniform:0", "uniform:x", "zipf:10:-1", "zipf:10:11", "zipf:10:NaN", "zipf:1:1:1"]
     {
-        assert!(bad.parse::<Keys>().is_err(), "{bad}");
+        assert!(bad.parse::<KeySpace>().is_err(), "{bad}");
     }
     for good in ["one", "uniform:1000000", "zipf:10:1.1"] {
-        assert_eq!(good.parse::<Keys>().unwrap().to_string(), good);
+        assert_eq!(good.parse::<KeySpace>().unwrap().to_string(), good);
     }
 }
 
-fn template(entries: &[(&str, &str)]) -> Result<Template, String> {
-    Template::new(grpc::rate_limit_request("shop", entries), "abcdefgh")
+fn template(entries: &[(&str, &str)]) -> Result<RequestTemplate, String> {
+    RequestTemplate::new(grpc::rate_limit_request("shop", entries), "abcdefgh")
 }
 
 #[test]
@@ -54,7 +54,8 @@ fn placeholders_are_replaced_per_request() {
     let mut random = SmallRng::seed_from_u64(1);
     let mut fill = |value: &str| {
         let template = template(&[("user", value)]).unwrap();
-        let request: RateLimitRequest = template.fill(&mut Values { key: 7, number: 9, random: &mut random });
+        let request: RateLimitRequest =
+            template.fill(&mut PlaceholderValues { key: 7, number: 9, random: &mut random });
         String::from_utf8(request.descriptors[0].entries[0].value.to_vec()).unwrap()
     };
     for (written, meant) in [
@@ -76,32 +77,32 @@ fn placeholders_are_replaced_per_request() {
 
 #[test]
 fn request_mix_follows_the_weights() {
-    let mix = Mix::new([1, 0, 3].map(|weight| (weight, template(&[("user", "ann")]).unwrap()))).unwrap();
+    let mix = RequestMix::new([1, 0, 3].map(|weight| (weight, template(&[("user", "ann")]).unwrap()))).unwrap();
     let mut random = SmallRng::seed_from_u64(1);
     let mut met = [0; 3];
-    (0..4000).for_each(|_| met[mix.draw(&mut random).0] += 1);
+    (0..4000).for_each(|_| met[mix.sample(&mut random).0] += 1);
     assert!((900..1100).contains(&met[0]) && met[1] == 0, "{met:?}");
-    assert!(Mix::new([(0, template(&[]).unwrap())]).is_err());
+    assert!(RequestMix::new([(0, template(&[]).unwrap())]).is_err());
 }
 
-fn verdicts(all: &[(u64, bool)]) -> Vec<Verdict> {
-    all.iter().map(|&(at_us, admitted)| Verdict { at_us, hits: 1, admitted }).collect()
+fn verdicts(all: &[(u64, bool)]) -> Vec<TimedVerdict> {
+    all.iter().map(|&(at_us, admitted)| TimedVerdict { at_us, hits: 1, admitted }).collect()
 }
 
 #[test]
 fn burst_across_a_window_boundary_is_judged_wrongly_admitted() {
     // Two in 10 us; a fixed window lets four pass around 20.
     let all = verdicts(&[(18, true), (19, true), (20, true), (21, true), (22, false), (29, false)]);
-    let expected = Judgement {
-        asked: 6,
+    let expected = Accuracy {
+        requested: 6,
         admitted: 4,
-        most_in_a_period: 4,
-        most_in_a_window: 2,
+        max_in_a_period: 4,
+        max_in_a_window: 2,
         // The log has room again at 28, for the one of 29.
         wrongly_admitted: 2,
-        wrongly_refused: 1,
+        wrongly_rejected: 1,
     };
-    assert_eq!(judge(&all, 2, 10), expected);
+    assert_eq!(evaluate(&all, 2, 10), expected);
 }
 
 proptest! {
@@ -112,17 +113,17 @@ proptest! {
         period in 1_u64..200,
     ) {
         // As it is defined: what passed in the period that ends now.
-        let mut all: Vec<Verdict> = Vec::new();
+        let mut all: Vec<TimedVerdict> = Vec::new();
         let mut now = 0;
         for (gap, hits) in gaps {
             now += gap;
             let recent = all.iter().filter(|one| one.admitted && one.at_us + period > now);
             let used: u64 = recent.map(|one| one.hits).sum();
-            all.push(Verdict { at_us: now, hits, admitted: used + hits <= limit });
+            all.push(TimedVerdict { at_us: now, hits, admitted: used + hits <= limit });
         }
-        let judgement = judge(&all, limit, period);
-        prop_assert_eq!((judgement.wrongly_admitted, judgement.wrongly_refused), (0, 0));
-        prop_assert!(judgement.most_in_a_period <= limit && judgement.most_in_a_window <= limit);
+        let accuracy = evaluate(&all, limit, period);
+        prop_assert_eq!((accuracy.wrongly_admitted, accuracy.wrongly_rejected), (0, 0));
+        prop_assert!(accuracy.max_in_a_period <= limit && accuracy.max_in_a_window <= limit);
     }
 
     #[test]
@@ -137,9 +138,9 @@ proptest! {
             let in_period = |at: u64| passed().filter(|other| (from(at)..from(at) + period).contains(other)).count();
             passed().map(in_period).max().unwrap_or(0) as u64
         };
-        let judgement = judge(&verdicts(&all), 1, period);
-        prop_assert_eq!(judgement.most_in_a_period, most(&|at| at));
-        prop_assert_eq!(judgement.most_in_a_window, most(&|at| at / period * period));
+        let accuracy = evaluate(&verdicts(&all), 1, period);
+        prop_assert_eq!(accuracy.max_in_a_period, most(&|at| at));
+        prop_assert_eq!(accuracy.max_in_a_window, most(&|at| at / period * period));
     }
 }
 
@@ -180,24 +181,24 @@ fn report_shows_load_and_accuracy() {
     let closed = run(&["--descriptor", "strict={run}{key}", "--keys", "uniform:3", "--streams", "4", "--pid", &pid]);
     let (responses, limit) = (closed["answers"].as_u64().unwrap(), &closed["limits"][0]);
     assert!(responses > 60, "{closed}");
-    assert_eq!([&limit["limit"], &limit["counters"], &limit["admitted"], &limit["most_in_a_period"]], [20, 3, 60, 20]);
+    assert_eq!([&limit["limit"], &limit["counters"], &limit["admitted"], &limit["max_in_a_period"]], [20, 3, 60, 20]);
     assert_eq!(limit["counters_over_in_a_period"], 0, "{closed}");
-    assert!(limit["asked"].as_u64() >= Some(responses), "{closed}");
+    assert!(limit["requested"].as_u64() >= Some(responses), "{closed}");
     assert!(closed["verdicts"]["over_limit"].as_u64() >= Some(responses - 60), "{closed}");
     assert!(closed["server"]["cpu_us_per_answer"].as_f64() > Some(0.0), "{closed}");
     assert!(closed["server"]["resident_bytes"].as_u64() > Some(1_000_000), "{closed}");
-    assert!(closed["latency_us"]["p99"].as_u64() > Some(0) && closed["unsent_us"].is_null(), "{closed}");
+    assert!(closed["latency_us"]["p99"].as_u64() > Some(0) && closed["send_delay_us"].is_null(), "{closed}");
 
     // What lets more pass than it says is found out.
     let lax = &run(&["--descriptor", "lax={run}", "--streams", "4"])["limits"][0];
     assert_eq!(lax["counters_over_in_a_period"], 1, "{lax}");
-    assert_eq!(lax["asked"], lax["admitted"], "{lax}");
-    assert_eq!(lax["wrongly_admitted"].as_u64(), lax["asked"].as_u64().map(|asked| asked - 20), "{lax}");
+    assert_eq!(lax["requested"], lax["admitted"], "{lax}");
+    assert_eq!(lax["wrongly_admitted"].as_u64(), lax["requested"].as_u64().map(|requested| requested - 20), "{lax}");
 
     // An open loop sends what is due and no more.
     let open = run(&["--descriptor", "strict={run}{n}", "--rate", "200", "--limit", "20/1h"]);
     assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["limits"][0]["counters"]], [100, 100, 100], "{open}");
-    assert!(open["unsent_us"]["max"].is_u64(), "{open}");
+    assert!(open["send_delay_us"]["max"].is_u64(), "{open}");
 
     // Told what the limit is, it believes that and not the answer.
     let stated = &run(&["--descriptor", "minutes={run}", "--limit", "20/90m"])["limits"][0];
@@ -213,7 +214,7 @@ fn warm_up_is_not_measured() {
     // What passed did so before.
     assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["verdicts"]["over_limit"]], [100, 0, 100], "{open}");
     // Counters know nothing of a warm-up: a limit is judged from its beginning.
-    assert_eq!([&open["limits"][0]["asked"], &open["limits"][0]["admitted"]], [200, 20], "{open}");
+    assert_eq!([&open["limits"][0]["requested"], &open["limits"][0]["admitted"]], [200, 20], "{open}");
 }
 
 #[test]
@@ -227,7 +228,7 @@ fn latency_counts_from_the_scheduled_start() {
     assert_eq!(paced["verdicts"]["ok"], 100, "{paced}");
     let us = |of: &str, which: &str| paced[of][which].as_u64().unwrap();
     assert!(us("latency_us", "p50") > 500_000 && us("latency_us", "max") > 1_300_000, "{paced}");
-    assert!(us("unsent_us", "p50") > 500_000 && us("unsent_us", "p50") < us("latency_us", "p50"), "{paced}");
+    assert!(us("send_delay_us", "p50") > 500_000 && us("send_delay_us", "p50") < us("latency_us", "p50"), "{paced}");
     assert!(paced["later_than_20_ms"].as_u64() > Some(90), "{paced}");
 }
 
@@ -241,7 +242,7 @@ fn same_seed_gives_the_same_keys() {
     for (seed, passed) in [("1", 100), ("2", 100), ("1", 0)] {
         let found = found(&bench(&[&arguments[..], &keys, &["--seed", seed]].concat()));
         assert_eq!([&found["answers"], &found["verdicts"]["ok"]], [100, passed], "{seed}: {found}");
-        assert_eq!([&found["limits"][0]["asked"], &found["limits"][0]["admitted"]], [2000, 20 * passed], "{found}");
+        assert_eq!([&found["limits"][0]["requested"], &found["limits"][0]["admitted"]], [2000, 20 * passed], "{found}");
     }
 }
 
@@ -269,9 +270,9 @@ fn failed_calls_are_reported_and_fail_the_run() {
     let errors = found["errors"].as_object().unwrap();
     let (why, count) = errors.iter().next().unwrap();
     assert!(errors.len() == 1 && why.contains("domain") && *count == 100, "{found}");
-    assert_eq!(stderr, "tollkeeper: some calls have no answer; see `errors`\n");
+    assert_eq!(stderr, "tollkeeper: some calls got no response; see `errors`\n");
     let page = String::from_utf8(bench(&arguments).stdout).unwrap();
-    assert!(page.contains(&format!("no answer  100 times: {why}")), "{page}");
+    assert!(page.contains(&format!("errors     100 times: {why}")), "{page}");
 }
 
 #[test]
@@ -288,13 +289,13 @@ fn several_requests_are_mixed_by_weight() {
     let output = bench(&["--addr", &address, "--request", path.to_str().unwrap(), "--rate", "800", "--json"]);
     let found = found(&output);
     let share = found["unlimited"].as_u64().unwrap();
-    assert!((60..140).contains(&share) && found["limits"][0]["asked"] == 400 - share, "{found}");
+    assert!((60..140).contains(&share) && found["limits"][0]["requested"] == 400 - share, "{found}");
 
     std::fs::write(&path, "[]").unwrap();
     let output = bench(&["--request", path.to_str().unwrap()]);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr.contains("mix.json: a mix needs a request whose weight is not 0"), "{stderr}");
+    assert!(stderr.contains("mix.json: a mix needs a request with a weight above 0"), "{stderr}");
 }
 
 fn over_tls(certificates: &Certificates) -> Setup {
@@ -335,15 +336,15 @@ fn tls_load_trusts_the_given_authority() {
         (open.as_str(), &["--tls", "--ca", &other][..], 1, "UnknownIssuer; see --ca and --server-name"),
         (&open, &["--tls"], 1, "UnknownIssuer; see --ca and --server-name"),
         (&open, &name("elsewhere.example"), 1, "see --ca and --server-name"),
-        (&open, &[], 1, "; perhaps the server speaks TLS; see --tls"),
-        (&plain, &trusting, 1, "; perhaps the server speaks no TLS"),
+        (&open, &[], 1, "; the server may require TLS; see --tls"),
+        (&plain, &trusting, 1, "; the server may not use TLS"),
         // TLS has told both that all is well before the server looks at the certificate.
-        (&mutual, &trusting, 1, "; perhaps the server wants a certificate; see --cert"),
-        (&open, &name("no name"), 2, "--server-name=no name: no certificate can hold that"),
-        (&open, &["--tls", "--ca", "/nowhere"], 2, "--ca=/nowhere: it can not be read: No such file"),
+        (&mutual, &trusting, 1, "; the server may require a client certificate; see --cert"),
+        (&open, &name("no name"), 2, "--server-name=no name: not a valid name for a certificate"),
+        (&open, &["--tls", "--ca", "/nowhere"], 2, "--ca=/nowhere: it cannot be read: No such file"),
         (&open, &["--tls", "--ca", &key], 2, "no certificate in it; give one as PEM"),
         (&open, &of_another, 2, "not the key of --cert; give the pair"),
-        ("unix:/run/toll", &trusting, 2, "--tls: TLS is for HOST:PORT only; leave it out for unix:/run/toll"),
+        ("unix:/run/toll", &trusting, 2, "--tls: TLS needs HOST:PORT; remove it for unix:/run/toll"),
     ] {
         let (ended, stderr) = refused(address, arguments);
         assert_eq!((ended, stderr.lines().count()), (code, 1), "{arguments:?}: {stderr}");
@@ -363,8 +364,8 @@ fn invalid_run_fails_with_one_line() {
             1,
             "Connection refused (os error 111); is the service running there?",
         ),
-        (&["--domain", "d", "--descriptor", "a={b}"], 2, "{b} is no placeholder"),
-        (&["--domain", "d", "--descriptor", "a=b", "--rate", "0"], 2, "calls a second"),
+        (&["--domain", "d", "--descriptor", "a={b}"], 2, "{b} is not a placeholder"),
+        (&["--domain", "d", "--descriptor", "a=b", "--rate", "0"], 2, "calls per second"),
         (&["--domain", "d", "--descriptor", "a=b", "--keys", "all"], 2, "uniform:COUNT"),
         (&["--domain", "d", "--descriptor", "a=b", "--limit", "5"], 2, "HITS/DURATION"),
     ] {

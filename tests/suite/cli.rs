@@ -159,20 +159,20 @@ fn check_env_shows_the_disposition_of_each_variable() {
     ];
     let ended = Run { env: &env, ..Run::default() }.with(&["check", "--env"]);
     let expected = "\
-VARIABLE             VALUE     FATE       NOTE
-GRPC_PORT            99999     invalid    out of range; give a whole number, 0 to 65535
-BACKEND_TYPE         memcache  refused    counters in memcache leak under load and are not supported; give redis, or unset it to count in this process
+VARIABLE             VALUE     DISPOSITION  NOTE
+GRPC_PORT            99999     invalid      out of range; give a whole number, 0 to 65535
+BACKEND_TYPE         memcache  refused      counters in memcache leak under load and are not supported; give redis, or unset it to count in this process
 LOG_LEVEL            debug     honoured
-USE_STATSD           true      different  the default there is true; several kinds of metrics may be on at once
-TOLLKEEPER_LOG_MAXX            unknown    not known; did you mean TOLLKEEPER_LOG_MAX?
-5 variables: 1 honoured, 1 different, 1 unknown, 1 refused, 1 invalid; it would not start
+USE_STATSD           true      different    the default there is true; statsd, DogStatsD and Prometheus can be used together
+TOLLKEEPER_LOG_MAXX            unknown      not known; did you mean TOLLKEEPER_LOG_MAX?
+5 variables: 1 honoured, 1 different, 1 unknown, 1 refused, 1 invalid; a start would fail
 ";
     assert_eq!((ended.code, ended.stdout.as_str()), (1, expected), "{ended:?}");
 
     let cases = [
-        (&env[..0], 0, "no variable is set that concerns tollkeeper, so the defaults hold\n"),
+        (&env[..0], 0, "no variable for tollkeeper is set, so the defaults apply\n"),
         (&env[1..3], 0, "2 variables: 1 honoured, 1 different\n"),
-        (&env[3..4], 1, "1 variable: 1 refused; it would not start\n"),
+        (&env[3..4], 1, "1 variable: 1 refused; a start would fail\n"),
     ];
     for (env, code, end) in cases {
         let ended = Run { env, ..Run::default() }.with(&["check", "--env"]);
@@ -222,8 +222,8 @@ fn explain_shows_the_matched_rule_and_why_others_do_not_match() {
     let expected = r"domain shop
 
 descriptor 1: user=42,path=/cart
-  user=42 meets user by its key alone, at shop.yaml:3:5
-  path=/cart meets path_/ca* by its wildcard, at shop.yaml:5:9
+  user=42 matches user by its key alone, at shop.yaml:3:5
+  path=/cart matches path_/ca* by its wildcard, at shop.yaml:5:9
     not path_/cat at shop.yaml:10:9: its value is another
   => this rule decides
      shop.user.path_/ca* at shop.yaml:7:9
@@ -233,16 +233,16 @@ descriptor 1: user=42,path=/cart
        strict: every admitted hit is counted first
 
 descriptor 2: user=42
-  user=42 meets user by its key alone, at shop.yaml:3:5
+  user=42 matches user by its key alone, at shop.yaml:3:5
   => it ends at a node without a rate_limit, above 2 others: nothing limits it
 
 descriptor 3: x=\u{1b}[2Jy
-  x=\u{1b}[2Jy meets nothing
+  x=\u{1b}[2Jy matches nothing
     not user at shop.yaml:3:5: its key is another
     not login at shop.yaml:13:5: its key is another
   => this entry met nothing, so nothing limits it
 
-This is what the files say; a running server, asked with --addr, shows its counters too.
+This is based on the files only; a running server (--addr) shows its counters too.
 ";
     assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, expected, ""));
 }
@@ -276,7 +276,7 @@ fn explain_shows_counters_of_a_server_without_charging() {
     for _ in 0..3 {
         let text = explain(&[]).stdout;
         assert!(text.contains("       2 used, 3 remaining, reset in "), "{text}");
-        assert!(text.contains("; one more passes\n"), "{text}");
+        assert!(text.contains("; one more hit is admitted\n"), "{text}");
         let limit = &explain(&["--json"]).json()["descriptors"][0]["limits"][0];
         assert_eq!(limit["counter"]["used"], 2, "{limit}");
     }
@@ -387,7 +387,7 @@ fn unreachable_server_is_named_in_one_line() {
         ),
         (
             &["call", "--addr", "unix:/nowhere", "--domain", "d", "--descriptor", "a=b"],
-            "unix:/nowhere can not be reached: No such file",
+            "unix:/nowhere cannot be reached: No such file",
         ),
         (
             &["call", "--addr", &server_http, "--domain", "", "--descriptor", "a=b"],
@@ -572,11 +572,7 @@ fn client_cmd_matches_envoyproxy_ratelimit() {
             2,
             "-grpc-cert-file and -grpc-key-file: give both or none",
         ),
-        (
-            ["-grpc-server-ca-file", "ca.pem", "-domain=d"],
-            2,
-            "-grpc-server-ca-file: no TLS is spoken without -grpc-use-tls",
-        ),
+        (["-grpc-server-ca-file", "ca.pem", "-domain=d"], 2, "-grpc-server-ca-file: it needs -grpc-use-tls"),
         (["-descriptors", "a", "-domain=d"], 2, "-descriptors a: `a` has no `=`"),
         (["-dial_string", "x", "-domain=d"], 2, "-dial_string x: give HOST:PORT"),
     ] {
@@ -591,7 +587,7 @@ fn invoked_as_ratelimit_it_serves_and_warns_of_unknown_arguments() {
     let server = with_rules(SHOP).invoked_as("ratelimit", &["--frobnicate", "serve"]).start();
     assert_eq!(call(&server, &["--descriptor", "login=ann"]).code, 0);
     for argument in ["--frobnicate", "serve"] {
-        let warning = format!("tollkeeper: {argument}: argument without effect\n");
+        let warning = format!("tollkeeper: {argument}: this argument has no effect\n");
         assert!(server.stderr().contains(&warning), "{}", server.stderr());
     }
 }

@@ -87,7 +87,7 @@ fn grpc_over_tls_requires_the_right_authority() {
     for (arguments, why) in [
         (vec!["--tls"], "UnknownIssuer; see --ca and --server-name"),
         (vec!["--tls", "--ca", &ca, "--server-name", "elsewhere.example"], "not valid for name"),
-        (vec![], "speaks TLS"),
+        (vec![], "the server may require TLS; see --tls"),
         (vec!["--tls", "--ca", "/nowhere"], "--ca=/nowhere: it cannot be read: No such file"),
         (vec!["--tls", "--cert", &ca, "--key", &ca], "no private key in it; give one as PEM"),
     ] {

@@ -1,8 +1,8 @@
 //! Reading of the Redis settings.
 //!
-//! The two deployments differ only in their settings, so each is read by a list of settings. Contradictions are problems
-//! that name both variables. A setting that nothing reads, such as a certificate without TLS, is only ignored: an
-//! environment that works elsewhere must not fail here because of it.
+//! The two deployments differ only in their settings, so each is read by a list of settings. Contradictions are
+//! problems that name both variables. A setting that nothing reads, such as a certificate without TLS, is only ignored:
+//! an environment that works elsewhere must not fail here because of it.
 
 mod addresses;
 mod credentials;

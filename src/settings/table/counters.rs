@@ -1,18 +1,18 @@
 //! Counters, in this process or in Redis.
 
-use crate::settings::choices::Backend;
+use crate::settings::choices::BackendType;
 use crate::settings::condition::Condition;
-use crate::settings::setting::{Refusal, Support, settings};
+use crate::settings::setting::{Support, UnsupportedValue, settings};
 use crate::settings::value::size::{ByteSize, SizeRange};
 
-const NO_MEMCACHE: Support = Support::Refused(&[Refusal {
+const NO_MEMCACHE: Support = Support::Refused(&[UnsupportedValue {
     when: Condition::Is("memcache"),
     why: "counters in memcache leak under load and are not supported",
     instead: "give redis, or unset it to count in this process",
 }]);
 
 settings! { "Counters";
-    BACKEND_TYPE: Option<Backend> = None,
+    BACKEND_TYPE: Option<BackendType> = None,
         "store of the counters; not set: Redis if a REDIS_ variable is set, else this process" .support(NO_MEMCACHE);
     TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
         "memory for counters in this process; when it is used up, the least recently used ones are evicted"

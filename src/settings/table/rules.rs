@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::settings::choices::RuleSourceKind;
 use crate::settings::condition::Condition;
-use crate::settings::setting::{Refusal, Support, settings};
+use crate::settings::setting::{Support, UnsupportedValue, settings};
 use crate::settings::value::number::{DurationRange, IntRange};
 
 const POLL_INTERVAL: DurationRange =
     DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).or_zero();
 const RELOAD_DEBOUNCE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
-const NO_XDS: Support = Support::Refused(&[Refusal {
+const NO_XDS: Support = Support::Refused(&[UnsupportedValue {
     when: Condition::Is("GRPC_XDS_SOTW"),
     why: "this release does not support rules over xDS",
     instead: "unset it and give the rules as files, by --config or RUNTIME_ROOT",

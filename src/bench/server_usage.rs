@@ -1,33 +1,33 @@
-//! What a server uses: CPU and memory, from its process on this machine or from its metrics.
+//! CPU time and memory of a server, from its process on this machine or from its metrics.
 
 use std::time::Duration;
 
 use procfs::process::Process;
 
-/// Where to look.
+/// Source of the measurements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A process of this machine.
+pub enum UsageSource {
+    /// A process on this machine.
     Pid(i32),
     /// A page in Prometheus's text format with `process_cpu_seconds_total` and `process_resident_memory_bytes`.
     Metrics(String),
 }
 
-/// What was used.
+/// Resource usage of a server process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Usage {
-    /// CPU time since the process began, of all its threads, user and system.
+pub struct ResourceUsage {
+    /// CPU time of all threads since the process started, user and system.
     pub cpu: Duration,
     /// Resident memory, in bytes.
     pub resident_bytes: u64,
 }
 
-/// How long a page of metrics may take.
+/// Time limit for reading the metrics page.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Source {
-    /// What was used until now. It waits for a page, so it is not for a task.
-    pub fn usage(&self) -> Result<Usage, String> {
+impl UsageSource {
+    /// Measures the usage until now. Blocks on I/O, so it must not run in an async task.
+    pub fn usage(&self) -> Result<ResourceUsage, String> {
         match self {
             Self::Pid(pid) => of_process(*pid).map_err(|error| format!("--pid {pid}: {error}")),
             Self::Metrics(url) => of_page(url).map_err(|why| format!("--metrics {url}: {why}")),
@@ -35,9 +35,8 @@ impl Source {
     }
 }
 
-/// From the scheduler's account in nanoseconds where the kernel keeps it; that of the process counts hundredths of a
-/// second.
-fn of_process(pid: i32) -> procfs::ProcResult<Usage> {
+/// Reads the scheduler's statistics in nanoseconds, if the kernel has them; those of the process count in 10 ms.
+fn of_process(pid: i32) -> procfs::ProcResult<ResourceUsage> {
     let process = Process::new(pid)?;
     let stat = process.stat()?;
     let precise: Option<u64> = process
@@ -45,12 +44,12 @@ fn of_process(pid: i32) -> procfs::ProcResult<Usage> {
         .map(|task| task.and_then(|task| task.schedstat()).map(|account| account.sum_exec_runtime).ok())
         .sum();
     let ticks = (stat.utime + stat.stime) * 1_000_000_000 / procfs::ticks_per_second();
-    // Threads that have ended are in the second only.
+    // Only the statistics of the process include threads that have exited.
     let cpu = Duration::from_nanos(precise.filter(|precise| *precise > 0).unwrap_or(ticks));
-    Ok(Usage { cpu, resident_bytes: stat.rss * procfs::page_size() })
+    Ok(ResourceUsage { cpu, resident_bytes: stat.rss * procfs::page_size() })
 }
 
-fn of_page(url: &str) -> Result<Usage, String> {
+fn of_page(url: &str) -> Result<ResourceUsage, String> {
     let agent =
         ureq::Agent::new_with_config(ureq::Agent::config_builder().timeout_global(Some(SCRAPE_TIMEOUT)).build());
     let page = agent.get(url).call().map_err(|error| error.to_string())?.body_mut().read_to_string();
@@ -63,5 +62,5 @@ fn of_page(url: &str) -> Result<Usage, String> {
     let resident = value("process_resident_memory_bytes").ok_or("the page has no process_resident_memory_bytes")?;
     let cpu = Duration::try_from_secs_f64(cpu).map_err(|error| error.to_string())?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, and not below 0")]
-    Ok(Usage { cpu, resident_bytes: resident as u64 })
+    Ok(ResourceUsage { cpu, resident_bytes: resident as u64 })
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::print::{count, table};
+use super::print::{counted, table};
 use crate::report::text::plain;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 
@@ -70,5 +70,5 @@ pub(super) fn text(variables: &[VariableReport]) -> String {
         .map(|(sum, word)| format!("{sum} {word}"))
         .collect();
     let stop = if variables.iter().any(|variable| variable.prevents_start) { "; a start would fail" } else { "" };
-    format!("{page}{}: {}{stop}\n", count(variables.len() as u64, "variable"), sums.join(", "))
+    format!("{page}{}: {}{stop}\n", counted(variables.len() as u64, "variable"), sums.join(", "))
 }

@@ -1,8 +1,7 @@
-//! The request that `call` and `explain` are about: from flags, or from a file as for `/json`.
+//! Request flags of `call`, `explain` and `bench`: a domain and descriptors, or a file like the body of `/json`.
 //!
-//! A descriptor is `key=value,key=value`, split at the first `=`; a backslash takes the `,`, `=` or `\` behind it for
-//! what it is. What flags can not say (hits of one descriptor, refunds, overrides, values with control characters)
-//! a request file can.
+//! A descriptor is `key=value,key=value`, split at the first `=`; a backslash escapes `,`, `=` and `\`. A request file
+//! is needed for hits of a single descriptor, refunds, overrides, and values with control characters.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,65 +11,73 @@ use crate::http::json::request_from_json;
 use crate::pb::rate_limit_descriptor::Entry;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 
-/// What says the request.
+/// Request flags.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub(super) struct Args {
-    /// The domain of the rules
+pub(super) struct RequestArgs {
+    /// Domain of the rules
     #[arg(long, value_name = "DOMAIN", required_unless_present = "request")]
     domain: Option<String>,
-    /// key=value,key=value: its entries, outermost first; repeatable. A backslash escapes `,` `=` and `\`
+    /// Entries of a descriptor, outermost first; repeatable. A backslash escapes `,` `=` and `\`
     #[arg(long = "descriptor", value_name = "K=V,K=V", required_unless_present = "request", value_parser = descriptor)]
     descriptors: Vec<RateLimitDescriptor>,
-    /// A file with the whole request instead, as JSON like the body of /json; - for standard input
+    /// File with the whole request, as JSON like the body of /json; - for standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["domain", "descriptors"])]
     request: Option<PathBuf>,
 }
 
-/// The largest request file, in bytes: what a server takes by default.
-const MOST_BYTES: u64 = 4 << 20;
+/// Maximum size of a request file in bytes, the default limit of a server.
+const MAX_REQUEST_BYTES: u64 = 4 << 20;
 
-impl Args {
-    /// The request, or one line that says what is wrong with its file.
+/// A request file.
+pub(super) struct RequestFile {
+    /// Name of the file for messages.
+    pub(super) name: String,
+    /// Its contents.
+    pub(super) text: Vec<u8>,
+}
+
+impl RequestArgs {
+    /// Returns the request. The error is one line about its file.
     pub(super) fn request(&self) -> Result<RateLimitRequest, String> {
         match self.file()? {
-            Some((name, text)) => request_from_json(&text).map_err(|error| format!("{name}: {error}")),
-            None => Ok(self.of_flags()),
+            Some(file) => request_from_json(&file.text).map_err(|error| format!("{}: {error}", file.name)),
+            None => Ok(self.from_flags()),
         }
     }
 
-    /// The request that the flags say.
-    pub(super) fn of_flags(&self) -> RateLimitRequest {
+    /// Builds the request of the flags.
+    pub(super) fn from_flags(&self) -> RateLimitRequest {
         let (domain, descriptors) = (self.domain.clone().unwrap_or_default(), self.descriptors.clone());
         RateLimitRequest { domain, descriptors, hits_addend: 0 }
     }
 
-    /// The request's file, if it is in one: how to call it in a message, and its text.
-    pub(super) fn file(&self) -> Result<Option<(String, Vec<u8>)>, String> {
+    /// Reads the request file, if there is one.
+    pub(super) fn file(&self) -> Result<Option<RequestFile>, String> {
         let Some(path) = &self.request else { return Ok(None) };
         let name = format!("--request {}", path.display());
         let text = read(path).map_err(|error| format!("{name}: {error}"))?;
-        if text.len() as u64 > MOST_BYTES {
-            return Err(format!("{name}: more than {MOST_BYTES} bytes; split the request"));
+        if text.len() as u64 > MAX_REQUEST_BYTES {
+            return Err(format!("{name}: more than {MAX_REQUEST_BYTES} bytes; split the request"));
         }
-        Ok(Some((name, text)))
+        Ok(Some(RequestFile { name, text }))
     }
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if path == Path::new("-") {
-        io::stdin().lock().take(MOST_BYTES + 1).read_to_end(&mut text)?;
+        io::stdin().lock().take(MAX_REQUEST_BYTES + 1).read_to_end(&mut text)?;
     } else {
-        File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut text)?;
+        File::open(path)?.take(MAX_REQUEST_BYTES + 1).read_to_end(&mut text)?;
     }
     Ok(text)
 }
 
-/// The descriptor that `text` says. The error completes a sentence that begins with `text`.
+/// Parses a descriptor. The error completes a sentence that begins with `text`.
 pub(super) fn descriptor(text: &str) -> Result<RateLimitDescriptor, String> {
     let mut entries = Vec::new();
-    // The key once its `=` was met, and the part that is being read.
+    // The key after its `=`, and the part that is being read.
     let (mut key, mut part) = (None, String::new());
     let mut characters = text.chars();
     loop {
@@ -79,7 +86,7 @@ pub(super) fn descriptor(text: &str) -> Result<RateLimitDescriptor, String> {
                 Some(escaped @ (',' | '=' | '\\')) => part.push(escaped),
                 _ => {
                     return Err(
-                        "a backslash stands before `,`, `=` or another backslash; write `\\\\` for one".to_owned()
+                        "a backslash must precede `,`, `=` or another backslash; write `\\\\` for one".to_owned()
                     );
                 }
             },
@@ -99,7 +106,7 @@ pub(super) fn descriptor(text: &str) -> Result<RateLimitDescriptor, String> {
     }
 }
 
-/// `key=value,key=value`, escaped so that [`descriptor`] reads it back where it is UTF-8.
+/// Formats a descriptor so that [`descriptor`] parses it again, if it is UTF-8.
 pub(super) fn descriptor_text(descriptor: &RateLimitDescriptor) -> String {
     let entry = |entry: &Entry| format!("{}={}", escaped(&entry.key, ",=\\"), escaped(&entry.value, ",\\"));
     descriptor.entries.iter().map(entry).collect::<Vec<_>>().join(",")
