@@ -1,8 +1,8 @@
-//! What a matched descriptor charges from: a path, and the limits that count along it.
+//! Counters of a matched descriptor: its path, and the limits that apply to it.
 //!
-//! A counter is identified by its path (domain and entries, with a pattern in place of a shared value) and its limit's
-//! algorithm, period and epoch. Two paths never share a counter: wherever a path becomes a key, every part is told from
-//! the next. The number of hits a limit allows is no part of it, so a counter survives a change of that.
+//! A counter is identified by its path (domain and entries, with a pattern in place of a shared value) and by its
+//! limit's algorithm, period and epoch. Two paths never share a counter: every part of a key is delimited. The number
+//! of hits that a limit allows is not part of the key, so a counter survives a change of it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
@@ -14,21 +14,21 @@ use crate::algorithm::{ChargeRequest, EnforcedLimit};
 use crate::limit::Limit;
 use crate::request::Entry;
 
-/// A charge on all counters of one descriptor, which are decided together.
+/// Charge on all counters of one descriptor, which are decided together.
 #[derive(Clone, Debug)]
 pub struct Charge<'a> {
-    /// Where they count.
+    /// Path of the counters.
     pub path: Path<'a>,
-    /// What [`Path::key`] says of it.
+    /// Result of [`Path::key`] for the path.
     pub key: u128,
-    /// At least one, no two of one tag.
+    /// Counters, at least one, with distinct tags.
     pub counters: SmallVec<[Counter<'a>; 1]>,
-    /// What is charged.
+    /// Hits and maximum delay.
     pub request: ChargeRequest,
 }
 
 impl<'a> Charge<'a> {
-    /// A charge of `request` on these counters of a path: at least one, no two of one tag.
+    /// Creates a charge on counters of a path: at least one, with distinct tags.
     pub fn new(path: Path<'a>, counters: SmallVec<[Counter<'a>; 1]>, request: ChargeRequest) -> Self {
         Self { key: path.key(), path, counters, request }
     }
@@ -37,13 +37,13 @@ impl<'a> Charge<'a> {
 /// One counter of a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Counter<'a> {
-    /// Its limit.
+    /// Limit of the counter.
     pub limit: &'a Limit,
     /// Whether exceeding the limit rejects the descriptor; `false` in shadow mode.
     pub enforced: bool,
-    /// What tells it from others of the path: see [`crate::rule::set::counter_tag`].
+    /// Hash that identifies the counter within its path: see [`crate::rule::set::counter_tag`].
     pub tag: u128,
-    /// Raised by whoever wants to begin anew; part of the tag.
+    /// Epoch of the rule, which is part of the tag; raising it resets the counter.
     pub epoch: u64,
 }
 
@@ -54,33 +54,34 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// The identity of a descriptor.
+/// Identity of a descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct Path<'a> {
-    /// The domain.
+    /// Domain.
     pub domain: &'a str,
-    /// The entries as they were sent.
+    /// Entries as sent.
     pub entries: &'a [Entry<'a>],
-    /// Places of entries whose values share one counter, ascending, with the pattern that stands for the value.
+    /// Indices of entries whose values share one counter, ascending, with the pattern that replaces the value.
     pub shared: &'a [(usize, &'a [u8])],
 }
 
-/// What keys are made with in this process: strangers choose the values, and must not be able to choose two that meet.
+/// Random hash key of this process. Clients choose the values, and must not be able to choose two that collide.
 static SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
     let random = RandomState::new();
     SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8))
 });
 
 impl Path<'_> {
-    /// The 128-bit key that counters of this path are found by in this process; another process has another. Parts are
-    /// preceded by their length, and shared values by a mark, so that no two paths are hashed alike.
+    /// Hashes the path to the 128-bit key of its counters in this process; other processes have other keys.
+    ///
+    /// Each part is preceded by its length, and a shared value by a mark, so that no two paths hash the same input.
     pub fn key(&self) -> u128 {
         let mut hasher = *SECRET;
         write_part(&mut hasher, 0, self.domain.as_bytes());
         let mut shared = self.shared.iter().peekable();
-        for (place, entry) in self.entries.iter().enumerate() {
+        for (index, entry) in self.entries.iter().enumerate() {
             write_part(&mut hasher, 0, entry.key);
-            match shared.next_if(|(shared_place, _)| *shared_place == place) {
+            match shared.next_if(|(shared_index, _)| *shared_index == index) {
                 Some((_, pattern)) => write_part(&mut hasher, 1, pattern),
                 None => write_part(&mut hasher, 0, entry.value),
             }

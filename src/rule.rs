@@ -1,8 +1,8 @@
 //! Rules: the limits that apply to a descriptor.
 //!
-//! A [`set::RuleSet`] is the compiled form of all rules: valid by construction, immutable, replaced as a whole. Matching
-//! takes one step for each entry: exact value, then the first wildcard in file order, then the bare key; it never
-//! backtracks. Each step is a hash probe, whatever the number of rules.
+//! A [`set::RuleSet`] is the compiled form of all rules: valid by construction, immutable, replaced as a whole.
+//! Matching takes one step for each entry: exact value, then the first wildcard in file order, then the bare key; it
+//! never backtracks. Each step is a hash probe, whatever the number of rules.
 //!
 //! The types of this file are checked rules in tree form; `RuleSet::new` compiles them and cannot fail.
 

@@ -5,8 +5,8 @@
 //! Counts are whole hits, so nothing is rounded.
 //!
 //! Hits of one instant share a record, so a log has at most `requests_per_unit` records, which is bounded when rules
-//! are compiled (10 000 by default). With `count_rejected`, rejected hits are recorded too, and the oldest are dropped: the
-//! log keeps as many of its newest hits as it held before, at least the limit.
+//! are compiled (10 000 by default). With `count_rejected`, rejected hits are recorded too, and the oldest are dropped:
+//! the log keeps as many of its newest hits as it held before, at least the limit.
 
 use std::collections::VecDeque;
 

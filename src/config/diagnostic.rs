@@ -3,8 +3,8 @@
 //! `Display` writes one line for logs, [`Diagnostic::excerpt`] the line of the file with a caret for people, and
 //! `Serialize` an object for CI.
 //!
-//! [`Diagnostics`] is bounded: of a million errors a thousand are kept and the rest are counted. Errors and warnings have
-//! separate bounds, so that no flood of warnings hides an error. Text quoted from a file is made printable first.
+//! [`Diagnostics`] is bounded: of a million errors a thousand are kept and the rest are counted. Errors and warnings
+//! have separate bounds, so that no flood of warnings hides an error. Text quoted from a file is made printable first.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;

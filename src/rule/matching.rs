@@ -1,8 +1,8 @@
 //! Matching: the rule that applies to a descriptor.
 //!
 //! Each entry takes one step down the tree: the exact value, else the first wildcard in file order, else the bare key.
-//! There is no backtracking. A rule applies only if the path ends at its node. `key_value` is compared as one text, so a
-//! rule `{key: a_b}` also matches the entry `(a, b)`; envoyproxy/ratelimit does the same.
+//! There is no backtracking. A rule applies only if the path ends at its node. `key_value` is compared as one text, so
+//! a rule `{key: a_b}` also matches the entry `(a, b)`; envoyproxy/ratelimit does the same.
 
 use smallvec::SmallVec;
 
@@ -70,8 +70,8 @@ impl RuleSet {
     }
 }
 
-/// Returns the text that replaces the value of an entry with a shared counter: the pattern without the key before it, or
-/// the whole pattern if the star is in the key.
+/// Returns the text that replaces the value of an entry with a shared counter: the pattern without the key before it,
+/// or the whole pattern if the star is in the key.
 fn shared_text<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
     composite.strip_prefix(key).and_then(|rest| rest.strip_prefix(b"_")).unwrap_or(composite)
 }

@@ -1,7 +1,8 @@
 //! Metric names with a request's values: `detailed_metric` and `value_to_metric`.
 //!
 //! The names are those of envoyproxy/ratelimit: the whole path as sent, or the value of one level in place of the
-//! rule's. A value with a shared counter does not appear; its pattern does. The number of names is bounded by telemetry.
+//! rule's. A value with a shared counter does not appear; its pattern does. The number of names is bounded by
+//! telemetry.
 
 use smallvec::SmallVec;
 

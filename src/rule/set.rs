@@ -251,7 +251,8 @@ impl RuleSet {
         }
     }
 
-    /// Returns the metric name of a limit of the rule at `node`: domain, composite keys, and the suffix of a later limit.
+    /// Returns the metric name of a limit of the rule at `node`: domain, composite keys, and the suffix of a later
+    /// limit.
     fn metric_name(&self, domain: &str, node: NodeId, extra: Option<&str>) -> LimitName {
         let mut parts: SmallVec<[Cow<'_, str>; 6]> = extra.map(Cow::Borrowed).into_iter().collect();
         let mut at = &self.nodes[node as usize];

@@ -1,8 +1,8 @@
 //! The wildcards of one level, and the first of them, in file order, that matches.
 //!
-//! Wildcards are indexed by their literal prefix, the part before the first `*`. A look-up probes once for each distinct
-//! prefix length, so thousands of wildcards with distinct prefixes of one length cost as much as one. Wildcards with the
-//! same prefix are tried in file order.
+//! Wildcards are indexed by their literal prefix, the part before the first `*`. A look-up probes once for each
+//! distinct prefix length, so thousands of wildcards with distinct prefixes of one length cost as much as one.
+//! Wildcards with the same prefix are tried in file order.
 
 use std::collections::HashMap;
 

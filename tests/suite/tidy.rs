@@ -203,7 +203,7 @@ fn only_those_who_may_know_a_library_name_it() {
     // The exporter of spans speaks gRPC to the collector.
     let network = |text: &Text| network(text) || text.name == "src/telemetry/traces/otlp.rs";
     assert_none("HTTP and gRPC", &mentions(&sources, &["tonic", "axum", "hyper::", "hyper_util", "h2::"], network));
-    assert_none("file events", &mentions(&sources, &["notify::"], |text| text.name.starts_with("src/config/watch")));
+    assert_none("file events", &mentions(&sources, &["notify::"], |text| text.name.starts_with("src/config/files")));
     assert_none("OpenTelemetry", &mentions(&sources, &["opentelemetry"], of(&["telemetry"])));
     // The pure ones: time and input come to them as arguments.
     let pure = ["algorithm", "rule", "limit", "request", "decision"];

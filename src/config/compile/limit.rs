@@ -1,7 +1,7 @@
 //! Compiler of one limit: its period, its defaults, and contradictions between its keys.
 //!
-//! A key of the limit itself must apply to its algorithm; otherwise it is an error. A key of `defaults` is skipped where
-//! it does not apply, so that one set of defaults can serve limits of several algorithms.
+//! A key of the limit itself must apply to its algorithm; otherwise it is an error. A key of `defaults` is skipped
+//! where it does not apply, so that one set of defaults can serve limits of several algorithms.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The keys of one mapping, checked against the table of keys.
 //!
-//! A [`DocumentReader`] collects diagnostics while a document is read. A [`FieldPath`] is the path to a field, as a linked
-//! list on the stack, so a path is formatted only for a diagnostic. [`DocumentReader::fields`] sorts the keys of a mapping
-//! into fields, keys to ignore as envoyproxy/ratelimit does, and errors.
+//! A [`DocumentReader`] collects diagnostics while a document is read. A [`FieldPath`] is the path to a field, as a
+//! linked list on the stack, so a path is formatted only for a diagnostic. [`DocumentReader::fields`] sorts the keys of
+//! a mapping into fields, keys to ignore as envoyproxy/ratelimit does, and errors.
 
 use std::fmt;
 use std::sync::Arc;
@@ -73,7 +73,8 @@ impl DocumentReader<'_> {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        self.report(Severity::Error, at, field_path, message.into(), hint.into());
+        let error = self.diagnostic(at, field_path, message.into(), hint.into());
+        self.found.push(error);
     }
 
     /// Records a warning. An empty hint is omitted.
@@ -84,13 +85,21 @@ impl DocumentReader<'_> {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        self.report(Severity::Warning, at, field_path, message.into(), hint.into());
+        let warning = self.diagnostic(at, field_path, message.into(), hint.into());
+        self.found.push(Diagnostic { severity: Severity::Warning, ..warning });
     }
 
-    fn report(&mut self, severity: Severity, at: Position, field_path: &FieldPath<'_>, message: String, hint: String) {
-        let hint = (!hint.is_empty()).then_some(hint);
-        let (file, path) = (Arc::clone(self.file), field_path.to_string());
-        self.found.push(Diagnostic { severity, file, line: at.line, column: at.column, path, message, hint });
+    /// Creates an error.
+    fn diagnostic(&self, at: Position, field_path: &FieldPath<'_>, message: String, hint: String) -> Diagnostic {
+        Diagnostic {
+            severity: Severity::Error,
+            file: Arc::clone(self.file),
+            line: at.line,
+            column: at.column,
+            path: field_path.to_string(),
+            message,
+            hint: (!hint.is_empty()).then_some(hint),
+        }
     }
 }
 

@@ -66,7 +66,7 @@ impl DocumentReader<'_> {
             let field_path = field_path.key(field.key.name);
             match field.key.name {
                 "key" => {
-                    read.key = self.text(&field, &field_path).unwrap_or(Spanned { value: String::new(), at: field.at })
+                    read.key = self.text(&field, &field_path).unwrap_or(Spanned { value: String::new(), at: field.at });
                 }
                 "value" => read.value = self.text(&field, &field_path).map(|spanned| spanned.value).unwrap_or_default(),
                 "rate_limit" => read.rate_limit = self.rate_limit(&field, &field_path),
@@ -188,7 +188,7 @@ impl DocumentReader<'_> {
             "algorithm" => settings.algorithm = self.choice(field, Algorithm::from_name, field_path),
             "queue_size" => settings.queue_size = self.small(field, field_path),
             "max_wait" => {
-                settings.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), field_path)
+                settings.max_wait_us = self.parsed(field, |scalar| value::duration_us(scalar.text()), field_path);
             }
             "count_rejected" => settings.count_rejected = self.flag(field, field_path),
             "consistency" => {

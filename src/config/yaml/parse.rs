@@ -1,7 +1,7 @@
 //! Parser of YAML text: builds the tree from the events of `granit_parser`.
 //!
-//! `granit_parser` is the parser of serde-saphyr, the maintained successor of serde_yaml. The typed layer of serde-saphyr
-//! is not used, because it hides whether a scalar was plain or quoted, and `"3"` is not a number here.
+//! `granit_parser` is the parser of serde-saphyr, the maintained successor of serde_yaml. The typed layer of
+//! serde-saphyr is not used, because it hides whether a scalar was plain or quoted, and `"3"` is not a number here.
 //!
 //! The number of nodes that aliases expand to is bounded, because a walk over the tree visits them. Depth is bounded
 //! too, including aliases, so a walk can recurse. Merge keys are resolved, and of duplicate keys the last one counts.

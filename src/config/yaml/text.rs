@@ -1,7 +1,7 @@
 //! Decodes the bytes of a rule file to text.
 //!
-//! UTF-8 is accepted with or without a byte order mark, UTF-16 with one. YAML allows no control characters except tab and
-//! line breaks; a file with others is damaged or binary. The size is checked before anything is allocated.
+//! UTF-8 is accepted with or without a byte order mark, UTF-16 with one. YAML allows no control characters except tab
+//! and line breaks; a file with others is damaged or binary. The size is checked before anything is allocated.
 
 use std::borrow::Cow;
 
