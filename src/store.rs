@@ -1,7 +1,7 @@
 //! Counters: in this process, or in Redis with this process as the fallback.
 //!
-//! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store completes every operation
-//! on the first poll and makes no allocation for it; a Redis store answers no later than the caller's deadline.
+//! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is immediate: it completes
+//! every operation without waiting and without a future in memory. A Redis store answers by the caller's deadline.
 
 pub mod error;
 pub mod fallback;
@@ -106,20 +106,23 @@ impl Store {
     }
 
     /// Makes all charges of a request, each with the index of its descriptor, and passes their outcomes to `each`.
-    pub async fn charge_all<'a>(
+    ///
+    /// An immediate store is done when the call returns `None`; any other store returns the future that makes the charges.
+    pub fn charge_all<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,
         context: StoreContext<'_>,
         mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
-    ) {
+    ) -> Option<impl Future<Output = ()>> {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
                     let outcome = memory.charge(&charge, context.now).map(StoreOutcome::by_store);
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
+                None
             }
-            StoreBackend::Redis(redis) => in_redis(redis, charges, ChargeMode::Commit, context, each).await,
+            StoreBackend::Redis(redis) => Some(in_redis(redis, charges, ChargeMode::Commit, context, each)),
         }
     }
 
@@ -146,24 +149,26 @@ impl Store {
     }
 
     /// Passes to `each` whether all limits of a charge would admit it, those in shadow mode included; charges nothing.
-    pub async fn dry_run_all<'a>(
+    /// Returns as [`Store::charge_all`] does.
+    pub fn dry_run_all<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,
         context: StoreContext<'_>,
         mut each: impl FnMut(usize, &Charge<'a>, Result<bool, ChargeError>),
-    ) {
+    ) -> Option<impl Future<Output = ()>> {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
                     each(index, &charge, Ok(memory.admits(&charge, context.now)));
                 }
+                None
             }
             StoreBackend::Redis(redis) => {
                 let admits = |outcome: StoreOutcome| outcome.results.iter().all(|result| result.admitted);
-                let each = |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
+                let each = move |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
                     each(index, charge, outcome.map(admits));
                 };
-                in_redis(redis, charges, ChargeMode::DryRun, context, each).await;
+                Some(in_redis(redis, charges, ChargeMode::DryRun, context, each))
             }
         }
     }

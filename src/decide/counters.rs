@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use super::Decider;
+use super::context::DecisionContext;
 use super::explain::ExplainedCounter;
 use super::selection::{Selection, select};
-use super::{Decider, DecisionContext};
 use crate::counter::Charge;
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::set::{CompiledRule, DomainRules, RuleSet};

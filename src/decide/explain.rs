@@ -5,8 +5,9 @@
 
 use std::borrow::Cow;
 
+use super::Decider;
+use super::context::DecisionContext;
 use super::selection::{SelectedLimit, Selection, select};
-use super::{Decider, DecisionContext};
 use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
 use crate::limit::{Consistency, Limit, Overshoot};

@@ -1,6 +1,6 @@
-//! Dynamic metadata for Envoy: what was asked, what the rules attach to those that pass, and which rules refused.
+//! Dynamic metadata for Envoy: the request, the metadata of rules whose descriptors pass, and the rules that rejected.
 //!
-//! Everything is copied: what a request puts together never flows back into a rule.
+//! Everything is copied, so that merging never changes a rule.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use crate::limit::period::Unit;
 use crate::request::{Descriptor, Entry, LimitOverride, Request};
 use crate::settings::decisions::DecisionSettings;
 
-/// The metadata of an answer; `None` if it is switched off.
+/// Metadata of an answer; `None` if it is switched off.
 pub(super) fn of(
     behaviour: &DecisionSettings,
     request: &Request<'_>,
@@ -34,9 +34,10 @@ pub(super) fn of(
         }
     }
     if behaviour.metadata_verdicts {
-        let refused: Vec<_> = selections.iter().zip(verdicts).filter_map(refusal).collect();
-        if !refused.is_empty() {
-            fields.insert("over_limit".to_owned(), Value::Array(refused));
+        let rejections = selections.iter().zip(verdicts);
+        let rejections: Vec<_> = rejections.filter_map(|(selection, verdict)| rejection(selection, verdict)).collect();
+        if !rejections.is_empty() {
+            fields.insert("over_limit".to_owned(), Value::Array(rejections));
         }
     }
     Some(fields)
@@ -56,8 +57,8 @@ fn described(descriptor: &Descriptor<'_>) -> Value {
     Value::Object(fields)
 }
 
-/// The limit as protobuf's text format writes it; fields at their default are left out. A unit without a name in
-/// Envoy's own enum is written as its number, WEEK too: that one is the rate limit service's.
+/// The limit in protobuf's text format, without fields at their default. A unit without a name in Envoy's own enum is
+/// written as its number; so is WEEK, which only the rate limit service's enum has.
 fn override_text(sent: &LimitOverride) -> String {
     let mut fields = Vec::new();
     if sent.requests_per_unit != 0 {
@@ -74,7 +75,7 @@ fn override_text(sent: &LimitOverride) -> String {
     fields.join(" ")
 }
 
-/// The metadata of the rules whose descriptors pass, merged in the order of the request; what came first stays.
+/// Metadata of the rules whose descriptors pass, merged in the order of the request; the first value of a key stays.
 fn attached(selections: &[Selection<'_>], verdicts: &[Verdict<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
     for (selection, verdict) in selections.iter().zip(verdicts) {
@@ -99,8 +100,8 @@ fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
     }
 }
 
-/// Which limit refused, for the access log.
-fn refusal((selection, verdict): (&Selection<'_>, &Verdict<'_>)) -> Option<Value> {
+/// The limit that rejected, for the access log; `None` if none did.
+fn rejection(selection: &Selection<'_>, verdict: &Verdict<'_>) -> Option<Value> {
     let status = verdict.status.over_limit.then_some(&verdict.status)?;
     let rule = verdict.limit_path(selection).unwrap_or_else(|| "override".to_owned());
     Some(json!({ "rule": rule, "name": status.current_limit.map_or("", |limit| limit.name) }))

@@ -1,34 +1,47 @@
-//! What came of a request, counted by limit.
+//! Metrics of a request's outcomes, by limit.
 //!
-//! The sums are those of envoyproxy/ratelimit, by hits: all that were asked for, within the limit, near it and over it,
-//! where a charge that crosses a line counts on both sides of it. Where refused hits do not count there is no crossing: a
-//! refused charge is over as a whole. Beside them stands the verdict, once for each decision. Counting changes nothing
-//! and waits for nothing.
+//! The sums by hits are those of envoyproxy/ratelimit: total, within the limit, near it, over it. A charge that crosses
+//! the limit contributes to both `within_limit` and `over_limit`; where rejected hits do not count, a rejected charge is
+//! over as a whole. Beside them each decision counts once under its verdict. Recording changes no counter.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::selection::{SelectedLimit, Selection};
-use super::{Decider, DecisionContext, DescriptorOutcome};
+use super::context::DecisionContext;
+use super::outcome::DescriptorOutcome;
+use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::Path;
 use crate::limit::StorePolicy;
-use crate::request::{Entry, Hits, Request};
+use crate::request::{Descriptor, Entry, Hits};
 use crate::rule::set::DomainRules;
+use crate::sharded::upper_half;
 use crate::store::outcome::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
-use crate::telemetry::recent_keys::RecentKeys;
+use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::MAX_KEY_BYTES;
 
-/// Where a limit is counted.
-enum Counted<'r> {
+/// Records outcomes in the metrics.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recorder<'d> {
+    pub(super) metrics: &'d ServiceMetrics,
+    /// Share of a limit from which on it counts as nearly used up.
+    pub(super) near_limit_ratio: f32,
+    /// Keys of new counters are recorded, because the store cannot list its keys.
+    pub(super) records_recent_keys: bool,
+}
+
+/// Statistics that a limit counts under.
+enum StatsRef<'r> {
+    /// Those of its rule.
     Rule(&'r LimitStats),
+    /// Those of a name that the request makes.
     Request(Arc<LimitStats>),
 }
 
-impl std::ops::Deref for Counted<'_> {
+impl std::ops::Deref for StatsRef<'_> {
     type Target = LimitStats;
 
     fn deref(&self) -> &LimitStats {
@@ -39,127 +52,144 @@ impl std::ops::Deref for Counted<'_> {
     }
 }
 
-impl Decider {
-    /// Counts what came of each descriptor of a request.
+/// Result of a charge on one limit.
+#[derive(Clone, Copy)]
+struct LimitResult<'a> {
+    result: &'a ChargeResult,
+    /// Hits from which on the limit counts as nearly used up.
+    near: u64,
+    decided_by: DecidedBy,
+}
+
+impl Recorder<'_> {
+    /// Records the outcome of each descriptor.
     pub(super) fn record<'r>(
-        &self,
+        self,
         context: DecisionContext<'r>,
-        request: &Request<'_>,
-        selections: &[Selection<'r>],
+        selected: SelectedRequest<'_, 'r, '_>,
         outcomes: &[DescriptorOutcome],
     ) {
-        for (place, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
-            let descriptor = &request.descriptors[place];
+        let SelectedRequest { request, selections } = selected;
+        for (index, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
             if selection.domain.is_none() {
                 self.metrics.limits.record_unknown_domain(request.domain);
             }
-            self.note_keys(context.now, request, place, selection, outcome);
-            for (at, selected) in selection.limits.iter().enumerate() {
-                let Some(stats) = self.counted(context, selection, selected, &descriptor.entries) else { continue };
-                if let (Counted::Request(_), Some(rule)) = (&stats, selected.stats) {
+            let descriptor = &request.descriptors[index];
+            self.record_keys(context.now, descriptor, &selection.path(request, index), selection, outcome);
+            for (at, limit) in selection.limits.iter().enumerate() {
+                let Some(stats) = self.stats_of(context, selection, limit, &descriptor.entries) else { continue };
+                if let (StatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {
                     rule.record_under_request_name(outcome.rejects(at));
                 }
-                let near = near_hits(selected, self.behaviour.near_limit_ratio);
-                match outcome {
-                    DescriptorOutcome::Unlimited => {}
-                    DescriptorOutcome::Charged(found) => {
-                        let result = &found.results[at];
-                        count(&stats, selected, descriptor.hits, (result, near, found.decided_by));
-                        stats.add(verdict(selected, result), 1);
-                    }
-                    DescriptorOutcome::Fallback(results) => {
-                        count(&stats, selected, descriptor.hits, (&results[at], near, DecidedBy::Store));
-                        stats.add(LimitStat::Local, 1);
-                    }
-                    DescriptorOutcome::Failed(policy) => {
-                        if let Hits::Charge(hits) = descriptor.hits {
-                            stats.add(LimitStat::TotalHits, hits);
-                        }
-                        stats.add(by_policy(*policy), 1);
-                    }
-                }
+                self.record_limit(&stats, limit, descriptor.hits, outcome, at);
             }
         }
     }
 
-    /// Counts which keys came, which were refused, and remembers those whose counters began here.
-    fn note_keys(
-        &self,
+    /// Records the outcome of the limit at `at` of a descriptor.
+    fn record_limit(
+        self,
+        stats: &LimitStats,
+        limit: &SelectedLimit<'_>,
+        hits: Hits,
+        outcome: &DescriptorOutcome,
+        at: usize,
+    ) {
+        let near = near_hits(limit, self.near_limit_ratio);
+        match outcome {
+            DescriptorOutcome::Unlimited => {}
+            DescriptorOutcome::Charged(outcome) => {
+                let result = &outcome.results[at];
+                record_hits(stats, limit, hits, LimitResult { result, near, decided_by: outcome.decided_by });
+                stats.add(verdict(limit, result), 1);
+            }
+            DescriptorOutcome::Fallback(results) => {
+                let result = &results[at];
+                record_hits(stats, limit, hits, LimitResult { result, near, decided_by: DecidedBy::Store });
+                stats.add(LimitStat::Local, 1);
+            }
+            DescriptorOutcome::Failed(policy) => {
+                if let Hits::Charge(hits) = hits {
+                    stats.add(LimitStat::TotalHits, hits);
+                }
+                stats.add(by_policy(*policy), 1);
+            }
+        }
+    }
+
+    /// Records the key of a descriptor: among the distinct keys, the rejected ones, and those of new counters.
+    fn record_keys(
+        self,
         now: Time,
-        request: &Request<'_>,
-        place: usize,
+        descriptor: &Descriptor<'_>,
+        path: &Path<'_>,
         selection: &Selection<'_>,
         outcome: &DescriptorOutcome,
     ) {
-        let descriptor = &request.descriptors[place];
-        let (results, began_here) = match outcome {
-            DescriptorOutcome::Charged(found) => (&found.results, !self.store.can_scan()),
+        let (results, is_charged) = match outcome {
+            DescriptorOutcome::Charged(outcome) => (&outcome.results, true),
             DescriptorOutcome::Fallback(results) => (results, false),
             DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => return,
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
-        for (at, (selected, result)) in selection.limits.iter().zip(results).enumerate() {
-            // A limit that came with the request is told of with others of its kind.
-            let Some(stats) = selected.stats.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
+        for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
+            // Limits that came with a request share the statistics of their domain.
+            let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
                 continue;
             };
-            // The upper half; the lower one chooses the shard of what is refused.
-            let hash = u64::try_from(key >> 64).unwrap_or(u64::MAX);
+            // The lower half chooses the shard of the rejected keys.
+            let hash = upper_half(key);
             if at == 0 {
                 stats.keys.add(hash);
-                if began_here && result.before == 0 && result.admitted {
-                    record_recent_key(&self.metrics.recent_keys, stats, &descriptor.entries);
+                if is_charged && self.records_recent_keys && result.before == 0 && result.admitted {
+                    let parts = descriptor.entries.iter().flat_map(|entry| [entry.key, entry.value]);
+                    self.metrics.recent_keys.record(stats, parts);
                 }
             }
             if !result.admitted {
                 stats.rejected_keys.add(hash);
                 let id = key ^ u128::from(stats.id()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top_keys.record(id, stats, hits, now, || key_text(&selection.path(request, place)));
+                self.metrics.top_keys.record(id, stats, hits, now, || key_text(path));
             }
         }
     }
 
-    /// Where a limit is counted: with its rule, or under a name that the request makes.
-    fn counted<'r>(
-        &self,
+    /// Statistics that a limit counts under: those of its rule, or of a name that the request makes.
+    fn stats_of<'r>(
+        self,
         context: DecisionContext<'r>,
         selection: &Selection<'r>,
-        selected: &SelectedLimit<'r>,
+        limit: &SelectedLimit<'r>,
         entries: &[Entry<'_>],
-    ) -> Option<Counted<'r>> {
+    ) -> Option<StatsRef<'r>> {
         let domain = selection.domain?;
-        match (selected.stats, selection.rule) {
+        match (limit.stats, selection.rule) {
             (Some(stats), Some(compiled)) if compiled.named_by_request => {
                 let mut parts = context.rules?.name_by_request(domain, compiled, entries);
-                parts.extend(compiled.rule.limit_suffix(selected.place));
-                Some(self.of_request(domain, &parts).map_or(Counted::Rule(stats), Counted::Request))
+                parts.extend(compiled.rule.limit_suffix(limit.index));
+                Some(self.of_request(domain, &parts).map_or(StatsRef::Rule(stats), StatsRef::Request))
             }
-            (Some(stats), _) => Some(Counted::Rule(stats)),
+            (Some(stats), _) => Some(StatsRef::Rule(stats)),
             (None, _) => {
                 let parts: SmallVec<[String; 4]> = entries.iter().map(composite).collect();
-                Some(self.of_request(domain, &parts).map_or(Counted::Rule(&domain.others), Counted::Request))
+                Some(self.of_request(domain, &parts).map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
             }
         }
     }
 
-    fn of_request(&self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
+    fn of_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.limits.of_request(&names)
     }
 }
 
-fn record_recent_key(recent_keys: &RecentKeys, stats: &LimitStats, entries: &[Entry<'_>]) {
-    recent_keys.record(stats, entries.iter().flat_map(|entry| [entry.key, entry.value]));
-}
-
-/// `key=value,key=value`, cut where it is too long; where values share a counter, the pattern stands for them.
+/// `key=value,key=value`, truncated if it is too long; a shared value is replaced by its pattern.
 fn key_text(path: &Path<'_>) -> Arc<str> {
     let mut text = String::new();
-    for (place, entry) in path.entries.iter().enumerate() {
-        let shared = path.shared.iter().find(|(shared, _)| *shared == place).map(|(_, pattern)| *pattern);
-        // What would be cut need not be looked at.
+    for (index, entry) in path.entries.iter().enumerate() {
+        let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
         let value = shared.unwrap_or(entry.value);
         let part = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_KEY_BYTES)]).into_owned();
         let comma = if text.is_empty() { "" } else { "," };
@@ -180,22 +210,19 @@ fn composite(entry: &Entry<'_>) -> String {
     if value.is_empty() { key.into_owned() } else { format!("{key}_{value}") }
 }
 
-/// Counts the hits of one charge on one limit.
-fn count(
-    stats: &LimitStats,
-    selected: &SelectedLimit<'_>,
-    hits: Hits,
-    (result, near, decided_by): (&ChargeResult, u64, DecidedBy),
-) {
+/// Records the hits of one charge on one limit.
+fn record_hits(stats: &LimitStats, limit: &SelectedLimit<'_>, hits: Hits, result: LimitResult<'_>) {
+    let LimitResult { result, near, decided_by } = result;
     let hits = match hits {
         Hits::Charge(hits) => hits,
         Hits::Peek => return,
         Hits::Refund(hits) => return stats.add(LimitStat::TotalNegativeHits, hits),
     };
-    let most = u64::from(selected.limit.capacity());
+    let capacity = u64::from(limit.limit.capacity());
     stats.add(LimitStat::TotalHits, hits);
     if result.admitted {
-        // What another refusal of the request has spared this limit counts as peers count it: as if it had been taken.
+        // Hits that were not charged because another descriptor was rejected count as if they had been, as in
+        // envoyproxy/ratelimit.
         let before = if result.after == result.before { result.before.wrapping_sub(hits) } else { result.before };
         let after = before.wrapping_add(hits);
         if after > near {
@@ -207,20 +234,21 @@ fn count(
         }
         return;
     }
-    let is_counted = selected.limit.count_rejected() && decided_by != DecidedBy::KnownOver;
-    let over = if is_counted && result.before < most { (result.before + hits).saturating_sub(most) } else { hits };
+    let is_counted = limit.limit.count_rejected() && decided_by != DecidedBy::KnownOver;
+    let over =
+        if is_counted && result.before < capacity { (result.before + hits).saturating_sub(capacity) } else { hits };
     stats.add(LimitStat::OverLimit, over);
-    stats.add(LimitStat::NearLimit, if is_counted { most.saturating_sub(result.before.max(near)) } else { 0 });
+    stats.add(LimitStat::NearLimit, if is_counted { capacity.saturating_sub(result.before.max(near)) } else { 0 });
     if decided_by == DecidedBy::KnownOver {
         stats.add(LimitStat::OverLimitWithLocalCache, hits);
     }
-    if selected.shadow {
+    if limit.shadow {
         stats.add(LimitStat::ShadowMode, over);
     }
 }
 
-/// From how many hits on a limit counts as nearly used up.
-fn near_hits(selected: &SelectedLimit<'_>, ratio: f32) -> u64 {
+/// Hits from which on a limit counts as nearly used up.
+fn near_hits(limit: &SelectedLimit<'_>, ratio: f32) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -228,12 +256,12 @@ fn near_hits(selected: &SelectedLimit<'_>, ratio: f32) -> u64 {
         reason = "in single precision and floored, as envoyproxy/ratelimit has it; never negative"
     )]
     {
-        (selected.limit.capacity() as f32 * ratio).floor() as u64
+        (limit.limit.capacity() as f32 * ratio).floor() as u64
     }
 }
 
-const fn verdict(selected: &SelectedLimit<'_>, result: &ChargeResult) -> LimitStat {
-    match (result.admitted, selected.shadow) {
+const fn verdict(limit: &SelectedLimit<'_>, result: &ChargeResult) -> LimitStat {
+    match (result.admitted, limit.shadow) {
         (true, _) => LimitStat::Ok,
         (false, true) => LimitStat::Shadow,
         (false, false) => LimitStat::Over,

@@ -1,8 +1,7 @@
-//! Which limits decide each descriptor of a request.
+//! Selection of the limits that decide each descriptor of a request.
 //!
-//! A limit that travels with the request goes before the rules, if its period means something; one that does not is
-//! passed over, and the configured rule decides. Rules may switch off named limits of the same request, whichever
-//! descriptor met them.
+//! A limit that came with the request takes precedence over the rules if its period is valid; otherwise it is ignored
+//! and the rules decide. A rule may replace named limits of the same request, on any descriptor.
 
 use std::cmp::Reverse;
 use std::sync::Once;
@@ -21,22 +20,22 @@ use crate::settings::decisions::DecisionSettings;
 use crate::store::outcome::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
 
-/// What decides one descriptor.
+/// Limits that decide one descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Selection<'r> {
-    /// The rule that was met, if it was the rule that was used.
+    /// The rule that matched, unless a limit of the request took precedence.
     pub(super) rule: Option<&'r CompiledRule>,
-    /// The limits to charge from; none if nothing matched or all were replaced.
+    /// Limits to charge; none if nothing matched or all were replaced.
     pub(super) limits: SmallVec<[SelectedLimit<'r>; 1]>,
     /// The rule is unlimited.
     pub(super) unlimited: bool,
-    /// Entries whose values share a counter.
+    /// Entries whose values share a counter: index of the entry, and pattern of the value.
     shared: SmallVec<[(usize, &'r [u8]); 1]>,
-    /// The key of its path, if it has limits.
+    /// Key of its path; 0 without limits.
     pub(super) key: u128,
-    /// What a refusal says.
+    /// Body and content type of a rejection.
     pub(super) refusal: Option<&'r OverLimitBody>,
-    /// The domain, if it has rules.
+    /// Rules of the domain, if it has any.
     pub(super) domain: Option<&'r DomainRules>,
 }
 
@@ -44,15 +43,23 @@ pub(super) struct Selection<'r> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SelectedLimit<'r> {
     pub(super) limit: Limit,
-    /// Its place among the limits of its rule.
-    pub(super) place: usize,
+    /// Index among the limits of its rule.
+    pub(super) index: usize,
     pub(super) name: &'r str,
     pub(super) shadow: bool,
     pub(super) quota: bool,
-    /// What is counted of it; `None`: it came with the request.
+    /// Statistics of the limit; `None`: it came with the request.
     pub(super) stats: Option<&'r LimitStats>,
     tag: u128,
     epoch: u64,
+}
+
+/// A request, and the limits selected for its descriptors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SelectedRequest<'a, 'r, 'm> {
+    pub(super) request: &'a Request<'m>,
+    /// One for each descriptor.
+    pub(super) selections: &'a [Selection<'r>],
 }
 
 /// Selects the limits of every descriptor, in their order.
@@ -71,7 +78,7 @@ pub(super) fn select<'r>(
     selections
 }
 
-/// Switches off the limits that some rule of the request replaces.
+/// Drops the limits that a rule of the request replaces.
 fn drop_replaced(selections: &mut [Selection<'_>]) {
     let replaced: SmallVec<[&str; 4]> = selections
         .iter()
@@ -116,12 +123,12 @@ impl<'r> Selection<'r> {
         let defaults = &domain.defaults;
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
         let selected =
-            SelectedLimit { limit, place: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
+            SelectedLimit { limit, index: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
         let (limits, refusal) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
         Self { limits, refusal, domain: Some(domain), ..Self::default() }
     }
 
-    /// What is charged for this selection, the one at `place`; `None` if it has no limit.
+    /// The charge of this selection, which is that of the descriptor at `index`; `None` if it has no limits.
     pub(super) fn charge<'a>(
         &'a self,
         request: &'a Request<'_>,
@@ -146,13 +153,12 @@ impl<'r> Selection<'r> {
         })
     }
 
-    /// What the counters of this selection, the one at `place`, are found by.
+    /// Path of the counters of this selection, which is that of the descriptor at `index`.
     pub(super) fn path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> Path<'a> {
         Path { domain: request.domain, entries: &request.descriptors[index].entries, shared: &self.shared }
     }
 
-    /// All limits of a rule, for the descriptor at a place; `shared` are the places of values that share a counter,
-    /// with their patterns.
+    /// Selects all limits of a rule for the descriptor at `index`; `shared` has the entries whose values share a counter.
     pub(super) fn of_rule(
         rule: &'r CompiledRule,
         shared: SmallVec<[(usize, &'r [u8]); 1]>,
@@ -164,15 +170,15 @@ impl<'r> Selection<'r> {
         selection
     }
 
-    /// Hashes the path once, for all who need its key.
+    /// Hashes the path once, for every user of the key.
     fn find_key(&mut self, request: &Request<'_>, index: usize) {
         if !self.limits.is_empty() {
             self.key = self.path(request, index).key();
         }
     }
 
-    /// Says once of a rule that is looked at before and then refuses what is reported that such a report is lost,
-    /// unless refused hits count.
+    /// Warns, once for a rule that is peeked at, if it rejects a charge and does not count it: hits that are reported
+    /// after the peek are lost then.
     pub(super) fn warn_lost_reports(&self, hits: Hits, outcome: &StoreOutcome) {
         let Some(compiled) = self.rule else { return };
         match hits {
@@ -184,8 +190,8 @@ impl<'r> Selection<'r> {
                     tracing::warn!(
                         rule = %compiled.rule.path,
                         origin = %compiled.rule.location,
-                        "this rule is looked at first and then refused a report, which costs the reporter nothing: \
-                         it wants `count_rejected: true`"
+                        "hits reported after a peek were rejected and not counted: set `count_rejected: true` on this \
+                         rule"
                     );
                 }
             }
@@ -193,21 +199,21 @@ impl<'r> Selection<'r> {
         }
     }
 
-    /// What decides a charge of `hits` that the store failed: the least lenient policy of its enforced limits. A trial is
-    /// never refused, nor is what takes nothing: where no other process is asked it passes.
+    /// Failure policy for a charge of `hits`: the least lenient one of its enforced limits. Limits in shadow mode, peeks
+    /// and refunds are never rejected: without a `local` policy they are allowed.
     pub(super) fn store_policy(&self, hits: Hits) -> StorePolicy {
-        let takes = matches!(hits, Hits::Charge(_));
+        let is_charge = matches!(hits, Hits::Charge(_));
         match self.least_lenient() {
             Some((_, StorePolicy::Local)) => StorePolicy::Local,
-            Some((_, policy)) if takes => policy,
+            Some((_, policy)) if is_charge => policy,
             _ => StorePolicy::Allow,
         }
     }
 
-    /// The place of the limit that speaks for all when the store fails: the first with the least lenient policy, one
-    /// that is no quota before quotas; the first of all if all are trials.
+    /// Index of the limit whose policy applies when the store fails: the first with the least lenient policy, quotas
+    /// last; 0 if all limits are in shadow mode.
     pub(super) fn governing_limit(&self) -> usize {
-        self.least_lenient().map_or(0, |(place, _)| place)
+        self.least_lenient().map_or(0, |(index, _)| index)
     }
 
     fn least_lenient(&self) -> Option<(usize, StorePolicy)> {
@@ -218,18 +224,18 @@ impl<'r> Selection<'r> {
             StorePolicy::Error => 3,
         };
         let enforced = self.limits.iter().enumerate().filter(|(_, selected)| !selected.shadow);
-        // `min_by_key` gives the first on a tie.
+        // `min_by_key` returns the first on a tie.
         let least =
             enforced.min_by_key(|(_, selected)| (Reverse(strictness(selected.limit.on_store_error())), selected.quota));
-        least.map(|(place, selected)| (place, selected.limit.on_store_error()))
+        least.map(|(index, selected)| (index, selected.limit.on_store_error()))
     }
 }
 
 fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[SelectedLimit<'r>; 1]> {
-    let select = |(place, limit): (usize, &'r CompiledLimit)| SelectedLimit {
+    let select = |(index, limit): (usize, &'r CompiledLimit)| SelectedLimit {
         limit: limit.limit,
-        place,
-        name: compiled.limit_name(place),
+        index,
+        name: compiled.limit_name(index),
         shadow: limit.shadow,
         quota: limit.quota,
         stats: Some(&limit.stats),
@@ -239,7 +245,7 @@ fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[SelectedLimit<'r>; 1]>
     compiled.limits.iter().enumerate().map(select).collect()
 }
 
-/// The limit that came with a request, under the domain's defaults; `None` if its period means nothing.
+/// Limit that came with a request, under the domain's defaults; `None` if its period is invalid.
 fn override_limit(behaviour: &DecisionSettings, defaults: &OverrideDefaults, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
@@ -256,18 +262,18 @@ fn override_limit(behaviour: &DecisionSettings, defaults: &OverrideDefaults, sen
         log_max: behaviour.log_max,
         ..LimitSpec::new(algorithm, sent.requests_per_unit, period)
     };
-    // What `eventual` can not be kept with is decided strictly, as `check` says of the domain's defaults.
+    // Limits that do not support `eventual` are decided strictly; `check` reports such defaults of a domain.
     Limit::new(&spec).or_else(|_| Limit::new(&LimitSpec { consistency: None, ..spec })).ok()
 }
 
-/// Says once that such overrides come in and what becomes of them.
+/// Warns once that limits of requests are ignored.
 fn warn_ignored(sent: &LimitOverride) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         tracing::warn!(
             unit = sent.unit,
             unit_multiplier = sent.unit_multiplier,
-            "a request carried a limit whose period means nothing; such limits are ignored and the rules decide"
+            "ignored the limit of a request, whose unit or multiplier is invalid: the rules decide such requests"
         );
     });
 }

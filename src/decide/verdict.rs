@@ -1,36 +1,37 @@
-//! The verdict on one descriptor: what its limits found, as one status.
+//! The verdict on one descriptor: the results of its limits as one status.
 //!
-//! A descriptor with several limits shows one of them. A store that failed becomes a status by the rule's policy.
+//! The status of a descriptor with several limits shows one of them. A failure of the store becomes a status by the
+//! rule's failure policy.
 
 use std::cmp::{Ordering, Reverse};
 
-use super::DescriptorOutcome;
+use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
 use crate::decision::{CurrentLimit, LimitStatus};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 
-/// What is known of one descriptor once it was decided.
+/// Verdict on one descriptor.
 #[derive(Debug)]
 pub(super) struct Verdict<'r> {
     pub(super) status: LimitStatus<'r>,
-    /// The place of the limit that the status is of, among those selected.
+    /// Index of the limit that the status shows, among those selected.
     pub(super) shown: Option<usize>,
-    /// The limit that the status is of is a quota.
+    /// The shown limit is a quota.
     pub(super) quota: bool,
-    /// How long the answer is to be held for it, in microseconds.
+    /// Delay of the response for this descriptor, in microseconds.
     pub(super) delay_us: u64,
-    /// The same hits can never pass.
+    /// The same hits can never be admitted.
     pub(super) permanent: bool,
-    /// The store failed, and this is what the rule's policy says.
+    /// The store failed, and the failure policy decided.
     pub(super) by_policy: bool,
-    /// The store failed, and the policy is that nobody says anything.
+    /// The store failed under the policy `error`.
     pub(super) failed: bool,
 }
 
 impl<'r> Verdict<'r> {
-    /// The verdict on one descriptor.
+    /// Verdict of an outcome.
     pub(super) fn of(selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
         let free = |remaining| Verdict {
             status: LimitStatus { remaining, ..LimitStatus::default() },
@@ -49,19 +50,19 @@ impl<'r> Verdict<'r> {
         }
     }
 
-    /// The name of the limit that the status is of, as `/rlconfig` and metrics know it.
+    /// Path of the shown limit, as in `/rlconfig` and metrics.
     pub(super) fn limit_path(&self, selection: &Selection<'_>) -> Option<String> {
         let selected = selection.limits.get(self.shown?)?;
-        selection.rule.map(|compiled| compiled.rule.limit_path(selected.place))
+        selection.rule.map(|compiled| compiled.rule.limit_path(selected.index))
     }
 }
 
-/// The verdict of a policy, in the name of the limit that has it; a policy that passes shows no limit, because nothing
-/// is known of any.
+/// Verdict of a failure policy on the limit that has it. A policy that admits shows no limit, because the counters are
+/// unknown.
 fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>) -> Verdict<'r> {
-    let place = selection.governing_limit();
-    let selected = &selection.limits[place];
-    // One that passes is still a quota: all others may refuse, and the request passes.
+    let index = selection.governing_limit();
+    let selected = &selection.limits[index];
+    // An admitted quota still counts as one: all others may be exceeded, and the request passes.
     let verdict = Verdict { by_policy: true, quota: selected.quota, ..free };
     match policy {
         StorePolicy::Local | StorePolicy::Allow => verdict,
@@ -73,15 +74,15 @@ fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>)
                 remaining: 0,
                 until_reset_s: Some(DENIED_FOR_S),
             };
-            Verdict { status, shown: Some(place), ..verdict }
+            Verdict { status, shown: Some(index), ..verdict }
         }
     }
 }
 
-/// When to come back after a refusal by policy, in seconds: the store may be back any moment.
+/// Retry time after a rejection by policy, in seconds: the store may recover at any moment.
 const DENIED_FOR_S: u64 = 1;
 
-/// The verdict of limits that were decided together.
+/// Verdict of limits that were decided together.
 fn charged<'r>(selection: &Selection<'r>, results: &[ChargeResult]) -> Verdict<'r> {
     let shown = shown(&selection.limits, results);
     let (selected, result) = (&selection.limits[shown], &results[shown]);
@@ -92,7 +93,7 @@ fn charged<'r>(selection: &Selection<'r>, results: &[ChargeResult]) -> Verdict<'
         _ => result.reset_us,
     };
     let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!result.admitted));
-    let held = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
+    let enforced = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
     Verdict {
         status: LimitStatus {
             over_limit: !result.admitted && !selected.shadow,
@@ -102,7 +103,7 @@ fn charged<'r>(selection: &Selection<'r>, results: &[ChargeResult]) -> Verdict<'
         },
         shown: Some(shown),
         quota: selected.quota,
-        delay_us: held.map(|(_, result)| result.delay_us).max().unwrap_or(0),
+        delay_us: enforced.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         permanent: !result.admitted && result.retry_after_us.is_none(),
         by_policy: false,
         failed: false,
@@ -117,22 +118,22 @@ fn current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
     }
 }
 
-/// Which of a descriptor's limits its status is of: a refused one before others, one that is no quota before quotas,
-/// the longest wait; else the one with the least share left; the first on a tie. Trials speak only among themselves.
+/// Index of the limit that the status shows: among exceeded limits the one with the longest wait, quotas last; else the
+/// one with the least share left; the first on a tie. Limits in shadow mode only if there are no others.
 fn shown(limits: &[SelectedLimit<'_>], results: &[ChargeResult]) -> usize {
     let any_enforced = limits.iter().any(|selected| !selected.shadow);
-    let eligible = (0..limits.len()).filter(|place| !(any_enforced && limits[*place].shadow));
-    let refused = eligible.clone().filter(|place| !results[*place].admitted);
-    // No promise at all is the longest wait. `min_by_key` gives the first on a tie.
+    let eligible = (0..limits.len()).filter(|index| !(any_enforced && limits[*index].shadow));
+    let exceeded = eligible.clone().filter(|index| !results[*index].admitted);
+    // Without a promised time the wait is the longest. `min_by_key` returns the first on a tie.
     let longest =
-        |place: &usize| (limits[*place].quota, Reverse(results[*place].retry_after_us.map_or(u64::MAX, |wait| wait)));
-    refused.min_by_key(longest).unwrap_or_else(|| {
+        |index: &usize| (limits[*index].quota, Reverse(results[*index].retry_after_us.map_or(u64::MAX, |wait| wait)));
+    exceeded.min_by_key(longest).unwrap_or_else(|| {
         let least = eligible.min_by(|a, b| share_left(limits, results, *a, *b));
         least.unwrap_or(0)
     })
 }
 
-/// Compares what is left of two limits, as shares of what can pass at once.
+/// Compares the hits left of two limits, as shares of their capacities.
 fn share_left(limits: &[SelectedLimit<'_>], results: &[ChargeResult], a: usize, b: usize) -> Ordering {
     let share =
         |of: usize, other: usize| u64::from(results[of].remaining) * u64::from(limits[other].limit.capacity().max(1));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::Code;
 
 use super::encode;
-use crate::decide::DecideError;
+use crate::decide::error::DecideError;
 use crate::decision::Decision;
 use crate::pb::RateLimitResponse;
 

@@ -32,7 +32,7 @@ const NOON: Time = Time::from_secs(1_783_512_000);
 const MS: u64 = 1_000;
 
 const ERROR: &str = "The service is currently unavailable: \
-                     the counter could not be asked, and the rule says `on_store_error: error`";
+                     the store failed, and the rule says `on_store_error: error`";
 
 /// A Redis that is not there for one of so many replicas.
 fn away(replicas: u32) -> Store {

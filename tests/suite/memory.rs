@@ -285,7 +285,7 @@ descriptors:
     (0..20_000).find(|value| fill(*value) == "OK [OK]").unwrap();
 
     let error = "The service is currently unavailable: \
-                 the counter could not be asked, and the rule says `on_store_error: error`";
+                 the store failed, and the rule says `on_store_error: error`";
     let table: [(&[&str], &str); 10] = [
         (&["unsaid"], "OK [OK]"),
         // It is limited here, in a table of its own for those that find no room.
