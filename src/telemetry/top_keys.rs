@@ -46,6 +46,17 @@ struct KeyLabel {
     text: Arc<str>,
 }
 
+/// Hits of a key that a limit rejected.
+#[derive(Clone, Copy, Debug)]
+pub struct RejectedHits<'l> {
+    /// Hash of key and limit that clients cannot predict.
+    pub id: u128,
+    /// Limit that rejected the key.
+    pub limit: &'l LimitStats,
+    /// Number of hits.
+    pub hits: u64,
+}
+
 /// A key that was rejected.
 #[derive(Clone, Debug)]
 pub struct RejectedKey {
@@ -79,9 +90,10 @@ impl TopKeys {
         Self { shards, counters_per_shard: keys.div_ceil(SHARDS) }
     }
 
-    /// Counts rejected hits of a key. `id` is a hash of key and limit that clients cannot predict.
-    pub fn record(&self, id: u128, limit: &LimitStats, hits: u64, now: Time, text: impl FnOnce() -> Arc<str>) {
+    /// Counts rejected hits of a key. `text` is called if the key is new.
+    pub fn record(&self, rejected: RejectedHits<'_>, now: Time, text: impl FnOnce() -> Arc<str>) {
         let Some(shards) = &self.shards else { return };
+        let RejectedHits { id, limit, hits } = rejected;
         let seconds = now.as_micros() / 1_000_000;
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock(lower_half(id));
