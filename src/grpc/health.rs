@@ -76,7 +76,7 @@ impl health_server::Health for Timed {
     type WatchStream = <HealthService as health_server::Health>::WatchStream;
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
-        let begun = self.metrics.begin();
+        let begun = self.metrics.start_timer();
         let answer = self.service.check(request).await;
         self.metrics.health_checks.observe_since(begun);
         answer

@@ -66,7 +66,7 @@ impl Service {
         name: &'static str,
         header: impl Fn(&'static str) -> Option<&'h [u8]>,
     ) -> Option<Span> {
-        self.tracer.as_ref()?.begin(name, header)
+        self.tracer.as_ref()?.start(name, header)
     }
 
     /// Answers a call that came with these headers.
@@ -102,7 +102,7 @@ impl Service {
 
     async fn answer_timed(&self, request: &Request<'_>, deadline: Duration, span: Option<&Span>) -> TimedAnswer {
         let metrics = &self.decider.metrics;
-        let begun = metrics.begin();
+        let begun = metrics.start_timer();
         let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
         let decided = self.decide(request, deadline, span.as_ref()).await;
         let took = begun.map(|begun| begun.elapsed());

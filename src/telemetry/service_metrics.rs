@@ -68,7 +68,7 @@ impl ServiceMetrics {
     }
 
     /// Returns the current time for [`Histogram::observe_since`]; `None` if timing is off.
-    pub fn begin(&self) -> Option<Instant> {
+    pub fn start_timer(&self) -> Option<Instant> {
         (!self.is_off).then(Instant::now)
     }
 

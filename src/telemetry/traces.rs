@@ -65,7 +65,7 @@ pub struct Tracer {
 
 impl Tracer {
     /// Starts the server span of a request with these headers; `None` if it is not sampled.
-    pub fn begin<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
+    pub fn start<'h>(&self, name: &'static str, header: impl Fn(&'static str) -> Option<&'h [u8]>) -> Option<Span> {
         let ids = RandomIdGenerator::default();
         let RemoteParent { ids: remote, sampled } = self.formats.remote_parent(&header);
         let decided = sampled.filter(|_| self.sampler.follows_parent);

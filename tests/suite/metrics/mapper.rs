@@ -20,7 +20,7 @@ defaults:
   timer_type: histogram
   ttl: 5m
 mappings:
-  # Before the glob in the file, and after it in force.
+  # Before the glob in the file, but tried after it.
   - match: ratelimit\.service\.rate_limit\.(.*)\.over_limit
     match_type: regex
     name: refused
