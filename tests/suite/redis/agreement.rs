@@ -1,4 +1,4 @@
-//! The scripts decide as the algorithms do, and leave the same states.
+//! Scripts and algorithms agree on results, states and key lifetimes.
 //!
 //! Random calls go to a Redis, with the time in them, and charge by charge to bare states. Every result, every state
 //! afterwards, and the lifetime of each key must be equal. States are read from Redis itself, in the format that
@@ -35,15 +35,15 @@ use crate::algorithms::scenario::{self, Amount, Backwards, Jump, Patience};
 use crate::kit::redis::{Server, options};
 use crate::textbook;
 
-/// The last time that a script knows, in the year 2255.
+/// Latest time that a script accepts, in the year 2255.
 const LAST_TIME: Time = Time::from_micros((1 << 53) - 1);
-/// Hits ever entered in a log are counted modulo this.
+/// Modulus of the running sum of a log.
 const LOG_MODULUS: u64 = 1 << 52;
 
-/// Calls in a row on the counters of one descriptor.
+/// Sequence of calls on the counters of one descriptor.
 #[derive(Clone, Debug)]
 struct History {
-    /// For each key, limits that take turns on it.
+    /// For each key, the limits that charges use in turn.
     keys: Vec<Vec<(Limit, bool)>>,
     /// Records of a log before the first call, and the hits seen; a fixed window counts the latter.
     log: Vec<(u64, u32)>,
@@ -58,10 +58,10 @@ struct Step {
     limit: Index,
     amount: Amount,
     patience: Patience,
-    /// The caller waits as long as it would have to before the call, and some microseconds.
+    /// The longest delay is the one that is needed, plus these microseconds.
     edge: Option<i64>,
-    trial: bool,
-    /// Hits given back are void from so long after the call on.
+    dry_run: bool,
+    /// Refunds are void from this many microseconds after the call.
     until: Option<i64>,
     times: usize,
 }
@@ -104,16 +104,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn step() -> impl Strategy<Value = Step> {
     let times = prop_oneof![4 => Just(1), 1 => 2..6_usize];
-    let trial = proptest::bool::weighted(0.15);
+    let dry_run = proptest::bool::weighted(0.15);
     let edge = proptest::option::weighted(0.2, -1..=1_i64);
     let until = proptest::option::weighted(0.5, prop_oneof![-1..=1_i64, -2_000_000..2_000_000_i64]);
-    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), edge, trial, until, times);
-    step.prop_map(|(limit, amount, patience, edge, trial, until, times)| Step {
+    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), edge, dry_run, until, times);
+    step.prop_map(|(limit, amount, patience, edge, dry_run, until, times)| Step {
         limit,
         amount,
         patience,
         edge,
-        trial,
+        dry_run,
         until,
         times,
     })
@@ -128,7 +128,7 @@ fn start() -> impl Strategy<Value = Time> {
 }
 
 impl Step {
-    /// The charges of the run; what is asked depends on the first key, as several keys share the hits.
+    /// Charges of the run. The first key decides the request, because all keys share its hits.
     fn charges(
         &self,
         keys: &[Vec<(Limit, bool)>],
@@ -150,12 +150,12 @@ impl Step {
         let until = self.until.filter(|_| matches!(request.hits, Hits::Refund(_)));
         let until =
             until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
-        std::iter::repeat_n(ChargeCommand { counters, request, dry_run: self.trial, void_from: until }, self.times)
+        std::iter::repeat_n(ChargeCommand { counters, request, dry_run: self.dry_run, void_from: until }, self.times)
     }
 }
 
 impl History {
-    /// Lives it on new keys of a Redis and on bare states.
+    /// Runs the history on new keys of a Redis and on bare states.
     fn live(&self, redis: &mut Redis) -> TestCaseResult {
         let names = redis.new_keys(self.keys.len());
         let first: Vec<_> = self.keys.iter().map(|limits| limits[0].0).collect();
@@ -169,7 +169,7 @@ impl History {
                 State::FixedWindow(window) if self.seen > 0 => {
                     *window = fixed_window::State { count: 2 * self.seen, last: self.start };
                     let words = [window.last.as_micros().to_le_bytes(), window.count.to_le_bytes()];
-                    redis.ask::<()>(&[b"SET", name.as_bytes(), &words.concat()]);
+                    redis.query::<()>(&[b"SET", name.as_bytes(), &words.concat()]);
                 }
                 _ => {}
             }
@@ -179,27 +179,27 @@ impl History {
             now = jump.from(now, &first[0], &last).min(LAST_TIME);
             let charges: Vec<_> = steps.iter().flat_map(|step| step.charges(&self.keys, &states[0], now)).collect();
             let began = Instant::now();
-            let replayed = redis.call(&names, &charges, Some(now)).expect("a script that fails has a mistake");
+            let outcome = redis.call(&names, &charges, Some(now)).expect("a script that fails has a mistake");
             let lives = redis.lives(&names);
             let took = began.elapsed();
-            let (levels, written) = expected(&charges, &mut states, now);
-            prop_assert_eq!(replayed.now, now);
-            prop_assert_eq!(&replayed.results, &levels, "{:?} at {}", charges, now);
+            let (results, written) = expected(&charges, &mut states, now);
+            prop_assert_eq!(outcome.now, now);
+            prop_assert_eq!(&outcome.results, &results, "{:?} at {}", charges, now);
             for (place, (name, state)) in names.iter().zip(&states).enumerate() {
                 let algorithm = first[place].algorithm();
                 let stored = redis.state(name, algorithm);
                 prop_assert_eq!(&stored.unwrap_or_else(|| State::empty(algorithm)), state, "{:?} at {}", charges, now);
-                prop_assert!(alike(&replayed.states[place], state), "{:?} is not {:?}", replayed.states[place], state);
+                prop_assert!(alike(&outcome.states[place], state), "{:?} is not {:?}", outcome.states[place], state);
                 if let Some(limit) = &written[place] {
                     check_life(lives[place], took, state, limit, now)?;
                 }
             }
-            last = levels.last().map_or(last, |levels| levels[0]);
+            last = results.last().map_or(last, |results| results[0]);
         }
         Ok(())
     }
 
-    /// The log from which the history begins.
+    /// Log at the start of the history.
     fn log(&self, period_us: u64) -> sliding_window_log::State {
         let length = u64::try_from(self.log.len()).unwrap();
         let mut log = sliding_window_log::State::default();
@@ -215,14 +215,14 @@ impl History {
     }
 }
 
-/// The levels that bare states give, and for each key the limit of the last charge that changed it.
+/// Results of bare states, and for each key the limit of the last charge that changed it.
 fn expected(
     charges: &[ChargeCommand],
     states: &mut [State],
     now: Time,
 ) -> (Vec<SmallVec<[ChargeResult; 1]>>, Vec<Option<Limit>>) {
     let mut written = vec![None; states.len()];
-    let levels = charges.iter().map(|charge| {
+    let results = charges.iter().map(|charge| {
         let terms: Vec<_> = charge
             .counters
             .iter()
@@ -239,35 +239,35 @@ fn expected(
         };
         let late: Vec<bool> = (0..states.len()).map(late).collect();
         let found = states.to_vec();
-        let levels = charge_together(&terms, states, now, request);
+        let results = charge_together(&terms, states, now, request);
         for (place, found) in found.into_iter().enumerate().filter(|(place, _)| late[*place]) {
             states[place] = found;
         }
-        let all = terms.iter().zip(&levels).all(|(term, level)| level.admitted || !term.enforced);
+        let all = terms.iter().zip(&results).all(|(term, result)| result.admitted || !term.enforced);
         for (place, counter) in charge.counters.iter().enumerate() {
             let counts = match request.hits {
                 Hits::Peek => false,
-                Hits::Charge(_) => all && levels[place].admitted || counter.limit.count_rejected(),
+                Hits::Charge(_) => all && results[place].admitted || counter.limit.count_rejected(),
                 Hits::Refund(_) => !late[place],
             };
             if counts {
                 written[place] = Some(counter.limit);
             }
         }
-        levels
+        results
     });
-    (levels.collect(), written)
+    (results.collect(), written)
 }
 
 /// True if they are equal, except for merged records of a log.
-fn alike(replayed: &State, state: &State) -> bool {
-    match (replayed, state) {
-        (State::SlidingWindowLog(replayed), State::SlidingWindowLog(state)) => replayed.last == state.last,
-        _ => replayed == state,
+fn alike(outcome: &State, state: &State) -> bool {
+    match (outcome, state) {
+        (State::SlidingWindowLog(outcome), State::SlidingWindowLog(state)) => outcome.last == state.last,
+        _ => outcome == state,
     }
 }
 
-/// A key lives between its time to empty and a period beyond; `took` of it may have passed.
+/// Checks that a key lives between its time to empty and one period longer; `took` may have passed.
 fn check_life(life_ms: i64, took: Duration, state: &State, limit: &Limit, now: Time) -> TestCaseResult {
     let reset_us = state.clone().charge(limit, now, ChargeRequest::new(Hits::Peek, 0)).reset_us;
     let empty_us = u128::from(reset_us.max(last(state).since_us(now))).min(1 << 53);
@@ -288,7 +288,7 @@ fn last(state: &State) -> Time {
     }
 }
 
-/// A connection that calls scripts as the store does.
+/// Connection that calls scripts as the store does.
 struct Redis {
     connection: Connection,
     keys: u64,
@@ -332,7 +332,7 @@ impl Redis {
         pipe.query(&mut self.connection).expect("keys can be asked")
     }
 
-    fn ask<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
+    fn query<T: redis::FromRedisValue>(&mut self, words: &[&[u8]]) -> T {
         let mut command = redis::Cmd::new();
         for word in words {
             command.arg(*word);
@@ -341,13 +341,13 @@ impl Redis {
         from_redis_value(value).expect("it is of that type")
     }
 
-    /// The state of a key as the scripts write it; `None` if there is none.
+    /// State of a key in the format of the scripts; `None` if the key is absent.
     fn state(&mut self, key: &str, algorithm: Algorithm) -> Option<State> {
         if algorithm == Algorithm::SlidingWindowLog {
-            let elements: Vec<Vec<u8>> = self.ask(&[b"LRANGE", key.as_bytes(), b"0", b"-1"]);
+            let elements: Vec<Vec<u8>> = self.query(&[b"LRANGE", key.as_bytes(), b"0", b"-1"]);
             return (!elements.is_empty()).then(|| State::SlidingWindowLog(read_log(&elements)));
         }
-        let value: Option<Vec<u8>> = self.ask(&[b"GET", key.as_bytes()]);
+        let value: Option<Vec<u8>> = self.query(&[b"GET", key.as_bytes()]);
         let words = words(&value?);
         let at = |place: usize| words[place];
         let narrow = |place: usize| u32::try_from(words[place]).expect("it is a small number");
@@ -369,7 +369,7 @@ impl Redis {
         Some(state)
     }
 
-    /// Writes a log that has seen so many hits that are in it no more.
+    /// Writes a log from which `seen` hits have expired.
     fn plant_log(&mut self, key: &str, log: &sliding_window_log::State, mut seen: u64) {
         let element = |at: Time, seen: u64| [at.as_micros().to_le_bytes(), seen.to_le_bytes()].concat();
         let mut elements = vec![element(Time::default(), seen)];
@@ -380,7 +380,7 @@ impl Redis {
         if elements.len() > 1 {
             let mut words = vec![b"RPUSH".as_slice(), key.as_bytes()];
             words.extend(elements.iter().map(Vec::as_slice));
-            self.ask::<()>(&words);
+            self.query::<()>(&words);
         }
     }
 }
@@ -405,7 +405,7 @@ fn read_log(elements: &[Vec<u8>]) -> sliding_window_log::State {
     sliding_window_log::State { records, held, last }
 }
 
-/// Lives random histories, as many as `PROPTEST_CASES` says.
+/// Runs random histories, as many as `PROPTEST_CASES` says.
 fn check(histories: impl Strategy<Value = History>) {
     let server = options().start();
     let redis = std::cell::RefCell::new(Redis::new(&server));
@@ -445,14 +445,14 @@ fn textbook_cases_hold_in_redis() {
                 dry_run: false,
                 void_from: None,
             }];
-            let mut replayed = redis.call(keys, &charges, Some(now)).unwrap();
+            let mut outcome = redis.call(keys, &charges, Some(now)).unwrap();
             redis.lives(keys);
-            replayed.results.remove(0).into_vec()
+            outcome.results.remove(0).into_vec()
         });
     }
 }
 
-/// A limit of 500 a minute by each algorithm, which a script of one or of several counters knows.
+/// One limit of 500 per minute for each algorithm.
 fn all_limits() -> SmallVec<[OwnedCounter; 1]> {
     let counted = |algorithm| {
         let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(500);
@@ -472,7 +472,7 @@ fn hit(counters: &[OwnedCounter]) -> ChargeCommand {
     }
 }
 
-/// The word with which an error reply begins.
+/// First word of an error reply.
 fn error_word(reply: RedisResult<ScriptOutcome>) -> String {
     reply.expect_err("it fails").code().unwrap_or_default().to_owned()
 }
@@ -495,13 +495,13 @@ fn foreign_value_fails_the_charge_and_stays() {
             let keys = redis.new_keys(counters.len());
             let mut words = plant.to_vec();
             words[1] = keys[place].as_bytes();
-            redis.ask::<Value>(&words);
-            let planted: Vec<u8> = redis.ask(&[b"DUMP", keys[place].as_bytes()]);
+            redis.query::<Value>(&words);
+            let planted: Vec<u8> = redis.query(&[b"DUMP", keys[place].as_bytes()]);
             let alone = redis.call(&keys[place..=place], &[hit(&counters[place..=place])], None);
             assert_eq!(error_word(alone), "WRONGTYPE", "{words:?} for {}", counters[place].limit.algorithm());
             assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "WRONGTYPE");
             for (other, key) in keys.iter().enumerate() {
-                let now: Option<Vec<u8>> = redis.ask(&[b"DUMP", key.as_bytes()]);
+                let now: Option<Vec<u8>> = redis.query(&[b"DUMP", key.as_bytes()]);
                 assert_eq!(now.as_ref(), (other == place).then_some(&planted), "{key} after {words:?}");
             }
         }
@@ -514,15 +514,15 @@ fn full_server_fails_the_charge_and_writes_nothing() {
     let mut redis = Redis::new(&server);
     let counters = all_limits();
     let keys = redis.new_keys(counters.len());
-    redis.ask::<()>(&[b"CONFIG", b"SET", b"maxmemory", b"1"]);
+    redis.query::<()>(&[b"CONFIG", b"SET", b"maxmemory", b"1"]);
     for (place, counter) in counters.iter().enumerate() {
         let alone = redis.call(&keys[place..=place], &[hit(&[*counter])], None);
         assert_eq!(error_word(alone), "OOM", "{}", counter.limit.algorithm());
     }
     assert_eq!(error_word(redis.call(&keys, &[hit(&counters)], None)), "OOM");
-    let look = ChargeCommand { request: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
-    assert!(redis.call(&keys, &[look], None).unwrap().results[0].iter().all(|level| level.admitted));
-    assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 0);
+    let peek = ChargeCommand { request: ChargeRequest::new(Hits::Peek, 0), ..hit(&counters) };
+    assert!(redis.call(&keys, &[peek], None).unwrap().results[0].iter().all(|result| result.admitted));
+    assert_eq!(redis.query::<u64>(&[b"DBSIZE"]), 0);
 }
 
 #[test]
@@ -543,16 +543,16 @@ fn call_of_512_charges_admits_exactly_the_limit_of_500() {
     let counters = all_limits();
     let keys = redis.new_keys(counters.len() + 1);
     let now = Time::from_secs(1_767_225_600);
-    let admitted = |replayed: &ScriptOutcome| replayed.results.iter().filter(|levels| levels[0].admitted).count();
+    let admitted = |outcome: &ScriptOutcome| outcome.results.iter().filter(|results| results[0].admitted).count();
     for (place, counter) in counters.iter().enumerate() {
         let charges = vec![hit(&[*counter]); MAX_CHARGES_PER_CALL];
         assert!(arguments(&charges, None).len() < 128, "equal charges travel as one");
-        let replayed = redis.call(&keys[place..=place], &charges, Some(now)).unwrap();
-        assert_eq!(admitted(&replayed), 500, "{}", counter.limit.algorithm());
-        assert_eq!(redis.state(&keys[place], counter.limit.algorithm()).as_ref(), replayed.states.first());
+        let outcome = redis.call(&keys[place..=place], &charges, Some(now)).unwrap();
+        assert_eq!(admitted(&outcome), 500, "{}", counter.limit.algorithm());
+        assert_eq!(redis.state(&keys[place], counter.limit.algorithm()).as_ref(), outcome.states.first());
     }
-    assert_eq!(redis.ask::<u64>(&[b"DBSIZE"]), 5);
-    redis.ask::<()>(&[b"FLUSHALL"]);
+    assert_eq!(redis.query::<u64>(&[b"DBSIZE"]), 5);
+    redis.query::<()>(&[b"FLUSHALL"]);
     assert_eq!(admitted(&redis.call(&keys[..5], &vec![hit(&counters); MAX_CHARGES_PER_CALL], Some(now)).unwrap()), 500);
 }
 
@@ -564,7 +564,7 @@ fn malformed_script_reply_is_rejected() {
         for reply in [&[][..], b"OK", &now, &[0xff; 24], &[0xff; 32], &[0xff; 40], &[0xff; 48]] {
             assert!(replay(&charges, reply).is_err(), "{reply:?} for {}", counter.limit.algorithm());
         }
-        // A log that says it has more records than there are, and one whose records go back in time.
+        // A log with a wrong number of records, and one whose records are out of order.
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         if counter.limit.algorithm() == Algorithm::SlidingWindowLog {
             assert!(replay(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1])).is_err());

@@ -33,11 +33,11 @@ use crate::kit::redis_counters::{ChargeOutcomes, LONG_TIMEOUT, RedisCounters, Te
 use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::test_service::store_runtime;
 
-/// The middle of some hour, far in no server's future.
+/// The middle of an hour, in the past.
 const NOW: Time = Time::from_secs(1_783_513_800);
-/// The most charges that one call decides.
+/// Upper bound on the charges of one call.
 const MAX_CHARGES_PER_CALL: usize = 512;
-/// The most charges that wait for one counter.
+/// Upper bound on the charges that wait for one counter.
 const MOST_WAITING: usize = 16_384;
 
 type Call<'c, T> = Pin<Box<dyn Future<Output = T> + Send + 'c>>;
@@ -54,13 +54,13 @@ fn counting(requests_per_unit: u32) -> Limit {
     limit(Algorithm::FixedWindow, requests_per_unit)
 }
 
-/// RedisCounters of a server that have charged once, so that they are connected and it knows the script.
+/// Connected counters of a server that has loaded the script.
 fn primed(server: &Server, time: TimeSource) -> RedisCounters {
     primed_at(server, &server.address(), time)
 }
 
 fn primed_at(server: &Server, address: &str, time: TimeSource) -> RedisCounters {
-    // Refused charges are to travel too.
+    // Without the cache, so that rejected charges are sent too.
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address), ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0")];
     let counters = RedisCounters::new(&env, time);
     store_runtime().block_on(counters.charge(&[TestCharge::one("prime", counting(1))], ChargeMode::Commit, NOW));
@@ -68,17 +68,17 @@ fn primed_at(server: &Server, address: &str, time: TimeSource) -> RedisCounters 
     counters
 }
 
-/// Number of script calls that the server has had.
+/// Number of script calls that the server has received.
 fn calls(server: &Server) -> u64 {
     let commands = server.command_counts();
     assert_eq!(commands.get("eval"), None, "the script is known: {commands:?}");
     commands.get("evalsha").copied().unwrap_or(0)
 }
 
-/// A request of one hit, sent or waiting: it has been polled once.
+/// Request of one hit that has been polled once: sent, or waiting.
 async fn begin<'c>(counters: &'c RedisCounters, wanted: &'c [TestCharge]) -> Call<'c, Vec<ChargeResults>> {
     let mut call: Call<'c, _> = Box::pin(counters.charge(wanted, ChargeMode::Commit, NOW));
-    assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
+    assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
     call
 }
 
@@ -88,7 +88,7 @@ async fn begin_until<'c>(
     until: Instant,
 ) -> Call<'c, ChargeOutcomes> {
     let mut call: Call<'c, _> = Box::pin(counters.charge_until(wanted, ChargeMode::Commit, (NOW, until)));
-    assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
+    assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
     call
 }
 
@@ -98,7 +98,7 @@ async fn counted(counters: &RedisCounters, value: &str, limit: Limit) -> u64 {
     counters.charge(&[look], ChargeMode::Commit, NOW).await[0][0].before
 }
 
-/// Requests that meet: in the order in which they come, and once more a while later.
+/// Requests that arrive while a call is in flight, in this order, and again later.
 #[derive(Clone, Debug)]
 struct Meeting {
     /// Counters by algorithm and period, and the limits that each charge may use.
@@ -117,7 +117,7 @@ struct Round {
 struct Request {
     charges: Vec<Hit>,
     mode: ChargeMode,
-    /// It is given up before anybody is answered.
+    /// Cancelled before any outcome arrives.
     given_up: bool,
 }
 
@@ -201,13 +201,13 @@ impl OneByOne<'_> {
         }
     }
 
-    /// What each request is answered when they come in this order, and the first of each counter is sent before anybody
-    /// gives up.
+    /// Expected outcomes if requests arrive in this order, and the first call on each counter is sent before any is
+    /// cancelled.
     fn answers(&mut self, round: &Round, now: Time) -> Vec<Vec<ChargeResults>> {
         let mut sent = [false; 2];
         let mut responses = Vec::new();
         for request in &round.requests {
-            // The charges of one request on one counter go together.
+            // Charges of one request on one counter stay in one call.
             let leads =
                 [0, 1].map(|value| !sent[value] && request.charges.iter().any(|hit| usize::from(hit.value) == value));
             let mut levels = Vec::new();
@@ -223,7 +223,7 @@ impl OneByOne<'_> {
     }
 }
 
-/// Has the requests meet at a server that stands still until all have come, and compares their answers.
+/// Submits the requests while the server is frozen, and compares their outcomes.
 fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCaseResult {
     static MEETINGS: AtomicU64 = AtomicU64::new(0);
     let number = MEETINGS.fetch_add(1, Ordering::Relaxed);
@@ -242,13 +242,13 @@ fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCa
             let mut under_way = Vec::new();
             for (request, wanted) in round.requests.iter().zip(&requests) {
                 let mut call: Call<'_, _> = Box::pin(counters.charge(wanted, request.mode, now));
-                assert!(poll_once(&mut call).await.is_none(), "nobody answers while the server stands still");
+                assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
                 under_way.push((call, request.given_up));
             }
             let waiting: Vec<_> = under_way.into_iter().map(|(call, given_up)| (!given_up).then_some(call)).collect();
             server.thaw();
             let responses = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
-            // Where all have given up, calls are still under way.
+            // If all are cancelled, calls are still in flight.
             let look = |value| Hit { value, way: 0, request: ChargeRequest::new(Hits::Peek, 0) };
             counters.charge(&[wanted(&look(0)), wanted(&look(1))], ChargeMode::Commit, now).await;
             responses
@@ -277,7 +277,7 @@ fn hot_counter_is_exact_with_far_fewer_calls_than_charges() {
     const LIMIT: u32 = 7_000;
     let server = options().start();
     for algorithm in Algorithm::ALL {
-        // A leaky bucket holds what it admits: here all but the first longer than anybody waits.
+        // A leaky bucket delays what it admits: here all but the first longer than callers wait.
         let expected = if algorithm == Algorithm::LeakyBucket { 1 } else { u64::from(LIMIT) };
         let limit = limit(algorithm, LIMIT);
         let counters = Arc::new(primed(&server, TimeSource::Redis));
@@ -327,7 +327,7 @@ fn idle_counter_costs_one_call_per_request() {
             let found: Vec<u64> = levels.iter().map(|levels| levels[0].before).collect();
             assert_eq!(found, (0..charges as u64).map(|place| place.min(1_000)).collect::<Vec<_>>(), "in their order");
         }
-        // Two counters by turns are two calls.
+        // Alternating charges on two counters need two calls.
         server.reset_stats();
         let wanted: Vec<_> = (0..40).map(|place| TestCharge::one(["one", "other"][place % 2], limit)).collect();
         let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
@@ -344,14 +344,14 @@ fn busy_counter_costs_two_round_trips_with_calls_of_512_charges() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let table: &[(&[usize], u64)] = &[
-        // the charges of each request that waits, calls besides that of the first
+        // charges of each waiting request, calls after the first one
         (&[], 0),
         (&[1], 1),
         (&[1; 511], 1),
         (&[1; 512], 1),
         (&[1; 513], 2),
         (&[1; 1_300], 3),
-        // Those of one request are never parted.
+        // Charges of one request are never split.
         (&[300, 212], 1),
         (&[300, 213], 2),
         (&[1, 512, 1], 3),
@@ -394,7 +394,7 @@ fn waiting_charges_are_decided_at_the_latest_time() {
         server.thaw();
         join_all(under_way).await.iter().map(|levels| levels[0][0].admitted).collect::<Vec<_>>()
     });
-    // The second waited until the next hour had begun, and found it empty.
+    // The second waited until the next hour began, and its window was empty.
     assert_eq!(admitted, [true, true, false]);
 }
 
@@ -403,7 +403,7 @@ fn cancelled_charge_counts_only_if_sent_and_others_are_decided() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
     let limit = counting(1_000);
-    // Of six requests, sent first or waiting, with so many hits each: who gives up, what is charged.
+    // Six requests with these hits, leading or following: the cancelled ones, and the hits charged.
     let table: &[(&[usize], u64)] = &[
         (&[], 0b111_111),
         (&[0], 0b111_111),
@@ -425,7 +425,7 @@ fn cancelled_charge_counts_only_if_sent_and_others_are_decided() {
             gone.iter().for_each(|place| under_way[*place] = None);
             server.thaw();
             let responses = join_all(under_way.into_iter().flatten()).await;
-            // Whoever comes now finds the counter idle, or waits for those who were left.
+            // A new request finds no call in flight, or follows the remaining requests.
             assert_eq!(counted(&counters, &value, limit).await, *charged, "{gone:?}");
             responses
         });
@@ -463,7 +463,7 @@ fn charge_cancelled_after_sending_stays_charged() {
     let counters = primed_at(&server, &address, TimeSource::Redis);
     let limit = counting(1_000);
     let requests: Vec<_> = (0..3).map(|place| [TestCharge::new("gone", limit, Hits::Charge(1 << place))]).collect();
-    // Each way takes a while, in which the second call is under way.
+    // The network is slow, so the second call is in flight meanwhile.
     proxy.set(Mode::Delay(Duration::from_millis(100)));
     store_runtime().block_on(async {
         let first = begin(&counters, &requests[0]).await;
@@ -501,7 +501,7 @@ fn call_past_its_deadline_frees_its_counter() {
         assert_eq!(hurried.await, [Err(RedisError::Timeout)]);
         assert_eq!(first.await, [Err(RedisError::Timeout)]);
         assert!(began.elapsed() >= Duration::from_millis(500));
-        // The one that waited goes out now, behind the first, whose answer nobody wants any more.
+        // The waiting charge is sent now, after the first one, whose caller has gone.
         server.thaw();
         assert_eq!(stays.await[0].as_ref().unwrap()[0].before, 0b001);
         let next = counters.charge(&requests[3], ChargeMode::Commit, NOW).await;
@@ -535,7 +535,7 @@ fn waiters_on_a_frozen_server_time_out_in_time() {
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "400ms")];
     let counters = RedisCounters::new(&env, TimeSource::Redis);
     let limit = counting(100_000);
-    // More than three calls would take: nobody waits for the calls before its own.
+    // Longer than three calls take: no charge waits for the calls before its own.
     let requests = vec![[TestCharge::one("crowd", limit)]; 4 * MAX_CHARGES_PER_CALL];
     store_runtime().block_on(async {
         counters.charge(&[TestCharge::one("prime", limit)], ChargeMode::Commit, NOW).await;
@@ -572,14 +572,14 @@ fn more_than_16384_waiters_fail_and_it_recovers() {
         for _ in 0..=MOST_WAITING {
             under_way.push(begin(&counters, &one).await);
         }
-        // At once, while the server stands still.
+        // At once, while the server is frozen.
         for charges in [1, 3] {
             let wanted = vec![one[0].clone(); charges];
             let responses =
                 counters.charge_until(&wanted, ChargeMode::Commit, (NOW, Instant::now() + LONG_TIMEOUT)).await;
             assert_eq!(responses, vec![Err(RedisError::Overloaded); charges]);
         }
-        // Others are not concerned, and places that are given up are none.
+        // Other counters are not affected, and cancelled charges do not count.
         let other = [TestCharge::one("other", limit)];
         let beside = begin(&counters, &other).await;
         server.thaw();

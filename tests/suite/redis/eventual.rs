@@ -26,7 +26,7 @@ use crate::kit::wait_for;
 
 const LIMIT: u64 = 2000;
 const OVERSHOOT: u64 = 200;
-/// So each of as many replicas has a share of 12 hits, or 6 of a bucket.
+/// Number of replicas: each has a share of 12 hits, 6 under token_bucket.
 const SLOTS: usize = 8;
 const CALLERS: usize = 48;
 
@@ -49,7 +49,7 @@ fn rules() -> String {
     rules
 }
 
-/// A replica, and a client of it.
+/// Replica and its client.
 struct Replica {
     process: Tollkeeper,
     client: RateLimitServiceClient<Channel>,
@@ -68,7 +68,7 @@ impl Replica {
         Self { process, client: RateLimitServiceClient::new(channel) }
     }
 
-    /// Offers hits one by one, by many callers at once; those admitted. A replica that ends answers no more.
+    /// Sends single hits from many callers at once; returns the number admitted. A stopped replica does not answer.
     fn offer(&self, key: &str, value: &str, hits: usize) -> u64 {
         store_runtime().block_on(join_all([self.offering(key, value, hits)]))[0]
     }
@@ -110,7 +110,7 @@ fn offer_all(replicas: &[Replica], key: &str, value: &str, hits: usize) -> u64 {
 struct Table(String);
 
 impl Table {
-    /// Adds a line, and checks the promise.
+    /// Adds a line, and checks the bound.
     fn row(
         &mut self,
         (scenario, algorithm, replicas): (&str, Algorithm, usize),
@@ -156,7 +156,7 @@ fn cold_burst_at_all_replicas_stays_within_the_overshoot() {
             let before = calls(&server);
             let admitted = offer_all(&replicas, algorithm.name(), "burst", each);
             table.row(("burst", algorithm, count), each * count, admitted, calls(&server) - before);
-            // What the others had leased in vain comes back.
+            // Unused hits of the other replicas' leases are returned.
             let (mut offered, mut admitted, before) = (each * count, admitted, calls(&server));
             wait_for("the limit to be reached", || {
                 offered += 2 * CALLERS;
@@ -184,7 +184,7 @@ fn demand_at_one_of_three_replicas_gets_the_whole_limit() {
     table.publish();
     let tally = replicas[1].process.store_stats();
     let count = |name: &str| tally[name].as_u64().unwrap_or_else(|| panic!("{name} in {tally}"));
-    // Three times the share of a window, and that of a bucket.
+    // Three times the share of a window, and of a bucket.
     assert_eq!(count("admitted_from_shares"), 3 * 12 + 6);
     assert!(count("leased") >= count("admitted_from_leases") && count("admitted_from_leases") > 0, "{tally}");
     assert_eq!(count("slots"), SLOTS as u64, "{tally}");
@@ -204,7 +204,7 @@ fn crashing_replicas_stay_within_the_overshoot() {
                 [steady.offering(algorithm.name(), "crash", 600), crashing.offering(algorithm.name(), "crash", 600)];
             offered += 1200;
             let crash = thread::spawn(move || {
-                // In the middle of its answers.
+                // While it is answering.
                 thread::sleep(Duration::from_millis(20 + 30 * turn));
                 drop(crashing);
             });
@@ -225,7 +225,7 @@ fn frozen_redis_stays_within_the_overshoot() {
         let key = algorithm.name();
         let mut admitted = offer_all(&replicas, key, "frozen", 200);
         server.freeze();
-        // Longer than a lease lives: what is asked now is answered from leases and shares, and then by policy.
+        // Longer than the life of a lease: leases and shares decide first, then the policy.
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(1500) {
             admitted += offer_all(&replicas, key, "frozen", CALLERS);
@@ -245,16 +245,16 @@ fn lease_of_one_limit_is_not_used_for_another() {
     let server = options().start();
     let replica = Replica::start(&server, SLOTS);
     let key = Algorithm::FixedWindow.name();
-    assert_eq!(replica.offer(key, "lent", 500), 500);
-    // What comes with a request counts on the same key: far fewer than were admitted, also by the year.
-    let lower = TestRequest::new("shop").descriptor(&[(key, "lent")]).limit(10, 6, None).0;
+    assert_eq!(replica.offer(key, "leased", 500), 500);
+    // Overrides count on the same key: far fewer than were admitted, also per year.
+    let lower = TestRequest::new("shop").descriptor(&[(key, "leased")]).limit(10, 6, None).0;
     assert_eq!(store_runtime().block_on(join_all([replica.asking(&lower, 200)])), [0]);
 }
 
 #[test]
 fn shutdown_refunds_leases() {
     let server = options().start();
-    // So many slots that there are no shares: all that is admitted is counted.
+    // So many slots that there are no shares: all admitted hits are counted.
     let replica = Replica::start(&server, 1000);
     let key = Algorithm::FixedWindow.name();
     let admitted = replica.offer(key, "stop", 500);

@@ -29,11 +29,11 @@ use self::ledger::{Worst, check};
 use self::scenario::{Plan, ScenarioKind};
 use self::simulation::{Outcome, World};
 
-/// The algorithms that can be eventual.
+/// Algorithms that can be eventual.
 const ALGORITHMS: [Algorithm; 4] =
     [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
 
-/// Runs of each scene and number of replicas, of all algorithms together.
+/// Runs of each scenario and number of replicas, all algorithms together.
 fn runs() -> u64 {
     env::var("PROPTEST_CASES").ok().and_then(|runs| runs.parse().ok()).unwrap_or(96)
 }
@@ -41,7 +41,7 @@ fn runs() -> u64 {
 /// Results of many runs.
 #[derive(Default)]
 struct Tally {
-    /// Of the run that overshot most.
+    /// Overshoot of the worst run.
     worst: Option<Worst>,
     asked: u64,
     calls: u64,
@@ -65,13 +65,13 @@ impl Tally {
         (self.asked, self.calls) = (self.asked + asked, self.calls + calls);
         self.usage.shared += usage.shared;
         self.usage.leased += usage.leased;
-        self.usage.lent += usage.lent;
+        self.usage.leased += usage.leased;
         self.usage.returned += usage.returned;
         Ok(())
     }
 }
 
-/// Lives many runs of a scene, with so many replicas each; none admits more than is promised.
+/// Executes many runs of a scenario with this number of replicas, and checks the bound of each.
 fn live(scene: ScenarioKind, fleets: &[usize]) {
     let mut table = String::new();
     for &replicas in fleets {
@@ -94,7 +94,7 @@ fn live(scene: ScenarioKind, fleets: &[usize]) {
         }
         failures.truncate(5);
         assert!(failures.is_empty(), "{}", failures.join("\n"));
-        // Else nothing was seen.
+        // Otherwise the runs prove nothing.
         let usages = tallies.map(|(_, tally)| tally.usage);
         let some = |of: fn(&EventualStats) -> u64| usages.iter().map(of).sum::<u64>() > 0;
         assert!(some(|it| it.shared) && some(|it| it.leased) && some(|it| it.returned), "{usages:?}");
@@ -102,7 +102,7 @@ fn live(scene: ScenarioKind, fleets: &[usize]) {
     publish(&table);
 }
 
-/// Adds to the table that is asked for; its lines have their columns, whichever test is first.
+/// Appends to the table of `TOLLKEEPER_TABLE`, with a header if it is new.
 fn publish(lines: &str) {
     print!("{lines}");
     if let Some(path) = env::var_os("TOLLKEEPER_TABLE") {

@@ -1,4 +1,4 @@
-//! The text of counters' keys in Redis: a published form that keeps counters apart.
+//! Keys of counters in Redis: a public format that never gives two counters one key.
 //!
 //! Clients choose the values. No two counters may share a key, all keys of a descriptor are in one slot that the path
 //! alone decides, and the length of keys is bounded.

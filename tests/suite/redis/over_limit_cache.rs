@@ -20,7 +20,7 @@ use tollkeeper::store::outcome::ChargeResults;
 use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::over_limit_cache::{CallTimes, OverLimitCache};
 
-/// The beginning of some hour.
+/// Start of an hour.
 const NOW: Time = Time::from_secs(1_783_512_000);
 const MIB: usize = 1 << 20;
 const SECOND_US: u64 = 1_000_000;
@@ -31,12 +31,12 @@ fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec 
     LimitSpec { sole: false, ..LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap()) }
 }
 
-/// A limit under which refused hits do not count.
+/// Limit that does not count rejected hits.
 fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
     Limit::new(&terms(algorithm, requests_per_unit, unit)).unwrap()
 }
 
-/// A limit under which they do.
+/// Limit that counts rejected hits.
 fn counting(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
     let terms = terms(algorithm, requests_per_unit, Unit::Hour);
     Limit::new(&LimitSpec { count_rejected: Some(true), ..terms }).unwrap()
@@ -46,7 +46,7 @@ fn yearly(requests_per_unit: u32) -> Limit {
     limit(Algorithm::FixedWindow, requests_per_unit, Unit::Year)
 }
 
-/// The counters of one descriptor, as a store has them, and the cache before it.
+/// Counters of one descriptor, as a store has them, and the cache in front.
 struct Counters {
     limits: Vec<(Limit, bool)>,
     states: SmallVec<[State; 1]>,
@@ -60,7 +60,7 @@ impl Counters {
         Self { limits: limits.to_vec(), states, over, origin }
     }
 
-    /// Under one limit that is enforced.
+    /// Counters of one enforced limit.
     fn of(limit: Limit) -> Self {
         let origin = Instant::now();
         Self::new(&[(limit, true)], OverLimitCache::new(MIB, false, origin), origin)
@@ -78,12 +78,12 @@ impl Counters {
         charge_together(&terms, &mut self.states, NOW.plus_us(after_us), request)
     }
 
-    /// Has the store decide a charge, which takes no time, and the cache learn from it.
+    /// Decides a charge in the store, at once, and updates the cache.
     fn decide(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
-        let levels = self.charge(after_us, request);
+        let results = self.charge(after_us, request);
         let at = self.at(after_us);
-        self.over.update(ID, &[self.command(request)], from_ref(&levels), CallTimes { sent: at, answered: at });
-        levels
+        self.over.update(ID, &[self.command(request)], from_ref(&results), CallTimes { sent: at, answered: at });
+        results
     }
 
     /// Result of the cache for the same charge.
@@ -145,9 +145,9 @@ fn peeks_refunds_and_shadow_limits_are_never_rejected() {
     for hits in [Hits::Peek, Hits::Refund(1)] {
         assert_eq!(counters.known(1, ChargeRequest::new(hits, 0)), None, "{hits:?}");
     }
-    let trial = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
-    assert_eq!(counters.over.find(ID, from_ref(&trial), counters.at(1)), None);
-    // A request of which one charge is to be asked is asked as a whole.
+    let dry_run = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
+    assert_eq!(counters.over.find(ID, from_ref(&dry_run), counters.at(1)), None);
+    // If one charge of a request must be sent, all are.
     let request = [counters.command(take(1)), counters.command(ChargeRequest::new(Hits::Refund(1), 0))];
     assert_eq!(counters.over.find(ID, &request, counters.at(1)), None);
     let request = [counters.command(take(1)), counters.command(take(2))];
@@ -160,9 +160,9 @@ fn rejected_peek_or_shadow_charge_is_not_cached() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
     assert!(!counters.decide(0, ChargeRequest::new(Hits::Peek, 0))[0].admitted);
-    let trial = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
-    let levels = counters.charge(0, take(1));
-    counters.over.update(ID, &[trial], &[levels], CallTimes { sent: counters.at(0), answered: counters.at(0) });
+    let dry_run = ChargeCommand { dry_run: true, ..counters.command(take(1)) };
+    let results = counters.charge(0, take(1));
+    counters.over.update(ID, &[dry_run], &[results], CallTimes { sent: counters.at(0), answered: counters.at(0) });
     assert_eq!((counters.known(0, take(1)), counters.over.entries()), (None, 0));
 }
 
@@ -191,14 +191,14 @@ fn entry_does_not_apply_to_another_limit() {
 
 #[test]
 fn entry_expires_at_retry_after_and_within_a_second() {
-    // The tenth of a second until the next token, and the year until the next window.
+    // 100 ms until the next token, and the rest of the year until the next window.
     for (limit, holds_us) in [(limit(Algorithm::TokenBucket, 10, Unit::Second), 100_000), (yearly(10), SECOND_US)] {
         let mut counters = Counters::of(limit);
         counters.decide(0, take(10));
-        let refused = counters.charge(0, take(1));
-        // From when it was sent, not from when it was answered.
+        let rejected = counters.charge(0, take(1));
+        // From the time of sending, not of the reply.
         let (sent, answered) = (counters.at(5_000), counters.at(12_000));
-        counters.over.update(ID, &[counters.command(take(1))], &[refused], CallTimes { sent, answered });
+        counters.over.update(ID, &[counters.command(take(1))], &[rejected], CallTimes { sent, answered });
         assert!(counters.known(5_000 + holds_us - 1, take(1)).is_some(), "{limit:?}");
         assert_eq!(counters.known(5_000 + holds_us, take(1)), None, "{limit:?}");
         assert_eq!(counters.over.entries(), 0, "what has ended goes when it is met");
@@ -209,9 +209,9 @@ fn entry_expires_at_retry_after_and_within_a_second() {
 fn late_rejection_is_not_cached() {
     let mut counters = Counters::of(limit(Algorithm::TokenBucket, 10, Unit::Second));
     counters.decide(0, take(10));
-    let refused = counters.charge(0, take(1));
+    let rejected = counters.charge(0, take(1));
     let times = CallTimes { sent: counters.at(0), answered: counters.at(100_000) };
-    counters.over.update(ID, &[counters.command(take(1))], &[refused], times);
+    counters.over.update(ID, &[counters.command(take(1))], &[rejected], times);
     assert_eq!(counters.over.entries(), 0);
 }
 
@@ -219,13 +219,13 @@ fn late_rejection_is_not_cached() {
 fn cached_times_count_down() {
     let mut counters = Counters::of(limit(Algorithm::SlidingWindowLog, 10, Unit::Minute));
     counters.decide(0, take(10));
-    let refused = counters.charge(0, take(1));
-    // It was made out when the answer came.
+    let rejected = counters.charge(0, take(1));
+    // The results are those at the time of the reply.
     let times = CallTimes { sent: counters.at(0), answered: counters.at(10) };
-    counters.over.update(ID, &[counters.command(take(1))], from_ref(&refused), times);
+    counters.over.update(ID, &[counters.command(take(1))], from_ref(&rejected), times);
     for passed_us in [0, 1, 700_000] {
         let known = counters.known(10 + passed_us, take(1)).unwrap();
-        let mut expected = refused.clone();
+        let mut expected = rejected.clone();
         expected[0].reset_us -= passed_us;
         expected[0].retry_after_us = Some(60_000_000 - passed_us);
         assert_eq!(known, expected, "{passed_us}");
@@ -253,19 +253,24 @@ fn refund_or_admission_ends_an_entry() {
     assert_eq!(smaller.known(0, take(4)), None, "its levels are no longer right");
 
     let tried = full();
-    let trial = ChargeCommand { dry_run: true, ..tried.command(take(1)) };
+    let dry_run = ChargeCommand { dry_run: true, ..tried.command(take(1)) };
     let passes = Counters::of(yearly(10)).charge(0, take(1));
-    tried.over.update(ID, from_ref(&trial), from_ref(&passes), CallTimes { sent: tried.at(0), answered: tried.at(0) });
+    tried.over.update(
+        ID,
+        from_ref(&dry_run),
+        from_ref(&passes),
+        CallTimes { sent: tried.at(0), answered: tried.at(0) },
+    );
     assert_eq!(tried.known(0, take(1)), None);
 
-    // In one call, what came last holds.
+    // The last charge of a call wins.
     let (refusal, refund) = (full().charge(0, take(1)), full().charge(0, ChargeRequest::new(Hits::Refund(1), 0)));
     for (charges, is_known) in [([1, -1], false), ([-1, 1], true)] {
         let counters = Counters::of(yearly(10));
         let charge = |refund_first: i32| if refund_first < 0 { Hits::Refund(1) } else { Hits::Charge(1) };
         let commands = charges.map(|hits| counters.command(ChargeRequest::new(charge(hits), 0)));
-        let levels = charges.map(|hits| if hits < 0 { refund.clone() } else { refusal.clone() });
-        counters.over.update(ID, &commands, &levels, CallTimes { sent: counters.at(0), answered: counters.at(0) });
+        let results = charges.map(|hits| if hits < 0 { refund.clone() } else { refusal.clone() });
+        counters.over.update(ID, &commands, &results, CallTimes { sent: counters.at(0), answered: counters.at(0) });
         assert_eq!(counters.known(0, take(1)).is_some(), is_known, "{charges:?}");
     }
 }
@@ -305,8 +310,8 @@ fn only_rejections_by_enforced_limits_are_cached() {
     counters.decide(0, take(5));
     assert!(!counters.decide(0, take(5))[0].admitted, "by the trial limit");
     assert_eq!(counters.over.entries(), 0);
-    let refused = counters.decide(0, take(1));
-    assert_eq!(counters.known(0, take(1)), Some(refused));
+    let rejected = counters.decide(0, take(1));
+    assert_eq!(counters.known(0, take(1)), Some(rejected));
 }
 
 #[test]
@@ -326,8 +331,8 @@ fn more_hits_than_another_limit_allows_miss_the_cache() {
     let limits = [(yearly(10), true), (limit(Algorithm::FixedWindow, 12, Unit::Day), true)];
     let mut counters = Counters::new(&limits, OverLimitCache::new(MIB, false, origin), origin);
     counters.decide(0, take(10));
-    let refused = counters.decide(0, take(1));
-    assert_eq!((refused[0].admitted, refused[1].admitted, refused[1].remaining), (false, true, 2));
+    let rejected = counters.decide(0, take(1));
+    assert_eq!((rejected[0].admitted, rejected[1].admitted, rejected[1].remaining), (false, true, 2));
     assert!(counters.known(0, take(1)).is_some());
     assert!(counters.known(0, take(2)).is_some());
     assert_eq!(counters.known(0, take(3)), None, "the other limit would refuse it as well, and for longer");
@@ -337,21 +342,21 @@ fn more_hits_than_another_limit_allows_miss_the_cache() {
 fn memory_is_bounded_and_expired_entries_make_room() {
     let mut counters = Counters::of(yearly(1));
     counters.decide(0, take(1));
-    let refused = counters.charge(0, take(1));
+    let rejected = counters.charge(0, take(1));
     let command = counters.command(take(1));
     let origin = counters.origin;
     let over = OverLimitCache::new(MIB, false, origin);
-    // Whatever the ids are, all shards take their part.
+    // Whatever the ids are, all shards are used.
     let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let learn = |keys: std::ops::Range<u128>, at: Instant| {
         keys.for_each(|key| {
-            over.update(id(key), from_ref(&command), from_ref(&refused), CallTimes { sent: at, answered: at })
+            over.update(id(key), from_ref(&command), from_ref(&rejected), CallTimes { sent: at, answered: at })
         });
     };
     learn(0..100_000, origin);
     let kept = over.entries();
     println!("{} bytes each", MIB / kept);
-    // An entry with its limit, its levels and its place in a table takes 200 to 500 bytes.
+    // An entry with one limit takes 200 to 500 bytes.
     assert!((MIB / 500..MIB / 200).contains(&kept), "{kept}");
     let first = over.find(id(0), from_ref(&command), origin);
     assert!(first.is_some(), "what is there stays");
@@ -374,7 +379,7 @@ fn zero_capacity_caches_nothing() {
     assert_eq!((counters.known(0, take(2)), counters.over.entries()), (None, 0));
 }
 
-/// Times at random, the same in each run: a linear congruence, its upper bits.
+/// Reproducible random times: the upper bits of a linear congruential generator.
 struct Random(u64);
 
 impl Random {
@@ -416,7 +421,7 @@ fn cached_rejection_agrees_with_the_counter() {
             known_before += 1;
             let found = counters.charge(now_us, request);
             assert!(
-                limits.iter().zip(&found).any(|((_, enforced), level)| *enforced && !level.admitted),
+                limits.iter().zip(&found).any(|((_, enforced), result)| *enforced && !result.admitted),
                 "{limits:?} {request:?} at {now_us}: {known:?} {found:?}"
             );
             for (known, found) in known.iter().zip(&found) {

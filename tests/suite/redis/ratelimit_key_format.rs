@@ -16,10 +16,10 @@ use crate::kit::test_service::TestRequest;
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{http, wait_for};
 
-/// The time of most examples: twenty minutes and a bit after the epoch.
+/// Time of most examples: twenty minutes after the epoch.
 const NOW: Time = Time::from_secs(1234);
 const SECOND_US: u64 = 1_000_000;
-/// So long a jitter that no key of a test expires under it.
+/// Jitter that is longer than any test.
 const LONG_JITTER: (&str, &str) = ("EXPIRATION_JITTER_MAX_SECONDS", "31622400");
 const FORMAT: (&str, &str) = ("TOLLKEEPER_KEY_FORMAT", "ratelimit");
 
@@ -69,12 +69,12 @@ fn statuses(replica: &Replica, request: &TestRequest) -> Vec<(bool, u32)> {
     replica.decide(request).expect("Redis decides").statuses()
 }
 
-/// Settings, a time and a question; and the key that is counted under.
+/// Settings, a time and a request, and the expected key.
 type Example<'a> = (&'a [(&'a str, &'a str)], Time, TestRequest, &'a str);
 
 #[test]
 fn keys_are_those_of_envoyproxy_ratelimit() {
-    // Wednesday, the 8th of July 2026.
+    // Wednesday, July 8th 2026.
     const JULY: Time = Time::from_secs(1_783_513_296);
     let prefixed: &[(&str, &str)] = &[("CACHE_KEY_PREFIX", "prefix:")];
     let braced: &[(&str, &str)] = &[("CACHE_KEY_PREFIX", "{p}\\")];
@@ -87,7 +87,7 @@ fn keys_are_those_of_envoyproxy_ratelimit() {
         (&[], NOW, about(&[("minute", "")]), "domain_minute__1200"),
         (&[], NOW, about(&[("minute", "a_b|{c}\\=*")]), "domain_minute_a_b|{c}\\=*_1200"),
         (&[], NOW, about(&[("files", "files/a.pdf")]), "domain_files_files/*_1200"),
-        // A limit that comes with the request, of a path that no rule has.
+        // An override, for a path without a rule.
         (&[], NOW, about(&[("no", "rule"), ("at", "all")]).limit(5, 3, None), "domain_no_rule_at_all_0"),
         (&[], NOW, about(&[("key", "value")]).limit(5, 2, Some(1)), "domain_key_value_1200"),
         (&[], NOW, about(&[("trial", "v")]), "domain_trial_v_1200"),
@@ -98,7 +98,7 @@ fn keys_are_those_of_envoyproxy_ratelimit() {
         (&[], JULY, about(&[("week", "v")]), "domain_week_v_1782950400"),
         (&[], JULY, about(&[("month", "v")]), "domain_month_v_1783296000"),
         (&[], JULY, about(&[("year", "v")]), "domain_year_v_1766016000"),
-        // The first of July.
+        // July 1st.
         (calendar, JULY, about(&[("month", "v")]), "domain_month_v_1782864000"),
         (calendar, JULY, about(&[("day", "v")]), "domain_day_v_1783468800"),
     ];
@@ -136,7 +136,7 @@ descriptors:
         ("weighted", &["tk1:{d|weighted=v}:sliding_window_counter:3600s"]),
         ("queue", &["tk1:{d|queue=v}:leaky_bucket:3600s"]),
         ("several", &["tk1:{d|several=v}:fixed_window:3600s", "tk1:{d|several=v}:fixed_window:86400s"]),
-        // A list of one is no list.
+        // A list of one limit is like a single limit.
         ("one", &["d_one_v_0"]),
     ];
     let server = redis::options().start();
@@ -177,12 +177,12 @@ fn each_hit_sets_expiry_to_window_plus_jitter() {
             replica.decide(&about(&[("minute", "v")])).expect("Redis decides");
             seen.push(ttl(&server, "domain_minute_v_1200"));
         }
-        // A second or two may pass until it is asked.
+        // One or two seconds may pass before the check.
         assert!(seen.iter().all(|ttl| (58..60 + spread).contains(ttl)), "{jitter}: {seen:?}");
-        // That 40 charges from 20 numbers are all below 65 happens once in 10^24 runs.
+        // 40 random jitters are all below 65 once in 10^24 runs.
         assert!(spread == 1 || seen.iter().any(|ttl| *ttl > 65), "{jitter}: {seen:?}");
     }
-    // A calendar month's counter goes with its month: 23.2 days from here.
+    // A calendar month's key expires with the month: in 23.2 days.
     let env = [("EXPIRATION_JITTER_MAX_SECONDS", "0"), ("USE_CALENDAR_MONTH_RATE_LIMIT", "true")];
     let replica = replica_at(&server.address(), &env, Time::from_secs(1_783_513_296));
     let response = replica.decide(&about(&[("month", "v")])).expect("Redis decides");
@@ -208,7 +208,7 @@ fn both_programs_see_each_others_counts() {
     assert_eq!(statuses(&replica, &request), [(false, 1)]);
     assert_eq!(count_elsewhere(&server, KEY, 1), 3);
     assert_eq!(statuses(&replica, &request), [(true, 0)]);
-    // It sees that it is over, too.
+    // envoyproxy/ratelimit sees that the limit is exceeded, too.
     assert_eq!(count_elsewhere(&server, KEY, 1), 5);
 }
 
@@ -255,7 +255,7 @@ fn concurrent_refunds_never_go_below_zero() {
     for round in 0..20 {
         let value = round.to_string();
         let request = about(&[("other", &value)]);
-        // More is given back than was taken, and takes come in between.
+        // Refunds exceed charges, with charges in between.
         let mixed: Vec<TestRequest> = (0..30)
             .map(|n| if n % 3 == 0 { request.clone().hits(2) } else { request.clone().refund(1 + n % 5) })
             .collect();
@@ -263,7 +263,7 @@ fn concurrent_refunds_never_go_below_zero() {
             for replica in &replicas {
                 let mixed = &mixed;
                 scope.spawn(move || {
-                    // Alone and combined.
+                    // Alone and coalesced.
                     for chunk in mixed.chunks(5) {
                         replica.decide_concurrently(chunk).into_iter().for_each(|response| {
                             response.expect("Redis decides");
@@ -275,7 +275,7 @@ fn concurrent_refunds_never_go_below_zero() {
         let count: i64 = server.query(&["GET", &format!("domain_other_{value}_1200")]);
         assert!((0..=60).contains(&count), "round {round}: {count}");
     }
-    // Where there is enough to give back, none is lost.
+    // If the count is sufficient, no refund is lost.
     let request = about(&[("other", "enough")]);
     replicas[0].decide(&request.clone().hits(500)).expect("Redis decides");
     std::thread::scope(|scope| {
@@ -295,11 +295,11 @@ fn cancelled_refund_is_still_corrected_to_zero() {
     let replica = replica_at(&format!("127.0.0.1:{}", proxy.port()), &env, NOW);
     wait_for("a connection", || replica.decide(&about(&[("minute", "v")])).ok());
     proxy.set(Mode::Stall);
-    // It passes by policy, as refunds do.
+    // A refund passes by policy.
     replica.decide(&about(&[("minute", "v")]).refund(3)).expect("refunds pass");
     proxy.set(Mode::Pass);
     wait_for("the count to be even", || (counters(&server)["domain_minute_v_1200"] == "0").then_some(()));
-    // One hit, three given back, two of them added back.
+    // One hit, a refund of three, two of them added back.
     assert_eq!(server.command_counts()["incrby"] - probes(&server), 3);
 }
 
@@ -327,22 +327,22 @@ fn stop_cache_key_increment_spares_siblings_of_a_rejected_descriptor() {
     let server = redis::options().start();
     let replica = replica_at(&server.address(), &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], NOW);
     let both = || about(&[("minute", "v")]).descriptor(&[("hour", "v")]);
-    // Its only reads are GET, and only the one that exceeds is counted.
+    // Reads are GET, and only the charge that exceeds the limit is counted.
     replica.decide(&about(&[("minute", "v")]).hits(3)).expect("Redis decides");
     server.reset_stats();
     assert_eq!(statuses(&replica, &both()), [(true, 0), (false, 3)]);
     let counted = [("domain_hour_v_0", "0"), ("domain_minute_v_1200", "4")];
     assert_eq!(counters(&server), counted.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
     let commands = server.command_counts();
-    // Two are those of this test.
+    // Two of them are of this test.
     assert_eq!((commands["get"] - 2, commands["incrby"], commands["expire"]), (2, 2, 2), "{commands:?}");
     assert!(ttl(&server, "domain_hour_v_0") > 3600);
-    // None exceeds: all are counted. A refund is none to be spared.
+    // None exceeds the limit: all are counted. A refund is always sent.
     assert_eq!(statuses(&replica, &about(&[("minute", "w")]).descriptor(&[("hour", "v")])), [(false, 2), (false, 2)]);
     let refund = both().refund(1);
     assert_eq!(statuses(&replica, &refund), [(true, 0), (false, 3)]);
     assert_eq!(counters(&server)["domain_hour_v_0"], "0");
-    // A trial exceeds as well.
+    // In shadow mode too.
     replica.decide(&about(&[("trial", "v")])).expect("Redis decides");
     assert_eq!(statuses(&replica, &about(&[("trial", "v")]).descriptor(&[("minute", "x")])), [(false, 0), (false, 3)]);
 }
@@ -359,7 +359,7 @@ fn waiting_charges_use_their_own_time() {
         wait_for("the first call", || (replica.calls() == 2).then_some(()));
         replica.service.advance_us(10 * SECOND_US);
         let second = scope.spawn(|| replica.decide(&about(&[("minute", "v")])).expect("Redis decides"));
-        // That it waits shows nowhere; if it comes too late to, it asks by itself, and the answer is the same.
+        // Waiting is not observable; if the charge is too late to wait, it is sent alone, with the same result.
         std::thread::yield_now();
         proxy.set(Mode::Pass);
         assert_eq!(first.join().unwrap().text(), "OK [OK 3/MINUTE left 1 in 26 s]");
@@ -378,7 +378,7 @@ fn non_numeric_value_fails_only_its_charge() {
         replica.decide(&about(&[("minute", value)])).expect_err("it cannot be counted");
         replica.decide(&about(&[("other", value)])).expect("others are counted");
     }
-    // As many as Redis holds, and as few.
+    // The largest and the smallest count that Redis holds.
     server.query::<()>(&["SET", "domain_minute_y_1200", "9223372036854775800"]);
     assert_eq!(statuses(&replica, &about(&[("minute", "y")])), [(true, 0)]);
     server.query::<()>(&["SET", "domain_minute_z_1200", "-9223372036854775807"]);
@@ -409,7 +409,7 @@ fn acl_without_scripts_suffices_for_fixed_windows() {
     };
     assert_eq!((0..4).map(|_| ask("day")).collect::<Vec<_>>(), [200, 200, 200, 429]);
     wait_for("readiness", || (ready() == 200).then_some(()));
-    // A rule that needs a script is loud, and disturbs nobody.
+    // A rule that needs a script is reported, and affects no other rule.
     assert_eq!((0..20).map(|_| ask("bucket")).collect::<Vec<_>>(), [429; 20]);
     wait_for("unreadiness", || (ready() == 500).then_some(()));
     let said = tollkeeper.stderr();
@@ -418,7 +418,7 @@ fn acl_without_scripts_suffices_for_fixed_windows() {
     assert_eq!((0..4).map(|_| ask("year")).collect::<Vec<_>>(), [200, 200, 200, 429]);
     let counts: Vec<String> = counters(&server).into_values().collect();
     assert_eq!(counts, ["4", "4"]);
-    // Mended, it is well again by itself.
+    // Once fixed, it recovers without a restart.
     server.query::<()>(&["ACL", "SETUSER", "plain", "+@all"]);
     assert_eq!(ask("bucket"), 200);
     wait_for("readiness", || (ready() == 200).then_some(()));
@@ -451,9 +451,9 @@ fn counts_are_exact_during_slot_migration() {
     const KEY: &str = "domain_other_v_1200";
     let slot = cluster.slot(KEY);
     let request = about(&[("other", "v")]);
-    // A run, a refund that leaves too little, and a run again: parts of a call may have to go to different nodes.
+    // Charges, a refund that exceeds the count, and charges again: parts of a call may go to different nodes.
     let round = [request.clone().hits(2), request.clone().refund(5), request.clone().hits(3), request.clone().hits(0)];
-    // Where the slots are has to be found out first.
+    // The slots must be discovered first.
     wait_for("the map of the cluster", || replica.decide(&about(&[("other", "else")])).ok());
     let moving = AtomicBool::new(true);
     let mut rounds = 0;

@@ -29,7 +29,7 @@ mod model;
 const START: Time = Time::from_secs(1_783_512_000);
 const SECOND: u64 = 1_000_000;
 
-/// A table of slots in a Redis, asked at times of one's own.
+/// Registry of slots in a Redis, called at chosen times.
 struct Table {
     connection: Connection,
     key: String,
@@ -51,23 +51,23 @@ impl Table {
         self.now.set(self.now.get().plus_us(u64::try_from(span.as_micros()).unwrap()));
     }
 
-    fn try_ask(&mut self, owner: u8, slots: u32, wish: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
-        let argument = claim::encode(OwnerId([owner + 1; 16]), slots, wish, now);
+    fn try_claim(&mut self, owner: u8, slots: u32, action: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
+        let argument = claim::encode(OwnerId([owner + 1; 16]), slots, action, now);
         let mut command = cmd("EVAL");
         command.arg(&script::compose::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
         Ok(claim::decode(&reply).expect("the reply can be read"))
     }
 
-    fn ask(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> ClaimReply {
-        let reply = self.try_ask(owner, slots, wish, Some(self.now.get())).expect("the script has no mistake");
+    fn claim(&mut self, owner: u8, slots: u32, action: ClaimAction) -> ClaimReply {
+        let reply = self.try_claim(owner, slots, action, Some(self.now.get())).expect("the script has no mistake");
         assert_eq!(reply.now, self.now.get());
         reply
     }
 
-    /// The slot that a process gets, or keeps, and when that was free from.
+    /// Claims or renews a slot; returns it and the end of the previous claim.
     fn hold(&mut self, owner: u8, slots: u32) -> (Option<u32>, Time) {
-        let reply = self.ask(owner, slots, ClaimAction::Claim);
+        let reply = self.claim(owner, slots, ClaimAction::Claim);
         (reply.slot, reply.previous_end)
     }
 }
@@ -82,19 +82,19 @@ fn each_process_gets_its_own_slot_and_keeps_it() {
     let mut table = Table::new(&server);
     for owner in 0..3 {
         let expected = ClaimReply { now: START, slot: Some(owner.into()), previous_end: never(), live: 1, slots: 3 };
-        assert_eq!(table.ask(owner, 3, ClaimAction::Claim), ClaimReply { live: u32::from(owner) + 1, ..expected });
+        assert_eq!(table.claim(owner, 3, ClaimAction::Claim), ClaimReply { live: u32::from(owner) + 1, ..expected });
     }
-    // More processes than slots: they wait, and are counted.
-    assert_eq!(table.ask(3, 3, ClaimAction::Claim).slot, None);
-    assert_eq!(table.ask(4, 3, ClaimAction::Claim).live, 5);
+    // Processes beyond the slots wait, and are counted.
+    assert_eq!(table.claim(3, 3, ClaimAction::Claim).slot, None);
+    assert_eq!(table.claim(4, 3, ClaimAction::Claim).live, 5);
     for _ in 0..10 {
         table.pass(Duration::from_secs(29));
         for owner in 0..3 {
             assert_eq!(table.hold(owner, 3), (Some(owner.into()), never()));
         }
-        assert_eq!(table.ask(3, 3, ClaimAction::Claim).slot, None);
+        assert_eq!(table.claim(3, 3, ClaimAction::Claim).slot, None);
     }
-    assert_eq!(table.ask(0, 3, ClaimAction::Claim).live, 4, "one of those that waited has gone");
+    assert_eq!(table.claim(0, 3, ClaimAction::Claim).live, 4, "one of those that waited has gone");
     let life: i64 = server.query(&["PTTL", "tk1:{replicas}"]);
     let longest = 366 * 86_400_000;
     assert!(longest - 60_000 < life && life <= longest, "{life}");
@@ -112,15 +112,15 @@ fn claim_expires_after_30_seconds_and_the_longest_free_slot_is_next() {
     table.pass(Duration::from_micros(1));
     let end = START.plus_us(30 * SECOND);
     assert_eq!(table.hold(2, 2), (Some(0), end));
-    // Its own renewals change nothing about the claim before it.
+    // Renewals do not change the end of the previous claim.
     table.pass(Duration::from_secs(10));
     assert_eq!(table.hold(2, 2), (Some(0), end));
     assert_eq!(table.hold(3, 2), (Some(1), START.plus_us(31 * SECOND)));
-    // Whoever has lost a slot gets another.
+    // A process that lost its slot gets another.
     table.pass(Duration::from_secs(31));
     assert_eq!(table.hold(3, 2).0, Some(1), "its own, though the other is free for longer");
     assert_eq!(table.hold(0, 2), (Some(0), START.plus_us(70 * SECOND)));
-    // One that comes back to its own has not used it meanwhile.
+    // A process that regains its slot has not used it meanwhile.
     table.pass(Duration::from_secs(100));
     assert_eq!(table.hold(0, 2), (Some(0), START.plus_us(101 * SECOND)));
 }
@@ -134,9 +134,9 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     let micro = Duration::from_micros(1);
     let period = 60 * SECOND;
     assert!(!first.may_share(period, received));
-    first.record_reply(&table.ask(0, 1, ClaimAction::Claim), sent, received);
+    first.record_reply(&table.claim(0, 1, ClaimAction::Claim), sent, received);
     assert!(!first.may_share(0, received - micro));
-    assert!(first.may_share(u64::MAX, received), "nobody had it before");
+    assert!(first.may_share(u64::MAX, received), "it never had a holder");
     assert!(first.may_share(period, sent + CLAIM_DURATION - micro));
     assert!(!first.may_share(0, sent + CLAIM_DURATION));
     assert_eq!(first.redis_time(received + Duration::from_secs(1)), Some(START.plus_us(SECOND)));
@@ -145,18 +145,18 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
         Some(Time::from_secs(START.as_micros() / SECOND - 1))
     );
 
-    // Ten seconds after its end somebody else has it, and knows so a second later.
+    // Ten seconds after its end another process has the slot, and learns it a second later.
     table.pass(CLAIM_DURATION + Duration::from_secs(10));
     let received = sent + CLAIM_DURATION + Duration::from_secs(11);
     let mut renewed = received - Duration::from_secs(1);
-    second.record_reply(&table.ask(1, 1, ClaimAction::Claim), renewed, received);
+    second.record_reply(&table.claim(1, 1, ClaimAction::Claim), renewed, received);
     let due = received + Duration::from_secs(50);
     while renewed + CLAIM_DURATION <= due {
         assert!(second.may_share(10 * SECOND, received));
         assert!(!second.may_share(10 * SECOND + 1, received));
         table.pass(Duration::from_secs(10));
         renewed += Duration::from_secs(10);
-        second.record_reply(&table.ask(1, 1, ClaimAction::Claim), renewed, renewed + Duration::from_millis(300));
+        second.record_reply(&table.claim(1, 1, ClaimAction::Claim), renewed, renewed + Duration::from_millis(300));
     }
     assert!(!second.may_share(period, due - micro));
     assert!(second.may_share(period, due));
@@ -170,15 +170,15 @@ fn released_slot_is_free_at_once() {
     let mut table = Table::new(&server);
     table.hold(0, 1);
     table.pass(Duration::from_secs(3));
-    assert_eq!(table.ask(1, 1, ClaimAction::Claim).live, 2);
-    let ended = table.ask(0, 1, ClaimAction::Release);
+    assert_eq!(table.claim(1, 1, ClaimAction::Claim).live, 2);
+    let ended = table.claim(0, 1, ClaimAction::Release);
     assert_eq!((ended.slot, ended.live), (None, 1));
     let end = table.now.get();
     table.pass(Duration::from_secs(2));
     assert_eq!(table.hold(1, 1), (Some(0), end));
-    // Who has none, or lost it, ends nobody else's.
-    assert_eq!(table.ask(0, 1, ClaimAction::Release).live, 1);
-    assert_eq!(table.ask(2, 1, ClaimAction::Release).live, 1);
+    // A process without a slot releases no slot of others.
+    assert_eq!(table.claim(0, 1, ClaimAction::Release).live, 1);
+    assert_eq!(table.claim(2, 1, ClaimAction::Release).live, 1);
     assert_eq!(table.hold(1, 1), (Some(0), end));
 }
 
@@ -191,21 +191,21 @@ fn new_slot_count_waits_for_old_claims_to_end() {
     for _ in 0..5 {
         table.pass(Duration::from_secs(20));
         table.hold(0, 2);
-        let refused = table.ask(7, 4, ClaimAction::Claim);
-        assert_eq!((refused.slot, refused.slots, refused.previous_end), (None, 2, never()));
-        assert_eq!(table.ask(7, 4, ClaimAction::Release).slots, 2);
-        table.ask(7, 4, ClaimAction::Claim);
+        let rejected = table.claim(7, 4, ClaimAction::Claim);
+        assert_eq!((rejected.slot, rejected.slots, rejected.previous_end), (None, 2, never()));
+        assert_eq!(table.claim(7, 4, ClaimAction::Release).slots, 2);
+        table.claim(7, 4, ClaimAction::Claim);
     }
-    table.ask(0, 2, ClaimAction::Release);
-    // That counts as the end of every claim, of slots that nobody had too.
+    table.claim(0, 2, ClaimAction::Release);
+    // That counts as the end of every claim, also of slots that never had a holder.
     let end = table.now.get();
-    let first = table.ask(7, 4, ClaimAction::Claim);
+    let first = table.claim(7, 4, ClaimAction::Claim);
     assert_eq!((first.slot, first.slots, first.previous_end, first.live), (Some(0), 4, end, 1));
     table.pass(Duration::from_secs(1));
     for (slot, owner) in [8, 9, 10].into_iter().enumerate() {
         assert_eq!(table.hold(owner, 4), (u32::try_from(slot + 1).ok(), end));
     }
-    assert_eq!(table.ask(0, 2, ClaimAction::Claim).slots, 4);
+    assert_eq!(table.claim(0, 2, ClaimAction::Claim).slots, 4);
     assert_eq!(table.hold(11, 4).0, None);
 }
 
@@ -230,7 +230,7 @@ fn slots_are_claimed_again_after_a_flush() {
     server.query::<()>(&["FLUSHALL"]);
     assert_eq!(table.hold(1, 3), (Some(0), never()));
     assert_eq!(table.hold(0, 3), (Some(1), never()));
-    assert_eq!(table.ask(2, 3, ClaimAction::Claim).live, 3);
+    assert_eq!(table.claim(2, 3, ClaimAction::Claim).live, 3);
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.hold(0, 1000);
-    let ask = |table: &mut Table, number: u16| {
+    let claim_live = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
         let argument = claim::encode(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
@@ -246,13 +246,13 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
         command.arg(&script::compose::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
         claim::decode(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
     };
-    let counted: Vec<u32> = (0..1003).map(|number| ask(&mut table, number)).collect();
+    let counted: Vec<u32> = (0..1003).map(|number| claim_live(&mut table, number)).collect();
     let expected: Vec<u32> = (0..1003).map(|number| 1 + (number + 1).min(1000)).collect();
     assert_eq!(counted, expected);
     let bytes: u64 = server.query(&["STRLEN", "tk1:{replicas}"]);
     assert_eq!(bytes, 8 + 32 * 1000 + 24 * 1000);
     table.pass(CLAIM_DURATION);
-    assert_eq!(table.ask(1, 1, ClaimAction::Claim).live, 1);
+    assert_eq!(table.claim(1, 1, ClaimAction::Claim).live, 1);
     assert_eq!(server.query::<u64>(&["STRLEN", "tk1:{replicas}"]), 8 + 32);
 }
 
@@ -271,7 +271,7 @@ fn foreign_value_is_left_alone() {
     for plant in plants {
         server.query::<()>(plant);
         let planted: Vec<u8> = server.query(&["DUMP", "tk1:{replicas}"]);
-        let error = table.try_ask(0, 16, ClaimAction::Claim, Some(START)).unwrap_err();
+        let error = table.try_claim(0, 16, ClaimAction::Claim, Some(START)).unwrap_err();
         assert_eq!(error.code(), Some("WRONGTYPE"), "{plant:?}: {error}");
         assert_eq!(server.query::<Vec<u8>>(&["DUMP", "tk1:{replicas}"]), planted);
         server.query::<()>(&["DEL", "tk1:{replicas}"]);
@@ -284,7 +284,7 @@ fn registry_key_differs_from_all_counter_keys() {
     assert_eq!(claim::registry_key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
 }
 
-/// Waits until a store knows that so many are alive; it asks again at once, rather than in ten seconds.
+/// Waits until a store counts this many live replicas; it renews at once instead of after ten seconds.
 fn wait_until_live(redis: &Redis, live: u32) {
     wait_for("the others to be counted", || {
         let _within = store_runtime().enter();
@@ -356,8 +356,7 @@ fn local_policy_divides_by_the_last_seen_replica_count_unless_set() {
     }
 }
 
-/// A process that counts in that server, by an ACL user who may do what the documentation says, on keys of these
-/// patterns.
+/// Process with an ACL user that has the documented permissions, on keys of these patterns.
 fn process(server: &Server, keys: &[&str]) -> Setup {
     const MAY: &str = "-@all +eval +evalsha +time +get +set +pexpire +llen +lindex +lrange +lset +ltrim +rpush";
     let mut words = vec!["ACL", "SETUSER", "documented", "on", ">secret"];
@@ -368,7 +367,7 @@ fn process(server: &Server, keys: &[&str]) -> Setup {
         .env("REDIS_SOCKET_TYPE", "tcp")
 }
 
-/// The keys that the documentation says.
+/// Documented key patterns.
 const DOCUMENTED: &[&str] = &["~tk1:*"];
 
 fn wait_for_the_table(server: &Server) {
@@ -381,15 +380,15 @@ fn process_claims_a_slot_and_releases_it_on_shutdown() {
     let mut process = process(&server, DOCUMENTED).start();
     wait_for_the_table(&server);
     let mut table = Table::new(&server);
-    let other = table.try_ask(1, 16, ClaimAction::Claim, None).unwrap();
+    let other = table.try_claim(1, 16, ClaimAction::Claim, None).unwrap();
     assert_eq!((other.slot, other.previous_end, other.live), (Some(1), never(), 2));
     process.signal("TERM");
     assert!(process.wait().success());
-    let alone = table.try_ask(1, 16, ClaimAction::Claim, None).unwrap();
+    let alone = table.try_claim(1, 16, ClaimAction::Claim, None).unwrap();
     assert_eq!(alone.live, 1);
-    table.try_ask(1, 16, ClaimAction::Release, None).unwrap();
-    let next = table.try_ask(2, 16, ClaimAction::Claim, None).unwrap();
-    assert_eq!(next.slot, Some(2), "one that nobody had before is free for longest");
+    table.try_claim(1, 16, ClaimAction::Release, None).unwrap();
+    let next = table.try_claim(2, 16, ClaimAction::Claim, None).unwrap();
+    assert_eq!(next.slot, Some(2), "a slot without an earlier holder has been free for longest");
 }
 
 #[test]
@@ -402,7 +401,7 @@ fn disagreement_about_the_slot_count_is_logged_once() {
     wait_for("a warning", || second.stderr().contains(says).then_some(()));
     assert_eq!(second.stderr().matches(says).count(), 1);
     let mut table = Table::new(&server);
-    assert_eq!(table.try_ask(1, 16, ClaimAction::Claim, None).unwrap().live, 3);
+    assert_eq!(table.try_claim(1, 16, ClaimAction::Claim, None).unwrap().live, 3);
 }
 
 /// Number of script calls sent, permitted or not.
@@ -418,8 +417,8 @@ fn tried(server: &Server) -> u64 {
 #[test]
 fn unusable_registry_does_no_other_harm() {
     let server = servers::options().start();
-    server.query::<()>(&["RPUSH", "tk1:{replicas}", "of somebody else"]);
-    // What stands there is no table, or is not for this user.
+    server.query::<()>(&["RPUSH", "tk1:{replicas}", "of another program"]);
+    // The key holds another type, or the user may not access it.
     for keys in [DOCUMENTED, &["resetkeys", "~tk1:{[0-9]*", "~tk1:{shop*"]] {
         let process = process(&server, keys).start();
         wait_for("a warning", || {
@@ -431,6 +430,6 @@ fn unusable_registry_does_no_other_harm() {
         assert_eq!(process.post_json(body).status, 200);
         let ready = http::get(process.http_port(), "/readyz").send();
         assert_eq!(ready.status, 200, "{}", ready.text());
-        assert_eq!(process.stderr().matches("no replica slot").count(), 1);
+        assert_eq!(process.stderr().matches("cannot claim a replica slot").count(), 1);
     }
 }

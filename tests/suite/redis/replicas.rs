@@ -27,15 +27,15 @@ use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 
 const REPLICAS: usize = 3;
 const CALLERS: usize = 300;
-/// The limit of the one hot key, and of each of many.
+/// Limit of the hot key, and of each of many keys.
 const HOT: u64 = 150;
 const EACH: u64 = 7;
 const KEYS: usize = 30;
-/// A leaky bucket lets one leave so often, and holds so many.
+/// Interval at which a leaky bucket releases a request, and its queue size.
 const APART: Duration = Duration::from_millis(100);
 const QUEUE: usize = 12;
 
-/// Algorithms under which nothing is held.
+/// Algorithms that delay no request.
 fn at_once() -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
 }
@@ -52,7 +52,7 @@ fn rules() -> String {
     }
     let leaky = "algorithm: leaky_bucket";
     rule("hot_leaky_bucket", &format!("{{unit: second, requests_per_unit: 10, queue_size: {QUEUE}, {leaky}}}"));
-    // The first leaves at once, and the next could in a year.
+    // The first leaves at once, the next in a year.
     rule("each_leaky_bucket", &format!("{{unit: year, requests_per_unit: 1, queue_size: 1, {leaky}}}"));
     rule(
         "several",
@@ -64,7 +64,7 @@ fn rules() -> String {
     rules
 }
 
-/// Replicas that share their counters, and clients of each.
+/// Replicas that share their counters, and their clients.
 struct Fleet {
     topology: &'static str,
     clients: Vec<RateLimitServiceClient<Channel>>,
@@ -92,7 +92,7 @@ impl Fleet {
             RateLimitServiceClient::new(channel)
         });
         let fleet = Self { topology, clients: clients.collect(), turn: AtomicUsize::new(0), replicas };
-        // A node of a cluster is found a moment after the start.
+        // Cluster nodes are discovered shortly after the start.
         for client in &fleet.clients {
             crate::kit::wait_for("the replica to know all nodes", || {
                 let known =
@@ -104,7 +104,7 @@ impl Fleet {
         fleet
     }
 
-    /// Each caller asks its questions one after the other, all callers at once, by turns at the replicas.
+    /// Runs all callers at once; each sends its requests in order, to the replicas in turn.
     fn offer(&self, callers: Vec<Vec<RateLimitRequest>>) -> Vec<Answered> {
         self.try_offer(callers).unwrap_or_else(|error| {
             let said: Vec<_> = self.replicas.iter().map(Tollkeeper::stderr).collect();
@@ -132,7 +132,7 @@ impl Fleet {
         })
     }
 
-    /// The hits admitted of so many offered one by one, on one key.
+    /// Sends single hits on one key; returns the number admitted.
     fn offer_one_by_one(&self, key: &str, value: &str, hits: usize) -> u64 {
         let callers = (0..CALLERS).map(|caller| {
             let share = hits / CALLERS + usize::from(caller < hits % CALLERS);
@@ -218,7 +218,7 @@ fn admits_the_limit_and_not_one_more(fleet: &Fleet) {
     table.publish();
 }
 
-/// One hot key, with more demand than its limit, and another with less.
+/// One hot key above its limit, and another below.
 fn one_key(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let key = format!("hot_{algorithm}");
     for (value, offered) in [("over", 3 * HOT), ("under", HOT - 1), ("even", HOT)] {
@@ -227,7 +227,7 @@ fn one_key(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     }
 }
 
-/// Many keys, in three nodes of a cluster, some with more demand than their limit and some with less.
+/// Many keys on three cluster nodes, some above their limit and some below.
 fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u64)) {
     let key = format!("each_{algorithm}");
     let demand = |place: usize| if place.is_multiple_of(2) { limit + 3 } else { limit - 1 };
@@ -235,13 +235,13 @@ fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u
     let mut places = Vec::new();
     for place in 0..KEYS {
         for _ in 0..demand(place) {
-            // Scattered, so that callers meet on every key.
+            // Shuffled, so that callers compete for every key.
             let caller = (places.len() * 7) % CALLERS;
             callers[caller].push(about(&key, &place.to_string(), 1));
             places.push((caller, place));
         }
     }
-    // Answers come by caller, each in its order.
+    // Responses are grouped by caller, in order.
     places.sort_by_key(|(caller, _)| *caller);
     let responses = fleet.offer(callers);
     for place in 0..KEYS {
@@ -253,7 +253,7 @@ fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u
     table.exactly(fleet, (algorithm.name(), "30 keys"), (responses.len() as u64, admitted(&responses), wanted));
 }
 
-/// Charges of several hits; what no large charge could take, small ones do; refunds make room for as many again.
+/// Charges of several hits: small ones use what is too little for large ones; refunds make room for as many again.
 fn hits_of_all_sizes(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let key = format!("sized_{algorithm}");
     let callers = (0..CALLERS).map(|caller| vec![about(&key, "s", 1 + caller as u64 % 5)]);
@@ -271,7 +271,7 @@ fn hits_of_all_sizes(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     table.exactly(fleet, (algorithm.name(), "after 60 refunded"), (100, again, 60));
 }
 
-/// At nine of ten, two replicas that ask at once get one hit between them.
+/// With nine of ten used, two replicas that charge at once get one hit in total.
 fn nine_of_ten(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let key = format!("ten_{algorithm}");
     let nine = |place: usize| vec![about(&key, &place.to_string(), 9)];
@@ -286,13 +286,13 @@ fn nine_of_ten(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     table.exactly(fleet, (algorithm.name(), "9 of 10, then 2 at once"), (offered, admitted, admitted));
 }
 
-/// The least of several limits decides, and the others are charged no more than it admits.
+/// The lowest of several limits decides, and the others are charged no more than it admits.
 fn several_limits(fleet: &Fleet, table: &mut Table) {
     let admitted = fleet.offer_one_by_one("several", "s", 400);
     table.exactly(fleet, ("four together", "one key"), (400, admitted, 100));
 }
 
-/// A leaky bucket: as many as it holds are admitted at least, and they leave one by one.
+/// A leaky bucket admits at least its queue size, and requests leave one by one.
 fn held(fleet: &Fleet, table: &mut Table) {
     let key = "hot_leaky_bucket";
     let began = Instant::now();
@@ -301,14 +301,14 @@ fn held(fleet: &Fleet, table: &mut Table) {
         responses.iter().filter(|response| response.admitted).map(|response| response.at - began).collect();
     departures.sort_unstable();
     let refused = responses.iter().filter(|response| !response.admitted).map(|response| response.at - began);
-    let offering = refused.max().expect("most are refused");
-    // The first leaves when it comes, so after `began`, and each of the others a step after the one before it.
+    let offering = refused.max().expect("most are rejected");
+    // The first leaves on arrival, after `began`, and each other one interval after the previous one.
     for (place, departure) in (0_u32..).zip(&departures) {
         assert!(*departure >= APART * place, "{}: {place} left after {departure:?}", fleet.topology);
     }
     let left = offering.as_millis() / APART.as_millis();
     println!("leaky_bucket, {}: {} admitted, all offered within {offering:?}", fleet.topology, departures.len());
-    // Room that comes while callers still ask is not lost and not over.
+    // Room that appears meanwhile is used, and not exceeded.
     let most = QUEUE + usize::try_from(left).unwrap() + 1;
     let limit = departures.len().clamp(QUEUE, most) as u64;
     table.exactly(fleet, ("leaky_bucket", "one key, held"), (CALLERS as u64, departures.len() as u64, limit));

@@ -25,7 +25,7 @@ use crate::kit::tcp_proxy::TcpProxy;
 use crate::kit::test_service::{TestRequest, TestService, store_runtime};
 use crate::kit::wait_for;
 
-/// Noon on Wednesday the 8th of July 2026.
+/// Noon on Wednesday, July 8th 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);
 
 type Call<'c> = Pin<Box<dyn Future<Output = Vec<ChargeResults>> + Send + 'c>>;
@@ -36,7 +36,7 @@ fn limit(algorithm: Algorithm) -> Limit {
     Limit::new(&LimitSpec { sole: false, queue_size, ..LimitSpec::new(algorithm, 1_000, year) }).unwrap()
 }
 
-/// A service with these rules of the domain `shop`, with counters that the variables name.
+/// Service with these rules of the domain `shop`, and with the counters that the variables select.
 fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
     let mut env = env.to_vec();
     env.push(("TOLLKEEPER_ON_STORE_ERROR", "error"));
@@ -47,7 +47,7 @@ fn test_service(env: &[(&str, &str)], rules: &str) -> TestService {
     service
 }
 
-/// A question about descriptors of `shop`: `key=value; key`.
+/// Request for descriptors of `shop`: `key=value; key`.
 fn about(descriptors: &str) -> TestRequest {
     descriptors.split("; ").fold(TestRequest::new("shop"), |request, descriptor| {
         request.descriptor(&[descriptor.split_once('=').unwrap_or((descriptor, ""))])
@@ -58,14 +58,14 @@ fn text(service: &TestService, descriptors: &str) -> String {
     service.decide(&about(descriptors)).unwrap_or_else(|error| panic!("{error}: {descriptors}")).text()
 }
 
-/// Number of script calls that the server has had, by EVALSHA and by EVAL.
+/// Number of script calls that the server has received, by EVALSHA and by EVAL.
 fn calls(server: &Server) -> (u64, u64) {
     let commands = server.command_counts();
     let count = |name: &str| commands.get(name).copied().unwrap_or(0);
     (count("evalsha"), count("eval"))
 }
 
-/// Charges of one hit on values of their own, an algorithm after the other, for callers that wait for ever.
+/// Charges of one hit on distinct values, algorithms in turn, without a deadline.
 fn one_each(values: impl IntoIterator<Item = String>) -> Vec<TestCharge> {
     let algorithms = Algorithm::ALL.into_iter().cycle();
     let one = |(value, algorithm)| TestCharge {
@@ -99,7 +99,7 @@ fn all_calls_of_a_request_are_pipelined() {
         wait_for("the proxy to have all calls", || (proxy.request_bytes() - asked == one_by_one).then_some(()));
         assert_eq!(proxy.response_bytes(), answered);
         server.thaw();
-        assert!(call.await.iter().all(|levels| levels[0].before == 1));
+        assert!(call.await.iter().all(|results| results[0].before == 1));
     });
 }
 
@@ -116,12 +116,12 @@ fn cluster_nodes_are_called_concurrently() {
     assert!((0..3).all(|node| share(node) > 0), "{owners:?}");
     let wanted = one_each(values);
     store_runtime().block_on(async {
-        // Each node learns its scripts.
+        // Each node loads its scripts.
         for _ in 0..2 {
             counters.charge(&wanted, ChargeMode::Commit, NOON).await;
         }
         for first in 0..3 {
-            // The node that is let go first has all its calls, whichever comes first in the request.
+            // The node that is thawed first has all its calls, in whatever order the request has them.
             (0..3).for_each(|node| cluster.node(node).reset_stats());
             (0..3).for_each(|node| cluster.node(node).freeze());
             let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
@@ -131,7 +131,7 @@ fn cluster_nodes_are_called_concurrently() {
                 cluster.node(node).thaw();
                 wait_for("a node to have its calls", || (calls(cluster.node(node)).0 == share(node)).then_some(()));
             }
-            assert!(call.await.iter().all(|levels| levels[0].before == 2 + first as u64));
+            assert!(call.await.iter().all(|results| results[0].before == 2 + first as u64));
         }
     });
 }
@@ -163,7 +163,7 @@ fn descriptor_costs_one_call_whatever_its_limits() {
         ("unknown", 0),
         ("one; five; two; free", 3),
         ("one=a; one=b; one=c", 3),
-        // Those that come twice travel together.
+        // Repeated descriptors share a call.
         ("one; one; one", 1),
         ("five; one; five; one; two", 3),
     ];
@@ -190,13 +190,13 @@ fn noscript_sends_the_script_once_without_double_charge() {
         assert_eq!(charge(), charges);
         assert_eq!(calls(&server), expected);
     }
-    // Many at once, on one counter and on others.
+    // Many at once, on one counter and on different ones.
     server.query::<()>(&["SCRIPT", "FLUSH"]);
     let values = |n: usize| if n < 50 { "many".to_owned() } else { format!("value {n}") };
     let requests: Vec<_> = (0..100).map(|n| [TestCharge::one(&values(n), limit(Algorithm::TokenBucket))]).collect();
     let responses =
         store_runtime().block_on(join_all(requests.iter().map(|one| counters.charge(one, ChargeMode::Commit, NOON))));
-    let found: Vec<u64> = responses.iter().map(|levels| levels[0][0].before).collect();
+    let found: Vec<u64> = responses.iter().map(|results| results[0][0].before).collect();
     let expected: Vec<u64> = (0..50).chain([0; 50]).collect();
     assert_eq!(found, expected);
 }
@@ -241,7 +241,7 @@ fn per_second_limits_use_the_per_second_redis() {
         ("second; minute; bucket; both", (2, 2)),
     ];
     for (descriptors, expected) in table {
-        // Twice: each server learns the script.
+        // Twice: each server loads the script.
         text(&service, descriptors);
         main.reset_stats();
         per_second.reset_stats();

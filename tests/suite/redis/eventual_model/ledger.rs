@@ -9,7 +9,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::{Consistency, Limit, Overshoot};
 use tollkeeper::request::Hits;
 
-/// Parts of a hit.
+/// Units per hit.
 const PARTS: i128 = 100_000;
 
 /// Source of admitted hits.
@@ -20,7 +20,7 @@ pub(super) enum By {
     Redis,
 }
 
-/// Hits of one request that were admitted.
+/// Admitted hits of one request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     /// Time of use, in microseconds by the clock of Redis.
@@ -29,7 +29,7 @@ pub(super) struct Use {
     pub(super) by: By,
 }
 
-/// The most that was admitted by all means together, in parts of the limit.
+/// Highest usage of the bounds, all sources together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Worst {
     pub(super) admitted: f64,
@@ -45,7 +45,7 @@ impl Worst {
     }
 }
 
-/// Checks what was admitted under one limit, as it is written; `uses` are in order.
+/// Checks the hits admitted under one limit; `uses` are in order of time.
 pub(super) fn check(limit: &Limit, uses: &[Use]) -> Result<Worst, String> {
     let overshoot = overshoot(limit);
     shares(limit, uses, overshoot)?;
@@ -80,7 +80,7 @@ pub(super) fn check(limit: &Limit, uses: &[Use]) -> Result<Worst, String> {
     Ok(Worst { admitted: over(total), promised: over(promised), strict: over(promised - overshoot) })
 }
 
-/// The overshoot in parts of a hit.
+/// Overshoot in units.
 fn overshoot(limit: &Limit) -> i128 {
     match limit.consistency() {
         Consistency::Eventual(Overshoot::MilliPercent(part)) => {
@@ -91,7 +91,7 @@ fn overshoot(limit: &Limit) -> i128 {
     }
 }
 
-/// Shares give out the overshoot in any span of one period at most; half of it for a bucket.
+/// Bound of shares in any span of one period: the overshoot, half of it for token_bucket.
 fn shares(limit: &Limit, uses: &[Use], overshoot: i128) -> Result<(), String> {
     let shared: Vec<Use> = uses.iter().copied().filter(|it| it.by == By::Share).collect();
     let most = if limit.algorithm() == Algorithm::TokenBucket { overshoot / 2 } else { overshoot };
@@ -99,7 +99,7 @@ fn shares(limit: &Limit, uses: &[Use], overshoot: i128) -> Result<(), String> {
     if found <= most { Ok(()) } else { Err(format!("shares: {} parts of a hit in a period, {most} at most", found)) }
 }
 
-/// The most hits in any span of one period, as written.
+/// Most hits in any span of one period.
 fn in_a_span(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = limit.period().micros();
     let (mut first, mut held, mut most) = (0, 0, 0);
@@ -114,7 +114,7 @@ fn in_a_span(limit: &Limit, uses: &[Use]) -> i128 {
     i128::from(most) * PARTS
 }
 
-/// The most hits in any window that is aligned to the epoch.
+/// Most hits in any aligned window.
 fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = limit.period().micros();
     let (mut window, mut held, mut most) = (0, 0, 0);
@@ -126,19 +126,19 @@ fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
     i128::from(most) * PARTS
 }
 
-/// Played in their order, each passes.
+/// Checks that each hit passes if all are charged in order.
 fn plays(limit: &Limit, uses: &[Use]) -> Result<(), String> {
     let mut state = State::empty(limit.algorithm());
     for it in uses {
-        let level = state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(it.hits), 0));
-        if !level.admitted {
-            return Err(format!("{it:?} after {} hits would have been refused", level.before));
+        let result = state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(it.hits), 0));
+        if !result.admitted {
+            return Err(format!("{it:?} after {} hits would have been refused", result.before));
         }
     }
     Ok(())
 }
 
-/// The most hits of any span, less what comes back in it.
+/// Most hits of any span, less what refills in it.
 fn beyond_the_rate(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = i128::from(limit.period_us());
     let back = |at: u64| PARTS * i128::from(limit.requests_per_unit()) * i128::from(at);

@@ -18,11 +18,11 @@ use super::{ALGORITHMS, publish};
 
 const MS: u64 = 1_000;
 const S: u64 = 1_000_000;
-/// Periods of a run, of which the last are measured: a bucket is full at first.
+/// Periods of a run; the last ones are measured, because a bucket starts full.
 const PERIODS: u64 = 6;
 const MEASURED: u64 = 3;
 
-/// A run without faults, with one descriptor of that limit.
+/// Run without faults, with one descriptor of this limit.
 fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
     let period = limit.period().micros();
     let start = 1_700_000_000 * S / period * period;
@@ -43,7 +43,7 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
     }
 }
 
-/// Requests of one hit, as many per mille of the limit in each period.
+/// Requests of one hit, this many per mille of the limit in each period.
 fn ask(plan: &mut Plan, per_mille: u64, chance: &mut Chance) {
     let limit = plan.keys[0][0].limit;
     let count = u64::from(limit.requests_per_unit()) * per_mille / 1000 * PERIODS;
@@ -108,7 +108,7 @@ fn key_at_one_replica_costs_at_most_one_call_per_request() {
             let period = Period::new(Unit::Second, seconds).unwrap();
             let limit = limit(LimitSpec::new(algorithm, requests, period), Overshoot::MilliPercent(5_000));
             for pause in [5 * MS, 20 * MS, 60 * MS, 105 * MS, 150 * MS, 400 * MS, 1100 * MS, 1900 * MS, 7 * S] {
-                // What is asked for beyond the limit is refused at a call each.
+                // Each hit above the limit costs one call to reject.
                 for hits in [1, 5].into_iter().filter(|hits| hits * limit.period_us() / pause < requests.into()) {
                     visit(limit, pause, hits);
                 }
@@ -117,7 +117,7 @@ fn key_at_one_replica_costs_at_most_one_call_per_request() {
     }
 }
 
-/// One visitor, who comes after a pause again and again.
+/// One caller that returns after a pause, many times.
 fn visit(limit: Limit, pause: u64, hits: u64) {
     for (seed, replicas) in [(0, 1), (1, 3)] {
         let mut plan = calm(limit, replicas, 1);

@@ -8,10 +8,10 @@ use tollkeeper::algorithm::{ChargeResult, EnforcedLimit};
 use tollkeeper::clock::Time;
 use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 
-/// The levels of a charge's limits.
+/// Results of a charge's limits.
 pub(super) type ChargeResults = SmallVec<[ChargeResult; 1]>;
 
-/// The states of a descriptor's counters.
+/// States of a descriptor's counters.
 pub(super) type States = SmallVec<[State; 1]>;
 
 /// Stored counters.
@@ -22,7 +22,7 @@ pub(super) struct Redis {
 }
 
 impl Redis {
-    /// With nothing used of these descriptors.
+    /// Creates empty counters for these descriptors.
     pub(super) fn new(descriptors: &[SmallVec<[OwnedCounter; 1]>]) -> Self {
         let empty = |counters: &SmallVec<_>| {
             counters.iter().map(|it: &OwnedCounter| State::empty(it.limit.algorithm())).collect()
@@ -30,11 +30,11 @@ impl Redis {
         Self { counters: descriptors.iter().map(empty).collect(), slots: Slots::default() }
     }
 
-    /// Makes charges, one after the other; what they found, and the states after them.
+    /// Makes charges in order; returns their results and the states after them.
     pub(super) fn charge(&mut self, key: usize, commands: &[ChargeCommand], now: Time) -> (Vec<ChargeResults>, States) {
         let states = &mut self.counters[key];
-        let levels = commands.iter().map(|command| charge(command, states, now)).collect();
-        (levels, states.clone())
+        let results = commands.iter().map(|command| charge(command, states, now)).collect();
+        (results, states.clone())
     }
 }
 
@@ -53,7 +53,7 @@ fn charge(command: &ChargeCommand, states: &mut States, now: Time) -> ChargeResu
     limits.iter().zip(states.iter_mut()).map(refund).collect()
 }
 
-/// Claims: no two processes hold a slot at a time, and a holder knows when the claim before its own ended.
+/// Slot claims: each slot has one holder at a time, which knows the end of the claim before its own.
 #[derive(Debug, Default)]
 pub(super) struct Slots(Vec<Slot>);
 
@@ -61,15 +61,15 @@ pub(super) struct Slots(Vec<Slot>);
 struct Slot {
     owner: u64,
     end: Time,
-    /// The end of the claim before the owner's.
+    /// End of the claim before the owner's.
     before: Time,
 }
 
 impl Slots {
-    /// Claims a slot of so many for so long, or renews the claim; the end of the claim before it.
+    /// Claims one of `count` slots, or renews the claim; returns the end of the claim before it.
     pub(super) fn claim(&mut self, owner: u64, count: usize, (now, life_us): (Time, u64)) -> Option<Time> {
         if self.0.len() != count {
-            // As many as others have: wait for them. Else it is as if all claims had ended now.
+            // Claims under another count must end first; that counts as the end of all claims.
             if self.0.iter().any(|slot| slot.end > now) {
                 return None;
             }
@@ -86,7 +86,7 @@ impl Slots {
         Some(free.before)
     }
 
-    /// Ends a claim.
+    /// Releases a slot.
     pub(super) fn leave(&mut self, owner: u64, now: Time) {
         for slot in self.0.iter_mut().filter(|slot| slot.owner == owner) {
             slot.end = slot.end.min(now);

@@ -13,42 +13,42 @@ use tollkeeper::store::redis::eventual::table::EventualTable;
 
 use super::scenario::slots;
 
-/// A process.
+/// Process of a replica.
 #[derive(Debug)]
 pub(super) struct Replica {
-    /// Processes that came one after the other in its place.
+    /// Number of processes that this replica has had.
     pub(super) life: u32,
     pub(super) alive: bool,
     pub(super) slots: u32,
-    /// Its monotonic clock when the run began.
+    /// Its monotonic clock at the start of the run.
     pub(super) base: Instant,
     /// Offset of its wall clock, in microseconds.
     pub(super) ahead: i64,
     pub(super) eventual: EventualTable,
-    pub(super) lendings: Vec<EventualCounters>,
+    pub(super) descriptors: Vec<EventualCounters>,
     pub(super) keys: Vec<Queue>,
     pub(super) hold: Option<Hold>,
-    /// Leases that are out.
+    /// Outstanding leases.
     pub(super) out: Vec<(usize, LeaseTicket)>,
 }
 
-/// The charges on one key.
+/// Charges on one key.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// The call that is in flight.
+    /// Call in flight.
     pub(super) call: Option<u64>,
-    /// Those that wait, and until when.
+    /// Waiting charges and their deadlines.
     pub(super) waiting: VecDeque<(ChargeCommand, u64)>,
 }
 
-/// A slot that is claimed.
+/// Claimed slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hold {
     /// Time at which the claim was sent.
     pub(super) sent: Instant,
     /// End of the previous claim, by the clock of Redis.
     pub(super) before: Time,
-    /// The time that Redis told, and when that came.
+    /// Time of Redis in the reply, and when the reply arrived.
     pub(super) told: (Time, Instant),
 }
 
@@ -61,34 +61,35 @@ impl Replica {
             base,
             ahead: 0,
             eventual: EventualTable::new(bytes),
-            lendings: Vec::new(),
+            descriptors: Vec::new(),
             keys: (0..keys).map(|_| Queue::default()).collect(),
             hold: None,
             out: Vec::new(),
         }
     }
 
-    /// A new process, that knows nothing.
+    /// Starts a new process without any state.
     pub(super) fn begin(&mut self, descriptors: &[SmallVec<[OwnedCounter; 1]>], count: u32, bytes: usize) {
         self.life += 1;
         (self.alive, self.slots, self.hold) = (true, count, None);
         self.eventual = EventualTable::new(bytes);
         self.out.clear();
         let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualCounters {
-            // All in one part of the table.
+            // All in one shard of the table.
             id: DescriptorId { path: path + 1, tags: 7 },
             budget: LocalBudget::of(counters, slots(count)).unwrap(),
             counters: counters.clone(),
         };
-        self.lendings = (0..).zip(descriptors).map(lend).collect();
+        self.descriptors = (0..).zip(descriptors).map(lend).collect();
         self.keys = descriptors.iter().map(|_| Queue::default()).collect();
     }
 
-    /// Its share of a limit may be used while the slot is surely its own, from a period after the claim before on.
+    /// Returns true if a share may be used: the slot is certainly its own, and one period has passed since the previous
+    /// claim.
     pub(super) fn may_share(&self, key: usize, at: Instant, claim: u64) -> bool {
         let Some(Hold { sent, before, told: (told, came) }) = self.hold else { return false };
         let now = told.plus_us(u64::try_from(at.duration_since(came).as_micros()).unwrap());
-        let from = before.plus_us(self.lendings[key].budget.period_us);
+        let from = before.plus_us(self.descriptors[key].budget.period_us);
         at < sent + Duration::from_micros(claim) && (before == Time::default() || now >= from)
     }
 }

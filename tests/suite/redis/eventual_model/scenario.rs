@@ -36,7 +36,7 @@ pub(super) enum ScenarioKind {
 }
 
 impl ScenarioKind {
-    /// As a table has it.
+    /// Name in the table.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Steady => "steady load",
@@ -59,24 +59,24 @@ impl ScenarioKind {
     }
 }
 
-/// A request.
+/// Request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) at: u64,
     pub(super) key: usize,
-    /// `None`: at any.
+    /// `None`: any replica.
     pub(super) replica: Option<usize>,
     pub(super) hits: u64,
 }
 
-/// ReplicaEvent of a replica.
+/// Change of a replica.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReplicaEvent {
     Joins,
-    /// Gives its leases back, and its slot.
+    /// Returns its leases, and releases its slot.
     Leaves,
     Crashes,
-    /// Leaves, and is back at once with another number of slots.
+    /// Stops, and restarts at once with another number of slots.
     Rolls(u32),
 }
 
@@ -85,35 +85,35 @@ pub(super) enum ReplicaEvent {
 pub(super) struct Network {
     pub(super) usual: (u64, u64),
     pub(super) slow: (u64, u64),
-    /// One message in so many is slow; 0: none.
+    /// One message in this many is slow; 0: none.
     pub(super) slow_in: u64,
-    /// One message in so many is lost; 0: none.
+    /// One message in this many is lost; 0: none.
     pub(super) lost_in: u64,
     /// Additional delay of refunds.
     pub(super) returns: (u64, u64),
-    /// The longest that a reply is waited for.
+    /// Upper bound on the wait for a reply.
     pub(super) timeout: u64,
 }
 
 impl Network {
-    /// Nothing is slow or lost.
+    /// No message is slow or lost.
     pub(super) const fn quick(usual: (u64, u64), timeout: u64) -> Self {
         Self { usual, slow: (0, 0), slow_in: 0, lost_in: 0, returns: (0, 0), timeout }
     }
 }
 
-/// A run.
+/// Plan of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) replicas: usize,
     pub(super) slots: u32,
-    /// The live replicas, if they know how many they are.
+    /// Number of live replicas that each replica assumes; `None`: random.
     pub(super) live: Option<u64>,
     pub(super) keys: Vec<SmallVec<[OwnedCounter; 1]>>,
     pub(super) network: Network,
-    /// Redis does nothing from one time to the other, and then all that has come.
+    /// Redis is frozen from the first time to the second, then runs all that has arrived.
     pub(super) frozen: Vec<(u64, u64)>,
-    /// No message gets through.
+    /// No message is delivered from the first time to the second.
     pub(super) cut: Vec<(u64, u64)>,
     pub(super) fates: Vec<(u64, usize, ReplicaEvent)>,
     pub(super) arrivals: Vec<Arrival>,
@@ -125,24 +125,24 @@ pub(super) struct Plan {
     pub(super) end: u64,
 }
 
-/// A limit as it is written.
+/// Limit of a rule.
 pub(super) fn limit(budget: LimitSpec, overshoot: Overshoot) -> Limit {
     let terms =
         LimitSpec { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..budget };
     Limit::new(&terms).unwrap()
 }
 
-/// A counter as Redis has it.
+/// Counter in Redis.
 pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> OwnedCounter {
     OwnedCounter { limit: limit.lengthened(log_extension_us(&limit)), enforced, tag }
 }
 
-/// One share of so many.
+/// Share of one of `count` slots.
 pub(super) fn slots(count: u32) -> NonZeroU32 {
     NonZeroU32::new(count).unwrap()
 }
 
-/// A limit of which shares are worth a few hits, which single hits can use up.
+/// Limit whose shares are a few hits, so that single hits use them up.
 fn small_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
     let requests = chance.pick(&[40, 100, 200]);
     let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
@@ -152,7 +152,7 @@ fn small_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
 
 fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
     let requests = match algorithm {
-        // Each hit may be a record, and runs are many.
+        // Each hit may be a record; keep runs short.
         Algorithm::SlidingWindowLog => chance.pick(&[1, 3, 10, 40, 100, 300]),
         _ => chance.pick(&[1, 3, 10, 40, 100, 400, 1000, 5000]),
     };
@@ -172,7 +172,7 @@ fn random_limit(chance: &mut Chance, algorithm: Algorithm) -> Limit {
     limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period.unwrap()) }, overshoot)
 }
 
-/// One limit as a rule, at times two, or one on trial besides.
+/// Mostly one limit, sometimes two, or one and another in shadow mode.
 fn random_counters(chance: &mut Chance, algorithm: Algorithm) -> SmallVec<[OwnedCounter; 1]> {
     const OTHERS: [Algorithm; 4] =
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
@@ -185,14 +185,14 @@ fn random_counters(chance: &mut Chance, algorithm: Algorithm) -> SmallVec<[Owned
 }
 
 impl Plan {
-    /// A run with the algorithm as that of the first limits.
+    /// Plans a run whose first limits have this algorithm.
     pub(super) fn new(scene: ScenarioKind, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let chance = &mut chance;
         if scene == ScenarioKind::Unused {
             return Self::unused(replicas, algorithm, chance);
         }
-        // The worst that can be done to shares takes a plan of its own.
+        // The worst case for shares needs a plan of its own.
         let worst = chance.one_in(3);
         let keys: Vec<_> = match worst {
             true => vec![SmallVec::from_iter([counted(small_limit(chance, algorithm), true, 1)])],
@@ -220,7 +220,7 @@ impl Plan {
             fates: Vec::new(),
             arrivals: Vec::new(),
             claim: if comes_and_goes { chance.pick(&[30 * S, 3 * period / 2, period / 2]) } else { 30 * S },
-            // Room for one descriptor of those that meet.
+            // Memory for one of the descriptors in use.
             bytes: if chance.one_in(6) { 40_000 } else { 64 << 20 },
             start,
             end,
@@ -320,19 +320,19 @@ impl Plan {
 }
 
 impl Plan {
-    /// Single hits at each replica: one to begin its period, the rest of its share at the end of that or a little
-    /// before, the next share at once, another a period later; then more than the limit.
+    /// Single hits at each replica: one to start its period, the rest of its share near the end of that period, the
+    /// next share at once, another one period later; then more than the limit.
     fn use_shares_up(&mut self, chance: &mut Chance) {
         let limit = self.keys[0][0].limit;
         let period = limit.period().micros();
         let share = replica_share(&self.keys[0], self.slots);
         let late = chance.between(MS, period / 20);
-        // The end of a window, or no particular time.
+        // The end of a window, or a random time.
         let window = (self.start / period + 1) * period;
         let ends = if chance.one_in(4) { self.start + chance.below(period) + period } else { window + late };
         let begin = ends.max(self.start + period) - period;
         let again = chance.pick(&[period, period, period - 2 * MS, period / 10 * 9, period / 2]);
-        // Nobody else asks before.
+        // No other request arrives before.
         self.arrivals.retain(|it| it.at > begin + 2 * period + late);
         let (requests, replicas) = (u64::from(limit.requests_per_unit()), self.replicas as u64);
         for replica in 0..self.replicas {
@@ -357,8 +357,8 @@ impl Plan {
         self.end = self.end.max(begin + 4 * period);
     }
 
-    /// Demand that cannot be met brings leases that nobody uses; when they end, or a little before or after, more than
-    /// the limit is asked for, while they are given back, and again a period later.
+    /// Demand that cannot be met causes leases that are not used. Near their end, while they are returned, more than
+    /// the limit is requested, and again one period later.
     fn unused(replicas: usize, algorithm: Algorithm, chance: &mut Chance) -> Self {
         let requests = chance.pick(&[100, 200]);
         let period = Period::new(Unit::Second, chance.pick(&[1, 10])).unwrap();
@@ -390,7 +390,7 @@ impl Plan {
             return plan;
         }
         for round in 0..3 {
-            // The leases are taken 46 ms after that.
+            // The leases are granted 46 ms later.
             let begin = start + (2 * round + 1) * period - chance.pick(&[50 * MS, 100 * MS, 300 * MS]);
             plan.charge_in_vain(begin, most, chance);
             let leased = begin + 46 * MS;
@@ -402,8 +402,8 @@ impl Plan {
         plan
     }
 
-    /// Before the last lease is given back the next is charged, and so on; when much of a period has passed, more than
-    /// the limit is asked for, and again when the first of them is forgotten.
+    /// Each lease is charged before the previous one is returned. Late in the period more than the limit is requested,
+    /// and again when the first lease has expired from the log.
     fn leave_in_a_chain(&mut self, life: u64, most: u64, chance: &mut Chance) {
         let period = self.keys[0][0].limit.period().micros();
         let steps = chance.between(2, 16);
@@ -417,7 +417,7 @@ impl Plan {
         self.ask_for(2 * most, (begin + period + life, at - begin), chance);
     }
 
-    /// At each replica charges that never pass, and then one that does.
+    /// Charges at each replica that never pass, then one that does.
     fn charge_in_vain(&mut self, begin: u64, most: u64, chance: &mut Chance) {
         for replica in 0..self.replicas {
             for step in 0..6 {
@@ -428,7 +428,7 @@ impl Plan {
         }
     }
 
-    /// Few hits at a time, at all replicas, over a span from a time on.
+    /// A few hits at a time, at all replicas, over a span.
     fn ask_for(&mut self, hits: u64, (from, span): (u64, u64), chance: &mut Chance) {
         for _ in 0..hits / 2 {
             let (at, hits) = (from + chance.below(span), chance.between(1, 3));

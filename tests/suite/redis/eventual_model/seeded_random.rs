@@ -1,6 +1,6 @@
 //! Reproducible random numbers: the same seed gives the same numbers (SplitMix64).
 
-/// A sequence of numbers.
+/// Sequence of numbers.
 #[derive(Debug)]
 pub(super) struct Chance(u64);
 
@@ -17,12 +17,12 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to but not with `end`; 0 if that is 0.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub(super) const fn below(&mut self, end: u64) -> u64 {
         if end == 0 { 0 } else { self.next() % end }
     }
 
-    /// From one to the other, both included.
+    /// Returns a number in a range, both ends included.
     pub(super) const fn between(&mut self, least: u64, most: u64) -> u64 {
         least + self.below(most - least + 1)
     }

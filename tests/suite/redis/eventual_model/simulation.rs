@@ -1,7 +1,7 @@
 //! A run: replicas, the messages between them and Redis, and time that moves from one event to the next.
 //!
-//! The simulation uses [`Eventual`] as the processes do: a charge that is not admitted locally is sent with a lease,
-//! or waits for the call in flight, and is retried when that has ended.
+//! The simulation uses [`EventualTable`] as the processes do: a charge that is not admitted locally is sent with a
+//! lease, or waits for the call in flight, and is retried when that has ended.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,23 +21,23 @@ use super::replica::{Hold, Replica};
 use super::scenario::{Plan, ReplicaEvent};
 use super::seeded_random::Chance;
 
-/// ExitResult leases are looked for so often, in microseconds.
+/// Interval between searches for expired leases, in microseconds.
 const OFTEN: u64 = 20_000;
 
 /// Result of a run.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// For each key, in order of time.
+    /// Admitted hits of each key, in order of time.
     pub(super) uses: Vec<Vec<Use>>,
-    /// Requests.
+    /// Number of requests.
     pub(super) asked: u64,
-    /// Calls to Redis, returns included.
+    /// Number of calls to Redis, returns included.
     pub(super) calls: u64,
-    /// Calls that gave something back.
+    /// Number of returns.
     pub(super) returns: u64,
 }
 
-/// A process of a replica.
+/// Process of a replica.
 #[derive(Clone, Copy, Debug)]
 struct Who {
     replica: usize,
@@ -46,17 +46,17 @@ struct Who {
 
 #[derive(Debug)]
 enum Event {
-    /// The next request.
+    /// The next request arrives.
     Arrives(usize),
-    /// A message is at Redis.
+    /// A message arrives at Redis.
     Reaches(Who, Message),
-    /// A reply has come.
+    /// A reply arrives.
     Hears(Who, Reply),
-    /// A call was waited for long enough.
+    /// A call times out.
     GivesUp(Who, usize, u64),
-    /// A lease is over.
+    /// A lease ends.
     Ends(Who, usize, LeaseTicket),
-    /// A claim is to be renewed.
+    /// A claim is due for renewal.
     Beats(Who),
     ReplicaEvent(usize),
 }
@@ -75,7 +75,7 @@ struct Call {
     number: u64,
     commands: Vec<ChargeCommand>,
     sent: Instant,
-    lent: u64,
+    leased: u64,
 }
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ enum Reply {
     Claim { sent: Instant, before: Option<Time>, now: Time },
 }
 
-/// An event and when it is due; of those at one time, in order.
+/// Scheduled event: its time, its number, which orders events of one time, and the event.
 #[derive(Debug)]
 struct Due(u64, u64, Event);
 
@@ -108,28 +108,28 @@ impl Ord for Due {
     }
 }
 
-/// A run under way.
+/// State of a run.
 pub(super) struct World<'p> {
     plan: &'p Plan,
     chance: Chance,
-    /// The true time, which is that of Redis, in microseconds.
+    /// Time of Redis, in microseconds.
     now: u64,
     due: BinaryHeap<Reverse<Due>>,
     serial: u64,
     redis: Redis,
     replicas: Vec<Replica>,
     outcome: Outcome,
-    /// Counts of processes that have ended.
+    /// Statistics of processes that have ended.
     pub(super) usage: EventualStats,
 }
 
 impl<'p> World<'p> {
-    /// Lives a run from its beginning to its end.
+    /// Executes a run.
     pub(super) fn live(plan: &'p Plan, seed: u64) -> (Outcome, EventualStats) {
         let mut chance = Chance::new(!seed);
         let began = Instant::now();
         let replicas = (0..plan.replicas).map(|_| {
-            // Each has a monotonic clock of its own.
+            // Each replica has its own monotonic clock.
             let base = began + Duration::from_micros(chance.below(1 << 40));
             Replica::new(base, plan.bytes, plan.keys.len())
         });
@@ -154,7 +154,7 @@ impl<'p> World<'p> {
         for (number, (at, ..)) in plan.fates.iter().enumerate() {
             world.at(*at, Event::ReplicaEvent(number));
         }
-        // What is under way at the end may still come.
+        // Messages in flight at the end may still arrive.
         while let Some(Reverse(Due(at, _, event))) = world.due.pop() {
             world.now = at;
             world.happens(event);
@@ -183,7 +183,7 @@ impl<'p> World<'p> {
                     self.is_over(who.replica, key);
                 }
             }
-            Event::Ends(who, key, lent) => self.ends(who, key, lent),
+            Event::Ends(who, key, leased) => self.ends(who, key, leased),
             Event::Beats(who) => self.beats(who),
             Event::ReplicaEvent(number) => {
                 let (_, replica, fate) = self.plan.fates[number];
@@ -201,18 +201,18 @@ impl<'p> World<'p> {
         Who { replica, life: self.replicas[replica].life }
     }
 
-    /// The monotonic clock of a replica.
+    /// Monotonic clock of a replica.
     fn instant(&self, replica: usize) -> Instant {
         self.replicas[replica].base + Duration::from_micros(self.now - self.plan.start)
     }
 
-    fn moment(&self, replica: usize, key: usize, again: bool) -> AdmitContext {
+    fn context(&self, replica: usize, key: usize, again: bool) -> AdmitContext {
         let (at, it) = (self.instant(replica), &self.replicas[replica]);
         let now = Time::from_micros(self.now.saturating_add_signed(it.ahead));
         AdmitContext { at, now, may_share: it.may_share(key, at, self.plan.claim), is_retry: again }
     }
 
-    // What replicas do.
+    // Replicas.
 
     fn arrives(&mut self, number: usize) {
         let arrival = self.plan.arrivals[number];
@@ -247,10 +247,10 @@ impl<'p> World<'p> {
 
     /// True if a charge is admitted locally; then, true if the next lease is due.
     fn admit(&mut self, replica: usize, key: usize, command: &ChargeCommand, again: bool) -> Option<bool> {
-        let moment = self.moment(replica, key, again);
+        let context = self.context(replica, key, again);
         let it = &self.replicas[replica];
         let before = it.eventual.stats();
-        let Admission::Local { lease_ahead, .. } = it.eventual.admit(&it.lendings[key], command, moment) else {
+        let Admission::Local { lease_ahead, .. } = it.eventual.admit(&it.descriptors[key], command, context) else {
             return None;
         };
         let after = it.eventual.stats();
@@ -261,14 +261,14 @@ impl<'p> World<'p> {
         Some(lease_ahead)
     }
 
-    /// Sends a call, and when it is over those for what waits.
+    /// Sends a call, and after it the calls of waiting charges.
     fn lead(&mut self, replica: usize, key: usize, commands: Vec<ChargeCommand>) {
         if !self.calls(replica, key, commands) {
             self.is_over(replica, key);
         }
     }
 
-    /// Sends a call with a lease, as demand asks for it; whether there is something to send.
+    /// Sends a call, with a lease if demand asks for it; returns false if there is nothing to send.
     fn calls(&mut self, replica: usize, key: usize, mut commands: Vec<ChargeCommand>) -> bool {
         let sent = self.instant(replica);
         let live = match self.plan.live {
@@ -276,9 +276,9 @@ impl<'p> World<'p> {
             None => self.chance.between(1, 2 * self.plan.replicas as u64),
         };
         let it = &self.replicas[replica];
-        let lent = it.eventual.lease_size(&it.lendings[key], sent, live);
-        if lent > 0 {
-            let request = ChargeRequest::new(Hits::Charge(lent), 0);
+        let leased = it.eventual.lease_size(&it.descriptors[key], sent, live);
+        if leased > 0 {
+            let request = ChargeRequest::new(Hits::Charge(leased), 0);
             commands.push(ChargeCommand {
                 counters: self.plan.keys[key].clone(),
                 request,
@@ -294,7 +294,7 @@ impl<'p> World<'p> {
         let (who, number) = (self.who(replica), self.serial);
         self.replicas[replica].keys[key].call = Some(number);
         self.at(self.now + self.plan.network.timeout, Event::GivesUp(who, key, number));
-        self.send(who, Message::Call(Call { key, number, commands, sent, lent }));
+        self.send(who, Message::Call(Call { key, number, commands, sent, leased }));
         true
     }
 
@@ -323,7 +323,7 @@ impl<'p> World<'p> {
             return;
         }
         match reply {
-            Reply::Call(call, (levels, states), now) => self.hears_of_call(who, call, (levels, states), now),
+            Reply::Call(call, (results, states), now) => self.hears_of_call(who, call, (results, states), now),
             Reply::Claim { sent, before, now } => {
                 let at = self.instant(who.replica);
                 let hold = &mut self.replicas[who.replica].hold;
@@ -334,41 +334,42 @@ impl<'p> World<'p> {
         }
     }
 
-    fn hears_of_call(&mut self, who: Who, call: Call, (mut levels, states): (Vec<ChargeResults>, States), now: Time) {
-        let Call { key, number, mut commands, sent, lent } = call;
+    fn hears_of_call(&mut self, who: Who, call: Call, (mut results, states): (Vec<ChargeResults>, States), now: Time) {
+        let Call { key, number, mut commands, sent, leased } = call;
         let plan = self.plan;
-        let passed = |levels: &ChargeResults| {
-            levels.iter().zip(&plan.keys[key]).all(|(level, it)| level.admitted || !it.enforced)
+        let passed = |results: &ChargeResults| {
+            results.iter().zip(&plan.keys[key]).all(|(result, it)| result.admitted || !it.enforced)
         };
-        let lease = (lent > 0).then(|| (commands.pop(), levels.pop())).and_then(|(_, levels)| levels);
+        let lease = (leased > 0).then(|| (commands.pop(), results.pop())).and_then(|(_, results)| results);
         if self.replicas[who.replica].keys[key].call != Some(number) {
-            // It was given up: nobody hears what came of it.
+            // It timed out: its results are dropped.
             return;
         }
-        for (command, _) in commands.iter().zip(&levels).filter(|(_, levels)| passed(levels)) {
+        for (command, _) in commands.iter().zip(&results).filter(|(_, results)| passed(results)) {
             let Hits::Charge(hits) = command.request.hits else { unreachable!("all take") };
             self.outcome.uses[key].push(Use { at: now.as_micros(), hits, by: By::Redis });
         }
-        let lent = if lease.as_ref().is_some_and(passed) { lent } else { 0 };
+        let leased = if lease.as_ref().is_some_and(passed) { leased } else { 0 };
         let it = &mut self.replicas[who.replica];
-        if let Some(lent) = it.eventual.record_report(&it.lendings[key], CallReport { sent, now, states, leased: lent })
+        if let Some(leased) =
+            it.eventual.record_report(&it.descriptors[key], CallReport { sent, now, states, leased: leased })
         {
-            it.out.push((key, lent));
-            let end = u64::try_from(lent.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
+            it.out.push((key, leased));
+            let end = u64::try_from(leased.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
             let looked = end.max(self.now) + self.chance.below(OFTEN);
-            self.at(looked, Event::Ends(who, key, lent));
+            self.at(looked, Event::Ends(who, key, leased));
         }
         self.is_over(who.replica, key);
     }
 
-    fn ends(&mut self, who: Who, key: usize, lent: LeaseTicket) {
+    fn ends(&mut self, who: Who, key: usize, ticket: LeaseTicket) {
         if !self.is(who) {
             return;
         }
         let it = &mut self.replicas[who.replica];
-        it.out.retain(|(_, other)| other.serial != lent.serial);
-        let left = it.eventual.end_lease(it.lendings[key].id, lent.serial).saturating_sub(lent.refilled);
-        let Some(until) = lent.void_from.filter(|_| left > 0) else { return };
+        it.out.retain(|(_, other)| other.serial != ticket.serial);
+        let left = it.eventual.end_lease(it.descriptors[key].id, ticket.serial).saturating_sub(ticket.refilled);
+        let Some(until) = ticket.void_from.filter(|_| left > 0) else { return };
         let request = ChargeRequest::new(Hits::Refund(left), 0);
         let command =
             ChargeCommand { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: Some(until) };
@@ -386,7 +387,7 @@ impl<'p> World<'p> {
         self.at(self.now + self.plan.claim / 3, Event::Beats(who));
     }
 
-    // What becomes of replicas.
+    // Start and stop of replicas.
 
     fn befalls(&mut self, replica: usize, fate: ReplicaEvent) {
         match (fate, self.replicas[replica].alive) {
@@ -414,8 +415,8 @@ impl<'p> World<'p> {
 
     fn leaves(&mut self, replica: usize) {
         let who = self.who(replica);
-        for (key, lent) in std::mem::take(&mut self.replicas[replica].out) {
-            self.ends(who, key, lent);
+        for (key, leased) in std::mem::take(&mut self.replicas[replica].out) {
+            self.ends(who, key, leased);
         }
         self.gone(replica);
         self.send(who, Message::Leave);
@@ -427,7 +428,7 @@ impl<'p> World<'p> {
             let usage = it.eventual.stats();
             self.usage.shared += usage.shared;
             self.usage.leased += usage.leased;
-            self.usage.lent += usage.lent;
+            self.usage.leased += usage.leased;
             self.usage.returned += usage.returned;
         }
     }

@@ -26,7 +26,7 @@ fn environment<'e>(address: &'e str, env: &[(&'e str, &'e str)]) -> Vec<(&'e str
     [&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], env].concat()
 }
 
-/// RedisCounters of this server that have charged once, so that they are connected and it knows the script.
+/// Connected counters of a server that has loaded the script.
 fn primed(server: &Server, env: &[(&str, &str)]) -> RedisCounters {
     let counters = RedisCounters::new(&environment(&server.address(), env), TimeSource::Redis);
     for limit in [yearly(1), plain(1)] {
@@ -35,7 +35,7 @@ fn primed(server: &Server, env: &[(&str, &str)]) -> RedisCounters {
     counters
 }
 
-/// A limit that refused hits count against, as a rule has it that says nothing about it.
+/// Limit that counts rejected hits, which is the default of a rule.
 fn plain(requests_per_unit: u32) -> Limit {
     Limit::new(&LimitSpec::new(Algorithm::FixedWindow, requests_per_unit, Period::new(Unit::Year, 1).unwrap())).unwrap()
 }
@@ -45,10 +45,10 @@ fn charge(counters: &RedisCounters, wanted: &[TestCharge]) -> Vec<ChargeResults>
 }
 
 fn admits(counters: &RedisCounters, wanted: &TestCharge) -> bool {
-    charge(counters, std::slice::from_ref(wanted))[0].iter().all(|level| level.admitted)
+    charge(counters, std::slice::from_ref(wanted))[0].iter().all(|result| result.admitted)
 }
 
-/// Number of commands of these names that the server has had.
+/// Number of commands of these names that the server has received.
 fn asked(server: &Server, names: &[&str]) -> u64 {
     let commands = server.command_counts();
     names.iter().filter_map(|name| commands.get(*name)).sum()
@@ -62,14 +62,14 @@ fn counter_over_its_limit_costs_no_call() {
         let counters = primed(&server, &[]);
         let one = TestCharge::one(algorithm.name(), limit(algorithm, 2, Unit::Year));
         let first = (0..3).take_while(|_| admits(&counters, &one)).count();
-        // A leaky bucket without a wait admits one.
+        // A leaky bucket without delay admits one.
         assert_eq!(first, if algorithm == Algorithm::LeakyBucket { 1 } else { 2 }, "{algorithm}");
-        let refused = Instant::now();
+        let rejected = Instant::now();
         server.reset_stats();
         for _ in 0..CALLS {
             assert!(!admits(&counters, &one), "{algorithm}");
         }
-        let seconds = refused.elapsed().as_secs();
+        let seconds = rejected.elapsed().as_secs();
         let (commands, calls) = (server.command_counts(), asked(&server, &["evalsha", "eval"]));
         assert!(calls <= seconds, "{algorithm}: {commands:?} in {seconds} s");
         assert!(calls > 0 || commands.is_empty(), "{algorithm}: {commands:?}");
@@ -98,13 +98,13 @@ fn limits_counting_rejected_hits_call_redis_unless_local_cache_is_set() {
         let counters = primed(&server, env.as_slice());
         let one = TestCharge::one(value, plain(1));
         assert!(admits(&counters, &one) && !admits(&counters, &one));
-        let refused = Instant::now();
+        let rejected = Instant::now();
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
-        let least = if is_known { 10 - refused.elapsed().as_secs().min(10) } else { 0 };
+        let least = if is_known { 10 - rejected.elapsed().as_secs().min(10) } else { 0 };
         let known = counters.redis.stats().rejected_locally;
         assert!((least..=if is_known { 10 } else { 0 }).contains(&known), "{value}: {known}");
-        let look = charge(&counters, &[TestCharge::new(value, plain(1), Hits::Peek)]);
-        assert_eq!(look[0][0].before, 12 - known, "what is refused here is not counted");
+        let peek = charge(&counters, &[TestCharge::new(value, plain(1), Hits::Peek)]);
+        assert_eq!(peek[0][0].before, 12 - known, "what is refused here is not counted");
     }
 }
 
@@ -114,15 +114,15 @@ fn refund_through_another_replica_is_seen_within_a_second() {
     let (here, there) = (primed(&server, &[]), primed(&server, &[]));
     let one = TestCharge::one("refunded", yearly(1));
     assert!(admits(&here, &one) && !admits(&here, &one));
-    let refused = Instant::now();
+    let rejected = Instant::now();
     charge(&there, &[TestCharge::new("refunded", yearly(1), Hits::Refund(1))]);
     wait_for("the refund to be seen", || {
-        let is_over = refused.elapsed() >= Duration::from_secs(1);
+        let is_over = rejected.elapsed() >= Duration::from_secs(1);
         let admitted = admits(&here, &one);
         assert!(admitted || !is_over, "a second after the refusal nothing is left of it");
         admitted.then_some(())
     });
-    // One that goes through this process is seen at once.
+    // A refund through this process takes effect at once.
     assert!(!admits(&here, &one));
     charge(&here, &[TestCharge::new("refunded", yearly(1), Hits::Refund(1))]);
     assert!(admits(&here, &one));
@@ -136,20 +136,20 @@ fn coalesced_rejections_are_cached() {
     assert!(admits(&counters, &one));
     store_runtime().block_on(async {
         server.freeze();
-        // A look leads, and teaches nothing; what waits for it does.
-        let look = [TestCharge::new("together", yearly(1), Hits::Peek)];
+        // A leading peek does not update the cache; its followers do.
+        let peek = [TestCharge::new("together", yearly(1), Hits::Peek)];
         let waits = [one.clone(), one.clone()];
-        let mut led = Box::pin(counters.charge(&look, ChargeMode::Commit, NOW));
+        let mut led = Box::pin(counters.charge(&peek, ChargeMode::Commit, NOW));
         assert!(poll_once(&mut led).await.is_none());
         let mut waiting = Box::pin(counters.charge(&waits, ChargeMode::Commit, NOW));
         assert!(poll_once(&mut waiting).await.is_none());
         server.thaw();
         assert!(!led.await[0][0].admitted);
-        assert!(waiting.await.iter().all(|levels| !levels[0].admitted));
+        assert!(waiting.await.iter().all(|results| !results[0].admitted));
     });
-    let (refused, calls) = (Instant::now(), counters.redis.stats().calls);
+    let (rejected, calls) = (Instant::now(), counters.redis.stats().calls);
     (0..10).for_each(|_| assert!(!admits(&counters, &one)));
-    assert!(counters.redis.stats().calls - calls <= refused.elapsed().as_secs() + 1);
+    assert!(counters.redis.stats().calls - calls <= rejected.elapsed().as_secs() + 1);
     assert!(counters.redis.stats().rejected_locally > 0);
 }
 
@@ -180,15 +180,15 @@ fn request_sends_only_uncached_charges() {
     let counters = primed(&server, &[]);
     let (over, free) = (TestCharge::one("over", yearly(1)), TestCharge::one("free", yearly(1_000)));
     assert!(admits(&counters, &over) && !admits(&counters, &over));
-    let (refused, calls) = (Instant::now(), counters.redis.stats().calls);
+    let (rejected, calls) = (Instant::now(), counters.redis.stats().calls);
     for charged in 0..10 {
         let request = [free.clone(), over.clone(), free.clone(), over.clone()];
         let found: Vec<_> =
-            charge(&counters, &request).iter().map(|levels| (levels[0].admitted, levels[0].before)).collect();
+            charge(&counters, &request).iter().map(|results| (results[0].admitted, results[0].before)).collect();
         assert_eq!(found, [(true, 2 * charged), (false, 1), (true, 2 * charged + 1), (false, 1)]);
     }
     let calls = counters.redis.stats().calls - calls;
-    assert!((10..=10 + refused.elapsed().as_secs()).contains(&calls), "{calls}");
+    assert!((10..=10 + rejected.elapsed().as_secs()).contains(&calls), "{calls}");
 }
 
 #[test]
@@ -198,13 +198,13 @@ fn entry_ends_with_its_window() {
     let minute = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Minute, 1).unwrap())).unwrap();
     let one = [TestCharge::one("window", minute)];
     let admits = |now| store_runtime().block_on(counters.charge(&one, ChargeMode::Commit, now))[0][0].admitted;
-    // The last half second of a window, and the first moment of the next.
+    // The last half second of a window, and the start of the next.
     let late = NOW.plus_us(59_500_000);
     assert!(admits(late) && !admits(late));
-    let (refused, before) = (Instant::now(), asked(&server, &["incrby"]));
+    let (rejected, before) = (Instant::now(), asked(&server, &["incrby"]));
     (0..10).for_each(|_| assert!(!admits(late)));
-    // Half a second is left of the window, and so of the refusal.
-    let most = refused.elapsed().as_secs() * 2 + u64::from(refused.elapsed() >= Duration::from_millis(500));
+    // The window ends in half a second, and with it the rejection.
+    let most = rejected.elapsed().as_secs() * 2 + u64::from(rejected.elapsed() >= Duration::from_millis(500));
     assert!(asked(&server, &["incrby"]) - before <= most);
     assert!(admits(NOW.plus_us(60_000_000)), "a new window owes nothing to the last one");
 }
@@ -216,7 +216,7 @@ fn cached_response_equals_that_of_redis() {
     let env = environment(&address, &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_STORE_TIMEOUT", "10s")]);
     let store = Store::from(redis_counters::start_store(&env, TimeSource::Redis));
     let service = TestService::new(env.iter().copied(), NOW).with_store(store);
-    // Nothing refills while the test runs, and no second of a reset of 366 days is told apart.
+    // Nothing refills while the test runs, and a reset of 366 days changes by less than it can tell.
     let several =
         "{unit: year, requests_per_unit: 3, name: slow}, {unit: day, requests_per_unit: 9, algorithm: token_bucket}";
     fixtures::load_shop_rules(

@@ -1,4 +1,4 @@
-//! No slot is usable by two processes within one period, whatever happens to processes and their messages.
+//! No slot is usable by two processes within one period, under any faults of processes and messages.
 //!
 //! Random lives: processes claim, wait for replies that come late or never, renew, crash, stop and restart, some with
 //! another number of slots, while time passes and the clock of Redis is set back now and then. Abandoned requests
@@ -25,25 +25,25 @@ const PERIODS: [u64; 4] = [SECOND, 20 * SECOND, 60 * SECOND, 3600 * SECOND];
 /// Next event, for the process at that index.
 #[derive(Clone, Debug)]
 enum Event {
-    /// Nothing, for so many microseconds.
+    /// Time passes, in microseconds.
     Passes(u64),
-    /// It asks, and the answer comes after so many microseconds on each way.
+    /// Claims, and gets the reply after these microseconds on each way.
     Beats(usize, [u64; 2]),
-    /// It asks.
+    /// Sends a claim.
     Sends(usize),
-    /// Redis runs what it asked.
+    /// Redis runs its claim.
     Runs(usize),
-    /// It gets the answer.
+    /// Receives the reply.
     Hears(usize),
-    /// It waits no longer.
+    /// Gives up waiting for the reply.
     GivesUpWaiting(usize),
-    /// Redis runs the oldest request that nobody waits for.
+    /// Redis runs the oldest abandoned request.
     RunsLate,
-    /// It ends without a word, and another with so many slots takes its place.
+    /// Crashes; another process with this number of slots replaces it.
     Crashes(usize, u32),
-    /// It ends in order; Redis runs that after so many microseconds, or late.
+    /// Stops in order; Redis runs the release after these microseconds, or late.
     Stops(usize, Option<u64>, u32),
-    /// The clock of Redis is set back by so many microseconds.
+    /// The clock of Redis is set back by these microseconds.
     Back(u64),
 }
 
@@ -67,12 +67,12 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A process.
+/// Simulated process.
 struct Process {
     /// Its identity.
     owner: u8,
     replicas: Replicas,
-    /// What it asked, when, and what Redis said.
+    /// Claim in flight: the time of sending, and the reply of Redis.
     flight: Option<(u64, Option<ClaimReply>)>,
 }
 
@@ -88,9 +88,9 @@ struct Use {
 struct World<'t> {
     table: &'t mut Table,
     began: Instant,
-    /// Microseconds since then.
+    /// Microseconds since the start.
     now: u64,
-    /// By how much the clock of Redis is behind.
+    /// Offset by which the clock of Redis was set back.
     behind: u64,
     processes: Vec<Process>,
     born: u8,
@@ -129,10 +129,10 @@ impl<'t> World<'t> {
         self.began + Duration::from_micros(now)
     }
 
-    fn run(&mut self, owner: u8, slots: u32, wish: ClaimAction) -> ClaimReply {
-        // Long after the epoch, so that a clock that is set back does not run out.
+    fn run(&mut self, owner: u8, slots: u32, action: ClaimAction) -> ClaimReply {
+        // Long after the epoch, so that the clock can be set back.
         self.table.now.set(START.plus_us((self.now + (1 << 40)).saturating_sub(self.behind)));
-        self.table.ask(owner, slots, wish)
+        self.table.claim(owner, slots, action)
     }
 
     fn happens(&mut self, event: &Event) {
@@ -156,8 +156,8 @@ impl<'t> World<'t> {
             Event::GivesUpWaiting(who) => self.gives_up_waiting(who),
             Event::RunsLate => {
                 if !self.late.is_empty() {
-                    let (owner, slots, wish) = self.late.remove(0);
-                    self.run(owner, slots, wish);
+                    let (owner, slots, action) = self.late.remove(0);
+                    self.run(owner, slots, action);
                 }
             }
             Event::Crashes(who, slots) => {
