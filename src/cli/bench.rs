@@ -189,7 +189,7 @@ fn plan(args: &Args, tls: Option<&ClientTls>) -> Result<LoadPlan, String> {
     let mix = match args.request.file()? {
         Some(file) => mix(&file.text, template).map_err(|why| format!("{}: {why}", file.name))?,
         None => {
-            let mut request = args.request.from_flags();
+            let mut request = args.request.flag_request();
             // 1 is the default of the protocol, and an unset field takes no bytes.
             request.hits_addend = if args.hits > 1 { args.hits } else { 0 };
             RequestMix::new([(1, template(request)?)])?

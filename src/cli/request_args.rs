@@ -42,12 +42,12 @@ impl RequestArgs {
     pub(super) fn request(&self) -> Result<RateLimitRequest, String> {
         match self.file()? {
             Some(file) => request_from_json(&file.text).map_err(|error| format!("{}: {error}", file.name)),
-            None => Ok(self.from_flags()),
+            None => Ok(self.flag_request()),
         }
     }
 
     /// Builds the request of the flags.
-    pub(super) fn from_flags(&self) -> RateLimitRequest {
+    pub(super) fn flag_request(&self) -> RateLimitRequest {
         let (domain, descriptors) = (self.domain.clone().unwrap_or_default(), self.descriptors.clone());
         RateLimitRequest { domain, descriptors, hits_addend: 0 }
     }

@@ -1,6 +1,6 @@
 //! PEM files of TLS: certificates, private keys and CA certificates.
 //!
-//! Files are named in settings and read by whoever listens or connects, again and again where certificates can be
+//! Settings name the files; listeners and clients read them, repeatedly where certificates can be
 //! replaced. All errors have one form, `NAME=path: what`, where the name is the variable or flag that gave the path.
 
 use std::fmt::Display;

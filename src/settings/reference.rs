@@ -5,23 +5,40 @@ use std::fmt::Write as _;
 use super::setting::{AnySetting, SettingGroup, Support};
 use super::table::GROUPS;
 
-/// Formats the environment section of `--help`: by group, `NAME=default` and the help of each setting.
+/// Formats the environment section of `--help`: by group, `NAME=default`, and below it the help of the setting.
 pub fn help() -> String {
-    const MAX_NAME_WIDTH: usize = 48;
     let mut text = String::new();
     for group in GROUPS {
-        let assignments: Vec<String> =
-            group.settings.iter().map(|setting| format!("{}={}", setting.name(), setting.default_text())).collect();
-        let width = assignments.iter().map(String::len).filter(|len| *len <= MAX_NAME_WIDTH).max().unwrap_or(0);
         // Writing to a String does not fail.
         let _ = writeln!(text, "{}{}:", if text.is_empty() { "" } else { "\n" }, group.title);
-        for (assignment, setting) in assignments.iter().zip(group.settings) {
+        for setting in group.settings {
             let allowed = setting.allowed_text().map(|allowed| format!(" ({allowed})")).unwrap_or_default();
             let mark = mark(*setting).map(|mark| format!(" [{mark}]")).unwrap_or_default();
-            let _ = writeln!(text, "  {assignment:<width$}  {}{allowed}{mark}", setting.info().help);
+            let _ = writeln!(text, "  {}={}", setting.name(), setting.default_text());
+            text += &indented(&format!("{}{allowed}{mark}", setting.info().help));
         }
     }
     text
+}
+
+/// Wraps text into indented lines that fit in a terminal of 100 columns.
+fn indented(text: &str) -> String {
+    const MAX_COLUMNS: usize = 98;
+    const INDENT: &str = "      ";
+    let mut lines = String::from(INDENT);
+    let mut column = INDENT.len();
+    for word in text.split(' ') {
+        if column + 1 + word.len() > MAX_COLUMNS {
+            lines += &format!("\n{INDENT}");
+            column = INDENT.len();
+        } else if column > INDENT.len() {
+            lines.push(' ');
+            column += 1;
+        }
+        lines += word;
+        column += word.len();
+    }
+    lines + "\n"
 }
 
 /// Formats `docs/settings.md`.

@@ -36,7 +36,7 @@ pub struct TracingSettings {
     pub resource: Vec<(String, String)>,
     /// Selection of the requests that are traced.
     pub sampler: TraceSampler,
-    /// PropagationFormats of trace context that are read from requests.
+    /// Formats of trace context that are read from requests.
     pub formats: PropagationFormats,
     /// Bounds of the export queue.
     pub queue: SpanQueueOptions,

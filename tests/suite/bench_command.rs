@@ -200,7 +200,7 @@ fn report_shows_load_and_accuracy() {
     assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["limits"][0]["counters"]], [100, 100, 100], "{open}");
     assert!(open["send_delay_us"]["max"].is_u64(), "{open}");
 
-    // Told what the limit is, it believes that and not the answer.
+    // --limit takes precedence over the limit in responses.
     let stated = &run(&["--descriptor", "minutes={run}", "--limit", "20/90m"])["limits"][0];
     assert_eq!([&stated["period_seconds"], &stated["admitted"]], [5400.0, 20.0], "{stated}");
 }
@@ -306,7 +306,7 @@ fn over_tls(certificates: &Certificates) -> Setup {
 
 const USUAL: [&str; 5] = ["--domain", "shop", "--descriptor", "strict={run}{key}", "--addr"];
 
-/// A run that must come to nothing, and at once: the exit code, and the line that is told.
+/// Runs `bench` so that it fails at once; returns the exit code and the error line.
 fn refused(address: &str, arguments: &[&str]) -> (i32, String) {
     let output = bench(&[&USUAL, &[address][..], arguments].concat());
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -338,7 +338,7 @@ fn tls_load_trusts_the_given_authority() {
         (&open, &name("elsewhere.example"), 1, "see --ca and --server-name"),
         (&open, &[], 1, "; the server may require TLS; see --tls"),
         (&plain, &trusting, 1, "; the server may not use TLS"),
-        // TLS has told both that all is well before the server looks at the certificate.
+        // With TLS 1.3 the handshake succeeds before the server checks the client certificate.
         (&mutual, &trusting, 1, "; the server may require a client certificate; see --cert"),
         (&open, &name("no name"), 2, "--server-name=no name: not a valid name for a certificate"),
         (&open, &["--tls", "--ca", "/nowhere"], 2, "--ca=/nowhere: it cannot be read: No such file"),

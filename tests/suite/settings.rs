@@ -36,7 +36,7 @@ fn read(vars: Vars<'_>) -> Settings {
     Settings::from_env(os(vars)).unwrap().0
 }
 
-/// The lines that a start with `vars` fails with.
+/// Error lines of a start with `vars`.
 fn problems(vars: Vars<'_>) -> Vec<String> {
     Settings::from_env(os(vars)).unwrap_err().to_string().lines().map(str::to_owned).collect()
 }
@@ -45,7 +45,7 @@ fn notices(vars: Vars<'_>) -> Vec<String> {
     Settings::from_env(os(vars)).unwrap().1.iter().map(Notice::to_string).collect()
 }
 
-/// Every variable that envoyproxy/ratelimit reads, with its default there.
+/// Every variable that envoyproxy/ratelimit reads, with its default.
 const PEER: &[(&str, &str)] = &[
     ("HOST", "0.0.0.0"),
     ("PORT", "8080"),
@@ -61,7 +61,7 @@ const PEER: &[(&str, &str)] = &[
     ("GRPC_SERVER_TLS_KEY", ""),
     ("GRPC_CLIENT_TLS_CACERT", ""),
     ("GRPC_CLIENT_TLS_SAN", ""),
-    // There in upper case; here and there any case is accepted.
+    // WARN in envoyproxy/ratelimit; both accept any case.
     ("LOG_LEVEL", "warn"),
     ("LOG_FORMAT", "text"),
     ("CONFIG_TYPE", "FILE"),
@@ -77,14 +77,14 @@ const PEER: &[(&str, &str)] = &[
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", ""),
     ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", ""),
     ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s"),
-    // There 60s.
+    // Written 60s in envoyproxy/ratelimit.
     ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "1m"),
     ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5"),
     ("XDS_CLIENT_BACKOFF_JITTER", "true"),
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "0"),
     ("USE_DOG_STATSD", "false"),
     ("USE_DOG_STATSD_MOGRIFIERS", ""),
-    // There it is true; here, not set means where STATSD_HOST or STATSD_PORT says where.
+    // true in envoyproxy/ratelimit; here true if STATSD_HOST or STATSD_PORT is set.
     ("USE_STATSD", ""),
     ("STATSD_HOST", "localhost"),
     ("STATSD_PORT", "8125"),
@@ -105,7 +105,7 @@ const PEER: &[(&str, &str)] = &[
     ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
     ("NEAR_LIMIT_RATIO", "0.8"),
     ("CACHE_KEY_PREFIX", ""),
-    // There it is redis; here, not set means this process.
+    // redis in envoyproxy/ratelimit; here not set means this process.
     ("BACKEND_TYPE", ""),
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false"),
     ("LIMIT_RESPONSE_HEADERS_ENABLED", "false"),
@@ -116,7 +116,7 @@ const PEER: &[(&str, &str)] = &[
     ("REDIS_SOCKET_TYPE", "unix"),
     ("REDIS_TYPE", "SINGLE"),
     ("REDIS_URL", "/var/run/nutcracker/ratelimit.sock"),
-    // There it is 10.
+    // 10 in envoyproxy/ratelimit.
     ("REDIS_POOL_SIZE", "1"),
     ("REDIS_AUTH", ""),
     ("REDIS_TLS", "false"),
@@ -467,7 +467,7 @@ fn all_bad_settings_are_reported_at_once_in_the_order_of_the_documentation() {
         problems(&[("LOG_LEVEL", "x"), ("PORT", "x"), ("HOST", "?"), ("SHADOW_MODE", "x"), ("GRPC_PORT", "-1")]);
     let names: Vec<&str> = lines.iter().map(|line| line.split('=').next().unwrap()).collect();
     assert_eq!(names, ["GRPC_PORT", "HOST", "PORT", "SHADOW_MODE", "LOG_LEVEL"]);
-    // A contradiction with a value that is not valid is none.
+    // An invalid value contradicts nothing.
     let lines = problems(&[("TOLLKEEPER_DRAIN_PERIOD", "30s"), ("TOLLKEEPER_SHUTDOWN_TIMEOUT", "60")]);
     assert_eq!(lines, ["TOLLKEEPER_SHUTDOWN_TIMEOUT=60: a duration needs a unit; write 60s for seconds"]);
 }
@@ -516,12 +516,12 @@ fn ignored_harmless_setting_gets_one_line() {
         ("SHADOWMODE", "true"),
         ("TOLLKEEPER_GRPC_PORT", "1"),
         ("TOLLKEEPER_NOVELTY", "1"),
-        // No notice could be one line.
+        // A notice about these would not fit on one line.
         ("TOLLKEEPER_LOG\nMAX", "1"),
         ("TOLLKEEPER_\u{1b}[2J", "1"),
         ("UNRELATED", "1"),
         ("HOSTNAME", "pod-1"),
-        // What Kubernetes sets for a service called tollkeeper.
+        // Set by Kubernetes for a service called tollkeeper.
         ("TOLLKEEPER_PORT", "tcp://10.0.0.1:8081"),
         ("TOLLKEEPER_SERVICE_HOST", "10.0.0.1"),
         ("TOLLKEEPER_SERVICE_PORT_GRPC", "8081"),
@@ -609,7 +609,7 @@ fn statsd_is_on_if_enabled_or_its_address_is_set() {
     assert_eq!(on(&[("STATSD_PORT", "8125")]), [tcp]);
     assert_eq!(on(&[("STATSD_HOST", "a"), ("STATSD_PROTOCOL", "UDP")]), ["a:8125 Udp"]);
     assert_eq!(on(&[("STATSD_PORT", "1"), ("USE_STATSD", "false")]), [""; 0]);
-    // Who says where DogStatsD is has not asked for statsd too.
+    // The location of DogStatsD does not by itself turn on statsd.
     assert_eq!(on(&[("USE_DOG_STATSD", "true"), ("STATSD_PORT", "8125")]), [dog]);
     assert_eq!(on(&[("USE_DOG_STATSD", "true"), ("USE_STATSD", "true")]), [tcp, dog]);
     assert_eq!(on(&[("USE_STATSD", "true"), ("DISABLE_STATS", "true")]), [""; 0]);
@@ -679,7 +679,7 @@ fn envoy_gateway_environment_is_accepted_and_gaps_are_named() {
     assert!(
         lines.iter().all(|line| !matches!(line.disposition, Disposition::Invalid { .. } | Disposition::Unknown { .. }))
     );
-    // Without what is missing it starts.
+    // It starts without the unsupported variables.
     let rest: Vec<(&str, &str)> = ENVOY_GATEWAY.iter().copied().filter(|(name, _)| !missing.contains(name)).collect();
     let settings = read(&rest);
     assert_eq!(settings.rules.root, Path::new("/data"));

@@ -17,7 +17,7 @@ use tollkeeper::settings::{Settings, reference, table};
 use super::{PEER, Vars, notices, os, problems, read};
 use crate::kit::repository;
 
-/// The Redis that `vars` ask for.
+/// Redis settings of an environment.
 fn redis(vars: Vars<'_>) -> RedisSettings {
     match read(vars).store {
         StoreSettings::Redis(redis) => redis,
@@ -53,7 +53,7 @@ fn any_redis_setting_selects_redis() {
         assert!(matches!(read(&[(name, &value)]).store, StoreSettings::Redis(_)), "{name}={value}");
     }
     assert!(matches!(read(&[("BACKEND_TYPE", "redis")]).store, StoreSettings::Redis(_)));
-    // Set but empty says nothing, and what belongs to no Redis in particular does not either.
+    // An empty variable does not select Redis, and neither do settings that only apply with it.
     for name in ["REDIS_URL", "REDIS_AUTH", "REDIS_TLS_CACERT", "REDIS_POOL_ON_EMPTY_BEHAVIOR"] {
         assert_eq!(read(&[(name, "")]).store, StoreSettings::Memory, "{name}");
     }
@@ -204,7 +204,7 @@ fn redis_url_parses_in_every_form() {
         let main = redis(&[("REDIS_URL", url)]).main;
         let found = (main.topology, main.credentials, main.database, main.tls.is_some());
         assert_eq!(found, (topology, credentials, database, is_tls), "{url}");
-        // The other deployment is read alike.
+        // The deployment for limits per second is parsed alike.
         let other = redis(&[("REDIS_PERSECOND", "1"), ("REDIS_PERSECOND_URL", url)]).per_second.unwrap();
         assert_eq!((other.topology, other.tls.is_some()), (found.0, is_tls), "{url}");
     }
@@ -226,7 +226,7 @@ fn lists_of_nodes_and_sentinels_parse() {
     assert_eq!(cluster(&[("REDIS_URL", "a:1")]).topology, TopologySettings::Cluster(vec![tcp("a", 1)]));
 
     let sentinel = |vars: Vars<'_>| redis(&[&[("REDIS_TYPE", "SENTINEL")], vars].concat()).main;
-    // What a URL says about users is for whom it names: the sentinels. The database is the master's.
+    // Credentials in the URL are for the sentinels that it names; the database is the primary's.
     let main = sentinel(&[("REDIS_URL", "my-master,redis://:pw@a/3,b:2"), ("REDIS_AUTH", "word")]);
     let topology = TopologySettings::Sentinel {
         primary: "my-master".into(),
@@ -362,7 +362,7 @@ fn contradictory_settings_are_reported_together() {
     ];
     for (vars, line) in cases {
         assert_eq!(problems(vars), [line.as_str()], "{vars:?}");
-        // `check --env` says the same of every variable that is set.
+        // `check --env` reports the same for every variable that is set.
         let stopping = report(os(vars)).into_iter().filter(|line| line.disposition.prevents_start()).count();
         assert_eq!(stopping, usize::from(!line.contains("=: not set")), "{vars:?}");
     }
@@ -479,8 +479,8 @@ fn ignored_redis_setting_gets_one_line() {
     assert_eq!(redis(&[url, ("REDIS_POOL_SIZE", "500")]).main.connections.get(), 128);
 }
 
-/// Everything that is said about an environment, and all that could be said of its parts.
-fn all_that_is_said(vars: Vars<'_>) -> String {
+/// All text about an environment: error, notices, report, and the shown value.
+fn all_output(vars: Vars<'_>) -> String {
     let result = Settings::from_env(os(vars));
     let words = match &result {
         Ok((_, notices)) => notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
@@ -548,7 +548,7 @@ fn secrets_are_shown_in_no_output() {
                     {
                         let base: Vars<'_> = &[(name, value), (&topology, kind), ("REDIS_PERSECOND", "true")];
                         for vars in [base, &base[..1]] {
-                            let text = all_that_is_said(&[vars, more].concat());
+                            let text = all_output(&[vars, more].concat());
                             assert!(!text.contains("hunter2"), "{name}={value} {kind} {more:?}: {text}");
                             tried += 1;
                         }
@@ -579,7 +579,7 @@ fn example_environments_select_their_topologies() {
         ),
         ("redis-per-second.env", single("redis", 6379)),
     ] {
-        // As people use it: a shell reads it, and what it exports is the environment.
+        // A shell sources the file and exports its variables, as users do.
         let path = repository("config").join(file);
         let script = "set -eu; unset PATH; set -a; . \"$0\"; /usr/bin/env -0";
         let output = Command::new("sh").args(["-c", script]).arg(&path).env_clear().output().unwrap();

@@ -69,7 +69,7 @@ fn incomplete_tls_settings_stop_the_start_and_name_the_missing_one() {
     ] {
         assert_eq!(problems(&vars), [expected]);
     }
-    // Envoy Gateway names the files whether or not they are used.
+    // Envoy Gateway names the files even if TLS is off.
     let idle = notices(&GRPC[1..]);
     assert_eq!(idle.len(), 2, "{idle:?}");
     assert!(idle.iter().all(|notice| notice.ends_with("it is only read with GRPC_SERVER_USE_TLS=true")), "{idle:?}");

@@ -43,13 +43,13 @@ impl CredentialSettings {
 }
 
 /// Returns the credentials in the addresses of a URL, which must all have the same.
-pub(super) fn same_credentials<'u>(
+pub(super) fn same_credentials(
     values: &mut Values,
     url: &Setting<SecretUrl>,
-    urls: impl Iterator<Item = &'u Url>,
+    urls: &[&Url],
     login: &CredentialSettings,
 ) -> Credentials {
-    let mut given = urls.map(|url| &url.credentials).filter(|credentials| **credentials != Credentials::None);
+    let mut given = urls.iter().map(|url| &url.credentials).filter(|credentials| **credentials != Credentials::None);
     let first = given.next().cloned().unwrap_or(Credentials::None);
     if given.any(|other| *other != first) {
         let fix = format!("give the same to all, or leave them out and give {}", login.auth.name());

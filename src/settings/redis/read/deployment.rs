@@ -70,12 +70,12 @@ impl DeploymentReader {
         if is_unix && kind != DeploymentKind::Single {
             values.ignore(self.url.socket, "nodes of a cluster and sentinels always use TCP");
         }
-        let urls = || std::iter::once(&first).chain(&others);
+        let urls: Vec<&Url> = std::iter::once(&first).chain(&others).collect();
         let login = if kind == DeploymentKind::Sentinel { &self.sentinels } else { &self.server };
-        let in_url = same_credentials(values, self.url.url, urls(), login);
-        let database = self.same_database(values, kind, urls());
-        let tls = self.tls(values, urls());
-        let endpoints = || urls().map(|url| url.endpoint.clone()).collect();
+        let in_url = same_credentials(values, self.url.url, &urls, login);
+        let database = self.same_database(values, kind, &urls);
+        let tls = self.tls(values, &urls);
+        let endpoints = || urls.iter().map(|url| url.endpoint.clone()).collect();
         let (topology, credentials) = match kind {
             DeploymentKind::Sentinel => {
                 // The URL names the sentinels, so its credentials are for them.
@@ -90,7 +90,7 @@ impl DeploymentReader {
                 let topology = if is_cluster {
                     TopologySettings::Cluster(endpoints())
                 } else {
-                    TopologySettings::Single(first.endpoint)
+                    TopologySettings::Single(first.endpoint.clone())
                 };
                 (topology, self.server.read(values, in_url, self.url.url))
             }
@@ -100,8 +100,8 @@ impl DeploymentReader {
         DeploymentSettings { setting, topology, database, credentials, tls, connections, connect_timeout }
     }
 
-    fn same_database<'u>(&self, values: &mut Values, kind: DeploymentKind, urls: impl Iterator<Item = &'u Url>) -> u8 {
-        let mut databases = urls.filter_map(|url| url.database);
+    fn same_database(&self, values: &mut Values, kind: DeploymentKind, urls: &[&Url]) -> u8 {
+        let mut databases = urls.iter().filter_map(|url| url.database);
         let first = databases.next().unwrap_or(0);
         if databases.any(|other| other != first) {
             values.problem(self.url.url, "its addresses have different databases", "give the same to all");
@@ -111,10 +111,10 @@ impl DeploymentReader {
         first
     }
 
-    fn tls<'u>(&self, values: &mut Values, urls: impl Iterator<Item = &'u Url> + Clone) -> Option<RedisTls> {
+    fn tls(&self, values: &mut Values, urls: &[&Url]) -> Option<RedisTls> {
         let url_setting = self.url.url;
-        let by_url = urls.clone().any(|url| url.tls == Some(true));
-        if by_url && urls.clone().any(|url| url.tls == Some(false)) {
+        let by_url = urls.iter().any(|url| url.tls == Some(true));
+        if by_url && urls.iter().any(|url| url.tls == Some(false)) {
             let fix = "give rediss:// to all for TLS, or to none";
             values.problem(url_setting, "it has both redis:// and rediss://", fix);
         }
@@ -125,7 +125,7 @@ impl DeploymentReader {
         if !by_url && !values.get(self.tls) {
             return None;
         }
-        if urls.clone().any(|url| matches!(url.endpoint, Endpoint::Unix(_))) {
+        if urls.iter().any(|url| matches!(url.endpoint, Endpoint::Unix(_))) {
             let fix = format!("unset it, or give host:port as {}", url_setting.name());
             values.problem(self.tls, "a unix socket has no TLS", fix);
         }
