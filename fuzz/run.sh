@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Fuzzes every target for an equal share of CPU_MINUTES, a minute at a time, at the lowest priority:
+# Fuzzes every target for an equal share of CPU_MINUTES, one minute at a time, at the lowest priority:
 #
-#     fuzz/run.sh 65 [TARGET...]
+#     fuzz/run.sh CPU_MINUTES [TARGET...]
 #
-# It builds them first (cargo-fuzz and a nightly toolchain are needed), or takes them from the directory FUZZ_BUILT.
-# What grows goes to fuzz/grown/, inputs that fail to fuzz/artifacts/, and a line for each minute to fuzz/grown/log.tsv:
-# target, seconds of CPU, executions, coverage, exit code. A target that finds something is not run again. It may be
-# ended and started anew at any time: the minutes in the log count.
+# Builds the targets first (needs cargo-fuzz and a nightly toolchain), or takes them from the directory FUZZ_BUILT.
+# Writes new inputs to fuzz/grown/, failing inputs to fuzz/artifacts/, and a line for each minute to fuzz/grown/log.tsv:
+# target, CPU seconds, executions, coverage, exit code. A target with a failure is not run again. The script can be
+# stopped and restarted at any time: the log keeps the minutes.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -20,7 +20,7 @@ mkdir -p grown artifacts
 log=grown/log.tsv
 touch "$log"
 
-# The target with the least CPU so far that has found nothing, and what all have had.
+# Prints the total CPU seconds so far, and the target without failure that has had the least.
 next() {
     printf '%s\n' "${targets[@]}" | awk -F '\t' '
         of == "log" { cpu[$1] += $2; if ($5 != 0) found[$1] = 1; next }

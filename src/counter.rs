@@ -39,7 +39,7 @@ impl<'a> Charge<'a> {
 pub struct Counter<'a> {
     /// Limit of the counter.
     pub limit: &'a Limit,
-    /// Whether exceeding the limit rejects the descriptor; `false` in shadow mode.
+    /// Exceeding the limit rejects the descriptor; `false` in shadow mode.
     pub enforced: bool,
     /// Hash that identifies the counter within its path: see [`crate::rule::set::counter_tag`].
     pub tag: u128,

@@ -1,12 +1,12 @@
-//! Charges from memory, one after the other: each finds what the algorithm alone would find.
+//! Sequential charges on the memory store: each result equals that of the algorithm alone.
 //!
-//! Input: 12 bytes for the limit, then 8 for each charge: what is done to the clock, by how much, and the hits.
+//! Input: 12 bytes for the limit, then 8 for each charge: change of the clock, its amount, and the hits.
 
 use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
-use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
@@ -14,17 +14,17 @@ use tollkeeper::rule::set::counter_tag;
 use tollkeeper::store::memory::MemoryStore;
 
 /// 2026-01-01.
-const ORIGIN: Time = Time::from_secs(1_767_225_600);
+const START: Time = Time::from_secs(1_767_225_600);
 
 pub(crate) fn check(data: &[u8]) {
     let Some((head, charges)) = data.split_first_chunk::<12>() else { return };
     let Some(limits) = limits(head) else { return };
     let memory = MemoryStore::new(0);
-    let terms: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
+    let enforced: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
     let mut states: Vec<State> = limits.iter().map(|limit| State::empty(limit.algorithm())).collect();
-    // What was swept away is forgotten, and a clock that is set back would tell.
+    // A sweep drops counters together with their time, which shows if a clock is set back.
     let sweeps = head[1] & 8 == 0;
-    let mut now = ORIGIN;
+    let mut now = START;
     for charge in charges.chunks_exact(8).take(200) {
         let by = u64::from(u16::from_le_bytes([charge[1], charge[2]]));
         now = match charge[0] % 6 {
@@ -38,17 +38,17 @@ pub(crate) fn check(data: &[u8]) {
             _ => Time::from_micros(now.as_micros().saturating_sub(by * 1_000)),
         };
         let count = u64::from(u32::from_le_bytes([charge[3], charge[4], charge[5], 0])) >> (charge[6] % 24);
-        // A refund to nobody is kept nowhere, so it does not hold the time either: seen where a clock is set back.
+        // A refund to an absent counter is not stored, and neither is its time, which shows if a clock is set back.
         let refunds = sweeps && charge[7] & 1 == 1;
         let request =
             ChargeRequest::new(Hits::new(count << (charge[6] / 24), refunds), u64::from(charge[7] >> 1) * 10_000);
-        let expected = charge_together(&terms, &mut states, now, request);
-        let found = charged(&memory, &terms, now, request);
+        let expected = charge_together(&enforced, &mut states, now, request);
+        let found = charged(&memory, &enforced, now, request);
         let comparable =
-            |levels: &[ChargeResult]| -> Vec<ChargeResult> { levels.iter().zip(&limits).map(comparable).collect() };
+            |results: &[ChargeResult]| -> Vec<ChargeResult> { results.iter().zip(&limits).map(comparable).collect() };
         assert_eq!(comparable(&found), comparable(&expected), "{request:?} at {now:?} of {limits:?}");
-        for (level, limit) in found.iter().zip(&limits) {
-            sound(level, limit, request);
+        for (result, limit) in found.iter().zip(&limits) {
+            check_invariants(result, limit, request);
         }
         if sweeps && charge[7] & 2 == 2 {
             memory.sweep(now, 0, 1);
@@ -57,19 +57,19 @@ pub(crate) fn check(data: &[u8]) {
 }
 
 /// A limit of 0 keeps counted rejected hits forever, and no result depends on them: they may be dropped.
-fn comparable((level, limit): (&ChargeResult, &Limit)) -> ChargeResult {
+fn comparable((result, limit): (&ChargeResult, &Limit)) -> ChargeResult {
     match limit.requests_per_unit() {
-        0 => ChargeResult { before: 0, after: 0, ..*level },
-        _ => *level,
+        0 => ChargeResult { before: 0, after: 0, ..*result },
+        _ => *result,
     }
 }
 
 /// Checks the invariants of any result.
-fn sound(level: &ChargeResult, limit: &Limit, request: ChargeRequest) {
-    assert!(level.remaining <= limit.capacity().max(limit.requests_per_unit()), "{level:?} of {limit:?}");
-    assert!(!level.admitted || level.retry_after_us.is_none(), "{level:?}");
-    assert!(level.admitted || level.delay_us == 0, "{level:?}");
-    assert!(level.delay_us <= request.max_delay_us, "{level:?}");
+fn check_invariants(result: &ChargeResult, limit: &Limit, request: ChargeRequest) {
+    assert!(result.remaining <= limit.capacity().max(limit.requests_per_unit()), "{result:?} of {limit:?}");
+    assert!(!result.admitted || result.retry_after_us.is_none(), "{result:?}");
+    assert!(result.admitted || result.delay_us == 0, "{result:?}");
+    assert!(result.delay_us <= request.max_delay_us, "{result:?}");
 }
 
 fn charged(memory: &MemoryStore, limits: &[EnforcedLimit<'_>], now: Time, request: ChargeRequest) -> Vec<ChargeResult> {
@@ -96,22 +96,23 @@ fn limits(head: &[u8; 12]) -> Option<Vec<Limit>> {
     let both = head[1] % 8;
     let one = |number: u8| {
         let algorithm = Algorithm::ALL[usize::from(number) % Algorithm::ALL.len()];
-        let mut terms = LimitSpec::new(algorithm, requests, period);
-        terms.sole = both >= 5;
+        let mut spec = LimitSpec::new(algorithm, requests, period);
+        spec.sole = both >= 5;
         let sized = head[11] & 1 == 1;
-        match algorithm {
-            Algorithm::TokenBucket => terms.bucket_size = sized.then_some(size),
-            Algorithm::LeakyBucket => terms.queue_size = sized.then_some(size),
-            _ => {}
+        let properties = algorithm.properties();
+        match properties.capacity {
+            Capacity::BucketSize => spec.bucket_size = sized.then_some(size),
+            Capacity::QueueSize => spec.queue_size = sized.then_some(size),
+            Capacity::RequestsPerUnit => {}
         }
-        if matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket) && head[11] & 2 == 2 {
-            terms.max_wait_us = Some(u64::from(head[10]) * 1_000);
+        if properties.delay != Delay::Never && head[11] & 2 == 2 {
+            spec.max_wait_us = Some(u64::from(head[10]) * 1_000);
         }
-        if algorithm != Algorithm::LeakyBucket && head[11] & 4 == 4 {
-            terms.count_rejected = Some(head[11] & 8 == 8);
+        if properties.rejected_hits != RejectedHits::NeverCounted && head[11] & 4 == 4 {
+            spec.count_rejected = Some(head[11] & 8 == 8);
         }
-        terms.calendar_months = head[11] & 16 == 16;
-        Limit::new(&terms).ok()
+        spec.calendar_months = head[11] & 16 == 16;
+        Limit::new(&spec).ok()
     };
     let first = one(head[0])?;
     if both >= 5 {

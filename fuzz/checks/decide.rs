@@ -1,7 +1,7 @@
-//! A message as it comes over the wire: decoded, decided, answered.
+//! Messages as received over gRPC: decoded, decided, answered.
 //!
-//! The decoder is compared with prost's own, and with the reflection that `/json` uses, which knows the same messages
-//! from their descriptors: what both accept must be the same message.
+//! The decoder is compared with prost's, and with the reflection that `/json` uses, which decodes by descriptors. A
+//! message that both accept must be the same.
 
 use prost::Message;
 use prost::bytes::Bytes;
@@ -19,11 +19,11 @@ pub(crate) fn check(data: &[u8]) {
     match (&ours, &plain) {
         (Ok(ours), Ok(plain)) => assert_eq!(ours, plain),
         (Err(_), Err(_)) => {}
-        (Err(_), Ok(_)) => assert!(data.len() >= MAX_FIELDS, "refused, and prost accepts it"),
-        (Ok(_), Err(error)) => panic!("accepted, and prost says {error}"),
+        (Err(_), Ok(_)) => assert!(data.len() >= MAX_FIELDS, "rejected, but prost accepts it"),
+        (Ok(_), Err(error)) => panic!("accepted, but prost fails: {error}"),
     }
     let Ok(request) = ours else {
-        assert!(decode::decode_borrowed(data).is_none(), "it is no message");
+        assert!(decode::decode_borrowed(data).is_none(), "a malformed message is rejected");
         return;
     };
     same_by_reflection(data, &request);
@@ -40,7 +40,8 @@ pub(crate) fn check(data: &[u8]) {
     }
 }
 
-/// The descriptors say `string` where ours are bytes, so what is not UTF-8 is refused there.
+/// Compares with reflection. The descriptors have `string` where ours are bytes, so reflection rejects other bytes than
+/// UTF-8.
 fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
     thread_local! {
         static POOL: DescriptorPool = DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote it");
@@ -51,12 +52,12 @@ fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
     let is_text = entries().all(|e| std::str::from_utf8(&e.key).is_ok() && std::str::from_utf8(&e.value).is_ok());
     match DynamicMessage::decode(message, data) {
         Ok(other) => assert_eq!(other.transcode_to::<RateLimitRequest>().as_ref(), Ok(request)),
-        // A key that stands twice counts once, and the first may have been no text.
+        // Of a duplicate field only the last counts, and the first may not have been UTF-8.
         Err(error) => assert!(!is_text || std::str::from_utf8(data).is_err(), "{error}: {request:?}"),
     }
 }
 
-/// The view that is decided says what the message does.
+/// Compares the borrowed request with the message.
 fn same_in_the_pipeline(data: &[u8], message: &RateLimitRequest) {
     let request = decode::request(message);
     if let Some(in_place) = decode::decode_borrowed(data) {

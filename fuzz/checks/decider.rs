@@ -18,7 +18,8 @@ use tollkeeper::store::memory::MemoryStore;
 /// 2026-01-01.
 const NOW: Time = Time::from_secs(1_767_225_600);
 
-/// Every algorithm, wildcards, shared counters, lists, quotas, trials, replacement, metadata and names by value.
+/// Rules with every algorithm, wildcards, shared counters, lists, quotas, shadow mode, replacement, metadata and names
+/// by value.
 const RULES: &str = include_str!("decider.yaml");
 
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
@@ -40,10 +41,11 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {
         let now = NOW.plus_us(passed_us);
-        let edge = DecisionContext { rules: Some(&SET), now, max_delay_us: 1_000_000, deadline: None, span_ref: None };
-        let decided = decider.decide_now(edge, &request).expect("memory is immediate");
-        let refused = message.domain.is_empty() || message.descriptors.is_empty();
-        assert_eq!(decided.is_err(), refused, "{message:?}");
+        let context =
+            DecisionContext { rules: Some(&SET), now, max_delay_us: 1_000_000, deadline: None, span_ref: None };
+        let decided = decider.decide_now(context, &request).expect("memory is immediate");
+        let is_invalid = message.domain.is_empty() || message.descriptors.is_empty();
+        assert_eq!(decided.is_err(), is_invalid, "{message:?}");
         answer = decided.ok().map(|decision| encode::response(&decision));
     }
     answer

@@ -1,4 +1,4 @@
-//! Mapping files of any bytes, and names of metrics: what comes out is what Prometheus takes, and not much of it.
+//! Mapping files of arbitrary bytes, and metric names: results are valid for Prometheus, and of bounded size.
 //!
 //! Input: the name as the last line, the file before it.
 
@@ -14,7 +14,7 @@ pub(crate) fn check(data: &[u8]) {
     };
     let kinds = [MetricKind::Counter, MetricKind::Gauge, MetricKind::Histogram];
     let mapped = kinds.map(|kind| mapper.map(name, kind));
-    // Asked in another order, and anew, it says the same.
+    // In another order, and from a new parse, results are the same.
     let again = Mapper::parse(file).expect("it was accepted before");
     for (kind, mapped) in kinds.into_iter().zip(&mapped).rev() {
         let (first, second) = (again.map(name, kind), again.map(name, kind));
@@ -24,9 +24,9 @@ pub(crate) fn check(data: &[u8]) {
         assert!(is_name(&mapped.name), "{:?}", mapped.name);
         assert!(mapped.labels.iter().all(|(label, _)| is_name(label)), "{:?}", mapped.labels);
         // A template has 1024 bytes, and 16 references at most.
-        let most_bytes = 1025 + 16 * name.len();
+        let max_bytes = 1025 + 16 * name.len();
         let values = mapped.labels.iter().map(|(_, value)| value);
-        assert!(mapped.labels.len() <= 32 && values.chain([&mapped.name]).all(|text| text.len() <= most_bytes));
+        assert!(mapped.labels.len() <= 32 && values.chain([&mapped.name]).all(|text| text.len() <= max_bytes));
         assert!(mapped.scale.is_finite());
     }
 }

@@ -17,21 +17,21 @@ use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::script::replay::replay;
 
 /// Maximum length of an input that is cut, since each piece is parsed from the beginning.
-const LONGEST_CUT: usize = 512;
+const MAX_CUT_BYTES: usize = 512;
 
 pub(crate) fn check(data: &[u8]) {
     let mut input = BytesMut::from(data);
-    let (replies, whole) = all(&mut input);
-    replies.iter().for_each(understand);
+    let (replies, whole) = parse_all(&mut input);
+    replies.iter().for_each(interpret);
     replay_all(data);
-    if data.len() > LONGEST_CUT {
+    if data.len() > MAX_CUT_BYTES {
         return;
     }
     let mut input = BytesMut::new();
     let (mut pieces, mut good) = (Vec::new(), true);
     for byte in data {
         input.extend_from_slice(&[*byte]);
-        let (more, still_good) = all(&mut input);
+        let (more, still_good) = parse_all(&mut input);
         pieces.extend(more);
         good = still_good;
         if !good {
@@ -41,8 +41,8 @@ pub(crate) fn check(data: &[u8]) {
     assert_eq!((pieces, good), (replies, whole));
 }
 
-/// The replies, and whether nothing was wrong.
-fn all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
+/// Returns the replies, and `true` if no error ended the parse.
+fn parse_all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
     let mut replies = Vec::new();
     loop {
         match reply::next(input) {
@@ -53,31 +53,31 @@ fn all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
     }
 }
 
-fn understand(reply: &Reply) {
-    let asked = Endpoint::Tcp { host: "h".to_owned(), port: 1 };
-    if let Some(ranges) = slot_ranges(reply, &asked) {
+fn interpret(reply: &Reply) {
+    let seed = Endpoint::Tcp { host: "h".to_owned(), port: 1 };
+    if let Some(ranges) = slot_ranges(reply, &seed) {
         assert!(ranges.iter().all(|range| range.first <= range.last && range.last < HASH_SLOTS), "{ranges:?}");
         let slots: usize = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
         assert!(slots <= usize::from(HASH_SLOTS), "{ranges:?}");
     }
     if let Reply::Error(text) = reply {
-        let _meaning = ReplyError::from_reply(text);
+        let _parsed = ReplyError::from_reply(text);
     }
     if let Some(bytes) = reply::bytes(reply) {
         replay_all(bytes);
         let _path = key::parse("", bytes);
     }
     if let Reply::Array(parts) = reply {
-        parts.iter().for_each(understand);
+        parts.iter().for_each(interpret);
     }
     let _number = reply::integer(reply);
 }
 
-/// As what a script returns, of each algorithm, and of all of them together.
+/// Parses the bytes as results of a script, for each algorithm and for all together.
 fn replay_all(bytes: &[u8]) {
     let counted = |algorithm| {
-        let terms = LimitSpec::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
-        OwnedCounter { limit: Limit::new(&terms).expect("a plain limit"), enforced: true, tag: 0 }
+        let spec = LimitSpec::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
+        OwnedCounter { limit: Limit::new(&spec).expect("a plain limit"), enforced: true, tag: 0 }
     };
     let alone = Algorithm::ALL.map(|algorithm| SmallVec::from_iter([counted(algorithm)]));
     let together = [Algorithm::ALL.into_iter().map(counted).collect()];

@@ -1,4 +1,4 @@
-//! Rule files of any bytes: they are refused with messages, or become the same rules each time.
+//! Rule files of arbitrary bytes: they fail with messages, or compile to the same rules each time.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) fn check(data: &[u8]) {
                 assert!(warnings.len() < 1000 * (data.len() + 100), "{} bytes of warnings", warnings.len());
             }
             Err(problems) => {
-                assert!(problems.errors().iter().next().is_some(), "refused without a reason");
+                assert!(problems.errors().iter().next().is_some(), "rejected without a reason");
                 let text = problems.to_string();
                 assert!(!text.is_empty() && text.len() < 1000 * (data.len() + 100), "{} bytes of problems", text.len());
             }

@@ -1,4 +1,4 @@
-//! Environments of any text: they are refused in lines that name the setting, or are the same settings each time.
+//! Environments of arbitrary text: they fail with one line for each setting, or give the same settings each time.
 //!
 //! Input: a line for each variable, `NAME=value`.
 
@@ -25,11 +25,11 @@ pub(crate) fn check(data: &[u8]) {
         }
         (Err(error), Err(again)) => {
             assert_eq!(error, again);
-            assert!(!error.problems.is_empty(), "refused without a reason");
+            assert!(!error.problems.is_empty(), "rejected without a reason");
             for problem in &error.problems {
                 assert!(is_line(&problem.to_string()), "{problem:?}");
                 let named = variables.iter().any(|(name, _)| name.to_str() == Some(&problem.name));
-                // The names of these end in what the value of another variable says.
+                // These names end in a part that the value of another variable defines.
                 let name = problem.name.strip_prefix("DOG_STATSD_MOGRIFIER_").map_or(&*problem.name, |_| "");
                 assert!(named || name.bytes().all(|b| b.is_ascii_uppercase() || b"_0123456789".contains(&b)));
             }

@@ -1,4 +1,4 @@
-//! Rule matching against a matcher so plain that it is right: every `*` tries every length.
+//! Rule matching, compared with an obviously correct matcher in which every `*` tries every length.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tollkeeper::request::Entry;
 use tollkeeper::rule::set::RuleSet;
 use tollkeeper::rule::{Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation};
 
-/// Longer than what is tried takes the plain matcher too long.
-const LONGEST: usize = 256;
+/// Maximum input: the reference matcher takes quadratic time.
+const MAX_BYTES: usize = 256;
 
 pub(crate) fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Some((rules, entry)) = text.rsplit_once('\n').filter(|_| text.len() <= LONGEST) else { return };
+    let Some((rules, entry)) = text.rsplit_once('\n').filter(|_| text.len() <= MAX_BYTES) else { return };
     let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     let mut known = HashSet::new();
     let nodes: Vec<RuleNode> = rules
@@ -30,20 +30,20 @@ pub(crate) fn check(data: &[u8]) {
     let domain = Domain { name: "d".to_owned(), defaults: OverrideDefaults::default(), descriptors: nodes };
     let rules = RuleSet::new(vec![domain]);
     let (key, value) = pair(entry).unwrap_or((entry.to_owned(), String::new()));
-    let asked = [Entry { key: key.as_bytes(), value: value.as_bytes() }];
-    let found = rules.find(rules.domain("d").expect("it was put there"), &asked);
+    let entries = [Entry { key: key.as_bytes(), value: value.as_bytes() }];
+    let found = rules.find(rules.domain("d").expect("it was put there"), &entries);
     let found = found.map(|found| found.rule.rule.path.clone());
-    let wanted = format!("{key}_{value}");
+    let composite = format!("{key}_{value}");
     let expected = patterns
         .iter()
-        .find(|pattern| **pattern == wanted)
-        .or_else(|| patterns.iter().find(|p| p.contains('*') && plainly_matches(p.as_bytes(), wanted.as_bytes())))
+        .find(|pattern| **pattern == composite)
+        .or_else(|| patterns.iter().find(|p| p.contains('*') && reference_matches(p.as_bytes(), composite.as_bytes())))
         .or_else(|| patterns.iter().find(|pattern| **pattern == key));
-    assert_eq!(found.as_ref(), expected, "{patterns:?} and {wanted:?}");
+    assert_eq!(found.as_ref(), expected, "{patterns:?} and {composite:?}");
 }
 
-/// Each row says for one more byte of the pattern which beginnings of the text match.
-fn plainly_matches(pattern: &[u8], text: &[u8]) -> bool {
+/// Matches by dynamic programming: each row has, for one more byte of the pattern, the prefixes of the text that match.
+fn reference_matches(pattern: &[u8], text: &[u8]) -> bool {
     let mut matched = vec![false; text.len() + 1];
     matched[0] = true;
     for byte in pattern {
@@ -59,11 +59,11 @@ fn plainly_matches(pattern: &[u8], text: &[u8]) -> bool {
     matched[text.len()]
 }
 
-/// A rule that is known by its composite key.
+/// A node whose rule is named after its composite key.
 fn node(key: String, value: String) -> RuleNode {
     let location = SourceLocation { file: Arc::from("f"), line: 1, column: 1 };
-    let terms = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
-    let limit = Limit::new(&terms).expect("a plain limit");
+    let spec = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
+    let limit = Limit::new(&spec).expect("a plain limit");
     let limit = RuleLimit { limit, name: String::new(), shadow: false, quota: false, epoch: 0 };
     let mut node = RuleNode {
         key,

@@ -318,11 +318,8 @@ fn domains_merge_only_if_enabled() {
         source("a.yaml", "domain: d\ndefaults: {epoch: 1}\ndescriptors:\n  - {key: a, rate_limit: {unit: day}}\n"),
         source("b.yaml", "domain: d\ndescriptors:\n  - {key: b, rate_limit: {unit: day}}\n"),
     ];
-    let refused = compile(&files, &CompileOptions::default()).expect_err("two files, one domain").to_string();
-    assert!(
-        refused.contains("b.yaml:1:1: duplicate domain 'd' in config file, it is in a.yaml:1:1 already"),
-        "{refused}"
-    );
+    let error = compile(&files, &CompileOptions::default()).expect_err("two files, one domain").to_string();
+    assert!(error.contains("b.yaml:1:1: duplicate domain 'd' in config file, it is in a.yaml:1:1 already"), "{error}");
     let merge = CompileOptions { merge_domains: true, ..CompileOptions::default() };
     let domains = compile(&files, &merge).expect("merged").domains;
     assert_eq!(domains.len(), 1);
@@ -334,11 +331,11 @@ fn domains_merge_only_if_enabled() {
     assert_eq!((epochs(0), epochs(1), domains[0].defaults.epoch), (1, 0, 1), "defaults are those of a rule's own file");
 
     let other = [files[0].clone(), source("b.yaml", "domain: d\ndefaults: {epoch: 2}\n")];
-    let refused = compile(&other, &merge).expect_err("which epoch would overrides have?").to_string();
-    assert!(refused.contains("b.yaml:2:1: domain 'd' has two different `defaults`"), "{refused}");
+    let error = compile(&other, &merge).expect_err("which epoch would overrides have?").to_string();
+    assert!(error.contains("b.yaml:2:1: domain 'd' has two different `defaults`"), "{error}");
     let twice = [files[0].clone(), files[0].clone()];
-    let refused = compile(&twice, &merge).expect_err("a twice").to_string();
-    assert!(refused.contains("duplicate descriptor composite key 'd.a', the first is at a.yaml:4:"), "{refused}");
+    let error = compile(&twice, &merge).expect_err("a twice").to_string();
+    assert!(error.contains("duplicate descriptor composite key 'd.a', the first is at a.yaml:4:"), "{error}");
 }
 
 #[test]

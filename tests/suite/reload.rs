@@ -18,8 +18,8 @@ use crate::kit::grpc::{self, Client};
 use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
 use crate::kit::wait_for;
 
-/// A look at the counter of the rule below.
-const LOOK: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}],"hitsAddend":"0"}]}"#;
+/// Peek at the counter of the rule below.
+const PEEK: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}],"hitsAddend":"0"}]}"#;
 
 fn rules(limit: u32) -> String {
     format!("domain: shop\ndescriptors:\n- key: user\n  rate_limit: {{unit: day, requests_per_unit: {limit}}}\n")
@@ -27,7 +27,7 @@ fn rules(limit: u32) -> String {
 
 /// The current limit; `None` if no rule matches.
 fn limit(server: &Tollkeeper) -> Option<u64> {
-    let response = server.post_json(LOOK);
+    let response = server.post_json(PEEK);
     let body: Value = serde_json::from_slice(&response.body).unwrap_or_else(|_| panic!("{response:?}"));
     body["statuses"][0]["currentLimit"]["requestsPerUnit"].as_u64()
 }
@@ -36,10 +36,10 @@ fn wait_for_limit(server: &Tollkeeper, expected: u64) {
     wait_for(&format!("the limit of {expected}"), || (limit(server) == Some(expected)).then_some(()));
 }
 
-/// Waits until so many sets were refused; the reason of the last.
-fn wait_for_refusal(server: &Tollkeeper, count: u64) -> String {
+/// Waits until `count` rule sets were rejected; returns the last error.
+fn wait_for_rejected_set(server: &Tollkeeper, count: u64) -> String {
     let status =
-        wait_for("the set to be refused", || Some(server.rules_status()).filter(|status| status["refused"] == count));
+        wait_for("the set to be rejected", || Some(server.rules_status()).filter(|status| status["refused"] == count));
     status["last_error"].as_str().unwrap_or_else(|| panic!("{status}")).to_owned()
 }
 
@@ -58,7 +58,7 @@ fn file_replaced_in_any_way_is_reloaded() {
             fs::write(&new, text).unwrap();
             fs::rename(new, path).unwrap();
         }),
-        ("moved away, written anew, and the old one removed", |path, text| {
+        ("moved away, written again, and the old one removed", |path, text| {
             let old = path.with_extension("yaml~");
             fs::rename(path, &old).unwrap();
             fs::write(path, text).unwrap();
@@ -184,7 +184,7 @@ fn sighup_reloads_the_rules() {
 
 #[test]
 fn polling_finds_a_change_without_event() {
-    // What is written through another name of the file tells nobody who watches the directory of the first.
+    // A write through another hard link causes no event in the watched directory.
     let (place, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (file, other_name) = (place.path().join("rules.yaml"), elsewhere.path().join("rules"));
     fs::write(&file, rules(1)).unwrap();
@@ -253,14 +253,16 @@ fn last_good_rules_serve_after_files_vanish() {
         fill(1);
         let server = without_polling(setup(place.path())).start();
         fs::remove_file(directory.join("rules.yaml")).unwrap();
-        let reason = wait_for_refusal(&server, 1);
+        let reason = wait_for_rejected_set(&server, 1);
         assert!(reason.contains("config") || reason.contains("sub"), "{name}: {reason}");
         assert_eq!(limit(&server), Some(1), "{name}: the file was deleted");
         fill(2);
         wait_for_limit(&server, 2);
-        let refused = server.rules_status()["refused"].as_u64().unwrap();
+        let rejected = server.rules_status()["refused"].as_u64().unwrap();
         fs::remove_dir_all(place.path().join("app")).unwrap();
-        wait_for("the set to be refused", || (server.rules_status()["refused"].as_u64() > Some(refused)).then_some(()));
+        wait_for("the set to be rejected", || {
+            (server.rules_status()["refused"].as_u64() > Some(rejected)).then_some(())
+        });
         assert_eq!(limit(&server), Some(2), "{name}: the directory was deleted");
         assert_eq!(server.rules_status()["version"], 2);
         fill(3);
@@ -278,8 +280,8 @@ fn server_started_without_rules_serves_once_they_appear() {
         let server = setup.env("FORCE_START_WITHOUT_INITIAL_CONFIG", setting).start_unhealthy();
         let client = Client::connect(server.grpc_port());
         let request = grpc::rate_limit_request("shop", &[("user", "ann")]);
-        let refusal = client.call(&request).unwrap_err();
-        assert_eq!((refusal.code(), refusal.message()), (Code::Unavailable, "no rate limit configuration loaded"));
+        let error = client.call(&request).unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::Unavailable, "no rate limit configuration loaded"));
         assert_eq!(server.healthcheck() == 200, healthy);
         assert_eq!(client.is_serving("ratelimit").unwrap(), healthy);
         assert_eq!(
@@ -302,7 +304,7 @@ fn empty_runtime_directory_limits_nothing_until_rules_appear() {
     fs::create_dir(root.path().join("config")).unwrap();
     let setup = in_config_below(root.path()).env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true");
     let server = without_polling(setup).start_unhealthy();
-    let response = server.post_json(LOOK);
+    let response = server.post_json(PEEK);
     assert_eq!(
         (response.status, response.text().as_str()),
         (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#)
@@ -316,7 +318,7 @@ fn empty_runtime_directory_limits_nothing_until_rules_appear() {
 
 /// Remaining hits after one more hit.
 fn remaining_after_hit(server: &Tollkeeper) -> u64 {
-    let response = server.post_json(&LOOK.replace(r#""0""#, r#""1""#));
+    let response = server.post_json(&PEEK.replace(r#""0""#, r#""1""#));
     let body: Value = serde_json::from_slice(&response.body).unwrap();
     body["statuses"][0]["limitRemaining"].as_u64().unwrap_or(0)
 }

@@ -64,7 +64,7 @@ fn names(reading: &ReadResult) -> Vec<String> {
 }
 
 fn problems(reading: ReadResult) -> Vec<PathProblem> {
-    reading.expect_err("must be refused").errors.into_iter().map(|error| error.problem).collect()
+    reading.expect_err("must fail").errors.into_iter().map(|error| error.problem).collect()
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn runtime_directory_yields_the_files_of_envoyproxy_ratelimit() {
             false,
             &["a.yaml"],
         ),
-        (&["sub/config/a", "sub/config/.#a -> nobody@nowhere.1"], false, false, &["a"]),
+        (&["sub/config/a", "sub/config/.#a -> user@host.1"], false, false, &["a"]),
         (&["elsewhere/a.yaml", "sub/config -> ../elsewhere"], false, false, &["a.yaml"]),
         (&["elsewhere/a.yaml", "sub/config -> ../elsewhere"], true, false, &["config.a.yaml"]),
     ];
@@ -219,7 +219,7 @@ fn unreadable_file_is_rejected_with_path_and_fix() {
     ];
     for (entries, given, expected) in cases {
         let dir = tree(entries);
-        let errors = read_within_deadline(paths(&[dir.path().join(given)])).expect_err("must be refused").errors;
+        let errors = read_within_deadline(paths(&[dir.path().join(given)])).expect_err("must fail").errors;
         let message = errors[0].to_string();
         assert!(message.contains(expected), "{message}");
         assert_eq!(errors.len(), 1, "{errors:?}");
@@ -236,10 +236,10 @@ fn all_problems_are_reported_at_once() {
 #[test]
 fn readable_files_of_a_rejected_set_are_kept_for_checking() {
     let dir = tree(&["a.yaml", "b.yaml -> nowhere", "c.yaml"]);
-    let refused = read_within_deadline(paths(&[dir.path().to_owned()])).expect_err("must be refused");
-    assert_eq!(refused.errors.len(), 1);
+    let failure = read_within_deadline(paths(&[dir.path().to_owned()])).expect_err("must fail");
+    assert_eq!(failure.errors.len(), 1);
     assert_eq!(
-        names(&Ok(refused.readable)),
+        names(&Ok(failure.readable)),
         [dir.path().join("a.yaml"), dir.path().join("c.yaml")].map(|path| path.display().to_string())
     );
 }
@@ -294,7 +294,7 @@ fn total_size_is_bounded() {
     for name in ["a.yaml", "b.yaml", "c.yaml", "d.yaml"] {
         File::create(dir.path().join(name)).unwrap().set_len(MAX_FILE_BYTES).unwrap();
     }
-    let errors = read_within_deadline(paths(&[dir.path().to_owned()])).expect_err("must be refused").errors;
+    let errors = read_within_deadline(paths(&[dir.path().to_owned()])).expect_err("must fail").errors;
     assert_eq!(errors.len(), 1);
     assert_eq!(errors[0].problem, PathProblem::TotalTooLarge);
     assert_eq!(errors[0].path, dir.path().join("e.yaml"));

@@ -32,7 +32,7 @@ const DAY: u64 = 24 * HOUR;
 /// As long as any caller here waits, in microseconds.
 const PATIENCE: u64 = 30 * SECOND;
 
-/// Asks a counter: its key, its limits, the time, and what is charged. One level for each limit, in their order.
+/// Asks a counter: its key, its limits, the time, and what is charged. One result for each limit, in their order.
 pub(crate) type Driver<'d> = dyn FnMut(&str, &[EnforcedLimit<'_>], Time, ChargeRequest) -> Vec<ChargeResult> + 'd;
 
 /// A worked case.
@@ -67,19 +67,19 @@ pub(crate) struct Answer {
 /// Runs a case; the driver's counters of all its keys must be empty.
 pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
     for (index, row) in case.rows.iter().enumerate() {
-        let terms: Vec<_> = row.limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
+        let limits: Vec<_> = row.limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
         // A key without limits is never charged from.
-        if terms.is_empty() {
+        if limits.is_empty() {
             continue;
         }
-        let levels = charge(row.key, &terms, ORIGIN.plus_us(row.at_us), ChargeRequest::new(row.hits, PATIENCE));
-        let responses: Vec<_> = levels
+        let results = charge(row.key, &limits, ORIGIN.plus_us(row.at_us), ChargeRequest::new(row.hits, PATIENCE));
+        let responses: Vec<_> = results
             .iter()
-            .map(|level| Answer {
-                admitted: level.admitted,
-                remaining: level.remaining,
-                retry_after_us: level.retry_after_us,
-                delay_us: level.delay_us,
+            .map(|result| Answer {
+                admitted: result.admitted,
+                remaining: result.remaining,
+                retry_after_us: result.retry_after_us,
+                delay_us: result.delay_us,
             })
             .collect();
         assert_eq!(
@@ -99,11 +99,11 @@ pub(crate) fn run_case(case: &Case, charge: &mut Driver<'_>) {
 fn textbook_cases_hold_on_bare_states() {
     for case in cases() {
         let mut states: HashMap<String, Vec<State>> = HashMap::new();
-        run_case(&case, &mut |key, terms, now, request| {
+        run_case(&case, &mut |key, limits, now, request| {
             let states = states
                 .entry(key.to_owned())
-                .or_insert_with(|| terms.iter().map(|term| State::empty(term.limit.algorithm())).collect());
-            charge_together(terms, states, now, request).into_vec()
+                .or_insert_with(|| limits.iter().map(|term| State::empty(term.limit.algorithm())).collect());
+            charge_together(limits, states, now, request).into_vec()
         });
     }
 }
@@ -112,9 +112,9 @@ fn textbook_cases_hold_on_bare_states() {
 fn textbook_cases_hold_in_memory() {
     for case in cases() {
         let store = MemoryStore::new(1 << 20);
-        run_case(&case, &mut |key, terms, now, request| {
+        run_case(&case, &mut |key, limits, now, request| {
             let entries = [Entry { key: b"key", value: key.as_bytes() }];
-            let counters = terms
+            let counters = limits
                 .iter()
                 .map(|&EnforcedLimit { limit, enforced }| Counter {
                     limit,
@@ -194,18 +194,18 @@ fn token_bucket_cases() -> Vec<Case> {
 
 /// DB1: what is reported afterwards is owed, up to one period.
 fn debt_case() -> Case {
-    let limit = limit(LimitSpec { count_rejected: Some(true), ..terms(Algorithm::TokenBucket, 1_000, Unit::Hour) });
+    let limit = limit(LimitSpec { count_rejected: Some(true), ..limits(Algorithm::TokenBucket, 1_000, Unit::Hour) });
     // 501 tokens of 3.6 s, from 1500 used to 999.
     let owed = 30 * MINUTE + 3_600 * MS;
     Case::new("DB1", limit)
-        .look(0, ok(1_000))
+        .peek(0, ok(1_000))
         .takes(0, 1_500, [no(None)])
-        .look(0, no(Some(owed)))
-        .look(owed - 1, no(Some(1)))
-        .look(owed, ok(1))
+        .peek(0, no(Some(owed)))
+        .peek(owed - 1, no(Some(1)))
+        .peek(owed, ok(1))
         .takes(owed, 10_000, [no(None)])
         // 1001 tokens, from 2000 used to 999.
-        .look(owed, no(Some(HOUR + 3_600 * MS)))
+        .peek(owed, no(Some(HOUR + 3_600 * MS)))
 }
 
 fn leaky_bucket_cases() -> Vec<Case> {
@@ -218,18 +218,18 @@ fn leaky_bucket_cases() -> Vec<Case> {
     let lb8 = leaky(5, 100, Unit::Second);
     let lb9 = leaky(10, 2, Unit::Second);
     vec![
-        Case::new("LB1", lb1).charges(0, [ok(2), held(1, 100 * MS), held(0, 200 * MS)]),
-        Case::new("LB2", lb2).charges(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
+        Case::new("LB1", lb1).charges(0, [ok(2), delayed(1, 100 * MS), delayed(0, 200 * MS)]),
+        Case::new("LB2", lb2).charges(0, [ok(1), delayed(0, SECOND), no(Some(SECOND))]),
         Case::new("LB3, for each address", lb3)
             .from("a")
-            .charges(0, [ok(1), held(0, 100 * MS), no(Some(100 * MS))])
+            .charges(0, [ok(1), delayed(0, 100 * MS), no(Some(100 * MS))])
             .from("b")
-            .charges(0, [ok(1), held(0, 100 * MS)]),
+            .charges(0, [ok(1), delayed(0, 100 * MS)]),
         // They leave at 10, 210 and 410 ms; those that leave in part still have a place.
         Case::new("LB4", lb4)
             .charges(10 * MS, [ok(9)])
-            .charges(20 * MS, [held(8, 190 * MS)])
-            .charges(30 * MS, [held(7, 380 * MS)]),
+            .charges(20 * MS, [delayed(8, 190 * MS)])
+            .charges(30 * MS, [delayed(7, 380 * MS)]),
         Case::new("LB5, for each key", lb5)
             .from("a")
             .charges(0, [ok(0), no(Some(100 * MS))])
@@ -239,14 +239,23 @@ fn leaky_bucket_cases() -> Vec<Case> {
             .from("/health")
             .free(0, 10)
             .from("/")
-            .charges(0, [ok(1), held(0, SECOND), no(Some(SECOND))]),
+            .charges(0, [ok(1), delayed(0, SECOND), no(Some(SECOND))]),
         Case::new("LB7", lb7).charges(0, [ok(0), no(Some(10 * MS))]),
         Case::new("LB8, one bucket for all methods", lb8).charges(
             0,
-            [ok(4), held(3, 10 * MS), held(2, 20 * MS), held(1, 30 * MS), held(0, 40 * MS), no(Some(10 * MS))],
+            [
+                ok(4),
+                delayed(3, 10 * MS),
+                delayed(2, 20 * MS),
+                delayed(1, 30 * MS),
+                delayed(0, 40 * MS),
+                no(Some(10 * MS)),
+            ],
         ),
-        Case::new("LB9", lb9)
-            .charges(0, [ok(9), held(8, 500 * MS), held(7, SECOND), held(6, 1_500 * MS), held(5, 2 * SECOND)]),
+        Case::new("LB9", lb9).charges(
+            0,
+            [ok(9), delayed(8, 500 * MS), delayed(7, SECOND), delayed(6, 1_500 * MS), delayed(5, 2 * SECOND)],
+        ),
     ]
 }
 
@@ -317,7 +326,7 @@ fn sliding_window_log_cases() -> Vec<Case> {
     let log = Algorithm::SlidingWindowLog;
     let at = |minutes: u64, seconds: u64| HOUR + minutes * MINUTE + seconds * SECOND;
     let sl1 = window(log, 2, Unit::Minute);
-    let counted = limit(LimitSpec { count_rejected: Some(true), ..terms(log, 2, Unit::Minute) });
+    let counted = limit(LimitSpec { count_rejected: Some(true), ..limits(log, 2, Unit::Minute) });
     let sl2 = window(log, 1, Unit::Minute);
     let sl3 = window(log, 5, Unit::Minute);
     vec![
@@ -327,7 +336,7 @@ fn sliding_window_log_cases() -> Vec<Case> {
             .charges(at(0, 50), [no(Some(11 * SECOND))])
             .charges(at(1, 40), [ok(1)])
             .charges(at(1, 45), [ok(0)]),
-        // The refused hit of 1:00:50 takes the place of that of 1:00:01, and is out at 1:01:50.
+        // The rejected hit of 1:00:50 takes the place of that of 1:00:01, and is out at 1:01:50.
         Case::new("SL1, count_rejected", counted)
             .charges(at(0, 1), [ok(1)])
             .charges(at(0, 30), [ok(0)])
@@ -356,7 +365,7 @@ fn sliding_window_counter_cases() -> Vec<Case> {
         Case::new(&format!("SC2, lowered to {to}"), before)
             .takes(HOUR - SECOND, 150, [ok(50)])
             .takes(HOUR, 50, [ok(0)])
-            .look(into(5), ok(75))
+            .peek(into(5), ok(75))
     };
     vec![
         Case::new("SC1", sc1)
@@ -380,7 +389,7 @@ fn cases_of_any_algorithm() -> Vec<Case> {
         };
         let [tenth, eleventh] = match algorithm {
             Algorithm::TokenBucket => [ok(0), no(Some(100 * MS))],
-            Algorithm::LeakyBucket => [held(0, 900 * MS), no(Some(100 * MS))],
+            Algorithm::LeakyBucket => [delayed(0, 900 * MS), no(Some(100 * MS))],
             Algorithm::FixedWindow | Algorithm::SlidingWindowLog => [ok(0), no(Some(SECOND))],
             // floor(10 x left) is 9 a microsecond after the next window began.
             Algorithm::SlidingWindowCounter => [ok(0), no(Some(SECOND + 1))],
@@ -391,9 +400,9 @@ fn cases_of_any_algorithm() -> Vec<Case> {
     cases
 }
 
-/// ML1: what the second's limit refuses is not charged to the day's.
+/// ML1: what the second's limit rejects is not charged to the day's.
 fn two_limits_case() -> Case {
-    let of = |unit, most| limit(LimitSpec { sole: false, ..terms(Algorithm::FixedWindow, most, unit) });
+    let of = |unit, most| limit(LimitSpec { sole: false, ..limits(Algorithm::FixedWindow, most, unit) });
     let limits = [of(Unit::Second, 10), of(Unit::Day, 1_000)];
     let mut case = Case::new("ML1", limits[0]).under(&limits);
     for second in 0..10 {
@@ -434,8 +443,8 @@ impl Case {
         responses.into_iter().fold(self, |case, response| case.row(at_us, Hits::Charge(hits), &[response]))
     }
 
-    /// A free look.
-    fn look(self, at_us: u64, response: Answer) -> Self {
+    /// Adds a peek.
+    fn peek(self, at_us: u64, response: Answer) -> Self {
         self.row(at_us, Hits::Peek, &[response])
     }
 
@@ -454,11 +463,11 @@ impl Case {
 
 /// Admitted at once, with so many left.
 const fn ok(remaining: u32) -> Answer {
-    held(remaining, 0)
+    delayed(remaining, 0)
 }
 
 /// Admitted, to be answered later.
-const fn held(remaining: u32, delay_us: u64) -> Answer {
+const fn delayed(remaining: u32, delay_us: u64) -> Answer {
     Answer { admitted: true, remaining, retry_after_us: None, delay_us }
 }
 
@@ -473,21 +482,21 @@ fn ok_down_from(limit: u32) -> Vec<Answer> {
 }
 
 fn token(bucket_size: u32, requests_per_unit: u32, unit: Unit) -> Limit {
-    limit(LimitSpec { bucket_size: Some(bucket_size), ..terms(Algorithm::TokenBucket, requests_per_unit, unit) })
+    limit(LimitSpec { bucket_size: Some(bucket_size), ..limits(Algorithm::TokenBucket, requests_per_unit, unit) })
 }
 
 fn leaky(queue_size: u32, requests_per_unit: u32, unit: Unit) -> Limit {
-    limit(LimitSpec { queue_size: Some(queue_size), ..terms(Algorithm::LeakyBucket, requests_per_unit, unit) })
+    limit(LimitSpec { queue_size: Some(queue_size), ..limits(Algorithm::LeakyBucket, requests_per_unit, unit) })
 }
 
 fn window(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
-    limit(terms(algorithm, requests_per_unit, unit))
+    limit(limits(algorithm, requests_per_unit, unit))
 }
 
-fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
+fn limits(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
     LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).expect("not too long"))
 }
 
-fn limit(terms: LimitSpec) -> Limit {
-    Limit::new(&terms).expect("keys that the algorithm knows")
+fn limit(limits: LimitSpec) -> Limit {
+    Limit::new(&limits).expect("keys that the algorithm knows")
 }

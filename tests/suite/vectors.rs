@@ -163,8 +163,8 @@ enum Now {
 /// that tells when to come back, and with the spaces of dynamic metadata's protobuf text as there.
 fn normal(mut response: RateLimitResponse, env: &BTreeMap<String, String>, now: Now) -> RateLimitResponse {
     if response.overall_code() == Code::OverLimit {
-        let refused = response.statuses.iter().filter(|status| status.code() == Code::OverLimit);
-        let longest = refused.map(seconds).max().expect("somebody refused");
+        let rejected = response.statuses.iter().filter(|status| status.code() == Code::OverLimit);
+        let longest = rejected.map(seconds).max().expect("at least one rejection");
         let expected = HeaderValue { key: "Retry-After".into(), value: longest.to_string(), raw_value: Vec::new() };
         if response.response_headers_to_add.last() == Some(&expected) {
             response.response_headers_to_add.pop();
@@ -214,7 +214,7 @@ fn is_right(status: &DescriptorStatus, now: Now) -> bool {
         5 => 30 * 86_400,
         6 => 365 * 86_400,
         7 => 7 * 86_400,
-        other => panic!("{other} is no unit of a limit"),
+        other => panic!("{other} is not a unit of a limit"),
     };
     match now {
         Now::Unknown => (1..=length_s).contains(&seconds(status)),
@@ -384,9 +384,9 @@ fn hour() -> u64 {
 
 /// Replays every group against a process of its own, a few at a time.
 ///
-/// All recorded limits are of an hour or longer, and windows of all those lengths begin with an hour of the clock. A
-/// replay through which the hour turned says nothing, as counts may have begun anew between any two of its requests, so
-/// it is made again with a fresh process whatever came of it. It takes seconds, so that happens once in a row.
+/// All recorded limits have periods of an hour or longer, whose windows begin on the hour. If an hour begins during a
+/// replay, windows may have started between any two requests, so the replay is repeated with a new process. A replay
+/// takes seconds, so one repetition is enough.
 fn replay_processes(ask: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync) -> Vec<Difference> {
     let replay = |group: &Group| loop {
         let began_in = hour();

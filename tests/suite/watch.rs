@@ -56,15 +56,15 @@ async fn until(changes: &mut Changes, expected: &[&str], what: &str) -> usize {
 fn texts(reading: &ReadResult) -> Vec<String> {
     match reading {
         Ok(sources) => sources.files.iter().map(|it| String::from_utf8_lossy(&it.bytes).into_owned()).collect(),
-        Err(refused) => refused.errors.iter().map(ToString::to_string).collect(),
+        Err(failure) => failure.errors.iter().map(ToString::to_string).collect(),
     }
 }
 
 /// Waits until the watcher has compared the files `times` more.
-async fn looks(watcher: &Watcher, times: u64) {
+async fn wait_for_comparisons(watcher: &Watcher, times: u64) {
     let (goal, deadline) = (watcher.comparisons() + times, Instant::now() + DEADLINE);
     while watcher.comparisons() < goal {
-        assert!(Instant::now() < deadline, "the watcher no longer looks");
+        assert!(Instant::now() < deadline, "the watcher no longer compares");
         tokio::task::yield_now().await;
     }
 }
@@ -247,7 +247,7 @@ const CHANGES: &[Change] = &[
     ),
 ];
 
-/// Makes each change, then another, in place, which only watches placed anew can see.
+/// Makes each change, then another one in place, which only renewed watches can notice.
 async fn notices_all_changes(timing: fn() -> WatchTiming) {
     for Change { name, entries, layout, change, expected } in CHANGES {
         let dir: TempDir = tree(entries);
@@ -292,7 +292,7 @@ async fn slow_receiver_gets_only_the_newest() {
     let (watcher, mut changes) = started(&rules(dir.path()), by_polling()).await;
     for i in 0..5 {
         write(&dir.path().join("rules/a.yaml"), &i.to_string());
-        looks(&watcher, 4).await;
+        wait_for_comparisons(&watcher, 4).await;
     }
     assert_eq!(until(&mut changes, &["4"], "newest").await, 1);
 }
@@ -305,10 +305,10 @@ async fn touched_but_unchanged_files_are_not_reported() {
         let file = dir.path().join("rules/a.yaml");
         let (watcher, mut changes) = started(&rules(dir.path()), timing).await;
         File::options().write(true).open(&file).unwrap().set_modified(SystemTime::now()).unwrap();
-        looks(&watcher, 5).await;
+        wait_for_comparisons(&watcher, 5).await;
         fs::copy(&file, dir.path().join("copy")).unwrap();
         fs::rename(dir.path().join("copy"), &file).unwrap();
-        looks(&watcher, 5).await;
+        wait_for_comparisons(&watcher, 5).await;
         write(&file, "new");
         assert_eq!(texts(&next(&mut changes).await), NEW);
     }
@@ -346,10 +346,10 @@ async fn error_is_reported_once_and_then_the_recovery() {
 
         fs::remove_file(&file).unwrap();
         assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, PathProblem::NoRuleFiles);
-        looks(&watcher, 5).await;
+        wait_for_comparisons(&watcher, 5).await;
         symlink("nowhere", &file).unwrap();
         assert_eq!(next(&mut changes).await.unwrap_err().errors[0].problem, PathProblem::Dangling);
-        looks(&watcher, 5).await;
+        wait_for_comparisons(&watcher, 5).await;
         write(&dir.path().join("rules/nowhere"), "domain: rules/a.yaml\n");
         assert_eq!(texts(&next(&mut changes).await), ["domain: rules/a.yaml\n"]);
     }
@@ -357,10 +357,10 @@ async fn error_is_reported_once_and_then_the_recovery() {
 
 #[tokio::test]
 async fn unsettled_contents_are_not_reported() {
-    // Linux writes this file anew for every reader.
+    // Linux generates new contents of this file for every read.
     let layout = RuleLocation::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
     let (watcher, mut changes) = Watcher::start(layout.clone(), by_polling(), &read(&layout)).unwrap();
-    looks(&watcher, 20).await;
+    wait_for_comparisons(&watcher, 20).await;
     drop(watcher);
     assert!(changes.next().await.is_none());
 }
@@ -369,13 +369,13 @@ async fn unsettled_contents_are_not_reported() {
 async fn reads_and_neighbouring_files_cause_no_wakeup() {
     let dir = tree(&["rules/a.yaml"]);
     let (watcher, _changes) = started(&one_file(dir.path()), by_events()).await;
-    // Looks at its own pace, and so tells how long there was time to wake up.
+    // Polls at its own pace, which shows that there was time to wake up.
     let (pacer, _paces) = started(&rules(dir.path()), by_polling()).await;
     let before = watcher.comparisons();
     write(&dir.path().join("rules/other"), "x");
     write(&dir.path().join("other"), "x");
     fs::read(dir.path().join("rules/a.yaml")).unwrap();
-    looks(&pacer, 30).await;
+    wait_for_comparisons(&pacer, 30).await;
     assert_eq!(watcher.comparisons(), before);
 }
 

@@ -111,10 +111,11 @@ impl CounterEntry {
         let last = Time::from_micros(self.words[0]);
         // A result that drains is empty sooner the higher the limit: kept for a period more, it still has its use when a
         // reload lowers the limit. The other algorithms forget at times that the limit does not move.
-        let beyond_us = match self.kind {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket if result.reset_us > 0 => limit.period_us(),
-            _ => 0,
+        let drains = match self.kind {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => result.reset_us > 0,
+            Algorithm::FixedWindow | Algorithm::SlidingWindowLog | Algorithm::SlidingWindowCounter => false,
         };
+        let beyond_us = if drains { limit.period_us() } else { 0 };
         // Empty or not, it keeps its time until that is past: a counter's time never runs backwards.
         self.expires_s = seconds_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);

@@ -14,13 +14,13 @@ proptest! {
         let mut state = State::empty(scenario.limits[0].algorithm());
         let mut model = Model::new();
         let mut charges = 0;
-        scenario.live(|limit, now, request| {
+        scenario.run(|limit, now, request| {
             charges += 1;
-            // With one in four histories some charges are refused by another limit.
+            // In one of four histories, another limit rejects some charges.
             let request = tollkeeper::algorithm::ChargeRequest { rejected_elsewhere: elsewhere == 0 && charges % 3 == 0, ..request };
-            let level = state.charge(limit, now, request);
-            prop_assert_eq!(level, model.charge(limit, now, request), "{:?} at {:?} under {:?}", request, now, limit);
-            Ok(level)
+            let result = state.charge(limit, now, request);
+            prop_assert_eq!(result, model.charge(limit, now, request), "{:?} at {:?} under {:?}", request, now, limit);
+            Ok(result)
         })?;
     }
 }

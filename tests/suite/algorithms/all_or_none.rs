@@ -13,7 +13,7 @@ use tollkeeper::request::{Hits, MAX_HITS};
 use super::model::Model;
 use super::scenario::{config, limit};
 
-/// A charge: microseconds since the last, hits, and the longest hold.
+/// A charge: microseconds since the previous one, hits, and maximum delay in microseconds.
 type Charge = (u64, Hits, u64);
 
 fn charges() -> impl Strategy<Value = Vec<Charge>> {
@@ -28,8 +28,8 @@ fn charges() -> impl Strategy<Value = Vec<Charge>> {
     proptest::collection::vec((later, hits, hold), 1..30)
 }
 
-/// Some limit, and whether it is enforced.
-fn term() -> impl Strategy<Value = (Limit, bool)> {
+/// A limit with its enforced flag.
+fn enforced_limit() -> impl Strategy<Value = (Limit, bool)> {
     let period = proptest::sample::select(vec![(Unit::Second, 1), (Unit::Second, 10), (Unit::Minute, 1)]);
     (proptest::sample::select(&Algorithm::ALL[..]), period).prop_flat_map(|(algorithm, (unit, multiplier))| {
         let period = Period::new(unit, multiplier).expect("not too long");
@@ -41,53 +41,53 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn several_limits_are_charged_all_or_none(pairs in proptest::collection::vec(term(), 0..5), charges in charges()) {
-        let terms: Vec<_> = pairs.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
-        let mut states: Vec<_> = terms.iter().map(|term| State::empty(term.limit.algorithm())).collect();
-        let mut models: Vec<_> = terms.iter().map(|_| Model::new()).collect();
+    fn several_limits_are_charged_all_or_none(pairs in proptest::collection::vec(enforced_limit(), 0..5), charges in charges()) {
+        let limits: Vec<_> = pairs.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
+        let mut states: Vec<_> = limits.iter().map(|one| State::empty(one.limit.algorithm())).collect();
+        let mut models: Vec<_> = limits.iter().map(|_| Model::new()).collect();
         let mut now = Time::from_secs(1_750_000_000);
         for (later_us, hits, max_delay_us) in charges {
             now = now.plus_us(later_us);
             let request = ChargeRequest::new(hits, max_delay_us);
             let before = states.clone();
-            let levels = charge_together(&terms, &mut states, now, request);
-            prop_assert_eq!(levels.len(), terms.len());
-            let refused = terms.iter().zip(&levels).any(|(term, level)| term.enforced && !level.admitted);
-            for (index, term) in terms.iter().enumerate() {
-                let expected = models[index].charge(term.limit, now, ChargeRequest { rejected_elsewhere: refused, ..request });
-                prop_assert_eq!(levels[index], expected, "{:?} under {:?}", request, term);
-                if refused && !term.limit.count_rejected() {
+            let results = charge_together(&limits, &mut states, now, request);
+            prop_assert_eq!(results.len(), limits.len());
+            let rejected = limits.iter().zip(&results).any(|(one, result)| one.enforced && !result.admitted);
+            for (index, one) in limits.iter().enumerate() {
+                let expected = models[index].charge(one.limit, now, ChargeRequest { rejected_elsewhere: rejected, ..request });
+                prop_assert_eq!(results[index], expected, "{:?} under {:?}", request, one);
+                if rejected && !one.limit.count_rejected() {
                     prop_assert_eq!(&states[index], &before[index]);
-                    prop_assert_eq!(levels[index].delay_us, 0);
+                    prop_assert_eq!(results[index].delay_us, 0);
                 }
             }
         }
     }
 
     #[test]
-    fn single_limit_in_a_group_equals_the_limit_alone((limit, enforced) in term(), charges in charges()) {
+    fn single_limit_in_a_group_equals_the_limit_alone((limit, enforced) in enforced_limit(), charges in charges()) {
         let (mut alone, mut together) = (State::empty(limit.algorithm()), [State::empty(limit.algorithm())]);
         let mut now = Time::from_secs(1_750_000_000);
         for (later_us, hits, max_delay_us) in charges {
             now = now.plus_us(later_us);
             let request = ChargeRequest::new(hits, max_delay_us);
-            let levels = charge_together(&[EnforcedLimit { limit: &limit, enforced }], &mut together, now, request);
-            prop_assert_eq!(levels[0], alone.charge(&limit, now, request));
+            let results = charge_together(&[EnforcedLimit { limit: &limit, enforced }], &mut together, now, request);
+            prop_assert_eq!(results[0], alone.charge(&limit, now, request));
             prop_assert_eq!(&together[0], &alone);
         }
     }
 }
 
-/// A state of another algorithm, as a rule that changed its own would leave it, counts for nothing.
+/// A rule that changes its algorithm leaves a state of the old one.
 #[test]
 fn state_of_another_algorithm_counts_as_empty() {
     let period = Period::new(Unit::Minute, 1).expect("not too long");
     let request = ChargeRequest::new(Hits::Charge(3), 0);
     for from in Algorithm::ALL {
         for to in Algorithm::ALL.into_iter().filter(|&to| to != from) {
-            let mut terms = tollkeeper::limit::LimitSpec::new(to, 3, period);
-            terms.queue_size = (to == Algorithm::LeakyBucket).then_some(3);
-            let limit = Limit::new(&terms).expect("a plain limit");
+            let mut spec = tollkeeper::limit::LimitSpec::new(to, 3, period);
+            spec.queue_size = (to == Algorithm::LeakyBucket).then_some(3);
+            let limit = Limit::new(&spec).expect("a plain limit");
             let now = Time::from_secs(1_750_000_000);
             let mut state = State::empty(from);
             assert!(state.admits(&limit, now, request), "{from} as {to}");

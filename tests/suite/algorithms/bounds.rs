@@ -31,7 +31,7 @@ proptest! {
         let passed = live(&scenario, |passed, now, hits| {
             let held: i128 = passed.iter().filter(|one| one.asked > now - period).map(|one| one.hits).sum();
             // Without `count_rejected` nothing else stands in the way.
-            prop_assert!(limit.count_rejected() || held + hits > most(&limit), "refused though it fits");
+            prop_assert!(limit.count_rejected() || held + hits > most(&limit), "rejected though it fits");
             Ok(())
         })?;
         for one in &passed {
@@ -48,7 +48,7 @@ proptest! {
             passed.iter().filter(|one| start <= one.asked && one.asked < end).map(|one| one.hits).sum::<i128>()
         };
         let passed = live(&scenario, |passed, now, hits| {
-            prop_assert!(limit.count_rejected() || of_window(passed, now) + hits > most(&limit), "refused though it fits");
+            prop_assert!(limit.count_rejected() || of_window(passed, now) + hits > most(&limit), "rejected though it fits");
             Ok(())
         })?;
         for one in &passed {
@@ -111,25 +111,28 @@ proptest! {
     }
 }
 
-/// Lives a history; tells what passed, and asks `refused` about every charge that did not.
+/// Runs a history. Returns the admitted charges, and calls `rejected` for every other one.
 fn live(
     scenario: &Scenario,
-    refused: impl Fn(&[Passed], i128, i128) -> TestCaseResult,
+    rejected: impl Fn(&[Passed], i128, i128) -> TestCaseResult,
 ) -> Result<Vec<Passed>, TestCaseError> {
     let mut state = State::empty(scenario.limits[0].algorithm());
     let mut passed = Vec::new();
-    scenario.live(|limit: &Limit, now: Time, request: ChargeRequest| {
-        let level = state.charge(limit, now, request);
-        prop_assert!(level.delay_us <= request.max_delay_us.min(limit.max_wait_us()), "held longer than anybody waits");
+    scenario.run(|limit: &Limit, now: Time, request: ChargeRequest| {
+        let result = state.charge(limit, now, request);
+        prop_assert!(
+            result.delay_us <= request.max_delay_us.min(limit.max_wait_us()),
+            "delayed longer than the caller accepts"
+        );
         let asked = i128::from(now.as_micros());
         if let Hits::Charge(hits) = request.hits {
-            if level.admitted {
-                passed.push(Passed { asked, left: asked + i128::from(level.delay_us), hits: i128::from(hits) });
+            if result.admitted {
+                passed.push(Passed { asked, left: asked + i128::from(result.delay_us), hits: i128::from(hits) });
             } else {
-                refused(&passed, asked, i128::from(hits))?;
+                rejected(&passed, asked, i128::from(hits))?;
             }
         }
-        Ok(level)
+        Ok(result)
     })?;
     Ok(passed)
 }

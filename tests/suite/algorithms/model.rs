@@ -2,7 +2,7 @@
 //!
 //! Nothing is solved in closed form. The model states whether a charge passes at a point in time; the time at which
 //! the limit is full again, a rejected charge could pass, or a delayed response departs is *searched*: the first
-//! microsecond at which it holds. The level of a bucket is a fraction of hits, a log is a list with one time per hit,
+//! microsecond at which it holds. The result of a bucket is a fraction of hits, a log is a list with one time per hit,
 //! and windows are a map from start to count.
 
 use std::collections::BTreeMap;
@@ -77,7 +77,7 @@ impl Model {
         if self.last - now > period(limit) { (&BLANK, now) } else { (self, now.max(self.last)) }
     }
 
-    /// Whether the charge passes at `now`, held for as long as it may be.
+    /// Returns `true` if the charge passes at `now`, with the delay that it accepts.
     fn passes(&self, limit: &Limit, now: i128, request: ChargeRequest) -> bool {
         let capacity = i128::from(limit.capacity());
         let hits = match request.hits {
@@ -101,7 +101,7 @@ impl Model {
         }
     }
 
-    /// How long a charge that passes is held: until its tokens have come, or until those before it have left.
+    /// Delay of an admitted charge: until its tokens are refilled, or until everything before it has left.
     fn hold(&self, limit: &Limit, now: i128, hits: u64) -> i128 {
         let (live, at) = self.live(limit, now);
         let room = match limit.algorithm() {
@@ -180,7 +180,7 @@ impl Model {
         }
     }
 
-    /// Counts hits that were refused.
+    /// Adds rejected hits.
     fn owe(&mut self, limit: &Limit, at: i128, hits: i128) {
         let most = i128::from(limit.capacity()) + i128::from(limit.requests_per_unit());
         match limit.algorithm() {

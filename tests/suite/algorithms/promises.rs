@@ -24,10 +24,10 @@ proptest! {
     #[test]
     fn rejected_until_retry_after_and_admitted_exactly_then(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, request| {
-            let level = state.charge(limit, now, request);
-            prop_assert_eq!(level.retry_after_us.is_some(), !level.admitted && can_ever_pass(limit, request));
-            if let Some(retry_us) = level.retry_after_us {
+        scenario.run(|limit, now, request| {
+            let result = state.charge(limit, now, request);
+            prop_assert_eq!(result.retry_after_us.is_some(), !result.admitted && can_ever_pass(limit, request));
+            if let Some(retry_us) = result.retry_after_us {
                 prop_assert!(retry_us > 0);
                 for wait_us in before(retry_us, probes) {
                     prop_assert!(!state.admits(limit, now.plus_us(wait_us), request), "passes after {} us", wait_us);
@@ -36,75 +36,75 @@ proptest! {
                     prop_assert!(state.admits(limit, now.plus_us(retry_us), request), "does not pass");
                 }
             }
-            Ok(level)
+            Ok(result)
         })?;
     }
 
     #[test]
     fn full_again_at_reset_and_not_before(scenario in scenario(WILD), probes: [u64; 4]) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, request| {
-            let level = state.charge(limit, now, request);
+        scenario.run(|limit, now, request| {
+            let result = state.charge(limit, now, request);
             if limit.requests_per_unit() == 0 {
-                return Ok(level);
+                return Ok(result);
             }
             let full = |wait_us| {
-                let look = state.clone().charge(limit, now.plus_us(wait_us), ChargeRequest::new(Hits::Peek, u64::MAX));
-                look.remaining == limit.capacity()
+                let peek = state.clone().charge(limit, now.plus_us(wait_us), ChargeRequest::new(Hits::Peek, u64::MAX));
+                peek.remaining == limit.capacity()
             };
             let last = last_of(&state);
             if last.since_us(now) > limit.period_us() {
                 // Void, and no charge has replaced it yet: it will be found again when the clock comes near it.
-                return Ok(level);
+                return Ok(result);
             }
             if limit.algorithm() == Algorithm::FixedWindow {
                 let end = window(limit, i128::from(now.max(last).as_micros())).1;
-                prop_assert_eq!(i128::from(level.reset_us), end - i128::from(now.as_micros()));
+                prop_assert_eq!(i128::from(result.reset_us), end - i128::from(now.as_micros()));
             } else {
-                for wait_us in before(level.reset_us, probes) {
+                for wait_us in before(result.reset_us, probes) {
                     prop_assert!(!full(wait_us), "full after {} us", wait_us);
                 }
             }
-            if comes(now, level.reset_us) {
-                prop_assert!(full(level.reset_us), "not full");
+            if comes(now, result.reset_us) {
+                prop_assert!(full(result.reset_us), "not full");
             }
-            Ok(level)
+            Ok(result)
         })?;
     }
 
     #[test]
     fn peeks_and_rejections_change_nothing_and_refunds_are_admitted(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, request| {
+        scenario.run(|limit, now, request| {
             let before = state.clone();
-            let level = state.charge(limit, now, request);
+            let result = state.charge(limit, now, request);
             match request.hits {
                 Hits::Peek => {
                     prop_assert_eq!(&state, &before);
-                    prop_assert_eq!((level.before, level.delay_us), (level.after, 0));
+                    prop_assert_eq!((result.before, result.delay_us), (result.after, 0));
                 }
                 Hits::Refund(hits) => {
-                    prop_assert!(level.admitted && level.delay_us == 0 && level.after <= level.before);
-                    prop_assert!(level.before - level.after <= hits, "more came back than was given back");
+                    prop_assert!(result.admitted && result.delay_us == 0 && result.after <= result.before);
+                    prop_assert!(result.before - result.after <= hits, "more hits came back than were refunded");
                 }
-                Hits::Charge(_) if level.admitted => {}
+                Hits::Charge(_) if result.admitted => {}
                 Hits::Charge(_) => {
-                    prop_assert_eq!(level.delay_us, 0);
+                    prop_assert_eq!(result.delay_us, 0);
                     if limit.count_rejected() {
-                        prop_assert!(level.after >= level.before, "a debt lowered the count");
+                        prop_assert!(result.after >= result.before, "rejected hits lowered the count");
                     } else {
                         prop_assert_eq!(&state, &before);
                     }
                 }
             }
-            Ok(level)
+            Ok(result)
         })?;
     }
 
     #[test]
     fn admits_agrees_with_charge(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, request| {
+        scenario.run(|limit, now, request| {
             for rejected_elsewhere in [true, false] {
                 let request = ChargeRequest { rejected_elsewhere, ..request };
                 prop_assert_eq!(state.admits(limit, now, request), state.clone().charge(limit, now, request).admitted);
@@ -113,13 +113,13 @@ proptest! {
         })?;
     }
 
-    /// A debt costs one period at most: no charge waits longer for it than a period beyond what it would wait for had
-    /// everything that can pass at once just passed.
+    /// Rejected hits that count cost one period at most: no charge waits more than a period longer than after a charge
+    /// of the whole capacity.
     #[test]
     fn debt_costs_at_most_one_period(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
-        scenario.live(|limit, now, request| {
-            let level = state.charge(limit, now, request);
+        scenario.run(|limit, now, request| {
+            let result = state.charge(limit, now, request);
             if limit.count_rejected() && limit.requests_per_unit() > 0 {
                 let all = Hits::Charge(u64::from(limit.capacity()));
                 let mut spent = State::empty(limit.algorithm());
@@ -130,14 +130,14 @@ proptest! {
                 owing.charge(limit, now, owed);
                 for hits in [Hits::Charge(1), all] {
                     let wait = |state: &State| {
-                        // Asked under a limit that counts no refusals, so that the question costs nothing.
+                        // The limit counts no rejected hits, so this charge changes nothing.
                         let found = state.clone().charge(&forgiving(limit), now, ChargeRequest::new(hits, 0));
-                        found.retry_after_us.expect("refused, and not for ever")
+                        found.retry_after_us.expect("rejected, but not forever")
                     };
                     prop_assert!(wait(&owing) <= wait(&spent).saturating_add(limit.period_us()));
                 }
             }
-            Ok(level)
+            Ok(result)
         })?;
     }
 
@@ -153,8 +153,8 @@ proptest! {
         for now in times {
             for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Peek, Hits::Charge(1), Hits::Charge(MAX_HITS)] {
                 for max_delay_us in [0, max_delay_us, u64::MAX] {
-                    let level = state.charge(&limit, now, ChargeRequest { hits, max_delay_us, rejected_elsewhere });
-                    check_sane(&limit, &level, max_delay_us)?;
+                    let result = state.charge(&limit, now, ChargeRequest { hits, max_delay_us, rejected_elsewhere });
+                    check_sane(&limit, &result, max_delay_us)?;
                 }
             }
         }
@@ -172,11 +172,11 @@ fn last_of(state: &State) -> Time {
     }
 }
 
-fn check_sane(limit: &Limit, level: &ChargeResult, max_delay_us: u64) -> TestCaseResult {
-    prop_assert!(level.remaining <= limit.capacity());
-    prop_assert!(level.delay_us <= max_delay_us.min(limit.max_wait_us()));
-    prop_assert!(level.admitted || level.delay_us == 0);
-    prop_assert!(!level.admitted || level.retry_after_us.is_none());
+fn check_sane(limit: &Limit, result: &ChargeResult, max_delay_us: u64) -> TestCaseResult {
+    prop_assert!(result.remaining <= limit.capacity());
+    prop_assert!(result.delay_us <= max_delay_us.min(limit.max_wait_us()));
+    prop_assert!(result.admitted || result.delay_us == 0);
+    prop_assert!(!result.admitted || result.retry_after_us.is_none());
     Ok(())
 }
 
@@ -191,7 +191,7 @@ fn before(end: u64, probes: [u64; 4]) -> impl Iterator<Item = u64> {
     fixed.into_iter().chain(probes.map(|probe| probe % end.max(1))).filter(move |&point| point < end)
 }
 
-/// The same limit, but refused hits do not count.
+/// Returns the same limit without `count_rejected`.
 fn forgiving(limit: &Limit) -> Limit {
     let token = limit.algorithm() == Algorithm::TokenBucket;
     Limit::new(&LimitSpec {
@@ -203,13 +203,13 @@ fn forgiving(limit: &Limit) -> Limit {
     .expect("as valid as the limit it is made from")
 }
 
-/// Times up to half of what can be told.
+/// Times up to half of the range.
 fn any_time() -> impl Strategy<Value = Time> {
     let most = u64::MAX / 2;
     prop_oneof![0..3_u64, Just(most), most - 3..=most, 0..=most, 0..4_000_000_000_000_u64].prop_map(Time::from_micros)
 }
 
-/// A limit, and a state that no history need have led to: all that its fields are said to hold.
+/// A limit and any state that its fields allow, reachable or not.
 fn limit_and_state() -> impl Strategy<Value = (Limit, State)> {
     let period = prop_oneof![
         Just(Period::new(Unit::Second, 1).expect("not too long")),

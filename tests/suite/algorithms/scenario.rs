@@ -1,7 +1,7 @@
-//! Random histories of a counter: limits that take turns on it, times, hits and holds.
+//! Random histories of a counter: alternating limits, times, hits and maximum delays.
 //!
-//! Most of what can go wrong goes wrong at an edge, so times and hits are mostly chosen *relative*: to the period, to
-//! the time of one hit, to a window's end, to what the last answer promised, to what can pass at once.
+//! Most bugs are at an edge, so times and hits are mostly chosen *relative*: to the period, to the time of one hit, to
+//! the end of a window, to the last result, to the capacity.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -13,20 +13,20 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{DEFAULT_LOG_MAX, Limit, LimitSpec};
 use tollkeeper::request::{Hits, MAX_HITS};
 
-/// How the properties run: `PROPTEST_CASES` says how often, and what failed once is kept beside the source.
+/// Configuration of the properties: `PROPTEST_CASES` cases; failed seeds are kept beside the source.
 pub(crate) fn config() -> ProptestConfig {
     let kept = FileFailurePersistence::WithSource("proptest-regressions");
     ProptestConfig { failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
 
-/// What may happen in a history.
+/// Events that a history may contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HistoryOptions {
-    /// Several limits take turns, as overrides and reloads have it.
+    /// Several limits alternate, as with overrides and reloads.
     pub(crate) many_limits: bool,
     /// The clock may step back.
     pub(crate) backwards: Backwards,
-    /// Hits may be given back.
+    /// Hits may be refunded.
     pub(crate) refunds: bool,
 }
 
@@ -37,22 +37,22 @@ pub(crate) enum Backwards {
     AnyFar,
 }
 
-/// Whatever can happen.
+/// Everything that can happen.
 pub(crate) const WILD: HistoryOptions =
     HistoryOptions { many_limits: true, backwards: Backwards::AnyFar, refunds: true };
 
-/// One limit, and time that goes forwards.
+/// One limit, and a clock that only moves forwards.
 pub(crate) const CALM: HistoryOptions =
     HistoryOptions { many_limits: false, backwards: Backwards::Never, refunds: false };
 
 /// A history of one counter.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
-    /// All of one algorithm and period.
+    /// Limits of one algorithm and period.
     pub(crate) limits: Vec<Limit>,
     start: Time,
-    /// The furthest that the clock goes back, in periods; further is a jump that makes a state void.
-    most_periods_back: u64,
+    /// Maximum step of the clock backwards, in periods; more than one discards the state.
+    max_periods_back: u64,
     steps: Vec<Step>,
 }
 
@@ -61,17 +61,17 @@ pub(crate) struct Step {
     limit: Index,
     jump: Jump,
     amount: Amount,
-    patience: Patience,
+    max_delay: MaxDelay,
 }
 
-/// How the clock moves before a charge.
+/// Movement of the clock before a charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Jump {
     Stay,
     Micros(u64),
     /// Thousandths of a period.
     Share(u64),
-    /// So many times what one hit takes to drain, and some microseconds.
+    /// Multiple of the time for one hit to drain, plus microseconds.
     HitTimes(u64, i64),
     /// A period, and some microseconds.
     Period(i64),
@@ -85,10 +85,10 @@ pub(crate) enum Jump {
     Back(u64),
 }
 
-/// How many hits, in terms of what can pass at once.
+/// How many hits, in spec of what can pass at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Amount {
-    Look,
+    Peek,
     Few(u64),
     /// Quarters of what can pass at once, at least 1.
     Quarters(u64),
@@ -99,11 +99,11 @@ pub(crate) enum Amount {
     BackMost,
 }
 
-/// Longest delay that the caller accepts.
+/// Maximum delay that the caller accepts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum MaxDelay {
     Micros(u64),
-    /// So many times what one hit takes to drain, and some microseconds.
+    /// Multiple of the time for one hit to drain, plus microseconds.
     HitTimes(u64, i64),
     Endless,
 }
@@ -113,19 +113,19 @@ pub(crate) fn scenario(shape: HistoryOptions) -> impl Strategy<Value = Scenario>
 }
 
 pub(crate) fn scenario_of(algorithm: Algorithm, shape: HistoryOptions) -> impl Strategy<Value = Scenario> {
-    let most_limits = if shape.many_limits { 3 } else { 1 };
-    let most_periods_back = match shape.backwards {
+    let max_limits = if shape.many_limits { 3 } else { 1 };
+    let max_periods_back = match shape.backwards {
         Backwards::Never => 0,
         Backwards::WithinAPeriod => 1,
         Backwards::AnyFar => u64::from(u32::MAX),
     };
     let limits = (period(), any::<bool>()).prop_flat_map(move |(period, calendar)| {
-        proptest::collection::vec(limit(algorithm, period, calendar), 1..=most_limits)
+        proptest::collection::vec(limit(algorithm, period, calendar), 1..=max_limits)
     });
     (limits, start(), proptest::collection::vec(step(shape), 1..40)).prop_map(move |(limits, start, steps)| {
         // Beyond the year 9999 there are no calendar months.
         let start = if limits[0].calendar_months() { start.min(Time::from_secs(7_000_000_000)) } else { start };
-        Scenario { limits, start, most_periods_back, steps }
+        Scenario { limits, start, max_periods_back, steps }
     })
 }
 
@@ -189,8 +189,8 @@ fn start() -> impl Strategy<Value = Time> {
 }
 
 fn step(shape: HistoryOptions) -> impl Strategy<Value = Step> {
-    (any::<Index>(), jump(shape.backwards), amount(shape.refunds), patience())
-        .prop_map(|(limit, jump, amount, patience)| Step { limit, jump, amount, patience })
+    (any::<Index>(), jump(shape.backwards), amount(shape.refunds), max_delay())
+        .prop_map(|(limit, jump, amount, max_delay)| Step { limit, jump, amount, max_delay })
 }
 
 pub(crate) fn jump(backwards: Backwards) -> BoxedStrategy<Jump> {
@@ -216,7 +216,7 @@ pub(crate) fn jump(backwards: Backwards) -> BoxedStrategy<Jump> {
 
 pub(crate) fn amount(refunds: bool) -> BoxedStrategy<Amount> {
     let forwards = prop_oneof![
-        1 => Just(Amount::Look),
+        1 => Just(Amount::Peek),
         6 => (1..5_u64).prop_map(Amount::Few),
         4 => (1..=4_u64).prop_map(Amount::Quarters),
         1 => Just(Amount::OneTooMany),
@@ -234,18 +234,18 @@ pub(crate) fn amount(refunds: bool) -> BoxedStrategy<Amount> {
     .boxed()
 }
 
-pub(crate) fn patience() -> impl Strategy<Value = Patience> {
+pub(crate) fn max_delay() -> impl Strategy<Value = MaxDelay> {
     prop_oneof![
-        2 => Just(Patience::Micros(0)),
-        1 => (0..30_000_000_u64).prop_map(Patience::Micros),
-        3 => (0..6_u64, -1..=1_i64).prop_map(|(times, off)| Patience::HitTimes(times, off)),
-        1 => Just(Patience::Endless),
+        2 => Just(MaxDelay::Micros(0)),
+        1 => (0..30_000_000_u64).prop_map(MaxDelay::Micros),
+        3 => (0..6_u64, -1..=1_i64).prop_map(|(times, off)| MaxDelay::HitTimes(times, off)),
+        1 => Just(MaxDelay::Endless),
     ]
 }
 
 impl Scenario {
-    /// Lives the history: `charge` answers each question, and what it answers leads on.
-    pub(crate) fn live(
+    /// Runs the history with `charge`; later times depend on its results.
+    pub(crate) fn run(
         &self,
         mut charge: impl FnMut(&Limit, Time, ChargeRequest) -> Result<ChargeResult, TestCaseError>,
     ) -> TestCaseResult {
@@ -255,10 +255,10 @@ impl Scenario {
         for step in &self.steps {
             let limit = step.limit.get(&self.limits);
             now = step.jump.from(now, limit, &last);
-            let back = limit.period_us().saturating_mul(self.most_periods_back);
+            let back = limit.period_us().saturating_mul(self.max_periods_back);
             now = now.max(Time::from_micros(latest.as_micros().saturating_sub(back)));
             latest = latest.max(now);
-            last = charge(limit, now, ChargeRequest::new(step.amount.of(limit), step.patience.of(limit)))?;
+            last = charge(limit, now, ChargeRequest::new(step.amount.of(limit), step.max_delay.of(limit)))?;
         }
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Jump {
                 return Time::from_micros(now.as_micros().saturating_sub(back));
             }
         };
-        // Some promises lie further ahead than any clock goes; and an offset may not turn the clock back.
+        // Bounded, because some waits exceed the range of the clock; an offset must not move the clock back.
         let by = if by > 10 * limit.period_us() { limit.period_us() } else { by };
         now.plus_us(by.saturating_add_signed(off))
     }
@@ -290,7 +290,7 @@ impl Amount {
     pub(crate) fn of(self, limit: &Limit) -> Hits {
         let capacity = u64::from(limit.capacity());
         match self {
-            Self::Look => Hits::Peek,
+            Self::Peek => Hits::Peek,
             Self::Few(hits) => Hits::Charge(hits),
             Self::Quarters(quarters) => Hits::Charge((capacity * quarters / 4).max(1)),
             Self::OneTooMany => Hits::Charge(capacity + 1),
@@ -302,7 +302,7 @@ impl Amount {
     }
 }
 
-impl Patience {
+impl MaxDelay {
     pub(crate) fn of(self, limit: &Limit) -> u64 {
         match self {
             Self::Micros(micros) => micros,

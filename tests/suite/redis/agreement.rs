@@ -31,7 +31,7 @@ use tollkeeper::store::redis::script::arguments::{arguments, max_delay_us};
 use tollkeeper::store::redis::script::compose::script_for;
 use tollkeeper::store::redis::script::replay::{ScriptOutcome, replay};
 
-use crate::algorithms::scenario::{self, Amount, Backwards, Jump, Patience};
+use crate::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
 use crate::kit::redis::{Server, options};
 use crate::textbook;
 
@@ -57,7 +57,7 @@ struct History {
 struct Step {
     limit: Index,
     amount: Amount,
-    patience: Patience,
+    max_delay: MaxDelay,
     /// The longest delay is the one that is needed, plus these microseconds.
     edge: Option<i64>,
     dry_run: bool,
@@ -107,11 +107,11 @@ fn step() -> impl Strategy<Value = Step> {
     let dry_run = proptest::bool::weighted(0.15);
     let edge = proptest::option::weighted(0.2, -1..=1_i64);
     let until = proptest::option::weighted(0.5, prop_oneof![-1..=1_i64, -2_000_000..2_000_000_i64]);
-    let step = (any::<Index>(), scenario::amount(true), scenario::patience(), edge, dry_run, until, times);
-    step.prop_map(|(limit, amount, patience, edge, dry_run, until, times)| Step {
+    let step = (any::<Index>(), scenario::amount(true), scenario::max_delay(), edge, dry_run, until, times);
+    step.prop_map(|(limit, amount, max_delay, edge, dry_run, until, times)| Step {
         limit,
         amount,
-        patience,
+        max_delay,
         edge,
         dry_run,
         until,
@@ -144,7 +144,7 @@ impl Step {
         let impatient = ChargeRequest::new(self.amount.of(&limit), 0);
         let max_delay_us = match (self.edge, state.clone().charge(&limit, now, impatient).retry_after_us) {
             (Some(off), Some(wait_us)) => wait_us.saturating_add_signed(off),
-            _ => self.patience.of(&limit),
+            _ => self.max_delay.of(&limit),
         };
         let request = ChargeRequest { max_delay_us, ..impatient };
         let until = self.until.filter(|_| matches!(request.hits, Hits::Refund(_)));

@@ -13,7 +13,7 @@ use tollkeeper::config::yaml::Documents;
 use tollkeeper::rule::render::rlconfig_lines;
 use tollkeeper::rule::set::RuleSet;
 
-/// Files that are refused there and load here, and why.
+/// Files that fail there and load here, with the reason.
 const LOADS_HERE: &[(&str, &str)] = &[
     ("edge_value_float", "a plain scalar where text is meant is its text"),
     ("edge_value_inf", "a plain scalar where text is meant is its text"),
@@ -73,7 +73,7 @@ fn rule_files_load_like_in_envoyproxy_ratelimit() {
         }
         match (loaded, expected_error) {
             (Ok(_), Some(error)) => differences.push(format!("{name}: loads, and there: {error}")),
-            (Err(found), None) => differences.push(format!("{name}: refused: {found}")),
+            (Err(found), None) => differences.push(format!("{name}: fails: {found}")),
             (Err(found), Some(error)) => {
                 let missing = words(error).filter(|words| !found.to_string().contains(words));
                 differences.extend(missing.map(|words| format!("{name}: says {found}, and there: {words}")));
