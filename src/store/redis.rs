@@ -6,7 +6,7 @@
 //! coalesced into the next call. Every charge ends by its deadline, with an outcome or an error.
 //!
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
-//! ([`eventual`], [`over_limit_cache`]), and submits the others to [`in_flight`].
+//! ([`eventual`], [`over_limit_cache`]), and submits the others to `in_flight`.
 
 mod algorithms;
 mod call_runner;

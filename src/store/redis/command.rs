@@ -46,7 +46,7 @@ impl ChargeCommand {
         Self { counters, request, dry_run: false, void_from: None }
     }
 
-    /// Limits of the counters, as [`charge_together`](crate::algorithm::charge_together) takes them.
+    /// Limits of the counters, as [`charge_together`](crate::algorithm::state::charge_together) takes them.
     pub fn limits(&self) -> SmallVec<[EnforcedLimit<'_>; 1]> {
         self.counters
             .iter()

@@ -46,7 +46,7 @@
 //! 5. *Losses err on the safe side.* A crash, or a lost reply, wastes the hits of a lease: they stay charged until the
 //!    window ends or they have refilled.
 //!
-//! This module reads no clock and sends no call, except for [`lease_reaper`]; callers pass the time and the reports of
+//! This module reads no clock and sends no call, except for `lease_reaper`; callers pass the time and the reports of
 //! Redis.
 
 pub mod admission;
