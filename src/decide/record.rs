@@ -21,7 +21,7 @@ use crate::sharded::upper_half;
 use crate::store::outcome::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::{MAX_KEY_BYTES, RejectedHits};
+use crate::telemetry::top_keys::{KeyRejection, MAX_KEY_BYTES};
 
 /// Records outcomes in the metrics.
 #[derive(Clone, Copy, Debug)]
@@ -150,7 +150,7 @@ impl Recorder<'_> {
             if !result.admitted {
                 stats.rejected_keys.add(hash);
                 let id = key ^ u128::from(stats.id()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top_keys.record(RejectedHits { id, limit: stats, hits }, now, || key_text(path));
+                self.metrics.top_keys.record(KeyRejection { id, limit: stats, hits }, now, || key_text(path));
             }
         }
     }

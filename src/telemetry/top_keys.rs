@@ -46,9 +46,9 @@ struct KeyLabel {
     text: Arc<str>,
 }
 
-/// Hits of a key that a limit rejected.
+/// Rejection of a key by a limit.
 #[derive(Clone, Copy, Debug)]
-pub struct RejectedHits<'l> {
+pub struct KeyRejection<'l> {
     /// Hash of key and limit that clients cannot predict.
     pub id: u128,
     /// Limit that rejected the key.
@@ -91,9 +91,9 @@ impl TopKeys {
     }
 
     /// Counts rejected hits of a key. `text` is called if the key is new.
-    pub fn record(&self, rejected: RejectedHits<'_>, now: Time, text: impl FnOnce() -> Arc<str>) {
+    pub fn record(&self, rejected: KeyRejection<'_>, now: Time, text: impl FnOnce() -> Arc<str>) {
         let Some(shards) = &self.shards else { return };
-        let RejectedHits { id, limit, hits } = rejected;
+        let KeyRejection { id, limit, hits } = rejected;
         let seconds = now.as_micros() / 1_000_000;
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock(lower_half(id));

@@ -9,7 +9,7 @@ use tollkeeper::report::top;
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
 use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
-use tollkeeper::telemetry::top_keys::{MINUTES, RejectedHits, TopKeys};
+use tollkeeper::telemetry::top_keys::{KeyRejection, MINUTES, TopKeys};
 
 use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
 use crate::kit::test_service::TestService;
@@ -90,7 +90,7 @@ proptest! {
         refusals.sort_by_key(|(minute, ..)| *minute);
         for (minute, key, hits) in refusals {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-            top.record(RejectedHits { id, limit: &stats, hits }, NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
+            top.record(KeyRejection { id, limit: &stats, hits }, NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
             *truth.entry(key.to_string()).or_default() += hits;
         }
         let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);
