@@ -113,7 +113,9 @@ fn send_traffic(server: &Tollkeeper) {
     assert_eq!(server.post_json(&cat.to_string()).status, 200);
 }
 
-/// Expected counts of the traffic. `near_limit` starts at 0.8 of a limit, rounded down: the second of 2, the ninth of 10.
+/// Expected counts of the traffic.
+///
+/// `near_limit` starts at 0.8 of a limit, rounded down: the second of 2, the ninth of 10.
 /// A charge that crosses the limit counts as within and over limit if rejected hits are charged, otherwise as over
 /// limit.
 const EXPECTED: &str = r#"
