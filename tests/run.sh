@@ -65,13 +65,13 @@ echo "tests/run.sh: finding Envoy: $((SECONDS - began)) s"
 began=$SECONDS
 tools=$(deploy/install-tools.sh)
 while IFS= read -r tool; do export "${tool?}"; done <<<"$tools"
-echo "tests/run.sh: finding what judges deploy/: $((SECONDS - began)) s"
+echo "tests/run.sh: finding the tools for deploy/: $((SECONDS - began)) s"
 
 began=$SECONDS
 if [ $# -gt 0 ]; then
     cargo test --locked "$@"
 else
-    # What judges how soon callers are answered is run by itself, and one test after the other.
+    # Tests that judge latencies run by themselves, one after the other.
     cargo test --locked -- --skip redis::faults::
     cargo test --locked --test suite -- redis::faults:: --test-threads=1
 fi

@@ -34,7 +34,7 @@ pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
 }
 
-/// A connection. Nothing is awaited for longer than the harness's patience.
+/// A connection. Nothing is awaited for longer than the kit's patience.
 #[derive(Debug)]
 pub(crate) struct Client {
     runtime: Runtime,

@@ -232,7 +232,7 @@ impl Server {
     }
 
     /// Calls of each command since the start or [`Server::reset_stats`], by lower-case name, subcommands as
-    /// `config|get`. Those of scripts count too; `auth`, `info` and `config|resetstat`, which the harness itself
+    /// `config|get`. Those of scripts count too; `auth`, `info` and `config|resetstat`, which the kit itself
     /// calls, are left out.
     pub(crate) fn command_counts(&self) -> BTreeMap<String, u64> {
         let info: String = self.query(&["INFO", "commandstats"]);

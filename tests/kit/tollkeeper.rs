@@ -51,7 +51,7 @@ pub(crate) fn without_rules() -> Setup {
 }
 
 impl Setup {
-    /// Sets an environment variable, a port of the harness's choice too.
+    /// Sets an environment variable, a port of the kit's choice too.
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
         let value = value.as_ref().to_str().expect("paths and values of tests are UTF-8").to_owned();
         self.env.push((name.to_owned(), value));
