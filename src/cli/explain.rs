@@ -119,7 +119,7 @@ fn describe(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: b
 
 fn step_text(page: &mut String, step: &ExplainedStep) {
     let entry = truncated(&step.entry);
-    let _ = match &step.met {
+    let _ = match &step.matched {
         Some([how, node, origin]) => {
             let how = match how.as_str() {
                 "exact" => "exactly",
@@ -130,11 +130,11 @@ fn step_text(page: &mut String, step: &ExplainedStep) {
         }
         None => writeln!(page, "  {entry} matches nothing"),
     };
-    for [node, origin, why] in &step.misses {
+    for [node, origin, why] in &step.near_misses {
         let _ = writeln!(page, "    not {} at {}: {}", truncated(node), plain(origin), plain(why));
     }
-    if step.more_misses > 0 {
-        let _ = writeln!(page, "    and {} more near misses", step.more_misses);
+    if step.more_near_misses > 0 {
+        let _ = writeln!(page, "    and {} more near misses", step.more_near_misses);
     }
 }
 

@@ -1,7 +1,7 @@
-//! What an operator may do with counters: list those of a rule, and let go of those of a request.
+//! Operator commands on counters: list those of a rule, delete those of a request.
 //!
-//! Redis tells its keys; memory knows hashes only, so there the keys whose counters began last are looked up. Either
-//! way a counter that is listed was looked at as `explain` does, charging nothing.
+//! Redis lists its keys. The memory store keeps hashes only, so there the keys of recently created counters are used.
+//! Either way each counter is peeked at, as `explain` does, and nothing is charged.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -21,62 +21,74 @@ use crate::store::error::{AdminError, ChargeError};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::redis::key::ParsedKey;
 
-/// How long Redis may take to list or to forget.
+/// Upper bound on each call of Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Counters that are looked at together.
-const AT_ONCE: usize = 100;
+/// Counters that are peeked at together.
+const BATCH_SIZE: usize = 100;
 
 /// The counters of a rule.
 #[derive(Debug, Serialize)]
 pub struct CounterListing {
-    /// Those that count something.
+    /// Counters above zero.
     pub counters: Vec<ListedCounters>,
-    /// Whether there are no others.
+    /// True if there are no others.
     pub complete: bool,
-    /// What it rests on.
+    /// Source of the list.
     pub note: &'static str,
 }
 
 /// The counters of one descriptor.
 #[derive(Debug, Serialize)]
 pub struct ListedCounters {
-    /// Key and value of each entry; the pattern, where values share a counter.
+    /// Key and value of each entry; the pattern in place of a shared value.
     pub entries: Vec<[String; 2]>,
-    /// A counter for each limit of the rule.
+    /// Counter of each limit of the rule.
     pub limits: Vec<ExplainedCounter>,
 }
 
-const BY_SCAN: &str = "found by their keys in redis";
-const BY_MEMORY: &str = "of the keys whose counters began last in this process";
+const BY_SCAN: &str = "keys in redis";
+const BY_MEMORY: &str = "keys of recently created counters in this process";
+
+/// Rule whose counters are listed.
+#[derive(Clone, Copy, Debug)]
+pub struct RuleRef<'r> {
+    /// All rules.
+    pub rules: &'r RuleSet,
+    /// Domain of the rule.
+    pub domain: &'r DomainRules,
+    /// The rule.
+    pub rule: &'r CompiledRule,
+}
 
 impl Decider {
-    /// The counters of a rule that count something, `most` of them at most.
+    /// Lists up to `max` counters of a rule that are above zero.
     ///
     /// # Errors
-    /// Redis could not be asked.
+    /// Redis failed.
     pub async fn list_counters(
         &self,
         context: DecisionContext<'_>,
-        (rules, domain, rule): (&RuleSet, &DomainRules, &CompiledRule),
-        most: usize,
+        of: RuleRef<'_>,
+        max: usize,
     ) -> Result<CounterListing, AdminError> {
+        let RuleRef { rules, domain, rule } = of;
         let is_of_rule = |path: &ParsedKey| {
             rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
         };
-        let scanned = self.store.scan(&domain.name, most, Instant::now() + TIMEOUT, is_of_rule).await?;
+        let scanned = self.store.scan(&domain.name, max, Instant::now() + TIMEOUT, is_of_rule).await?;
         let (candidates, complete, note) = match scanned {
             Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, BY_SCAN),
-            None => (self.recent_keys(rules, domain, rule), false, BY_MEMORY),
+            None => (self.recent_keys(of), false, BY_MEMORY),
         };
         let mut counters = Vec::new();
         let mut rest = &*candidates;
-        while !rest.is_empty() && counters.len() < most {
-            let (some, others) = rest.split_at(rest.len().min(AT_ONCE));
-            counters.extend(self.peek_at(context, (&domain.name, rule), some).await);
+        while !rest.is_empty() && counters.len() < max {
+            let (batch, others) = rest.split_at(rest.len().min(BATCH_SIZE));
+            counters.extend(self.peek_at(context, of, batch).await);
             rest = others;
         }
-        let complete = complete && counters.len() <= most;
-        counters.truncate(most);
+        let complete = complete && counters.len() <= max;
+        counters.truncate(max);
         Ok(CounterListing { counters, complete, note })
     }
 
@@ -101,8 +113,9 @@ impl Decider {
         Ok(deleted)
     }
 
-    /// Those of the keys begun last that meet a rule, as Redis would tell them.
-    fn recent_keys(&self, rules: &RuleSet, domain: &DomainRules, rule: &CompiledRule) -> Vec<ParsedKey> {
+    /// Paths of a rule's recently created counters, as a scan of Redis would return them.
+    fn recent_keys(&self, of: RuleRef<'_>) -> Vec<ParsedKey> {
+        let RuleRef { rules, domain, rule } = of;
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
         let keys = self.metrics.recent_keys.of_limit(&limit.stats).into_iter().filter_map(|parts| {
@@ -110,20 +123,20 @@ impl Decider {
             let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
             let found = rules.find(domain, &borrowed(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;
             let patterns: Vec<(usize, Vec<u8>)> =
-                found.shared.iter().map(|(place, pattern)| (*place, pattern.to_vec())).collect();
-            let shared = patterns.iter().map(|(place, _)| *place).collect();
-            patterns.into_iter().for_each(|(place, pattern)| entries[place][1] = pattern);
+                found.shared.iter().map(|(index, pattern)| (*index, pattern.to_vec())).collect();
+            let shared = patterns.iter().map(|(index, _)| *index).collect();
+            patterns.into_iter().for_each(|(index, pattern)| entries[index][1] = pattern);
             let path = ParsedKey { domain: domain.name.clone().into_bytes(), entries, shared };
             known.insert(path.clone()).then_some(path)
         });
         keys.collect()
     }
 
-    /// Those of the candidates that count something.
+    /// Counters of the candidates that are above zero.
     async fn peek_at(
         &self,
         context: DecisionContext<'_>,
-        (domain, rule): (&str, &CompiledRule),
+        of: RuleRef<'_>,
         candidates: &[ParsedKey],
     ) -> Vec<ListedCounters> {
         let descriptors = candidates.iter().map(|path| Descriptor {
@@ -132,11 +145,11 @@ impl Decider {
             hits_addend: None,
             limit_override: None,
         });
-        let request = Request { domain, descriptors: descriptors.collect(), hits_addend: 0 };
+        let request = Request { domain: &of.domain.name, descriptors: descriptors.collect(), hits_addend: 0 };
         let selections: Vec<Selection<'_>> = candidates
             .iter()
             .enumerate()
-            .map(|(index, path)| Selection::of_rule(rule, shared(path), &request, index))
+            .map(|(index, path)| Selection::of_rule(of.rule, shared(path), &request, index))
             .collect();
         let charges = selections.iter().enumerate();
         let charges = charges
@@ -158,7 +171,7 @@ impl Decider {
 }
 
 fn shared(path: &ParsedKey) -> SmallVec<[(usize, &[u8]); 1]> {
-    path.shared.iter().map(|place| (*place, &*path.entries[*place][1])).collect()
+    path.shared.iter().map(|index| (*index, &*path.entries[*index][1])).collect()
 }
 
 fn borrowed(entries: &[[Vec<u8>; 2]]) -> SmallVec<[Entry<'_>; 4]> {

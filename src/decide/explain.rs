@@ -1,7 +1,7 @@
-//! What a request would meet, told to a person: the steps of matching, and the counters without charging them.
+//! Explanation of a request for people: the steps of matching, and its counters without charging them.
 //!
-//! It selects as a decision does and asks the same store, with looks in place of charges, so it can not tell another
-//! story than the decision. The values are those of the request: whoever prints them escapes them.
+//! It selects limits as a decision does and peeks at the same store, so that it cannot disagree with the decision. Text
+//! of the request is included as it came; the code that prints it escapes it.
 
 use std::borrow::Cow;
 
@@ -20,89 +20,88 @@ use crate::store::error::ChargeError;
 use crate::store::outcome::StoreOutcome;
 use serde::{Deserialize, Serialize};
 
-/// What a request would meet.
+/// Explanation of a request.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Explanation {
-    /// The domain asked for.
+    /// Domain of the request.
     pub domain: String,
-    /// Whether there are rules for it.
+    /// True if rules for the domain are loaded.
     pub known_domain: bool,
     /// One for each descriptor, in its order.
     pub descriptors: Vec<ExplainedDescriptor>,
 }
 
-/// What one descriptor would meet.
+/// Explanation of one descriptor.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedDescriptor {
     /// `key=value,key=value`.
     pub descriptor: String,
-    /// How each entry fared.
+    /// Match of each entry.
     pub steps: Vec<ExplainedStep>,
-    /// How it ended, in a sentence.
+    /// Result, in a sentence.
     pub outcome: String,
-    /// The rule that was met: its name and where it stands.
+    /// The rule that matched.
     pub rule: Option<ExplainedRule>,
-    /// The limits that decide, with their counters.
+    /// Limits that decide, with their counters.
     pub limits: Vec<ExplainedLimit>,
 }
 
-/// How one entry fared.
+/// Match of one entry.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedStep {
     /// `key=value`.
     pub entry: String,
-    /// `exact`, `wildcard` or `default`, the node's key and value, and where it stands; nothing if nothing matched.
-    pub met: Option<[String; 3]>,
-    /// Near misses: the node's key and value, where it stands, and why it did not match.
-    pub misses: Vec<[String; 3]>,
-    /// Near misses beyond those.
-    pub more_misses: usize,
+    /// Kind of match (`exact`, `wildcard` or `default`), the node's key and value, and its location; `null`: no match.
+    pub matched: Option<[String; 3]>,
+    /// Similar nodes that did not match: key and value, location, and reason.
+    pub near_misses: Vec<[String; 3]>,
+    /// Number of near misses beyond those.
+    pub more_near_misses: usize,
 }
 
-/// A rule.
+/// Rule that matched a descriptor.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedRule {
-    /// Its name in `/rlconfig`.
+    /// Path of the rule, as in `/rlconfig`.
     pub path: String,
     /// `file:line:column`.
     pub origin: String,
 }
 
-/// A limit, and its counter.
+/// A limit and its counter.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedLimit {
-    /// Its name, if it has one.
+    /// Name of the limit; empty if it has none.
     pub name: String,
     /// The limit in words.
     pub limit: String,
-    /// What is promised over several replicas.
+    /// Guarantee over all replicas.
     pub guarantee: Cow<'static, str>,
-    /// It refuses nothing.
+    /// The limit never rejects a request.
     pub shadow_mode: bool,
-    /// It refuses only together with all other quotas.
+    /// The limit rejects only together with all other quotas.
     pub quota_mode: bool,
-    /// The counter; nothing if it could not be asked.
+    /// The counter; `null` if the store failed.
     pub counter: Option<ExplainedCounter>,
 }
 
-/// What a look at a counter found.
+/// State of a counter, found by a peek.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedCounter {
-    /// Whether one more hit would pass.
+    /// True if one more hit would be admitted.
     pub passes: bool,
-    /// Hits counted.
+    /// Number of hits counted.
     pub used: u64,
-    /// Hits that could still pass.
+    /// Number of hits that would still be admitted.
     pub remaining: u32,
-    /// Until the limit is full again, in microseconds.
+    /// Time until the full limit is available again, in microseconds.
     pub reset_us: u64,
-    /// Until one more hit could pass, in microseconds.
+    /// Time until one more hit can be admitted, in microseconds.
     pub retry_after_us: Option<u64>,
 }
 
 impl Explanation {
-    /// What `request` would meet, by these rules; `counters` are the results of each descriptor's limits, as far as they
-    /// are known.
+    /// Explains `request` by these rules. `counters` has the results of each descriptor's limits, as far as known.
     pub fn of(
         behaviour: &DecisionSettings,
         rules: &RuleSet,
@@ -112,14 +111,14 @@ impl Explanation {
         let domain = rules.domain(request.domain);
         let selections = select(behaviour, rules, request);
         let descriptors =
-            request.descriptors.iter().zip(&selections).enumerate().map(|(place, (descriptor, selection))| {
-                let results = counters.get(place).map_or(&[][..], Vec::as_slice);
+            request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
+                let results = counters.get(index).map_or(&[][..], Vec::as_slice);
                 let strict = selection.limits.iter().any(|one| one.limit.consistency() == Consistency::Strict);
                 let limit = |(at, selected)| explained_limit(selected, strict, results.get(at));
                 let limits = selection.limits.iter().enumerate().map(limit).collect();
                 match domain {
                     None => unknown_domain(descriptor),
-                    Some(domain) => explained(rules, domain, (descriptor, selection), limits),
+                    Some(domain) => explained(rules, domain, descriptor, selection, limits),
                 }
             });
         Self { domain: request.domain.to_owned(), known_domain: domain.is_some(), descriptors: descriptors.collect() }
@@ -157,7 +156,8 @@ fn unknown_domain(descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
 fn explained(
     rules: &RuleSet,
     domain: &DomainRules,
-    (descriptor, selection): (&Descriptor<'_>, &Selection<'_>),
+    descriptor: &Descriptor<'_>,
+    selection: &Selection<'_>,
     limits: Vec<ExplainedLimit>,
 ) -> ExplainedDescriptor {
     let trace = rules.trace(domain, &descriptor.entries);
@@ -167,59 +167,64 @@ fn explained(
     };
     let outcome = match (&trace.end, selection.rule, descriptor.limit_override.is_some()) {
         (_, None, true) if !selection.limits.is_empty() => {
-            "the limit that came with the request decides; the rules are passed over".to_owned()
+            "the limit that came with the request decides; the rules are ignored".to_owned()
         }
         (TraceEnd::Rule(_), _, _) if selection.unlimited => "this rule is unlimited: everything passes".to_owned(),
         (TraceEnd::Rule(_), _, _) if selection.limits.is_empty() => {
             "another rule of this request replaces this one, so it passes".to_owned()
         }
         (TraceEnd::Rule(_), _, _) => "this rule decides".to_owned(),
-        (TraceEnd::NoEntries, _, _) => "it has no entries, so nothing limits it".to_owned(),
-        (TraceEnd::NoMatch, _, _) => "this entry met nothing, so nothing limits it".to_owned(),
+        (TraceEnd::NoEntries, _, _) => "it has no entries, so no limit applies".to_owned(),
+        (TraceEnd::NoMatch, _, _) => "this entry matched nothing, so no limit applies".to_owned(),
         (TraceEnd::NoLimit { children: 0 }, _, _) => {
             "it ends at a node without a rate_limit, so everything passes".to_owned()
         }
         (TraceEnd::NoLimit { children }, _, _) => {
-            format!("it ends at a node without a rate_limit, above {children} others: nothing limits it")
+            format!("it ends at a node without a rate_limit, with {children} nodes below it: no limit applies")
         }
         (TraceEnd::TooLong { beyond }, _, _) => {
             format!(
-                "it goes on for {beyond} more where the rules end, and a rule is for paths that end at it: nothing limits it"
+                "it has {beyond} more entries than the path in the rules, which must match in full: no limit applies"
             )
         }
     };
     ExplainedDescriptor {
         descriptor: descriptor_text(descriptor),
-        steps: trace.steps.iter().zip(&descriptor.entries).map(explained_step).collect(),
+        steps: trace.steps.iter().zip(&descriptor.entries).map(|(step, entry)| explained_step(step, entry)).collect(),
         outcome,
         rule: rule.map(|rule| ExplainedRule { path: rule.path.clone(), origin: rule.location.to_string() }),
         limits,
     }
 }
 
-fn explained_step((step, entry): (&TraceStep<'_>, &Entry<'_>)) -> ExplainedStep {
-    let node = |place: &NodeRef<'_>| String::from_utf8_lossy(place.composite).into_owned();
-    let how = |met| match met {
+fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
+    let name = |node: &NodeRef<'_>| String::from_utf8_lossy(node.composite).into_owned();
+    let kind_name = |kind| match kind {
         MatchKind::Exact => "exact",
         MatchKind::Wildcard => "wildcard",
         MatchKind::Default => "default",
     };
-    let why = |miss| match miss {
-        NearMiss::OtherValue => "its value is another",
+    let reason = |miss| match miss {
+        NearMiss::OtherValue => "it has another value",
         NearMiss::PatternDiffers => "its wildcard does not match the value",
-        NearMiss::LaterWildcard => "it matches too, but an earlier wildcard goes first",
-        NearMiss::LessExact => "it matches too, but a value goes before a wildcard, and a wildcard before a bare key",
-        NearMiss::OtherKey => "its key is another",
+        NearMiss::LaterWildcard => "it matches too, but an earlier wildcard takes precedence",
+        NearMiss::LessExact => {
+            "it matches too, but values take precedence over wildcards, and wildcards over bare keys"
+        }
+        NearMiss::OtherKey => "it has another key",
     };
     ExplainedStep {
         entry: entry_text(entry),
-        met: step.matched.as_ref().map(|(met, place)| [how(*met).to_owned(), node(place), place.location.to_string()]),
-        misses: step
+        matched: step
+            .matched
+            .as_ref()
+            .map(|(kind, node)| [kind_name(*kind).to_owned(), name(node), node.location.to_string()]),
+        near_misses: step
             .near_misses
             .iter()
-            .map(|(place, miss)| [node(place), place.location.to_string(), why(*miss).to_owned()])
+            .map(|(node, miss)| [name(node), node.location.to_string(), reason(*miss).to_owned()])
             .collect(),
-        more_misses: step.more_near_misses,
+        more_near_misses: step.more_near_misses,
     }
 }
 
@@ -235,7 +240,7 @@ fn explained_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, result: Op
 }
 
 impl ExplainedCounter {
-    /// What a look found.
+    /// Counter of a peek's result.
     pub(super) const fn of(result: &ChargeResult) -> Self {
         Self {
             passes: result.admitted,
@@ -251,7 +256,7 @@ fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
     let most = match limit.consistency() {
         Consistency::Strict => return "strict: every admitted hit is counted first".into(),
         Consistency::Eventual(_) if any_is_strict => {
-            return "eventual, but strict as a limit beside it is: every admitted hit is counted first".into();
+            return "eventual, but decided as strict because another limit of the descriptor is strict: every admitted hit is counted first".into();
         }
         Consistency::Eventual(Overshoot::Hits(hits)) => format!("{hits} hits"),
         Consistency::Eventual(Overshoot::MilliPercent(part)) => {
@@ -270,7 +275,7 @@ pub fn limit_text(limit: &Limit) -> String {
         Some(key) => format!(", {key} {}", limit.capacity()),
         None => String::new(),
     };
-    let rejected = if limit.count_rejected() { ", refused hits count" } else { "" };
+    let rejected = if limit.count_rejected() { ", rejected hits count" } else { "" };
     format!("{} per {period} by {}{capacity}{rejected}", limit.requests_per_unit(), limit.algorithm())
 }
 

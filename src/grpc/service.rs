@@ -104,7 +104,11 @@ impl Service {
         let metrics = &self.decider.metrics;
         let begun = metrics.start_timer();
         let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
-        let decided = self.decide(request, deadline, span.as_ref()).await;
+        let decided = match self.decide_now(request, deadline) {
+            Some(decided) => decided,
+            // Boxed, so that futures of immediate decisions stay small.
+            None => Box::pin(self.decide(request, deadline, span.as_ref())).await,
+        };
         let took = begun.map(|begun| begun.elapsed());
         if let Some(took) = took {
             metrics.decisions.observe(took);
@@ -132,7 +136,27 @@ impl Service {
         self.delayed_responses.load(Ordering::Relaxed)
     }
 
-    /// Decides a request; returns the response and the delay before it is due. `span` is the span of the decision.
+    /// Decides a request with an immediate store; `None` if the store is not immediate.
+    pub fn decide_now(
+        &self,
+        request: &Request<'_>,
+        deadline: Duration,
+    ) -> Option<Result<DelayedResponse, AnswerError>> {
+        if !self.decider.store.is_immediate() {
+            return None;
+        }
+        if let Err(error) = check_size(request) {
+            return Some(Err(error));
+        }
+        // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
+        let rules = self.rules.load();
+        Some(match self.decider.decide_now(self.context(rules.as_deref(), deadline), request)? {
+            Ok(decision) => Ok(DelayedResponse::of(&decision)),
+            Err(error) => Err(error.into()),
+        })
+    }
+
+    /// Decides a request with any store. `span` is the span of the decision.
     ///
     /// # Errors
     /// The request is invalid, or there is no decision.
@@ -143,30 +167,6 @@ impl Service {
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
         check_size(request)?;
-        if let Some(decided) = self.decide_now(request, deadline) {
-            return decided;
-        }
-        // Boxed, so that futures of immediate decisions stay small.
-        Box::pin(self.decide_later(request, deadline, span)).await
-    }
-
-    /// Decides with an immediate store; `None` if the store is not immediate.
-    fn decide_now(&self, request: &Request<'_>, deadline: Duration) -> Option<Result<DelayedResponse, AnswerError>> {
-        if !self.decider.store.is_immediate() {
-            return None;
-        }
-        // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
-        let rules = self.rules.load();
-        let decision = self.decider.decide_now(self.context(rules.as_deref(), deadline), request)?;
-        Some(decision.map(|decision| DelayedResponse::of(&decision)).map_err(AnswerError::from))
-    }
-
-    async fn decide_later(
-        &self,
-        request: &Request<'_>,
-        deadline: Duration,
-        span: Option<&Span>,
-    ) -> Result<DelayedResponse, AnswerError> {
         let rules = self.rules.load_full();
         let context =
             DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };

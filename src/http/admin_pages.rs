@@ -14,6 +14,7 @@ use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
 use super::json;
 use super::response::{bad_query, no_rules, pretty_json, text};
+use crate::decide::counters::RuleRef;
 use crate::decide::explain::descriptor_text;
 use crate::grpc::decode;
 use crate::grpc::service::DEFAULT_DEADLINE;
@@ -66,7 +67,7 @@ pub(super) async fn counters(
     };
     let most = query.most.unwrap_or(DEFAULT_LISTED_COUNTERS).clamp(1, MAX_LISTED_COUNTERS);
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
-    match service.decider.list_counters(context, (&loaded.rules, domain, rule), most).await {
+    match service.decider.list_counters(context, RuleRef { rules: &loaded.rules, domain, rule }, most).await {
         Ok(listing) => pretty_json(&listing),
         Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
     }

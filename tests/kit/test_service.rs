@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use tokio::runtime::Runtime;
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::config::compile::options::CompileOptions;
@@ -95,11 +94,10 @@ impl TestService {
     /// Decides a request with this deadline.
     pub(crate) fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
         let request = decode::request(&request.0);
-        let decide = self.inner.decide(&request, deadline, None);
-        let decided = match self.inner.decider.store.is_immediate() {
-            true => decide.now_or_never().expect("an immediate store completes on the first poll"),
-            false => store_runtime().block_on(decide),
-        };
+        let decided = self
+            .inner
+            .decide_now(&request, deadline)
+            .unwrap_or_else(|| store_runtime().block_on(self.inner.decide(&request, deadline, None)));
         decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })
     }
 }
