@@ -77,7 +77,7 @@ fn charged(memory: &MemoryStore, limits: &[EnforcedLimit<'_>], now: Time, reques
     let counters = limits
         .iter()
         .map(|EnforcedLimit { limit, enforced }| Counter {
-            limit: *limit,
+            limit,
             enforced: *enforced,
             tag: counter_tag(limit, 0),
             epoch: 0,

@@ -350,7 +350,7 @@ fn memory_is_bounded_and_expired_entries_make_room() {
     let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let learn = |keys: std::ops::Range<u128>, at: Instant| {
         keys.for_each(|key| {
-            over.update(id(key), from_ref(&command), from_ref(&rejected), CallTimes { sent: at, answered: at })
+            over.update(id(key), from_ref(&command), from_ref(&rejected), CallTimes { sent: at, answered: at });
         });
     };
     learn(0..100_000, origin);

@@ -58,7 +58,7 @@ enum Event {
     Ends(Who, usize, LeaseTicket),
     /// A claim is due for renewal.
     Beats(Who),
-    ReplicaEvent(usize),
+    Lifecycle(usize),
 }
 
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl<'p> World<'p> {
             world.at(arrival.at, Event::Arrives(number));
         }
         for (number, (at, ..)) in plan.fates.iter().enumerate() {
-            world.at(*at, Event::ReplicaEvent(number));
+            world.at(*at, Event::Lifecycle(number));
         }
         // Messages in flight at the end may still arrive.
         while let Some(Reverse(Due(at, _, event))) = world.due.pop() {
@@ -185,7 +185,7 @@ impl<'p> World<'p> {
             }
             Event::Ends(who, key, leased) => self.ends(who, key, leased),
             Event::Beats(who) => self.beats(who),
-            Event::ReplicaEvent(number) => {
+            Event::Lifecycle(number) => {
                 let (_, replica, fate) = self.plan.fates[number];
                 self.befalls(replica, fate);
             }
@@ -351,8 +351,7 @@ impl<'p> World<'p> {
         }
         let leased = if lease.as_ref().is_some_and(passed) { leased } else { 0 };
         let it = &mut self.replicas[who.replica];
-        if let Some(leased) =
-            it.eventual.record_report(&it.descriptors[key], CallReport { sent, now, states, leased: leased })
+        if let Some(leased) = it.eventual.record_report(&it.descriptors[key], CallReport { sent, now, states, leased })
         {
             it.out.push((key, leased));
             let end = u64::try_from(leased.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
