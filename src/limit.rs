@@ -8,7 +8,7 @@ pub mod period;
 
 use std::num::NonZeroU32;
 
-use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHits};
+use self::algorithm::{Algorithm, AlgorithmProperties, Capacity, Delay, RejectedHitsPolicy};
 use self::period::{Period, Unit};
 
 /// Consistency of a counter between replicas.
@@ -192,7 +192,7 @@ impl Limit {
         if let Consistency::Eventual(_) = consistency {
             check_eventual(spec, properties)?;
         }
-        let counted_by_default = properties.rejected_hits == RejectedHits::CountedByDefault;
+        let counted_by_default = properties.rejected_hits == RejectedHitsPolicy::CountedByDefault;
         Ok(Self {
             algorithm: spec.algorithm,
             requests_per_unit: spec.requests_per_unit,
@@ -303,7 +303,7 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
     if spec.max_wait_us.is_some() && properties.delay == Delay::Never {
         return meaningless("max_wait");
     }
-    if spec.count_rejected == Some(true) && properties.rejected_hits == RejectedHits::NeverCounted {
+    if spec.count_rejected == Some(true) && properties.rejected_hits == RejectedHitsPolicy::NeverCounted {
         return meaningless("count_rejected");
     }
     if spec.bucket_size == Some(0) {

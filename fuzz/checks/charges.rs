@@ -6,7 +6,7 @@ use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
-use tollkeeper::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
+use tollkeeper::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
@@ -108,7 +108,7 @@ fn limits(head: &[u8; 12]) -> Option<Vec<Limit>> {
         if properties.delay != Delay::Never && head[11] & 2 == 2 {
             spec.max_wait_us = Some(u64::from(head[10]) * 1_000);
         }
-        if properties.rejected_hits != RejectedHits::NeverCounted && head[11] & 4 == 4 {
+        if properties.rejected_hits != RejectedHitsPolicy::NeverCounted && head[11] & 4 == 4 {
             spec.count_rejected = Some(head[11] & 8 == 8);
         }
         spec.calendar_months = head[11] & 16 == 16;

@@ -99,7 +99,7 @@ impl LiveRules {
     }
 
     /// Records a failed attempt; the loaded rules stay.
-    pub fn refuse(&self, error: String, now: Time) {
+    pub fn reject(&self, error: String, now: Time) {
         let mut attempt = self.attempt();
         *attempt = LoadAttempt { at: Some(now), error: Some(error), refused: attempt.refused + 1 };
     }

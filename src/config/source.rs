@@ -1,6 +1,6 @@
 //! Rule sources: deliver sets of rules, behind one interface.
 //!
-//! A [`RuleSource`] delivers [`RuleUpdate`]s and is told whether each was applied. The reloader and the pages that show
+//! A [`RuleSource`] delivers [`RuleUpdate`]s and receives the result of each. The reloader and the pages that show
 //! rules do not know the kind of source. A new kind is a variant of [`SourceConfig`], [`RuleSource`] and
 //! [`SourceReloader`]; every `match` here is exhaustive.
 

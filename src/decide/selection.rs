@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::ChargeRequest;
 use crate::counter::{Charge, Counter, Path};
-use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
+use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Limit, LimitSpec, StorePolicy};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
@@ -255,7 +255,9 @@ fn override_limit(behaviour: &DecisionSettings, defaults: &OverrideDefaults, sen
     let spec = LimitSpec {
         queue_size: defaults.queue_size.filter(|_| properties.capacity == Capacity::QueueSize),
         max_wait_us: defaults.max_wait_us.filter(|_| properties.delay != Delay::Never),
-        count_rejected: defaults.count_rejected.filter(|_| properties.rejected_hits != RejectedHits::NeverCounted),
+        count_rejected: defaults
+            .count_rejected
+            .filter(|_| properties.rejected_hits != RejectedHitsPolicy::NeverCounted),
         consistency: defaults.consistency,
         on_store_error: defaults.on_store_error,
         calendar_months: behaviour.calendar_months,

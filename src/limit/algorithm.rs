@@ -18,7 +18,7 @@ macro_rules! for_each_algorithm {
             TokenBucket, token_bucket, AlgorithmProperties {
                 capacity: Capacity::BucketSize,
                 delay: Delay::IfMaxWait,
-                rejected_hits: RejectedHits::CountedOnRequest,
+                rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 not_eventual: None,
                 has_log: false,
                 has_calendar_months: false,
@@ -27,7 +27,7 @@ macro_rules! for_each_algorithm {
             LeakyBucket, leaky_bucket, AlgorithmProperties {
                 capacity: Capacity::QueueSize,
                 delay: Delay::UntilDeadline,
-                rejected_hits: RejectedHits::NeverCounted,
+                rejected_hits: RejectedHitsPolicy::NeverCounted,
                 not_eventual: Some("leaky_bucket: a queue needs one order of arrival for all replicas"),
                 has_log: false,
                 has_calendar_months: false,
@@ -37,7 +37,7 @@ macro_rules! for_each_algorithm {
             FixedWindow, fixed_window, AlgorithmProperties {
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
-                rejected_hits: RejectedHits::CountedByDefault,
+                rejected_hits: RejectedHitsPolicy::CountedByDefault,
                 not_eventual: None,
                 has_log: false,
                 has_calendar_months: true,
@@ -46,7 +46,7 @@ macro_rules! for_each_algorithm {
             SlidingWindowLog, sliding_window_log, AlgorithmProperties {
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
-                rejected_hits: RejectedHits::CountedOnRequest,
+                rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 not_eventual: None,
                 has_log: true,
                 has_calendar_months: false,
@@ -55,7 +55,7 @@ macro_rules! for_each_algorithm {
             SlidingWindowCounter, sliding_window_counter, AlgorithmProperties {
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
-                rejected_hits: RejectedHits::CountedOnRequest,
+                rejected_hits: RejectedHitsPolicy::CountedOnRequest,
                 not_eventual: None,
                 has_log: false,
                 has_calendar_months: false,
@@ -73,7 +73,7 @@ pub struct AlgorithmProperties {
     /// Delay of an admitted request; decides whether `max_wait` applies.
     pub delay: Delay,
     /// Treatment of rejected hits; decides whether `count_rejected` applies.
-    pub rejected_hits: RejectedHits,
+    pub rejected_hits: RejectedHitsPolicy,
     /// Reason why `consistency: eventual` does not apply; `None` if it does.
     pub not_eventual: Option<&'static str>,
     /// Keeps an entry for each hit, so that its memory is bounded by a setting.
@@ -117,7 +117,7 @@ pub enum Delay {
 
 /// Treatment of hits that are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RejectedHits {
+pub enum RejectedHitsPolicy {
     /// Never counted; `count_rejected: true` is an error.
     NeverCounted,
     /// Counted with `count_rejected: true`.

@@ -297,13 +297,13 @@ impl CompiledRule {
             Allowance::Limits(limits) => limits
                 .iter()
                 .enumerate()
-                .map(|(place, of_rule)| CompiledLimit {
+                .map(|(index, of_rule)| CompiledLimit {
                     limit: of_rule.limit,
                     tag: counter_tag(&of_rule.limit, of_rule.epoch),
                     epoch: of_rule.epoch,
                     shadow: of_rule.shadow,
                     quota: of_rule.quota,
-                    stats: stats(rule.limit_suffix(place).as_deref()),
+                    stats: stats(rule.limit_suffix(index).as_deref()),
                 })
                 .collect(),
         };

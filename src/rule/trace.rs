@@ -46,7 +46,7 @@ pub enum NearMiss {
     OtherValue,
     /// Its wildcard does not match the value.
     PatternDiffers,
-    /// Its wildcard matches too, but stands later in the file.
+    /// Its wildcard matches too, but is later in the file.
     LaterWildcard,
     /// It matches too, but a value goes before a wildcard, and a wildcard before a bare key.
     LessExact,

@@ -1,7 +1,7 @@
 //! Applies rules: at the start, and whenever their source delivers an update.
 //!
 //! Rules are compiled on a thread of their own, so a large set delays no decision. A set with errors is rejected as a
-//! whole, with every problem in the log, and the last good set stays. The source is told the outcome.
+//! whole, with every problem in the log, and the last good set stays. The outcome is reported to the source.
 
 use std::io;
 use std::sync::Arc;
@@ -125,7 +125,7 @@ impl Reloader {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         let error = problems.join("\n");
-        self.rules.refuse(error.clone(), self.clock.now());
+        self.rules.reject(error.clone(), self.clock.now());
         Err(error)
     }
 }

@@ -11,7 +11,7 @@ use crate::config::diagnostic::quotable;
 use crate::config::document::fields::{DocumentReader, FieldPath};
 use crate::config::document::{DefaultableKeys, DescriptorSpec, RateLimitEntry, Spanned};
 use crate::config::yaml::Position;
-use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHits};
+use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
@@ -269,7 +269,7 @@ fn limit_spec(written: &RateLimitEntry, period: Period, sole: bool, scope: &Docu
         Delay::IfMaxWait => !eventual,
         Delay::UntilDeadline => true,
     };
-    let can_count_rejected = properties.rejected_hits != RejectedHits::NeverCounted && !eventual;
+    let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
     let overshoot = own.max_overshoot.map(|spanned| spanned.value).or_else(|| {
         // A default of more hits than this limit has means all of them.
         scope.default(|d| d.max_overshoot).map(|overshoot| match overshoot {

@@ -1,4 +1,4 @@
-//! Values that YAML has no type for, and how values look in messages.
+//! Values without a type in YAML, and formats of values in messages.
 //!
 //! Durations are Go's (`150us`, `1h30m`), because every other setting of the service writes them so. Overshoots are a
 //! percentage or a count. Parsers here return what is wrong in words, without a section; the reader knows that.

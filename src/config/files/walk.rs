@@ -242,7 +242,7 @@ impl NameFilter<'_> {
 
     /// Returns the name of the file at `path`, or `None` if it does not count.
     fn name(&self, path: &Path) -> Option<Arc<str>> {
-        // A JSON schema for editors stands beside the rules.
+        // The directory may contain a JSON schema for editors.
         if path.as_os_str().as_bytes().ends_with(b".schema.json") {
             return None;
         }
@@ -283,7 +283,7 @@ fn dotted(base: &Path, path: &Path) -> String {
     path.strip_prefix(base).unwrap_or(path).to_string_lossy().replace('/', ".")
 }
 
-/// Returns the problem of an unreadable path; tells a dangling link from a missing path.
+/// Returns the problem of an unreadable path; distinguishes a dangling link from a missing path.
 fn problem_at(path: &Path, error: &std::io::Error) -> PathProblem {
     match PathProblem::from(error) {
         PathProblem::Missing if path.is_symlink() => PathProblem::Dangling,

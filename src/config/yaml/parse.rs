@@ -128,7 +128,7 @@ impl<'a, 'f> Builder<'a, 'f> {
             Event::Scalar(text, style, anchor, tag) => {
                 let scalar = Scalar::new(text, style == ScalarStyle::Plain, suffix(tag.as_deref()).as_deref());
                 self.nodes += 1;
-                self.place(YamlNode { at, content: YamlContent::Scalar(scalar) }, anchor, 1, 1)
+                self.add_node(YamlNode { at, content: YamlContent::Scalar(scalar) }, anchor, 1, 1)
             }
             Event::SequenceStart(_, anchor, _) => self.begin(at, false, anchor),
             Event::MappingStart(_, anchor, _) => self.begin(at, true, anchor),
@@ -158,7 +158,7 @@ impl<'a, 'f> Builder<'a, 'f> {
             YamlContent::List(Rc::new(items))
         };
         let nodes = self.nodes - open.before;
-        self.place(YamlNode { at: open.at, content }, open.anchor, nodes, open.height + 1)
+        self.add_node(YamlNode { at: open.at, content }, open.anchor, nodes, open.height + 1)
     }
 
     fn alias(&mut self, anchor: usize, at: Position) -> Option<()> {
@@ -169,7 +169,7 @@ impl<'a, 'f> Builder<'a, 'f> {
         self.nodes += nodes;
         self.count_aliased(nodes, at)?;
         self.check_depth(at, height)?;
-        self.place(node, 0, nodes, height)
+        self.add_node(node, 0, nodes, height)
     }
 
     /// Counts nodes that an alias expands to.
@@ -190,7 +190,7 @@ impl<'a, 'f> Builder<'a, 'f> {
     }
 
     /// Puts a finished node where it belongs.
-    fn place(&mut self, node: YamlNode<'a>, anchor: usize, nodes: usize, height: usize) -> Option<()> {
+    fn add_node(&mut self, node: YamlNode<'a>, anchor: usize, nodes: usize, height: usize) -> Option<()> {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, height });
         }
