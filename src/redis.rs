@@ -1,9 +1,9 @@
 //! Client of Redis and Valkey: one server, a primary that sentinels watch, or a cluster.
 //!
 //! The client keeps connections open, follows failovers and moved slots, and sends commands with a deadline. A command
-//! is sent once; only a reply that proves that it did not run (MOVED, ASK, NOSCRIPT) is a reason to send it again.
-//! The client knows nothing of limits or scripts: whoever starts a deployment says with a
-//! [`health_check::HealthCheck`] how to probe its servers.
+//! is sent once; only a reply that proves that it did not run (MOVED, ASK, NOSCRIPT) is a reason to send it again. The
+//! client knows nothing of limits or scripts: its user passes a [`health_check::HealthCheck`], which defines the
+//! commands that a server must accept.
 
 pub mod error;
 pub mod reply;

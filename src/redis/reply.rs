@@ -23,7 +23,7 @@ pub const MAX_ELEMENTS: u64 = 500_000;
 /// # Errors
 /// The bytes are no reply, or the reply exceeds [`MAX_DEPTH`] or [`MAX_ELEMENTS`].
 pub fn next(input: &mut BytesMut) -> io::Result<Option<Reply>> {
-    // A reply that is no array is one element.
+    // Any reply but an array is one element.
     if input.first() == Some(&b'*') && !is_within_bounds(input) {
         return Err(io::Error::other(format!(
             "a reply with more than {MAX_ELEMENTS} elements or {MAX_DEPTH} nested arrays"

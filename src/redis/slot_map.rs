@@ -69,7 +69,7 @@ impl SlotMap {
         }
     }
 
-    /// Returns a copy in which `node` owns `slot`; `None` if this is no cluster.
+    /// Returns a copy in which `node` owns `slot`; `None` outside a cluster.
     pub(crate) fn with_owner(&self, slot: u16, node: &Arc<Node>) -> Option<Self> {
         let Self::Cluster { nodes, owners } = self else { return None };
         let (mut nodes, mut owners) = (nodes.clone(), owners.clone());

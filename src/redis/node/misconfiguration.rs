@@ -53,7 +53,7 @@ impl Misconfiguration {
         self.error.load_full().or_else(rejected)
     }
 
-    /// Records an error; one that is no configuration error clears the state, but for a timeout.
+    /// Records a configuration error; any other error but a timeout clears the state.
     pub(super) fn record(&self, endpoint: &Endpoint, error: &ConnectError) {
         // A slow server may still be misconfigured.
         if error.kind == RedisError::Timeout {

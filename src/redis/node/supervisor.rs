@@ -69,7 +69,7 @@ async fn warn_of_eviction(state: &NodeState, connection: &Connection) {
         tracing::warn!(
             server = %state.endpoint,
             maxmemory_policy = policy,
-            "redis may evict counters, which restart from zero: strict limits need `maxmemory-policy noeviction`"
+            "redis may evict keys when its memory is full: set `maxmemory-policy noeviction`"
         );
     }
 }
