@@ -52,7 +52,7 @@ pub(crate) trait Situation {
     }
 }
 
-/// A walk through places that visits each once before it begins anew, and no neighbours one after the other.
+/// Endless walk over positions: each once per round, never two neighbours in a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walk {
     /// Current position.

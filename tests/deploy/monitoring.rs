@@ -65,7 +65,7 @@ fn alerts_fire_at_their_thresholds_and_not_before() {
 }
 
 /// Anchor of a heading, as GitHub makes it.
-fn span_ref(heading: &str) -> String {
+fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|character| character.is_alphanumeric() || " -".contains(*character));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
@@ -74,15 +74,15 @@ fn span_ref(heading: &str) -> String {
 fn each_alert_has_its_runbook_and_each_runbook_its_alert() {
     let page = read(&repository("docs/operations.md"));
     let headings = page.lines().filter_map(|line| line.strip_prefix("### "));
-    let headings: BTreeSet<_> = headings.map(span_ref).filter(|it| it.starts_with("tollkeeper-")).collect();
+    let headings: BTreeSet<_> = headings.map(anchor).filter(|it| it.starts_with("tollkeeper-")).collect();
     let alerts = alerts();
     let linked = alerts.iter().map(|alert| {
         let url = alert["annotations"]["runbook_url"].as_str().unwrap();
-        let (page, span_ref) = url.split_once('#').unwrap();
+        let (page, anchor) = url.split_once('#').unwrap();
         assert!(page.ends_with("/docs/operations.md"), "{url}");
-        let words = span_ref.split('-').map(|word| word[..1].to_uppercase() + &word[1..]);
+        let words = anchor.split('-').map(|word| word[..1].to_uppercase() + &word[1..]);
         assert_eq!(alert["alert"], words.collect::<String>(), "{url}");
-        span_ref.to_owned()
+        anchor.to_owned()
     });
     assert_eq!(linked.collect::<BTreeSet<_>>(), headings);
     for alert in &alerts {
@@ -223,7 +223,7 @@ fn dashboard_panels_have_titles_and_do_not_overlap() {
         assert!(numbers.insert(panel["id"].as_u64().unwrap()), "{}: two with one number", panel["title"]);
         assert!(panel["title"].as_str().is_some_and(|title| !title.is_empty()));
     }
-    // It is not tied to somebody's data source.
+    // Panels use the data source that the user chooses.
     for panel in panels(&dashboard) {
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
     }

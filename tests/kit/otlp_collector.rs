@@ -116,7 +116,7 @@ impl OtlpCollector {
     }
 }
 
-/// Takes connections for as long as it is run.
+/// Takes connections until it is dropped.
 async fn serve(kept: Kept, listener: TcpListener, tls: Option<TlsAcceptor>) {
     let listener = tokio::net::TcpListener::from_std(listener).expect("the listener can be used");
     let over_http = kept.clone();
@@ -133,7 +133,7 @@ async fn serve(kept: Kept, listener: TcpListener, tls: Option<TlsAcceptor>) {
         let (service, tls) = (TowerToHyperService::new(routes.clone()), tls.clone());
         connections.spawn(async move {
             let builder = Builder::new(TokioExecutor::new());
-            // How a connection ends is its client's affair.
+            // Client I/O errors do not concern the collector.
             match tls {
                 None => drop(builder.serve_connection(TokioIo::new(io), service).await),
                 Some(tls) => {

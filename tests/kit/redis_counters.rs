@@ -2,7 +2,7 @@
 //! together.
 //!
 //! Charges are futures that only the test polls, so that it decides on their order, on waiting and on cancellation.
-//! They may take as long as a loaded machine needs, unless the environment sets a timeout.
+//! They have the time that a loaded machine needs, unless the environment sets a timeout.
 
 use std::ffi::OsString;
 use std::future::{Future, poll_fn};

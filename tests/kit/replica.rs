@@ -1,7 +1,7 @@
 //! A [`TestService`] with counters in Redis and a runtime of its own: one replica of tollkeeper, in this process.
 //!
 //! Its clock is manual, and counters follow it. A charge that Redis does not decide is an error, never a decision by
-//! policy, and a charge may take as long as a loaded machine needs, unless the environment sets a timeout.
+//! policy, and a charge has the time that a loaded machine needs, unless the environment sets a timeout.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

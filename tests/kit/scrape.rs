@@ -17,7 +17,7 @@ pub(crate) struct Scrape {
     pub(crate) types: BTreeMap<String, String>,
 }
 
-/// Lets Prometheus come to a port of the kit's choice, which is reserved as long as the second value lives.
+/// Lets Prometheus come to a port of the kit's choice, which is reserved until the second value is dropped.
 pub(crate) fn with_prometheus(setup: Setup) -> (Setup, Port) {
     let port = Port::reserve();
     let address = format!("127.0.0.1:{}", port.number());

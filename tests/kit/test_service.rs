@@ -102,7 +102,7 @@ impl TestService {
     }
 }
 
-/// Runtime of stores that wait; it lives as long as the process.
+/// Runtime of stores that wait; it lives until the process ends.
 pub(crate) fn store_runtime() -> &'static Runtime {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")

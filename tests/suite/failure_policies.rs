@@ -37,7 +37,7 @@ const ERROR: &str = "The service is currently unavailable: \
 /// A Redis that is not there for one of so many replicas.
 fn away(replicas: u32) -> Store {
     let local = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
-    let env = [("REDIS_URL", "/nobody/listens.sock")].map(|(name, value)| (name.into(), value.into()));
+    let env = [("REDIS_URL", "/does/not/exist.sock")].map(|(name, value)| (name.into(), value.into()));
     let (settings, _) = Settings::from_env(env.into_iter()).expect("they are valid");
     let tollkeeper::settings::store::StoreSettings::Redis(redis) = settings.store else { panic!("it counts in Redis") };
     let _within = store_runtime().enter();

@@ -102,7 +102,7 @@ proptest! {
     fn burst_admits_at_most_the_share(limit in any_limit(&Algorithm::ALL), replicas in 1..100_u32) {
         let counter = FallbackCounter::new(limit, replicas);
         let share = u64::from((limit.capacity() / replicas).max(1));
-        // Requests of a leaky bucket that must wait are refused here: nobody waits.
+        // Requests of a leaky bucket that must wait are rejected here: the caller does not wait.
         let share = if limit.algorithm() == Algorithm::LeakyBucket { 1 } else { share };
         prop_assert_eq!(counter.pass(MIDNIGHT), share);
     }

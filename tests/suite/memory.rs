@@ -391,7 +391,7 @@ enum Step {
     Pass { micros: u64 },
     /// Everything is swept.
     Sweep,
-    /// A charge by somebody whose clock is so much ahead.
+    /// A charge by a caller whose clock is `ahead_us` ahead.
     Charge { key: u8, set: usize, hits: Hits, ahead_us: u64 },
 }
 

@@ -300,7 +300,7 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 8 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 5}", "OK [OK 5/HOUR left 1 in 3600 s]"),
-        // What is no part of the identity: a name, a policy, another word for the period, a limit beside it.
+        // Not part of the identity: a name, a policy, another spelling of the period, a limit beside it.
         ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 5 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 4 in 3600 s]"),
         ("{unlimited: true}", "OK [OK unlimited]"),

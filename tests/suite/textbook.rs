@@ -29,7 +29,7 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// As long as any caller here waits, in microseconds.
+/// Longest wait of a caller in these tests, in microseconds.
 const PATIENCE: u64 = 30 * SECOND;
 
 /// Asks a counter: its key, its limits, the time, and what is charged. One result for each limit, in their order.

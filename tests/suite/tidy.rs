@@ -9,8 +9,8 @@ mod imports;
 mod names;
 #[path = "tidy/phrases.rs"]
 mod phrases;
-#[path = "tidy/shape.rs"]
-mod shape;
+#[path = "tidy/sizes_and_docs.rs"]
+mod sizes_and_docs;
 #[path = "tidy/sources.rs"]
 mod sources;
 

@@ -1,6 +1,6 @@
 //! Registry of the statistics of all limits, by name.
 //!
-//! Statistics of rules are added when rules load and live as long as the rules. Others are named by requests, and so by
+//! Statistics of rules are added when rules load and live until the rules are replaced. Others are named by requests, and so by
 //! untrusted clients: limits sent with a request, values that a rule adds to its metric name, unknown domains. A
 //! setting bounds these; beyond it, hits are counted under the matched rule or under [`OTHER`], and the overflow is
 //! counted. Series named by requests are removed after an hour without a change.

@@ -52,7 +52,7 @@ async fn compare(situation: &Situation) {
     let scraper = situation.scraped.then(|| Scraper::start(page.number()));
     let (mut ratios, mut ons, mut offs, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 0..2 * ROUNDS {
-        // Whoever goes second finds a warmer machine: they take turns.
+        // The second measurement finds a warmer machine, so the order alternates.
         let (with, without) = if round % 2 == 0 {
             let with = measure(&on, situation.keys).await;
             (with, measure(&off, situation.keys).await)

@@ -15,7 +15,7 @@ pub(crate) struct RedisClient(Connection);
 
 impl RedisClient {
     /// Connects to `redis://[USER:PASSWORD@]HOST:PORT` or `redis+unix:///PATH`; connecting, and later each reply, take
-    /// as long as `timeout` at most.
+    /// at most `timeout`.
     pub(crate) fn connect(url: &str, timeout: Duration) -> RedisResult<Self> {
         let info = url.into_connection_info()?;
         let settings = info.redis_settings().clone().set_skip_set_lib_name();

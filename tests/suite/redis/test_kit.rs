@@ -111,7 +111,7 @@ fn frozen_server_accepts_and_replies_after_thaw() {
     assert!(caller.command(&["INCR", "key"]).unwrap_err().is_timeout());
     assert!(server.connect(MOMENT).err().unwrap().is_timeout());
     server.thaw();
-    // What it was sent while frozen is done, though nobody waits for it.
+    // A thawed server executes what it received while frozen, although no client waits for it.
     wait_for("the command sent while frozen", || (server.query::<u64>(&["EXISTS", "key"]) == 1).then_some(()));
     server.freeze();
 }

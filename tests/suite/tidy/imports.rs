@@ -1,8 +1,8 @@
 //! No two modules import each other, directly or through others.
 //!
-//! Each file in `src` is a module. A path in its code that leads to another file's module is an import of it, whether it
-//! stands in a `use` or in an expression. The check resolves paths that begin with `crate`, `self`, `super` or the name of
-//! a child module, as deep as there are files. Code for tests only does not count.
+//! Each file in `src` is a module. A path in its code that leads to another file's module is an import of it, in a
+//! `use` or in an expression. The check resolves paths that begin with `crate`, `self`, `super` or the name of a child
+//! module, as deep as there are files. Code for tests only does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 

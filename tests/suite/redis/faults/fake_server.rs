@@ -13,7 +13,7 @@ pub(super) fn serve(reply: fn(&str) -> &'static str) -> u16 {
     let port = listener.local_addr().expect("it is bound").port();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // Whoever hangs up has what it came for.
+            // The client closes the connection when it has its reply.
             thread::spawn(move || answer(stream, reply));
         }
     });

@@ -280,7 +280,7 @@ impl Seen {
             Verdict::Wrong(what) => Some(what),
             _ => None,
         });
-        assert_eq!(wrong, None, "{}: an answer that nobody may give", self.name);
+        assert_eq!(wrong, None, "{}: an answer that no policy allows", self.name);
         assert!(
             self.in_time() >= 95.0 - self.doubt(),
             "{}: answers within {DEADLINE:?}: {:.1} %",

@@ -109,8 +109,8 @@ fn rejected_password_is_reported_and_not_shown() {
             &["WRONGPASS", "TOLLKEEPER_REDIS_AUTH_FILE"],
         ),
         wrong(
-            &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", "/nobody/wrote/this")],
-            &["TOLLKEEPER_REDIS_AUTH_FILE", "/nobody/wrote/this", "No such file"],
+            &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", "/does/not/exist")],
+            &["TOLLKEEPER_REDIS_AUTH_FILE", "/does/not/exist", "No such file"],
         ),
     ]);
 }
