@@ -1,8 +1,8 @@
 //! Compares Redis clients by the CPU time of the client per call, and by calls per second.
 //!
 //! All clients send the same EVALSHA calls over one connection to a redis-server that this program starts. Each of 256
-//! callers sends its next call after the reply to its last one, and each call has a deadline. Clients take turns within a
-//! round, in another order in each round; the table has the medians of all rounds. Ratios within one run are
+//! callers sends its next call after the reply to its last one, and each call has a deadline. Clients take turns within
+//! a round, in another order in each round; the table has the medians of all rounds. Ratios within one run are
 //! comparable, absolute times depend on the machine.
 //!
 //! `tests/bench/redis_clients/run.sh [--rounds N] [--calls N] [--callers N] [--workers N]`
