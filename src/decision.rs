@@ -1,7 +1,7 @@
-//! The answer: a verdict for each descriptor, and how they merge into one.
+//! The answer to a request: a status for each descriptor, and the merged result.
 //!
-//! Over limit is a value here, never an error. Names are borrowed from the rule set that decided; the encoders turn
-//! a decision into protobuf or JSON and add nothing of their own.
+//! Over limit is a value here, never an error. Names are borrowed from the rule set that decided. The encoders turn a
+//! decision into protobuf or JSON and add nothing.
 
 use std::borrow::Cow;
 
@@ -12,51 +12,52 @@ use crate::limit::period::Period;
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision<'r> {
-    /// Whether the request as a whole is refused. This alone decides what Envoy does.
+    /// True if the request is rejected. Envoy acts on this alone.
     pub over_limit: bool,
-    /// Whether it would be, were not everything on trial (SHADOW_MODE).
+    /// True if the request would be rejected without SHADOW_MODE.
     pub shadowed: bool,
-    /// One for each descriptor of the request, in its order.
+    /// Status of each descriptor, in the order of the request.
     pub statuses: SmallVec<[LimitStatus<'r>; 2]>,
-    /// To be added to the response to the client, in this order; free of control characters.
+    /// Headers to add to the client's response, in this order.
     pub headers: SmallVec<[Header<'r>; 4]>,
-    /// The body of a refusal, where the rule has one.
+    /// Body of a rejection, if the rule has one.
     pub body: Option<&'r str>,
-    /// The dynamic metadata for Envoy, where it is switched on.
+    /// Dynamic metadata for Envoy, if it is switched on.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// How long the answer is to be held, in microseconds; 0 unless it is OK.
+    /// Delay of the response in microseconds; 0 if the request is rejected.
     pub delay_us: u64,
 }
 
-/// What is said about one descriptor.
+/// Status of one descriptor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LimitStatus<'r> {
-    /// Whether this descriptor is over its limit, as the client is told.
+    /// True if the descriptor is over its limit, as reported to the client.
     pub over_limit: bool,
     /// The limit that decided; `None` if none matched.
     pub current_limit: Option<CurrentLimit<'r>>,
-    /// Hits that could still pass now; `u32::MAX` if the rule is unlimited.
+    /// Number of hits that would still be admitted now; `u32::MAX` if the rule is unlimited.
     pub remaining: u32,
-    /// Seconds until the limit is full again, or, for a refusal, until the same request could pass; rounded up.
+    /// Seconds until the full limit is available again or, after a rejection, until the same request can be admitted;
+    /// rounded up.
     pub until_reset_s: Option<u64>,
 }
 
-/// A limit as it is named to the client.
+/// Limit as reported to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurrentLimit<'r> {
-    /// The rule's `name`; empty if it has none.
+    /// `name` of the rule; empty if it has none.
     pub name: &'r str,
-    /// Hits in a period.
+    /// Hits per period.
     pub requests_per_unit: u32,
-    /// The period.
+    /// Period of the limit.
     pub period: Period,
 }
 
-/// A header for the client's response.
+/// Header for the client's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header<'r> {
-    /// The name, as configured.
+    /// Name, as configured.
     pub name: &'r str,
-    /// The value.
+    /// Value of the header.
     pub value: Cow<'r, str>,
 }

@@ -1,11 +1,11 @@
-//! From the message to the pipeline's request: a view of it, no bytes copied.
+//! Decodes a protobuf message into the pipeline's request, which borrows from it.
 //!
-//! This is where "not sent" and 0 part ways: a descriptor without a number of hits takes the request's, at least 1,
-//! and one with a 0 is a look. Nothing is refused here; an empty domain or list is for `decide` to answer, and
-//! an override's unit and multiplier stay as sent.
+//! A number of hits that was not sent differs from 0: a descriptor without one takes the request's, at least 1, and a
+//! descriptor with 0 is a peek. Nothing is rejected here: `decide` answers an empty domain or list, and the unit and
+//! multiplier of an override stay as sent.
 //!
-//! What Envoy sends nearly always is read where it lies, without the message in between, which costs an allocation for
-//! every list and text. All else is left to prost: [`in_place`] may say nothing, but never something else than prost.
+//! [`decode_borrowed`] reads common messages without prost, which allocates for every list and string. It returns `None`
+//! for all others, but never a result that differs from prost's.
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 use smallvec::SmallVec;
@@ -15,7 +15,7 @@ use crate::pb::rate_limit_descriptor::RateLimitOverride;
 use crate::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::request::{Descriptor, Entry, Hits, LimitOverride, Request};
 
-/// The request that `message` carries, borrowed from it. Hits are clamped to [`crate::request::MAX_HITS`].
+/// Converts a decoded message. Hits are clamped to [`crate::request::MAX_HITS`].
 pub fn request(message: &RateLimitRequest) -> Request<'_> {
     let hits_addend = message.hits_addend;
     Request {
@@ -46,9 +46,9 @@ fn limit_override(sent: &RateLimitOverride) -> LimitOverride {
     }
 }
 
-/// The same of a message in protobuf; `None` if it is long, carries a limit or unknown fields, or may be none.
+/// Decodes a message in protobuf; `None` if it is long, has an override or unknown fields, or may be malformed.
 pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
-    // Shorter than this it can not unfold to more than may be decoded.
+    // A shorter message cannot have more fields than may be decoded.
     if message.len() >= MAX_FIELDS {
         return None;
     }
@@ -62,20 +62,20 @@ pub fn decode_borrowed(message: &[u8]) -> Option<Request<'_>> {
         }
         Some(())
     })?;
-    // The number of the request may come after its descriptors.
+    // The hits of the request may come after its descriptors.
     for descriptor in &mut request.descriptors {
         descriptor.hits = hits(descriptor.hits_addend, matches!(descriptor.hits, Hits::Refund(_)), request.hits_addend);
     }
     Some(request)
 }
 
-/// With any hits to take, or to give back: how many is not known yet.
+/// Decodes a descriptor; its hits only tell charge and refund apart, the caller sets their number.
 fn descriptor_borrowed(message: &[u8]) -> Option<Descriptor<'_>> {
     let (mut entries, mut hits, mut hits_addend) = (SmallVec::new(), Hits::Charge(1), None);
     for_each_field(message, |number, value| {
         match (number, value) {
             (1, FieldValue::Bytes(entry)) => entries.push(entry_borrowed(entry)?),
-            // Of two numbers prost makes one, in a way of its own.
+            // Duplicate fields: defer to prost, which merges them.
             (3, FieldValue::Bytes(number)) if hits_addend.is_none() => hits_addend = Some(number_borrowed(number)?),
             (4, FieldValue::Number(is_negative)) => hits = Hits::new(1, is_negative != 0),
             _ => return None,
@@ -98,7 +98,7 @@ fn entry_borrowed(message: &[u8]) -> Option<Entry<'_>> {
     Some(entry)
 }
 
-/// A `google.protobuf.UInt64Value`.
+/// Decodes a `google.protobuf.UInt64Value`.
 fn number_borrowed(message: &[u8]) -> Option<u64> {
     let mut found = 0;
     for_each_field(message, |number, value| match (number, value) {
@@ -111,13 +111,13 @@ fn number_borrowed(message: &[u8]) -> Option<u64> {
     Some(found)
 }
 
-/// What a field holds: there are no others in a request.
+/// Value of a field; requests have no other types.
 enum FieldValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// Goes through the fields of a message; stops where `each` says `None`, or the bytes are no such fields.
+/// Calls `each` for every field of a message; `None` if `each` returns it or the bytes are malformed.
 fn for_each_field<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>) -> Option<()>) -> Option<()> {
     while !message.is_empty() {
         let (number, wire_type) = decode_key(&mut message).ok()?;

@@ -1,9 +1,9 @@
-//! From a decision to the message: every field is copied, none is computed. Control characters are left out of what
-//! Envoy writes into headers.
+//! Encodes a decision into the protobuf response: copies every field and computes none.
 //!
-//! What the peer leaves unset stays unset: a multiplier of 1, the quotas, headers for the upstream. Envoy reads
-//! `HeaderValue.value` and whole seconds only, so nothing else is sent. Metadata is cut where it nests too deep for a
-//! protobuf parser: those stop at 100 levels, and Envoy would take the whole answer for an error.
+//! Fields that envoyproxy/ratelimit leaves unset stay unset: a multiplier of 1, the quotas, headers for the upstream.
+//! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes into
+//! headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat the whole
+//! response as an error.
 
 use std::borrow::Cow;
 
@@ -14,12 +14,12 @@ use crate::decision::{CurrentLimit, Decision, Header, LimitStatus};
 use crate::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::pb::{HeaderValue, RateLimitResponse};
 
-/// The most maps and lists inside one another that dynamic metadata can have; what lies deeper is sent as null.
+/// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.
 ///
 /// A map takes three levels of protobuf (struct, entry, value), and 3 x 32 is within a parser's 100.
 pub const MAX_METADATA_DEPTH: u32 = 32;
 
-/// The answer that says `decision`.
+/// Encodes a decision.
 pub fn response(decision: &Decision<'_>) -> RateLimitResponse {
     let body = decision.body.filter(|_| decision.over_limit);
     RateLimitResponse {
@@ -57,7 +57,7 @@ fn current_limit(limit: &CurrentLimit<'_>) -> RateLimit {
     }
 }
 
-/// Whole seconds, at most the 10 000 years that a duration may be.
+/// Encodes whole seconds, at most the 10 000 years of a protobuf duration.
 fn duration(seconds: u64) -> Duration {
     const LONGEST_S: i64 = 315_576_000_000;
     Duration { seconds: i64::try_from(seconds).map_or(LONGEST_S, |seconds| seconds.min(LONGEST_S)), nanos: 0 }
@@ -68,8 +68,8 @@ fn header(header: &Header<'_>) -> HeaderValue {
     HeaderValue { key, value, raw_value: Vec::new() }
 }
 
-/// `text` without control characters. Envoy writes names and values into headers as they come, and a line end among
-/// them would begin a header of the text's own.
+/// Removes control characters. Envoy writes names and values into headers unchanged, and a line end would start another
+/// header.
 fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return Cow::Borrowed(text);
@@ -77,7 +77,7 @@ fn printable(text: &str) -> Cow<'_, str> {
     text.chars().filter(|character| !character.is_control()).collect()
 }
 
-/// A map as a struct, with at most `deeper` more levels of maps and lists in it.
+/// Encodes a map with at most `deeper` more levels of maps and lists.
 fn structure(fields: &serde_json::Map<String, serde_json::Value>, deeper: u32) -> Struct {
     Struct { fields: fields.iter().map(|(name, field)| (name.clone(), value(field, deeper))).collect() }
 }
@@ -88,7 +88,7 @@ fn value(json: &serde_json::Value, deeper: u32) -> Value {
     let kind = match json {
         Json::Null => null,
         Json::Bool(truth) => Kind::BoolValue(*truth),
-        // Protobuf has no other number than a double; past 2^53 the last digits go.
+        // Protobuf numbers are doubles, which are inexact above 2^53.
         Json::Number(number) => number.as_f64().map_or(null, Kind::NumberValue),
         Json::String(text) => Kind::StringValue(text.clone()),
         Json::Array(_) | Json::Object(_) if deeper == 0 => null,

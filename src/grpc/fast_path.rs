@@ -1,9 +1,8 @@
-//! The one call that is made tens of thousands of times a second, without what any other call needs.
+//! Fast path of `ShouldRateLimit`, without tonic's router, boxed futures and boxed bodies, which cost more than the
+//! decision.
 //!
-//! `ShouldRateLimit` as tonic serves it goes through a router, three boxed futures and two boxed bodies, which cost
-//! more than the decision. A request that needs nothing of that (a POST in plain protobuf) is read, decided and
-//! answered here; whatever else comes, compressed requests among it, is left to tonic's service. Both ways meet in
-//! `Service::call`, and a message that is cut or too large is judged by tonic's own decoder.
+//! Uncompressed requests in protobuf are read, decided and answered here. All other requests go to tonic's service. Both
+//! paths call `Service::call`, and tonic's own decoder handles a message that is truncated or too large.
 
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use super::service::Service;
 use crate::pb::codec::{self, FRAME_HEAD_BYTES, frame};
 use crate::pb::{METHOD_PATH, RateLimitRequest};
 
-/// Answers `ShouldRateLimit`.
+/// Answers uncompressed calls of `ShouldRateLimit`.
 #[derive(Clone, Debug)]
 pub struct FastPath {
     service: Arc<Service>,
@@ -30,17 +29,17 @@ pub struct FastPath {
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 impl FastPath {
-    /// By `service`; a message has `max_message_bytes` at most.
+    /// Creates the fast path of a service; messages are limited to `max_message_bytes`.
     pub const fn new(service: Arc<Service>, max_message_bytes: usize) -> Self {
         Self { service, max_message_bytes }
     }
 
-    /// Whether hardly any answer has to wait: counters in this process are asked at once.
+    /// True if responses that no limit delays are ready on the first poll.
     pub fn is_immediate(&self) -> bool {
         self.service.decider.store.is_immediate()
     }
 
-    /// Whether a request can be answered here.
+    /// True if the fast path can answer a request.
     pub fn accepts(&self, head: &request::Parts) -> bool {
         let is_grpc = |of: &HeaderValue| of.as_bytes().starts_with(b"application/grpc");
         head.uri.path() == METHOD_PATH
@@ -49,7 +48,7 @@ impl FastPath {
             && !head.headers.contains_key(&GRPC_ENCODING)
     }
 
-    /// Answers one with these headers and this body: a message as it is sent, or why there is none.
+    /// Answers a request; returns the framed response or the status of the error.
     pub async fn answer<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Status>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
@@ -66,25 +65,25 @@ impl FastPath {
         Ok(frame(&self.service.call(headers, &request).await?))
     }
 
-    /// The bytes of the message, which nearly always come in one piece and then are not copied.
+    /// Reads the message; a body in one piece, the common case, is not copied.
     async fn read<B>(&self, mut body: B) -> Result<Bytes, Status>
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {
-        let mut gathered = BytesMut::new();
+        let mut buffer = BytesMut::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Status::from_error(error.into()))?;
             let Ok(piece) = frame.into_data() else { break };
-            if gathered.is_empty() && body.is_end_stream() {
+            if buffer.is_empty() && body.is_end_stream() {
                 return self.message(piece).await;
             }
-            gathered.extend_from_slice(&piece);
-            // What is longer need not be read to its end to be refused.
-            if gathered.len() > FRAME_HEAD_BYTES + self.max_message_bytes {
+            buffer.extend_from_slice(&piece);
+            // A body that is too long is rejected without reading the rest.
+            if buffer.len() > FRAME_HEAD_BYTES + self.max_message_bytes {
                 break;
             }
         }
-        self.message(gathered.freeze()).await
+        self.message(buffer.freeze()).await
     }
 
     async fn message(&self, mut bytes: Bytes) -> Result<Bytes, Status> {
@@ -101,7 +100,7 @@ impl FastPath {
     }
 }
 
-/// Leaves a message as it is: what has a bad frame has one for tonic, too.
+/// Decoder that returns the bytes of a message, so that tonic checks its frame.
 struct RawDecoder;
 
 impl Decoder for RawDecoder {

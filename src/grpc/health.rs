@@ -1,8 +1,7 @@
-//! gRPC health: the same answer as `/healthcheck`, under the names that probes ask for.
+//! gRPC health: the same answer as `/healthcheck`, under the service names that probes use.
 //!
-//! Envoy asks for the empty name, manifests for `ratelimit`, and others for the service's full name. Streams that watch
-//! are told of every change, and are closed before the connections are: a stream that stays open would otherwise
-//! keep the process from ending.
+//! Envoy uses the empty name, manifests use `ratelimit`, and other clients the full name of the service. Watch streams
+//! receive every change. They are closed before the connections, because an open stream would delay the shutdown.
 
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ use crate::health::Health;
 use crate::pb::rate_limit_service_server::SERVICE_NAME;
 use crate::telemetry::service_metrics::ServiceMetrics;
 
-/// gRPC health.
+/// gRPC health service, and the reporter of its status.
 #[derive(Clone, Debug)]
 pub struct GrpcHealth {
     health: Arc<Health>,
@@ -27,14 +26,14 @@ pub struct GrpcHealth {
 const NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
 impl GrpcHealth {
-    /// Reports `health`; calls are counted in `metrics`.
+    /// Creates a service that reports `health` and counts its calls in `metrics`.
     pub async fn new(health: Arc<Health>, metrics: Arc<ServiceMetrics>) -> Self {
         let this = Self { health, metrics, reporter: HealthReporter::new() };
         this.sync().await;
         this
     }
 
-    /// Tells everybody who watches how things stand now.
+    /// Sends the current status to all watch streams.
     pub async fn sync(&self) {
         let status = if self.health.is_healthy() { ServingStatus::Serving } else { ServingStatus::NotServing };
         for name in NAMES {
@@ -42,7 +41,7 @@ impl GrpcHealth {
         }
     }
 
-    /// Tells them whenever the store is lost or back, for ever.
+    /// Sends the status after every change of the store's health; never returns.
     pub async fn follow_store(self) {
         loop {
             self.health.store_changed().await;
@@ -50,21 +49,21 @@ impl GrpcHealth {
         }
     }
 
-    /// Ends the streams that watch.
+    /// Closes the watch streams.
     pub async fn close(mut self) {
         for name in NAMES {
             self.reporter.clear_service_status(name).await;
         }
     }
 
-    /// The service.
+    /// The service for tonic.
     pub fn server(&self) -> HealthServer<Timed> {
         let service = HealthService::from_health_reporter(self.reporter.clone());
         HealthServer::new(Timed { service, metrics: Arc::clone(&self.metrics) })
     }
 }
 
-/// The service, timed.
+/// Health service that records the duration of its calls.
 #[derive(Debug)]
 pub struct Timed {
     service: HealthService,

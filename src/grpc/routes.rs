@@ -1,4 +1,4 @@
-//! What the gRPC listener offers: the rate limit service, health, and reflection where it is asked for.
+//! Services of the gRPC listener: rate limit service, health, and reflection if it is enabled.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pb;
 use crate::pb::rate_limit_service_server::RateLimitServiceServer;
 use crate::settings::grpc::GrpcSettings;
 
-/// The services; a method that none of them has is answered with UNIMPLEMENTED.
+/// Builds the router of all services; unknown methods get UNIMPLEMENTED.
 pub fn routes(settings: &GrpcSettings, service: &Arc<Service>, health: &GrpcHealth) -> Router {
     let service = RateLimitServiceServer::new(Rpc(Arc::clone(service)))
         .accept_compressed(CompressionEncoding::Gzip)
@@ -28,11 +28,11 @@ fn with_reflection(routes: Routes) -> Routes {
             .register_encoded_file_descriptor_set(pb::descriptor_set())
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    // Some clients know only the older of the two names.
+    // Some clients know only the older name.
     match (reflection().build_v1(), reflection().build_v1alpha()) {
         (Ok(v1), Ok(v1alpha)) => routes.add_service(v1).add_service(v1alpha),
         (Err(error), _) | (_, Err(error)) => {
-            tracing::error!(%error, "reflection is off: the descriptors can not be served");
+            tracing::error!(%error, "reflection is disabled: the descriptors cannot be served");
             routes
         }
     }

@@ -1,8 +1,8 @@
-//! The codec of the service: protobuf, once a message is known to unfold to a bounded size.
+//! Codec of the service: protobuf, with a bound on the decoded size of a message.
 //!
-//! Two bytes of a message can become a hundred in memory: an empty descriptor is one. So the fields of a message
-//! are counted before it is decoded, down to those of a descriptor, where all repetition is. What is not protobuf at
-//! all is left to the decoder to refuse. Compression is undone before, within the bound for messages.
+//! Two bytes of a message, an empty descriptor, can need a hundred bytes of memory. Therefore the fields of a message and
+//! of its descriptors are counted before it is decoded. The decoder rejects bytes that are not protobuf. Compressed
+//! messages are decompressed before, within the size limit of messages.
 
 use std::marker::PhantomData;
 
@@ -13,10 +13,10 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstEncoder};
 
-/// The most fields of a message, those of its descriptors included: several for each of 10 000 descriptors.
+/// Upper bound on the fields of a message and its descriptors: several for each of 10 000 descriptors.
 pub const MAX_FIELDS: usize = 100_000;
 
-/// Protobuf with at most [`MAX_FIELDS`] fields in what is received.
+/// Codec for messages with fewer than [`MAX_FIELDS`] fields.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundedCodec<T, U>(PhantomData<(T, U)>);
 
@@ -45,7 +45,7 @@ where
     }
 }
 
-/// Decodes what has at most [`MAX_FIELDS`] fields.
+/// Decoder for messages with fewer than [`MAX_FIELDS`] fields.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundedDecoder<U>(PhantomData<U>);
 
@@ -58,12 +58,12 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     }
 }
 
-/// The message that is all of `buffer`, which is one piece.
+/// Decodes the message in `buffer`, which must be contiguous.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` if it has [`MAX_FIELDS`] fields or more, `INTERNAL` if it is no such message.
+/// `INVALID_ARGUMENT` if it has [`MAX_FIELDS`] fields or more, `INTERNAL` if it is malformed.
 pub fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
-    // A field takes a byte at least, so a message of fewer bytes need not be counted.
+    // A field has at least one byte, so a message with fewer bytes need not be counted.
     let mut left = MAX_FIELDS;
     if buffer.remaining() >= MAX_FIELDS {
         count_fields(buffer.chunk(), true, &mut left);
@@ -74,22 +74,21 @@ pub fn decode<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
     U::decode(buffer).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// What stands before a message on its way: a byte that says whether it is compressed, and four with its length.
+/// Size of a gRPC frame head: one byte for the compression, four for the length of the message.
 pub const FRAME_HEAD_BYTES: usize = 5;
 
-/// `message` as gRPC sends it, uncompressed. It is shorter than 4 GiB, as any that was decoded.
+/// Encodes a message as an uncompressed gRPC frame. The message must be shorter than 4 GiB.
 pub fn frame(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + length);
     frame.put_u8(0);
     frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // It fails where there is no room only.
+    // Fails only without capacity.
     let _ = message.encode(&mut frame);
     frame.freeze()
 }
 
-/// Takes one from `left` for each field of `message`, and with `within` for those of its descriptors. Stops where the
-/// bytes make no sense.
+/// Decrements `left` for each field of `message` and, with `within`, of its descriptors. Stops at malformed bytes.
 fn count_fields(mut message: &[u8], within: bool, left: &mut usize) {
     while *left > 0 && !message.is_empty() {
         *left -= 1;
@@ -105,7 +104,7 @@ fn count_fields(mut message: &[u8], within: bool, left: &mut usize) {
                 _ => return,
             },
             5 => 4,
-            // Where a group begins or ends; its fields are counted as if they were outside.
+            // Start or end of a group, whose fields count as those of the message.
             _ => 0,
         };
         let Some((value, rest)) = message.split_at_checked(length) else { return };
@@ -116,5 +115,5 @@ fn count_fields(mut message: &[u8], within: bool, left: &mut usize) {
     }
 }
 
-/// The number of the field that holds the descriptors of a request.
+/// Field number of a request's descriptors.
 const DESCRIPTORS: u64 = 2;

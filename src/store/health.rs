@@ -1,7 +1,6 @@
-//! How the store is, told by the store and asked by the health pages.
+//! Health of the store, reported by the store and read by the health pages.
 //!
-//! The store notes only what changes; whoever reports to others that watch is woken for each change. Memory is always
-//! well: nobody tells it otherwise.
+//! A task that waits for changes is woken when the health changes, not for each report. A memory store is always healthy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwapOption;
 use tokio::sync::Notify;
 
-/// How the store is; well until somebody says otherwise.
+/// Health of the store; healthy until the store reports otherwise.
 #[derive(Debug, Default)]
 pub struct StoreHealth {
     lost: AtomicBool,
@@ -18,19 +17,19 @@ pub struct StoreHealth {
 }
 
 impl StoreHealth {
-    /// Notes whether the store can not be reached now.
+    /// Sets whether the store is unreachable.
     pub fn set_lost(&self, lost: bool) {
         if self.lost.swap(lost, Ordering::Relaxed) != lost {
             self.changed.notify_one();
         }
     }
 
-    /// Whether the store can not be reached now.
+    /// True if the store is unreachable.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Notes what is wrong with how the store is set up, free of secrets; `None`: nothing is.
+    /// Sets the misconfiguration of the store, free of secrets; `None`: there is none.
     pub fn set_misconfigured(&self, what: Option<&str>) {
         let old = self.misconfigured.swap(what.map(|what| Arc::new(what.to_owned())));
         if old.as_ref().map(|old| old.as_str()) != what {
@@ -38,12 +37,12 @@ impl StoreHealth {
         }
     }
 
-    /// What is wrong with how the store is set up, if anything is.
+    /// Misconfiguration of the store, if any.
     pub fn misconfigured(&self) -> Option<Arc<String>> {
         self.misconfigured.load_full()
     }
 
-    /// Waits for a change since the last time it was asked. One task may wait; changes that come at once are one.
+    /// Waits for a change since the last call. Only one task may wait; changes between two calls count as one.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }

@@ -1,12 +1,12 @@
 //! Counters in this process: exact, compact, bounded, expiring.
 //!
-//! A key is 128 bits of keyed hash, so what a stranger sends takes no room of its own. Keys fall into shards by their
-//! path, each behind a lock that is held for one charge; all limits of a descriptor are in one shard and are decided
-//! under one lock, and that is what makes concurrent charges exact. The shards grow by small chunks, never by doubling.
+//! A key is 128 bits of keyed hash, so the length of descriptors does not matter. The path of a key chooses its shard,
+//! whose lock is held for one charge. All limits of a descriptor are in one shard and are decided under one lock, which
+//! makes concurrent charges exact. Shards grow by small chunks and never double.
 //!
-//! When a shard is full, a new key takes the place of one of a few at random: an expired one, else the one with the
-//! least of its limit used, never one that is over. Whoever rotates values therefore can not flush a counter of
-//! their own that refuses them.
+//! If a shard is full, a new counter evicts one of a few random ones: an expired one, else the one with the least of its
+//! limit used, but never one that is over its limit. Clients that rotate values therefore cannot evict a counter that
+//! rejects them.
 
 mod entry;
 mod index;
@@ -26,23 +26,23 @@ use crate::counter::{Charge, Counter};
 use crate::limit::Limit;
 use crate::sharded::{Sharded, lock, upper_half};
 
-/// The counters of this process.
+/// Counters of this process.
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Sharded<MemoryShard>,
-    /// For those that find no room in their shard and are to be limited all the same.
+    /// Counters without room in their shard that must be limited nevertheless.
     overflow: Mutex<MemoryShard>,
 }
 
-/// A shard of less would be full after a few chunks.
+/// Smallest shard; a smaller one would be full after a few chunks.
 const MIN_SHARD_BYTES: u64 = 256 * 1024;
-/// A shard of more would be locked for long while it is swept or its index is rebuilt.
+/// Largest shard; a larger one would be locked too long by a sweep or a rebuild of its index.
 const MAX_SHARD_BYTES: u64 = 2 * 1024 * 1024;
-/// As many shards as memory allows, up to this, lessen contention; beyond it only size asks for more.
+/// Number of shards that avoids contention; more are made only to keep shards small.
 const CONTENTION_SHARDS: u64 = 256;
 
 impl MemoryStore {
-    /// An empty store that takes at most about `capacity_bytes`, at least 256 KiB.
+    /// Creates an empty store of about `capacity_bytes` at most, at least 256 KiB.
     pub fn new(capacity_bytes: u64) -> Self {
         let shards =
             (capacity_bytes / MIN_SHARD_BYTES).clamp(1, CONTENTION_SHARDS).max(capacity_bytes / MAX_SHARD_BYTES);
@@ -54,19 +54,19 @@ impl MemoryStore {
         }
     }
 
-    /// Decides all limits of a descriptor at once; the results stand in the order of the charge's counters. A look never
+    /// Decides all limits of a descriptor together; the results have the order of the charge's counters. A peek never
     /// adds a counter.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         self.shard(charge.key).charge(charge, now)
     }
 
-    /// Decides a charge for which there was no room, in a small table of its own in which any counter gives way: whoever
-    /// fills the store is still limited, if not exactly, and so is everybody else.
+    /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients that
+    /// fill the store are still limited, if not exactly, and so are all others.
     pub fn charge_overflow(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
-        lock(&self.overflow).charge(charge, now).expect("it always has room")
+        lock(&self.overflow).charge(charge, now).expect("the overflow shard evicts any counter")
     }
 
-    /// Lets go of the counters of a charge; how many of them there were.
+    /// Deletes the counters of a charge; returns how many existed.
     pub fn reset(&self, charge: &Charge<'_>) -> usize {
         let reset = |counter: &Counter<'_>| {
             let key = charge.key ^ counter.tag;
@@ -75,32 +75,31 @@ impl MemoryStore {
         charge.counters.iter().filter(|counter| reset(counter)).count()
     }
 
-    /// Whether [`MemoryStore::charge`] would pass all limits, trials too; changes nothing.
+    /// Tells whether all limits would admit a charge, those in shadow mode included; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
         self.shard(charge.key).admits(charge, now)
     }
 
-    /// Puts states in place of what counters of a path hold: `each` is called once and says which, by limit, tag and
-    /// state. One that is not there and finds no room is left out; `now` is the time at which they hold.
+    /// Replaces the states of counters of a path. `each` is called once, with a function that takes limit, tag and state
+    /// of each counter; `now` is the time of the states. A new counter without room is left out.
     pub fn put(&self, path: u128, now: Time, each: impl FnOnce(&mut dyn FnMut(&Limit, u128, State))) {
         let mut shard = self.shard(path);
-        each(&mut |limit, tag, state| shard.put((path ^ tag, limit), state, now));
+        each(&mut |limit, tag, state| shard.put(path ^ tag, limit, state, now));
     }
 
     fn shard(&self, path: u128) -> MutexGuard<'_, MemoryShard> {
         self.shards.lock(upper_half(path))
     }
 
-    /// Drops what has expired from a share of the shards: the `turn`th of `turns`. Each shard is locked by itself and
-    /// briefly.
-    pub fn sweep(&self, now: Time, turn: usize, turns: usize) {
-        self.shards.iter_part(turn, turns).for_each(|mut shard| shard.sweep(now));
-        if turn.is_multiple_of(turns) {
+    /// Drops expired counters from one of `parts` equal parts of the shards: the one at `part`. Locks one shard at a time.
+    pub fn sweep(&self, now: Time, part: usize, parts: usize) {
+        self.shards.iter_part(part, parts).for_each(|mut shard| shard.sweep(now));
+        if part.is_multiple_of(parts) {
             lock(&self.overflow).sweep(now);
         }
     }
 
-    /// What the store holds now, summed over shards one after the other.
+    /// Size of the store, summed over one shard after the other.
     pub fn usage(&self) -> MemoryUsage {
         self.shards.iter().chain(std::iter::once_with(|| lock(&self.overflow))).fold(
             MemoryUsage::default(),

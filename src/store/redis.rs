@@ -111,7 +111,7 @@ impl Redis {
         let deployments = Deployments::start(settings);
         let replicas = Arc::new(Replicas::new(settings.max_replicas));
         // A configured number of replicas is not replaced by the live count.
-        let live_count = settings.replicas.is_none().then(|| fallback.sharers().clone());
+        let live_count = settings.replicas.is_none().then(|| fallback.replicas().clone());
         let heartbeat = Heartbeat::new(Arc::clone(&replicas), &deployments.main, &settings.key_prefix, live_count);
         // A rejection expires in real time, not in the time of the charges.
         let cache_bytes = if client_clock { 0 } else { settings.over_limit_cache.capacity_bytes };
@@ -307,7 +307,7 @@ impl Redis {
         let id = self.keys.counter_id(charge, now);
         let deleted = self.prepare(charge, id, None, now).unlink(deadline).await?;
         self.calls.runner.over_limit_cache.remove(id.counters);
-        self.fallback().forget(charge);
+        self.fallback().reset(charge);
         Ok(deleted)
     }
 

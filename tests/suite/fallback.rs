@@ -193,7 +193,7 @@ fn share_follows_the_replica_count() {
         let mut state = State::empty(algorithm);
         state.charge(&limit, MIDNIGHT, ChargeRequest::new(Hits::Charge(40), u64::MAX));
         let left = |replicas: u32| {
-            counter.local.sharers().set(NonZeroU32::new(replicas).unwrap());
+            counter.local.replicas().set(NonZeroU32::new(replicas).unwrap());
             counter.charge(Hits::Peek, MIDNIGHT).remaining
         };
         counter.remember(b"ann", &state, MIDNIGHT);

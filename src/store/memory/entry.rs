@@ -1,7 +1,7 @@
-//! A counter as the table keeps it: 48 bytes, whatever its algorithm.
+//! A counter in the table: 48 bytes for every algorithm.
 //!
-//! A state is packed into three words; a log's records live beside the entries, and the entry knows where. Beside the
-//! state stands what expiry and eviction need to know without the limit.
+//! A state is packed into three words. The records of a log are stored outside the entries, and the entry has their
+//! index. The remaining bytes are the inputs of expiry and eviction, so that neither needs the limit.
 
 use crate::algorithm::state::State;
 use crate::algorithm::{
@@ -14,24 +14,25 @@ use crate::limit::algorithm::Algorithm;
 /// One counter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CounterEntry {
-    /// The path's key, mixed with the tag of the limit; two words, which need no more room than they have bytes.
+    /// Key of the path, mixed with the tag of the limit; two words, because a `u128` would be padded.
     key: [u64; 2],
-    /// The state, packed; the first is the time of the last charge in microseconds.
+    /// Packed state; the first word is the time of the last charge in microseconds.
     words: [u64; 3],
-    /// When the state is as good as empty, in seconds since the Unix epoch, rounded up.
+    /// Time from which on the state equals an empty one, in seconds since the Unix epoch, rounded up.
     expires_s: u32,
-    /// How long after the last charge it is over its limit, in seconds, rounded up; `u16::MAX`: until it expires.
+    /// Time after the last charge for which the counter is over its limit, in seconds, rounded up; `u16::MAX`: until it
+    /// expires.
     over_s: u16,
-    /// How much of the limit is used, of [`ALL_USED`].
+    /// Used share of the limit, 0 to [`ALL_USED`].
     used: u8,
     kind: Algorithm,
 }
 
-/// `used` of a counter with nothing left.
+/// `used` of a counter without remaining hits.
 const ALL_USED: u8 = u8::MAX;
 
 impl CounterEntry {
-    /// A counter that nothing was charged from.
+    /// Creates a counter without charges.
     pub(super) fn new(key: u128, algorithm: Algorithm) -> Self {
         Self { key: split(key), words: [0; 3], expires_s: 0, over_s: 0, used: 0, kind: algorithm }
     }
@@ -40,18 +41,18 @@ impl CounterEntry {
         self.key == split(key)
     }
 
-    /// The key's low half, which the index hashes by.
+    /// Lower half of the key, which the index hashes by.
     pub(super) const fn hash(&self) -> u64 {
         self.key[0]
     }
 
-    /// Whether it is as good as empty at `now_s`, which is rounded down: never too early.
+    /// True if the state equals an empty one at `now_s`, which is rounded down, so never too early.
     pub(super) const fn is_expired(&self, now_s: u32) -> bool {
-        // In 2106 the seconds end: from then on counters only give way to others.
+        // The seconds overflow in 2106; from then on counters are only evicted.
         self.expires_s <= now_s && now_s != u32::MAX
     }
 
-    /// How much of the limit is used, of 255; `None` if it is over at `now_s`, which is rounded down.
+    /// Used share of the limit, 0 to 255; `None` if the counter is over its limit at `now_s`, which is rounded down.
     pub(super) fn used_share(&self, now_s: u32) -> Option<u8> {
         let last_s = seconds_up(Time::from_micros(self.words[0]));
         let over_until_s = match self.over_s {
@@ -62,17 +63,17 @@ impl CounterEntry {
         (now_s >= over_until_s).then_some(self.used)
     }
 
-    /// Where the counter's log is kept, if it has one.
+    /// Index of the counter's log, if it has one.
     pub(super) fn log(&self) -> Option<usize> {
         (self.kind == Algorithm::SlidingWindowLog).then(|| usize::try_from(self.words[2]).unwrap_or(usize::MAX))
     }
 
-    /// Points a log counter to its log.
-    pub(super) fn set_log(&mut self, place: usize) {
-        self.words[2] = place as u64;
+    /// Sets the index of the counter's log.
+    pub(super) fn set_log(&mut self, index: usize) {
+        self.words[2] = index as u64;
     }
 
-    /// Unpacks the state; a log's records are `log`.
+    /// Unpacks the state; `log` has the records of a log.
     pub(super) fn state(&self, log: sliding_window_log::State) -> State {
         let [last, a, b] = self.words;
         let last = Time::from_micros(last);
@@ -90,33 +91,33 @@ impl CounterEntry {
         }
     }
 
-    /// Packs a state; the records of a log are given back, to be kept where the entry says.
+    /// Packs a state; returns the records of a log, to be stored at [`CounterEntry::log`].
     pub(super) fn set_state(&mut self, state: State) -> Option<sliding_window_log::State> {
-        let place = self.words[2];
+        let log_index = self.words[2];
         let (words, log) = match state {
             State::TokenBucket(state) => ([state.last.as_micros(), state.used, state.part], None),
             State::LeakyBucket(state) => {
                 ([state.last.as_micros(), u64::from(state.queued) << 32 | u64::from(state.tail), state.part], None)
             }
             State::FixedWindow(state) => ([state.last.as_micros(), state.count, 0], None),
-            State::SlidingWindowLog(state) => ([state.last.as_micros(), state.held, place], Some(state)),
+            State::SlidingWindowLog(state) => ([state.last.as_micros(), state.held, log_index], Some(state)),
             State::SlidingWindowCounter(state) => ([state.last.as_micros(), state.current, state.previous], None),
         };
         self.words = words;
         log
     }
 
-    /// Notes what expiry and eviction need to know after a charge at `now`.
-    pub(super) fn note(&mut self, limit: &Limit, result: &ChargeResult, now: Time) {
+    /// Updates the inputs of expiry and eviction after a charge at `now`.
+    pub(super) fn update_usage(&mut self, limit: &Limit, result: &ChargeResult, now: Time) {
         let last = Time::from_micros(self.words[0]);
-        // A result that drains is empty sooner the higher the limit: kept for a period more, it still has its use when a
-        // reload lowers the limit. The other algorithms forget at times that the limit does not move.
+        // A draining level is empty sooner if the limit is higher. It is kept for one more period, so that it still counts
+        // if a reload lowers the limit. Windows end at times that do not depend on the limit.
         let drains = match self.kind {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => result.reset_us > 0,
             Algorithm::FixedWindow | Algorithm::SlidingWindowLog | Algorithm::SlidingWindowCounter => false,
         };
         let beyond_us = if drains { limit.period_us() } else { 0 };
-        // Empty or not, it keeps its time until that is past: a counter's time never runs backwards.
+        // Kept at least until its own time is past, because a counter's time never runs backwards.
         self.expires_s = seconds_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);
         let left = u64::from(result.remaining).min(capacity);
@@ -131,22 +132,22 @@ impl CounterEntry {
     }
 }
 
-/// Seconds since the Unix epoch, rounded up, for what lies ahead; the last second there is from the year 2106 on.
+/// Seconds since the Unix epoch, rounded up; `u32::MAX` from the year 2106 on.
 fn seconds_up(time: Time) -> u32 {
     u32::try_from(time.as_micros().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
-/// Seconds since the Unix epoch, rounded down, for the time now: what lies ahead by a moment is not reached.
+/// Seconds since the Unix epoch, rounded down, so that no later time counts as reached.
 pub(super) fn seconds_down(time: Time) -> u32 {
     u32::try_from(time.as_micros() / 1_000_000).unwrap_or(u32::MAX)
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "each half is what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
 const fn split(key: u128) -> [u64; 2] {
     [key as u64, (key >> 64) as u64]
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "each half is what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
 const fn halves(word: u64) -> [u32; 2] {
     [(word >> 32) as u32, word as u32]
 }
