@@ -83,8 +83,8 @@ impl Decider {
 
     /// Decides a request with an immediate store; `None` if the store is not immediate.
     ///
-    /// The steps are those of [`Decider::decide`] without its awaits: a future would keep what is selected in its state,
-    /// which costs a tenth of a decision from memory.
+    /// The steps are those of [`Decider::decide`] without its awaits: a future would keep what is selected in its
+    /// state, which costs a tenth of a decision from memory.
     pub fn decide_now<'r>(
         &'r self,
         context: DecisionContext<'r>,

@@ -107,7 +107,8 @@ impl Store {
 
     /// Makes all charges of a request, each with the index of its descriptor, and passes their outcomes to `each`.
     ///
-    /// An immediate store is done when the call returns `None`; any other store returns the future that makes the charges.
+    /// An immediate store is done when the call returns `None`; any other store returns the future that makes the
+    /// charges.
     pub fn charge_all<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,

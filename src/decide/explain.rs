@@ -256,7 +256,8 @@ fn guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
     let most = match limit.consistency() {
         Consistency::Strict => return "strict: every admitted hit is counted first".into(),
         Consistency::Eventual(_) if any_is_strict => {
-            return "eventual, but decided as strict because another limit of the descriptor is strict: every admitted hit is counted first".into();
+            return "eventual, but strict like another limit of the descriptor: every admitted hit is counted first"
+                .into();
         }
         Consistency::Eventual(Overshoot::Hits(hits)) => format!("{hits} hits"),
         Consistency::Eventual(Overshoot::MilliPercent(part)) => {

@@ -1,8 +1,8 @@
 //! Merges the verdicts on descriptors into one answer: statuses, the overall code, headers and body.
 //!
-//! A limit in shadow mode never rejects a request. Quotas reject it only if all of them are exceeded. Any other exceeded
-//! limit rejects it. A rejection by counters takes precedence over a failure under the policy `error`, and that over the
-//! other failure policies.
+//! A limit in shadow mode never rejects a request. Quotas reject it only if all of them are exceeded. Any other
+//! exceeded limit rejects it. A rejection by counters takes precedence over a failure under the policy `error`, and
+//! that over the other failure policies.
 
 use std::borrow::Cow;
 

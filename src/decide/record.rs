@@ -1,8 +1,8 @@
 //! Metrics of a request's outcomes, by limit.
 //!
 //! The sums by hits are those of envoyproxy/ratelimit: total, within the limit, near it, over it. A charge that crosses
-//! the limit contributes to both `within_limit` and `over_limit`; where rejected hits do not count, a rejected charge is
-//! over as a whole. Beside them each decision counts once under its verdict. Recording changes no counter.
+//! the limit contributes to both `within_limit` and `over_limit`; where rejected hits do not count, a rejected charge
+//! is over as a whole. Beside them each decision counts once under its verdict. Recording changes no counter.
 
 use std::sync::Arc;
 

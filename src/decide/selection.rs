@@ -158,7 +158,8 @@ impl<'r> Selection<'r> {
         Path { domain: request.domain, entries: &request.descriptors[index].entries, shared: &self.shared }
     }
 
-    /// Selects all limits of a rule for the descriptor at `index`; `shared` has the entries whose values share a counter.
+    /// Selects all limits of a rule for the descriptor at `index`; `shared` has the entries whose values share a
+    /// counter.
     pub(super) fn of_rule(
         rule: &'r CompiledRule,
         shared: SmallVec<[(usize, &'r [u8]); 1]>,
@@ -199,8 +200,8 @@ impl<'r> Selection<'r> {
         }
     }
 
-    /// Failure policy for a charge of `hits`: the least lenient one of its enforced limits. Limits in shadow mode, peeks
-    /// and refunds are never rejected: without a `local` policy they are allowed.
+    /// Failure policy for a charge of `hits`: the least lenient one of its enforced limits. Limits in shadow mode,
+    /// peeks and refunds are never rejected: without a `local` policy they are allowed.
     pub(super) fn store_policy(&self, hits: Hits) -> StorePolicy {
         let is_charge = matches!(hits, Hits::Charge(_));
         match self.least_lenient() {

@@ -4,8 +4,8 @@
 //! descriptor with 0 is a peek. Nothing is rejected here: `decide` answers an empty domain or list, and the unit and
 //! multiplier of an override stay as sent.
 //!
-//! [`decode_borrowed`] reads common messages without prost, which allocates for every list and string. It returns `None`
-//! for all others, but never a result that differs from prost's.
+//! [`decode_borrowed`] reads common messages without prost, which allocates for every list and string. It returns
+//! `None` for all others, but never a result that differs from prost's.
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 use smallvec::SmallVec;

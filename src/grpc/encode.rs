@@ -1,9 +1,9 @@
 //! Encodes a decision into the protobuf response: copies every field and computes none.
 //!
 //! Fields that envoyproxy/ratelimit leaves unset stay unset: a multiplier of 1, the quotas, headers for the upstream.
-//! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes into
-//! headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat the whole
-//! response as an error.
+//! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes
+//! into headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat
+//! the whole response as an error.
 
 use std::borrow::Cow;
 

@@ -1,8 +1,8 @@
 //! Fast path of `ShouldRateLimit`, without tonic's router, boxed futures and boxed bodies, which cost more than the
 //! decision.
 //!
-//! Uncompressed requests in protobuf are read, decided and answered here. All other requests go to tonic's service. Both
-//! paths call `Service::call`, and tonic's own decoder handles a message that is truncated or too large.
+//! Uncompressed requests in protobuf are read, decided and answered here. All other requests go to tonic's service.
+//! Both paths call `Service::call`, and tonic's own decoder handles a message that is truncated or too large.
 
 use std::sync::Arc;
 

@@ -2,8 +2,9 @@
 //!
 //! Takes the time and the rules once for each request and passes them down. A decision by an immediate store never
 //! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
-//! rules meanwhile. A response that a leaky bucket delays sleeps here, after the rules were released, and costs a timer.
-//! Errors become gRPC codes here and nowhere else. The headers of a call (its deadline, its trace) are read here too.
+//! rules meanwhile. A response that a leaky bucket delays sleeps here, after the rules were released, and costs a
+//! timer. Errors become gRPC codes here and nowhere else. The headers of a call (its deadline, its trace) are read here
+//! too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! Codec of the service: protobuf, with a bound on the decoded size of a message.
 //!
-//! Two bytes of a message, an empty descriptor, can need a hundred bytes of memory. Therefore the fields of a message and
-//! of its descriptors are counted before it is decoded. The decoder rejects bytes that are not protobuf. Compressed
+//! Two bytes of a message, an empty descriptor, can need a hundred bytes of memory. Therefore the fields of a message
+//! and of its descriptors are counted before it is decoded. The decoder rejects bytes that are not protobuf. Compressed
 //! messages are decompressed before, within the size limit of messages.
 
 use std::marker::PhantomData;

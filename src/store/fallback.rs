@@ -1,11 +1,11 @@
 //! Fallback counters for `on_store_error: local`: in this process, under its share of each limit.
 //!
-//! The share is the limit divided by the number of replicas, rounded down, at least 1 unless the limit is 0. While Redis
-//! answers, the states that it reports for such rules are kept here, scaled to the share and rounded up, so that a
-//! replica that loses Redis continues from the last known level.
+//! The share is the limit divided by the number of replicas, rounded down, at least 1 unless the limit is 0. While
+//! Redis answers, the states that it reports for such rules are kept here, scaled to the share and rounded up, so that
+//! a replica that loses Redis continues from the last known level.
 //!
-//! The most recent report from Redis overwrites local state, including hits admitted locally since. Those hits are never
-//! charged to Redis.
+//! The most recent report from Redis overwrites local state, including hits admitted locally since. Those hits are
+//! never charged to Redis.
 //!
 //! The number of replicas may change. Stored hits stay scaled to the share of the report: until the next report, or
 //! until they drain, they are too many for a share that shrank, so that fewer hits pass, and too few for one that grew,

@@ -1,6 +1,7 @@
 //! Health of the store, reported by the store and read by the health pages.
 //!
-//! A task that waits for changes is woken when the health changes, not for each report. A memory store is always healthy.
+//! A task that waits for changes is woken when the health changes, not for each report. A memory store is always
+//! healthy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,9 +4,9 @@
 //! whose lock is held for one charge. All limits of a descriptor are in one shard and are decided under one lock, which
 //! makes concurrent charges exact. Shards grow by small chunks and never double.
 //!
-//! If a shard is full, a new counter evicts one of a few random ones: an expired one, else the one with the least of its
-//! limit used, but never one that is over its limit. Clients that rotate values therefore cannot evict a counter that
-//! rejects them.
+//! If a shard is full, a new counter evicts one of a few random ones: an expired one, else the one with the least of
+//! its limit used, but never one that is over its limit. Clients that rotate values therefore cannot evict a counter
+//! that rejects them.
 
 mod entry;
 mod index;
@@ -60,8 +60,8 @@ impl MemoryStore {
         self.shard(charge.key).charge(charge, now)
     }
 
-    /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients that
-    /// fill the store are still limited, if not exactly, and so are all others.
+    /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients
+    /// that fill the store are still limited, if not exactly, and so are all others.
     pub fn charge_overflow(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
         lock(&self.overflow).charge(charge, now).expect("the overflow shard evicts any counter")
     }
@@ -80,8 +80,8 @@ impl MemoryStore {
         self.shard(charge.key).admits(charge, now)
     }
 
-    /// Replaces the states of counters of a path. `each` is called once, with a function that takes limit, tag and state
-    /// of each counter; `now` is the time of the states. A new counter without room is left out.
+    /// Replaces the states of counters of a path. `each` is called once, with a function that takes limit, tag and
+    /// state of each counter; `now` is the time of the states. A new counter without room is left out.
     pub fn put(&self, path: u128, now: Time, each: impl FnOnce(&mut dyn FnMut(&Limit, u128, State))) {
         let mut shard = self.shard(path);
         each(&mut |limit, tag, state| shard.put(path ^ tag, limit, state, now));
@@ -91,7 +91,8 @@ impl MemoryStore {
         self.shards.lock(upper_half(path))
     }
 
-    /// Drops expired counters from one of `parts` equal parts of the shards: the one at `part`. Locks one shard at a time.
+    /// Drops expired counters from one of `parts` equal parts of the shards: the one at `part`. Locks one shard at a
+    /// time.
     pub fn sweep(&self, now: Time, part: usize, parts: usize) {
         self.shards.iter_part(part, parts).for_each(|mut shard| shard.sweep(now));
         if part.is_multiple_of(parts) {

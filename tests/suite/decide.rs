@@ -53,13 +53,13 @@ fn charge_refund_and_peek_report_what_remains() {
             (k().refund(3), "OK [OK 10/HOUR left 7 in 3600 s]"),
             (k().refund(100), "OK [OK 10/HOUR left 10 in 3600 s]"),
             (k().hits(11), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
-            // What was refused counts, as in the program replaced, and a look is refused only past the limit.
+            // Rejected hits count, as in envoyproxy/ratelimit, and a peek is rejected only past the limit.
             (k().hits(0), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
             (k().refund(1), "OK [OK 10/HOUR left 0 in 3600 s]"),
             (k().hits(0), "OK [OK 10/HOUR left 0 in 3600 s]"),
             (k(), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
             (k().hits(u64::MAX), "OVER [OVER 10/HOUR left 0 in 3600 s]"),
-            // Both are clamped to as many, so the eleven from before remain.
+            // Both are clamped to the same number, so the eleven hits from before remain.
             (k().refund(u64::MAX), "OK [OK 10/HOUR left 0 in 3600 s]"),
             (
                 shop_request("k=2; k=2; k=2").request_hits(4),
@@ -79,7 +79,7 @@ fn override_takes_precedence_over_rule_if_its_unit_is_known() {
     );
     let own = "OK [OK own: 5/HOUR left 4 in 3600 s]";
     let table = [
-        // unit, multiplier, the answer
+        // unit, multiplier, response
         (1, None, "OK [OK 3/SECOND left 2 in 1 s]"),
         (2, None, "OK [OK 3/MINUTE left 2 in 60 s]"),
         (3, None, "OK [OK 3/HOUR left 2 in 3600 s]"),
@@ -112,13 +112,13 @@ fn override_takes_precedence_over_rule_if_its_unit_is_known() {
     assert_responses(
         &service,
         &[
-            // Nothing but the limit decides: no rule is needed, and its names are not asked.
+            // Only the limit decides: the request needs no rule.
             (shop_request("x=1,y=2").limit(1, 3, None), "OK [OK 1/HOUR left 0 in 3600 s]"),
             (shop_request("x=1,y=2").limit(1, 3, None), "OVER [OVER 1/HOUR left 0 in 3600 s]"),
             (shop_request("x=1,y=2").limit(1, 0, None), "OK [OK]"),
             (shop_request("x").limit(0, 3, None), "OVER [OVER 0/HOUR left 0 in 3600 s]"),
             (shop_request("x").limit(u32::MAX, 3, None), "OK [OK 4294967295/HOUR left 4294967293 in 3600 s]"),
-            // But a domain is.
+            // It needs a domain with rules.
             (TestRequest::new("elsewhere").descriptor(&[("k", "")]).limit(0, 3, None), "OK [OK]"),
         ],
     );
@@ -127,7 +127,7 @@ fn override_takes_precedence_over_rule_if_its_unit_is_known() {
 #[test]
 fn override_uses_the_domain_defaults() {
     let table = [
-        // defaults, then the answers to charges of 1, 1 and 3 at 4 a minute
+        // defaults, then the responses to charges of 1, 1 and 3 at 4 per minute
         ("{}", ["OK 4/MINUTE left 3 in 60 s", "OK 4/MINUTE left 2 in 60 s", "OVER 4/MINUTE left 0 in 60 s"]),
         (
             "{algorithm: token_bucket}",
@@ -150,7 +150,7 @@ fn override_uses_the_domain_defaults() {
             ["OK 4/MINUTE left 3 in 60 s", "OK 4/MINUTE left 2 in 60 s", "OVER 4/MINUTE left 0 in 60 s"],
         ),
         (
-            // The last window counts in full at its very end, and a microsecond later one hit no longer does.
+            // The previous window counts in full at its very end; a microsecond later one hit less.
             "{algorithm: sliding_window_counter}",
             ["OK 4/MINUTE left 3 in 61 s", "OK 4/MINUTE left 2 in 91 s", "OVER 4/MINUTE left 0 in 61 s"],
         ),
@@ -172,7 +172,7 @@ fn override_above_log_max_uses_sliding_window_counter() {
         &service,
         &[
             (shop_request("a").limit(100, 2, None), "OK [OK 100/MINUTE left 99 in 60 s]"),
-            // The reset tells them apart: a counter's is the end of the next window.
+            // The reset distinguishes them: that of a counter is the end of the next window.
             (shop_request("a").limit(101, 2, None), "OK [OK 101/MINUTE left 100 in 61 s]"),
         ],
     );
@@ -194,7 +194,7 @@ fn unlimited_rule_is_not_counted() {
             (shop_request("free").hits(0), "OK [OK unlimited]"),
             (shop_request("free; none"), "OVER [OK unlimited, OVER 0/HOUR left 0 in 3600 s]"),
             (shop_request("free; other"), "OK [OK unlimited, OK]"),
-            // Nothing was charged: a look at nothing passes.
+            // Nothing was charged: a peek at an empty counter passes.
             (shop_request("none").hits(0), "OVER [OVER 0/HOUR left 0 in 3600 s] Retry-After: 3600"),
             (shop_request("none=2").hits(0), "OK [OK 0/HOUR left 0 in 3600 s]"),
         ],
@@ -220,7 +220,7 @@ fn shadow_rule_is_counted_and_rejects_nothing() {
             ),
         ],
     );
-    // A trial of the whole process changes the verdict alone.
+    // SHADOW_MODE changes the verdict only.
     assert_responses(
         &test_service(&[("SHADOW_MODE", "true")], rules),
         &[
@@ -243,7 +243,7 @@ fn quota_limits_reject_only_if_every_quota_is_exceeded() {
   - {key: free, rate_limit: {unlimited: true}}";
     let (plain, all) = (test_service(&[], rules), test_service(&[("QUOTA_MODE", "true")], rules));
     let table = [
-        // what is asked, whether it is refused, and whether it is where all are quotas
+        // request, rejected, rejected with QUOTA_MODE
         ("real", false, false),
         ("real=no", true, true),
         ("real; real=no", true, false),
@@ -255,7 +255,7 @@ fn quota_limits_reject_only_if_every_quota_is_exceeded() {
         ("quota=no; real", true, false),
         ("quota; real=no", true, false),
         ("quota=no; trial", false, false),
-        // What is unlimited is no quota; what nothing limits is one where all are.
+        // An unlimited rule is not a quota; under QUOTA_MODE a descriptor without a limit is one.
         ("quota=no; free", true, true),
         ("quota=no; other", true, false),
         ("real=no; free", true, true),
@@ -293,7 +293,7 @@ fn replaces_disables_named_limits_of_the_same_request() {
             (shop_request("b"), "OK [OK b: 9/HOUR left 8 in 3600 s]"),
             (shop_request("a; b"), "OK [OK a: 9/HOUR left 8 in 3600 s, OK]"),
             (shop_request("b; a"), "OK [OK, OK a: 9/HOUR left 7 in 3600 s]"),
-            // One that is switched off switches off others all the same.
+            // A replaced rule still replaces others.
             (shop_request("c; b; a"), "OK [OK, OK, OK a: 9/HOUR left 6 in 3600 s]"),
             (shop_request("c; b"), "OK [OK, OK b: 9/HOUR left 7 in 3600 s]"),
             (shop_request("c; c"), "OK [OK c: 9/HOUR left 8 in 3600 s, OK c: 9/HOUR left 7 in 3600 s]"),
@@ -324,17 +324,17 @@ fn exact_value_beats_wildcard_and_wildcard_beats_bare_key() {
             (shop_request("path=/api/v1"), "OK [OK 10/HOUR left 9 in 3600 s]"),
             (shop_request("path=/other"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
             (shop_request("path=/another"), "OK [OK 1000/HOUR left 999 in 3600 s]"),
-            // The first wildcard in the file, not the longest; its values share a counter.
+            // The first wildcard in the file wins, not the longest; its values share a counter.
             (shop_request("path=/api/v2"), "OK [OK 100/HOUR left 99 in 3600 s]"),
             (shop_request("path=/api/img"), "OK [OK 100/HOUR left 98 in 3600 s]"),
             (shop_request("path=/api/"), "OK [OK 100/HOUR left 97 in 3600 s]"),
-            // Without share_threshold each value has its own.
+            // Without share_threshold each value has a counter of its own.
             (shop_request("path=/a/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
             (shop_request("path=/b/img"), "OK [OK 300/HOUR left 299 in 3600 s]"),
-            // A value that reads like the pattern is a value: it meets the rule, and not the counter of all others.
+            // A value equal to the pattern matches the rule, but does not use the shared counter.
             (shop_request("path=/api/*"), "OK [OK 100/HOUR left 99 in 3600 s]"),
             (shop_request("path=/api/v3"), "OK [OK 100/HOUR left 96 in 3600 s]"),
-            // Down one branch and never back.
+            // Matching descends one branch and never backtracks.
             (shop_request("path=/deep,user=u1"), "OK [OK 7/HOUR left 6 in 3600 s]"),
             (shop_request("path=/deep,user=u2"), "OK [OK]"),
             (shop_request("path=/deep"), "OK [OK]"),
@@ -379,9 +379,9 @@ fn status_shows_the_longest_rejection_else_the_smallest_share_left() {
             (k(), "OK [OK 2/SECOND left 1 in 1 s]"),
             (k(), "OK [OK 2/SECOND left 0 in 1 s]"),
             (k(), "OVER [OVER 2/SECOND left 0 in 1 s]"),
-            // Two refuse: the longer wait.
+            // Two limits reject: the longer wait is shown.
             (k().hits(2), "OVER [OVER slow: 3/MINUTE left 0 in 60 s]"),
-            // One that can never pass waits longest.
+            // Hits that can never pass wait longest.
             (k().hits(3), "OVER [OVER 2/SECOND left 0 in 1 s]"),
         ],
     );
@@ -389,7 +389,7 @@ fn status_shows_the_longest_rejection_else_the_smallest_share_left() {
     assert_responses(
         &service,
         &[
-            // What was refused was charged to none of them.
+            // Rejected hits were charged to none of the limits.
             (k(), "OK [OK slow: 3/MINUTE left 0 in 59 s]"),
             (k(), "OVER [OVER slow: 3/MINUTE left 0 in 59 s]"),
             (k().hits(0), "OVER [OVER slow: 3/MINUTE left 0 in 59 s]"),
@@ -414,7 +414,7 @@ fn hits_rejected_by_one_limit_are_not_charged_to_the_others() {
         assert_eq!(passed, 10);
         service.advance_us(SECOND);
     }
-    // 900 are left of a day: the same share as of a second, so a charge shows which.
+    // 900 are left of the day: the same share as of the second, so that a charge shows which limit is used.
     assert_eq!(decide(&service, &shop_request("k").hits(0)).text(), "OK [OK 1000/DAY left 900 in 43190 s]");
 }
 
@@ -440,7 +440,7 @@ fn shadow_limit_beside_an_enforced_limit_is_charged_but_not_reported() {
             (shop_request("k"), "OK [OK 3/HOUR left 1 in 3600 s]"),
             (shop_request("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
             (shop_request("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
-            // Among trials they speak, and refuse nothing.
+            // If all limits are in shadow mode, the status shows one of them and rejects nothing.
             (shop_request("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
             (shop_request("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
             (shop_request("trials"), "OK [OK two: 2/HOUR left 0 in 3600 s]"),
@@ -469,10 +469,10 @@ fn stop_cache_key_increment_spares_the_other_descriptors() {
         &[
             (both(), &over(8)),
             (both(), &over(8)),
-            // The one that refuses is charged: two refusals make up for two refunds, and the third of them shows.
+            // The rejecting counter is charged: two rejections offset two refunds, and the third shows.
             (shop_request("a").refund(2), "OK [OK 1/HOUR left 0 in 3600 s]"),
             (shop_request("a").refund(1), "OK [OK 1/HOUR left 1 in 3600 s]"),
-            // A trial spares as an enforced rule does, as in the program replaced, and refunds are never spared.
+            // A shadow rule spares others as an enforced one does, as in envoyproxy/ratelimit; refunds always count.
             (shop_request("trial; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
             (shop_request("trial; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 9 in 3600 s]"),
         ],
@@ -494,7 +494,7 @@ fn calendar_months_follow_the_calendar() {
     let service = test_service(&[("USE_CALENDAR_MONTH_RATE_LIMIT", "true")], rules);
     let day = 86_400;
     let table = [
-        // the time; seconds to the end of the month and of the quarter
+        // time; seconds to the end of the month and of the quarter
         ("2026-01-01T00:00:00Z", 31 * day, 90 * day),
         ("2026-01-31T23:59:59Z", 1, 59 * day + 1),
         ("2026-01-31T23:59:59.999999Z", 1, 59 * day + 1),
@@ -520,7 +520,7 @@ fn calendar_months_follow_the_calendar() {
             )],
         );
     }
-    // A counter ends with its month and not before.
+    // A counter ends with its month.
     for (time, refused) in [
         ("2026-01-31T23:59:59.999998Z", false),
         ("2026-01-31T23:59:59.999999Z", true),
@@ -556,9 +556,9 @@ fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
   - {key: free, rate_limit: {unlimited: true}}
   - {key: most, rate_limit: {unit: hour, requests_per_unit: 4294967295}}";
     let table = [
-        // the question, the three headers, the header of a refusal
+        // request, the three headers, the header of a rejection
         ("five", Some((5, 4, 60)), None),
-        // The longest of the refusals, unless one is for good.
+        // The longest wait of the rejections, unless one is permanent.
         ("one; one", Some((1, 0, 60)), Some(60)),
         ("one2; one; one; one2", Some((1, 0, 3600)), Some(3600)),
         ("one; one; none", Some((0, 0, 60)), None),
@@ -572,7 +572,7 @@ fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
         ("none2; none", Some((0, 0, 60)), None),
         ("trial; five", Some((0, 0, 43_200)), None),
         ("five; none; trial", Some((0, 0, 60)), None),
-        // A quota that is over is like any other with nothing left.
+        // An exceeded quota counts as a limit without remaining hits.
         ("quota; none", Some((0, 0, 60)), None),
         ("none; quota", Some((0, 0, 60)), None),
         ("quota; five", Some((0, 0, 43_200)), None),
@@ -604,7 +604,7 @@ fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
             (shop_request("one"), "OVER [OVER 1/MINUTE left 0 in 60 s] x-limit: 1 x-left: 0 x-reset: 60 x-again: 60"),
         ],
     );
-    // A trial of the whole process tells what is left, and nobody to come back.
+    // SHADOW_MODE reports remaining hits, and no retry time.
     let shadow = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("SHADOW_MODE", "true")];
     assert_responses(
         &test_service(&shadow, rules),
@@ -634,7 +634,7 @@ fn retry_after_is_when_the_same_request_could_pass() {
             (shop_request("log"), "OK [OK 2/MINUTE left 0 in 60 s]"),
             (shop_request("log"), "OVER [OVER 2/MINUTE left 0 in 50 s] Retry-After: 50"),
             (shop_request("log").hits(2), "OVER [OVER 2/MINUTE left 0 in 60 s] Retry-After: 60"),
-            // Never, so nothing is promised; the time to its reset is told.
+            // It can never pass: no retry time, but the time to the reset.
             (shop_request("log").hits(3), "OVER [OVER 2/MINUTE left 0 in 60 s]"),
             (shop_request("token"), "OK [OK 2/MINUTE left 0 in 50 s]"),
             (shop_request("token"), "OVER [OVER 2/MINUTE left 0 in 20 s] Retry-After: 20"),
@@ -759,7 +759,7 @@ fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_
         ("a; clash", Some(a)),
         ("clash; b", Some(json!({"own": "b", "deep": "text", "list": [2], "b": 1}))),
         ("clash", Some(json!({"deep": "text"}))),
-        // Of those that pass: a trial does, what is unlimited or matches nothing has no say.
+        // Metadata of descriptors that pass, those in shadow mode included; not of unlimited or unmatched ones.
         ("none; b", Some(b)),
         ("trial", Some(json!({"trial": 1}))),
         ("free; other; none", None),
@@ -830,7 +830,7 @@ const QUEUES: &str = "descriptors:
   - {key: trial, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_bucket, queue_size: 4}}
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}";
 
-/// Milliseconds that the answers to these are held, `None` for a refusal; with a caller that waits 10 s.
+/// Delays of the responses in milliseconds, `None` for a rejection, for a caller that waits 10 s.
 fn holds(service: &TestService, requests: &[TestRequest]) -> Vec<Option<u128>> {
     let hold = |request: &TestRequest| {
         let response = service.decide_within(request, Duration::from_secs(10)).unwrap();
@@ -849,12 +849,12 @@ fn response_is_delayed_until_its_slot() {
     assert_eq!(holds(&service, &[q()]), [None]);
     service.advance_us(50 * MS);
     assert_eq!(holds(&service, &[q(), q()]), [Some(300), None]);
-    // Several hits take several places and leave with the first.
+    // Several hits occupy several slots and leave with the first.
     assert_eq!(
         holds(&service, &[shop_request("q=2").hits(3), shop_request("q=2"), shop_request("q=2")]),
         [Some(0), Some(300), None]
     );
-    // The rule's own bound; and a bucket that gives tokens in advance.
+    // The `max_wait` of the rule; a token bucket that lends tokens.
     assert_eq!(holds(&service, &vec![shop_request("brief"); 4]), [Some(0), Some(100), None, None]);
     assert_eq!(holds(&service, &vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
 }
@@ -870,14 +870,14 @@ fn response_is_delayed_by_the_longest_of_its_descriptors() {
 fn rejections_peeks_and_shadow_limits_are_not_delayed() {
     let service = test_service(&[], QUEUES);
     assert_eq!(holds(&service, &vec![shop_request("q"); 2]), [Some(0), Some(100)]);
-    // Looks and refunds; the refund takes the place of the last one back.
+    // Peeks and refunds; the refund frees the last slot.
     assert_eq!(
         holds(&service, &[shop_request("q").hits(0), shop_request("q").refund(1), shop_request("q")]),
         [Some(0), Some(0), Some(100)]
     );
-    // A request that is refused as a whole is not held for what would have passed.
+    // A rejected request is not delayed by the descriptors that would have passed.
     assert_eq!(holds(&service, &[shop_request("q; none")]), [None]);
-    // Trials wait for nobody, and all are trials in a trial of the process.
+    // Limits in shadow mode delay nothing, and all limits are in shadow mode under SHADOW_MODE.
     assert_eq!(holds(&service, &vec![shop_request("trial"); 6]), [Some(0); 6]);
     let shadow = test_service(&[("SHADOW_MODE", "true")], QUEUES);
     assert_eq!(holds(&shadow, &vec![shop_request("q; none"); 6]), [Some(0); 6]);
@@ -886,7 +886,7 @@ fn rejections_peeks_and_shadow_limits_are_not_delayed() {
 #[test]
 fn delay_longer_than_the_callers_deadline_is_rejected() {
     let table = [
-        // milliseconds the caller waits, whether the one that leaves after 500 ms passes
+        // milliseconds the caller waits, whether the request that leaves after 500 ms is admitted
         (0, false),
         (1, false),
         (2, false),
@@ -901,7 +901,7 @@ fn delay_longer_than_the_callers_deadline_is_rejected() {
         let second = service.decide_within(&shop_request("slow"), Duration::from_millis(waits_ms)).unwrap();
         assert_eq!(!second.over_limit(), passes, "{waits_ms} ms");
         assert_eq!(second.delay, Duration::from_millis(if passes { 500 } else { 0 }), "{waits_ms} ms");
-        // One that was refused took no place.
+        // A rejected request occupied no slot.
         let next = if passes { 1000 } else { 500 };
         assert_eq!(holds(&service, &[shop_request("slow")]), [Some(next)], "{waits_ms} ms");
     }
@@ -912,7 +912,7 @@ fn call_deadline_bounds_the_delay() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _context = runtime.enter();
     let table = [
-        // grpc-timeout, whether an answer that has to wait 10 s is waited for
+        // grpc-timeout, whether a response delayed by 10 s is waited for
         (None, true),
         (Some("10001m"), false),
         (Some("10002m"), true),
@@ -924,7 +924,7 @@ fn call_deadline_bounds_the_delay() {
         (Some("10002000u"), true),
         (Some("99999999n"), false),
         (Some("0S"), false),
-        // What says nothing is as if it were not there.
+        // A malformed timeout is ignored.
         (Some("100000000S"), true),
         (Some("5"), true),
         (Some("S"), true),
@@ -961,30 +961,30 @@ fn reload_keeps_counters_of_the_same_path_algorithm_period_and_epoch() {
     let rule =
         |rate_limit: &str| load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
     let table = [
-        // the rule, the answer to one hit
+        // rule, response to one hit
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 8 in 3600 s]"),
-        // Lowered and raised, in force at once.
+        // A lowered and a raised limit apply at once.
         ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 5}", "OK [OK 5/HOUR left 1 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 0}", "OVER [OVER 0/HOUR left 0 in 3600 s]"),
-        // What is no part of the key.
+        // Not part of the key.
         ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 4 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 3 in 3600 s]"),
         ("{unlimited: true}", "OK [OK unlimited]"),
-        // Another word for the same period.
+        // The same period in another unit.
         ("{unit: minute, unit_multiplier: 60, requests_per_unit: 20}", "OK [OK 20/60 MINUTE left 12 in 3600 s]"),
         (
             "[{unit: hour, requests_per_unit: 10}, {unit: year, requests_per_unit: 999}]",
             "OK [OK 10/HOUR left 1 in 3600 s]",
         ),
-        // What is.
+        // Part of the key.
         ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
         ("{unit: hour, unit_multiplier: 2, requests_per_unit: 10}", "OK [OK 10/2 HOUR left 9 in 7200 s]"),
         ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 9 in 360 s]"),
-        // Nobody's counter was touched by any of these.
+        // None of these touched the counter.
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 0 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 8 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 8 in 720 s]"),
@@ -993,7 +993,7 @@ fn reload_keeps_counters_of_the_same_path_algorithm_period_and_epoch() {
         rule(rate_limit);
         assert_eq!(decide(&service, &shop_request("k")).text(), expected, "{rate_limit}");
     }
-    // A rule that was away comes back to its counter; one elsewhere in the tree has another.
+    // A rule that is restored finds its counter again; a rule elsewhere in the tree has another counter.
     load_shop_rules(&service, "descriptors: []");
     assert_responses(&service, &[(shop_request("k"), "OK [OK]")]);
     load_shop_rules(
@@ -1008,7 +1008,7 @@ fn reload_keeps_counters_of_the_same_path_algorithm_period_and_epoch() {
 #[test]
 fn changed_limit_applies_at_once_to_hits_already_charged() {
     let table = [
-        // the algorithm; what is left of 4 when 6 of 10 were used before; and of 20
+        // algorithm; remaining of 4 after 6 of 10 were used; remaining of 20
         ("fixed_window", (true, 0), (false, 13)),
         ("token_bucket", (true, 0), (false, 13)),
         ("sliding_window_log", (true, 0), (false, 13)),

@@ -34,7 +34,7 @@ const MS: u64 = 1_000;
 const ERROR: &str = "The service is currently unavailable: \
                      the store failed, and the rule says `on_store_error: error`";
 
-/// A Redis that is not there for one of so many replicas.
+/// A store of one of `replicas` processes whose Redis does not exist.
 fn away(replicas: u32) -> Store {
     let local = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
     let env = [("REDIS_URL", "/does/not/exist.sock")].map(|(name, value)| (name.into(), value.into()));
@@ -51,7 +51,7 @@ fn test_service(env: &[(&str, &str)], replicas: u32, rules: &str) -> TestService
     service
 }
 
-/// A question about descriptors of `shop` of these keys.
+/// A request for descriptors of `shop` with these keys.
 fn about(keys: &[&str]) -> TestRequest {
     keys.iter().fold(TestRequest::new("shop"), |request, key| request.descriptor(&[(key, "x")]))
 }
@@ -106,26 +106,26 @@ fn each_policy_gives_its_response() {
         (&["local"], "OK [OK 2/DAY left 1 in 43200 s]"),
         (&["local"], "OK [OK 2/DAY left 0 in 43200 s]"),
         (&["local"], "OVER [OVER 2/DAY left 0 in 43200 s] Retry-After: 43200"),
-        // What asks no counter is not touched.
+        // Descriptors without counters are not affected.
         (&["free"], "OK [OK unlimited]"),
         (&["unknown"], "OK [OK]"),
-        // A trial refuses nothing, and is no error.
+        // A limit in shadow mode rejects nothing and causes no error.
         (&["trial_local"], "OK [OK]"),
         (&["trial_deny"], "OK [OK]"),
         (&["trial_error"], "OK [OK]"),
-        // Several descriptors: an error goes before whatever other policies say, a refusal before what passes.
+        // Several descriptors: an error takes precedence over other policies, a rejection over an admission.
         (&["allow", "trial_error", "free"], "OK [OK, OK, OK unlimited]"),
         (&["allow", "deny"], "OVER [OK, OVER d: 7/DAY left 0 in 1 s] Retry-After: 1"),
         (&["deny", "local"], "OVER [OVER d: 7/DAY left 0 in 1 s, OVER 2/DAY left 0 in 43200 s] Retry-After: 43200"),
         (&["error", "deny"], ERROR),
         (&["local", "error"], ERROR),
         (&["free", "error"], ERROR),
-        // A quota that is denied is refused like any other quota.
+        // A denied quota counts as an exceeded quota.
         (&["quota_deny"], "OVER [OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
         (&["quota_deny", "allow"], "OVER [OVER 7/DAY left 0 in 1 s, OK] Retry-After: 1"),
         (&["quota_deny", "quota_allow"], "OK [OVER 7/DAY left 0 in 1 s, OK]"),
         (&["quota_deny", "quota_trial"], "OK [OVER 7/DAY left 0 in 1 s, OK]"),
-        // Several limits of one descriptor: the least lenient that is no trial, and the limit that says so is shown.
+        // Several limits of one descriptor: the least lenient enforced policy, and the status shows its limit.
         (&["allow_deny"], "OVER [OVER 9/DAY left 0 in 1 s] Retry-After: 1"),
         (&["deny_error"], ERROR),
         (&["allow_trial_error"], "OK [OK]"),
@@ -146,7 +146,7 @@ fn peeks_and_refunds_are_never_rejected() {
         (about(&["allow"]).hits(0), "OK [OK]"),
         (about(&["error"]).refund(3), "OK [OK]"),
         (about(&["deny"]).refund(3), "OK [OK]"),
-        // Under `local` both say what is known here.
+        // Under `local` both report the fallback counters.
         (about(&["local"]).hits(0), "OK [OK 2/DAY left 2 in 43200 s]"),
         (about(&["local"]).hits(3), "OVER [OVER 2/DAY left 0 in 43200 s]"),
         (about(&["local"]).hits(0), "OK [OK 2/DAY left 0 in 43200 s]"),
@@ -155,7 +155,7 @@ fn peeks_and_refunds_are_never_rejected() {
             about(&["error"]).hits(0).descriptor(&[("deny", "x")]),
             "OVER [OK, OVER d: 7/DAY left 0 in 1 s] Retry-After: 1",
         ),
-        // An override has the policy of its domain.
+        // An override uses the policy of its domain.
         (about(&["any"]).limit(5, 3, None), ERROR),
         (about(&["any"]).limit(5, 3, None).hits(0), "OK [OK]"),
     ];
@@ -184,7 +184,7 @@ fn headers_and_metadata_name_only_decided_limits() {
          Retry-After: 1"
     );
     assert!(format!("{:?}", denied.response.dynamic_metadata).contains("shop.deny"));
-    // The limit is the one that is configured, what is left is what is left of the share.
+    // The status shows the configured limit, and the remaining hits of the share.
     assert_eq!(
         response(&["local"]).text(),
         "OK [OK 2/DAY left 0 in 43200 s] RateLimit-Limit: 2 RateLimit-Remaining: 0 RateLimit-Reset: 43200"
@@ -193,7 +193,7 @@ fn headers_and_metadata_name_only_decided_limits() {
 
 #[test]
 fn local_policy_limits_each_replica_to_its_share() {
-    // The limit, the replicas, and what passes in the window.
+    // limit, replicas, hits admitted in the window
     let table = [(10, 1, 10), (10, 3, 3), (10, 10, 1), (10, 100, 1), (1, 2, 1), (0, 2, 0)];
     for (limit, replicas, expected) in table {
         let rules = format!(
@@ -204,7 +204,7 @@ fn local_policy_limits_each_replica_to_its_share() {
         assert!(most.starts_with("OVER ") && !most.contains("Retry-After"), "{most}");
         let passed = (0..20).filter(|_| !service.decide(&about(&["k"])).unwrap().over_limit()).count();
         assert_eq!(passed, expected, "{limit} over {replicas}");
-        // More than the share is refused, but not for good.
+        // More hits than the share are rejected, but not permanently.
         if limit > 0 {
             let all = service.decide(&about(&["k"]).hits(limit)).unwrap().text();
             assert!(all.starts_with("OVER ") && all.contains("Retry-After: 43200"), "{all}");
@@ -230,7 +230,7 @@ fn rejected_request_charges_the_fallback() {
 fn delay_after_a_slow_store_stays_within_the_deadline() {
     let rules = "descriptors:
   - {key: k, rate_limit: {unit: second, requests_per_unit: 1000, algorithm: leaky_bucket, queue_size: 100}}";
-    // What the caller waits in ms, and how long the last request that is held is, here and behind Redis.
+    // caller's deadline in ms, and delay of the last delayed request, in the fallback and behind Redis
     let table = [(1, 0, 0), (4, 2, 2), (10, 8, 3), (20, 18, 3), (50, 48, 33), (30_000, 99, 99)];
     for (deadline_ms, in_memory_ms, behind_redis_ms) in table {
         let memory = TestService::new([("LOG_LEVEL", "info")], NOON);
@@ -247,7 +247,7 @@ fn delay_after_a_slow_store_stays_within_the_deadline() {
 #[test]
 fn redis_timeout_follows_the_caller_deadline() {
     let service = test_service(&[], 1, RULES);
-    // What the caller waits in microseconds, and what Redis is given of that.
+    // caller's deadline in microseconds, and the part of it that Redis gets
     let table =
         [(30_000 * MS, Some(15 * MS)), (20 * MS, Some(15 * MS)), (12 * MS, Some(7 * MS)), (5 * MS, None), (0, None)];
     for (deadline_us, expected_us) in table {
@@ -259,7 +259,7 @@ fn redis_timeout_follows_the_caller_deadline() {
             (until, given) => assert_eq!((until, given), (None, None), "{deadline_us}"),
         }
     }
-    // Who leaves none is answered all the same.
+    // A caller without time for Redis is answered by the policy.
     let response = service.decide_within(&about(&["local"]), Duration::ZERO).unwrap();
     assert_eq!(response.text(), "OK [OK 2/DAY left 1 in 43200 s]");
 }
@@ -289,7 +289,7 @@ fn explain_fails_if_the_counter_cannot_be_read() {
     let request = decode::request(&request.0);
     let counters = runtime().block_on(service.inner.decider.peek(context, &request));
     assert!(counters.iter().all(Vec::is_empty) && counters.len() == 2, "{counters:?}");
-    // And nothing was charged where it would be counted now.
+    // Nothing was charged to the fallback counters.
     assert_eq!(text(&service, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");
 }
 
@@ -301,7 +301,7 @@ fn health_follows_the_store_as_configured() {
     let error_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
     let trial_rule = "descriptors: [{key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
     let local_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]";
-    // The rules, whether health needs the store, and the pages' statuses in each of the states.
+    // rules, whether health needs the store, statuses of the pages in each state
     let (ok, no) = (200, 500);
     let table = [
         (local_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),

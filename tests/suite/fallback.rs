@@ -198,7 +198,7 @@ fn share_follows_the_replica_count() {
         };
         counter.remember(b"ann", &state, MIDNIGHT);
         assert_eq!(left(1), 60, "{algorithm}");
-        // As it was remembered, in hits: more than the smaller share has.
+        // The stored hits exceed the smaller share.
         assert_eq!(left(4), 0, "{algorithm}");
         counter.remember(b"ann", &state, MIDNIGHT);
         assert_eq!(left(4), 15, "{algorithm}");
@@ -236,7 +236,7 @@ fn remembered_levels_are_bounded_and_empty_ones_are_dropped() {
         }
         let usage = counter.local.usage();
         assert!(usage.bytes <= ENOUGH && usage.counters > 100, "{algorithm}: {usage:?}");
-        // A report may also say that all is free again.
+        // A report of an empty state frees the counter.
         let last = 49_999_u32.to_be_bytes();
         counter.remember(&last, &State::empty(algorithm), MIDNIGHT.plus_us(200));
         let look =

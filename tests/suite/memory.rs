@@ -29,20 +29,20 @@ use crate::kit::test_service::{TestRequest, TestService};
 const NOW: Time = Time::from_secs(1_783_513_296);
 const SECOND_US: u64 = 1_000_000;
 const HOUR_US: u64 = 3_600 * SECOND_US;
-/// The smallest store there is: one shard.
+/// Smallest store: one shard.
 const SMALLEST: u64 = 256 * 1024;
 
 fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
     LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
 }
 
-/// A limit that so many hits at once use up, a leaky bucket's being held.
+/// A limit that this many concurrent hits exhaust; a leaky bucket delays them.
 fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
     let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(requests_per_unit);
     Limit::new(&LimitSpec { queue_size, sole: false, ..terms(algorithm, requests_per_unit, unit) }).unwrap()
 }
 
-/// Charges from all `limits` of one value.
+/// Charges all `limits` of one value.
 fn charge(
     store: &MemoryStore,
     value: &[u8],
@@ -77,7 +77,7 @@ fn of_200_concurrent_charges_exactly_the_limit_of_50_pass() {
             let departures = Mutex::new(Vec::new());
             in_parallel(8, |thread| {
                 for turn in 0..25 {
-                    // Each thread has read the clock at another time, and they overtake one another.
+                    // Threads read the clock at different times and overtake one another.
                     let now = NOW.plus_us(turn * 8 + thread);
                     let level = hit(&store, round, &limit, now).unwrap();
                     if level.admitted {
@@ -124,7 +124,7 @@ fn limits_of_a_descriptor_are_charged_all_or_none_under_concurrency() {
 #[test]
 fn ever_new_values_stay_within_capacity() {
     const CAPACITY: u64 = 1 << 20;
-    // With something left, so that a counter may give way.
+    // With remaining hits, so that counters may be evicted.
     let limits = Algorithm::ALL.map(|algorithm| limit(algorithm, 2, Unit::Day));
     let store = MemoryStore::new(CAPACITY);
     let done = AtomicBool::new(false);
@@ -187,7 +187,7 @@ fn rotating_values_cannot_evict_a_rejecting_counter() {
     }
 }
 
-/// A store of one shard with nothing but counters that are over, one hit each.
+/// A store of one shard full of counters over their limits, with one hit each.
 fn full_of_refusals(limit: &Limit) -> (MemoryStore, u64) {
     let store = MemoryStore::new(SMALLEST);
     let count = (0..20_000).find(|key| hit(&store, *key, limit, NOW).is_err()).unwrap();
@@ -202,7 +202,7 @@ fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
         assert!(count > 1_000, "{algorithm}: full at {count}");
         for key in count..count + 100 {
             assert_eq!(hit(&store, key, &limit, NOW), Err(MemoryFull), "{algorithm}");
-            // What need not be kept is answered.
+            // Peeks and refunds need no room.
             let look = charge(&store, &key.to_be_bytes(), &[limit], Hits::Peek, NOW).unwrap()[0];
             assert!(look.admitted, "{algorithm}");
             assert!(charge(&store, &key.to_be_bytes(), &[limit], Hits::Refund(1), NOW).is_ok(), "{algorithm}");
@@ -211,7 +211,7 @@ fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
             assert!(!hit(&store, key, &limit, NOW).unwrap().admitted, "{algorithm}: {key} was forgotten");
         }
         assert_eq!(store.usage().evicted, 0);
-        // They have expired, those of buckets a day after the others, and new ones take their places without a sweep.
+        // They have expired, those of buckets a day after the others, and new ones replace them without a sweep.
         let later = NOW.plus_us(2 * 24 * HOUR_US + SECOND_US);
         for key in count..count + 100 {
             assert!(hit(&store, key, &limit, later).unwrap().admitted, "{algorithm}");
@@ -221,7 +221,7 @@ fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
 
 #[test]
 fn growing_logs_stay_within_capacity_and_keep_their_limit() {
-    // 200 logs of up to 1000 records would take 3 MB.
+    // 200 logs of up to 1000 records would need 3 MB.
     let log = limit(Algorithm::SlidingWindowLog, 1_000, Unit::Day);
     let store = MemoryStore::new(SMALLEST);
     for turn in 0..100_000 {
@@ -231,7 +231,7 @@ fn growing_logs_stay_within_capacity_and_keep_their_limit() {
     }
     assert!(store.usage().evicted > 0);
 
-    // One that no shard has room for pushes out what may go, and then goes on.
+    // A log larger than a shard evicts what it can, and then continues to grow.
     let long = limit(Algorithm::SlidingWindowLog, 10_000, Unit::Day);
     let charge = |turn: u64| hit(&store, 1_000, &long, NOW.plus_us(200_000 + turn)).unwrap().admitted;
     assert_eq!((0..20_000).filter(|turn| charge(*turn)).count(), 10_000);
@@ -281,46 +281,46 @@ descriptors:
     let fill = |value: u32| {
         service.decide(&TestRequest::new("shop").descriptor(&[("fill", &value.to_string())])).unwrap().text()
     };
-    // A fill that finds no room is allowed without a limit.
+    // A charge without room is allowed without a limit.
     (0..20_000).find(|value| fill(*value) == "OK [OK]").unwrap();
 
     let error = "The service is currently unavailable: \
                  the store failed, and the rule says `on_store_error: error`";
     let table: [(&[&str], &str); 10] = [
         (&["unsaid"], "OK [OK]"),
-        // It is limited here, in a table of its own for those that find no room.
+        // `local`: it is limited in the overflow shard.
         (&["local"], "OK [OK 7/DAY left 6 in 41904 s]"),
         (&["allow"], "OK [OK]"),
         (&["deny"], "OVER [OVER 7/DAY left 0 in 1 s] Retry-After: 1"),
         (&["error"], error),
         (&["trial"], "OK [OK]"),
-        // The limit that says so is the one that is shown.
+        // The status shows the limit that has the policy.
         (&["both"], "OVER [OVER 7/HOUR left 0 in 1 s] Retry-After: 1"),
         (&["allow", "error"], error),
-        // A refusal by policy is no real one.
+        // A rejection by policy ranks below an error.
         (&["error", "deny"], error),
         (&["allow", "deny", "local"], "OVER [OK, OVER 7/DAY left 0 in 1 s, OK 7/DAY left 5 in 41904 s] Retry-After: 1"),
     ];
     for (keys, expected) in table {
         assert_eq!(ask(keys), expected, "{keys:?}");
     }
-    // A counter that is there refuses in earnest, and that goes before an error.
+    // An existing counter that rejects takes precedence over an error.
     let refusal =
         service.decide(&TestRequest::new("shop").descriptor(&[("fill", "0")]).descriptor(&[("error", "x")])).unwrap();
     assert!(refusal.over_limit(), "{}", refusal.text());
-    // A look needs no room.
+    // A peek needs no room.
     let look = service.decide(&TestRequest::new("shop").descriptor(&[("error", "x")]).hits(0)).unwrap();
     assert_eq!(look.statuses(), [(false, 7)]);
 }
 
 #[test]
 fn sweep_drops_expired_counters_and_no_others() {
-    // Half way into a second, where rounding would show.
+    // Halfway into a second, where rounding would show.
     let now = NOW.plus_us(SECOND_US / 2);
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 1, Unit::Second);
         let store = MemoryStore::new(8 << 20);
-        // Buckets are kept for a period more, in case the limit is lowered.
+        // Buckets are kept for one more period, in case the limit is lowered.
         let beyond = match algorithm {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => SECOND_US,
             _ => 0,
@@ -349,9 +349,8 @@ fn sweep_drops_expired_counters_and_no_others() {
 
 #[test]
 fn token_bucket_takes_at_most_64_bytes() {
-    // A shard does not know how many others there are, and keys fall into them evenly: a fifth of a million in a fifth
-    // of the most shards there can be is the same for each. The share is watched while they grow, as it is largest
-    // just after an index has doubled.
+    // Keys are distributed evenly and shards are independent, so a fifth of a million keys in a fifth of the shards
+    // measures the same. The size per counter is checked during growth, where it is largest just after an index grew.
     let limit = limit(Algorithm::TokenBucket, 5, Unit::Hour);
     let store = MemoryStore::new(51 * SMALLEST);
     for key in 0..200_000 {
@@ -366,8 +365,8 @@ fn token_bucket_takes_at_most_64_bytes() {
     assert!(usage.bytes <= 64 * usage.counters, "{usage:?}");
 }
 
-/// The limits that a descriptor of the model test may have: alone and together, some that count what they refuse. Those
-/// of one algorithm and period share counters; buckets among them drain at one rate, as an expiry holds for one.
+/// Limits of a descriptor in the model test: alone and together, some that count rejected hits. Limits of one algorithm
+/// and period share counters; buckets among them drain at one rate, because an expiry is valid for one rate only.
 fn palette() -> Vec<Vec<Limit>> {
     let counting =
         |algorithm| LimitSpec { count_rejected: Some(true), sole: false, ..terms(algorithm, 4, Unit::Second) };
@@ -387,9 +386,9 @@ fn palette() -> Vec<Vec<Limit>> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Time passes.
+    /// Advances the time.
     Pass { micros: u64 },
-    /// Everything is swept.
+    /// Sweeps all shards.
     Sweep,
     /// A charge by a caller whose clock is `ahead_us` ahead.
     Charge { key: u8, set: usize, hits: Hits, ahead_us: u64 },
@@ -406,7 +405,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => prop_oneof![0..SECOND_US / 10, 0..2 * SECOND_US, 0..90 * SECOND_US].prop_map(|micros| Step::Pass { micros }),
         1 => Just(Step::Sweep),
         9 => (0_u8..4, 0..palette().len(), hits, ahead_us).prop_map(|(key, set, hits, ahead_us)| {
-            // A refund to a counter that is not there leaves nothing, not even the time it saw.
+            // A refund to a missing counter stores nothing, not even its time.
             let ahead_us = if matches!(hits, Hits::Refund(_)) { 0 } else { ahead_us };
             Step::Charge { key, set, hits, ahead_us }
         }),
@@ -416,7 +415,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// A map of states that forgets nothing and knows neither shards, entries nor expiry.
+    /// Model: a map of states without shards, packing, expiry or eviction.
     #[test]
     fn decisions_equal_those_of_an_unbounded_map(steps in prop::collection::vec(step(), 1..120)) {
         let palette = palette();
@@ -463,7 +462,7 @@ fn bucket_expiry_accounts_for_a_lowered_limit() {
         };
         let store = MemoryStore::new(SMALLEST);
         assert!(charge(&store, b"x", &[limit(6_000)], Hits::Charge(100), NOW).unwrap()[0].admitted);
-        // At 6000 a minute the bucket is empty again after a second; at 60 a minute it takes a hundred.
+        // At 6000 per minute the bucket is empty after a second; at 60 per minute after a hundred seconds.
         let later = NOW.plus_us(10 * SECOND_US);
         (0..32).for_each(|turn| store.sweep(later, turn, 32));
         let level = charge(&store, b"x", &[limit(60)], Hits::Peek, later).unwrap()[0];
@@ -481,7 +480,7 @@ fn overflow_key_is_limited_too() {
             .admitted
     };
     assert_eq!([(); 5].map(|()| spilled(count + 7)), [true, true, true, false, false]);
-    // However many come, it takes no more room than it has.
+    // The overflow shard stays within its capacity.
     let before = store.usage().bytes;
     for key in 0..50_000 {
         let _ = spilled(1_000_000 + key);

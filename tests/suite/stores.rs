@@ -161,7 +161,7 @@ fn charge_refund_and_peek_report_what_remains(store: &StoreUnderTest) {
 fn concurrent_charges_admit_exactly_the_limit(store: &StoreUnderTest) {
     for algorithm in Algorithm::ALL {
         let leaky = algorithm == Algorithm::LeakyBucket;
-        // One leaves every 40 ms, and the last of those in the bucket within the time that anybody waits.
+        // One leaves every 40 ms, and the last one in the bucket within the caller's deadline.
         let (unit, limit, queue) = if leaky { ("second", 25, ", queue_size: 50") } else { ("hour", 50, "") };
         let rules = format!(
             "descriptors: [{{key: k, rate_limit: {{unit: {unit}, requests_per_unit: {limit}, algorithm: {algorithm}{queue}}}}}]"
@@ -209,7 +209,7 @@ fn limits_of_a_descriptor_are_charged_all_or_none(store: &StoreUnderTest) {
         }
     });
     assert_eq!(admitted.into_inner(), 40, "a charge of 1 always found the last place");
-    // An hour later the bucket has room again, and the log has as many as were admitted.
+    // An hour later the bucket has room again, and the log has the admitted hits.
     service.advance_us(HOUR);
     assert_eq!(
         decide(&service, &shop_request("k=x").hits(21)).text(),
@@ -254,8 +254,8 @@ fn shadow_limit_beside_an_enforced_limit_rejects_nothing(store: &StoreUnderTest)
     );
 }
 
-/// A rule for each algorithm, under its name; what is refused does not count. A leaky bucket lets as many leave in a
-/// second as others take in an hour: what it admits is to be waited for.
+/// A rule for each algorithm, under its name; rejected hits do not count. The leaky bucket drains in a second what the
+/// others admit in an hour, because its requests are delayed.
 fn of_each_algorithm(limit: u32) -> String {
     let rule = |algorithm| {
         let (unit, more) = match algorithm {
@@ -295,7 +295,7 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
     let rule =
         |rate_limit: &str| load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
     let table = [
-        // the rule, the answer to one hit
+        // rule, response to one hit
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 8 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
@@ -309,7 +309,7 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
             "[{unit: hour, requests_per_unit: 10}, {unit: year, requests_per_unit: 999}]",
             "OK [OK 10/HOUR left 2 in 3600 s]",
         ),
-        // What is: the period, the algorithm, the epoch.
+        // Part of the identity: period, algorithm, epoch.
         ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
         ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}", "OK [OK 10/HOUR left 9 in 3600 s]"),
@@ -322,7 +322,7 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
         rule(rate_limit);
         assert_eq!(decide(&service, &shop_request("k")).text(), expected, "{rate_limit}");
     }
-    // A rule that was away comes back to its counter; one elsewhere in the tree has another.
+    // A rule that is restored finds its counter again; a rule elsewhere in the tree has another counter.
     load_shop_rules(&service, "descriptors: []");
     assert_responses(&service, &[(shop_request("k"), "OK [OK]")]);
     load_shop_rules(
@@ -337,7 +337,7 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
 fn new_epoch_starts_a_new_counter(store: &StoreUnderTest) {
     let service = store.service(NO_HEADER, "descriptors: []");
     for algorithm in Algorithm::ALL {
-        // A leaky bucket holds one, which leaves within the hour.
+        // A leaky bucket has one request, which leaves within the hour.
         let used_up = |epoch: u32| {
             load_shop_rules(
                 &service,
@@ -424,14 +424,14 @@ fn stop_cache_key_increment_spares_limits_beside_a_rejecting_one(store: &StoreUn
     let spared = store
         .service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", ""), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
     let table: &[(TestRequest, [&[u32]; 2])] = &[
-        // What is asked; what is then left of a, b, free, bucket and both, charged and spared.
+        // request; remaining hits of a, b, free, bucket and both, charged and spared
         (shop_request("a; b; free; bucket; both"), [&[0, 8, 8, 8, 8], &[0, 8, 8, 8, 8]]),
         (shop_request("a; b; free; bucket; both"), [&[0, 7, 7, 7, 7], &[0, 8, 8, 8, 8]]),
         (shop_request("both; bucket; a"), [&[0, 7, 7, 6, 6], &[0, 8, 8, 8, 8]]),
         (shop_request("b; both"), [&[0, 6, 7, 6, 5], &[0, 7, 8, 8, 7]]),
-        // A refund is a refund beside a refusal too.
+        // A refund counts beside a rejection.
         (shop_request("a; b").refund(1), [&[0, 7, 7, 6, 5], &[0, 8, 8, 8, 7]]),
-        // The same twice: each is tried by itself, as in the program replaced.
+        // The same descriptor twice: each has a dry run of its own, as in envoyproxy/ratelimit.
         (shop_request("free; free").request_hits(5), [&[0, 7, 2, 6, 5], &[0, 8, 3, 8, 7]]),
         (shop_request("a; free; free").request_hits(2), [&[0, 7, 0, 6, 5], &[0, 8, 3, 8, 7]]),
     ];
@@ -441,7 +441,7 @@ fn stop_cache_key_increment_spares_limits_beside_a_rejecting_one(store: &StoreUn
             assert_eq!(left(service, "a; b; free; bucket; both"), *expected, "step {step}: {request:?}");
         }
     }
-    // Of one counter that is charged from twice, and refuses the first for its size only.
+    // One counter charged twice, which rejects the first charge for its size only.
     let twice = TestRequest::new("shop").descriptor(&[("b", "x")]).hits(10).descriptor(&[("b", "x")]).hits(2);
     let text = decide(&spared, &twice).text();
     assert_eq!(text, "OVER [OVER 9/HOUR left 0 in 3600 s, OVER 9/HOUR left 0 in 3600 s]");
@@ -475,7 +475,7 @@ fn only_values_under_share_threshold_share_a_counter(store: &StoreUnderTest) {
         ("each=a", [4]),
         ("each=b", [4]),
         ("each=a", [3]),
-        // What has a meaning in keys, and what is long.
+        // Characters with a meaning in keys, and long values.
         ("each={a}", [4]),
         ("each=a|each", [4]),
         ("each=\\", [4]),

@@ -16,12 +16,12 @@ pub(super) fn scaled_to_share(state: &State, limit: &Limit, share: &Limit, now: 
         // A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
         State::TokenBucket(state) => {
             let state = state.drained(limit, now);
-            let level = ratio.scale_level(Level { hits: state.used, part: state.part }, limit);
+            let level = ratio.scale_level(FractionalHits { hits: state.used, part: state.part }, limit);
             State::TokenBucket(token_bucket::State { used: level.hits, part: level.part, last: state.last.min(now) })
         }
         State::LeakyBucket(state) => {
             let state = state.drained(limit, now);
-            let level = ratio.scale_level(Level { hits: u64::from(state.queued), part: state.part }, limit);
+            let level = ratio.scale_level(FractionalHits { hits: u64::from(state.queued), part: state.part }, limit);
             let narrow = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
             // Rounded down, because refunds of these hits favour the caller.
             let tail = narrow(ratio.rounded_down(u64::from(state.tail)));
@@ -44,8 +44,8 @@ pub(super) fn scaled_to_share(state: &State, limit: &Limit, share: &Limit, now: 
     }
 }
 
-/// Scales the records of a log so that the sum of any record and all later ones is rounded up: as the oldest expire, the
-/// share is never less used than the limit was.
+/// Scales the records of a log so that the sum of any record and all later ones is rounded up: as the oldest expire,
+/// the share is never less used than the limit was.
 fn scaled_log(state: &sliding_window_log::State, ratio: Ratio, now: Time) -> sliding_window_log::State {
     let mut records: VecDeque<sliding_window_log::LogRecord> = VecDeque::new();
     let (mut seen, mut held) = (0, 0);
@@ -66,7 +66,7 @@ fn scaled_log(state: &sliding_window_log::State, ratio: Ratio, now: Time) -> sli
 
 /// A leaky level: hits, and a fraction of one.
 #[derive(Clone, Copy)]
-struct Level {
+struct FractionalHits {
     hits: u64,
     /// Fraction of a hit, 0 to period - 1 (microseconds).
     part: u64,
@@ -93,7 +93,7 @@ impl Ratio {
     }
 
     /// Scales a level, rounded up to the smallest fraction of a hit.
-    fn scale_level(self, level: Level, limit: &Limit) -> Level {
+    fn scale_level(self, level: FractionalHits, limit: &Limit) -> FractionalHits {
         if self.share == self.limit {
             return level;
         }
@@ -101,7 +101,7 @@ impl Ratio {
         let units = u128::from(level.hits) * period + u128::from(level.part);
         // No overflow: levels are below 2^40 hits, periods below 2^45 us, and shares below 2^32.
         let scaled = units.saturating_mul(self.share.into()).div_ceil(self.limit.into());
-        Level { hits: narrow(scaled / period), part: narrow(scaled % period) }
+        FractionalHits { hits: narrow(scaled / period), part: narrow(scaled % period) }
     }
 }
 

@@ -110,8 +110,8 @@ impl CounterEntry {
     /// Updates the inputs of expiry and eviction after a charge at `now`.
     pub(super) fn update_usage(&mut self, limit: &Limit, result: &ChargeResult, now: Time) {
         let last = Time::from_micros(self.words[0]);
-        // A draining level is empty sooner if the limit is higher. It is kept for one more period, so that it still counts
-        // if a reload lowers the limit. Windows end at times that do not depend on the limit.
+        // A draining level is empty sooner if the limit is higher. It is kept for one more period, so that it still
+        // counts if a reload lowers the limit. Windows end at times that do not depend on the limit.
         let drains = match self.kind {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => result.reset_us > 0,
             Algorithm::FixedWindow | Algorithm::SlidingWindowLog | Algorithm::SlidingWindowCounter => false,

@@ -1,8 +1,8 @@
 //! Hash index of entries: 32 bits per slot, about 5.3 bytes per entry; it grows by a quarter instead of doubling.
 //!
 //! Open addressing with linear probing. A slot has the index of an entry and eight bits of its hash, so that a probe
-//! reads the entry only if those bits agree. Library tables double, so that an entry costs up to twice as much, and they
-//! need one byte more per slot. A rebuild reads the hashes from the entries in order.
+//! reads the entry only if those bits agree. Library tables double, so that an entry costs up to twice as much, and
+//! they need one byte more per slot. A rebuild reads the hashes from the entries in order.
 
 /// A slot without an entry.
 const EMPTY: u32 = u32::MAX;
@@ -31,7 +31,8 @@ impl Index {
         (self.length + more) * 6 > self.slots.len() * 5
     }
 
-    /// Rebuilds the index from the hashes of all entries, in the order of their indices, with room for half as many more.
+    /// Rebuilds the index from the hashes of all entries, in the order of their indices, with room for half as many
+    /// more.
     pub(super) fn rebuild(&mut self, hashes: impl ExactSizeIterator<Item = u64>) {
         // Free the old slots before the new ones are allocated.
         self.slots = Vec::new();

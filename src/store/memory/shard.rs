@@ -1,8 +1,8 @@
 //! One shard of the memory store, behind one lock.
 //!
 //! Entries are stored densely in chunks; a hash index finds them by key. Removing an entry moves the last one into its
-//! slot, so that there are no holes: a sweep is a walk, and a random index is a random counter. Nothing doubles: entries
-//! grow by a chunk at a time, the index by a quarter.
+//! slot, so that there are no holes: a sweep is a walk, and a random index is a random counter. Nothing doubles:
+//! entries grow by a chunk at a time, the index by a quarter.
 
 use smallvec::SmallVec;
 
@@ -191,8 +191,8 @@ impl MemoryShard {
 
     /// Makes room for a charge: for new counters and for records of logs.
     ///
-    /// An existing log may outgrow the shard once all other counters that can be evicted are: its limit bounds it, and a
-    /// rule with a long log would otherwise fail for everyone in a shard that is too small for it.
+    /// An existing log may outgrow the shard once all other counters that can be evicted are: its limit bounds it, and
+    /// a rule with a long log would otherwise fail for everyone in a shard that is too small for it.
     fn make_room(&mut self, slots: &mut [CounterSlot<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
         // Peeks and refunds add nothing.
         if !matches!(hits, Hits::Charge(_)) {
@@ -233,8 +233,8 @@ impl MemoryShard {
         bytes as u64
     }
 
-    /// Evicts one of a few random counters: an expired one, else the one with the least of its limit used. Counters over
-    /// their limits and those of this charge stay.
+    /// Evicts one of a few random counters: an expired one, else the one with the least of its limit used. Counters
+    /// over their limits and those of this charge stay.
     fn evict(&mut self, kept: &[CounterSlot<'_>], now_s: u32) -> Result<(), MemoryFull> {
         let mut least: Option<(u8, usize)> = None;
         for _ in 0..EVICTION_SAMPLE.min(self.length as u64) {
