@@ -52,6 +52,15 @@ impl std::ops::Deref for StatsRef<'_> {
     }
 }
 
+/// A descriptor of a request with its limits and their outcome.
+#[derive(Clone, Copy)]
+struct DecidedDescriptor<'a, 'r, 'm> {
+    descriptor: &'a Descriptor<'m>,
+    path: Path<'a>,
+    selection: &'a Selection<'r>,
+    outcome: &'a DescriptorOutcome,
+}
+
 /// Result of a charge on one limit.
 #[derive(Clone, Copy)]
 struct LimitResult<'a> {
@@ -75,26 +84,22 @@ impl Recorder<'_> {
                 self.metrics.limits.record_unknown_domain(request.domain);
             }
             let descriptor = &request.descriptors[index];
-            self.record_keys(context.now, descriptor, &selection.path(request, index), selection, outcome);
+            let decided = DecidedDescriptor { descriptor, path: selection.path(request, index), selection, outcome };
+            self.record_keys(context.now, decided);
             for (at, limit) in selection.limits.iter().enumerate() {
                 let Some(stats) = self.stats_of(context, selection, limit, &descriptor.entries) else { continue };
                 if let (StatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {
                     rule.record_under_request_name(outcome.rejects(at));
                 }
-                self.record_limit(&stats, limit, descriptor.hits, outcome, at);
+                self.record_limit(&stats, decided, at);
             }
         }
     }
 
     /// Records the outcome of the limit at `at` of a descriptor.
-    fn record_limit(
-        self,
-        stats: &LimitStats,
-        limit: &SelectedLimit<'_>,
-        hits: Hits,
-        outcome: &DescriptorOutcome,
-        at: usize,
-    ) {
+    fn record_limit(self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
+        let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
+        let (limit, hits) = (&selection.limits[at], descriptor.hits);
         let near = near_hits(limit, self.near_limit_ratio);
         match outcome {
             DescriptorOutcome::Unlimited => {}
@@ -118,14 +123,8 @@ impl Recorder<'_> {
     }
 
     /// Records the key of a descriptor: among the distinct keys, the rejected ones, and those of new counters.
-    fn record_keys(
-        self,
-        now: Time,
-        descriptor: &Descriptor<'_>,
-        path: &Path<'_>,
-        selection: &Selection<'_>,
-        outcome: &DescriptorOutcome,
-    ) {
+    fn record_keys(self, now: Time, decided: DecidedDescriptor<'_, '_, '_>) {
+        let DecidedDescriptor { descriptor, path, selection, outcome } = decided;
         let (results, is_charged) = match outcome {
             DescriptorOutcome::Charged(outcome) => (&outcome.results, true),
             DescriptorOutcome::Fallback(results) => (results, false),
@@ -150,7 +149,7 @@ impl Recorder<'_> {
             if !result.admitted {
                 stats.rejected_keys.add(hash);
                 let id = key ^ u128::from(stats.id()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top_keys.record(KeyRejection { id, limit: stats, hits }, now, || key_text(path));
+                self.metrics.top_keys.record(KeyRejection { id, limit: stats, hits }, now, || key_text(&path));
             }
         }
     }

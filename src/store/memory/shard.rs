@@ -73,12 +73,16 @@ impl MemoryShard {
 
     /// Decides all limits of a descriptor.
     pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        // Peeks and refunds add no counter.
+        let may_add = matches!(charge.request.hits, Hits::Charge(_));
         if let [counter] = &*charge.counters {
             let mut slots = [self.slot(charge.key ^ counter.tag, counter.enforced_limit())];
             self.make_room(&mut slots, charge.request.hits, now)?;
             let mut state = self.take_state(&slots[0]);
             let result = state.charge(counter.limit, now, charge.request);
-            self.put_state(&slots[0], state, charge.request.hits, &result, now);
+            if slots[0].index.is_some() || may_add {
+                self.put_state(&slots[0], state, &result, now);
+            }
             return Ok(SmallVec::from([result]));
         }
         let mut slots: SmallVec<[CounterSlot<'_>; 4]> = charge
@@ -91,7 +95,9 @@ impl MemoryShard {
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let results = charge_together(&limits, &mut states, now, charge.request);
         for ((slot, state), result) in slots.iter().zip(states).zip(&results) {
-            self.put_state(slot, state, charge.request.hits, result, now);
+            if slot.index.is_some() || may_add {
+                self.put_state(slot, state, result, now);
+            }
         }
         Ok(results)
     }
@@ -134,7 +140,7 @@ impl MemoryShard {
         }
         drop(self.take_state(&slot));
         let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
-        self.put_state(&slot, state, Hits::Charge(1), &result, now);
+        self.put_state(&slot, state, &result, now);
     }
 
     /// Removes expired counters, and shrinks the index and the logs.
@@ -296,12 +302,12 @@ impl MemoryShard {
         entry.state(log)
     }
 
-    /// Stores the state of a counter. Adds a new counter unless it is empty, as after a peek or a refund.
-    fn put_state(&mut self, slot: &CounterSlot<'_>, state: State, hits: Hits, result: &ChargeResult, now: Time) {
+    /// Stores the state of a counter. Adds a new counter unless its state is empty.
+    fn put_state(&mut self, slot: &CounterSlot<'_>, state: State, result: &ChargeResult, now: Time) {
         let limit = slot.enforced_limit.limit;
         let index = match slot.index {
             Some(index) => index,
-            None if !matches!(hits, Hits::Charge(_)) || state == State::empty(limit.algorithm()) => return,
+            None if state == State::empty(limit.algorithm()) => return,
             None => self.insert(CounterEntry::new(slot.key, limit.algorithm())),
         };
         self.keep_state(index, state);
