@@ -130,7 +130,7 @@ impl Fallback {
         let shares: SmallVec<[Limit; 2]> =
             charge.counters.iter().map(|counter| counter.limit.share_of(replicas)).collect();
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
-        // A new charge, because the shares do not live as long as what the given one borrows.
+        // A new charge, because the borrowed shares live shorter than the given charge.
         let counters = charge.counters.iter().zip(&shares).map(under).collect();
         then(&Charge { path: charge.path, key: charge.key, counters, request: charge.request })
     }
