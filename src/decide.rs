@@ -81,22 +81,22 @@ impl Decider {
         self.conclude(context, selected, &outcomes)
     }
 
-    /// Decides a request with an immediate store; `None` if the store is not immediate.
+    /// Decides a request with an immediate store.
     ///
-    /// The steps are those of [`Decider::decide`] without its awaits: a future would keep what is selected in its
-    /// state, which costs a tenth of a decision from memory.
+    /// The steps are those of [`Decider::decide`] without its awaits: a future would keep the selections in its state,
+    /// which costs a tenth of a decision from memory.
+    ///
+    /// # Errors
+    /// As [`Decider::decide`]; [`DecideError::Store`] if the store is not immediate.
     pub fn decide_now<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
-    ) -> Option<Result<Decision<'r>, DecideError>> {
+    ) -> Result<Decision<'r>, DecideError> {
         if !self.store.is_immediate() {
-            return None;
+            return Err(DecideError::Store);
         }
-        let selections = match self.select(context, request) {
-            Ok(selections) => selections,
-            Err(error) => return Some(Err(error)),
-        };
+        let selections = self.select(context, request)?;
         let selected = SelectedRequest { request, selections: &selections };
         let charger = self.charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
@@ -104,7 +104,7 @@ impl Decider {
             drop(charger.dry_run_all(&mut dry_runs));
         }
         drop(charger.charge_all(&dry_runs, &mut outcomes));
-        Some(self.conclude(context, selected, &outcomes))
+        self.conclude(context, selected, &outcomes)
     }
 
     const fn charger<'a, 'r, 'm>(

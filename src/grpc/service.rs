@@ -105,10 +105,11 @@ impl Service {
         let metrics = &self.decider.metrics;
         let begun = metrics.start_timer();
         let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
-        let decided = match self.decide_now(request, deadline) {
-            Some(decided) => decided,
+        let decided = if self.decider.store.is_immediate() {
+            self.decide_now(request, deadline)
+        } else {
             // Boxed, so that futures of immediate decisions stay small.
-            None => Box::pin(self.decide(request, deadline, span.as_ref())).await,
+            Box::pin(self.decide(request, deadline, span.as_ref())).await
         };
         let took = begun.map(|begun| begun.elapsed());
         if let Some(took) = took {
@@ -137,24 +138,16 @@ impl Service {
         self.delayed_responses.load(Ordering::Relaxed)
     }
 
-    /// Decides a request with an immediate store; `None` if the store is not immediate.
-    pub fn decide_now(
-        &self,
-        request: &Request<'_>,
-        deadline: Duration,
-    ) -> Option<Result<DelayedResponse, AnswerError>> {
-        if !self.decider.store.is_immediate() {
-            return None;
-        }
-        if let Err(error) = check_size(request) {
-            return Some(Err(error));
-        }
+    /// Decides a request with an immediate store.
+    ///
+    /// # Errors
+    /// The request is invalid, there is no decision, or the store is not immediate.
+    pub fn decide_now(&self, request: &Request<'_>, deadline: Duration) -> Result<DelayedResponse, AnswerError> {
+        check_size(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.load();
-        Some(match self.decider.decide_now(self.context(rules.as_deref(), deadline), request)? {
-            Ok(decision) => Ok(DelayedResponse::of(&decision)),
-            Err(error) => Err(error.into()),
-        })
+        let decision = self.decider.decide_now(self.context(rules.as_deref(), deadline), request)?;
+        Ok(DelayedResponse::of(&decision))
     }
 
     /// Decides a request with any store. `span` is the span of the decision.

@@ -94,10 +94,10 @@ impl TestService {
     /// Decides a request with this deadline.
     pub(crate) fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
         let request = decode::request(&request.0);
-        let decided = self
-            .inner
-            .decide_now(&request, deadline)
-            .unwrap_or_else(|| store_runtime().block_on(self.inner.decide(&request, deadline, None)));
+        let decided = match self.inner.decider.store.is_immediate() {
+            true => self.inner.decide_now(&request, deadline),
+            false => store_runtime().block_on(self.inner.decide(&request, deadline, None)),
+        };
         decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })
     }
 }

@@ -55,7 +55,7 @@ impl ExampleService {
         };
         let passes = |_: &u64| {
             let decision = self.decider.decide_now(edge, &request);
-            !decision.expect("memory is immediate").expect("a good request").over_limit
+            !decision.expect("a good request").over_limit
         };
         u64::try_from((0..times).filter(passes).count()).expect("a small number")
     }

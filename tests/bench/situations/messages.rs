@@ -64,7 +64,7 @@ impl Encoding {
         let request = request(1, scene.descriptors);
         let decide = || {
             let context = service.context(Some(rules), DEFAULT_DEADLINE);
-            service.decider.decide_now(context, &request).expect("memory is immediate").expect("it is decided")
+            service.decider.decide_now(context, &request).expect("it is decided")
         };
         // The first hit of the day is never refused.
         decide();
