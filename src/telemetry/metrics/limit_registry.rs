@@ -1,9 +1,9 @@
 //! Registry of the statistics of all limits, by name.
 //!
-//! Statistics of rules are added when rules load and live until the rules are replaced. Others are named by requests, and so by
-//! untrusted clients: limits sent with a request, values that a rule adds to its metric name, unknown domains. A
-//! setting bounds these; beyond it, hits are counted under the matched rule or under [`OTHER`], and the overflow is
-//! counted. Series named by requests are removed after an hour without a change.
+//! Statistics of rules are added when rules load and live until the rules are replaced. Others are named by requests,
+//! and so by untrusted clients: limits sent with a request, values that a rule adds to its metric name, unknown
+//! domains. A setting bounds these; beyond it, hits are counted under the matched rule or under [`OTHER`], and the
+//! overflow is counted. Series named by requests are removed after an hour without a change.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
