@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::setting::{AnySetting, SettingGroup, Support};
-use super::table::GROUPS;
+use super::table::{self, GROUPS};
 
 /// Formats the environment section of `--help`: by group, `NAME=default`, and below it the help of the setting.
 pub fn help() -> String {
@@ -46,23 +46,84 @@ pub fn markdown() -> String {
     let mut text = String::from(INTRODUCTION);
     for group in GROUPS {
         let _ = write!(text, "\n## {}\n\n", group.title);
-        let shared_note = shared_note(group);
-        if let Some(note) = &shared_note {
-            let _ = write!(text, "{note}.\n\n");
+        if let Some(note) = shared_note(group) {
+            let rows: String = group.settings.iter().map(|setting| format!("| `{}` |\n", setting.name())).collect();
+            let _ = write!(text, "{note}.\n\n| name |\n|---|\n{rows}");
+            continue;
         }
+        let is_twin = |setting: &dyn AnySetting| TWINS.iter().any(|twins| twins.base(setting).is_some());
+        let settings = group.settings.iter().copied().filter(|setting| !is_twin(*setting));
+        let (ignored, honoured): (Vec<_>, Vec<_>) = settings.partition(|setting| no_effect(*setting).is_some());
         text += "| name | default | value | meaning |\n|---|---|---|---|\n";
-        for setting in group.settings {
-            let default = match setting.default_text() {
-                empty if empty.is_empty() => empty,
-                default => format!("`{default}`"),
-            };
-            let own_note = note(*setting).filter(|note| shared_note.as_ref() != Some(note));
-            let note = own_note.map(|note| format!(". *{note}*")).unwrap_or_default();
-            let (name, help) = (setting.name(), setting.info().help);
-            let _ = writeln!(text, "| `{name}` | {default} | {} | {help}{note} |", value_text(*setting));
+        honoured.into_iter().for_each(|setting| text += &row(setting));
+        TWINS.iter().for_each(|twins| text += &twins.markdown(group));
+        if !ignored.is_empty() {
+            text += "\n| no effect | because |\n|---|---|\n";
+        }
+        for setting in ignored {
+            let _ = writeln!(text, "| `{}` | {} |", setting.name(), no_effect(setting).unwrap_or_default());
         }
     }
     text
+}
+
+/// Formats the row of a setting that has an effect.
+fn row(setting: &dyn AnySetting) -> String {
+    let note = note(setting).map(|note| format!(". *{note}*")).unwrap_or_default();
+    let (name, help, default) = (setting.name(), setting.info().help, code(&setting.default_text()));
+    format!("| `{name}` | {default} | {} | {help}{note} |\n", value_text(setting))
+}
+
+/// Returns the reason why a setting has no effect, if it has none.
+fn no_effect(setting: &dyn AnySetting) -> Option<&'static str> {
+    match setting.info().support {
+        Support::NoEffect { why, .. } => Some(why),
+        Support::Honoured | Support::Differs(_) | Support::Refused(_) => None,
+    }
+}
+
+/// Settings that repeat others for one purpose: their names differ from the others' by an infix.
+struct Twins {
+    infix: &'static str,
+    introduction: &'static str,
+}
+
+const TWINS: [Twins; 2] = [
+    Twins {
+        infix: "_TRACES",
+        introduction: "Each of these takes precedence over the variable without `TRACES_`. A URL over HTTP has the whole path:",
+    },
+    Twins {
+        infix: "_PERSECOND",
+        introduction: "Each of these does for limits per second what the variable without `PERSECOND_` does. Only a default given \
+                       here differs:",
+    },
+];
+
+impl Twins {
+    /// Returns the setting that `setting` repeats, if it is one of these.
+    fn base(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
+        let name = setting.name().replacen(self.infix, "", 1);
+        table::all().find(|base| name != setting.name() && base.name() == name)
+    }
+
+    /// Formats the table of those in a group; empty if there are none.
+    fn markdown(&self, group: &SettingGroup) -> String {
+        let mut rows = String::new();
+        for setting in group.settings {
+            let Some(base) = self.base(*setting) else { continue };
+            let (default, usual) = (setting.default_text(), base.default_text());
+            let own =
+                if default.is_empty() || default == usual { String::new() } else { format!(": {}", code(&default)) };
+            let _ = writeln!(rows, "| `{}`{own} |", setting.name());
+        }
+        if rows.is_empty() { rows } else { format!("\n{}\n\n| name |\n|---|\n{rows}", self.introduction) }
+    }
+}
+
+/// Formats text as code; empty text stays empty.
+fn code(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("`{text}`") }
 }
 
 const INTRODUCTION: &str = "\
@@ -81,7 +142,7 @@ tollkeeper check --env
   only `0` needs no unit. A bool, number or duration that is set but empty is an error.
 - All invalid settings are reported at once, and the process does not start (exit code 2).
 - A setting that would change verdicts or security and that this release does not support prevents the start. A harmless one
-  gets a warning and has no effect.
+  gets a warning and has no effect. *Differs*: from envoyproxy/ratelimit.
 
 This page is generated from the program's own table, and a test compares them.
 ";
@@ -115,7 +176,7 @@ fn shared_note(group: &SettingGroup) -> Option<String> {
 fn note(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured => None,
-        Support::Differs(how) => Some(format!("Differs from envoyproxy/ratelimit: {how}")),
+        Support::Differs(how) => Some(format!("Differs: {how}")),
         Support::NoEffect { why, .. } => Some(format!("No effect: {why}")),
         Support::Refused(unsupported) => {
             let each = unsupported.iter().map(|value| format!("Refused {}: {}", value.when, value.why));

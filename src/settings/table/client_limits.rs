@@ -22,7 +22,7 @@ settings! { "Limits on clients";
     TOLLKEEPER_MAX_HEADER_BYTES: ByteSize = 16 << 10,
         "maximum size of the headers of a request, over gRPC and to /json" .allowed(SizeRange::new(8 << 10, 1 << 20));
     TOLLKEEPER_HEAD_TIMEOUT: Duration = Duration::from_secs(60),
-        "time limit for a TLS handshake, the first request, and over HTTP/1 the headers of each request"
+        "time limit of a TLS handshake, the first request, and over HTTP/1 each request's headers"
         .allowed(HEAD_TIMEOUT);
     TOLLKEEPER_IDLE_TIMEOUT: Duration = Duration::from_secs(3600),
         "time without a new request after which a gRPC connection gets GOAWAY; 0 means no limit" .allowed(IDLE_TIMEOUT);

@@ -20,7 +20,7 @@ settings! { "gRPC";
     TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60),
         "time between HTTP/2 pings to a client; 0 means no pings" .allowed(KEEPALIVE_INTERVAL);
     TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20),
-        "time to wait for the answer to a ping before the connection is closed" .allowed(KEEPALIVE_TIMEOUT);
+        "time limit of the answer to a ping; then the connection is closed" .allowed(KEEPALIVE_TIMEOUT);
     TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS: u32 = 4096,
         "maximum number of concurrent calls on one connection, delayed responses included"
         .allowed(IntRange::new(1, 1 << 30));

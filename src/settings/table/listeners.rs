@@ -8,15 +8,15 @@ use crate::settings::setting::settings;
 
 settings! { "Listeners";
     GRPC_HOST: Host = (), "address of the gRPC listener; 0.0.0.0 means all addresses, IPv4 and IPv6";
-    GRPC_PORT: u16 = 8081, "port of the gRPC listener, for rate limit and health services; 0 means any free port";
-    GRPC_UDS: Option<PathBuf> = None, "path of a unix socket for the gRPC listener, instead of GRPC_HOST and GRPC_PORT";
+    GRPC_PORT: u16 = 8081, "port of the gRPC listener; 0 means any free port";
+    GRPC_UDS: Option<PathBuf> = None, "unix socket of the gRPC listener, instead of GRPC_HOST and GRPC_PORT";
     HOST: Host = (), "address of the HTTP listener: /json, /healthcheck, /livez and /readyz";
     PORT: u16 = 8080, "port of the HTTP listener; 0 means any free port";
     DEBUG_HOST: Host = (), "address of the debug listener: /rlconfig, /stats, /top, /explain and more";
     DEBUG_PORT: u16 = 6070, "port of the debug listener; 0 means any free port"
         .differs("there are no /debug/pprof pages");
     TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = None,
-        "bearer token for admin requests to the debug listener: reset, key listing, log level; at least 16 bytes";
+        "bearer token for reset, key listing and log level on the debug listener; at least 16 bytes";
     TOLLKEEPER_ADMIN_TOKEN_FILE: Option<PathBuf> = None,
         "file that holds the admin token, instead of TOLLKEEPER_ADMIN_TOKEN; read at each admin request";
 }

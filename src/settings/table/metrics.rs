@@ -21,7 +21,7 @@ settings! { "Metrics";
     STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd";
     USE_DOG_STATSD: bool = false, "send metrics to DogStatsD at STATSD_HOST:STATSD_PORT, over UDP";
     USE_DOG_STATSD_MOGRIFIERS: TextList = "",
-        "names of the rewriting rules for DogStatsD metrics, in the order in which they are tried: a,b";
+        "rewriting rules for DogStatsD metrics, tried in this order: a,b";
     DOG_STATSD_MOGRIFIER as "DOG_STATSD_MOGRIFIER_*": String = "",
         "rewriting rule `_X`: `_X_PATTERN` (regular expression), `_X_NAME`, `_X_TAGS` (k:v,k:v); $1 is the first group";
     USE_PROMETHEUS: bool = false, "serve metrics to Prometheus";
@@ -33,7 +33,7 @@ settings! { "Metrics";
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
         "report ratelimit_service_response_time_seconds in milliseconds, despite its name";
     TOLLKEEPER_METRIC_PATH_LABEL: bool = false,
-        "add a label `path` with the whole path of a limit, beside `domain`, `key1` and so on";
+        "add a label `path` with the whole path of a limit";
     TOLLKEEPER_METRIC_SERIES: usize = 10_000,
         "maximum number of series named by requests: detailed_metric, value_to_metric, Envoy's limits, unknown domains"
         .allowed(IntRange::new(0, 10_000_000));

@@ -10,7 +10,7 @@ const UP_TO_AN_HOUR: DurationRange = DurationRange::new(Duration::ZERO, Duration
 
 settings! { "Process";
     TOLLKEEPER_DRAIN_PERIOD: Duration = Duration::from_secs(5),
-        "time after SIGTERM that requests are still served while health checks fail, so that clients move away"
+        "time after SIGTERM that requests are still served while health checks fail"
         .allowed(UP_TO_AN_HOUR);
     TOLLKEEPER_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(25),
         "time after SIGTERM until the process exits at the latest; includes TOLLKEEPER_DRAIN_PERIOD"

@@ -45,12 +45,12 @@ settings! { "Counters in Redis";
     REDIS_TLS: bool = false, "connect over TLS";
     REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments";
     REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
-    REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates, PEM file, beside the system's; for both deployments";
+    REDIS_TLS_CACERT: Option<PathBuf> = None, "CA certificates beside the system's, PEM file; for both deployments";
     REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: bool = false, "accept a trusted certificate for another name";
-    REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt; responses do not wait for it"
+    REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt; no response waits for it"
         .allowed(CONNECT_TIMEOUT);
     TOLLKEEPER_STORE_TIMEOUT: Duration = Duration::from_millis(15),
-        "time limit of a call to Redis; then on_store_error of the rule or TOLLKEEPER_ON_STORE_ERROR applies"
+        "time limit of a call to Redis; then the rule's on_store_error or TOLLKEEPER_ON_STORE_ERROR applies"
         .allowed(STORE_TIMEOUT);
     TOLLKEEPER_REPLICAS: Option<NonZeroU32> = None,
         "divisor of limits while Redis is unavailable; not set: the number of replicas last seen"
@@ -59,7 +59,7 @@ settings! { "Counters in Redis";
         "maximum number of replicas that share an eventual limit; must be equal in all replicas"
         .allowed(IntRange::new(1, 1000));
     TOLLKEEPER_KEY_FORMAT: KeyFormat = KeyFormat::Tollkeeper,
-        "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit on the same Redis";
+        "format of keys; ratelimit: strict fixed windows are shared with envoyproxy/ratelimit";
     TOLLKEEPER_EVENTUAL_BYTES: ByteSize = 64 << 20,
         "approximate memory for descriptors with `consistency: eventual`; further ones are counted strictly"
         .allowed(SizeRange::new(0, 1 << 40));

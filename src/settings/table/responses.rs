@@ -7,7 +7,7 @@ use crate::settings::value::text::HeaderName;
 settings! { "Responses";
     SHADOW_MODE: bool = false, "reject no request: all rules act as in shadow_mode";
     QUOTA_MODE: bool = false,
-        "treat every limit as quota_mode: a request is rejected only if all of its quotas are exceeded";
+        "act as if every rule had quota_mode: reject only if all quotas are exceeded";
     STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: bool = false,
         "charge a rejected request only to the limits that reject it";
     LIMIT_RESPONSE_HEADERS_ENABLED: bool = false, "send the three headers below with every response";
@@ -17,10 +17,10 @@ settings! { "Responses";
     TOLLKEEPER_RETRY_AFTER_HEADER: Option<HeaderName> = Some("Retry-After"),
         "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
     RESPONSE_DYNAMIC_METADATA: bool = false,
-        "describe the request and the metadata of its rules in the dynamic metadata of the response"
+        "send the request and the metadata of its rules as dynamic metadata of the response"
         .differs("metadata stays with its rule");
     TOLLKEEPER_METADATA_VERDICTS: bool = false,
-        "name the rules that rejected the request in the dynamic metadata of the response";
+        "add the rules that rejected the request to the dynamic metadata";
     TOLLKEEPER_ON_STORE_ERROR: StorePolicy = StorePolicy::Local,
         "decision for rules without on_store_error if Redis fails or is too slow";
 }

@@ -26,7 +26,7 @@ settings! { "Rules and their files";
     RUNTIME_WATCH_ROOT: bool = true,
         "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
         .differs("files edited in place are noticed with either value");
-    MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of rejecting the second"
+    MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of an error"
         .differs("files are merged in the order of their names");
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "start without waiting for the first rules"
         .no_effect(Condition::True, "rules come from files, which are read once before the first response");

@@ -15,9 +15,9 @@ settings! { "TLS of the listeners";
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = None, "set by Envoy Gateway"
         .no_effect(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
     GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = None,
-        "CA certificates for client certificates, PEM file; set: clients need a certificate; reloaded when it changes"
-        .differs("the system's CAs are not trusted in addition; without TLS it prevents the start");
-    GRPC_CLIENT_TLS_SAN: Option<String> = None, "DNS name that a client certificate must hold as subject alternative name"
+        "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
+        .differs("the system's CAs are not trusted; without TLS it prevents the start");
+    GRPC_CLIENT_TLS_SAN: Option<String> = None, "DNS name that a client certificate must hold"
         .differs("without GRPC_CLIENT_TLS_CACERT it prevents the start");
     TOLLKEEPER_HTTP_TLS_CERT: Option<PathBuf> = None,
         "certificate chain of the HTTP listener, PEM file; not set: it serves without TLS";

@@ -24,7 +24,7 @@ settings! { "Tracing";
         "share of the traces started here that is sampled; takes precedence over OTEL_TRACES_SAMPLER"
         .allowed(SHARE) .differs("a number outside of 0 to 1 prevents the start");
     TOLLKEEPER_TRACE_DESCRIPTORS: bool = false,
-        "record keys and values of descriptors in spans; they may identify persons";
+        "record descriptors in spans; they may identify persons";
     OTEL_SDK_DISABLED: bool = false, "turn off traces, regardless of TRACING_ENABLED";
     OTEL_SERVICE_NAME: Option<String> = None, "service.name of traces";
     OTEL_RESOURCE_ATTRIBUTES: String = "", "resource attributes of traces: k=v,k=v";
@@ -56,7 +56,7 @@ settings! { "Tracing";
     OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE";
     OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .allowed(SHARE);
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
-        "formats of trace context that are read from requests; W3C takes precedence over B3";
+        "formats of trace context in requests; W3C takes precedence over B3";
     OTEL_BSP_MAX_QUEUE_SIZE: usize = 2048, "maximum number of queued spans; more are dropped and counted"
         .allowed(IntRange::new(1, 1_000_000));
     OTEL_BSP_MAX_EXPORT_BATCH_SIZE: usize = 512, "maximum number of spans in an export request"
