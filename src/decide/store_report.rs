@@ -34,9 +34,9 @@ pub struct RedisReport {
     /// Hits of eventual rules admitted from leases.
     pub admitted_from_leases: u64,
     /// Hits leased.
-    pub leased: u64,
+    pub leased_hits: u64,
     /// Hits left over when their leases ended.
-    pub left_of_leases: u64,
+    pub lease_hits_left: u64,
     /// Descriptors of eventual rules that are tracked now.
     pub eventual_descriptors: usize,
     /// Slot whose free share this process may use; `null`: it has no slot.
@@ -54,8 +54,8 @@ impl From<RedisStats> for RedisReport {
             rejected_locally: stats.rejected_locally,
             admitted_from_shares: stats.eventual.shared,
             admitted_from_leases: stats.eventual.leased,
-            leased: stats.eventual.lent,
-            left_of_leases: stats.eventual.returned,
+            leased_hits: stats.eventual.lent,
+            lease_hits_left: stats.eventual.returned,
             eventual_descriptors: stats.eventual_descriptors,
             slot: stats.slot,
             slots: stats.slots,

@@ -186,7 +186,7 @@ fn demand_at_one_of_three_replicas_gets_the_whole_limit() {
     let count = |name: &str| tally[name].as_u64().unwrap_or_else(|| panic!("{name} in {tally}"));
     // Three times the share of a window, and of a bucket.
     assert_eq!(count("admitted_from_shares"), 3 * 12 + 6);
-    assert!(count("leased") >= count("admitted_from_leases") && count("admitted_from_leases") > 0, "{tally}");
+    assert!(count("leased_hits") >= count("admitted_from_leases") && count("admitted_from_leases") > 0, "{tally}");
     assert_eq!(count("slots"), SLOTS as u64, "{tally}");
 }
 
