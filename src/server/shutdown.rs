@@ -36,10 +36,15 @@ pub(super) struct Draining<'s> {
 
 impl Draining<'_> {
     /// Serves for the drain period, then stops; all within the shutdown timeout.
-    pub(super) async fn run(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
+    ///
+    /// # Errors
+    /// Responses were still delayed at the end of the timeout; a listener's task panicked.
+    pub(super) async fn run(mut self, settings: &ShutdownSettings) -> Result<(), ServerError> {
         tracing::warn!(drain_period = ?settings.drain_period, "stopping: reporting unhealthy, still serving");
         let service = self.service;
-        match tokio::time::timeout(settings.timeout, self.stop_after(settings.drain_period)).await {
+        // Outlives the timeout: dropping the tasks would end the delayed responses before they are counted.
+        let mut serving = std::mem::take(&mut self.serving);
+        match tokio::time::timeout(settings.timeout, self.stop_after(settings.drain_period, &mut serving)).await {
             Ok(result) => result?,
             Err(_) if service.delayed_responses() > 0 => return Err(ServerError::CutOff(settings.timeout)),
             Err(_) => {}
@@ -48,8 +53,8 @@ impl Draining<'_> {
         Ok(())
     }
 
-    async fn stop_after(self, drain_period: Duration) -> Result<(), ServerError> {
-        let Self { service, statsd, grpc_health, stop, mut serving } = self;
+    async fn stop_after(self, drain_period: Duration, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
+        let Self { service, statsd, grpc_health, stop, .. } = self;
         tokio::time::sleep(drain_period).await;
         grpc_health.close().await;
         stop.send_replace(true);
