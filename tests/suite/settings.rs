@@ -776,6 +776,20 @@ fn help_names_every_setting_under_its_group() {
     assert!(help.contains("source of the rules (FILE or GRPC_XDS_SOTW) [refused if GRPC_XDS_SOTW]"));
 }
 
+/// The page gives only the names of these twins, and their defaults if they differ.
+#[test]
+fn twins_for_limits_per_second_accept_the_same_values() {
+    let mut twins = 0;
+    for twin in table::all().filter(|setting| setting.name().contains("_PERSECOND_")) {
+        let base = table::find(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
+        assert_eq!((twin.kind(), twin.allowed_text()), (base.kind(), base.allowed_text()), "{}", twin.name());
+        let support = [twin, base].map(|setting| std::mem::discriminant(&setting.info().support));
+        assert_eq!(support[0], support[1], "{}", twin.name());
+        twins += 1;
+    }
+    assert_eq!(twins, 15);
+}
+
 /// `BLESS=1` rewrites the page.
 #[test]
 fn settings_doc_page_matches_the_table() {
