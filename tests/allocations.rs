@@ -79,11 +79,11 @@ fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 
         }
         request
     };
-    let ask = |request| drop(rpc.should_rate_limit(request).now_or_never().expect("memory answers at once").unwrap());
+    let call = |request| drop(rpc.should_rate_limit(request).now_or_never().expect("memory answers at once").unwrap());
     // What is made once, at the first call of a thread, is not what a call costs.
-    (0..10).for_each(|_| ask(request()));
+    (0..10).for_each(|_| call(request()));
     let requests: Vec<_> = (0..CALLS).map(|_| request()).collect();
-    allocation_counter::measure(|| requests.into_iter().for_each(ask)).count_total
+    allocation_counter::measure(|| requests.into_iter().for_each(call)).count_total
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn sliding_window_log(keys: usize) -> ChargeCommand {
 
 #[library_benchmark(teardown = forget)]
 #[benches::admitted(args = [1, 2, 5, 10], setup = admitted)]
-#[benches::refused(args = [1, 2, 5, 10], setup = refused)]
+#[benches::rejected(args = [1, 2, 5, 10], setup = rejected)]
 #[benches::without_metrics(args = [1, 10], setup = without_metrics)]
 #[benches::among_100_000_rules(args = [1, 10], setup = among_many_rules)]
 fn decide(situation: Deciding) -> Deciding {
@@ -94,8 +94,8 @@ fn admitted(descriptors: usize) -> Deciding {
     Deciding::new(Options { descriptors, ..Options::default() })
 }
 
-fn refused(descriptors: usize) -> Deciding {
-    Deciding::new(Options { descriptors, refused: true, ..Options::default() })
+fn rejected(descriptors: usize) -> Deciding {
+    Deciding::new(Options { descriptors, rejected: true, ..Options::default() })
 }
 
 fn without_metrics(descriptors: usize) -> Deciding {

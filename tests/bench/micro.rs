@@ -118,14 +118,14 @@ fn charge_at_once(situation: &mut ChargeCommand, threads: usize, charges: u64) -
 fn decisions(group: &mut Group<'_>) {
     for rules in [10, 100_000] {
         for descriptors in DESCRIPTORS {
-            for (refused, metrics) in [(false, true), (true, true), (false, false), (true, false)] {
+            for (rejected, metrics) in [(false, true), (true, true), (false, false), (true, false)] {
                 let name = format!(
                     "{descriptors} descriptors/{rules} rules/{}/metrics {}",
-                    if refused { "refused" } else { "admitted" },
+                    if rejected { "rejected" } else { "admitted" },
                     if metrics { "on" } else { "off" }
                 );
-                let scene = Options { descriptors, rules, refused, metrics, ..Options::default() };
-                measure(group, &name, || Deciding::new(scene));
+                let options = Options { descriptors, rules, rejected, metrics, ..Options::default() };
+                measure(group, &name, || Deciding::new(options));
             }
         }
     }
@@ -145,14 +145,14 @@ fn messages(criterion: &mut Criterion) {
     for descriptors in [1, 10] {
         for headers in [false, true] {
             let name = format!("{descriptors} descriptors/headers {}", if headers { "on" } else { "off" });
-            let scene = Options { descriptors, headers, ..Options::default() };
-            measure(&mut group, &name, || Encoding::new(scene));
+            let options = Options { descriptors, headers, ..Options::default() };
+            measure(&mut group, &name, || Encoding::new(options));
         }
     }
     group.finish();
     let mut group = criterion.benchmark_group("answer");
     for descriptors in [1, 10] {
-        let scene = Options { descriptors, ..Options::default() };
-        measure(&mut group, &format!("{descriptors} descriptors"), || Answering::new(scene));
+        let options = Options { descriptors, ..Options::default() };
+        measure(&mut group, &format!("{descriptors} descriptors"), || Answering::new(options));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{RENDERINGS, Rendering, ask, documents, helm, list, tool};
+use super::{RENDERINGS, Rendering, documents, helm, list, run_tool, tool};
 use crate::kit::{read, repository};
 
 fn rendered(arguments: &[&str]) -> Rendering {
@@ -10,7 +10,7 @@ fn rendered(arguments: &[&str]) -> Rendering {
 }
 
 /// Fails unless the chart refuses these values and says all these words.
-fn refused(values: &[&str], words: &[&str]) {
+fn assert_rejected(values: &[&str], words: &[&str]) {
     let arguments: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
     let problem = helm(&arguments).err().unwrap_or_else(|| panic!("{values:?} were taken"));
     for word in words {
@@ -22,10 +22,13 @@ fn refused(values: &[&str], words: &[&str]) {
 fn several_replicas_without_redis_are_rejected() {
     let fix = ["set redis.url", "allowReplicasOnMemory"];
     let all = |own: &[&'static str]| [own, &fix].concat();
-    refused(&["replicaCount=2"], &all(&["replicaCount is 2"]));
-    refused(&["autoscaling.enabled=true"], &all(&["autoscaling.maxReplicas is 10"]));
-    refused(&["autoscaling.enabled=true", "autoscaling.minReplicas=1"], &all(&["autoscaling.maxReplicas is 10"]));
-    refused(&["replicaCount=3", "settings.LOG_LEVEL=info"], &all(&["replicaCount is 3"]));
+    assert_rejected(&["replicaCount=2"], &all(&["replicaCount is 2"]));
+    assert_rejected(&["autoscaling.enabled=true"], &all(&["autoscaling.maxReplicas is 10"]));
+    assert_rejected(
+        &["autoscaling.enabled=true", "autoscaling.minReplicas=1"],
+        &all(&["autoscaling.maxReplicas is 10"]),
+    );
+    assert_rejected(&["replicaCount=3", "settings.LOG_LEVEL=info"], &all(&["replicaCount is 3"]));
 
     for (taken, replicas) in [
         (&["replicaCount=3", "redis.url=redis:6379"][..], json!(3)),
@@ -64,7 +67,7 @@ fn contradictory_values_are_rejected_with_a_fix() {
         (&["extraEnv[0].name=RUNTIME_ROOT"], &["extraEnv", "RUNTIME_ROOT"]),
         (&["extraEnv[0].name=GRPC_MAX_CONNECTION_AGE"], &["put it into the value settings"]),
     ] {
-        refused(values, words);
+        assert_rejected(values, words);
     }
 }
 
@@ -88,7 +91,7 @@ fn invalid_values_are_rejected() {
         ("podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
         ("existingConfigMap=Not_A_Name", "existingConfigMap"),
     ] {
-        refused(&[value], &["values don't meet the specifications of the schema", place]);
+        assert_rejected(&[value], &["values don't meet the specifications of the schema", place]);
     }
 }
 
@@ -216,7 +219,7 @@ fn changed_rules_change_only_the_config_map() {
 fn helm_lint_passes() {
     let mut lint = std::process::Command::new(tool("HELM"));
     lint.args(["lint", "deploy/chart", "--strict", "--kube-version", "1.34.0"]);
-    ask(lint.args(["-f", "tests/deploy/full.values.yaml"]), "").unwrap();
+    run_tool(lint.args(["-f", "tests/deploy/full.values.yaml"]), "").unwrap();
     // Every value is in the schema, and at its default fits it.
     let values = &documents(&read(&repository("deploy/chart/values.yaml")))[0];
     let schema: Value = serde_json::from_str(&read(&repository("deploy/chart/values.schema.json"))).unwrap();

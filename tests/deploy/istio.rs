@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use super::{RENDERINGS, documents, judge, list};
+use super::{RENDERINGS, documents, list, validate};
 use crate::kit::envoy;
 use crate::kit::{read, repository};
 
@@ -57,7 +57,7 @@ fn load(filter: &Value) -> Result<(), String> {
 #[test]
 fn envoy_accepts_the_merged_envoy_filter() {
     let text = read(&repository(FILE));
-    judge(&text).unwrap();
+    validate(&text).unwrap();
     let filter = documents(&text).remove(0);
     load(&filter).unwrap();
     // And would not load anything else.
@@ -73,10 +73,11 @@ fn filter_calls_the_service_of_the_chart() {
     let rules = documents(rules["data"]["example.yaml"].as_str().unwrap()).remove(0);
     assert_eq!(limit["domain"], rules["domain"]);
     let keys: Vec<_> = list(&rules["descriptors"]).iter().map(|it| it["key"].as_str().unwrap()).collect();
-    let asked = list(&patch(&filter, "VIRTUAL_HOST")["rate_limits"]).iter().map(|it| &it["actions"][0]);
-    let asked: Vec<_> =
-        asked.map(|action| action["request_headers"]["descriptor_key"].as_str().unwrap_or("remote_address")).collect();
-    assert_eq!(asked, keys);
+    let descriptor_keys = list(&patch(&filter, "VIRTUAL_HOST")["rate_limits"]).iter().map(|it| &it["actions"][0]);
+    let descriptor_keys: Vec<_> = descriptor_keys
+        .map(|action| action["request_headers"]["descriptor_key"].as_str().unwrap_or("remote_address"))
+        .collect();
+    assert_eq!(descriptor_keys, keys);
     let cluster = &limit["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"];
     let port = RENDERINGS[0].container()["ports"][0]["containerPort"].to_string();
     assert!(cluster.as_str().unwrap().starts_with(&format!("outbound|{port}||")), "{cluster}");

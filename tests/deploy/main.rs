@@ -38,7 +38,7 @@ fn tool(name: &str) -> OsString {
 }
 
 /// Standard output of a tool for this input; its standard error if it fails.
-fn ask(command: &mut Command, input: &str) -> Result<String, String> {
+fn run_tool(command: &mut Command, input: &str) -> Result<String, String> {
     command.current_dir(repository("")).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let mut stdin = child.stdin.take().unwrap();
@@ -55,12 +55,12 @@ fn ask(command: &mut Command, input: &str) -> Result<String, String> {
 fn helm(arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(tool("HELM"));
     command.args(["template", "edge", "deploy/chart", "--namespace", "limits", "--kube-version", "1.34.0"]);
-    ask(command.args(arguments), "")
+    run_tool(command.args(arguments), "")
 }
 
 fn kustomize(directory: &str) -> String {
     let mut command = Command::new(tool("KUSTOMIZE"));
-    ask(command.args(["build", directory]), "").unwrap_or_else(|problem| panic!("{directory}: {problem}"))
+    run_tool(command.args(["build", directory]), "").unwrap_or_else(|problem| panic!("{directory}: {problem}"))
 }
 
 /// The documents of a YAML stream that are not empty.
@@ -133,8 +133,8 @@ static RENDERINGS: LazyLock<[Rendering; 4]> = LazyLock::new(|| {
 });
 
 /// Judges manifests by the schemas of Kubernetes and of custom resources; what was judged, or what is wrong.
-fn judge(manifests: &str) -> Result<String, String> {
+fn validate(manifests: &str) -> Result<String, String> {
     let mut command = Command::new(tool("SCHEMAS"));
     command.args(["tests/deploy/schemas.py", "manifests"]).arg(tool("CRDS")).args(KUBERNETES);
-    ask(&mut command, manifests)
+    run_tool(&mut command, manifests)
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{RENDERINGS, Rendering, judge, list};
+use super::{RENDERINGS, Rendering, list, validate};
 use crate::kit::tollkeeper::PROGRAM;
 use crate::kit::{read, repository};
 
@@ -24,7 +24,7 @@ fn manifests_match_kubernetes_schemas() {
         &["NetworkPolicy", "HorizontalPodAutoscaler", "StatefulSet", "Deployment", "Service"],
     ];
     for (rendering, kinds) in RENDERINGS.iter().zip(expected) {
-        let judged = judge(&rendering.yaml).unwrap_or_else(|wrong| panic!("{}:\n{wrong}", rendering.name));
+        let judged = validate(&rendering.yaml).unwrap_or_else(|wrong| panic!("{}:\n{wrong}", rendering.name));
         print!("{}:\n{judged}", rendering.name);
         for kind in kinds {
             assert!(judged.lines().any(|line| line.starts_with(&format!("{kind} "))), "{}: {kind}", rendering.name);
@@ -42,7 +42,7 @@ fn schema_check_rejects_bad_manifests() {
         ("maxReplicas: 12", "maxReplicas: many", "HorizontalPodAutoscaler"),
     ] {
         assert!(full.contains(right), "{right}");
-        let problem = judge(&full.replace(right, wrong)).unwrap_err();
+        let problem = validate(&full.replace(right, wrong)).unwrap_err();
         assert!(problem.contains(kind), "{wrong}: {problem}");
     }
 }

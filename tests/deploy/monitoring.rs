@@ -6,13 +6,13 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{RENDERINGS, ask, documents, list, tool};
+use super::{RENDERINGS, documents, list, run_tool, tool};
 use crate::kit::port::Port;
 use crate::kit::tollkeeper::with_rules;
 use crate::kit::{grpc, http, read, repository};
 
 fn promtool(arguments: &[&str]) -> Result<String, String> {
-    ask(Command::new(tool("PROMTOOL")).args(arguments), "")
+    run_tool(Command::new(tool("PROMTOOL")).args(arguments), "")
 }
 
 /// The alerts, as Prometheus has them.
@@ -185,7 +185,7 @@ fn rule_decisions_count_rules_with_request_named_metrics() {
 #[test]
 fn dashboard_matches_the_grafana_schema() {
     let judged = |dashboard: &Value| {
-        ask(Command::new(tool("SCHEMAS")).args(["tests/deploy/schemas.py", "dashboard"]), &dashboard.to_string())
+        run_tool(Command::new(tool("SCHEMAS")).args(["tests/deploy/schemas.py", "dashboard"]), &dashboard.to_string())
     };
     let mut dashboard = dashboard();
     judged(&dashboard).unwrap();

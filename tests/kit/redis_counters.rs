@@ -146,10 +146,10 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
     let entries = [Entry { key: b"known", value: b"" }];
     wait_for("a charge from redis", || {
         let path = Path { domain: "counters", entries: &entries, shared: &[] };
-        let look = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
+        let peek = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
         let until = Instant::now() + LONG_TIMEOUT;
         let responses = store_runtime().block_on(redis.charge_all(
-            &[look],
+            &[peek],
             ChargeMode::Commit,
             ChargeContext::new(Time::from_secs(1), until),
         ));

@@ -307,7 +307,7 @@ fn over_tls(certificates: &Certificates) -> Setup {
 const USUAL: [&str; 5] = ["--domain", "shop", "--descriptor", "strict={run}{key}", "--addr"];
 
 /// Runs `bench` so that it fails at once; returns the exit code and the error line.
-fn refused(address: &str, arguments: &[&str]) -> (i32, String) {
+fn failing_bench(address: &str, arguments: &[&str]) -> (i32, String) {
     let output = bench(&[&USUAL, &[address][..], arguments].concat());
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.stdout.is_empty(), "{arguments:?}: it ran, and found {}", String::from_utf8_lossy(&output.stdout));
@@ -346,11 +346,11 @@ fn tls_load_trusts_the_given_authority() {
         (&open, &of_another, 2, "not the key of --cert; give the pair"),
         ("unix:/run/toll", &trusting, 2, "--tls: TLS needs HOST:PORT; remove it for unix:/run/toll"),
     ] {
-        let (ended, stderr) = refused(address, arguments);
+        let (ended, stderr) = failing_bench(address, arguments);
         assert_eq!((ended, stderr.lines().count()), (code, 1), "{arguments:?}: {stderr}");
         assert!(stderr.contains(said), "{arguments:?}: {stderr}");
     }
-    let (code, stderr) = refused(&open, &["--ca", &ca]);
+    let (code, stderr) = failing_bench(&open, &["--ca", &ca]);
     assert!(code == 2 && stderr.contains("--tls"), "{stderr}");
 }
 

@@ -310,14 +310,14 @@ OK
 ";
     assert_eq!((one.code, untimed(&one.stdout).as_str(), one.stderr.as_str()), (0, expected, ""));
 
-    let refused = call(&server, &["--descriptor", "b=c"]);
-    assert_eq!(refused.code, 0);
-    assert!(refused.stdout.contains("b=c         OVER_LIMIT  0 per year (never)  0"), "{}", refused.stdout);
+    let rejected = call(&server, &["--descriptor", "b=c"]);
+    assert_eq!(rejected.code, 0);
+    assert!(rejected.stdout.contains("b=c         OVER_LIMIT  0 per year (never)  0"), "{}", rejected.stdout);
     // What can never pass is not to be tried again.
-    assert!(!refused.stdout.contains("Retry-After"), "{}", refused.stdout);
+    assert!(!rejected.stdout.contains("Retry-After"), "{}", rejected.stdout);
     call(&server, &["--descriptor", "c=c"]);
-    let refused = call(&server, &["--descriptor", "c=c"]);
-    assert!(refused.stdout.contains("\nheader Retry-After: "), "{}", refused.stdout);
+    let rejected = call(&server, &["--descriptor", "c=c"]);
+    assert!(rejected.stdout.contains("\nheader Retry-After: "), "{}", rejected.stdout);
 
     let several = call(&server, &["--descriptor", "a=z", "--count", "5"]);
     let codes: Vec<Vec<&str>> =
@@ -353,14 +353,14 @@ fn call_accepts_a_json_request_and_peeks() {
     let server = with_rules(SHOP).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let remaining = |ended: &ExitResult| ended.json()["statuses"][0]["limitRemaining"].as_u64();
-    let look = || remaining(&call(&server, &["--descriptor", "login=ann", "--json", "--hits", "0"]));
-    assert_eq!(look(), Some(5));
+    let peek = || remaining(&call(&server, &["--descriptor", "login=ann", "--json", "--hits", "0"]));
+    assert_eq!(peek(), Some(5));
     assert_eq!(remaining(&call(&server, &["--descriptor", "login=ann", "--json", "--hits", "4"])), Some(1));
-    assert_eq!(look(), Some(1));
+    assert_eq!(peek(), Some(1));
     let refund = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "login", "value": "ann"}], "hitsAddend": 3, "isNegativeHits": true}]}"#;
     let ended = Run { stdin: refund, ..Run::default() }.with(&["call", "--addr", &address, "--request", "-", "--json"]);
     assert_eq!(ended.code, 0, "{ended:?}");
-    assert_eq!(look(), Some(4));
+    assert_eq!(peek(), Some(4));
 }
 
 #[test]
@@ -408,8 +408,8 @@ fn unreachable_server_is_named_in_one_line() {
 
 #[test]
 fn bad_usage_names_the_flag_and_a_fix() {
-    let ask = ["--domain", "d", "--descriptor"];
-    let call = |more: &[&'static str]| [&["call"], ask.as_slice(), more].concat();
+    let domain_args = ["--domain", "d", "--descriptor"];
+    let call = |more: &[&'static str]| [&["call"], domain_args.as_slice(), more].concat();
     let cases: Vec<(Vec<&str>, &str)> = vec![
         (vec!["check"], "<PATH>..."),
         (vec!["check", "--format", "xml", "x"], "[possible values: text, json]"),

@@ -23,7 +23,7 @@ fn server() -> Setup {
     with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s")
 }
 
-fn ask(client: &Client) -> Result<(), Code> {
+fn call(client: &Client) -> Result<(), Code> {
     client.call(&rate_limit_request("shop", &[("user", "ann")])).map(drop).map_err(|status| status.code())
 }
 
@@ -48,13 +48,13 @@ fn excess_connection_is_closed_at_once_while_others_are_served() {
     let server = server().env("TOLLKEEPER_MAX_CONNECTIONS", "3").start();
     let port = server.grpc_port();
     let client = Client::connect(port);
-    ask(&client).unwrap();
+    call(&client).unwrap();
     let others = [Http2Connection::connect(port), Http2Connection::connect(port)];
     wait_for("all to be counted", || (connections(&server) > 2.5).then_some(()));
     for _ in 0..50 {
         assert!(is_closed(&mut connect(port, Ipv4Addr::LOCALHOST).unwrap()));
     }
-    ask(&client).unwrap();
+    call(&client).unwrap();
     // The other listeners have places of their own.
     assert_eq!(server.healthcheck(), 200);
     assert_eq!(stat(&server, "tollkeeper_connections_refused_total"), 50.0);
@@ -62,7 +62,7 @@ fn excess_connection_is_closed_at_once_while_others_are_served() {
     assert_eq!(said.matches("connection closed: TOLLKEEPER_MAX_CONNECTIONS of 3 is reached").count(), 1, "{said}");
     drop(others);
     wait_for("a place to be free", || (connections(&server) < 1.5).then_some(()));
-    ask(&Client::connect(port)).unwrap();
+    call(&Client::connect(port)).unwrap();
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn connections_per_address_are_bounded() {
     );
     drop(held);
     wait_for("the places to be free", || (connections(&server) < 1.5).then_some(()));
-    ask(&Client::connect(port)).unwrap();
+    call(&Client::connect(port)).unwrap();
 }
 
 /// A request to `/json` that is being read, its body still to come.
@@ -100,11 +100,11 @@ const BODY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user",
 fn excess_request_is_rejected_at_once_but_health_checks_pass() {
     let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS", "3").start();
     let client = Client::connect(server.grpc_port());
-    ask(&client).unwrap();
+    call(&client).unwrap();
     let halves = [half_a_request(&server), half_a_request(&server), half_a_request(&server)];
-    assert_eq!(ask(&client), Err(Code::ResourceExhausted));
-    let refused = server.post_json(BODY);
-    assert_eq!((refused.status, refused.header("retry-after").as_deref()), (503, Some("1")), "{refused:?}");
+    assert_eq!(call(&client), Err(Code::ResourceExhausted));
+    let rejected = server.post_json(BODY);
+    assert_eq!((rejected.status, rejected.header("retry-after").as_deref()), (503, Some("1")), "{rejected:?}");
     for page in ["/healthcheck", "/livez", "/readyz"] {
         assert_eq!(http::get(server.http_port(), page).send().status, 200);
     }
@@ -114,9 +114,9 @@ fn excess_request_is_rejected_at_once_but_health_checks_pass() {
     let said = server.stderr();
     assert_eq!(said.matches("request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached").count(), 1, "{said}");
     drop(halves);
-    wait_for("requests to be answered again", || ask(&client).ok());
+    wait_for("requests to be answered again", || call(&client).ok());
     assert_eq!(server.post_json(BODY).status, 200);
-    assert_eq!(ask(&client), Ok(()));
+    assert_eq!(call(&client), Ok(()));
 }
 
 #[test]
@@ -126,14 +126,14 @@ fn requests_per_address_are_bounded() {
     assert_eq!(server.post_json(BODY).status, 503);
     let elsewhere = http::post(server.http_port(), "/json", BODY).from(9).send();
     assert_eq!(elsewhere.status, 200, "{elsewhere:?}");
-    assert_eq!(ask(&Client::connect(server.grpc_port())), Ok(()));
+    assert_eq!(call(&Client::connect(server.grpc_port())), Ok(()));
 }
 
 #[test]
 fn slow_first_request_closes_the_connection() {
     let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "500ms").start();
     let client = Client::connect(server.grpc_port());
-    ask(&client).unwrap();
+    call(&client).unwrap();
     let dawdlers = [
         (server.http_port(), "GET /healthcheck HTTP/1.1\r\nx: "),
         (server.http_port(), ""),
@@ -154,9 +154,9 @@ fn slow_first_request_closes_the_connection() {
     // Who speaks HTTP/2 and has nothing to ask is told first.
     assert_eq!(silent.next().map(|frame| frame.kind), Some(GOAWAY));
     // Who has asked may be silent.
-    ask(&client).unwrap();
+    call(&client).unwrap();
     wait_for("all of them to be gone", || (connections(&server) < 1.5).then_some(()));
-    ask(&client).unwrap();
+    call(&client).unwrap();
 }
 
 #[test]
@@ -191,8 +191,8 @@ fn too_long_request_head_is_rejected() {
     for (setting, fits, too_long) in [("8KiB", 6000, 20_000), ("64KiB", 50_000, 140_000)] {
         let server = server().env("TOLLKEEPER_MAX_HEADER_BYTES", setting).start();
         assert_eq!(answer_to_header(server.http_port(), fits), "HTTP/1.1 200 OK", "{setting}");
-        let refused = answer_to_header(server.http_port(), too_long);
-        assert!(refused.is_empty() || refused.starts_with("HTTP/1.1 431"), "{setting}: {refused}");
+        let rejected = answer_to_header(server.http_port(), too_long);
+        assert!(rejected.is_empty() || rejected.starts_with("HTTP/1.1 431"), "{setting}: {rejected}");
         let mut frames = Http2Connection::connect(server.grpc_port());
         let header = |length| "y".repeat(length);
         // What goes into one frame: more is for continuations.
@@ -207,11 +207,11 @@ fn too_long_request_head_is_rejected() {
     // The stream may be ended before this.
     let _ = frames.message(1, 0, b"", END_STREAM);
     assert!(!is_answered(&mut frames));
-    assert_eq!(ask(&Client::connect(server.grpc_port())), Ok(()));
+    assert_eq!(call(&Client::connect(server.grpc_port())), Ok(()));
 }
 
 /// Message and status of a call by a client that reads so many bytes at a time.
-async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8>, String) {
+async fn exchange(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8>, String) {
     let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
     let mut builder = h2::client::Builder::new();
     let (mut requests, connection) =
@@ -237,12 +237,12 @@ async fn taken(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8
 #[test]
 fn slow_reader_gets_the_whole_response() {
     let server = server().start();
-    let asked = rate_limit_request("shop", &[("user", "ann")]).encode_to_vec();
+    let request = rate_limit_request("shop", &[("user", "ann")]).encode_to_vec();
     // The service itself, and a page of the router.
-    for (path, message) in [(SHOULD_RATE_LIMIT, asked.as_slice()), ("/grpc.health.v1.Health/Check", b"")] {
+    for (path, message) in [(SHOULD_RATE_LIMIT, request.as_slice()), ("/grpc.health.v1.Health/Check", b"")] {
         let response = |at_a_time| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(taken(server.grpc_port(), path, message, at_a_time))
+            runtime.block_on(exchange(server.grpc_port(), path, message, at_a_time))
         };
         let (whole, status) = response(65_535);
         assert!(whole.len() > 5 && status == "0", "{path}: {whole:?}, {status}");

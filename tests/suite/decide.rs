@@ -172,7 +172,7 @@ fn override_above_log_max_uses_sliding_window_counter() {
         &service,
         &[
             (shop_request("a").limit(100, 2, None), "OK [OK 100/MINUTE left 99 in 60 s]"),
-            // The reset distinguishes them: that of a counter is the end of the next window.
+            // A counter resets at the end of the next window, a log earlier.
             (shop_request("a").limit(101, 2, None), "OK [OK 101/MINUTE left 100 in 61 s]"),
         ],
     );
@@ -263,9 +263,13 @@ fn quota_limits_reject_only_if_every_quota_is_exceeded() {
         ("other", false, false),
         ("free", false, false),
     ];
-    for (request, refused, refused_if_all) in table {
-        assert_eq!(decide(&plain, &shop_request(request)).over_limit(), refused, "{request}");
-        assert_eq!(decide(&all, &shop_request(request)).over_limit(), refused_if_all, "{request}, all quotas");
+    for (request, rejected, rejected_with_quota_mode) in table {
+        assert_eq!(decide(&plain, &shop_request(request)).over_limit(), rejected, "{request}");
+        assert_eq!(
+            decide(&all, &shop_request(request)).over_limit(),
+            rejected_with_quota_mode,
+            "{request}, all quotas"
+        );
     }
 }
 
@@ -521,7 +525,7 @@ fn calendar_months_follow_the_calendar() {
         );
     }
     // A counter ends with its month.
-    for (time, refused) in [
+    for (time, rejected) in [
         ("2026-01-31T23:59:59.999998Z", false),
         ("2026-01-31T23:59:59.999999Z", true),
         ("2026-02-01T00:00:00Z", false),
@@ -529,7 +533,7 @@ fn calendar_months_follow_the_calendar() {
         ("2026-03-01T00:00:00Z", false),
     ] {
         service.inner.clock.set(at(time));
-        assert_eq!(decide(&service, &shop_request("month=end")).over_limit(), refused, "{time}");
+        assert_eq!(decide(&service, &shop_request("month=end")).over_limit(), rejected, "{time}");
     }
     service.inner.clock.set(NOON);
     assert_responses(
@@ -831,56 +835,56 @@ const QUEUES: &str = "descriptors:
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}";
 
 /// Delays of the responses in milliseconds, `None` for a rejection, for a caller that waits 10 s.
-fn holds(service: &TestService, requests: &[TestRequest]) -> Vec<Option<u128>> {
-    let hold = |request: &TestRequest| {
+fn delays_ms(service: &TestService, requests: &[TestRequest]) -> Vec<Option<u128>> {
+    let delay_ms = |request: &TestRequest| {
         let response = service.decide_within(request, Duration::from_secs(10)).unwrap();
-        assert!(!response.over_limit() || response.delay.is_zero(), "a refusal is never held");
+        assert!(!response.over_limit() || response.delay.is_zero(), "a rejection is not delayed");
         (!response.over_limit()).then_some(response.delay.as_millis())
     };
-    requests.iter().map(hold).collect()
+    requests.iter().map(delay_ms).collect()
 }
 
 #[test]
 fn response_is_delayed_until_its_slot() {
     let service = test_service(&[], QUEUES);
     let q = || shop_request("q");
-    assert_eq!(holds(&service, &[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
+    assert_eq!(delays_ms(&service, &[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
     service.advance_us(50 * MS);
-    assert_eq!(holds(&service, &[q()]), [None]);
+    assert_eq!(delays_ms(&service, &[q()]), [None]);
     service.advance_us(50 * MS);
-    assert_eq!(holds(&service, &[q(), q()]), [Some(300), None]);
+    assert_eq!(delays_ms(&service, &[q(), q()]), [Some(300), None]);
     // Several hits occupy several slots and leave with the first.
     assert_eq!(
-        holds(&service, &[shop_request("q=2").hits(3), shop_request("q=2"), shop_request("q=2")]),
+        delays_ms(&service, &[shop_request("q=2").hits(3), shop_request("q=2"), shop_request("q=2")]),
         [Some(0), Some(300), None]
     );
     // The `max_wait` of the rule; a token bucket that lends tokens.
-    assert_eq!(holds(&service, &vec![shop_request("brief"); 4]), [Some(0), Some(100), None, None]);
-    assert_eq!(holds(&service, &vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
+    assert_eq!(delays_ms(&service, &vec![shop_request("brief"); 4]), [Some(0), Some(100), None, None]);
+    assert_eq!(delays_ms(&service, &vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
 }
 
 #[test]
 fn response_is_delayed_by_the_longest_of_its_descriptors() {
     let service = test_service(&[], QUEUES);
     let both = || shop_request("q; slow");
-    assert_eq!(holds(&service, &[both(), both(), both()]), [Some(0), Some(500), Some(1000)]);
+    assert_eq!(delays_ms(&service, &[both(), both(), both()]), [Some(0), Some(500), Some(1000)]);
 }
 
 #[test]
 fn rejections_peeks_and_shadow_limits_are_not_delayed() {
     let service = test_service(&[], QUEUES);
-    assert_eq!(holds(&service, &vec![shop_request("q"); 2]), [Some(0), Some(100)]);
+    assert_eq!(delays_ms(&service, &vec![shop_request("q"); 2]), [Some(0), Some(100)]);
     // Peeks and refunds; the refund frees the last slot.
     assert_eq!(
-        holds(&service, &[shop_request("q").hits(0), shop_request("q").refund(1), shop_request("q")]),
+        delays_ms(&service, &[shop_request("q").hits(0), shop_request("q").refund(1), shop_request("q")]),
         [Some(0), Some(0), Some(100)]
     );
     // A rejected request is not delayed by the descriptors that would have passed.
-    assert_eq!(holds(&service, &[shop_request("q; none")]), [None]);
+    assert_eq!(delays_ms(&service, &[shop_request("q; none")]), [None]);
     // Limits in shadow mode delay nothing, and all limits are in shadow mode under SHADOW_MODE.
-    assert_eq!(holds(&service, &vec![shop_request("trial"); 6]), [Some(0); 6]);
+    assert_eq!(delays_ms(&service, &vec![shop_request("trial"); 6]), [Some(0); 6]);
     let shadow = test_service(&[("SHADOW_MODE", "true")], QUEUES);
-    assert_eq!(holds(&shadow, &vec![shop_request("q; none"); 6]), [Some(0); 6]);
+    assert_eq!(delays_ms(&shadow, &vec![shop_request("q; none"); 6]), [Some(0); 6]);
 }
 
 #[test]
@@ -897,13 +901,13 @@ fn delay_longer_than_the_callers_deadline_is_rejected() {
     ];
     for (waits_ms, passes) in table {
         let service = test_service(&[], QUEUES);
-        assert_eq!(holds(&service, &[shop_request("slow")]), [Some(0)]);
+        assert_eq!(delays_ms(&service, &[shop_request("slow")]), [Some(0)]);
         let second = service.decide_within(&shop_request("slow"), Duration::from_millis(waits_ms)).unwrap();
         assert_eq!(!second.over_limit(), passes, "{waits_ms} ms");
         assert_eq!(second.delay, Duration::from_millis(if passes { 500 } else { 0 }), "{waits_ms} ms");
         // A rejected request occupied no slot.
         let next = if passes { 1000 } else { 500 };
-        assert_eq!(holds(&service, &[shop_request("slow")]), [Some(next)], "{waits_ms} ms");
+        assert_eq!(delays_ms(&service, &[shop_request("slow")]), [Some(next)], "{waits_ms} ms");
     }
 }
 
@@ -912,7 +916,7 @@ fn call_deadline_bounds_the_delay() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _context = runtime.enter();
     let table = [
-        // grpc-timeout, whether a response delayed by 10 s is waited for
+        // grpc-timeout, whether the call waits for a response delayed by 10 s
         (None, true),
         (Some("10001m"), false),
         (Some("10002m"), true),
@@ -946,7 +950,7 @@ fn call_deadline_bounds_the_delay() {
         let rpc = Rpc(Arc::new(service.inner));
         let polled = pin!(rpc.should_rate_limit(call)).as_mut().poll(&mut Context::from_waker(Waker::noop()));
         match polled {
-            Poll::Pending => assert!(waits, "{timeout:?} is held"),
+            Poll::Pending => assert!(waits, "{timeout:?} is delayed"),
             Poll::Ready(answered) => {
                 assert!(!waits, "{timeout:?} is answered at once");
                 assert!(TestResponse { response: answered.unwrap().into_inner(), delay: Duration::ZERO }.over_limit());

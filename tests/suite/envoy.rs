@@ -1,6 +1,6 @@
 //! Clients of tollkeeper behind a real Envoy.
 //!
-//! Each bootstrap of `envoy/` runs with the rules beside it, so the shipped examples are what is tested. Limits are
+//! Each bootstrap of `envoy/` runs with its own rules, so these tests cover the shipped examples. Limits are
 //! used up within a period much longer than a test, by rules without a window boundary; the queue is checked against
 //! the earliest times of its responses, which no load can falsify.
 
@@ -15,7 +15,7 @@ use crate::kit::http::{self, Request, Response};
 use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
 use crate::kit::{read, repository, wait_for};
 
-/// A tollkeeper with the rules of `envoy/NAME.rules.yaml`, and before it Envoy with `envoy/NAME.yaml`.
+/// A tollkeeper with the rules of `envoy/NAME.rules.yaml`, behind an Envoy with `envoy/NAME.yaml`.
 struct Pair {
     envoy: Envoy,
     tollkeeper: Tollkeeper,
@@ -40,24 +40,24 @@ impl Pair {
         });
     }
 
-    /// Envoy fails open: without this look, a call that failed is a request that passed.
+    /// Envoy fails open: without this check a failed call appears as a request that passed.
     fn assert_no_call_failed(&self) {
         let failed = self.envoy.stat("cluster.upstream.ratelimit.error");
         assert_eq!(failed, 0, "calls failed; tollkeeper said:\n{}", self.tollkeeper.stderr());
     }
 }
 
-/// The statuses of so many equal requests, one after the other.
+/// Statuses of `count` equal requests, sent one after the other.
 fn statuses(request: &Request, count: usize) -> Vec<u16> {
     (0..count).map(|_| request.send().status).collect()
 }
 
-/// Sends `limit` requests that have to pass and one that has to be refused, which it returns.
-fn refusal_after(limit: usize, request: &Request) -> Response {
+/// Sends `limit` requests that must pass and one that must be rejected; returns the rejection.
+fn rejection_after(limit: usize, request: &Request) -> Response {
     assert_eq!(statuses(request, limit), vec![200; limit]);
-    let refusal = request.send();
-    assert_eq!(refusal.status, 429, "{refusal:?}");
-    refusal
+    let rejection = request.send();
+    assert_eq!(rejection.status, 429, "{rejection:?}");
+    rejection
 }
 
 #[test]
@@ -92,14 +92,14 @@ fn client_gets_remaining_and_retry_after_headers() {
         assert!((1..=60).contains(&response.number("x-ratelimit-reset")), "{response:?}");
         assert_eq!(response.header("retry-after"), None);
     }
-    let refusal = request.send();
-    assert_eq!(refusal.status, 429);
-    assert_eq!(refusal.header("x-envoy-ratelimited").as_deref(), Some("true"));
-    assert_eq!(refusal.header("x-ratelimit-limit").as_deref(), Some(limits));
-    assert_eq!(refusal.number("x-ratelimit-remaining"), 0);
+    let rejection = request.send();
+    assert_eq!(rejection.status, 429);
+    assert_eq!(rejection.header("x-envoy-ratelimited").as_deref(), Some("true"));
+    assert_eq!(rejection.header("x-ratelimit-limit").as_deref(), Some(limits));
+    assert_eq!(rejection.number("x-ratelimit-remaining"), 0);
     // The hits came within a few seconds, and the oldest leaves a minute after it came.
-    assert!((1..=60).contains(&refusal.number("retry-after")), "{refusal:?}");
-    assert_eq!(refusal.header("x-ratelimit-reset"), refusal.header("retry-after"));
+    assert!((1..=60).contains(&rejection.number("retry-after")), "{rejection:?}");
+    assert_eq!(rejection.header("x-ratelimit-reset"), rejection.header("retry-after"));
     pair.assert_no_call_failed();
 }
 
@@ -127,10 +127,10 @@ fn requests_without_a_key_share_the_anonymous_limit() {
     assert_eq!(empty.send().status, 200);
     assert_eq!(oversized.send().status, 200);
     for request in [&missing, &empty, &oversized] {
-        let refusal = request.send();
-        assert_eq!(refusal.status, 429);
-        assert_eq!(refusal.header("content-type").as_deref(), Some("application/json"));
-        assert_eq!(refusal.text(), r#"{"error":"send an x-api-key for more than 5 requests a minute"}"#);
+        let rejection = request.send();
+        assert_eq!(rejection.status, 429);
+        assert_eq!(rejection.header("content-type").as_deref(), Some("application/json"));
+        assert_eq!(rejection.text(), r#"{"error":"send an x-api-key for more than 5 requests a minute"}"#);
     }
     assert_eq!(missing.clone().header("x-api-key", "alice").send().status, 200);
     pair.assert_no_call_failed();
@@ -141,7 +141,7 @@ fn key_that_is_not_utf8_is_limited() {
     let pair = Pair::start("gateway");
     let request = pair.envoy.get("/").header("x-api-key", b"caf\xe9");
     assert_eq!(statuses(&request, 20), vec![200; 20]);
-    // The bucket of 20 gains a token in 6 s: of so many more at once, one is refused however slow the machine is.
+    // The bucket of 20 gains a token in 6 s: of the extra requests at least one is rejected, even on a slow machine.
     assert!(statuses(&request, 10).contains(&429));
     assert_eq!(pair.envoy.get("/").header("x-api-key", b"caf\xea").send().status, 200);
     pair.assert_no_call_failed();
@@ -166,7 +166,7 @@ fn spellings_and_queries_of_a_path_share_one_limit() {
 #[test]
 fn route_with_the_filter_disabled_is_never_limited() {
     let pair = Pair::start("gateway");
-    refusal_after(5, &pair.envoy.get("/"));
+    rejection_after(5, &pair.envoy.get("/"));
     let health = pair.envoy.get("/health");
     assert_eq!(statuses(&health, 10), vec![200; 10]);
     assert_eq!(health.send().header("x-ratelimit-limit"), None);
@@ -185,7 +185,7 @@ fn health_checks_of_envoy_pass() {
 fn gateway_without_the_service_fails_open_and_counts() {
     let mut pair = Pair::start("gateway");
     let request = pair.envoy.get("/");
-    refusal_after(5, &request);
+    rejection_after(5, &request);
     pair.tollkeeper.kill();
     assert_eq!(request.send().status, 200);
     assert_eq!(pair.envoy.stat("cluster.upstream.ratelimit.failure_mode_allowed"), 1);
@@ -201,9 +201,9 @@ fn response_headers_reach_the_client_once() {
     assert_eq!(response.number("ratelimit-limit"), 5);
     assert_eq!(response.number("ratelimit-remaining"), 4);
     assert!((1..=60).contains(&response.number("ratelimit-reset")), "{response:?}");
-    let refusal = refusal_after(4, &request);
-    assert_eq!(refusal.number("ratelimit-remaining"), 0);
-    assert_eq!(refusal.header("ratelimit-reset"), refusal.header("retry-after"));
+    let rejection = rejection_after(4, &request);
+    assert_eq!(rejection.number("ratelimit-remaining"), 0);
+    assert_eq!(rejection.header("ratelimit-reset"), rejection.header("retry-after"));
     pair.assert_no_call_failed();
 }
 
@@ -220,10 +220,10 @@ fn rule_text_cannot_split_the_response() {
               over_limit_body: "no\r\n\r\nHTTP/1.1 200 OK\r\n"
     "#;
     let pair = Pair::start_with("gateway", tollkeeper::with_rules(rules));
-    let refusal = pair.envoy.get("/").send();
-    assert_eq!(refusal.status, 429);
-    assert_eq!(refusal.all("x-injected"), [""; 0], "{refusal:?}");
-    assert_eq!(refusal.text(), "no\r\n\r\nHTTP/1.1 200 OK\r\n");
+    let rejection = pair.envoy.get("/").send();
+    assert_eq!(rejection.status, 429);
+    assert_eq!(rejection.all("x-injected"), [""; 0], "{rejection:?}");
+    assert_eq!(rejection.text(), "no\r\n\r\nHTTP/1.1 200 OK\r\n");
     pair.assert_no_call_failed();
 }
 
@@ -234,7 +234,7 @@ fn edited_limit_applies_while_running() {
     assert_eq!(request.send().status, 200);
     let rules = read(&pair.tollkeeper.rules_path()).replace("requests_per_unit: 60", "requests_per_unit: 1");
     fs::write(pair.tollkeeper.rules_path(), rules).unwrap();
-    // The first answer under the new limit is a refusal: what was used before the edit still counts.
+    // The first response under the new limit is a rejection: hits from before the edit count.
     let response = wait_for("an answer under the new limit", || {
         let limits = |response: &Response| response.header("x-ratelimit-limit").unwrap_or_default();
         Some(request.send()).filter(|response| limits(response).contains(r#", 1;w=60;name="per-address""#))
@@ -247,15 +247,15 @@ fn edited_limit_applies_while_running() {
 fn local_layer_rejects_without_a_call_and_global_layer_with_one() {
     let pair = Pair::start("layers");
     let user = pair.envoy.get("/").header("x-user", "ann");
-    let refusal = refusal_after(10, &user);
-    assert_eq!(refusal.header("x-limited-by").as_deref(), Some("global"));
-    assert!((1..=60).contains(&refusal.number("retry-after")), "{refusal:?}");
+    let rejection = rejection_after(10, &user);
+    assert_eq!(rejection.header("x-limited-by").as_deref(), Some("global"));
+    assert!((1..=60).contains(&rejection.number("retry-after")), "{rejection:?}");
 
-    // The local bucket holds 30 and has given 11.
-    let refusal = refusal_after(19, &pair.envoy.get("/"));
-    assert_eq!(refusal.header("x-limited-by").as_deref(), Some("local"));
-    let refusal = user.send();
-    assert_eq!((refusal.status, refusal.header("x-limited-by").as_deref()), (429, Some("local")));
+    // The local bucket has a capacity of 30, and 11 tokens are used.
+    let rejection = rejection_after(19, &pair.envoy.get("/"));
+    assert_eq!(rejection.header("x-limited-by").as_deref(), Some("local"));
+    let rejection = user.send();
+    assert_eq!((rejection.status, rejection.header("x-limited-by").as_deref()), (429, Some("local")));
     assert_eq!(pair.envoy.stat("cluster.tollkeeper.upstream_rq_total"), 11);
     pair.assert_no_call_failed();
 }
@@ -267,9 +267,9 @@ fn callers_of_a_paid_api_share_one_counter() {
     assert_eq!(statuses(&from("checkout"), 8), vec![200; 8]);
     assert_eq!(statuses(&from("billing"), 4), vec![200; 4]);
     for caller in [from("checkout"), from("billing"), from("reports"), pair.envoy.get("/v1/charges")] {
-        let refusal = caller.send();
-        assert_eq!(refusal.status, 429);
-        assert!((1..=60).contains(&refusal.number("retry-after")), "{refusal:?}");
+        let rejection = caller.send();
+        assert_eq!(rejection.status, 429);
+        assert!((1..=60).contains(&rejection.number("retry-after")), "{rejection:?}");
     }
     pair.assert_no_call_failed();
 }
@@ -278,7 +278,7 @@ fn callers_of_a_paid_api_share_one_counter() {
 fn one_service_cannot_use_up_the_share_of_others() {
     let pair = Pair::start("egress");
     let from = |service: &str| pair.envoy.get("/v1/charges").header("x-service", service);
-    refusal_after(8, &from("batch"));
+    rejection_after(8, &from("batch"));
     assert_eq!(from("checkout").send().status, 200);
     pair.assert_no_call_failed();
 }
@@ -303,11 +303,11 @@ fn usage_reported_after_a_response_rejects_the_next_request() {
     assert_eq!((second.status, second.number("x-ratelimit-remaining")), (200, 90));
     pair.wait_for_calls(4);
 
-    // All 100 are used, and a unit comes back every 36 s. Being refused costs nothing.
-    let refusal = request("/small").send();
-    assert_eq!(refusal.status, 429);
-    let wait_s = refusal.number("retry-after");
-    assert!((1..=36).contains(&wait_s), "{refusal:?}");
+    // All 100 are used, and a unit comes back every 36 s. A rejected request costs nothing.
+    let rejection = request("/small").send();
+    assert_eq!(rejection.status, 429);
+    let wait_s = rejection.number("retry-after");
+    assert!((1..=36).contains(&wait_s), "{rejection:?}");
     pair.wait_for_calls(6);
     assert!(request("/small").send().number("retry-after") <= wait_s);
     assert_eq!(pair.envoy.get("/small").header("x-user", "bob").send().status, 200);
@@ -350,7 +350,7 @@ fn queue_spreads_a_burst_and_rejects_the_excess() {
         })
         .collect();
     let responses: Vec<_> = burst.into_iter().map(|one| one.join().unwrap()).collect();
-    let (passed, refused): (Vec<_>, Vec<_>) = responses.into_iter().partition(|(response, _)| response.status == 200);
+    let (passed, rejected): (Vec<_>, Vec<_>) = responses.into_iter().partition(|(response, _)| response.status == 200);
 
     // The k-th of them leaves at least k x 100 ms after the first came; 5 ms for clocks that are corrected meanwhile.
     assert!(passed.len() >= 8, "{} passed", passed.len());
@@ -360,9 +360,9 @@ fn queue_spreads_a_burst_and_rejects_the_excess() {
         let earliest = Duration::from_millis(100) * place;
         assert!(*after + Duration::from_millis(5) >= earliest, "place {place} left after {after:?}");
     }
-    assert!(!refused.is_empty(), "all 40 passed");
-    for (refusal, _) in refused {
-        assert_eq!((refusal.status, refusal.number("retry-after")), (429, 1));
+    assert!(!rejected.is_empty(), "all 40 passed");
+    for (rejection, _) in rejected {
+        assert_eq!((rejection.status, rejection.number("retry-after")), (429, 1));
     }
     pair.assert_no_call_failed();
 }

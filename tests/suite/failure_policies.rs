@@ -236,9 +236,13 @@ fn delay_after_a_slow_store_stays_within_the_deadline() {
         let memory = TestService::new([("LOG_LEVEL", "info")], NOON);
         memory.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
         for (service, expected) in [(memory, in_memory_ms), (test_service(&[], 1, rules), behind_redis_ms)] {
-            let ask = |_| service.decide_within(&about(&["k"]), Duration::from_millis(deadline_ms)).unwrap();
-            let longest =
-                (0..150).map(ask).filter(|response| !response.over_limit()).map(|response| response.delay).max();
+            let decide_with_deadline =
+                |_| service.decide_within(&about(&["k"]), Duration::from_millis(deadline_ms)).unwrap();
+            let longest = (0..150)
+                .map(decide_with_deadline)
+                .filter(|response| !response.over_limit())
+                .map(|response| response.delay)
+                .max();
             assert_eq!(longest, Some(Duration::from_millis(expected)), "{deadline_ms} ms");
         }
     }

@@ -430,8 +430,8 @@ fn bad_http_gets_a_bad_status() {
             let response = String::from_utf8_lossy(&answer_to(port, bytes)).into_owned();
             let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(80)]).into_owned();
             // A reset can leave no response at all.
-            let refused = ["HTTP/1.1 4", "HTTP/1.0 4", "HTTP/1.1 505"].iter().any(|start| response.starts_with(start));
-            assert!(response.is_empty() || refused, "{shown}: {response}");
+            let rejected = ["HTTP/1.1 4", "HTTP/1.0 4", "HTTP/1.1 505"].iter().any(|start| response.starts_with(start));
+            assert!(response.is_empty() || rejected, "{shown}: {response}");
         }
     }
     target.assert_unharmed();

@@ -6,7 +6,7 @@ use tollkeeper::telemetry::metrics::family::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
 /// The first line of what is wrong with a file.
-fn refused(file: &str) -> String {
+fn first_error_line(file: &str) -> String {
     Mapper::parse(file).map(|_| ()).unwrap_err().to_string()
 }
 
@@ -29,8 +29,8 @@ fn mapping_follows_the_metric_type_in_any_order() {
 fn regex_is_validated_by_itself() {
     // Within a group it would be one: `(?:a)|(?:b)`.
     for pattern in ["a)|(?:b", "a)(b", "("] {
-        let said = refused(&mapping(&format!("match: '{pattern}'\nmatch_type: regex\nname: n")));
-        assert!(said.contains("is not a regular expression"), "{said}");
+        let error = first_error_line(&mapping(&format!("match: '{pattern}'\nmatch_type: regex\nname: n")));
+        assert!(error.contains("is not a regular expression"), "{error}");
     }
 }
 
@@ -39,13 +39,13 @@ fn templates_are_bounded() {
     let references = "$1".repeat(17);
     let long = "x".repeat(1025);
     for template in [&references, &long] {
-        let said = refused(&mapping(&format!("match: '*'\nname: '{template}'")));
-        assert!(said.contains("name is too long"), "{said}");
-        let said = refused(&mapping(&format!("match: '*'\nname: n\nlabels: {{ l: '{template}' }}")));
-        assert!(said.contains("`l` is too long"), "{said}");
+        let error = first_error_line(&mapping(&format!("match: '*'\nname: '{template}'")));
+        assert!(error.contains("name is too long"), "{error}");
+        let error = first_error_line(&mapping(&format!("match: '*'\nname: n\nlabels: {{ l: '{template}' }}")));
+        assert!(error.contains("`l` is too long"), "{error}");
     }
     let labels: String = (0..33).map(|number| format!("l{number}: x, ")).collect();
-    assert!(refused(&mapping(&format!("match: '*'\nname: n\nlabels: {{ {labels} }}"))).contains("labels"));
+    assert!(first_error_line(&mapping(&format!("match: '*'\nname: n\nlabels: {{ {labels} }}"))).contains("labels"));
     let template = "$1".repeat(16);
     let mapper = Mapper::parse(&mapping(&format!("match: '*'\nname: 'n{template}'"))).unwrap();
     assert_eq!(mapper.map("x", MetricKind::Counter).unwrap().name, format!("n{}", "x".repeat(16)));
@@ -55,12 +55,12 @@ fn templates_are_bounded() {
 fn file_of_large_regexes_is_rejected_quickly() {
     const LONGEST: Duration = Duration::from_secs(60);
     let began = Instant::now();
-    let said = refused(&mapping("match: '(?:a{1000}){100}'\nmatch_type: regex\nname: n"));
-    assert!(said.contains("too large"), "{said}");
+    let error = first_error_line(&mapping("match: '(?:a{1000}){100}'\nmatch_type: regex\nname: n"));
+    assert!(error.contains("too large"), "{error}");
     // Each of a size that is taken, and more of them than anybody maps.
     let one = "- match: '(?:a{100}){9}'\n  match_type: regex\n  name: n\n";
-    let said = refused(&format!("mappings:\n{}", one.repeat(15_000)));
-    assert!(said.contains("mappings"), "{said}");
+    let error = first_error_line(&format!("mappings:\n{}", one.repeat(15_000)));
+    assert!(error.contains("mappings"), "{error}");
     assert!(began.elapsed() < LONGEST, "{:?}", began.elapsed());
 }
 
@@ -72,7 +72,7 @@ fn invalid_or_deeply_nested_yaml_is_rejected() {
         format!("{text}a{level}: &a{level} [*a{0}, *a{0}, *a{0}, *a{0}]\n", level - 1)
     });
     for file in [&*nested, &named, &format!("{bomb}mappings: *a39\n"), "\u{0}", "mappings: 1", "- a", "&a [*a]"] {
-        let said = refused(file);
-        assert!(!said.is_empty() && said.len() < 2000 && !said.contains('\n'), "{said}");
+        let error = first_error_line(file);
+        assert!(!error.is_empty() && error.len() < 2000 && !error.contains('\n'), "{error}");
     }
 }

@@ -32,14 +32,14 @@ const HOUR_US: u64 = 3_600 * SECOND_US;
 /// Smallest store: one shard.
 const SMALLEST: u64 = 256 * 1024;
 
-fn terms(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
+fn spec(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> LimitSpec {
     LimitSpec::new(algorithm, requests_per_unit, Period::new(unit, 1).unwrap())
 }
 
 /// A limit that this many concurrent hits exhaust; a leaky bucket delays them.
 fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
     let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(requests_per_unit);
-    Limit::new(&LimitSpec { queue_size, sole: false, ..terms(algorithm, requests_per_unit, unit) }).unwrap()
+    Limit::new(&LimitSpec { queue_size, sole: false, ..spec(algorithm, requests_per_unit, unit) }).unwrap()
 }
 
 /// Charges all `limits` of one value.
@@ -188,7 +188,7 @@ fn rotating_values_cannot_evict_a_rejecting_counter() {
 }
 
 /// A store of one shard full of counters over their limits, with one hit each.
-fn full_of_refusals(limit: &Limit) -> (MemoryStore, u64) {
+fn full_of_rejecting_counters(limit: &Limit) -> (MemoryStore, u64) {
     let store = MemoryStore::new(SMALLEST);
     let count = (0..20_000).find(|key| hit(&store, *key, limit, NOW).is_err()).unwrap();
     (store, count)
@@ -198,13 +198,13 @@ fn full_of_refusals(limit: &Limit) -> (MemoryStore, u64) {
 fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
     for algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 1, Unit::Day);
-        let (store, count) = full_of_refusals(&limit);
+        let (store, count) = full_of_rejecting_counters(&limit);
         assert!(count > 1_000, "{algorithm}: full at {count}");
         for key in count..count + 100 {
             assert_eq!(hit(&store, key, &limit, NOW), Err(MemoryFull), "{algorithm}");
             // Peeks and refunds need no room.
-            let look = charge(&store, &key.to_be_bytes(), &[limit], Hits::Peek, NOW).unwrap()[0];
-            assert!(look.admitted, "{algorithm}");
+            let peek = charge(&store, &key.to_be_bytes(), &[limit], Hits::Peek, NOW).unwrap()[0];
+            assert!(peek.admitted, "{algorithm}");
             assert!(charge(&store, &key.to_be_bytes(), &[limit], Hits::Refund(1), NOW).is_ok(), "{algorithm}");
         }
         for key in 0..count {
@@ -274,7 +274,7 @@ descriptors:
 ",
     )]);
     service.inner.decider.store = MemoryStore::new(SMALLEST).into();
-    let ask = |keys: &[&str]| {
+    let response_text = |keys: &[&str]| {
         let request = keys.iter().fold(TestRequest::new("shop"), |request, key| request.descriptor(&[(key, "x")]));
         service.decide(&request).map_or_else(|error| format!("{}: {error}", error.code()), |response| response.text())
     };
@@ -302,15 +302,15 @@ descriptors:
         (&["allow", "deny", "local"], "OVER [OK, OVER 7/DAY left 0 in 1 s, OK 7/DAY left 5 in 41904 s] Retry-After: 1"),
     ];
     for (keys, expected) in table {
-        assert_eq!(ask(keys), expected, "{keys:?}");
+        assert_eq!(response_text(keys), expected, "{keys:?}");
     }
     // An existing counter that rejects takes precedence over an error.
-    let refusal =
+    let rejection =
         service.decide(&TestRequest::new("shop").descriptor(&[("fill", "0")]).descriptor(&[("error", "x")])).unwrap();
-    assert!(refusal.over_limit(), "{}", refusal.text());
+    assert!(rejection.over_limit(), "{}", rejection.text());
     // A peek needs no room.
-    let look = service.decide(&TestRequest::new("shop").descriptor(&[("error", "x")]).hits(0)).unwrap();
-    assert_eq!(look.statuses(), [(false, 7)]);
+    let peek = service.decide(&TestRequest::new("shop").descriptor(&[("error", "x")]).hits(0)).unwrap();
+    assert_eq!(peek.statuses(), [(false, 7)]);
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn token_bucket_takes_at_most_64_bytes() {
 /// and period share counters; buckets among them drain at one rate, because an expiry is valid for one rate only.
 fn palette() -> Vec<Vec<Limit>> {
     let counting =
-        |algorithm| LimitSpec { count_rejected: Some(true), sole: false, ..terms(algorithm, 4, Unit::Second) };
+        |algorithm| LimitSpec { count_rejected: Some(true), sole: false, ..spec(algorithm, 4, Unit::Second) };
     let mut sets: Vec<Vec<Limit>> = Algorithm::ALL.map(|algorithm| vec![limit(algorithm, 4, Unit::Second)]).into();
     sets.extend(
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter]
@@ -429,14 +429,14 @@ proptest! {
                 Step::Charge { key, set, hits, ahead_us } => {
                     let limits = &palette[set];
                     let at = now.plus_us(ahead_us);
-                    let terms: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
+                    let spec: Vec<EnforcedLimit<'_>> = limits.iter().map(|limit| EnforcedLimit { limit, enforced: true }).collect();
                     let tags: Vec<u128> = limits.iter().map(|limit| counter_tag(limit, 0)).collect();
                     let state = |(limit, tag): (&Limit, &u128)| {
                         states.get(&(key, *tag)).cloned().unwrap_or_else(|| State::empty(limit.algorithm()))
                     };
                     let mut charged: Vec<State> = limits.iter().zip(&tags).map(state).collect();
                     let request = ChargeRequest::new(hits, u64::MAX);
-                    let expected = charge_together(&terms, &mut charged, at, request);
+                    let expected = charge_together(&spec, &mut charged, at, request);
                     let admits = with_charge(&[key], limits, hits, |charge| store.admits(charge, at));
                     prop_assert_eq!(admits, expected.iter().all(|level| level.admitted));
                     prop_assert_eq!(charge(&store, &[key], limits, hits, at), Ok(expected));
@@ -453,12 +453,12 @@ proptest! {
 fn bucket_expiry_accounts_for_a_lowered_limit() {
     for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket] {
         let limit = |count| {
-            let mut terms = LimitSpec::new(algorithm, count, Period::new(Unit::Minute, 1).unwrap());
-            (terms.bucket_size, terms.queue_size) = match algorithm {
+            let mut spec = LimitSpec::new(algorithm, count, Period::new(Unit::Minute, 1).unwrap());
+            (spec.bucket_size, spec.queue_size) = match algorithm {
                 Algorithm::TokenBucket => (Some(100), None),
                 _ => (None, Some(100)),
             };
-            Limit::new(&terms).unwrap()
+            Limit::new(&spec).unwrap()
         };
         let store = MemoryStore::new(SMALLEST);
         assert!(charge(&store, b"x", &[limit(6_000)], Hits::Charge(100), NOW).unwrap()[0].admitted);
@@ -473,7 +473,7 @@ fn bucket_expiry_accounts_for_a_lowered_limit() {
 #[test]
 fn overflow_key_is_limited_too() {
     let one = limit(Algorithm::FixedWindow, 1, Unit::Day);
-    let (store, count) = full_of_refusals(&one);
+    let (store, count) = full_of_rejecting_counters(&one);
     let three = [limit(Algorithm::FixedWindow, 3, Unit::Day)];
     let spilled = |key: u64| {
         with_charge(&key.to_be_bytes(), &three, Hits::Charge(1), |charge| store.charge_overflow(charge, NOW))[0]

@@ -37,7 +37,7 @@ impl Watched {
     }
 
     /// Charges hits for a descriptor; true if it was admitted.
-    fn ask(&self, domain: &str, descriptor: &str, hits: u32) -> bool {
+    fn admits(&self, domain: &str, descriptor: &str, hits: u32) -> bool {
         let entry = |entry: &str| {
             let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
             json!({ "key": key, "value": value })
@@ -378,14 +378,14 @@ fn tags_become_labels_of_every_series() {
 fn reload_keeps_counts_of_unchanged_rules() {
     let watched = Watched::start(with_rules(SHOP));
     let user = "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"user\"}";
-    assert!(watched.ask("shop", "user=ann", 1));
+    assert!(watched.admits("shop", "user=ann", 1));
     let reload = |rules: &str| {
         let before = watched.server.rules_status();
         std::fs::write(watched.server.rules_path(), rules).unwrap();
         wait_for("the rules to be read again", || (watched.server.rules_status() != before).then_some(()));
     };
     reload("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 50}}]\n");
-    assert!(watched.ask("shop", "user=ann", 1));
+    assert!(watched.admits("shop", "user=ann", 1));
     let found = watched.scrape();
     assert_eq!(found.count(user), 2);
     assert_eq!(found.with_prefix("tollkeeper_rule_limit").len(), 1, "removed rules have no limit series");

@@ -40,7 +40,7 @@ fn charge(key: &str, value: &str, hits: u64) -> String {
 }
 
 /// Starts two calls, the second of which is delayed; both results are sent when both calls are done.
-fn hold(port: u16, key: &'static str) -> mpsc::Receiver<Vec<Result<(), Code>>> {
+fn delayed_calls(port: u16, key: &'static str) -> mpsc::Receiver<Vec<Result<(), Code>>> {
     let (told, outcome) = mpsc::channel();
     thread::spawn(move || {
         let calls = Client::connect(port).call_concurrently(
@@ -101,7 +101,7 @@ fn shutdown_reports_unhealthy_before_it_stops_serving() {
 #[test]
 fn shutdown_finishes_delayed_responses() {
     let mut server = server().start();
-    let outcome = hold(server.grpc_port(), "queue");
+    let outcome = delayed_calls(server.grpc_port(), "queue");
     wait_for("the queue to be full", || (server.post_json(&charge("queue", "x", 0)).status == 429).then_some(()));
     server.signal("TERM");
     assert_eq!(outcome.recv_timeout(PATIENCE).unwrap(), [Ok(()), Ok(())]);
@@ -111,7 +111,7 @@ fn shutdown_finishes_delayed_responses() {
 #[test]
 fn shutdown_ends_within_its_timeout() {
     let mut server = server().env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "300ms").start();
-    let outcome = hold(server.grpc_port(), "slow_queue");
+    let outcome = delayed_calls(server.grpc_port(), "slow_queue");
     wait_for("the queue to be full", || (server.post_json(&charge("slow_queue", "x", 0)).status == 429).then_some(()));
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(1));
@@ -157,8 +157,8 @@ fn slow_clients_do_not_delay_shutdown() {
 
 #[test]
 fn taken_port_is_one_error_line() {
-    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
+    let occupied = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = occupied.local_addr().unwrap().port().to_string();
     for setting in ["GRPC_PORT", "PORT", "DEBUG_PORT"] {
         let ended = server().env(setting, &port).run();
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
@@ -247,8 +247,8 @@ fn envoy_gateway_environment_starts_except_for_rejected_settings() {
         ("USE_PROMETHEUS", "true"),
         ("PROMETHEUS_ADDR", "127.0.0.1:0"),
     ];
-    let refused = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("GRPC_SERVER_USE_TLS", "true")];
-    let unreadable = &refused[1..];
+    let rejected = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("GRPC_SERVER_USE_TLS", "true")];
+    let unreadable = &rejected[1..];
     let setup = |more: &[(&str, &str)]| {
         let named = harmless.iter().chain(more);
         let setup = tollkeeper::without_rules().invoked_as("ratelimit", &[]).env("RUNTIME_ROOT", root.path());
@@ -259,7 +259,7 @@ fn envoy_gateway_environment_starts_except_for_rejected_settings() {
     for named in ["GRPC_SERVER_TLS_CERT", "CONFIG_GRPC_XDS_SERVER_URL"] {
         assert!(server.stderr().contains(named), "{named} has no effect, and nothing says so: {}", server.stderr());
     }
-    let ended = setup(&refused).run();
+    let ended = setup(&rejected).run();
     assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 1), "{}", ended.stderr);
     let ended = setup(unreadable).run();
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
@@ -356,7 +356,7 @@ fn old_connection_gets_goaway() {
 #[test]
 fn old_connection_is_closed_after_its_grace() {
     let server = server().env("GRPC_MAX_CONNECTION_AGE", "100ms").env("GRPC_MAX_CONNECTION_AGE_GRACE", "200ms").start();
-    let calls = hold(server.grpc_port(), "slow_queue").recv_timeout(PATIENCE).unwrap();
+    let calls = delayed_calls(server.grpc_port(), "slow_queue").recv_timeout(PATIENCE).unwrap();
     assert!(calls.iter().any(Result::is_err), "a call outlived its connection: {calls:?}");
 }
 
@@ -413,11 +413,11 @@ fn json_endpoint_matches_envoyproxy_ratelimit() {
     let ok = |code, status| json!({ "overallCode": code, "statuses": [status] });
     assert_eq!(responses[0], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit, "limitRemaining": 1 }))));
     assert_eq!(responses[1], (200, ok("OK", json!({ "code": "OK", "currentLimit": limit }))));
-    let (status, refusal) = &responses[2];
-    assert_eq!((*status, &refusal["overallCode"]), (429, &json!("OVER_LIMIT")));
-    assert_eq!(refusal["statuses"][0], json!({ "code": "OVER_LIMIT", "currentLimit": limit }));
+    let (status, rejection) = &responses[2];
+    assert_eq!((*status, &rejection["overallCode"]), (429, &json!("OVER_LIMIT")));
+    assert_eq!(rejection["statuses"][0], json!({ "code": "OVER_LIMIT", "currentLimit": limit }));
 
-    let refused = [
+    let rejected = [
         "",
         "{",
         "[]",
@@ -429,7 +429,7 @@ fn json_endpoint_matches_envoyproxy_ratelimit() {
         r#"{"domain":"shop","descriptors":[]}"#,
         r#"{"domain":"shop","descriptors":[{}],"other":1}"#,
     ];
-    for body in refused {
+    for body in rejected {
         let response = server.post_json(body);
         assert!(is_refusal_of_peer(&response), "{body}: {response:?}");
     }
@@ -587,13 +587,22 @@ fn unloadable_rules_keep_the_process_unready() {
 #[test]
 fn explain_page_is_bounded() {
     let server = server().start();
-    let ask = |descriptors: usize, entries: usize| {
+    let explain_status = |descriptors: usize, entries: usize| {
         let entry = json!({ "key": "user", "value": "x" });
         let descriptor = json!({ "entries": vec![entry; entries] });
         let body = json!({ "domain": "shop", "descriptors": vec![descriptor; descriptors] });
         http::post(server.debug_port(), "/explain", body.to_string()).send().status
     };
-    assert_eq!([ask(100, 1), ask(1, 100), ask(101, 1), ask(1, 101), ask(10, 11)], [200, 200, 400, 400, 400]);
+    assert_eq!(
+        [
+            explain_status(100, 1),
+            explain_status(1, 100),
+            explain_status(101, 1),
+            explain_status(1, 101),
+            explain_status(10, 11)
+        ],
+        [200, 200, 400, 400, 400]
+    );
 }
 
 #[test]

@@ -80,15 +80,15 @@ proptest! {
 
     #[test]
     fn top_keys_of_several_minutes_stay_within_their_bounds(
-        refusals in prop::collection::vec((0_u64..6, 0_usize..30, 1_u64..4), 1..300),
+        rejections in prop::collection::vec((0_u64..6, 0_usize..30, 1_u64..4), 1..300),
     ) {
         // The minimum: one counter per shard.
         let top = TopKeys::new(8);
         let stats = LimitStats::new(LimitName::new(["shop", "key"]));
         let mut truth: BTreeMap<String, u64> = BTreeMap::new();
-        let mut refusals = refusals;
-        refusals.sort_by_key(|(minute, ..)| *minute);
-        for (minute, key, hits) in refusals {
+        let mut rejections = rejections;
+        rejections.sort_by_key(|(minute, ..)| *minute);
+        for (minute, key, hits) in rejections {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
             top.record(KeyRejection { id, limit: &stats, hits }, NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
             *truth.entry(key.to_string()).or_default() += hits;

@@ -100,7 +100,7 @@ impl Balanced {
         self.replicas.iter().filter(|(_, serves)| serves.load(Ordering::Relaxed)).count()
     }
 
-    fn ask(&self, request: RateLimitRequest) -> Result<bool, String> {
+    fn admits(&self, request: RateLimitRequest) -> Result<bool, String> {
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let replicas_from_next =
             (first..first + self.replicas.len()).map(|place| &self.replicas[place % self.replicas.len()]);
@@ -158,7 +158,7 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
                 while let Some(user) = tally.next(begun) {
                     let result = match sender % 2 {
                         0 => through_envoy(&user),
-                        _ => client.ask(grpc::rate_limit_request("replicas", &[("user", &user)])),
+                        _ => client.admits(grpc::rate_limit_request("replicas", &[("user", &user)])),
                     };
                     tally.enter(user, result);
                 }

@@ -126,9 +126,9 @@ on_every_store![
 
 /// Remaining hits of each descriptor's limit, by a peek.
 fn left(service: &TestService, descriptors: &str) -> Vec<u32> {
-    let mut look = shop_request(descriptors);
-    look.0.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0));
-    decide(service, &look).statuses().into_iter().map(|(_, left)| left).collect()
+    let mut peek = shop_request(descriptors);
+    peek.0.descriptors.iter_mut().for_each(|descriptor| descriptor.hits_addend = Some(0));
+    decide(service, &peek).statuses().into_iter().map(|(_, left)| left).collect()
 }
 
 const NO_HEADER: &[(&str, &str)] = &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")];
@@ -169,19 +169,19 @@ fn concurrent_charges_admit_exactly_the_limit(store: &StoreUnderTest) {
         let service = store.service(&[], &rules);
         for round in 0..3 {
             let request = shop_request(&format!("k={round}"));
-            let holds = Mutex::new(Vec::new());
+            let delays = Mutex::new(Vec::new());
             in_parallel(8, |_| {
                 for _ in 0..25 {
                     let response = decide(&service, &request);
                     if !response.over_limit() {
-                        holds.lock().unwrap().push(response.delay.as_millis());
+                        delays.lock().unwrap().push(response.delay.as_millis());
                     }
                 }
             });
-            let holds = holds.into_inner().unwrap();
-            assert_eq!(holds.len(), 50, "{algorithm}, round {round}");
+            let delays = delays.into_inner().unwrap();
+            assert_eq!(delays.len(), 50, "{algorithm}, round {round}");
             let expected = if leaky { (0..50).map(|place| place * 40).collect() } else { BTreeSet::from([0]) };
-            assert_eq!(holds.into_iter().collect::<BTreeSet<_>>(), expected, "{algorithm}");
+            assert_eq!(delays.into_iter().collect::<BTreeSet<_>>(), expected, "{algorithm}");
         }
     }
 }
@@ -356,10 +356,10 @@ fn changed_limit_counts_hits_charged_before(store: &StoreUnderTest) {
         let service = store.service(NO_HEADER, "descriptors: []");
         let rule = |limit: u32| load_shop_rules(&service, &of_each_algorithm(limit));
         rule(10);
-        let ask = |hits| decide(&service, &shop_request(algorithm.name()).hits(hits)).statuses();
-        assert_eq!(ask(6), [(false, 4)], "{algorithm}");
+        let remaining = |hits| decide(&service, &shop_request(algorithm.name()).hits(hits)).statuses();
+        assert_eq!(remaining(6), [(false, 4)], "{algorithm}");
         rule(4);
-        assert_eq!(ask(1), [(true, 0)], "{algorithm}");
+        assert_eq!(remaining(1), [(true, 0)], "{algorithm}");
         rule(20);
         assert_eq!(left(&service, algorithm.name()), [14], "{algorithm}");
     }
@@ -394,20 +394,20 @@ fn queued_requests_are_delayed_in_order(store: &StoreUnderTest) {
   - {key: q, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4}}
   - {key: ahead, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, bucket_size: 1, max_wait: 150ms}}",
     );
-    let hold = |request: &TestRequest| {
+    let delay = |request: &TestRequest| {
         let response = decide(&service, request);
         (!response.over_limit()).then_some(response.delay.as_millis())
     };
-    let holds = |requests: &[TestRequest]| requests.iter().map(hold).collect::<Vec<_>>();
+    let delays = |requests: &[TestRequest]| requests.iter().map(delay).collect::<Vec<_>>();
     let q = || shop_request("q");
-    assert_eq!(holds(&[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
+    assert_eq!(delays(&[q(), q(), q(), q(), q()]), [Some(0), Some(100), Some(200), Some(300), None]);
     service.advance_us(100 * MS);
-    assert_eq!(holds(&[q(), q()]), [Some(300), None]);
+    assert_eq!(delays(&[q(), q()]), [Some(300), None]);
     assert_eq!(
-        holds(&[shop_request("q=2").hits(3), shop_request("q=2"), shop_request("q=2")]),
+        delays(&[shop_request("q=2").hits(3), shop_request("q=2"), shop_request("q=2")]),
         [Some(0), Some(300), None]
     );
-    assert_eq!(holds(&vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
+    assert_eq!(delays(&vec![shop_request("ahead"); 3]), [Some(0), Some(100), None]);
 }
 
 fn stop_cache_key_increment_spares_limits_beside_a_rejecting_one(store: &StoreUnderTest) {
@@ -488,6 +488,6 @@ fn only_values_under_share_threshold_share_a_counter(store: &StoreUnderTest) {
         assert_eq!(left, expected, "{request}");
     }
     let long = |end: &str| shop_request(&format!("each={}{end}", "x".repeat(5_000)));
-    let ask = |request: &TestRequest| decide(&service, request).statuses()[0].1;
-    assert_eq!([ask(&long("1")), ask(&long("2")), ask(&long("1"))], [4, 4, 3]);
+    let remaining = |request: &TestRequest| decide(&service, request).statuses()[0].1;
+    assert_eq!([remaining(&long("1")), remaining(&long("2")), remaining(&long("1"))], [4, 4, 3]);
 }

@@ -45,7 +45,7 @@ fn over_grpc(setup: Setup) -> Setup {
 /// Both protocols of the collector.
 const WAYS: [fn(Setup) -> Setup; 2] = [over_grpc, |setup| setup];
 
-fn ask(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
+fn call(server: &Tollkeeper, headers: &[(&'static str, &str)]) {
     Client::connect(server.grpc_port())
         .call_with_headers(&rate_limit_request("shop", &[("login", "ann")]), headers)
         .unwrap();
@@ -72,7 +72,7 @@ fn call_continues_the_callers_trace_in_every_format() {
         // No trace that starts here is sampled.
         let server = setup(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
         for (count, form) in (1..).zip(forms) {
-            ask(&server, form);
+            call(&server, form);
             let calls = collector.wait_for(CALL, count);
             let [trace, own, parent] = calls[count - 1].ids();
             assert_eq!((trace.as_str(), parent.as_str()), (TRACE, PARENT), "{form:?}");
@@ -91,7 +91,7 @@ fn spans_describe_request_decision_and_decider() {
         .env("OTEL_SERVICE_NAME", "limits")
         .env("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,team=a%20b")
         .start();
-    ask(&server, &[]);
+    call(&server, &[]);
     let call = &collector.wait_for(CALL, 1)[0];
     let decision = &collector.wait_for("decide", 1)[0];
     assert_eq!((call.span.kind, decision.span.kind), (2, 1), "server and internal");
@@ -184,8 +184,8 @@ fn callers_sampling_decision_takes_precedence_over_the_ratio() {
         let before = collector.received().iter().filter(|received| received.span.name == CALL).count();
         let setup = env.iter().fold(traced(&collector.url()), |setup, (name, value)| setup.env(name, value));
         let mut server = setup.start();
-        not_sampled.iter().for_each(|headers| ask(&server, headers));
-        sampled.iter().for_each(|headers| ask(&server, headers));
+        not_sampled.iter().for_each(|headers| call(&server, headers));
+        sampled.iter().for_each(|headers| call(&server, headers));
         // The shutdown exports all spans.
         server.signal("TERM");
         assert_eq!(server.wait().code(), Some(0));
@@ -232,13 +232,13 @@ fn invalid_context_is_ignored() {
         ("x-b3-traceid", TRACE),
     ];
     for (count, header) in (1..).zip(bad) {
-        ask(&server, &[header]);
+        call(&server, &[header]);
         let call = &collector.wait_for(CALL, count)[count - 1];
         assert!(call.span.parent_span_id.is_empty() && call.ids()[0] != TRACE, "{header:?}: {call:?}");
     }
     // A later version of W3C can have more fields; an invalid tracestate is ignored.
     let later = format!("01{}-more", &SAMPLED[2..]);
-    ask(&server, &[("traceparent", &later), ("tracestate", "no state, = at all")]);
+    call(&server, &[("traceparent", &later), ("tracestate", "no state, = at all")]);
     let call = &collector.wait_for(CALL, bad.len() + 1)[bad.len()];
     assert_eq!((call.ids()[0].as_str(), call.span.trace_state.as_str()), (TRACE, ""));
 }
@@ -294,7 +294,7 @@ fn redis_call_has_its_own_span() {
         .env("REDIS_SOCKET_TYPE", "tcp")
         .start();
     wait_for("the store to be there", || {
-        ask(&server, &[]);
+        call(&server, &[]);
         collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
     });
     let call = collector.wait_for("EVALSHA", 1).pop().unwrap();
@@ -326,7 +326,7 @@ fn coalesced_call_links_to_its_requests() {
         .env("TRACING_SAMPLING_RATE", "1")
         .start();
     wait_for("the store to be there", || {
-        ask(&server, &[]);
+        call(&server, &[]);
         collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
     });
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
@@ -380,11 +380,11 @@ fn store_failure_is_recorded_in_the_span() {
         .env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
         .start();
     wait_for("the store to be there", || {
-        ask(&server, &[]);
+        call(&server, &[]);
         collector.received().iter().any(|received| received.span.name == "INCRBY").then_some(())
     });
     redis.freeze();
-    ask(&server, &[]);
+    call(&server, &[]);
     let failed = wait_for("a call that failed", || {
         collector.received().into_iter().find(|received| received.attributes.contains_key("error.type"))
     });
@@ -443,7 +443,7 @@ fn collector_headers_are_sent_and_never_shown() {
         let collector = OtlpCollector::start();
         let secret = "authorization=Bearer%20hunter2";
         let server = setup(traced(&collector.url())).env("OTEL_EXPORTER_OTLP_HEADERS", secret).start();
-        ask(&server, &[]);
+        call(&server, &[]);
         assert_eq!(collector.wait_for(CALL, 1)[0].authorization, "Bearer hunter2");
         let page = http::get(server.debug_port(), "/settings").send().text();
         assert!(!page.contains("hunter2") && page.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{page}");
@@ -462,10 +462,10 @@ fn collector_over_tls_is_verified_by_the_configured_authority() {
             setup.env("OTEL_EXPORTER_OTLP_CERTIFICATE", certificates.path(authority)).start()
         };
         let server = trusting("other_ca.crt");
-        ask(&server, &[]);
+        call(&server, &[]);
         wait_for("a line", || server.stderr().contains("spans are lost").then_some(()));
         let server = trusting("ca.crt");
-        ask(&server, &[("traceparent", SAMPLED)]);
+        call(&server, &[("traceparent", SAMPLED)]);
         assert_eq!(collector.wait_for(CALL, 1)[0].ids()[0], TRACE, "the first of all");
     }
 }
@@ -480,7 +480,7 @@ fn cancelled_call_is_exported() {
         .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
         .start();
     wait_for("the store to be there", || {
-        ask(&server, &[]);
+        call(&server, &[]);
         collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
     });
     redis.freeze();
@@ -497,7 +497,7 @@ fn cancelled_call_is_exported() {
 }
 
 /// Exports traces to a collector that fails; checks that decisions and the shutdown are not affected.
-fn goes_on(setup: Setup, why: &str) {
+fn assert_decisions_unaffected(setup: Setup, why: &str) {
     let mut server = setup.env("OTEL_BSP_MAX_QUEUE_SIZE", "16").env("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4").start();
     let client = Client::connect(server.grpc_port());
     for _ in 0..200 {
@@ -521,8 +521,8 @@ fn absent_or_hanging_collector_costs_only_spans() {
     let silent_listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let silent = format!("http://{}", silent_listener.local_addr().unwrap());
     for url in [&unreachable, &silent] {
-        goes_on(traced(url), "a line over HTTP");
-        goes_on(over_grpc(traced(url)), "a line over gRPC");
+        assert_decisions_unaffected(traced(url), "a line over HTTP");
+        assert_decisions_unaffected(over_grpc(traced(url)), "a line over gRPC");
     }
 }
 
@@ -530,7 +530,7 @@ fn absent_or_hanging_collector_costs_only_spans() {
 fn spans_are_counted_by_outcome() {
     let collector = OtlpCollector::start();
     let server = traced(&collector.url()).start();
-    ask(&server, &[]);
+    call(&server, &[]);
     collector.wait_for("decide", 1);
     wait_for("both spans to be counted", || {
         let stats = http::get(server.debug_port(), "/stats").send().text();

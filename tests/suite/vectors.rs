@@ -161,7 +161,7 @@ enum Now {
 
 /// The answer in the form of the recordings: [`END_OF_WINDOW`] in place of seconds that are right, without the header
 /// that tells when to come back, and with the spaces of dynamic metadata's protobuf text as there.
-fn normal(mut response: RateLimitResponse, env: &BTreeMap<String, String>, now: Now) -> RateLimitResponse {
+fn normalize(mut response: RateLimitResponse, env: &BTreeMap<String, String>, now: Now) -> RateLimitResponse {
     if response.overall_code() == Code::OverLimit {
         let rejected = response.statuses.iter().filter(|status| status.code() == Code::OverLimit);
         let longest = rejected.map(seconds).max().expect("at least one rejection");
@@ -243,12 +243,12 @@ struct Difference {
 }
 
 impl Group {
-    /// Replays all lines, in their order, by asking `ask`.
-    fn replay(&self, now: impl Fn() -> Now, mut ask: impl FnMut(&[u8]) -> Answer) -> Vec<Difference> {
+    /// Replays all lines, in their order, with `call`.
+    fn replay(&self, now: impl Fn() -> Now, mut call: impl FnMut(&[u8]) -> Answer) -> Vec<Difference> {
         let mut differences = Vec::new();
         for line in &self.lines {
             for (place, step) in line.steps.iter().enumerate() {
-                let ours = ask(&step.request).map(|response| normal(response, &self.env, now()));
+                let ours = call(&step.request).map(|response| normalize(response, &self.env, now()));
                 let mut theirs = step.response.clone();
                 theirs.iter_mut().for_each(normalize_overrides);
                 if ours != theirs {
@@ -387,7 +387,7 @@ fn hour() -> u64 {
 /// All recorded limits have periods of an hour or longer, whose windows begin on the hour. If an hour begins during a
 /// replay, windows may have started between any two requests, so the replay is repeated with a new process. A replay
 /// takes seconds, so one repetition is enough.
-fn replay_processes(ask: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync) -> Vec<Difference> {
+fn replay_processes(replay: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync) -> Vec<Difference> {
     let replay = |group: &Group| loop {
         let began_in = hour();
         let tollkeeper = group.start();
@@ -395,7 +395,7 @@ fn replay_processes(ask: impl Fn(&Tollkeeper, &Group) -> Vec<Difference> + Sync)
         let mut lines: Vec<&str> = page.lines().collect();
         lines.sort_unstable();
         assert_eq!(lines, group.rlconfig());
-        let differences = ask(&tollkeeper, group);
+        let differences = replay(&tollkeeper, group);
         if hour() == began_in {
             return differences;
         }

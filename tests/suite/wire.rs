@@ -17,7 +17,7 @@ use tollkeeper::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, R
 use tollkeeper::request::{self, Hits, LimitOverride, MAX_HITS};
 
 /// A request with one descriptor.
-fn ask(hits_addend: u32, descriptor: RateLimitDescriptor) -> RateLimitRequest {
+fn request(hits_addend: u32, descriptor: RateLimitDescriptor) -> RateLimitRequest {
     RateLimitRequest { domain: "shop".into(), descriptors: vec![descriptor], hits_addend }
 }
 
@@ -31,7 +31,7 @@ fn sent<M: Message + Default>(message: &M) -> M {
 }
 
 /// True if bytes are decoded borrowed; checks that prost decodes the same.
-fn in_place(bytes: &[u8]) -> bool {
+fn decodes_borrowed(bytes: &[u8]) -> bool {
     let message = RateLimitRequest::decode(bytes);
     let request = decode::decode_borrowed(bytes);
     if let Some(request) = &request {
@@ -61,15 +61,15 @@ fn hits_default_from_descriptor_to_request_to_one() {
         (7, Some(3), true, Hits::Refund(3)),
         (0, Some(u64::MAX), true, Hits::Refund(MAX_HITS)),
     ];
-    for (of_request, of_descriptor, is_negative_hits, expected) in table {
+    for (request_hits, of_descriptor, is_negative_hits, expected) in table {
         let descriptor =
             RateLimitDescriptor { hits_addend: of_descriptor, is_negative_hits, ..RateLimitDescriptor::default() };
-        let message = sent(&ask(of_request, descriptor));
+        let message = sent(&request(request_hits, descriptor));
         let decoded = decode::request(&message);
         assert_eq!(decoded.descriptors[0].hits, expected, "{message:?}");
         assert_eq!(decoded.descriptors[0].hits_addend, of_descriptor, "{message:?}");
-        assert!(in_place(&message.encode_to_vec()), "{message:?}");
-        assert_eq!(decoded.hits_addend, of_request, "{message:?}");
+        assert!(decodes_borrowed(&message.encode_to_vec()), "{message:?}");
+        assert_eq!(decoded.hits_addend, request_hits, "{message:?}");
     }
 }
 
@@ -87,11 +87,11 @@ fn override_is_decoded_as_sent() {
     ];
     for (unit, unit_multiplier, requests_per_unit, seen) in table {
         let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
-        let message = sent(&ask(0, RateLimitDescriptor { limit, ..RateLimitDescriptor::default() }));
+        let message = sent(&request(0, RateLimitDescriptor { limit, ..RateLimitDescriptor::default() }));
         let expected = LimitOverride { requests_per_unit, unit, unit_multiplier: seen };
         assert_eq!(decode::request(&message).descriptors[0].limit_override, Some(expected), "{message:?}");
     }
-    let plain = ask(0, RateLimitDescriptor::default());
+    let plain = request(0, RateLimitDescriptor::default());
     assert_eq!(decode::request(&plain).descriptors[0].limit_override, None);
 }
 
@@ -103,7 +103,7 @@ fn bytes_of_envoy_are_decoded() {
         (b"\x12\x18", b"\x1a\x00"),
         (b"\x12\x1a", b"\x1a\x02\x08\x01"),
     ];
-    let [first, look, take] = messages.map(|(head, tail)| {
+    let [first, peek, charge] = messages.map(|(head, tail)| {
         let entries: &[u8] = if tail.is_empty() { b"" } else { service };
         RateLimitRequest::decode([b"\x0a\x02rl", head, entries, tail].concat().as_slice()).unwrap()
     });
@@ -114,7 +114,7 @@ fn bytes_of_envoy_are_decoded() {
     assert_eq!(entries, [(b"foo".as_slice(), b"f".as_slice()), (b"baz", b"b")]);
     assert_eq!(first.descriptors[0].hits, Hits::Charge(1));
 
-    for (message, hits, addend) in [(look, Hits::Peek, 0), (take, Hits::Charge(1), 1)] {
+    for (message, hits, addend) in [(peek, Hits::Peek, 0), (charge, Hits::Charge(1), 1)] {
         let decoded = decode::request(&message);
         assert_eq!(decoded.descriptors[0].entries[0], request::Entry { key: b"service", value: b"service_2" });
         assert_eq!((decoded.descriptors[0].hits, decoded.descriptors[0].hits_addend), (hits, Some(addend)));
@@ -127,7 +127,7 @@ fn any_value_is_decoded_whole() {
     let values: [&[u8]; 5] = [b"", b"caf\xe9", b"\x00\xff\xfe\x00", b"a|b=c{d}", &long];
     for value in values {
         let entries = vec![entry("x-user", Bytes::copy_from_slice(value))];
-        let message = sent(&ask(0, RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }));
+        let message = sent(&request(0, RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }));
         assert_eq!(decode::request(&message).descriptors[0].entries[0].value, value);
     }
 }
@@ -157,7 +157,7 @@ fn empty_message_is_an_empty_request() {
 }
 
 /// A decision in which every field is set, refused by the first of two descriptors.
-fn refusal() -> Decision<'static> {
+fn rejection() -> Decision<'static> {
     let period = Period::new(Unit::Week, 2).unwrap();
     let metadata = json!({ "text": "t", "number": 5, "none": null, "yes": true, "list": [1.5, {}] });
     Decision {
@@ -188,7 +188,7 @@ fn refusal() -> Decision<'static> {
 
 #[test]
 fn decision_is_encoded_in_full() {
-    let response = sent(&encode::response(&refusal()));
+    let response = sent(&encode::response(&rejection()));
     assert_eq!(response.overall_code(), Code::OverLimit);
     let [over, unlimited] = response.statuses.as_slice() else { panic!("{response:?}") };
     assert_eq!(over.code(), Code::OverLimit);
@@ -208,7 +208,7 @@ fn decision_is_encoded_in_full() {
 
 #[test]
 fn inapplicable_fields_are_left_unset() {
-    let mut decision = refusal();
+    let mut decision = rejection();
     decision.over_limit = false;
     decision.metadata = None;
     let period = Period::new(Unit::Minute, 1).unwrap();
@@ -231,7 +231,7 @@ fn every_unit_has_its_enum_value() {
 #[test]
 fn overlong_duration_is_clamped() {
     for seconds in [315_576_000_000, u64::MAX] {
-        let mut decision = refusal();
+        let mut decision = rejection();
         decision.statuses[0].until_reset_s = Some(seconds);
         let response = encode::response(&decision);
         assert_eq!(response.statuses[0].duration_until_reset.unwrap().seconds, 315_576_000_000);
@@ -245,7 +245,7 @@ fn metadata_of_any_depth_is_decodable() {
         let mut value = json!("innermost");
         for depth in 1..=100 {
             value = if in_list && depth != 1 { json!([value]) } else { json!({ "a": value }) };
-            let decision = Decision { metadata: json!({ "a": value }).as_object().cloned(), ..refusal() };
+            let decision = Decision { metadata: json!({ "a": value }).as_object().cloned(), ..rejection() };
             let response = encode::response(&decision);
             let metadata = sent(&response).dynamic_metadata.unwrap();
             let kept = format!("{metadata:?}").contains("innermost");
@@ -352,13 +352,13 @@ fn response_is_encoded_as_json() {
         r#"{"key":"RateLimit-Remaining","value":"0"}],"rawBody":"c2xvdyBkb3du","#,
         r#""dynamicMetadata":{"list":[1.5,{}],"none":null,"number":5,"text":"t","yes":true}}"#,
     );
-    assert_eq!(response_to_json(&encode::response(&refusal())).unwrap(), expected);
+    assert_eq!(response_to_json(&encode::response(&rejection())).unwrap(), expected);
     assert_eq!(response_to_json(&RateLimitResponse::default()).unwrap(), "{}");
 }
 
 #[test]
 fn response_without_json_form_is_an_error() {
-    let mut response = encode::response(&refusal());
+    let mut response = encode::response(&rejection());
     let fields = &mut response.dynamic_metadata.as_mut().unwrap().fields;
     fields.insert("number".into(), prost_types::Value { kind: Some(Kind::NumberValue(f64::NAN)) });
     assert!(matches!(response_to_json(&response), Err(JsonError::Unprintable(_))));
@@ -420,18 +420,18 @@ proptest! {
         }
         prop_assert_eq!(&sent(&message), &message);
         let is_plain = message.descriptors.iter().all(|descriptor| descriptor.limit.is_none());
-        prop_assert_eq!(in_place(&message.encode_to_vec()), is_plain);
+        prop_assert_eq!(decodes_borrowed(&message.encode_to_vec()), is_plain);
     }
 
     /// One after the other, messages are one message.
     #[test]
     fn borrowed_decode_equals_prost(first in any_request(), then in any_request()) {
-        in_place(&[first.encode_to_vec(), then.encode_to_vec()].concat());
+        decodes_borrowed(&[first.encode_to_vec(), then.encode_to_vec()].concat());
         let all = first.descriptors.iter().chain(&then.descriptors).flat_map(RateLimitDescriptor::encode_to_vec);
         let all: Vec<u8> = all.collect();
         let mut bytes = vec![0x12];
         prost::encoding::encode_varint(all.len() as u64, &mut bytes);
-        in_place(&[bytes, all].concat());
+        decodes_borrowed(&[bytes, all].concat());
     }
 
     #[test]
@@ -439,7 +439,7 @@ proptest! {
         if let Ok(message) = RateLimitRequest::decode(bytes.as_slice()) {
             decode::request(&message);
         }
-        in_place(&bytes);
+        decodes_borrowed(&bytes);
         if let Ok(message) = RateLimitResponse::decode(bytes.as_slice()) {
             let _ = response_to_json(&message);
         }
@@ -460,7 +460,7 @@ proptest! {
             if let Ok(message) = RateLimitRequest::decode(damaged) {
                 decode::request(&message);
             }
-            in_place(damaged);
+            decodes_borrowed(damaged);
         }
     }
 

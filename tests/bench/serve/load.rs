@@ -27,7 +27,7 @@ pub(crate) struct Cost {
     pub(crate) us_per_call: f64,
     pub(crate) calls_per_s: f64,
     /// Answers other than OK.
-    pub(crate) refused: u64,
+    pub(crate) rejected: u64,
 }
 
 /// A connection.
@@ -80,14 +80,14 @@ pub(crate) async fn drive(
     (streams, time): (usize, Duration),
 ) -> Cost {
     let calls = Arc::new(AtomicU64::new(0));
-    let refused = Arc::new(AtomicU64::new(0));
+    let rejected = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));
     let mut callers = JoinSet::new();
     for connection in 0..CONNECTIONS {
         let caller = Caller::connect(server.address()).await;
         for stream in 0..streams {
             let (caller, calls, stop) = (caller.clone(), Arc::clone(&calls), Arc::clone(&stop));
-            let refused = Arc::clone(&refused);
+            let rejected = Arc::clone(&rejected);
             let mut random = (connection * streams + stream + 1) as u64 * 0x9e37_79b9;
             callers.spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
@@ -95,7 +95,7 @@ pub(crate) async fn drive(
                     random ^= random >> 7;
                     random ^= random << 17;
                     if !caller.call(request(random % keys)).await {
-                        refused.fetch_add(1, Ordering::Relaxed);
+                        rejected.fetch_add(1, Ordering::Relaxed);
                     }
                     calls.fetch_add(1, Ordering::Relaxed);
                 }
@@ -110,7 +110,7 @@ pub(crate) async fn drive(
     Cost {
         us_per_call: cpu.as_secs_f64() * 1e6 / count as f64,
         calls_per_s: count as f64 / elapsed.as_secs_f64(),
-        refused: refused.load(Ordering::Relaxed),
+        rejected: rejected.load(Ordering::Relaxed),
     }
 }
 

@@ -25,7 +25,7 @@ struct Situation {
 }
 
 const PASSES: &str = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
-const REFUSES: &str = "{unit: day, requests_per_unit: 1}";
+const REJECTING_LIMIT: &str = "{unit: day, requests_per_unit: 1}";
 
 /// CPU of the server per decision with metrics on, beside that with metrics off; at most 1.05 times.
 pub(crate) async fn cost() {
@@ -34,8 +34,8 @@ pub(crate) async fn cost() {
         Situation { label: "one hot key", limit: PASSES, keys: 1, scraped: false },
         Situation { label: "100 000 keys", limit: PASSES, keys: 100_000, scraped: false },
         Situation { label: "100 000 keys, scraped each second", limit: PASSES, keys: 100_000, scraped: true },
-        Situation { label: "one hot key, refused", limit: REFUSES, keys: 1, scraped: false },
-        Situation { label: "100 000 keys, refused", limit: REFUSES, keys: 100_000, scraped: false },
+        Situation { label: "one hot key, rejected", limit: REJECTING_LIMIT, keys: 1, scraped: false },
+        Situation { label: "100 000 keys, rejected", limit: REJECTING_LIMIT, keys: 100_000, scraped: false },
     ] {
         compare(&situation).await;
     }

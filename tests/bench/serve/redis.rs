@@ -57,8 +57,8 @@ pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
     ];
     for (name, label, keys, request) in table {
         if wanted(name) {
-            let asks_always = keys > 1 && name != "eventual";
-            let streams = if asks_always { STREAMS / 2 } else { STREAMS };
+            let calls_every_time = keys > 1 && name != "eventual";
+            let streams = if calls_every_time { STREAMS / 2 } else { STREAMS };
             compare(label, (&tollkeeper, &single, &empty), keys, (streams, request)).await;
         }
     }
@@ -84,7 +84,7 @@ async fn compare(
 ) {
     drive(tollkeeper, keys, request, (streams, ROUND)).await;
     let (mut ratios, mut ours, mut floors, mut rates, mut theirs) = (vec![], vec![], vec![], vec![], vec![]);
-    let mut refused = 0;
+    let mut rejected = 0;
     for _ in 0..ROUNDS {
         let floor = drive(empty, keys, request, (streams, ROUND)).await;
         let redis_cpu = redis.cpu();
@@ -95,10 +95,10 @@ async fn compare(
         ours.push(our.us_per_call);
         floors.push(floor.us_per_call);
         rates.push(our.calls_per_s);
-        refused += our.refused;
+        rejected += our.rejected;
     }
     println!(
-        "{label:<34} {:>10.2} {:>10.2} {:>7.3} {:>9.0}   redis {:.2} us/call, {refused} by policy",
+        "{label:<34} {:>10.2} {:>10.2} {:>7.3} {:>9.0}   redis {:.2} us/call, {rejected} by policy",
         median(&mut ours),
         median(&mut floors),
         median(&mut ratios),
@@ -126,9 +126,9 @@ async fn calls_per_thousand(tollkeeper: &MeasuredServer, redis: &Server) {
         let cost = drive(tollkeeper, RANDOM_RANGE, request, (STREAMS, ROUND * 3)).await;
         let decisions = cost.calls_per_s * (ROUND * 3).as_secs_f64();
         println!(
-            "{label}: {:.0} decisions/s, {:.1} % refused, {:.1} calls to Redis per 1000 decisions",
+            "{label}: {:.0} decisions/s, {:.1} % rejected, {:.1} calls to Redis per 1000 decisions",
             cost.calls_per_s,
-            100.0 * cost.refused as f64 / decisions,
+            100.0 * cost.rejected as f64 / decisions,
             1000.0 * (calls() - before) as f64 / decisions
         );
     }

@@ -20,7 +20,7 @@ use tollkeeper::telemetry::service_metrics::ServiceMetrics;
 use super::{BEGIN, CAPACITY_BYTES, NAME_BYTES, Situation, USERS, Walk, frame, key, many_rules};
 
 /// The most descriptors of a request here.
-const MOST_DESCRIPTORS: usize = 10;
+const MAX_DESCRIPTORS: usize = 10;
 /// A key of which something is used lives for hours, and nothing is refused.
 const GENEROUS: &str = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
 /// The second hit of the day is refused.
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     /// All rules, at least ten.
     pub(crate) rules: usize,
     /// True if each descriptor is rejected.
-    pub(crate) refused: bool,
+    pub(crate) rejected: bool,
     /// True if metrics are counted.
     pub(crate) metrics: bool,
     /// True if the response has headers that describe the limits.
@@ -44,7 +44,7 @@ pub(crate) struct Options {
 impl Default for Options {
     /// One descriptor, admitted; counted; no headers.
     fn default() -> Self {
-        Self { descriptors: 1, rules: 10, refused: false, metrics: true, headers: false }
+        Self { descriptors: 1, rules: 10, rejected: false, metrics: true, headers: false }
     }
 }
 
@@ -67,11 +67,11 @@ impl Options {
 
     /// Ten rules that are met, and the others.
     fn rules(self) -> Vec<Domain> {
-        let limit = if self.refused { STINGY } else { GENEROUS };
-        let met = (0..MOST_DESCRIPTORS).map(|i| format!("- {{key: {}, rate_limit: {limit}}}\n", key(i)));
+        let limit = if self.rejected { STINGY } else { GENEROUS };
+        let met = (0..MAX_DESCRIPTORS).map(|i| format!("- {{key: {}, rate_limit: {limit}}}\n", key(i)));
         let other = format!("- {{key: path, value: /, rate_limit: {limit}}}\n");
         let descriptors: String = met.chain([other]).collect();
-        many_rules(&descriptors, self.rules - MOST_DESCRIPTORS, |i, node| node.value = format!("/service/{i}/items"))
+        many_rules(&descriptors, self.rules - MAX_DESCRIPTORS, |i, node| node.value = format!("/service/{i}/items"))
     }
 }
 
@@ -83,17 +83,17 @@ pub(crate) struct Deciding {
 }
 
 impl Deciding {
-    pub(crate) fn new(scene: Options) -> Self {
-        let requests = (0..USERS).map(|user| request(user, scene.descriptors)).collect();
-        let situation = Self { service: scene.service(), requests, walk: Walk::through(USERS) };
+    pub(crate) fn new(options: Options) -> Self {
+        let requests = (0..USERS).map(|user| request(user, options.descriptors)).collect();
+        let situation = Self { service: options.service(), requests, walk: Walk::through(USERS) };
         let mut situation = situation.warmed();
-        let refused = (0..USERS).filter(|_| situation.refuses()).count();
-        assert_eq!(refused, if scene.refused { USERS } else { 0 });
+        let rejected = (0..USERS).filter(|_| situation.rejects()).count();
+        assert_eq!(rejected, if options.rejected { USERS } else { 0 });
         situation
     }
 
     /// Decides the next request; true if it is rejected.
-    fn refuses(&mut self) -> bool {
+    fn rejects(&mut self) -> bool {
         let service = &self.service;
         service.clock.set(service.clock.now().plus_us(1));
         let request = black_box(&self.requests[self.walk.next()]);
@@ -106,7 +106,7 @@ impl Deciding {
 
 impl Situation for Deciding {
     fn step(&mut self) {
-        black_box(self.refuses());
+        black_box(self.rejects());
     }
 
     fn inputs(&self) -> usize {

@@ -58,10 +58,10 @@ pub(crate) struct Encoding {
 
 impl Encoding {
     /// Of the decision of this scene. The service that decided is never given back: its rules are borrowed.
-    pub(crate) fn new(scene: Options) -> Self {
-        let service: &'static Service = Box::leak(Box::new(scene.service()));
+    pub(crate) fn new(options: Options) -> Self {
+        let service: &'static Service = Box::leak(Box::new(options.service()));
         let rules: &'static LoadedRules = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
-        let request = request(1, scene.descriptors);
+        let request = request(1, options.descriptors);
         let decide = || {
             let context = service.context(Some(rules), DEFAULT_DEADLINE);
             service.decider.decide_now(context, &request).expect("it is decided")
@@ -69,7 +69,7 @@ impl Encoding {
         // The first hit of the day is never refused.
         decide();
         let decision = decide();
-        assert_eq!((decision.over_limit, decision.headers.is_empty()), (scene.refused, !scene.headers));
+        assert_eq!((decision.over_limit, decision.headers.is_empty()), (options.rejected, !options.headers));
         Self { decision }.warmed()
     }
 }
@@ -93,9 +93,9 @@ pub(crate) struct Answering {
 }
 
 impl Answering {
-    pub(crate) fn new(scene: Options) -> Self {
-        let frames = (0..USERS).map(|user| frame(user, scene.descriptors, NAME_BYTES)).collect();
-        Self { service: scene.service(), frames, walk: Walk::through(USERS) }.warmed()
+    pub(crate) fn new(options: Options) -> Self {
+        let frames = (0..USERS).map(|user| frame(user, options.descriptors, NAME_BYTES)).collect();
+        Self { service: options.service(), frames, walk: Walk::through(USERS) }.warmed()
     }
 }
 

@@ -24,8 +24,8 @@ fn charges() -> impl Strategy<Value = Vec<Charge>> {
         1 => (1..6_u64).prop_map(Hits::Refund),
     ];
     let later = prop_oneof![3 => Just(0), 2 => 0..1_000_000_u64, 1 => 0..100_000_000_u64];
-    let hold = prop_oneof![Just(0), 0..30_000_000_u64];
-    proptest::collection::vec((later, hits, hold), 1..30)
+    let max_delay_us = prop_oneof![Just(0), 0..30_000_000_u64];
+    proptest::collection::vec((later, hits, max_delay_us), 1..30)
 }
 
 /// A limit with its enforced flag.

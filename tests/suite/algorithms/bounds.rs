@@ -16,9 +16,9 @@ use super::scenario::{Backwards, CALM, HistoryOptions, Scenario, config, scenari
 #[derive(Clone, Copy, Debug)]
 struct Passed {
     /// Times of the charges.
-    asked: i128,
+    charged_at: i128,
     /// Times of departure.
-    left: i128,
+    departs_at: i128,
     hits: i128,
 }
 
@@ -28,15 +28,15 @@ proptest! {
     #[test]
     fn sliding_window_log_admits_at_most_the_limit_in_any_window(scenario in scenario_of(Algorithm::SlidingWindowLog, CALM)) {
         let (limit, period) = (scenario.limits[0], period(&scenario.limits[0]));
-        let passed = live(&scenario, |passed, now, hits| {
-            let held: i128 = passed.iter().filter(|one| one.asked > now - period).map(|one| one.hits).sum();
+        let passed = run_history(&scenario, |passed, now, hits| {
+            let hits_in_period: i128 = passed.iter().filter(|charge| charge.charged_at > now - period).map(|charge| charge.hits).sum();
             // Without `count_rejected` nothing else stands in the way.
-            prop_assert!(limit.count_rejected() || held + hits > most(&limit), "rejected though it fits");
+            prop_assert!(limit.count_rejected() || hits_in_period + hits > limit_hits(&limit), "rejected though it fits");
             Ok(())
         })?;
-        for one in &passed {
-            let inside = passed.iter().filter(|other| one.asked - period < other.asked && other.asked <= one.asked);
-            prop_assert!(inside.map(|other| other.hits).sum::<i128>() <= most(&limit));
+        for charge in &passed {
+            let inside = passed.iter().filter(|other| charge.charged_at - period < other.charged_at && other.charged_at <= charge.charged_at);
+            prop_assert!(inside.map(|other| other.hits).sum::<i128>() <= limit_hits(&limit));
         }
     }
 
@@ -45,14 +45,14 @@ proptest! {
         let limit = scenario.limits[0];
         let of_window = |passed: &[Passed], at| {
             let (start, end) = window(&limit, at);
-            passed.iter().filter(|one| start <= one.asked && one.asked < end).map(|one| one.hits).sum::<i128>()
+            passed.iter().filter(|charge| start <= charge.charged_at && charge.charged_at < end).map(|charge| charge.hits).sum::<i128>()
         };
-        let passed = live(&scenario, |passed, now, hits| {
-            prop_assert!(limit.count_rejected() || of_window(passed, now) + hits > most(&limit), "rejected though it fits");
+        let passed = run_history(&scenario, |passed, now, hits| {
+            prop_assert!(limit.count_rejected() || of_window(passed, now) + hits > limit_hits(&limit), "rejected though it fits");
             Ok(())
         })?;
-        for one in &passed {
-            prop_assert!(of_window(&passed, one.asked) <= most(&limit));
+        for charge in &passed {
+            prop_assert!(of_window(&passed, charge.charged_at) <= limit_hits(&limit));
         }
     }
 
@@ -60,15 +60,15 @@ proptest! {
     #[test]
     fn token_bucket_admits_at_most_burst_plus_refill_in_any_span(scenario in scenario_of(Algorithm::TokenBucket, CALM)) {
         let limit = scenario.limits[0];
-        let passed = live(&scenario, |_, _, _| Ok(()))?;
+        let passed = run_history(&scenario, |_, _, _| Ok(()))?;
         for (index, first) in passed.iter().enumerate() {
             let mut sum = 0;
             for last in &passed[index..] {
                 sum += last.hits;
                 // A departure is rounded up to a microsecond, so that a span may seem one shorter than it is.
-                let span = last.left - first.left + 1;
+                let span = last.departs_at - first.departs_at + 1;
                 let beyond = sum - i128::from(limit.capacity());
-                prop_assert!(beyond * period(&limit) <= span * most(&limit), "{} hits within {} us", sum, span);
+                prop_assert!(beyond * period(&limit) <= span * limit_hits(&limit), "{} hits within {} us", sum, span);
             }
         }
     }
@@ -78,16 +78,16 @@ proptest! {
         scenario in scenario_of(Algorithm::LeakyBucket, HistoryOptions { backwards: Backwards::WithinAPeriod, ..CALM }),
     ) {
         let limit = scenario.limits[0];
-        let passed = live(&scenario, |_, _, _| Ok(()))?;
+        let passed = run_history(&scenario, |_, _, _| Ok(()))?;
         for pair in passed.windows(2) {
-            let apart = pair[1].left - pair[0].left;
+            let apart = pair[1].departs_at - pair[0].departs_at;
             // Rounded up, both: so the distance may be one short, but is never less than the rounded-down time.
-            prop_assert!(apart >= pair[0].hits * period(&limit) / most(&limit), "{:?}", pair);
+            prop_assert!(apart >= pair[0].hits * period(&limit) / limit_hits(&limit), "{:?}", pair);
         }
         // Rounding does not add up: over the whole history the rate is exact.
         if let (Some(first), Some(last)) = (passed.first(), passed.last()) {
-            let between: i128 = passed[..passed.len() - 1].iter().map(|one| one.hits).sum();
-            prop_assert!(last.left - first.left >= between * period(&limit) / most(&limit));
+            let between: i128 = passed[..passed.len() - 1].iter().map(|charge| charge.hits).sum();
+            prop_assert!(last.departs_at - first.departs_at >= between * period(&limit) / limit_hits(&limit));
         }
     }
 
@@ -95,24 +95,24 @@ proptest! {
     fn leaky_bucket_refund_keeps_announced_departures(
         scenario in scenario_of(Algorithm::LeakyBucket, HistoryOptions { refunds: true, ..CALM }),
     ) {
-        for pair in live(&scenario, |_, _, _| Ok(()))?.windows(2) {
-            prop_assert!(pair[0].left <= pair[1].left, "{:?}", pair);
+        for pair in run_history(&scenario, |_, _, _| Ok(()))?.windows(2) {
+            prop_assert!(pair[0].departs_at <= pair[1].departs_at, "{:?}", pair);
         }
     }
 
     #[test]
     fn leaky_bucket_never_queues_more_than_its_size(scenario in scenario_of(Algorithm::LeakyBucket, CALM)) {
         let limit = scenario.limits[0];
-        for one in live(&scenario, |_, _, _| Ok(()))? {
+        for charge in run_history(&scenario, |_, _, _| Ok(()))? {
             // What stands before a request is at most the queue without it.
-            let before = i128::from(limit.capacity()) - one.hits;
-            prop_assert!((one.left - one.asked - 1) * most(&limit) < before * period(&limit) || one.left == one.asked);
+            let before = i128::from(limit.capacity()) - charge.hits;
+            prop_assert!((charge.departs_at - charge.charged_at - 1) * limit_hits(&limit) < before * period(&limit) || charge.departs_at == charge.charged_at);
         }
     }
 }
 
 /// Runs a history. Returns the admitted charges, and calls `rejected` for every other one.
-fn live(
+fn run_history(
     scenario: &Scenario,
     rejected: impl Fn(&[Passed], i128, i128) -> TestCaseResult,
 ) -> Result<Vec<Passed>, TestCaseError> {
@@ -124,12 +124,16 @@ fn live(
             result.delay_us <= request.max_delay_us.min(limit.max_wait_us()),
             "delayed longer than the caller accepts"
         );
-        let asked = i128::from(now.as_micros());
+        let charged_at = i128::from(now.as_micros());
         if let Hits::Charge(hits) = request.hits {
             if result.admitted {
-                passed.push(Passed { asked, left: asked + i128::from(result.delay_us), hits: i128::from(hits) });
+                passed.push(Passed {
+                    charged_at,
+                    departs_at: charged_at + i128::from(result.delay_us),
+                    hits: i128::from(hits),
+                });
             } else {
-                rejected(&passed, asked, i128::from(hits))?;
+                rejected(&passed, charged_at, i128::from(hits))?;
             }
         }
         Ok(result)
@@ -138,7 +142,7 @@ fn live(
 }
 
 /// Hits in a period.
-fn most(limit: &Limit) -> i128 {
+fn limit_hits(limit: &Limit) -> i128 {
     i128::from(limit.requests_per_unit())
 }
 

@@ -43,15 +43,15 @@ impl Model {
         let now = i128::from(now.as_micros());
         let before = self.shown(limit, now);
         let admitted = self.passes(limit, now, request);
-        let mut hold = 0;
+        let mut delay = 0;
         let mut after = before;
         match request.hits {
             Hits::Charge(hits) if admitted && !request.rejected_elsewhere => {
-                hold = self.hold(limit, now, hits);
+                delay = self.delay(limit, now, hits);
                 after = self.count(limit, now, |model, at| model.count_hits(limit, at, i128::from(hits)));
             }
             Hits::Charge(hits) if limit.count_rejected() => {
-                after = self.count(limit, now, |model, at| model.owe(limit, at, i128::from(hits)));
+                after = self.count(limit, now, |model, at| model.charge_rejected(limit, at, i128::from(hits)));
             }
             Hits::Refund(hits) => {
                 after = self.count(limit, now, |model, at| model.refund(limit, at, i128::from(hits)));
@@ -66,14 +66,14 @@ impl Model {
             remaining: u32::try_from(left.max(0)).expect("at most the capacity"),
             reset_us: to_u64(self.reset(limit, now)),
             retry_after_us: (!admitted && can_ever_pass(limit, request))
-                .then(|| to_u64(first(|wait| self.passes(limit, now + wait, request)))),
-            delay_us: to_u64(hold),
+                .then(|| to_u64(first_time(|wait| self.passes(limit, now + wait, request)))),
+            delay_us: to_u64(delay),
         }
     }
 
     /// What is remembered at `now`, and the time that it is taken to be: never before the last charge, unless that lies
     /// more than a period ahead, which makes all of it void.
-    fn live(&self, limit: &Limit, now: i128) -> (&Self, i128) {
+    fn live_state(&self, limit: &Limit, now: i128) -> (&Self, i128) {
         if self.last - now > period(limit) { (&BLANK, now) } else { (self, now.max(self.last)) }
     }
 
@@ -91,55 +91,57 @@ impl Model {
         if hits > capacity || limit.requests_per_unit() == 0 {
             return false;
         }
-        let (live, at) = self.live(limit, now);
+        let (live_state, at) = self.live_state(limit, now);
         let room = Ratio::whole(capacity - hits);
         let latest = at.max(now + i128::from(request.max_delay_us.min(limit.max_wait_us())));
         match limit.algorithm() {
-            Algorithm::TokenBucket => live.used_at(limit, latest) <= room,
-            Algorithm::LeakyBucket => live.used_at(limit, at) <= room && live.used_at(limit, latest) == Ratio::ZERO,
+            Algorithm::TokenBucket => live_state.used_at(limit, latest) <= room,
+            Algorithm::LeakyBucket => {
+                live_state.used_at(limit, at) <= room && live_state.used_at(limit, latest) == Ratio::ZERO
+            }
             _ => self.shown(limit, now) + hits <= capacity,
         }
     }
 
     /// Delay of an admitted charge: until its tokens are refilled, or until everything before it has left.
-    fn hold(&self, limit: &Limit, now: i128, hits: u64) -> i128 {
-        let (live, at) = self.live(limit, now);
+    fn delay(&self, limit: &Limit, now: i128, hits: u64) -> i128 {
+        let (live_state, at) = self.live_state(limit, now);
         let room = match limit.algorithm() {
             Algorithm::TokenBucket => Ratio::whole(i128::from(limit.capacity()) - i128::from(hits)),
             Algorithm::LeakyBucket => Ratio::ZERO,
             _ => return 0,
         };
-        if live.used_at(limit, at) <= room {
+        if live_state.used_at(limit, at) <= room {
             return 0;
         }
-        first(|wait| now + wait >= at && live.used_at(limit, now + wait) <= room)
+        first_time(|wait| now + wait >= at && live_state.used_at(limit, now + wait) <= room)
     }
 
     /// How long until nothing is counted; fixed_window: until the window ends.
     fn reset(&self, limit: &Limit, now: i128) -> i128 {
         match limit.algorithm() {
-            Algorithm::FixedWindow => window(limit, self.live(limit, now).1).1 - now,
+            Algorithm::FixedWindow => window(limit, self.live_state(limit, now).1).1 - now,
             // Such a bucket never drains.
             Algorithm::TokenBucket | Algorithm::LeakyBucket if limit.requests_per_unit() == 0 => 0,
-            _ => first(|wait| self.shown(limit, now + wait) == 0),
+            _ => first_time(|wait| self.shown(limit, now + wait) == 0),
         }
     }
 
     /// The hits that count at `now`, in whole ones.
     fn shown(&self, limit: &Limit, now: i128) -> i128 {
-        let (live, at) = self.live(limit, now);
+        let (live_state, at) = self.live_state(limit, now);
         match limit.algorithm() {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket => live.used_at(limit, at).ceil(),
-            Algorithm::FixedWindow => live.in_window(window(limit, at).0),
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => live_state.used_at(limit, at).ceil(),
+            Algorithm::FixedWindow => live_state.in_window(window(limit, at).0),
             Algorithm::SlidingWindowLog => {
-                let out = live.log.partition_point(|&hit| hit <= at - period(limit));
-                i128::try_from(live.log.len() - out).expect("a small number")
+                let out = live_state.log.partition_point(|&hit| hit <= at - period(limit));
+                i128::try_from(live_state.log.len() - out).expect("a small number")
             }
             Algorithm::SlidingWindowCounter => {
                 let (start, end) = window(limit, at);
-                let previous = live.in_window(start - period(limit));
+                let previous = live_state.in_window(start - period(limit));
                 let share = Ratio::new(previous * (end - at), period(limit));
-                Ratio::whole(live.in_window(start)).plus(share).floor()
+                Ratio::whole(live_state.in_window(start)).plus(share).floor()
             }
         }
     }
@@ -154,10 +156,10 @@ impl Model {
 
     /// Brings what is remembered to the time of a charge, changes it, and tells what counts then.
     fn count(&mut self, limit: &Limit, now: i128, change: impl FnOnce(&mut Self, i128)) -> i128 {
-        let (live, at) = self.live(limit, now);
-        let mut next = live.clone();
-        next.used = live.used_at(limit, at);
-        next.promised = drained(live.promised, limit, at - live.last);
+        let (live_state, at) = self.live_state(limit, now);
+        let mut next = live_state.clone();
+        next.used = live_state.used_at(limit, at);
+        next.promised = drained(live_state.promised, limit, at - live_state.last);
         next.log.retain(|&hit| hit > at - period(limit));
         next.last = at;
         change(&mut next, at);
@@ -181,7 +183,7 @@ impl Model {
     }
 
     /// Adds rejected hits.
-    fn owe(&mut self, limit: &Limit, at: i128, hits: i128) {
+    fn charge_rejected(&mut self, limit: &Limit, at: i128, hits: i128) {
         let most = i128::from(limit.capacity()) + i128::from(limit.requests_per_unit());
         match limit.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
@@ -278,18 +280,18 @@ fn period(limit: &Limit) -> i128 {
 }
 
 /// The first microsecond from 0 at which something is so that stays so.
-fn first(holds: impl Fn(i128) -> bool) -> i128 {
-    if holds(0) {
+fn first_time(condition: impl Fn(i128) -> bool) -> i128 {
+    if condition(0) {
         return 0;
     }
     let (mut not_yet, mut by) = (0, 1);
-    while !holds(by) {
+    while !condition(by) {
         (not_yet, by) = (by, by * 2);
         assert!(by < 1 << 92, "never");
     }
     while by - not_yet > 1 {
         let middle = not_yet + (by - not_yet) / 2;
-        if holds(middle) { by = middle } else { not_yet = middle }
+        if condition(middle) { by = middle } else { not_yet = middle }
     }
     by
 }

@@ -50,7 +50,7 @@ fn detailed_metric_puts_values_into_names() {
         ("host=b.example.com", true),
         ("agent=curl/8", true),
     ] {
-        assert_eq!(watched.ask("shop", descriptor, 1), passes, "{descriptor}");
+        assert_eq!(watched.admits("shop", descriptor, 1), passes, "{descriptor}");
     }
     let expected = [
         r#""shop",key1="agent_curl/8"} 1"#,
@@ -77,10 +77,10 @@ fn detailed_metric_puts_values_into_names() {
 fn overflowing_names_are_counted_under_their_rule() {
     let watched = Watched::start(with_rules(NAMED).env("TOLLKEEPER_METRIC_SERIES", "3"));
     for value in 0..10 {
-        assert!(watched.ask("shop", &format!("path=/{value}"), 1));
+        assert!(watched.admits("shop", &format!("path=/{value}"), 1));
     }
     // Known series still count.
-    assert!(!watched.ask("shop", "path=/0", 1));
+    assert!(!watched.admits("shop", "path=/0", 1));
     let expected = [
         r#""shop",key1="path"} 7"#,
         r#""shop",key1="path_/0"} 2"#,
@@ -95,7 +95,7 @@ fn overflowing_names_are_counted_under_their_rule() {
     assert_eq!(series(&watched), [3, 3, 7]);
     // A name that is too long overflows too.
     let long = Watched::start(with_rules(NAMED));
-    assert!(long.ask("shop", &format!("path=/{}", "x".repeat(600)), 1));
+    assert!(long.admits("shop", &format!("path=/{}", "x".repeat(600)), 1));
     assert_eq!(counted(&long, "total_hits"), [r#""shop",key1="path"} 1"#]);
     assert_eq!(series(&long), [0, 10_000, 1]);
 }
@@ -104,9 +104,9 @@ fn overflowing_names_are_counted_under_their_rule() {
 fn unmatched_names_share_one_overflow_name() {
     let watched = Watched::start(with_rules(NAMED).env("TOLLKEEPER_METRIC_SERIES", "2"));
     for domain in 0..6 {
-        assert!(watched.ask(&format!("d{domain}"), "a=b", 1));
+        assert!(watched.admits(&format!("d{domain}"), "a=b", 1));
     }
-    assert!(watched.ask(&"d".repeat(1000), "a=b", 1));
+    assert!(watched.admits(&"d".repeat(1000), "a=b", 1));
     let expected = [r#""_other"} 5"#, r#""d0"} 1"#, r#""d1"} 1"#];
     assert_eq!(counted(&watched, "domain_not_found"), expected);
     // Limits sent with a request are named by it too.
@@ -131,8 +131,8 @@ fn unmatched_names_share_one_overflow_name() {
 fn request_text_cannot_break_exposition_or_statsd_lines() {
     let watched = Watched::start(with_rules(NAMED));
     let evil = "x\ntollkeeper_rules 99\r\n\u{1b}[31m\"\\{}:|@#=é";
-    assert!(watched.ask("shop", &format!("path={evil}"), 1));
-    assert!(watched.ask(evil, "a=b", 1));
+    assert!(watched.admits("shop", &format!("path={evil}"), 1));
+    assert!(watched.admits(evil, "a=b", 1));
     let found = watched.scrape();
     assert_eq!(found.count("tollkeeper_rules"), 4);
     let name = counted(&watched, "total_hits");

@@ -82,7 +82,7 @@ descriptors:
     let shared = Watched::start(setup);
     let scrape = wait_for("a share and a refusal from memory", || {
         for descriptor in ["strict=x", "second=x", "shared=x"] {
-            shared.ask("shop", descriptor, 1);
+            shared.admits("shop", descriptor, 1);
         }
         let found = shared.scrape();
         let lacks =

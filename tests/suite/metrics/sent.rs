@@ -152,7 +152,7 @@ fn statsd_server_that_does_not_read_does_no_harm() {
     let mut sent = 0;
     wait_for("a warning in the log", || {
         for _ in 0..20 {
-            watched.ask("shop", "idle=x", 1);
+            watched.admits("shop", "idle=x", 1);
             sent += 1;
         }
         (statsd_warnings(&watched.server.stderr()) > 0).then_some(())

@@ -21,7 +21,7 @@ fn failed_charges_count_as_redis_errors_under_every_policy() {
     let watched = Watched::start(counting_in(with_rules(POLICIES), &redis).env("TOLLKEEPER_STORE_TIMEOUT", "10s"));
     let errors = "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"}";
     wait_for("the connection", || (watched.scrape().count("tollkeeper_store_lost") == 0).then_some(()));
-    assert!(watched.ask("shop", "allow=x", 1));
+    assert!(watched.admits("shop", "allow=x", 1));
     let found = watched.scrape();
     assert_eq!(found.count(errors), 0);
     assert_eq!(found.count("tollkeeper_store_duration_seconds_count"), 1);
@@ -30,9 +30,9 @@ fn failed_charges_count_as_redis_errors_under_every_policy() {
     redis.kill();
     wait_for("the loss to be noticed", || (watched.scrape().count("tollkeeper_store_lost") == 1).then_some(()));
     let before = watched.scrape().count(errors);
-    assert_eq!([1, 1, 1].map(|hits| watched.ask("shop", "local=x", hits)), [true, true, false]);
-    assert_eq!([1, 1, 1, 1].map(|hits| watched.ask("shop", "allow=x", hits)), [true; 4]);
-    assert_eq!([1, 1].map(|hits| watched.ask("shop", "deny=x", hits)), [false; 2]);
+    assert_eq!([1, 1, 1].map(|hits| watched.admits("shop", "local=x", hits)), [true, true, false]);
+    assert_eq!([1, 1, 1, 1].map(|hits| watched.admits("shop", "allow=x", hits)), [true; 4]);
+    assert_eq!([1, 1].map(|hits| watched.admits("shop", "deny=x", hits)), [false; 2]);
     let found = watched.scrape();
     println!("{}", found.with_prefix("tollkeeper_policy_verdicts_total").join("\n"));
     assert_eq!(found.count(errors) - before, 9);
@@ -66,12 +66,12 @@ fn open_breaker_is_exported_per_node() {
     assert_eq!(watched.scrape().count(&node), 0);
     redis.freeze();
     wait_for("the breaker to open", || {
-        watched.ask("shop", "allow=x", 1);
+        watched.admits("shop", "allow=x", 1);
         (watched.scrape().count(&node) == 1).then_some(())
     });
     redis.thaw();
     wait_for("the breaker to close", || {
-        watched.ask("shop", "allow=x", 1);
+        watched.admits("shop", "allow=x", 1);
         (watched.scrape().count(&node) == 0).then_some(())
     });
 }
@@ -90,7 +90,7 @@ fn rejection_from_the_local_cache_is_counted_once() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(CACHED), &redis).env("TOLLKEEPER_STORE_TIMEOUT", "10s"));
     let found = wait_for("a refusal from memory", || {
-        watched.ask("shop", "api=v1,user=x", 1);
+        watched.admits("shop", "api=v1,user=x", 1);
         let found = watched.scrape();
         (found.count("tollkeeper_known_over_hits_total") >= 3).then_some(found)
     });
@@ -116,7 +116,7 @@ fn leases_and_their_calls_are_exported() {
     let redis = redis::options().start();
     let watched = Watched::start(counting_in(with_rules(EVENTUAL), &redis).env("TOLLKEEPER_STORE_TIMEOUT", "10s"));
     for _ in 0..50 {
-        assert!(watched.ask("shop", "user=x", 1));
+        assert!(watched.admits("shop", "user=x", 1));
     }
     let found = watched.scrape();
     println!("{}", found.with_prefix("tollkeeper_eventual").join("\n"));

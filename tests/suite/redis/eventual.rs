@@ -74,10 +74,10 @@ impl Replica {
     }
 
     fn offering(&self, key: &str, value: &str, hits: usize) -> impl Future<Output = u64> + use<> {
-        self.asking(&about(key, value), hits)
+        self.admissions(&about(key, value), hits)
     }
 
-    fn asking(&self, request: &RateLimitRequest, hits: usize) -> impl Future<Output = u64> + use<> {
+    fn admissions(&self, request: &RateLimitRequest, hits: usize) -> impl Future<Output = u64> + use<> {
         let callers = (0..CALLERS).map(|caller| {
             let share = hits / CALLERS + usize::from(caller < hits % CALLERS);
             let (mut client, request) = (self.client.clone(), request.clone());
@@ -248,7 +248,7 @@ fn lease_of_one_limit_is_not_used_for_another() {
     assert_eq!(replica.offer(key, "leased", 500), 500);
     // Overrides count on the same key: far fewer than were admitted, also per year.
     let lower = TestRequest::new("shop").descriptor(&[(key, "leased")]).limit(10, 6, None).0;
-    assert_eq!(store_runtime().block_on(join_all([replica.asking(&lower, 200)])), [0]);
+    assert_eq!(store_runtime().block_on(join_all([replica.admissions(&lower, 200)])), [0]);
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn runs() -> u64 {
 struct Tally {
     /// Overshoot of the worst run.
     worst: Option<Worst>,
-    asked: u64,
+    requests: u64,
     calls: u64,
     usage: EventualStats,
     charged: u64,
@@ -51,7 +51,7 @@ struct Tally {
 
 impl Tally {
     fn add(&mut self, plan: &Plan, seed: u64) -> Result<(), String> {
-        let (Outcome { uses, asked, calls, .. }, usage) = World::live(plan, seed);
+        let (Outcome { uses, requests, calls, .. }, usage) = World::live(plan, seed);
         for (counters, uses) in plan.keys.iter().zip(&uses) {
             self.charged += uses.iter().filter(|it| it.by == ledger::By::Redis).map(|it| it.hits).sum::<u64>();
             for counted in counters.iter().filter(|counted| counted.enforced) {
@@ -62,7 +62,7 @@ impl Tally {
                 }
             }
         }
-        (self.asked, self.calls) = (self.asked + asked, self.calls + calls);
+        (self.requests, self.calls) = (self.requests + requests, self.calls + calls);
         self.usage.shared += usage.shared;
         self.usage.leased += usage.leased;
         self.usage.leased += usage.leased;
@@ -72,21 +72,21 @@ impl Tally {
 }
 
 /// Executes many runs of a scenario with this number of replicas, and checks the bound of each.
-fn live(scene: ScenarioKind, fleets: &[usize]) {
+fn live(kind: ScenarioKind, fleets: &[usize]) {
     let mut table = String::new();
     for &replicas in fleets {
         let (mut tallies, mut failures) = (ALGORITHMS.map(|algorithm| (algorithm, Tally::default())), Vec::new());
         for seed in 0..runs() {
             let place = usize::try_from(seed).unwrap() % tallies.len();
             let (algorithm, tally) = &mut tallies[place];
-            let plan = Plan::new(scene, replicas, *algorithm, seed);
+            let plan = Plan::new(kind, replicas, *algorithm, seed);
             let failed = tally.add(&plan, seed).err();
-            failures.extend(failed.map(|what| format!("{}, {replicas} replicas, run {seed}: {what}", scene.name())));
+            failures.extend(failed.map(|what| format!("{}, {replicas} replicas, run {seed}: {what}", kind.name())));
         }
         for (algorithm, tally) in &tallies {
-            let Tally { worst, asked, calls, usage, charged } = tally;
+            let Tally { worst, requests, calls, usage, charged } = tally;
             let Worst { admitted, promised, strict } = worst.expect("there are runs");
-            let (name, per) = (scene.name(), 1000 * calls / asked.max(&1));
+            let (name, per) = (kind.name(), 1000 * calls / requests.max(&1));
             let EventualStats { shared, leased, lent, returned } = usage;
             let ways = format!("{charged} | {leased} | {shared} | {lent} | {returned}");
             let parts = format!("{admitted:.3} | {promised:.3} | {strict:.3}");

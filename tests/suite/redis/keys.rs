@@ -182,22 +182,22 @@ fn limits_share_a_key_exactly_if_they_share_a_counter() {
 }
 
 /// Bytes that mean something in a key, and some that do not: so that what could be mistaken for another is tried.
-fn hostile(most: usize) -> impl Strategy<Value = Vec<u8>> {
+fn hostile(max_length: usize) -> impl Strategy<Value = Vec<u8>> {
     const BYTES: &[u8] = b"\\\\||=={}}*#:57bcda0_\xff\n";
-    prop::collection::vec(prop::sample::select(BYTES), 0..most)
+    prop::collection::vec(prop::sample::select(BYTES), 0..max_length)
 }
 
-fn text(most: usize) -> impl Strategy<Value = String> {
-    hostile(most).prop_map(|bytes| bytes.into_iter().filter(u8::is_ascii).map(char::from).collect())
+fn text(max_length: usize) -> impl Strategy<Value = String> {
+    hostile(max_length).prop_map(|bytes| bytes.into_iter().filter(u8::is_ascii).map(char::from).collect())
 }
 
-fn entries(most: usize, most_bytes: usize) -> impl Strategy<Value = Entries> {
-    let value = prop_oneof![hostile(most_bytes).prop_map(Value::Own), hostile(most_bytes).prop_map(Value::Shared)];
-    prop::collection::vec((hostile(most_bytes), value), 0..most)
+fn entries(max_length: usize, max_bytes: usize) -> impl Strategy<Value = Entries> {
+    let value = prop_oneof![hostile(max_bytes).prop_map(Value::Own), hostile(max_bytes).prop_map(Value::Shared)];
+    prop::collection::vec((hostile(max_bytes), value), 0..max_length)
 }
 
-fn domain(most: usize) -> impl Strategy<Value = String> {
-    text(most).prop_map(|text| if text.is_empty() { "d".to_owned() } else { text })
+fn domain(max_length: usize) -> impl Strategy<Value = String> {
+    text(max_length).prop_map(|text| if text.is_empty() { "d".to_owned() } else { text })
 }
 
 fn limits() -> impl Strategy<Value = (Limit, u64)> {

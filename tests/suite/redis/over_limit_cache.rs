@@ -192,15 +192,15 @@ fn entry_does_not_apply_to_another_limit() {
 #[test]
 fn entry_expires_at_retry_after_and_within_a_second() {
     // 100 ms until the next token, and the rest of the year until the next window.
-    for (limit, holds_us) in [(limit(Algorithm::TokenBucket, 10, Unit::Second), 100_000), (yearly(10), SECOND_US)] {
+    for (limit, valid_us) in [(limit(Algorithm::TokenBucket, 10, Unit::Second), 100_000), (yearly(10), SECOND_US)] {
         let mut counters = Counters::of(limit);
         counters.decide(0, take(10));
         let rejected = counters.charge(0, take(1));
         // From the time of sending, not of the reply.
         let (sent, answered) = (counters.at(5_000), counters.at(12_000));
         counters.over.update(ID, &[counters.command(take(1))], &[rejected], CallTimes { sent, answered });
-        assert!(counters.known(5_000 + holds_us - 1, take(1)).is_some(), "{limit:?}");
-        assert_eq!(counters.known(5_000 + holds_us, take(1)), None, "{limit:?}");
+        assert!(counters.known(5_000 + valid_us - 1, take(1)).is_some(), "{limit:?}");
+        assert_eq!(counters.known(5_000 + valid_us, take(1)), None, "{limit:?}");
         assert_eq!(counters.over.entries(), 0, "what has ended goes when it is met");
     }
 }
@@ -264,12 +264,12 @@ fn refund_or_admission_ends_an_entry() {
     assert_eq!(tried.known(0, take(1)), None);
 
     // The last charge of a call wins.
-    let (refusal, refund) = (full().charge(0, take(1)), full().charge(0, ChargeRequest::new(Hits::Refund(1), 0)));
+    let (rejection, refund) = (full().charge(0, take(1)), full().charge(0, ChargeRequest::new(Hits::Refund(1), 0)));
     for (charges, is_known) in [([1, -1], false), ([-1, 1], true)] {
         let counters = Counters::of(yearly(10));
         let charge = |refund_first: i32| if refund_first < 0 { Hits::Refund(1) } else { Hits::Charge(1) };
         let commands = charges.map(|hits| counters.command(ChargeRequest::new(charge(hits), 0)));
-        let results = charges.map(|hits| if hits < 0 { refund.clone() } else { refusal.clone() });
+        let results = charges.map(|hits| if hits < 0 { refund.clone() } else { rejection.clone() });
         counters.over.update(ID, &commands, &results, CallTimes { sent: counters.at(0), answered: counters.at(0) });
         assert_eq!(counters.known(0, take(1)).is_some(), is_known, "{charges:?}");
     }

@@ -216,14 +216,14 @@ fn both_programs_see_each_others_counts() {
 fn peek_creates_the_key_and_is_rejected_past_the_limit() {
     let server = redis::options().start();
     let replica = replica(&server);
-    let look = about(&[("minute", "v")]).hits(0);
-    assert_eq!(statuses(&replica, &look), [(false, 3)]);
+    let peek = about(&[("minute", "v")]).hits(0);
+    assert_eq!(statuses(&replica, &peek), [(false, 3)]);
     assert_eq!(counters(&server)["domain_minute_v_1200"], "0");
     assert!(ttl(&server, "domain_minute_v_1200") > 60);
     assert_eq!(statuses(&replica, &about(&[("minute", "v")]).hits(3)), [(false, 0)]);
-    assert_eq!(statuses(&replica, &look), [(false, 0)]);
+    assert_eq!(statuses(&replica, &peek), [(false, 0)]);
     assert_eq!(statuses(&replica, &about(&[("minute", "v")])), [(true, 0)]);
-    assert_eq!(statuses(&replica, &look), [(true, 0)]);
+    assert_eq!(statuses(&replica, &peek), [(true, 0)]);
     assert_eq!(counters(&server)["domain_minute_v_1200"], "4");
 }
 
@@ -403,24 +403,24 @@ fn acl_without_scripts_suffices_for_fixed_windows() {
         .env("TOLLKEEPER_ON_STORE_ERROR", "error")
         .start();
     let ready = || http::get(tollkeeper.http_port(), "/readyz").send().status;
-    let ask = |key: &str| {
+    let status_of = |key: &str| {
         let entries = format!(r#"[{{"key": "{key}", "value": "v"}}]"#);
         tollkeeper.post_json(&format!(r#"{{"domain": "domain", "descriptors": [{{"entries": {entries}}}]}}"#)).status
     };
-    assert_eq!((0..4).map(|_| ask("day")).collect::<Vec<_>>(), [200, 200, 200, 429]);
+    assert_eq!((0..4).map(|_| status_of("day")).collect::<Vec<_>>(), [200, 200, 200, 429]);
     wait_for("readiness", || (ready() == 200).then_some(()));
     // A rule that needs a script is reported, and affects no other rule.
-    assert_eq!((0..20).map(|_| ask("bucket")).collect::<Vec<_>>(), [429; 20]);
+    assert_eq!((0..20).map(|_| status_of("bucket")).collect::<Vec<_>>(), [429; 20]);
     wait_for("unreadiness", || (ready() == 500).then_some(()));
     let said = tollkeeper.stderr();
     assert!(said.contains("REDIS_AUTH") && said.contains("+evalsha"), "{said}");
     assert!(!said.contains("secret"), "{said}");
-    assert_eq!((0..4).map(|_| ask("year")).collect::<Vec<_>>(), [200, 200, 200, 429]);
+    assert_eq!((0..4).map(|_| status_of("year")).collect::<Vec<_>>(), [200, 200, 200, 429]);
     let counts: Vec<String> = counters(&server).into_values().collect();
     assert_eq!(counts, ["4", "4"]);
     // Once fixed, it recovers without a restart.
     server.query::<()>(&["ACL", "SETUSER", "plain", "+@all"]);
-    assert_eq!(ask("bucket"), 200);
+    assert_eq!(status_of("bucket"), 200);
     wait_for("readiness", || (ready() == 200).then_some(()));
 }
 

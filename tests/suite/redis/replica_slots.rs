@@ -66,7 +66,7 @@ impl Table {
     }
 
     /// Claims or renews a slot; returns it and the end of the previous claim.
-    fn hold(&mut self, owner: u8, slots: u32) -> (Option<u32>, Time) {
+    fn claim_or_renew(&mut self, owner: u8, slots: u32) -> (Option<u32>, Time) {
         let reply = self.claim(owner, slots, ClaimAction::Claim);
         (reply.slot, reply.previous_end)
     }
@@ -90,7 +90,7 @@ fn each_process_gets_its_own_slot_and_keeps_it() {
     for _ in 0..10 {
         table.pass(Duration::from_secs(29));
         for owner in 0..3 {
-            assert_eq!(table.hold(owner, 3), (Some(owner.into()), never()));
+            assert_eq!(table.claim_or_renew(owner, 3), (Some(owner.into()), never()));
         }
         assert_eq!(table.claim(3, 3, ClaimAction::Claim).slot, None);
     }
@@ -104,25 +104,25 @@ fn each_process_gets_its_own_slot_and_keeps_it() {
 fn claim_expires_after_30_seconds_and_the_longest_free_slot_is_next() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
-    table.hold(0, 2);
+    table.claim_or_renew(0, 2);
     table.pass(Duration::from_secs(1));
-    table.hold(1, 2);
+    table.claim_or_renew(1, 2);
     table.pass(CLAIM_DURATION - Duration::from_secs(1) - Duration::from_micros(1));
-    assert_eq!(table.hold(2, 2).0, None);
+    assert_eq!(table.claim_or_renew(2, 2).0, None);
     table.pass(Duration::from_micros(1));
     let end = START.plus_us(30 * SECOND);
-    assert_eq!(table.hold(2, 2), (Some(0), end));
+    assert_eq!(table.claim_or_renew(2, 2), (Some(0), end));
     // Renewals do not change the end of the previous claim.
     table.pass(Duration::from_secs(10));
-    assert_eq!(table.hold(2, 2), (Some(0), end));
-    assert_eq!(table.hold(3, 2), (Some(1), START.plus_us(31 * SECOND)));
+    assert_eq!(table.claim_or_renew(2, 2), (Some(0), end));
+    assert_eq!(table.claim_or_renew(3, 2), (Some(1), START.plus_us(31 * SECOND)));
     // A process that lost its slot gets another.
     table.pass(Duration::from_secs(31));
-    assert_eq!(table.hold(3, 2).0, Some(1), "its own, though the other is free for longer");
-    assert_eq!(table.hold(0, 2), (Some(0), START.plus_us(70 * SECOND)));
+    assert_eq!(table.claim_or_renew(3, 2).0, Some(1), "its own, though the other is free for longer");
+    assert_eq!(table.claim_or_renew(0, 2), (Some(0), START.plus_us(70 * SECOND)));
     // A process that regains its slot has not used it meanwhile.
     table.pass(Duration::from_secs(100));
-    assert_eq!(table.hold(0, 2), (Some(0), START.plus_us(101 * SECOND)));
+    assert_eq!(table.claim_or_renew(0, 2), (Some(0), START.plus_us(101 * SECOND)));
 }
 
 #[test]
@@ -168,29 +168,29 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
 fn released_slot_is_free_at_once() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
-    table.hold(0, 1);
+    table.claim_or_renew(0, 1);
     table.pass(Duration::from_secs(3));
     assert_eq!(table.claim(1, 1, ClaimAction::Claim).live, 2);
     let ended = table.claim(0, 1, ClaimAction::Release);
     assert_eq!((ended.slot, ended.live), (None, 1));
     let end = table.now.get();
     table.pass(Duration::from_secs(2));
-    assert_eq!(table.hold(1, 1), (Some(0), end));
+    assert_eq!(table.claim_or_renew(1, 1), (Some(0), end));
     // A process without a slot releases no slot of others.
     assert_eq!(table.claim(0, 1, ClaimAction::Release).live, 1);
     assert_eq!(table.claim(2, 1, ClaimAction::Release).live, 1);
-    assert_eq!(table.hold(1, 1), (Some(0), end));
+    assert_eq!(table.claim_or_renew(1, 1), (Some(0), end));
 }
 
 #[test]
 fn new_slot_count_waits_for_old_claims_to_end() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
-    table.hold(0, 2);
-    table.hold(1, 2);
+    table.claim_or_renew(0, 2);
+    table.claim_or_renew(1, 2);
     for _ in 0..5 {
         table.pass(Duration::from_secs(20));
-        table.hold(0, 2);
+        table.claim_or_renew(0, 2);
         let rejected = table.claim(7, 4, ClaimAction::Claim);
         assert_eq!((rejected.slot, rejected.slots, rejected.previous_end), (None, 2, never()));
         assert_eq!(table.claim(7, 4, ClaimAction::Release).slots, 2);
@@ -203,10 +203,10 @@ fn new_slot_count_waits_for_old_claims_to_end() {
     assert_eq!((first.slot, first.slots, first.previous_end, first.live), (Some(0), 4, end, 1));
     table.pass(Duration::from_secs(1));
     for (slot, owner) in [8, 9, 10].into_iter().enumerate() {
-        assert_eq!(table.hold(owner, 4), (u32::try_from(slot + 1).ok(), end));
+        assert_eq!(table.claim_or_renew(owner, 4), (u32::try_from(slot + 1).ok(), end));
     }
     assert_eq!(table.claim(0, 2, ClaimAction::Claim).slots, 4);
-    assert_eq!(table.hold(11, 4).0, None);
+    assert_eq!(table.claim_or_renew(11, 4).0, None);
 }
 
 #[test]
@@ -214,22 +214,22 @@ fn clock_set_back_keeps_no_slot_for_long() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.pass(Duration::from_secs(400 * 86_400));
-    table.hold(0, 1);
+    table.claim_or_renew(0, 1);
     table.now.set(START);
-    assert_eq!(table.hold(1, 1).0, None, "it may still be in use");
+    assert_eq!(table.claim_or_renew(1, 1).0, None, "it may still be in use");
     table.pass(CLAIM_DURATION);
-    assert_eq!(table.hold(1, 1), (Some(0), table.now.get()));
+    assert_eq!(table.claim_or_renew(1, 1), (Some(0), table.now.get()));
 }
 
 #[test]
 fn slots_are_claimed_again_after_a_flush() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
-    table.hold(0, 3);
-    table.hold(1, 3);
+    table.claim_or_renew(0, 3);
+    table.claim_or_renew(1, 3);
     server.query::<()>(&["FLUSHALL"]);
-    assert_eq!(table.hold(1, 3), (Some(0), never()));
-    assert_eq!(table.hold(0, 3), (Some(1), never()));
+    assert_eq!(table.claim_or_renew(1, 3), (Some(0), never()));
+    assert_eq!(table.claim_or_renew(0, 3), (Some(1), never()));
     assert_eq!(table.claim(2, 3, ClaimAction::Claim).live, 3);
 }
 
@@ -237,7 +237,7 @@ fn slots_are_claimed_again_after_a_flush() {
 fn waiting_processes_are_counted_up_to_a_thousand() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
-    table.hold(0, 1000);
+    table.claim_or_renew(0, 1000);
     let claim_live = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
@@ -370,7 +370,7 @@ fn process(server: &Server, keys: &[&str]) -> Setup {
 /// Documented key patterns.
 const DOCUMENTED: &[&str] = &["~tk1:*"];
 
-fn wait_for_the_table(server: &Server) {
+fn wait_for_the_registry(server: &Server) {
     wait_for("a claim", || (server.query::<u64>(&["EXISTS", "tk1:{replicas}"]) == 1).then_some(()));
 }
 
@@ -378,7 +378,7 @@ fn wait_for_the_table(server: &Server) {
 fn process_claims_a_slot_and_releases_it_on_shutdown() {
     let server = servers::options().start();
     let mut process = process(&server, DOCUMENTED).start();
-    wait_for_the_table(&server);
+    wait_for_the_registry(&server);
     let mut table = Table::new(&server);
     let other = table.try_claim(1, 16, ClaimAction::Claim, None).unwrap();
     assert_eq!((other.slot, other.previous_end, other.live), (Some(1), never(), 2));
@@ -395,7 +395,7 @@ fn process_claims_a_slot_and_releases_it_on_shutdown() {
 fn disagreement_about_the_slot_count_is_logged_once() {
     let server = servers::options().start();
     let _first = process(&server, DOCUMENTED).start();
-    wait_for_the_table(&server);
+    wait_for_the_registry(&server);
     let second = process(&server, DOCUMENTED).env("TOLLKEEPER_MAX_REPLICAS", "8").start();
     let says = "TOLLKEEPER_MAX_REPLICAS differs between replicas: 8 here, 16 in running replicas";
     wait_for("a warning", || second.stderr().contains(says).then_some(()));
@@ -405,7 +405,7 @@ fn disagreement_about_the_slot_count_is_logged_once() {
 }
 
 /// Number of script calls sent, permitted or not.
-fn tried(server: &Server) -> u64 {
+fn script_calls(server: &Server) -> u64 {
     let stats = server.info("cmdstat_eval");
     let counts = stats.split(',').filter_map(|field| field.split_once('='));
     counts
@@ -425,8 +425,8 @@ fn unusable_registry_does_no_other_harm() {
             process.stderr().contains("cannot claim a replica slot: replicas are not counted").then_some(())
         });
         let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "x"}]}]}"#;
-        let before = tried(&server);
-        wait_for("it to try again", || (tried(&server) > before + 1).then_some(()));
+        let before = script_calls(&server);
+        wait_for("it to try again", || (script_calls(&server) > before + 1).then_some(()));
         assert_eq!(process.post_json(body).status, 200);
         let ready = http::get(process.http_port(), "/readyz").send();
         assert_eq!(ready.status, 200, "{}", ready.text());

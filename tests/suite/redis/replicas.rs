@@ -95,8 +95,8 @@ impl Fleet {
         // Cluster nodes are discovered shortly after the start.
         for client in &fleet.clients {
             crate::kit::wait_for("the replica to know all nodes", || {
-                let known =
-                    (0..30).map(|value| ask(client.clone(), about("each_fixed_window", &format!("prime {value}"), 0)));
+                let known = (0..30)
+                    .map(|value| admits(client.clone(), about("each_fixed_window", &format!("prime {value}"), 0)));
                 let known = store_runtime().block_on(join_all(known));
                 known.iter().all(Result::is_ok).then_some(())
             });
@@ -120,7 +120,7 @@ impl Fleet {
                     let mut responses = Vec::with_capacity(requests.len());
                     for request in requests {
                         let hits = request.descriptors[0].hits_addend.unwrap_or(1);
-                        let admitted = ask(client.clone(), request).await?;
+                        let admitted = admits(client.clone(), request).await?;
                         responses.push(Answered { admitted, hits, at: Instant::now() });
                     }
                     Ok(responses)
@@ -154,7 +154,7 @@ fn admitted(responses: &[Answered]) -> u64 {
 }
 
 /// Makes a call; true if it is admitted.
-async fn ask(mut client: RateLimitServiceClient<Channel>, request: RateLimitRequest) -> Result<bool, tonic::Status> {
+async fn admits(mut client: RateLimitServiceClient<Channel>, request: RateLimitRequest) -> Result<bool, tonic::Status> {
     let response = client.should_rate_limit(request).await?.into_inner();
     Ok(response.overall_code() == Code::Ok)
 }

@@ -93,10 +93,10 @@ fn all_calls_of_a_request_are_pipelined() {
             one_by_one += proxy.request_bytes() - before;
         }
         server.freeze();
-        let (asked, answered) = (proxy.request_bytes(), proxy.response_bytes());
+        let (sent, answered) = (proxy.request_bytes(), proxy.response_bytes());
         let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
         assert!(poll_once(&mut call).await.is_none());
-        wait_for("the proxy to have all calls", || (proxy.request_bytes() - asked == one_by_one).then_some(()));
+        wait_for("the proxy to have all calls", || (proxy.request_bytes() - sent == one_by_one).then_some(()));
         assert_eq!(proxy.response_bytes(), answered);
         server.thaw();
         assert!(call.await.iter().all(|results| results[0].before == 1));

@@ -51,8 +51,8 @@ fn acl_users_have_their_rights_and_the_kit_user_all() {
     let address = server.address();
     let connect = |user: &str| RedisClient::connect(&format!("redis://{user}{address}"), REPLY_TIMEOUT);
 
-    let refused = connect("").unwrap().command(&["GET", "a"]).unwrap_err();
-    assert_eq!(code(&refused), "NOAUTH");
+    let auth_error = connect("").unwrap().command(&["GET", "a"]).unwrap_err();
+    assert_eq!(code(&auth_error), "NOAUTH");
     assert_eq!(connect(":wrong@").err().unwrap().kind(), ErrorKind::AuthenticationFailed);
     let mut limited = connect("limited:pass@").unwrap();
     assert_eq!(limited.command(&["GET", "a"]).unwrap(), Value::Nil);

@@ -65,7 +65,7 @@ pub(super) fn check(limit: &Limit, uses: &[Use]) -> Result<Worst, String> {
             (in_a_span(limit, uses), most + overshoot)
         }
         Algorithm::SlidingWindowCounter => {
-            plays(limit, &charged)?;
+            check_replay(limit, &charged)?;
             (in_a_window(limit, uses), most + overshoot)
         }
         Algorithm::TokenBucket => {
@@ -127,7 +127,7 @@ fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
 }
 
 /// Checks that each hit passes if all are charged in order.
-fn plays(limit: &Limit, uses: &[Use]) -> Result<(), String> {
+fn check_replay(limit: &Limit, uses: &[Use]) -> Result<(), String> {
     let mut state = State::empty(limit.algorithm());
     for it in uses {
         let result = state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(it.hits), 0));

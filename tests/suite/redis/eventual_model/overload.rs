@@ -44,7 +44,7 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
 }
 
 /// Requests of one hit, this many per mille of the limit in each period.
-fn ask(plan: &mut Plan, per_mille: u64, chance: &mut Chance) {
+fn add_requests(plan: &mut Plan, per_mille: u64, chance: &mut Chance) {
     let limit = plan.keys[0][0].limit;
     let count = u64::from(limit.requests_per_unit()) * per_mille / 1000 * PERIODS;
     let step = (plan.end - plan.start) / count;
@@ -54,7 +54,7 @@ fn ask(plan: &mut Plan, per_mille: u64, chance: &mut Chance) {
 }
 
 /// Hits that a strict limit admits of a run's requests from a time on.
-fn strictly(plan: &Plan, limit: &Limit, from: u64) -> u64 {
+fn strict_admissions(plan: &Plan, limit: &Limit, from: u64) -> u64 {
     let mut state = State::empty(limit.algorithm());
     let mut admits =
         |it: &&Arrival| state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(1), 0)).admitted;
@@ -70,8 +70,8 @@ fn overload_admits_at_least_95_percent_of_the_limit() {
     for (turn, (algorithm, (requests, seconds), replicas)) in each.enumerate() {
         let (per_mille, overshoot) = ([1300, 3000][turn / 3 % 2], [1, 5, 50][(turn + turn / 6) % 3]);
         let period = Period::new(Unit::Second, seconds).unwrap();
-        let terms = LimitSpec::new(algorithm, requests, period);
-        let line = admitted(limit(terms, Overshoot::MilliPercent(1000 * overshoot)), replicas, per_mille);
+        let spec = LimitSpec::new(algorithm, requests, period);
+        let line = admitted(limit(spec, Overshoot::MilliPercent(1000 * overshoot)), replicas, per_mille);
         let (charged, altogether, calls) = line;
         let what = format!("{algorithm} | {requests} per {seconds} s | {replicas} | {per_mille} | {overshoot} %");
         writeln!(table, "| {what} | {charged:.3} | {altogether:.3} | {calls} |").unwrap();
@@ -85,20 +85,20 @@ fn overload_admits_at_least_95_percent_of_the_limit() {
 
 /// Hits admitted by leases and Redis, and with shares, relative to a strict limit; and calls per 1000 requests.
 fn admitted(limit: Limit, replicas: usize, per_mille: u64) -> (f64, f64, u64) {
-    let (mut charged, mut altogether, mut strict, mut calls, mut asked) = (0, 0, 0, 0, 0);
+    let (mut charged, mut altogether, mut strict, mut calls, mut requests) = (0, 0, 0, 0, 0);
     for seed in 0..2 {
         let mut plan = calm(limit, replicas, PERIODS);
-        ask(&mut plan, per_mille, &mut Chance::new(seed));
+        add_requests(&mut plan, per_mille, &mut Chance::new(seed));
         let from = plan.end - MEASURED * limit.period_us();
         let (outcome, _) = World::live(&plan, seed);
         let used = outcome.uses[0].iter().filter(|it| it.at >= from);
         let used: Vec<_> = used.map(|it| (it.hits, it.by)).collect();
         charged += used.iter().filter(|(_, by)| *by != By::Share).map(|(hits, _)| hits).sum::<u64>();
         altogether += used.iter().map(|(hits, _)| hits).sum::<u64>();
-        strict += strictly(&plan, &limit, from);
-        (calls, asked) = (calls + outcome.calls, asked + outcome.asked);
+        strict += strict_admissions(&plan, &limit, from);
+        (calls, requests) = (calls + outcome.calls, requests + outcome.requests);
     }
-    (charged as f64 / strict as f64, altogether as f64 / strict as f64, 1000 * calls / asked)
+    (charged as f64 / strict as f64, altogether as f64 / strict as f64, 1000 * calls / requests)
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn key_at_one_replica_costs_at_most_one_call_per_request() {
             for pause in [5 * MS, 20 * MS, 60 * MS, 105 * MS, 150 * MS, 400 * MS, 1100 * MS, 1900 * MS, 7 * S] {
                 // Each hit above the limit costs one call to reject.
                 for hits in [1, 5].into_iter().filter(|hits| hits * limit.period_us() / pause < requests.into()) {
-                    visit(limit, pause, hits);
+                    check_calls_of_returning_caller(limit, pause, hits);
                 }
             }
         }
@@ -118,7 +118,7 @@ fn key_at_one_replica_costs_at_most_one_call_per_request() {
 }
 
 /// One caller that returns after a pause, many times.
-fn visit(limit: Limit, pause: u64, hits: u64) {
+fn check_calls_of_returning_caller(limit: Limit, pause: u64, hits: u64) {
     for (seed, replicas) in [(0, 1), (1, 3)] {
         let mut plan = calm(limit, replicas, 1);
         let mut chance = Chance::new(seed);
@@ -129,7 +129,7 @@ fn visit(limit: Limit, pause: u64, hits: u64) {
         }
         plan.end = at;
         let (outcome, _) = World::live(&plan, seed);
-        let (calls, asked) = (outcome.calls, outcome.asked);
-        assert!(calls <= asked, "{calls} calls for {asked} visits of {hits}, {pause} us apart, under {limit:?}");
+        let (calls, requests) = (outcome.calls, outcome.requests);
+        assert!(calls <= requests, "{calls} calls for {requests} visits of {hits}, {pause} us apart, under {limit:?}");
     }
 }

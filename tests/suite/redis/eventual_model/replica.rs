@@ -27,7 +27,7 @@ pub(super) struct Replica {
     pub(super) eventual: EventualTable,
     pub(super) descriptors: Vec<EventualCounters>,
     pub(super) keys: Vec<Queue>,
-    pub(super) hold: Option<Hold>,
+    pub(super) slot_claim: Option<SlotClaim>,
     /// Outstanding leases.
     pub(super) out: Vec<(usize, LeaseTicket)>,
 }
@@ -43,13 +43,13 @@ pub(super) struct Queue {
 
 /// Claimed slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hold {
+pub(super) struct SlotClaim {
     /// Time at which the claim was sent.
     pub(super) sent: Instant,
     /// End of the previous claim, by the clock of Redis.
     pub(super) before: Time,
     /// Time of Redis in the reply, and when the reply arrived.
-    pub(super) told: (Time, Instant),
+    pub(super) reply_time: (Time, Instant),
 }
 
 impl Replica {
@@ -63,7 +63,7 @@ impl Replica {
             eventual: EventualTable::new(bytes),
             descriptors: Vec::new(),
             keys: (0..keys).map(|_| Queue::default()).collect(),
-            hold: None,
+            slot_claim: None,
             out: Vec::new(),
         }
     }
@@ -71,7 +71,7 @@ impl Replica {
     /// Starts a new process without any state.
     pub(super) fn begin(&mut self, descriptors: &[SmallVec<[OwnedCounter; 1]>], count: u32, bytes: usize) {
         self.life += 1;
-        (self.alive, self.slots, self.hold) = (true, count, None);
+        (self.alive, self.slots, self.slot_claim) = (true, count, None);
         self.eventual = EventualTable::new(bytes);
         self.out.clear();
         let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualCounters {
@@ -87,8 +87,8 @@ impl Replica {
     /// Returns true if a share may be used: the slot is certainly its own, and one period has passed since the previous
     /// claim.
     pub(super) fn may_share(&self, key: usize, at: Instant, claim: u64) -> bool {
-        let Some(Hold { sent, before, told: (told, came) }) = self.hold else { return false };
-        let now = told.plus_us(u64::try_from(at.duration_since(came).as_micros()).unwrap());
+        let Some(SlotClaim { sent, before, reply_time: (reply_time, came) }) = self.slot_claim else { return false };
+        let now = reply_time.plus_us(u64::try_from(at.duration_since(came).as_micros()).unwrap());
         let from = before.plus_us(self.descriptors[key].budget.period_us);
         at < sent + Duration::from_micros(claim) && (before == Time::default() || now >= from)
     }

@@ -127,9 +127,8 @@ pub(super) struct Plan {
 
 /// Limit of a rule.
 pub(super) fn limit(budget: LimitSpec, overshoot: Overshoot) -> Limit {
-    let terms =
-        LimitSpec { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..budget };
-    Limit::new(&terms).unwrap()
+    let spec = LimitSpec { consistency: Some(Consistency::Eventual(overshoot)), count_rejected: Some(false), ..budget };
+    Limit::new(&spec).unwrap()
 }
 
 /// Counter in Redis.
@@ -186,10 +185,10 @@ fn random_counters(chance: &mut Chance, algorithm: Algorithm) -> SmallVec<[Owned
 
 impl Plan {
     /// Plans a run whose first limits have this algorithm.
-    pub(super) fn new(scene: ScenarioKind, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
+    pub(super) fn new(kind: ScenarioKind, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let chance = &mut chance;
-        if scene == ScenarioKind::Unused {
+        if kind == ScenarioKind::Unused {
             return Self::unused(replicas, algorithm, chance);
         }
         // The worst case for shares needs a plan of its own.
@@ -200,13 +199,13 @@ impl Plan {
         };
         let period = keys[0][0].limit.period().micros();
         let count = replicas as u64;
-        let slots = if scene.is(ScenarioKind::Crowded) {
+        let slots = if kind.is(ScenarioKind::Crowded) {
             chance.between(1, (count - 1).max(1))
         } else {
             chance.pick(&[count, if worst { count } else { 16 }, count + 1])
         };
         let comes_and_goes =
-            scene.is(ScenarioKind::Churn) || scene.is(ScenarioKind::Crowded) || scene.is(ScenarioKind::Resized);
+            kind.is(ScenarioKind::Churn) || kind.is(ScenarioKind::Crowded) || kind.is(ScenarioKind::Resized);
         let start = 1_700_000_000 * S + chance.below(period);
         let end = start + if comes_and_goes { 6 * period } else { 7 * period / 2 };
         let mut plan = Self {
@@ -214,7 +213,7 @@ impl Plan {
             slots: u32::try_from(slots).unwrap(),
             live: chance.one_in(2).then_some(count),
             keys,
-            network: network(scene, period, chance),
+            network: network(kind, period, chance),
             frozen: Vec::new(),
             cut: Vec::new(),
             fates: Vec::new(),
@@ -225,10 +224,10 @@ impl Plan {
             start,
             end,
         };
-        plan.add_faults(scene, chance);
-        plan.add_fates(scene, chance);
+        plan.add_faults(kind, chance);
+        plan.add_replica_changes(kind, chance);
         for key in 0..plan.keys.len() {
-            plan.add_arrivals(scene, key, chance);
+            plan.add_arrivals(kind, key, chance);
         }
         if worst {
             plan.use_shares_up(chance);
@@ -236,24 +235,24 @@ impl Plan {
         plan
     }
 
-    fn add_faults(&mut self, scene: ScenarioKind, chance: &mut Chance) {
+    fn add_faults(&mut self, kind: ScenarioKind, chance: &mut Chance) {
         let period = self.keys[0][0].limit.period().micros();
         for _ in 0..2 {
             let from = chance.between(self.start, self.end);
             let span = (from, from + chance.between(period / 10, 3 * period / 2));
-            if scene.is(ScenarioKind::Frozen) {
+            if kind.is(ScenarioKind::Frozen) {
                 self.frozen.push(span);
             }
             let from = chance.between(self.start, self.end);
-            if scene.is(ScenarioKind::Unreachable) {
+            if kind.is(ScenarioKind::Unreachable) {
                 self.cut.push((from, from + chance.between(period / 10, 3 * period / 2)));
             }
         }
     }
 
-    fn add_fates(&mut self, scene: ScenarioKind, chance: &mut Chance) {
+    fn add_replica_changes(&mut self, kind: ScenarioKind, chance: &mut Chance) {
         let period = self.keys[0][0].limit.period().micros();
-        if scene.is(ScenarioKind::Churn) || scene.is(ScenarioKind::Crowded) {
+        if kind.is(ScenarioKind::Churn) || kind.is(ScenarioKind::Crowded) {
             for _ in 0..2 * self.replicas + 4 {
                 let (at, replica) = (chance.between(self.start, self.end), chance.place(self.replicas));
                 let goes = if chance.one_in(3) { ReplicaEvent::Leaves } else { ReplicaEvent::Crashes };
@@ -262,7 +261,7 @@ impl Plan {
                 self.fates.push((at + pause, replica, ReplicaEvent::Joins));
             }
         }
-        if scene.is(ScenarioKind::Resized) {
+        if kind.is(ScenarioKind::Resized) {
             let next = u32::try_from(chance.between(1, 2 * u64::from(self.slots))).unwrap();
             let (mut at, step) = (chance.between(self.start, self.start + period), chance.pick(&[10 * MS, period / 4]));
             for replica in 0..self.replicas {
@@ -272,7 +271,7 @@ impl Plan {
         }
     }
 
-    fn add_arrivals(&mut self, scene: ScenarioKind, key: usize, chance: &mut Chance) {
+    fn add_arrivals(&mut self, kind: ScenarioKind, key: usize, chance: &mut Chance) {
         let (keys, limit) = (self.keys.len() as u64, self.keys[key][0].limit);
         let (period, requests) = (limit.period().micros(), u64::from(limit.requests_per_unit()));
         let length = self.end - self.start;
@@ -282,16 +281,16 @@ impl Plan {
         let large = (2 * demand / count).max(1);
         let mut add = |at: u64, replica: Option<usize>, chance: &mut Chance| {
             let hits = if chance.one_in(2) { 1 } else { chance.between(1, large) };
-            let replica = if scene == ScenarioKind::Skewed && !chance.one_in(50) { Some(0) } else { replica };
+            let replica = if kind == ScenarioKind::Skewed && !chance.one_in(50) { Some(0) } else { replica };
             self.arrivals.push(Arrival { at, key, replica, hits });
         };
         let begin =
-            self.start + if scene.is(ScenarioKind::ColdBurst) { chance.below(period.min(length / 2)) } else { 0 };
+            self.start + if kind.is(ScenarioKind::ColdBurst) { chance.below(period.min(length / 2)) } else { 0 };
         let edge = |chance: &mut Chance| match chance.one_in(2) {
             true => (begin / period + chance.below(periods + 1)) * period,
             false => begin + chance.below(periods + 1) * period - chance.below(period / 8),
         };
-        if scene.is(ScenarioKind::ColdBurst) {
+        if kind.is(ScenarioKind::ColdBurst) {
             for place in 0..count {
                 let replica = usize::try_from(place).unwrap() % self.replicas;
                 add(begin + chance.below(10 * MS), Some(replica), chance);
@@ -306,7 +305,7 @@ impl Plan {
                 true => (1, 1),
                 false => (chance.between(2, 30).min(left), chance.pick(&[5 * MS, 50 * MS, 300 * MS, 1500 * MS])),
             };
-            let at = match scene.is(ScenarioKind::Boundary) && !chance.one_in(4) {
+            let at = match kind.is(ScenarioKind::Boundary) && !chance.one_in(4) {
                 true => edge(chance).saturating_sub(chance.below(spread)),
                 false => chance.between(begin, self.end),
             };
@@ -395,9 +394,9 @@ impl Plan {
             plan.charge_in_vain(begin, most, chance);
             let leased = begin + 46 * MS;
             let ends = leased + chance.pick(&[life / 10 * 9, life / 10 * 19, life + 5 * MS, life + returns.0]);
-            plan.ask_for(2 * most, (ends, 3 * MS), chance);
-            plan.ask_for(most, (ends, returns.1 + 50 * MS), chance);
-            plan.ask_for(2 * most, (leased + period + chance.pick(&[0, life]), 100 * MS), chance);
+            plan.add_requests_over(2 * most, (ends, 3 * MS), chance);
+            plan.add_requests_over(most, (ends, returns.1 + 50 * MS), chance);
+            plan.add_requests_over(2 * most, (leased + period + chance.pick(&[0, life]), 100 * MS), chance);
         }
         plan
     }
@@ -413,8 +412,8 @@ impl Plan {
             at += life.max(50 * MS) + chance.below(30 * MS);
         }
         let pause = chance.pick(&[0, life / 2, life + 5 * MS]);
-        self.ask_for(2 * most, (at + pause, 5 * MS), chance);
-        self.ask_for(2 * most, (begin + period + life, at - begin), chance);
+        self.add_requests_over(2 * most, (at + pause, 5 * MS), chance);
+        self.add_requests_over(2 * most, (begin + period + life, at - begin), chance);
     }
 
     /// Charges at each replica that never pass, then one that does.
@@ -429,7 +428,7 @@ impl Plan {
     }
 
     /// A few hits at a time, at all replicas, over a span.
-    fn ask_for(&mut self, hits: u64, (from, span): (u64, u64), chance: &mut Chance) {
+    fn add_requests_over(&mut self, hits: u64, (from, span): (u64, u64), chance: &mut Chance) {
         for _ in 0..hits / 2 {
             let (at, hits) = (from + chance.below(span), chance.between(1, 3));
             self.arrivals.push(Arrival { at, key: 0, replica: None, hits });
@@ -441,9 +440,9 @@ fn replica_share(counters: &[OwnedCounter], count: u32) -> u64 {
     LocalBudget::of(counters, slots(count)).unwrap().share
 }
 
-fn network(scene: ScenarioKind, period: u64, chance: &mut Chance) -> Network {
+fn network(kind: ScenarioKind, period: u64, chance: &mut Chance) -> Network {
     let usual = chance.pick(&[(100, 300), (200, 2 * MS), (MS, 6 * MS)]);
-    match scene.is(ScenarioKind::Slow) {
+    match kind.is(ScenarioKind::Slow) {
         true => Network {
             usual,
             slow: (20 * MS, chance.pick(&[60 * MS, 1500 * MS, 3 * period / 2])),

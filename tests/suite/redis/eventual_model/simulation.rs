@@ -17,7 +17,7 @@ use tollkeeper::store::redis::eventual::table::EventualStats;
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
-use super::replica::{Hold, Replica};
+use super::replica::{Replica, SlotClaim};
 use super::scenario::{Plan, ReplicaEvent};
 use super::seeded_random::Chance;
 
@@ -30,7 +30,7 @@ pub(super) struct Outcome {
     /// Admitted hits of each key, in order of time.
     pub(super) uses: Vec<Vec<Use>>,
     /// Number of requests.
-    pub(super) asked: u64,
+    pub(super) requests: u64,
     /// Number of calls to Redis, returns included.
     pub(super) calls: u64,
     /// Number of returns.
@@ -223,7 +223,7 @@ impl<'p> World<'p> {
         if !self.replicas[replica].alive {
             return;
         }
-        self.outcome.asked += 1;
+        self.outcome.requests += 1;
         if self.chance.one_in(20) {
             let turn = self.chance.place(2);
             self.replicas[replica].eventual.sweep(self.instant(replica), turn, 2);
@@ -326,9 +326,9 @@ impl<'p> World<'p> {
             Reply::Call(call, (results, states), now) => self.hears_of_call(who, call, (results, states), now),
             Reply::Claim { sent, before, now } => {
                 let at = self.instant(who.replica);
-                let hold = &mut self.replicas[who.replica].hold;
-                if hold.is_none_or(|hold| hold.sent < sent) {
-                    *hold = before.map(|before| Hold { sent, before, told: (now, at) });
+                let slot_claim = &mut self.replicas[who.replica].slot_claim;
+                if slot_claim.is_none_or(|slot_claim| slot_claim.sent < sent) {
+                    *slot_claim = before.map(|before| SlotClaim { sent, before, reply_time: (now, at) });
                 }
             }
         }
@@ -355,8 +355,8 @@ impl<'p> World<'p> {
         {
             it.out.push((key, leased));
             let end = u64::try_from(leased.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
-            let looked = end.max(self.now) + self.chance.below(OFTEN);
-            self.at(looked, Event::Ends(who, key, leased));
+            let checked_at = end.max(self.now) + self.chance.below(OFTEN);
+            self.at(checked_at, Event::Ends(who, key, leased));
         }
         self.is_over(who.replica, key);
     }

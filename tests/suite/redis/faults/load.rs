@@ -58,10 +58,10 @@ const BACK: Duration = Duration::from_secs(2);
 /// Deadline for enough undisturbed calls; a machine may be busy for minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+fn wait_for<T>(what: &str, mut call_rule: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(response) = ask() {
+        if let Some(response) = call_rule() {
             return response;
         }
         assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
@@ -127,7 +127,7 @@ impl Load {
         let (noted, stopped) = (Arc::clone(&calls), Arc::clone(&stop));
         let worker = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime can be built").block_on(ask_on(targets, noted, &stopped));
+            runtime.expect("a runtime can be built").block_on(call_on_schedule(targets, noted, &stopped));
         });
         Self { calls, stop, worker: Some(worker), _twin: (twin, well) }
     }
@@ -211,7 +211,7 @@ impl Drop for Load {
     }
 }
 
-async fn ask_on([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call>>>, stop: &AtomicBool) {
+async fn call_on_schedule([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call>>>, stop: &AtomicBool) {
     let endpoint = |target| Endpoint::from_shared(target).expect("the target is valid");
     let channel = endpoint(target).connect().await.expect("the tollkeeper accepts");
     let twin = endpoint(twin).connect().await.expect("its twin accepts");
@@ -224,14 +224,14 @@ async fn ask_on([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call>>>, stop:
         }
         let (channel, twin, calls) = (channel.clone(), twin.clone(), Arc::clone(&calls));
         tokio::spawn(async move {
-            let (mut call, twin) = tokio::join!(ask(channel, number), ask(twin, number));
+            let (mut call, twin) = tokio::join!(call_rule(channel, number), call_rule(twin, number));
             call.disturbed = twin.took > CALM || twin.verdict != Verdict::Strict;
             calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
         });
     }
 }
 
-async fn ask(channel: Channel, number: usize) -> Call {
+async fn call_rule(channel: Channel, number: usize) -> Call {
     let value = value(number).to_string();
     let mut request = Request::new(rate_limit_request("faults", &[(KEYS[number % KEYS.len()], &value)]));
     request.set_timeout(DEADLINE);

@@ -52,7 +52,7 @@ fn page(tollkeeper: &Tollkeeper, path: &str) -> u16 {
 }
 
 /// Starts a process on each case and holds what it says against it.
-fn is_said(cases: Vec<Case>) {
+fn assert_reported(cases: Vec<Case>) {
     for Case { env, says, misconfigured } in cases {
         let tollkeeper = start(&env);
         let is_it = |line: &&str| line.contains("level=error") && says.iter().all(|part| line.contains(part));
@@ -83,7 +83,7 @@ fn unreachable_server_is_an_outage() {
     let server = options().start();
     let address = server.address();
     server.kill();
-    is_said(vec![
+    assert_reported(vec![
         away(&[("REDIS_URL", "no-such-host.invalid:6379")], &["no-such-host.invalid:6379", "failed to lookup address"]),
         away(&[("REDIS_URL", &address)], &["Connection refused"]),
         away(&[("REDIS_URL", &address), ("REDIS_TYPE", "cluster")], &["Connection refused"]),
@@ -100,7 +100,7 @@ fn rejected_password_is_reported_and_not_shown() {
     std::fs::write(&file, format!("{}\n", SECRETS[1])).unwrap();
     let file = file.to_str().unwrap();
     let url = format!("redis://:{}@{address}", SECRETS[1]);
-    is_said(vec![
+    assert_reported(vec![
         wrong(&[("REDIS_URL", &address)], &["NOAUTH", "REDIS_AUTH"]),
         wrong(&[("REDIS_URL", &address), ("REDIS_AUTH", SECRETS[1])], &["WRONGPASS", "REDIS_AUTH"]),
         wrong(&[("REDIS_URL", &url)], &["WRONGPASS", "REDIS_URL"]),
@@ -131,7 +131,7 @@ fn missing_acl_permission_is_named() {
     let cases = ["noeval", "nolist", "readonly", "otherkeys"].map(|user| {
         wrong(&[("REDIS_URL", &address), ("REDIS_AUTH", &auth(user))], &["+eval +evalsha", "`tk1:`", "REDIS_AUTH"])
     });
-    is_said(cases.into());
+    assert_reported(cases.into());
     for (user, format) in [("least", "tollkeeper"), ("counts", "ratelimit")] {
         let tollkeeper = start(&[
             ("REDIS_URL", address.clone()),
@@ -153,7 +153,7 @@ fn tls_mismatch_is_reported() {
     let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
     let ca = path("ca.crt");
     let tls = |server: &Server| format!("rediss://127.0.0.1:{}", server.tls_port());
-    is_said(
+    assert_reported(
         vec![
             wrong(
                 &[("REDIS_URL", &tls(&open)), ("REDIS_TLS_CACERT", &path("other_ca.crt"))],
@@ -196,7 +196,7 @@ fn wrong_deployment_type_is_reported() {
     let (single, cluster) = (options().start(), Cluster::start());
     let sentinels = Sentinels::start_with(&options(), &options());
     let (single, node, sentinel) = (single.address(), cluster.node(0).address(), sentinels.sentinel(0).address());
-    is_said(vec![
+    assert_reported(vec![
         wrong(&[("REDIS_URL", &node)], &["node of a cluster", "REDIS_TYPE=cluster"]),
         wrong(&[("REDIS_URL", &cluster.node(4).address())], &["node of a cluster", "REDIS_TYPE=cluster"]),
         wrong(&[("REDIS_URL", &sentinel)], &["sentinel", "REDIS_TYPE=sentinel"]),
@@ -216,7 +216,7 @@ fn wrong_deployment_type_is_reported() {
 #[test]
 fn too_old_server_is_reported_with_the_required_version() {
     let address = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_4));
-    is_said(vec![wrong(&[("REDIS_URL", &address)], &["too old", "5.0", "time"])]);
+    assert_reported(vec![wrong(&[("REDIS_URL", &address)], &["too old", "5.0", "time"])]);
 }
 
 #[test]
@@ -238,8 +238,8 @@ fn health_reports_outages_as_configured() {
         server.kill();
         wait_for("the loss to be told", || {
             let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
-            let refused = tollkeeper.post_json(body).status == 429;
-            (refused && states() == lost).then_some(())
+            let rejected = tollkeeper.post_json(body).status == 429;
+            (rejected && states() == lost).then_some(())
         });
         server.restart();
         wait_for("all to be well again", || (states() == well).then_some(()));

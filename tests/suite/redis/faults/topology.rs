@@ -15,10 +15,10 @@ use tollkeeper::pb::rate_limit_response::Code;
 
 /// A tollkeeper that counts in the cluster, and knows only some of its nodes.
 fn counting_in(cluster: &Cluster, setup: Setup) -> Tollkeeper {
-    told_of(cluster, setup).start()
+    knowing_some_nodes(cluster, setup).start()
 }
 
-fn told_of(cluster: &Cluster, setup: Setup) -> Setup {
+fn knowing_some_nodes(cluster: &Cluster, setup: Setup) -> Setup {
     let some = cluster.addresses()[..4].join(",");
     setup.env("REDIS_TYPE", "cluster").env("REDIS_URL", some)
 }
@@ -117,21 +117,21 @@ descriptors:
     // Not the time that it takes is in question, so there is plenty of it.
     let tollkeeper = counting_in(&cluster, with_rules(rules).env("TOLLKEEPER_STORE_TIMEOUT", "5s"));
     let client = Client::connect(tollkeeper.grpc_port());
-    let ask = || {
+    let decide = || {
         client.call(&rate_limit_request("shop", &[("user", "a")])).map(|response| response.statuses[0].limit_remaining)
     };
-    assert_eq!(wait_for("the cluster to be found", || ask().ok()), 6);
+    assert_eq!(wait_for("the cluster to be found", || decide().ok()), 6);
     let slot = cluster.slot("{shop|user=a}");
     let to = if cluster.primary_of(slot) == 2 { 0 } else { 2 };
     let from = cluster.begin_migration(slot, to);
-    assert_eq!(ask().expect("both keys are there"), 5);
+    assert_eq!(decide().expect("both keys are there"), 5);
     assert_eq!(cluster.migrate_keys(slot, from, to, 1), 1);
     // One key here and one there: neither server can decide.
-    assert_eq!(ask().expect_err("TRYAGAIN").code(), tonic::Code::Unavailable);
+    assert_eq!(decide().expect_err("TRYAGAIN").code(), tonic::Code::Unavailable);
     assert_eq!(cluster.migrate_keys(slot, from, to, 1), 1);
-    assert_eq!(ask().expect("both keys are there, by ASK"), 4);
+    assert_eq!(decide().expect("both keys are there, by ASK"), 4);
     cluster.end_migration(slot, from, to);
-    assert_eq!(ask().expect("by MOVED"), 3);
+    assert_eq!(decide().expect("by MOVED"), 3);
     assert!(tollkeeper.stderr().contains("no node serves the slot"), "{}", tollkeeper.stderr());
 }
 
@@ -153,7 +153,7 @@ fn rejection_beats_error_and_error_beats_other_policies() {
     };
     let (full, denied) = (on(false, "deny"), on(true, "deny"));
     let (allowed, failed) = (on(true, "allow"), on(true, "error"));
-    let ask = |entries: &[(&str, &str)]| {
+    let decide = |entries: &[(&str, &str)]| {
         let mut all = rate_limit_request("shop", &entries[..1]);
         all.descriptors.extend(entries[1..].iter().map(|entry| descriptor(&[*entry])));
         client.call(&all).map(|response| response.overall_code().as_str_name()).map_err(|status| status.code())
@@ -168,14 +168,14 @@ fn rejection_beats_error_and_error_beats_other_policies() {
     let is_ready = || http::get(tollkeeper.http_port(), "/readyz").send().status == 200;
     wait_for("the store to be found", || is_ready().then_some(()));
     cluster.node(2).freeze();
-    wait_for("the shard to be known as lost", || ask(&[("error", &failed)]).is_err().then_some(()));
+    wait_for("the shard to be known as lost", || decide(&[("error", &failed)]).is_err().then_some(()));
     let unavailable = Err(tonic::Code::Unavailable);
-    assert_eq!(ask(&[("deny", &full)]), Ok("OVER_LIMIT"));
-    assert_eq!(ask(&[("allow", &allowed)]), Ok("OK"));
-    assert_eq!(ask(&[("deny", &denied)]), Ok("OVER_LIMIT"));
-    assert_eq!(ask(&[("allow", &allowed), ("error", &failed)]), unavailable);
-    assert_eq!(ask(&[("deny", &denied), ("error", &failed)]), unavailable);
-    assert_eq!(ask(&[("error", &failed), ("deny", &full)]), Ok("OVER_LIMIT"));
+    assert_eq!(decide(&[("deny", &full)]), Ok("OVER_LIMIT"));
+    assert_eq!(decide(&[("allow", &allowed)]), Ok("OK"));
+    assert_eq!(decide(&[("deny", &denied)]), Ok("OVER_LIMIT"));
+    assert_eq!(decide(&[("allow", &allowed), ("error", &failed)]), unavailable);
+    assert_eq!(decide(&[("deny", &denied), ("error", &failed)]), unavailable);
+    assert_eq!(decide(&[("error", &failed), ("deny", &full)]), Ok("OVER_LIMIT"));
     // One shard of three is no lost store.
     assert!(is_ready());
 }
@@ -224,7 +224,7 @@ fn start_without_redis_is_decided_by_policy_until_it_appears() {
 
     let cluster = Cluster::start();
     (0..6).for_each(|node| cluster.node(node).kill());
-    appears("cluster: not there at the start", told_of(&cluster, with_policies()), &|| {
+    appears("cluster: not there at the start", knowing_some_nodes(&cluster, with_policies()), &|| {
         (0..6).for_each(|node| cluster.node(node).restart());
         cluster.set_fast_failover(true);
         cluster.wait_until_healthy();

@@ -49,7 +49,7 @@ fn admits(counters: &RedisCounters, wanted: &TestCharge) -> bool {
 }
 
 /// Number of commands of these names that the server has received.
-fn asked(server: &Server, names: &[&str]) -> u64 {
+fn command_calls(server: &Server, names: &[&str]) -> u64 {
     let commands = server.command_counts();
     names.iter().filter_map(|name| commands.get(*name)).sum()
 }
@@ -70,7 +70,7 @@ fn counter_over_its_limit_costs_no_call() {
             assert!(!admits(&counters, &one), "{algorithm}");
         }
         let seconds = rejected.elapsed().as_secs();
-        let (commands, calls) = (server.command_counts(), asked(&server, &["evalsha", "eval"]));
+        let (commands, calls) = (server.command_counts(), command_calls(&server, &["evalsha", "eval"]));
         assert!(calls <= seconds, "{algorithm}: {commands:?} in {seconds} s");
         assert!(calls > 0 || commands.is_empty(), "{algorithm}: {commands:?}");
         assert_eq!(counters.redis.stats().rejected_locally, CALLS - calls, "{algorithm}");
@@ -86,7 +86,7 @@ fn cache_can_be_turned_off() {
         assert!(admits(&counters, &one));
         server.reset_stats();
         (0..10).for_each(|_| assert!(!admits(&counters, &one)));
-        assert_eq!(asked(&server, &["evalsha"]), 10, "{value}");
+        assert_eq!(command_calls(&server, &["evalsha"]), 10, "{value}");
     }
     assert_eq!(counters.redis.stats().rejected_locally, 0);
 }
@@ -201,11 +201,11 @@ fn entry_ends_with_its_window() {
     // The last half second of a window, and the start of the next.
     let late = NOW.plus_us(59_500_000);
     assert!(admits(late) && !admits(late));
-    let (rejected, before) = (Instant::now(), asked(&server, &["incrby"]));
+    let (rejected, before) = (Instant::now(), command_calls(&server, &["incrby"]));
     (0..10).for_each(|_| assert!(!admits(late)));
     // The window ends in half a second, and with it the rejection.
     let most = rejected.elapsed().as_secs() * 2 + u64::from(rejected.elapsed() >= Duration::from_millis(500));
-    assert!(asked(&server, &["incrby"]) - before <= most);
+    assert!(command_calls(&server, &["incrby"]) - before <= most);
     assert!(admits(NOW.plus_us(60_000_000)), "a new window owes nothing to the last one");
 }
 
