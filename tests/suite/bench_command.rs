@@ -112,7 +112,7 @@ proptest! {
         limit in 1_u64..12,
         period in 1_u64..200,
     ) {
-        // As it is defined: what passed in the period that ends now.
+        // By definition: the hits admitted in the period that ends now.
         let mut all: Vec<TimedVerdict> = Vec::new();
         let mut now = 0;
         for (gap, hits) in gaps {
@@ -189,13 +189,13 @@ fn report_shows_load_and_accuracy() {
     assert!(closed["server"]["resident_bytes"].as_u64() > Some(1_000_000), "{closed}");
     assert!(closed["latency_us"]["p99"].as_u64() > Some(0) && closed["send_delay_us"].is_null(), "{closed}");
 
-    // What lets more pass than it says is found out.
+    // A limit that admits too much is detected.
     let lax = &run(&["--descriptor", "lax={run}", "--streams", "4"])["limits"][0];
     assert_eq!(lax["counters_over_in_a_period"], 1, "{lax}");
     assert_eq!(lax["requested"], lax["admitted"], "{lax}");
     assert_eq!(lax["wrongly_admitted"].as_u64(), lax["requested"].as_u64().map(|requested| requested - 20), "{lax}");
 
-    // An open loop sends what is due and no more.
+    // An open loop sends only the calls that are due.
     let open = run(&["--descriptor", "strict={run}{n}", "--rate", "200", "--limit", "20/1h"]);
     assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["limits"][0]["counters"]], [100, 100, 100], "{open}");
     assert!(open["send_delay_us"]["max"].is_u64(), "{open}");
@@ -211,9 +211,9 @@ fn warm_up_is_not_measured() {
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "strict={run}", "--json"];
     let open = found(&bench_after("500ms", &[&arguments[..], &["--rate", "200"]].concat()));
-    // What passed did so before.
+    // All admissions were earlier.
     assert_eq!([&open["answers"], &open["verdicts"]["ok"], &open["verdicts"]["over_limit"]], [100, 0, 100], "{open}");
-    // Counters know nothing of a warm-up: a limit is judged from its beginning.
+    // Counters include the warm-up, so a limit is judged from the start.
     assert_eq!([&open["limits"][0]["requested"], &open["limits"][0]["admitted"]], [200, 20], "{open}");
 }
 
@@ -221,8 +221,8 @@ fn warm_up_is_not_measured() {
 fn latency_counts_from_the_scheduled_start() {
     let server = with_rules(RULES).start();
     let address = format!("127.0.0.1:{}", server.grpc_port());
-    // Each connection has 50 calls in 500 ms and one of them on its way at a time; together they pass one in 20 ms. The
-    // last was due after 500 ms and is answered after 2 s, though its own answer took no more than 40 ms.
+    // Each connection has 50 calls in 500 ms, one in flight at a time; together they pass one per 20 ms. The last call
+    // was due after 500 ms and ends after 2 s, although its own response took no more than 40 ms.
     let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "paced={run}", "--streams", "1", "--json"];
     let paced = found(&bench(&[&arguments[..], &["--rate", "200"]].concat()));
     assert_eq!(paced["verdicts"]["ok"], 100, "{paced}");
@@ -238,7 +238,7 @@ fn same_seed_gives_the_same_keys() {
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let keys = ["--keys", "uniform:1000000000", "--hits", "20", "--rate", "200", "--streams", "1"];
     let arguments = ["--addr", &address, "--domain", "shop", "--descriptor", "strict={key}", "--json"];
-    // Each counter takes the hits of one call.
+    // Each counter admits the hits of one call.
     for (seed, passed) in [("1", 100), ("2", 100), ("1", 0)] {
         let found = found(&bench(&[&arguments[..], &keys, &["--seed", seed]].concat()));
         assert_eq!([&found["answers"], &found["verdicts"]["ok"]], [100, passed], "{seed}: {found}");

@@ -288,7 +288,7 @@ fn call(server: &Tollkeeper, arguments: &[&str]) -> ExitResult {
     run(&[&["call", "--addr", &address, "--domain", "shop"], arguments].concat())
 }
 
-/// A page without its times, which differ from run to run and stand at the end of its last line.
+/// A page without the times at the end of its last line, which differ between runs.
 fn untimed(page: &str) -> String {
     let last = page.trim_end().rfind('\n').map_or(0, |end| end + 1);
     let times = page[last..].find([';', 'i']).map_or(page.len(), |at| last + at);
@@ -313,7 +313,7 @@ OK
     let rejected = call(&server, &["--descriptor", "b=c"]);
     assert_eq!(rejected.code, 0);
     assert!(rejected.stdout.contains("b=c         OVER_LIMIT  0 per year (never)  0"), "{}", rejected.stdout);
-    // What can never pass is not to be tried again.
+    // A request that can never pass gets no Retry-After.
     assert!(!rejected.stdout.contains("Retry-After"), "{}", rejected.stdout);
     call(&server, &["--descriptor", "c=c"]);
     let rejected = call(&server, &["--descriptor", "c=c"]);

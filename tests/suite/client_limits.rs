@@ -1,5 +1,6 @@
-//! Limits on clients: too many connections, too many requests, heads that are too long or too slow. Clients within the
-//! limits are served meanwhile, and excess is rejected at once.
+//! Limits on clients: too many connections, too many requests, and request heads that are too long or too slow.
+//!
+//! The server rejects the excess at once and still serves clients within the limits.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -32,7 +33,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     http::read_until_closed(stream).is_empty()
 }
 
-/// The number that `/stats` has for that name.
+/// Number that `/stats` reports under `name`.
 fn stat(server: &Tollkeeper, name: &str) -> f64 {
     let page = http::get(server.debug_port(), "/stats").send().text();
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -55,7 +56,7 @@ fn excess_connection_is_closed_at_once_while_others_are_served() {
         assert!(is_closed(&mut connect(port, Ipv4Addr::LOCALHOST).unwrap()));
     }
     call(&client).unwrap();
-    // The other listeners have places of their own.
+    // Each listener has its own limit.
     assert_eq!(server.healthcheck(), 200);
     assert_eq!(stat(&server, "tollkeeper_connections_refused_total"), 50.0);
     let said = server.stderr();
@@ -84,7 +85,7 @@ fn connections_per_address_are_bounded() {
     call(&Client::connect(port)).unwrap();
 }
 
-/// A request to `/json` that is being read, its body still to come.
+/// Sends the head of a request to `/json`, without its body.
 fn half_a_request(server: &Tollkeeper) -> TcpStream {
     let mut stream = connect(server.http_port(), Ipv4Addr::LOCALHOST).unwrap();
     stream.write_all(b"POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n").unwrap();
@@ -151,9 +152,9 @@ fn slow_first_request_closes_the_connection() {
         let last_words = http::read_until_closed(stream);
         assert!(!last_words.starts_with(b"HTTP/1.1 200"), "{}", last_words.escape_ascii());
     }
-    // Who speaks HTTP/2 and has nothing to ask is told first.
+    // An HTTP/2 connection without a request gets a GOAWAY first.
     assert_eq!(silent.next().map(|frame| frame.kind), Some(GOAWAY));
-    // Who has asked may be silent.
+    // A connection that has sent a request may be idle.
     call(&client).unwrap();
     wait_for("all of them to be gone", || (connections(&server) < 1.5).then_some(()));
     call(&client).unwrap();
@@ -170,19 +171,19 @@ fn idle_connection_gets_goaway() {
     assert!(kinds.contains(&GOAWAY), "{kinds:?}");
 }
 
-/// The status line that a head with so long a header gets over HTTP/1.1; empty if it was cut off.
+/// Status line of the HTTP/1.1 response to a header of `length` bytes; empty if the server cut the response off.
 fn answer_to_header(port: u16, length: usize) -> String {
     let mut stream = connect(port, Ipv4Addr::LOCALHOST).unwrap();
     let head =
         format!("GET /healthcheck HTTP/1.1\r\nconnection: close\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(length));
-    // The server may answer, and close, before it has read all.
+    // The server may respond and close before it has read the whole request.
     let _ = stream.write_all(head.as_bytes());
     String::from_utf8_lossy(&http::read_until_closed(&mut stream)).lines().next().unwrap_or_default().to_owned()
 }
 
-/// True if the next frame is a response with status 200, as all of gRPC's are.
+/// True if the next frame is a response with status 200, which every gRPC response has.
 fn is_answered(frames: &mut Http2Connection) -> bool {
-    // That status is the eighth entry of the static table of HPACK.
+    // Status 200 is the eighth entry of HPACK's static table.
     frames.next().is_some_and(|frame| frame.kind == HEADERS && frame.payload.first() == Some(&0x88))
 }
 
@@ -195,7 +196,7 @@ fn too_long_request_head_is_rejected() {
         assert!(rejected.is_empty() || rejected.starts_with("HTTP/1.1 431"), "{setting}: {rejected}");
         let mut frames = Http2Connection::connect(server.grpc_port());
         let header = |length| "y".repeat(length);
-        // What goes into one frame: more is for continuations.
+        // The header that fits into one frame; a longer one needs CONTINUATION frames.
         frames.call(1, &[("x", &header(6000))]).unwrap();
         frames.message(1, 0, b"", END_STREAM).unwrap();
         assert!(is_answered(&mut frames), "{setting}");
@@ -204,13 +205,13 @@ fn too_long_request_head_is_rejected() {
     let server = server().env("TOLLKEEPER_MAX_HEADER_BYTES", "8KiB").start();
     let mut frames = Http2Connection::connect(server.grpc_port());
     frames.call(1, &[("x", &"y".repeat(12_000))]).unwrap();
-    // The stream may be ended before this.
+    // The server may have ended the stream already.
     let _ = frames.message(1, 0, b"", END_STREAM);
     assert!(!is_answered(&mut frames));
     assert_eq!(call(&Client::connect(server.grpc_port())), Ok(()));
 }
 
-/// Message and status of a call by a client that reads so many bytes at a time.
+/// Message and status of a call by a client that reads `at_a_time` bytes at a time.
 async fn exchange(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec<u8>, String) {
     let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
     let mut builder = h2::client::Builder::new();
@@ -238,7 +239,7 @@ async fn exchange(port: u16, path: &str, message: &[u8], at_a_time: u32) -> (Vec
 fn slow_reader_gets_the_whole_response() {
     let server = server().start();
     let request = rate_limit_request("shop", &[("user", "ann")]).encode_to_vec();
-    // The service itself, and a page of the router.
+    // One method of the fast path, and one of the router.
     for (path, message) in [(SHOULD_RATE_LIMIT, request.as_slice()), ("/grpc.health.v1.Health/Check", b"")] {
         let response = |at_a_time| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -28,7 +28,7 @@ fn load(text: impl AsRef<[u8]>) -> Result<Compiled, Diagnostics> {
     compile(&[source("x.yaml", text)], &CompileOptions::default())
 }
 
-/// The domains of a file that loads without a word.
+/// Domains of a file that loads without diagnostics.
 fn good(text: &str) -> Vec<Domain> {
     let compiled = load(text).map_err(|found| format!("{text}\n{found}")).expect("a good file");
     assert!(compiled.warnings.is_empty(), "{text}\n{}", compiled.warnings);
@@ -278,7 +278,7 @@ descriptors:
     let limits = limits(&domains);
     assert!(limits.iter().all(|one| one.shadow));
     assert_eq!(limits.iter().map(|one| one.quota).collect::<Vec<_>>(), [false, true, false]);
-    assert!(!limits[0].limit.count_rejected(), "only a single fixed_window counts what it refuses");
+    assert!(!limits[0].limit.count_rejected(), "only a single fixed_window counts rejected hits");
     assert_eq!(domains[0].descriptors[0].rule.as_ref().expect("a rule").replaces, ["x", "y"]);
     assert_eq!(
         rlconfig_lines(&RuleSet::new(domains.clone())),
@@ -303,7 +303,7 @@ fn rules_keep_their_source_positions() {
 fn all_documents_are_read_or_a_warning_names_ignored_ones() {
     let text = "domain: a\n---\ndomain: b\n---\n";
     assert_eq!(good(text).iter().map(|domain| domain.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    // What follows the first document does no harm, even if it is no YAML.
+    // Text after the first document is ignored, even if it is not YAML.
     for rest in ["domain: b\n", "a: [\n"] {
         let first = RuleText { documents: Documents::FirstOnly, ..source("x.yaml", format!("domain: a\n---\n{rest}")) };
         let compiled = compile(&[first], &CompileOptions::default()).expect("it loads");

@@ -33,7 +33,7 @@ impl Pair {
         Self { envoy, tollkeeper }
     }
 
-    /// Waits until tollkeeper has answered `count` calls: a report comes after its response.
+    /// Waits until tollkeeper has answered `count` calls; Envoy sends a usage report after its response.
     fn wait_for_calls(&self, count: u64) {
         wait_for("the calls to be answered", || {
             (self.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= count).then_some(())
@@ -97,7 +97,7 @@ fn client_gets_remaining_and_retry_after_headers() {
     assert_eq!(rejection.header("x-envoy-ratelimited").as_deref(), Some("true"));
     assert_eq!(rejection.header("x-ratelimit-limit").as_deref(), Some(limits));
     assert_eq!(rejection.number("x-ratelimit-remaining"), 0);
-    // The hits came within a few seconds, and the oldest leaves a minute after it came.
+    // All hits came within a few seconds; the oldest one leaves the window after a minute.
     assert!((1..=60).contains(&rejection.number("retry-after")), "{rejection:?}");
     assert_eq!(rejection.header("x-ratelimit-reset"), rejection.header("retry-after"));
     pair.assert_no_call_failed();
@@ -303,7 +303,7 @@ fn usage_reported_after_a_response_rejects_the_next_request() {
     assert_eq!((second.status, second.number("x-ratelimit-remaining")), (200, 90));
     pair.wait_for_calls(4);
 
-    // All 100 are used, and a unit comes back every 36 s. A rejected request costs nothing.
+    // All 100 units are used, and one is refilled every 36 s. A rejected request costs nothing.
     let rejection = request("/small").send();
     assert_eq!(rejection.status, 429);
     let wait_s = rejection.number("retry-after");
@@ -322,7 +322,7 @@ fn usage_over_the_limit_becomes_debt() {
         assert_eq!(request.send().status, 200);
         pair.wait_for_calls(calls);
     }
-    // 180 of 100 are used: 81 units of 36 s each have to come back before one more fits.
+    // 180 of 100 units are used: 81 units must refill, 36 s each, before one more fits.
     let wait_s = request.send().number("retry-after");
     assert!((2800..=81 * 36).contains(&wait_s), "{wait_s}");
     pair.assert_no_call_failed();
@@ -352,7 +352,7 @@ fn queue_spreads_a_burst_and_rejects_the_excess() {
     let responses: Vec<_> = burst.into_iter().map(|one| one.join().unwrap()).collect();
     let (passed, rejected): (Vec<_>, Vec<_>) = responses.into_iter().partition(|(response, _)| response.status == 200);
 
-    // The k-th of them leaves at least k x 100 ms after the first came; 5 ms for clocks that are corrected meanwhile.
+    // The k-th response leaves at least k x 100 ms after the first request came; 5 ms allow for clock corrections.
     assert!(passed.len() >= 8, "{} passed", passed.len());
     let mut passed: Vec<_> = passed.into_iter().map(|(_, after)| after).collect();
     passed.sort();
@@ -394,10 +394,10 @@ fn connections_over_the_limit_are_closed_at_once() {
     assert_eq!(pair.envoy.stat("ratelimit.tcp.over_limit"), 1);
 }
 
-/// True if a new connection from that address is proxied to the upstream, which echoes.
+/// True if a new connection from that address reaches the echoing upstream.
 fn echo(port: u16, from: Ipv4Addr) -> bool {
     let mut stream = http::connect(port, from).expect("the listener accepts");
     let mut response = [0; 4];
-    // Both a close and a reset are an end without an answer.
+    // A close and a reset both end the connection without a reply.
     stream.write_all(b"ping").and_then(|()| stream.read_exact(&mut response)).is_ok() && response == *b"ping"
 }

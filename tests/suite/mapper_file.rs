@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tollkeeper::telemetry::metrics::family::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
-/// The first line of what is wrong with a file.
+/// First line of the error for an invalid file.
 fn first_error_line(file: &str) -> String {
     Mapper::parse(file).map(|_| ()).unwrap_err().to_string()
 }
@@ -27,7 +27,7 @@ fn mapping_follows_the_metric_type_in_any_order() {
 
 #[test]
 fn regex_is_validated_by_itself() {
-    // Within a group it would be one: `(?:a)|(?:b)`.
+    // Inside a group the pattern would be valid: `(?:a)|(?:b)`.
     for pattern in ["a)|(?:b", "a)(b", "("] {
         let error = first_error_line(&mapping(&format!("match: '{pattern}'\nmatch_type: regex\nname: n")));
         assert!(error.contains("is not a regular expression"), "{error}");
@@ -57,7 +57,7 @@ fn file_of_large_regexes_is_rejected_quickly() {
     let began = Instant::now();
     let error = first_error_line(&mapping("match: '(?:a{1000}){100}'\nmatch_type: regex\nname: n"));
     assert!(error.contains("too large"), "{error}");
-    // Each of a size that is taken, and more of them than anybody maps.
+    // Each regex is small enough, but there are too many of them.
     let one = "- match: '(?:a{100}){9}'\n  match_type: regex\n  name: n\n";
     let error = first_error_line(&format!("mappings:\n{}", one.repeat(15_000)));
     assert!(error.contains("mappings"), "{error}");

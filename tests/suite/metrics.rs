@@ -1,6 +1,6 @@
 //! Metrics of a real process, read as Prometheus reads them and compared number by number with the requests sent.
 //!
-//! Exporters and bounds are tested in the files beside this one.
+//! The submodules test exporters and bounds.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -83,7 +83,7 @@ descriptors:
     rate_limit: {unlimited: true}
 ";
 
-/// Sends what [`EXPECTED`] adds up, over gRPC and `/json`.
+/// Sends the requests that [`EXPECTED`] counts, over gRPC and `/json`.
 fn send_traffic(server: &Tollkeeper) {
     let client = Client::connect(server.grpc_port());
     let passes = |domain: &str, entries: &[(&str, &str)], hits: Option<u64>, refunds: bool| {
@@ -103,7 +103,7 @@ fn send_traffic(server: &Tollkeeper) {
     assert_eq!([1, 1].map(|hits| take(&[("free", "x")], hits)), [true, true]);
     assert!(take(&[("unmatched", "x")], 1));
     assert!(passes("shop", &[("user", "bob")], Some(2), true).unwrap(), "a refund");
-    assert!(take(&[("user", "bob")], 0), "a look");
+    assert!(take(&[("user", "bob")], 0), "a peek");
     let mut unmatched = grpc::rate_limit_request("nowhere", &[("a", "b")]);
     unmatched.descriptors.push(grpc::descriptor(&[("c", "d")]));
     assert_eq!(client.call(&unmatched).unwrap().overall_code, 1);
@@ -212,7 +212,7 @@ tollkeeper_store_lost 0
 tollkeeper_store_misconfigured 0
 "#;
 
-/// Samples that the traffic determines, without those of time, memory or the machine.
+/// Samples that depend on the requests only, not on time, memory or the machine.
 fn fixed(scrape: &Scrape) -> Vec<String> {
     let is_fixed = |name: &&String| {
         let apart = ["process_", "tollkeeper_memory_", "tollkeeper_keys{", "tollkeeper_connections"];

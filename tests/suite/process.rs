@@ -1,4 +1,4 @@
-//! The life of a process as operators see it: start, refusal to start, pages, and shutdown.
+//! Life cycle of a process as operators see it: start, failed start, pages, and shutdown.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -156,7 +156,7 @@ fn slow_clients_do_not_delay_shutdown() {
 }
 
 #[test]
-fn taken_port_is_one_error_line() {
+fn occupied_port_is_one_error_line() {
     let occupied = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = occupied.local_addr().unwrap().port().to_string();
     for setting in ["GRPC_PORT", "PORT", "DEBUG_PORT"] {
@@ -387,7 +387,7 @@ fn connection_that_answers_pings_stays() {
     assert_eq!(last, Some(GOAWAY), "it was cut off before it was old");
 }
 
-fn is_refusal_of_peer(response: &Response) -> bool {
+fn is_bad_request_as_in_envoyproxy_ratelimit(response: &Response) -> bool {
     response.status == 400
         && response.text() == "Bad Request\n"
         && response.header("content-type").as_deref() == Some("text/plain; charset=utf-8")
@@ -431,7 +431,7 @@ fn json_endpoint_matches_envoyproxy_ratelimit() {
     ];
     for body in rejected {
         let response = server.post_json(body);
-        assert!(is_refusal_of_peer(&response), "{body}: {response:?}");
+        assert!(is_bad_request_as_in_envoyproxy_ratelimit(&response), "{body}: {response:?}");
     }
     let nothing = server.post_json(r#"{"domain":"other","descriptors":[{}]}"#);
     assert_eq!((nothing.status, nothing.text().as_str()), (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#));
@@ -440,7 +440,7 @@ fn json_endpoint_matches_envoyproxy_ratelimit() {
 #[test]
 fn json_without_rules_is_a_bad_request() {
     let server = tollkeeper::without_rules().arg("--config").arg("/nowhere/rules.yaml").start_unhealthy();
-    assert!(is_refusal_of_peer(&server.post_json(&charge("user", "ann", 1))));
+    assert!(is_bad_request_as_in_envoyproxy_ratelimit(&server.post_json(&charge("user", "ann", 1))));
     assert_eq!(http::get(server.debug_port(), "/rlconfig").send().text(), "");
 }
 
@@ -482,7 +482,7 @@ fn debug_listener_lists_its_pages() {
 fn json_log_lines_are_objects() {
     let mut server = server().env("LOG_FORMAT", "json").env("LOG_LEVEL", "debug").start();
     fs::write(server.rules_path(), "domain: shop\nnonsense: \"\\e[31m\"\n").unwrap();
-    wait_for("the refusal", || server.stderr().contains("Error loading new configuration: ").then_some(()));
+    wait_for("the rejected rules", || server.stderr().contains("Error loading new configuration: ").then_some(()));
     server.signal("TERM");
     server.wait();
     let log = server.stderr();
@@ -543,7 +543,7 @@ descriptors:
 ";
     let server = tollkeeper::with_rules(rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
     for key in ["owed", "free", "free"] {
-        assert_eq!(server.post_json(&charge(key, "x", 0)).status, 200, "a look");
+        assert_eq!(server.post_json(&charge(key, "x", 0)).status, 200, "a peek");
         assert_eq!(server.post_json(&charge(key, "x", 3)).status, 429, "a report over the limit");
     }
     let warned = || server.stderr().lines().filter(|line| line.contains("count_rejected: true")).count();
@@ -569,7 +569,7 @@ descriptors:
         { "entries": [{ "key": "a", "value": "x" }], "hitsAddend": 3 },
         { "entries": [{ "key": "b", "value": "x" }] },
     ] });
-    assert_eq!(server.post_json(&both.to_string()).status, 429, "a refuses, and b is spared");
+    assert_eq!(server.post_json(&both.to_string()).status, 429, "a rejects, and b is not charged");
     assert_eq!(server.post_json(&charge("b", "x", 3)).status, 429);
     assert!(!server.stderr().contains("count_rejected"), "{}", server.stderr());
 }

@@ -1,7 +1,7 @@
-//! Rules that change under a running server.
+//! Reloading of rules in a running server.
 //!
-//! Every way of replacing files must take effect, with polling switched off so that only events do it; invalid rules
-//! must change nothing; and no response may mix two rule sets. The watcher itself is tested in `watch`.
+//! Every way of replacing files must take effect through events alone, without polling; invalid rules must change
+//! nothing; and no response may mix two rule sets. `watch` tests the watcher itself.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -211,7 +211,7 @@ fn invalid_rules_are_rejected_as_a_whole() {
         wait_for("the reason", || Some(server.rules_status()).filter(|status| status["last_error"].is_string()));
     let reason = after["last_error"].as_str().unwrap();
     assert!(reason.contains("other.yaml:4:3: ") && reason.contains("rate_limt"), "{reason}");
-    // The two writes may have come as two changes.
+    // The watcher may have seen the two writes as two changes.
     let version = after["version"].as_u64().unwrap();
     assert!(version == 1 || (version == 2 && limit(&server) == Some(2)), "{after}");
     if version == 1 {

@@ -90,7 +90,8 @@ proptest! {
         rejections.sort_by_key(|(minute, ..)| *minute);
         for (minute, key, hits) in rejections {
             let id = (key as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-            top.record(KeyRejection { id, limit: &stats, hits }, NOON.plus_us(minute * 60 * SECOND_US), || key.to_string().into());
+            let now = NOON.plus_us(minute * 60 * SECOND_US);
+            top.record(KeyRejection { id, limit: &stats, hits }, now, || key.to_string().into());
             *truth.entry(key.to_string()).or_default() += hits;
         }
         let found = top.snapshot(NOON.plus_us(5 * 60 * SECOND_US), MINUTES, |_| true);

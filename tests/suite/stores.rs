@@ -1,7 +1,7 @@
 //! Behaviour that is the same in every store: in memory, in one Redis, and in a cluster.
 //!
-//! Each behaviour is a function of a store, and a test on each of them, so that a failure names both. Time is what the
-//! tests say, in Redis too. The decisions of the algorithms and the behaviour of a single store are tested elsewhere.
+//! Each behaviour is a function of a store, and a test on each of them, so that a failure names both. Tests set the
+//! time, in Redis too. Other tests cover the decisions of the algorithms and the behaviour of a single store.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -51,7 +51,7 @@ impl StoreUnderTest {
         Self { env, _servers: Some(cluster) }
     }
 
-    /// A service with counters of its own in this store, with rules of the domain `shop`, at noon.
+    /// A service with its own counters in this store and rules of the domain `shop`, at noon.
     fn service(&self, env: &[(&str, &str)], rules: &str) -> TestService {
         static SERVICES: AtomicU64 = AtomicU64::new(0);
         let mut service = TestService::new(env.iter().copied().chain([("TOLLKEEPER_ON_STORE_ERROR", "error")]), NOON);
@@ -77,7 +77,7 @@ impl<T> Shared<T> {
     }
 
     fn get_or_start(&self, start: impl FnOnce() -> T) -> Arc<T> {
-        // A test that could not start them panicked with the lock; the next one tries again.
+        // A test that could not start the servers panicked while holding the lock; the next test retries.
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shared.upgrade().unwrap_or_else(|| {
             let started = Arc::new(start());

@@ -32,7 +32,7 @@ const DAY: u64 = 24 * HOUR;
 /// Longest wait of a caller in these tests, in microseconds.
 const PATIENCE: u64 = 30 * SECOND;
 
-/// Asks a counter: its key, its limits, the time, and what is charged. One result for each limit, in their order.
+/// Charges a counter, by its key, limits, time and hits; returns one result per limit, in their order.
 pub(crate) type Driver<'d> = dyn FnMut(&str, &[EnforcedLimit<'_>], Time, ChargeRequest) -> Vec<ChargeResult> + 'd;
 
 /// A worked case.
@@ -156,7 +156,7 @@ fn token_bucket_cases() -> Vec<Case> {
         Case::new("TB1", tb1)
             .charges(0, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))])
             .charges(500 * MS, [ok(0)])
-            // Nine and a half seconds would bring 19 tokens; the bucket holds four.
+            // Nine and a half seconds would refill 19 tokens; the bucket's capacity is four.
             .charges(10 * SECOND, [ok(3), ok(2), ok(1), ok(0), no(in_ms(500))]),
         Case::new("TB2", tb2).charges(0, [ok(2), ok(1), ok(0), no(in_ms(1_000))]),
         Case::new("TB3, for each address", tb3)
@@ -192,7 +192,7 @@ fn token_bucket_cases() -> Vec<Case> {
     ]
 }
 
-/// DB1: what is reported afterwards is owed, up to one period.
+/// DB1: usage reported afterwards becomes debt, up to one period.
 fn debt_case() -> Case {
     let limit = limit(LimitSpec { count_rejected: Some(true), ..limits(Algorithm::TokenBucket, 1_000, Unit::Hour) });
     // 501 tokens of 3.6 s, from 1500 used to 999.
@@ -225,7 +225,7 @@ fn leaky_bucket_cases() -> Vec<Case> {
             .charges(0, [ok(1), delayed(0, 100 * MS), no(Some(100 * MS))])
             .from("b")
             .charges(0, [ok(1), delayed(0, 100 * MS)]),
-        // They leave at 10, 210 and 410 ms; those that leave in part still have a place.
+        // They leave at 10, 210 and 410 ms; a request that has left in part still occupies its slot.
         Case::new("LB4", lb4)
             .charges(10 * MS, [ok(9)])
             .charges(20 * MS, [delayed(8, 190 * MS)])
@@ -277,7 +277,7 @@ fn fixed_window_cases() -> Vec<Case> {
     cases
 }
 
-/// FW1x, FW2 and FW3: what passes around a boundary, by each of the windows.
+/// FW1x, FW2 and FW3: admissions around a boundary, with each window algorithm.
 fn boundary_cases() -> Vec<Case> {
     let log = Algorithm::SlidingWindowLog;
     let counter = Algorithm::SlidingWindowCounter;
@@ -336,13 +336,13 @@ fn sliding_window_log_cases() -> Vec<Case> {
             .charges(at(0, 50), [no(Some(11 * SECOND))])
             .charges(at(1, 40), [ok(1)])
             .charges(at(1, 45), [ok(0)]),
-        // The rejected hit of 1:00:50 takes the place of that of 1:00:01, and is out at 1:01:50.
+        // The rejected hit of 1:00:50 replaces that of 1:00:01, and expires at 1:01:50.
         Case::new("SL1, count_rejected", counted)
             .charges(at(0, 1), [ok(1)])
             .charges(at(0, 30), [ok(0)])
             .charges(at(0, 50), [no(Some(40 * SECOND))])
             .charges(at(1, 40), [ok(0)])
-            // Which that of 1:01:45 does in its turn with that of 1:00:50.
+            // The hit of 1:01:45 replaces that of 1:00:50 likewise.
             .charges(at(1, 45), [no(Some(55 * SECOND))]),
         Case::new("SL2", sl2).charges(0, [ok(0)]).charges(MINUTE - 1, [no(Some(1))]).charges(MINUTE, [ok(0)]),
         (0..5)
@@ -400,7 +400,7 @@ fn cases_of_any_algorithm() -> Vec<Case> {
     cases
 }
 
-/// ML1: what the second's limit rejects is not charged to the day's.
+/// ML1: hits rejected by the limit per second are not charged to the limit per day.
 fn two_limits_case() -> Case {
     let of = |unit, most| limit(LimitSpec { sole: false, ..limits(Algorithm::FixedWindow, most, unit) });
     let limits = [of(Unit::Second, 10), of(Unit::Day, 1_000)];
@@ -433,12 +433,12 @@ impl Case {
         Self { limits: limits.to_vec(), ..self }
     }
 
-    /// One request of one hit for each answer.
+    /// One request of one hit for each result.
     fn charges(self, at_us: u64, responses: impl IntoIterator<Item = Answer>) -> Self {
         self.takes(at_us, 1, responses)
     }
 
-    /// One request of so many hits for each answer.
+    /// One request of `hits` hits for each result.
     fn takes(self, at_us: u64, hits: u64, responses: impl IntoIterator<Item = Answer>) -> Self {
         responses.into_iter().fold(self, |case, response| case.row(at_us, Hits::Charge(hits), &[response]))
     }
@@ -448,30 +448,30 @@ impl Case {
         self.row(at_us, Hits::Peek, &[response])
     }
 
-    /// So many requests of which no limit says anything.
+    /// Adds requests that no limit applies to.
     fn free(self, at_us: u64, times: usize) -> Self {
         (0..times).fold(self, |case, _| case.row(at_us, Hits::Charge(1), &[]))
     }
 
     fn row(mut self, at_us: u64, hits: Hits, responses: &[Answer]) -> Self {
-        // As many limits as answers: all or, where the key is free, none.
+        // As many limits as results: all or, if the key is unlimited, none.
         let limits = self.limits[..responses.len()].to_vec();
         self.rows.push(Row { at_us, key: self.key, limits, hits, responses: responses.to_vec() });
         self
     }
 }
 
-/// Admitted at once, with so many left.
+/// Admitted at once, with this many remaining.
 const fn ok(remaining: u32) -> Answer {
     delayed(remaining, 0)
 }
 
-/// Admitted, to be answered later.
+/// Admitted with a delay.
 const fn delayed(remaining: u32, delay_us: u64) -> Answer {
     Answer { admitted: true, remaining, retry_after_us: None, delay_us }
 }
 
-/// Refused, with nothing left.
+/// Rejected, with nothing remaining.
 const fn no(retry_after_us: Option<u64>) -> Answer {
     Answer { admitted: false, remaining: 0, retry_after_us, delay_us: 0 }
 }

@@ -1,4 +1,4 @@
-//! Traces of a running process as a collector gets them; tracing never delays or fails a decision.
+//! Traces of a running process as a collector receives them; tracing never delays or fails a decision.
 
 use std::net::TcpListener;
 use std::time::SystemTime;
@@ -69,7 +69,7 @@ fn call_continues_the_callers_trace_in_every_format() {
     ];
     for setup in WAYS {
         let collector = OtlpCollector::start();
-        // No trace that starts here is sampled.
+        // A call without a context starts an unsampled trace.
         let server = setup(traced(&collector.url())).env("TRACING_SAMPLING_RATE", "0").start();
         for (count, form) in (1..).zip(forms) {
             call(&server, form);

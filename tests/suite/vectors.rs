@@ -1,11 +1,13 @@
-//! Recorded requests to envoyproxy/ratelimit, replayed.
+//! Replay of requests recorded at envoyproxy/ratelimit.
 //!
-//! Each line of the recordings is a domain with its rules and a sequence of requests. It is replayed in this process
-//! under a manual clock, where every second of every response is known: with counters in memory, in Redis, and in
-//! Redis under the keys of that program; against the binary over gRPC; and against another one over `/json`, both
-//! started with the environment of the recorded program. Every difference is listed in [`DIFFERENCES`] with its
-//! reason, and every listed one must differ. Under the same keys nothing differs, and Redis has the same contents in
-//! the end. Statsd counters are compared in [`stats`].
+//! Each line of the recordings is a domain with its rules and a sequence of requests. The tests replay it
+//!
+//! - in this process under a manual clock, which makes every second of every response known: with counters in memory,
+//!   in Redis, and in Redis under the keys of envoyproxy/ratelimit;
+//! - against the binary over gRPC and, with another process, over `/json`, with the recorded environment.
+//!
+//! [`DIFFERENCES`] lists every difference with its reason, and every listed response must differ. Under the same keys
+//! nothing differs, and Redis has the same contents at the end. [`stats`] compares statsd counters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -27,7 +29,7 @@ use crate::kit::test_service::{TestRequest, TestService};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_runtime_files};
 use crate::kit::{http, read, repository};
 
-/// Answers that differ from those recorded: the line, the steps from 0, and why.
+/// Responses that differ from the recorded ones: the line, the steps from 0, and the reason.
 const DIFFERENCES: &[(&str, &[usize], &str)] = &[
     ("d2x0", &[6, 7, 19], STAR),
     ("d2x11", &[4, 7, 11], STAR),
@@ -53,7 +55,7 @@ const DIFFERENCES: &[(&str, &[usize], &str)] = &[
 /// value can steer which is charged.
 const STAR: &str = "a value that is the text of a pattern has a counter of its own";
 
-/// Lines that were recorded under one environment, and so from one process.
+/// Lines that were recorded from one process, under one environment.
 struct Group {
     env: BTreeMap<String, String>,
     lines: Vec<Recording>,
@@ -63,7 +65,7 @@ struct Group {
 struct Recording {
     name: String,
     files: Vec<(String, String)>,
-    /// Of `/rlconfig`, sorted.
+    /// Lines of `/rlconfig`, sorted.
     rlconfig: Vec<String>,
     steps: Vec<Step>,
     /// Contents of Redis after the last request, by key without the start of the window.
@@ -73,7 +75,7 @@ struct Recording {
 }
 
 struct Step {
-    /// As JSON, which is how it was recorded.
+    /// The request as recorded JSON.
     request: Vec<u8>,
     response: Answer,
 }
@@ -81,9 +83,9 @@ struct Step {
 /// A response, or the text of an error.
 type Answer = Result<RateLimitResponse, String>;
 
-/// Stands in a response for the seconds to the end of a window.
+/// Placeholder in a response for the seconds until the end of a window.
 const END_OF_WINDOW: &str = "END_OF_WINDOW";
-/// [`END_OF_WINDOW`] where a duration has to be: no answer is negative.
+/// [`END_OF_WINDOW`] as a duration; no response has a negative one.
 const END_OF_WINDOW_S: i64 = -1;
 
 mod config;
@@ -129,7 +131,7 @@ fn step(step: &Value) -> Step {
     let response = &step["response"];
     let response = match response["error"].as_str() {
         Some(error) => Err(error.to_owned()),
-        // In a header it stays as it is: that is text.
+        // Headers are text and stay unchanged.
         None => {
             let duration = format!("\"duration_until_reset\":\"{END_OF_WINDOW}\"");
             let sentinel = format!("\"duration_until_reset\":\"{END_OF_WINDOW_S}s\"");
@@ -139,7 +141,7 @@ fn step(step: &Value) -> Step {
     Step { request: step["request"].to_string().into_bytes(), response }
 }
 
-/// The response that a text in proto3 JSON says.
+/// Response decoded from proto3 JSON.
 fn response_from_json(text: &str) -> RateLimitResponse {
     static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| {
         let pool = DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote it");
@@ -153,14 +155,16 @@ fn response_from_json(text: &str) -> RateLimitResponse {
 /// Ends of the windows of a response.
 #[derive(Clone, Copy)]
 enum Now {
-    /// This was the time: the seconds to the end of a window are known.
+    /// Known time, so that the seconds until the end of a window are known.
     Known(Time),
-    /// Between 1 and the length of the window.
+    /// Unknown time: the seconds are between 1 and the length of the window.
     Unknown,
 }
 
-/// The answer in the form of the recordings: [`END_OF_WINDOW`] in place of seconds that are right, without the header
-/// that tells when to come back, and with the spaces of dynamic metadata's protobuf text as there.
+/// Converts a response to the form of the recordings.
+///
+/// Correct seconds become [`END_OF_WINDOW`], the Retry-After header is removed, and spaces in the protobuf text of
+/// dynamic metadata are normalized.
 fn normalize(mut response: RateLimitResponse, env: &BTreeMap<String, String>, now: Now) -> RateLimitResponse {
     if response.overall_code() == Code::OverLimit {
         let rejected = response.statuses.iter().filter(|status| status.code() == Code::OverLimit);
@@ -185,7 +189,7 @@ fn normalize(mut response: RateLimitResponse, env: &BTreeMap<String, String>, no
     response
 }
 
-/// Go's text format puts one space or two between fields, as it pleases.
+/// Normalizes spaces: Go's text format puts one or two between fields, at random.
 fn normalize_overrides(response: &mut RateLimitResponse) {
     use prost_types::value::Kind;
     let fields = response.dynamic_metadata.as_mut().map(|metadata| &mut metadata.fields);
@@ -203,7 +207,7 @@ fn seconds(status: &DescriptorStatus) -> i64 {
     status.duration_until_reset.map_or(0, |duration| duration.seconds)
 }
 
-/// True if its seconds lead to the end of its limit's window.
+/// True if the seconds of a status lead to the end of its limit's window.
 fn is_right(status: &DescriptorStatus, now: Now) -> bool {
     let Some(limit) = &status.current_limit else { return false };
     let length_s = match limit.unit {
@@ -281,7 +285,7 @@ impl Group {
     }
 }
 
-/// Fails if anything differs that is not listed, or the other way round.
+/// Fails if a difference is not listed or a listed difference is missing.
 fn assert_as_listed(mut differences: Vec<Difference>) {
     let mut wrong = Vec::new();
     let listed =
@@ -330,7 +334,7 @@ fn memory_reproduces_every_recorded_request() {
     assert_as_listed(differences);
 }
 
-/// Replays a group by counters in this Redis, in the given format of keys.
+/// Replays a group with counters in this Redis, in the given key format.
 fn replay_in_redis(group: &Group, server: &Server, key_format: &str) -> Vec<Difference> {
     server.query::<()>(&["FLUSHALL"]);
     let mut env = group.env.clone();
@@ -377,7 +381,7 @@ fn redis_reproduces_every_recorded_request() {
     assert_as_listed(recorded().iter().flat_map(|group| replay_in_redis(group, &server, "tollkeeper")).collect());
 }
 
-/// The hour of the clock.
+/// Hours since the Unix epoch.
 fn hour() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs() / 3600
 }
@@ -427,7 +431,7 @@ fn grpc_reproduces_every_recorded_request() {
 #[test]
 fn json_reproduces_every_recorded_request() {
     assert_as_listed(replay_processes(|tollkeeper, group| {
-        // Without the text of the error: there are two that a request can have, and the page tells neither.
+        // Without the error text: the page does not show it.
         let mut errors =
             group.lines.iter().flat_map(|line| &line.steps).filter_map(|step| step.response.as_ref().err());
         group.replay(

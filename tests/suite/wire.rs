@@ -1,4 +1,4 @@
-//! The wire format: protobuf and JSON in, a decision out, and no input that breaks the decoder.
+//! The wire format: protobuf and JSON requests are decoded, decisions are encoded, and no input breaks the decoder.
 
 use std::borrow::Cow;
 
@@ -25,12 +25,12 @@ fn entry(key: &str, value: impl Into<Bytes>) -> Entry {
     Entry { key: Bytes::copy_from_slice(key.as_bytes()), value: value.into() }
 }
 
-/// A message over the wire and back.
+/// Encodes and decodes a message.
 fn sent<M: Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).unwrap()
 }
 
-/// True if bytes are decoded borrowed; checks that prost decodes the same.
+/// True if the borrowed decoder accepts the bytes; checks that prost decodes the same message.
 fn decodes_borrowed(bytes: &[u8]) -> bool {
     let message = RateLimitRequest::decode(bytes);
     let request = decode::decode_borrowed(bytes);
@@ -156,7 +156,7 @@ fn empty_message_is_an_empty_request() {
     assert!(decode::request(&message).descriptors[0].entries.is_empty());
 }
 
-/// A decision in which every field is set, refused by the first of two descriptors.
+/// Decision with every field set, rejected by the first of two descriptors.
 fn rejection() -> Decision<'static> {
     let period = Period::new(Unit::Week, 2).unwrap();
     let metadata = json!({ "text": "t", "number": 5, "none": null, "yes": true, "list": [1.5, {}] });
@@ -215,7 +215,7 @@ fn inapplicable_fields_are_left_unset() {
     decision.statuses[0].current_limit = Some(CurrentLimit { name: "", requests_per_unit: 1, period });
     let response = encode::response(&decision);
     assert_eq!(response.overall_code(), Code::Ok);
-    assert!(response.raw_body.is_empty(), "the body of a refusal in an answer that is ok");
+    assert!(response.raw_body.is_empty(), "an OK response has no body of a rejection");
     assert_eq!(response.dynamic_metadata, None);
     assert_eq!(response.statuses[0].current_limit.as_ref().unwrap().unit_multiplier, None);
 }
@@ -387,7 +387,7 @@ fn file_descriptors_name_the_service_and_use_strings() {
     assert!(entry.fields().all(|field| field.kind() == prost_reflect::Kind::String));
 }
 
-/// Any request at all, whatever its bytes.
+/// Any request, with any bytes.
 fn any_request() -> impl Strategy<Value = RateLimitRequest> {
     let bytes = || prop::collection::vec(any::<u8>(), 0..30).prop_map(Bytes::from);
     let entries = prop::collection::vec((bytes(), bytes()).prop_map(|(key, value)| Entry { key, value }), 0..5);
@@ -423,7 +423,7 @@ proptest! {
         prop_assert_eq!(decodes_borrowed(&message.encode_to_vec()), is_plain);
     }
 
-    /// One after the other, messages are one message.
+    /// Two concatenated messages decode as one merged message.
     #[test]
     fn borrowed_decode_equals_prost(first in any_request(), then in any_request()) {
         decodes_borrowed(&[first.encode_to_vec(), then.encode_to_vec()].concat());

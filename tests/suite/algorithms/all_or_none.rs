@@ -1,5 +1,6 @@
-//! Several limits on one descriptor: a hit is charged to all of them or, if one rejects, only to those that count
-//! rejected hits. Shadow limits reject nothing.
+//! Several limits on one descriptor are charged all or none.
+//!
+//! If one limit rejects, only limits that count rejected hits are charged. Shadow limits reject nothing.
 
 use proptest::prelude::*;
 use tollkeeper::algorithm::state::{State, charge_together};
@@ -78,7 +79,7 @@ proptest! {
     }
 }
 
-/// A rule that changes its algorithm leaves a state of the old one.
+/// A rule that changes its algorithm leaves a state of the old algorithm.
 #[test]
 fn state_of_another_algorithm_counts_as_empty() {
     let period = Period::new(Unit::Minute, 1).expect("not too long");

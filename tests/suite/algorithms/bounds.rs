@@ -1,4 +1,4 @@
-//! Never more than the limit, checked over whole histories of admissions, without knowledge of states.
+//! Upper bounds on admissions, checked over whole histories without knowledge of states.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -29,13 +29,15 @@ proptest! {
     fn sliding_window_log_admits_at_most_the_limit_in_any_window(scenario in scenario_of(Algorithm::SlidingWindowLog, CALM)) {
         let (limit, period) = (scenario.limits[0], period(&scenario.limits[0]));
         let passed = run_history(&scenario, |passed, now, hits| {
-            let hits_in_period: i128 = passed.iter().filter(|charge| charge.charged_at > now - period).map(|charge| charge.hits).sum();
-            // Without `count_rejected` nothing else stands in the way.
+            let recent = passed.iter().filter(|charge| charge.charged_at > now - period);
+            let hits_in_period: i128 = recent.map(|charge| charge.hits).sum();
+            // Without `count_rejected` only admitted hits count.
             prop_assert!(limit.count_rejected() || hits_in_period + hits > limit_hits(&limit), "rejected though it fits");
             Ok(())
         })?;
         for charge in &passed {
-            let inside = passed.iter().filter(|other| charge.charged_at - period < other.charged_at && other.charged_at <= charge.charged_at);
+            let (start, end) = (charge.charged_at - period, charge.charged_at);
+            let inside = passed.iter().filter(|other| start < other.charged_at && other.charged_at <= end);
             prop_assert!(inside.map(|other| other.hits).sum::<i128>() <= limit_hits(&limit));
         }
     }
@@ -45,10 +47,12 @@ proptest! {
         let limit = scenario.limits[0];
         let of_window = |passed: &[Passed], at| {
             let (start, end) = window(&limit, at);
-            passed.iter().filter(|charge| start <= charge.charged_at && charge.charged_at < end).map(|charge| charge.hits).sum::<i128>()
+            let inside = passed.iter().filter(|charge| start <= charge.charged_at && charge.charged_at < end);
+            inside.map(|charge| charge.hits).sum::<i128>()
         };
         let passed = run_history(&scenario, |passed, now, hits| {
-            prop_assert!(limit.count_rejected() || of_window(passed, now) + hits > limit_hits(&limit), "rejected though it fits");
+            let fits = of_window(passed, now) + hits <= limit_hits(&limit);
+            prop_assert!(limit.count_rejected() || !fits, "rejected though it fits");
             Ok(())
         })?;
         for charge in &passed {
@@ -65,7 +69,7 @@ proptest! {
             let mut sum = 0;
             for last in &passed[index..] {
                 sum += last.hits;
-                // A departure is rounded up to a microsecond, so that a span may seem one shorter than it is.
+                // Departures are rounded up to a microsecond, so a span may appear one microsecond too short.
                 let span = last.departs_at - first.departs_at + 1;
                 let beyond = sum - i128::from(limit.capacity());
                 prop_assert!(beyond * period(&limit) <= span * limit_hits(&limit), "{} hits within {} us", sum, span);
@@ -81,7 +85,7 @@ proptest! {
         let passed = run_history(&scenario, |_, _, _| Ok(()))?;
         for pair in passed.windows(2) {
             let apart = pair[1].departs_at - pair[0].departs_at;
-            // Rounded up, both: so the distance may be one short, but is never less than the rounded-down time.
+            // Both times are rounded up: the distance may be a microsecond short, never less than the time rounded down.
             prop_assert!(apart >= pair[0].hits * period(&limit) / limit_hits(&limit), "{:?}", pair);
         }
         // Rounding does not add up: over the whole history the rate is exact.
@@ -104,14 +108,15 @@ proptest! {
     fn leaky_bucket_never_queues_more_than_its_size(scenario in scenario_of(Algorithm::LeakyBucket, CALM)) {
         let limit = scenario.limits[0];
         for charge in run_history(&scenario, |_, _, _| Ok(()))? {
-            // What stands before a request is at most the queue without it.
+            // The requests ahead of a request fit into the queue without it.
             let before = i128::from(limit.capacity()) - charge.hits;
-            prop_assert!((charge.departs_at - charge.charged_at - 1) * limit_hits(&limit) < before * period(&limit) || charge.departs_at == charge.charged_at);
+            let delay = charge.departs_at - charge.charged_at;
+            prop_assert!((delay - 1) * limit_hits(&limit) < before * period(&limit) || delay == 0);
         }
     }
 }
 
-/// Runs a history. Returns the admitted charges, and calls `rejected` for every other one.
+/// Runs a history; returns the admitted charges, and calls `rejected` for each of the others.
 fn run_history(
     scenario: &Scenario,
     rejected: impl Fn(&[Passed], i128, i128) -> TestCaseResult,

@@ -1,9 +1,9 @@
-//! Reference model of the algorithms, slow and plain: the documentation in exact fractions.
+//! Reference model of the algorithms: slow, simple, and in exact fractions.
 //!
 //! Nothing is solved in closed form. The model states whether a charge passes at a point in time; the time at which
 //! the limit is full again, a rejected charge could pass, or a delayed response departs is *searched*: the first
-//! microsecond at which it holds. The result of a bucket is a fraction of hits, a log is a list with one time per hit,
-//! and windows are a map from start to count.
+//! microsecond at which the condition is true. The result of a bucket is a fraction of hits, a log is a list with one
+//! time per hit, and windows are a map from start to count.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,9 @@ use super::fraction::Ratio;
 /// State of a counter.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
-    /// Buckets: what is used, as at `last`.
+    /// Buckets: used hits at `last`.
     used: Ratio,
-    /// leaky_bucket: what was in the bucket before the request admitted last, as at `last`.
+    /// leaky_bucket: used hits at `last`, before the request that was admitted last.
     promised: Ratio,
     /// Windows: the hits of each, by its start.
     windows: BTreeMap<i128, i128>,
@@ -71,8 +71,10 @@ impl Model {
         }
     }
 
-    /// What is remembered at `now`, and the time that it is taken to be: never before the last charge, unless that lies
-    /// more than a period ahead, which makes all of it void.
+    /// State at `now`, and the effective time.
+    ///
+    /// The effective time is never before the last charge. If the last charge is more than a period ahead, the state is
+    /// discarded.
     fn live_state(&self, limit: &Limit, now: i128) -> (&Self, i128) {
         if self.last - now > period(limit) { (&BLANK, now) } else { (self, now.max(self.last)) }
     }
@@ -117,7 +119,7 @@ impl Model {
         first_time(|wait| now + wait >= at && live_state.used_at(limit, now + wait) <= room)
     }
 
-    /// How long until nothing is counted; fixed_window: until the window ends.
+    /// Time until nothing is counted, in microseconds; fixed_window: until the window ends.
     fn reset(&self, limit: &Limit, now: i128) -> i128 {
         match limit.algorithm() {
             Algorithm::FixedWindow => window(limit, self.live_state(limit, now).1).1 - now,
@@ -127,7 +129,7 @@ impl Model {
         }
     }
 
-    /// The hits that count at `now`, in whole ones.
+    /// Number of hits that count at `now`, in whole hits.
     fn shown(&self, limit: &Limit, now: i128) -> i128 {
         let (live_state, at) = self.live_state(limit, now);
         match limit.algorithm() {
@@ -154,7 +156,7 @@ impl Model {
         self.windows.get(&start).copied().unwrap_or(0)
     }
 
-    /// Brings what is remembered to the time of a charge, changes it, and tells what counts then.
+    /// Advances the state to the time of a charge, applies `change`, and returns the hits that count then.
     fn count(&mut self, limit: &Limit, now: i128, change: impl FnOnce(&mut Self, i128)) -> i128 {
         let (live_state, at) = self.live_state(limit, now);
         let mut next = live_state.clone();
@@ -224,7 +226,7 @@ impl Model {
     }
 }
 
-/// Whether there is a time at which the charge would pass: not for more hits than can pass at once, or a limit of 0.
+/// True if the charge can pass at some time: false for more hits than fit at once, and for a limit of 0.
 pub(crate) fn can_ever_pass(limit: &Limit, request: ChargeRequest) -> bool {
     match request.hits {
         Hits::Refund(_) => true,
@@ -234,7 +236,7 @@ pub(crate) fn can_ever_pass(limit: &Limit, request: ChargeRequest) -> bool {
     }
 }
 
-/// The window around `at`, worked out apart from the code under test: its first point, and the first after it.
+/// Window around `at`, computed independently of the code under test: its start, and its end (exclusive).
 pub(crate) fn window(limit: &Limit, at: i128) -> (i128, i128) {
     if !limit.calendar_months() {
         let start = at.div_euclid(period(limit)) * period(limit);
@@ -253,11 +255,11 @@ pub(crate) fn window(limit: &Limit, at: i128) -> (i128, i128) {
         start -= month_us(month);
     }
     let end = start + (month..month + months).map(month_us).sum::<i128>();
-    // What began before the epoch begins with it, as time does.
+    // A window that began before the epoch starts at the epoch.
     (start.max(0), end)
 }
 
-/// The length of a month that is counted from January of the year 0.
+/// Length of a month in microseconds; months are numbered from January of the year 0.
 fn month_us(month: i128) -> i128 {
     let year = month / 12;
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
@@ -279,7 +281,7 @@ fn period(limit: &Limit) -> i128 {
     i128::from(limit.period_us())
 }
 
-/// The first microsecond from 0 at which something is so that stays so.
+/// First microsecond from 0 at which a monotonic condition is true.
 fn first_time(condition: impl Fn(i128) -> bool) -> i128 {
     if condition(0) {
         return 0;

@@ -54,7 +54,7 @@ proptest! {
             };
             let last = last_of(&state);
             if last.since_us(now) > limit.period_us() {
-                // Void, and no charge has replaced it yet: it will be found again when the clock comes near it.
+                // The state is discarded, but no charge has replaced it: it applies again if the clock comes near it.
                 return Ok(result);
             }
             if limit.algorithm() == Algorithm::FixedWindow {
@@ -113,8 +113,9 @@ proptest! {
         })?;
     }
 
-    /// Rejected hits that count cost one period at most: no charge waits more than a period longer than after a charge
-    /// of the whole capacity.
+    /// Counted rejected hits delay later charges by one period at most.
+    ///
+    /// No charge waits more than a period longer than after a charge of the whole capacity.
     #[test]
     fn debt_costs_at_most_one_period(scenario in scenario(WILD)) {
         let mut state = State::empty(scenario.limits[0].algorithm());
@@ -161,7 +162,7 @@ proptest! {
     }
 }
 
-/// When hits were last counted.
+/// Time at which hits were last counted.
 fn last_of(state: &State) -> Time {
     match state {
         State::TokenBucket(state) => state.last,
@@ -180,12 +181,12 @@ fn check_sane(limit: &Limit, result: &ChargeResult, max_delay_us: u64) -> TestCa
     Ok(())
 }
 
-/// Whether that time comes before time as microseconds in 64 bits ends.
+/// True if `now` plus the wait fits into 64 bits of microseconds.
 fn comes(now: Time, wait_us: u64) -> bool {
     wait_us < u64::MAX && now.as_micros().checked_add(wait_us).is_some()
 }
 
-/// Points from 0 to just before `end`: the ends, the half, and some at random.
+/// Points from 0 to just before `end`: both ends, the middle, and some random points.
 fn before(end: u64, probes: [u64; 4]) -> impl Iterator<Item = u64> {
     let fixed = [0, end / 2, end.saturating_sub(1)];
     fixed.into_iter().chain(probes.map(|probe| probe % end.max(1))).filter(move |&point| point < end)

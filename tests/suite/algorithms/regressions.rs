@@ -1,4 +1,4 @@
-//! Bugs found by the properties, as single cases.
+//! Regression tests for bugs that the property tests found.
 
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::algorithm::state::State;
@@ -47,8 +47,7 @@ fn log_of_limit_zero_keeps_no_rejected_hits() {
     assert_eq!((log.records.len(), log.held), (0, 0));
 }
 
-/// All of 2^32 - 1 hits are used and come back at one a year: after 2^57 seconds, which are more microseconds than
-/// 64 bits hold.
+/// A full counter of 2^32 - 1 hits, refilled at one a year, needs 2^57 seconds: 64 bits of microseconds overflow.
 #[test]
 fn wait_beyond_the_end_of_time_is_rejected_without_overflow() {
     for spec in [

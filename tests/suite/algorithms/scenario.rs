@@ -1,7 +1,7 @@
 //! Random histories of a counter: alternating limits, times, hits and maximum delays.
 //!
-//! Most bugs are at an edge, so times and hits are mostly chosen *relative*: to the period, to the time of one hit, to
-//! the end of a window, to the last result, to the capacity.
+//! Most bugs are at boundaries, so most times and hits are *relative*: to the period, to the time of one hit, to the
+//! end of a window, to the last result, to the capacity.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -19,7 +19,7 @@ pub(crate) fn config() -> ProptestConfig {
     ProptestConfig { failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
 
-/// Events that a history may contain.
+/// Kinds of events that a history may contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HistoryOptions {
     /// Several limits alternate, as with overrides and reloads.
@@ -77,20 +77,20 @@ pub(crate) enum Jump {
     Period(i64),
     /// To the end of the window, and some microseconds.
     Boundary(i64),
-    /// To the last answer's retry_after, and some microseconds.
+    /// To the last result's retry_after, and some microseconds.
     Retry(i64),
-    /// To the last answer's reset, and some microseconds.
+    /// To the last result's reset, and some microseconds.
     Reset(i64),
     /// Thousandths of a period back.
     Back(u64),
 }
 
-/// How many hits, in spec of what can pass at once.
+/// Number of hits, relative to the capacity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Amount {
     Peek,
     Few(u64),
-    /// Quarters of what can pass at once, at least 1.
+    /// Quarters of the capacity, at least 1.
     Quarters(u64),
     OneTooMany,
     Most,

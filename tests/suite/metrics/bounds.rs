@@ -1,4 +1,4 @@
-//! Metric names made from requests: rules that enable them, and their bounds.
+//! Metric names made from requests: the rules that enable them, and their bounds.
 
 use super::{Watched, with_rules};
 use crate::kit::grpc::{self, Client};

@@ -1,11 +1,11 @@
-//! The tables of `docs/metrics.md` against running processes: each metric, its type and its labels, both ways.
+//! Comparison of the tables in `docs/metrics.md` with running processes: each metric, its type and its labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
 use crate::kit::{read, repository};
 
-/// Metrics that these processes do not have: those of certificates.
+/// Metrics of certificates, which these processes do not export.
 const NOT_SCRAPED: [&str; 1] = ["tollkeeper_certificate_not_after_seconds"];
 
 /// Type and labels by name.
@@ -80,7 +80,7 @@ descriptors:
         .env("REDIS_PERSECOND_SOCKET_TYPE", "tcp")
         .env("TOLLKEEPER_STORE_TIMEOUT", "10s");
     let shared = Watched::start(setup);
-    let scrape = wait_for("a share and a refusal from memory", || {
+    let scrape = wait_for("a share and a rejection from memory", || {
         for descriptor in ["strict=x", "second=x", "shared=x"] {
             shared.admits("shop", descriptor, 1);
         }

@@ -3,8 +3,8 @@
 //!
 //! The core of such rules does no I/O and reads no clock, so a run needs neither Redis nor time: one thread goes from
 //! event to event. Replicas have clocks of their own; messages take time, and some are lost; Redis freezes or is
-//! unreachable; replicas start, stop and crash, and hold slots while they live. Admissions are then checked on the
-//! time line of Redis, by each kind of limit, see [`ledger`].
+//! unreachable; replicas start, stop and crash, and keep slots while they run. [`ledger`] then checks the
+//! admissions on the time line of Redis, by each kind of limit.
 //!
 //! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` runs so many runs of each scenario and number
 //! of replicas. `TOLLKEEPER_TABLE` names a file that the admitted hits are written to, as a table.

@@ -57,7 +57,7 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
             Value::Own(value) => value,
             Value::Shared(pattern) => {
                 shared.push((place, pattern));
-                // Whatever was sent: the pattern stands for it.
+                // The pattern replaces the value that was sent.
                 b"}sent{"
             }
         };
@@ -181,7 +181,7 @@ fn limits_share_a_key_exactly_if_they_share_a_counter() {
     }
 }
 
-/// Bytes that mean something in a key, and some that do not: so that what could be mistaken for another is tried.
+/// Bytes with and without a meaning in keys, so that ambiguous keys are likely.
 fn hostile(max_length: usize) -> impl Strategy<Value = Vec<u8>> {
     const BYTES: &[u8] = b"\\\\||=={}}*#:57bcda0_\xff\n";
     prop::collection::vec(prop::sample::select(BYTES), 0..max_length)
@@ -219,7 +219,7 @@ fn identity(domain: &str, entries: &[(Vec<u8>, Value)], (limit, epoch): &(Limit,
     }
 }
 
-/// Undoes escapes; `None` if there is something that no key has.
+/// Reverses escapes; `None` for text that no key contains.
 fn unescaped(mut text: &[u8], special: &[u8]) -> Option<Vec<u8>> {
     let mut plain = Vec::new();
     while let Some((first, rest)) = text.split_first() {
@@ -236,7 +236,7 @@ fn unescaped(mut text: &[u8], special: &[u8]) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// Reads a path of at most [`MAX_PATH_BYTES`] back, by the published form alone.
+/// Parses a path of up to [`MAX_PATH_BYTES`] by the published format alone.
 fn read_path(path: &[u8]) -> Option<(Vec<u8>, Entries)> {
     let special = br"\|={}";
     let mut parts = path.split(|byte| *byte == b'|');
@@ -262,7 +262,7 @@ fn parted(key: &[u8]) -> (&[u8], &[u8], &[u8]) {
     (&key[..open], &key[open + 1..close], &key[close + 1..])
 }
 
-/// The slot by the specification of Redis Cluster: CRC-16/XMODEM of the hash tag, bit by bit.
+/// Slot by the specification of Redis Cluster: CRC-16/XMODEM of the hash tag, bit by bit.
 fn specified_slot(key: &[u8]) -> u16 {
     let open = key.iter().position(|byte| *byte == b'{').map(|open| open + 1);
     let tag = open.and_then(|open| {
@@ -343,7 +343,7 @@ proptest! {
         prop_assert_eq!(counters.len(), seen.len());
     }
 
-    /// The slot is that of the path, whatever the prefix and the values hold; the length has a bound.
+    /// The slot depends on the path alone, not on the prefix or the values; the length is bounded.
     #[test]
     fn path_alone_decides_the_slot_and_keys_are_bounded(
         prefix in text(20),
@@ -413,7 +413,7 @@ fn documented_acl_is_sufficient() {
         replica.service.load([("rules.yaml", rules_of_all().as_str())]);
         for algorithm in algorithms {
             let question = TestRequest::new("shop").descriptor(&[(algorithm.name(), "v")]);
-            // Hits that come, go out, are given back, and are looked for.
+            // Charges, expired hits, refunds and peeks.
             let charges =
                 [question.clone(), question.clone().hits(2), question.clone().refund(1), question.clone().hits(0)];
             for (step, charge) in charges.iter().cycle().take(30).enumerate() {

@@ -418,7 +418,7 @@ fn script_calls(server: &Server) -> u64 {
 fn unusable_registry_does_no_other_harm() {
     let server = servers::options().start();
     server.query::<()>(&["RPUSH", "tk1:{replicas}", "of another program"]);
-    // The key holds another type, or the user may not access it.
+    // The key has another type, or the user may not access it.
     for keys in [DOCUMENTED, &["resetkeys", "~tk1:{[0-9]*", "~tk1:{shop*"]] {
         let process = process(&server, keys).start();
         wait_for("a warning", || {

@@ -22,7 +22,7 @@ fn told_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BTreeMap<String
     }
 }
 
-/// Asks all that was recorded of a process that sends to statsd, and gives what was sent of limits.
+/// Replays all recorded requests against a process that exports to statsd; returns the exported counters of limits.
 fn told(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
     let statsd = statsd::udp();
     let mut tollkeeper = setup
@@ -75,7 +75,7 @@ fn statsd_counters_match_under_ratelimit_key_format() {
         let setup = || {
             server.query::<()>(&["FLUSHALL"]);
             let setup = group.setup().env("BACKEND_TYPE", "redis").env("REDIS_SOCKET_TYPE", "tcp");
-            // A machine that is busy must not be taken for a Redis that is away.
+            // A busy machine must not look like an unreachable Redis.
             let setup = setup.env("REDIS_URL", server.address()).env("TOLLKEEPER_STORE_TIMEOUT", "10s");
             setup.env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
         };

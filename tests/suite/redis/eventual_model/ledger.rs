@@ -99,7 +99,7 @@ fn shares(limit: &Limit, uses: &[Use], overshoot: i128) -> Result<(), String> {
     if found <= most { Ok(()) } else { Err(format!("shares: {} parts of a hit in a period, {most} at most", found)) }
 }
 
-/// Most hits in any span of one period.
+/// Maximum number of hits in any span of one period.
 fn in_a_span(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = limit.period().micros();
     let (mut first, mut held, mut most) = (0, 0, 0);
@@ -114,7 +114,7 @@ fn in_a_span(limit: &Limit, uses: &[Use]) -> i128 {
     i128::from(most) * PARTS
 }
 
-/// Most hits in any aligned window.
+/// Maximum number of hits in any aligned window.
 fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = limit.period().micros();
     let (mut window, mut held, mut most) = (0, 0, 0);
@@ -132,13 +132,13 @@ fn check_replay(limit: &Limit, uses: &[Use]) -> Result<(), String> {
     for it in uses {
         let result = state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(it.hits), 0));
         if !result.admitted {
-            return Err(format!("{it:?} after {} hits would have been refused", result.before));
+            return Err(format!("{it:?} after {} hits would have been rejected", result.before));
         }
     }
     Ok(())
 }
 
-/// Most hits of any span, less what refills in it.
+/// Maximum over all spans of the hits minus the refill.
 fn beyond_the_rate(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = i128::from(limit.period_us());
     let back = |at: u64| PARTS * i128::from(limit.requests_per_unit()) * i128::from(at);

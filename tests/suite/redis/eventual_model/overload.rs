@@ -117,7 +117,7 @@ fn key_at_one_replica_costs_at_most_one_call_per_request() {
     }
 }
 
-/// One caller that returns after a pause, many times.
+/// Checks that one caller that returns after a pause costs at most one call per request.
 fn check_calls_of_returning_caller(limit: Limit, pause: u64, hits: u64) {
     for (seed, replicas) in [(0, 1), (1, 3)] {
         let mut plan = calm(limit, replicas, 1);

@@ -268,7 +268,7 @@ impl<'p> World<'p> {
         }
     }
 
-    /// Sends a call, with a lease if demand asks for it; returns false if there is nothing to send.
+    /// Sends a call, with a lease if demand requires one; returns false if there is nothing to send.
     fn calls(&mut self, replica: usize, key: usize, mut commands: Vec<ChargeCommand>) -> bool {
         let sent = self.instant(replica);
         let live = match self.plan.live {

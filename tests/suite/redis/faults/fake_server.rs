@@ -1,4 +1,4 @@
-//! A server that speaks just enough of the protocol to pass for a Redis that can no longer be installed.
+//! A fake Redis server, for versions that can no longer be installed.
 //!
 //! Each connection is served by a thread that ends with it; replies depend on the command's name alone.
 
@@ -6,14 +6,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-/// A listener on 127.0.0.1 whose connections are answered by `reply`: the name of a command in capitals, and the reply
-/// as it goes over the wire.
+/// Listens on 127.0.0.1 and replies with `reply`, which maps a command's upper-case name to the reply's bytes.
 pub(super) fn serve(reply: fn(&str) -> &'static str) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a port");
     let port = listener.local_addr().expect("it is bound").port();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // The client closes the connection when it has its reply.
+            // The client closes the connection after the reply.
             thread::spawn(move || answer(stream, reply));
         }
     });
@@ -26,7 +25,7 @@ fn answer(stream: TcpStream, reply: fn(&str) -> &'static str) -> Option<()> {
     loop {
         let mut line = String::new();
         reader.read_line(&mut line).ok()?;
-        // A line of words is understood as well as a list.
+        // Accepts inline commands as well as arrays.
         let mut name = line.split_whitespace().next()?.to_ascii_uppercase();
         for place in 0..number(&line, '*').unwrap_or(0) {
             let mut length = String::new();
@@ -41,12 +40,12 @@ fn answer(stream: TcpStream, reply: fn(&str) -> &'static str) -> Option<()> {
     }
 }
 
-/// The number in a line that begins with `mark`.
+/// Number in a line that begins with `mark`.
 fn number(line: &str, mark: char) -> Option<usize> {
     line.strip_prefix(mark)?.trim_end().parse().ok()
 }
 
-/// Redis 4: no script may write once it has asked for the time.
+/// Redis 4, where a script that has called TIME cannot write.
 pub(super) fn redis_4(name: &str) -> &'static str {
     match name {
         "PING" => "+PONG\r\n",

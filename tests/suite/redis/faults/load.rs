@@ -1,5 +1,4 @@
-//! A client that calls a tollkeeper at a steady rate and judges each response as Envoy would: within 20 ms or not at
-//! all.
+//! A client that calls a tollkeeper at a steady rate and requires each response within 20 ms, as Envoy does.
 //!
 //! It calls one rule for each policy of `on_store_error`, made so that every response shows whether Redis or the
 //! policy gave it. Calls start on schedule, whether earlier ones have ended or not.
@@ -178,7 +177,7 @@ impl Load {
             let calls = self.judged(since);
             let strict = |calls: &[Call]| calls.iter().filter(|call| call.verdict == Verdict::Strict).count();
             let run = calls.windows(RUN).find(|run| run[0].verdict == Verdict::Strict && strict(run) * 10 >= RUN * 8);
-            // The first waits for no call: what the store did before the next one was due is not known.
+            // No call was waiting before the first one: the state of the store before the next call is unknown.
             run.map(|run| if run[0].number == calls[0].number { since } else { run[0].sent })
         })
     }
@@ -247,7 +246,9 @@ async fn call_rule(channel: Channel, number: usize) -> Call {
     Call { number, sent, took, verdict, disturbed: false }
 }
 
-/// Whom an answer is from. What is left of half the limit is local; the other policies that pass know no limit.
+/// Source of a response.
+///
+/// Half of the limit remaining means `local`; the other policies that admit report no limit.
 fn judge(key: &str, response: &RateLimitResponse) -> Verdict {
     let status = &response.statuses[0];
     let limit = status.current_limit.as_ref().map(|limit| limit.requests_per_unit);
@@ -263,7 +264,7 @@ fn judge(key: &str, response: &RateLimitResponse) -> Verdict {
 #[derive(Debug)]
 pub(super) struct Seen {
     name: String,
-    /// From the begin of the fault until all was strict again, those aside that were disturbed.
+    /// Undisturbed calls from the start of the fault until all were strict again.
     calls: Vec<Call>,
     disturbed: usize,
     /// Time at which the store recovered.
@@ -273,7 +274,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Holds it against the contract, and adds it to the table of faults, if one is asked for.
+    /// Checks the effects against the contract, and adds a row to the table of faults if one is requested.
     pub(super) fn expect_calm(self) -> Self {
         self.note();
         let wrong = self.calls.iter().find_map(|call| match &call.verdict {
@@ -312,14 +313,14 @@ impl Seen {
         self.share(&Verdict::Policy, |call| of(&tag(call.number))) >= 50.0
     }
 
-    /// Checks that so many percent of the calls on these keys, by their tag, were strict during the fault.
+    /// Checks that `percent` of the calls on these keys, by their tag, were strict during the fault.
     pub(super) fn expect_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
         let share = self.share(&Verdict::Strict, |call| of(&tag(call.number)));
         assert!(share >= percent - self.doubt(), "{}: strict: {share:.1} %", self.name);
         self
     }
 
-    /// Percent to allow: where the machine disturbed many calls, it disturbed some of the others too.
+    /// Tolerance in percent: if the machine disturbed many calls, it disturbed some of the others too.
     fn doubt(&self) -> f64 {
         match self.disturbed * 2 / self.calls.len().max(1) {
             0 => 0.0,

@@ -1,5 +1,5 @@
 //! Settings that cannot work with the servers they name: one clear log line names the setting and shows no secret, and
-//! an outage is never taken for a misconfiguration, or the reverse.
+//! an outage is never reported as a misconfiguration, or the reverse.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::kit::redis::{Server, options};
 use crate::kit::tollkeeper::{Tollkeeper, with_rules};
 use crate::kit::wait_for;
 
-/// No rule says `error`: so a lost store alone leaves a process ready.
+/// Rules without the policy `error`, so that a process stays ready without its store.
 const RULES: &str = "domain: shop
 descriptors:
   - {key: user, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
@@ -28,7 +28,7 @@ const SECRETS: [&str; 2] = ["s3cret-right", "s3cret-wrong"];
 /// A wrong environment.
 struct Case {
     env: Vec<(&'static str, String)>,
-    /// Words of the log line about it.
+    /// Text that the log line contains.
     says: &'static [&'static str],
     misconfigured: bool,
 }
@@ -51,7 +51,7 @@ fn page(tollkeeper: &Tollkeeper, path: &str) -> u16 {
     http::get(tollkeeper.http_port(), path).send().status
 }
 
-/// Starts a process on each case and holds what it says against it.
+/// Starts a process for each case and checks its log line and pages.
 fn assert_reported(cases: Vec<Case>) {
     for Case { env, says, misconfigured } in cases {
         let tollkeeper = start(&env);
@@ -162,7 +162,7 @@ fn tls_mismatch_is_reported() {
             wrong(&[("REDIS_URL", &tls(&open))], &["REDIS_TLS_CACERT", "UnknownIssuer"]),
             wrong(
                 &[("REDIS_URL", &format!("rediss://127.0.0.2:{}", open.tls_port())), ("REDIS_TLS_CACERT", &ca)],
-                // It listens on 127.0.0.1 only, which is found out before any certificate.
+                // The server listens on 127.0.0.1 only, so connecting fails before any certificate is checked.
                 &["Connection refused"],
             ),
             wrong(
@@ -259,7 +259,7 @@ fn password_may_contain_any_character() {
     }
 }
 
-/// A file beside others, to be replaced as a whole.
+/// Replaces a file atomically.
 pub(super) fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("a file can be written");

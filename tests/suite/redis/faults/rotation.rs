@@ -28,10 +28,10 @@ fn changed_password_file_is_reread() {
         replace(&file, "second\n");
     });
     changed.expect_calm().expect_by_policy();
-    // Who changes the file first loses nothing: the old connections stay until the new ones are accepted.
+    // Changing the file before the server does no harm: old connections stay until new ones are accepted.
     let rotated = load.through("single: password changed, the file first", |load| {
         replace(&file, "third\n");
-        wait_for("the new password to be refused", || {
+        wait_for("the new password to be rejected", || {
             (tollkeeper.stderr().matches("WRONGPASS").count() >= 2).then_some(())
         });
         load.pass(WHILE);
@@ -97,7 +97,7 @@ fn changed_certificates_are_used_for_new_connections() {
     };
     let first = wait_for("a connection", connected);
 
-    // A key that does not fit keeps the old connection, and is said.
+    // A key that does not match the certificate is logged, and the old connection stays.
     replace(&key, &fs::read_to_string(path("server.key")).expect("it is there"));
     wait_for("it to be said", || tollkeeper.stderr().contains("REDIS_TLS_CLIENT_KEY").then_some(()));
     assert_eq!((connected(), tollkeeper.post_json(body).status), (Some(first.clone()), 200));

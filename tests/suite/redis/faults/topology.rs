@@ -1,4 +1,4 @@
-//! Faults of several servers: a cluster that fails over, is resharded or loses a part, and a primary that moves.
+//! Faults of several servers: cluster failover, resharding, a lost shard, and a primary that moves.
 
 use std::collections::HashMap;
 
@@ -37,7 +37,7 @@ fn cluster_faults_are_answered_in_time() {
         load.pass(WHILE);
         cluster.node(2).thaw();
     });
-    // Those of the frozen shard are answered too, but by policy; others must not feel it at all.
+    // Policy answers calls of the frozen shard; calls of other shards must not be affected.
     let cut_off = cut_off.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) < 10_923);
     assert!(cut_off.is_mostly_by_policy(|tag| slots.slot(tag) >= 10_923));
 
@@ -57,7 +57,7 @@ fn cluster_faults_are_answered_in_time() {
         load.pass(WHILE);
     });
     again.expect_calm().expect_strict(90.0, |_| true);
-    // The slots of ten counters, with their keys, one after the other.
+    // Moves the slots of ten counters with their keys, one by one.
     let resharded = load.through("cluster: slots moved under load (MOVED, ASK)", |load| {
         for number in 0..10 {
             let slot = slots.slot(&super::load::tag(number));
@@ -86,7 +86,7 @@ fn cluster_faults_are_answered_in_time() {
     assert!(lines < 200, "{lines} lines were logged:\n{}", tollkeeper.stderr());
 }
 
-/// The slots of all counters of a load, as the servers compute them.
+/// Slots of all counters of a load, as the servers compute them.
 struct Slots(HashMap<String, u16>);
 
 impl Slots {
@@ -114,7 +114,7 @@ descriptors:
       - {unit: hour, requests_per_unit: 7, on_store_error: error}
       - {unit: day, requests_per_unit: 9, on_store_error: error}
 ";
-    // Not the time that it takes is in question, so there is plenty of it.
+    // The test is not about latency, so timeouts are long.
     let tollkeeper = counting_in(&cluster, with_rules(rules).env("TOLLKEEPER_STORE_TIMEOUT", "5s"));
     let client = Client::connect(tollkeeper.grpc_port());
     let decide = || {
@@ -126,7 +126,7 @@ descriptors:
     let from = cluster.begin_migration(slot, to);
     assert_eq!(decide().expect("both keys are there"), 5);
     assert_eq!(cluster.migrate_keys(slot, from, to, 1), 1);
-    // One key here and one there: neither server can decide.
+    // The keys are on two servers, so neither can decide.
     assert_eq!(decide().expect_err("TRYAGAIN").code(), tonic::Code::Unavailable);
     assert_eq!(cluster.migrate_keys(slot, from, to, 1), 1);
     assert_eq!(decide().expect("both keys are there, by ASK"), 4);
@@ -158,8 +158,8 @@ fn rejection_beats_error_and_error_beats_other_policies() {
         all.descriptors.extend(entries[1..].iter().map(|entry| descriptor(&[*entry])));
         client.call(&all).map(|response| response.overall_code().as_str_name()).map_err(|status| status.code())
     };
-    // The first hit fills the limit, on a shard that stays. A refusal by policy is for a second only.
-    wait_for("a real refusal", || {
+    // The first hit fills the limit, on a shard that stays. A rejection by policy lasts a second only.
+    wait_for("a rejection by the limit", || {
         let response = client.call(&rate_limit_request("shop", &[("deny", &full)])).ok()?;
         let reset = response.statuses[0].duration_until_reset.as_ref()?;
         (response.overall_code() == Code::OverLimit && reset.seconds > 1).then_some(())
@@ -176,7 +176,7 @@ fn rejection_beats_error_and_error_beats_other_policies() {
     assert_eq!(decide(&[("allow", &allowed), ("error", &failed)]), unavailable);
     assert_eq!(decide(&[("deny", &denied), ("error", &failed)]), unavailable);
     assert_eq!(decide(&[("error", &failed), ("deny", &full)]), Ok("OVER_LIMIT"));
-    // One shard of three is no lost store.
+    // One lost shard of three does not make the store lost.
     assert!(is_ready());
 }
 
