@@ -1,4 +1,4 @@
-//! Values of the chart: rejected ones, and their effect on the manifests.
+//! Values of the chart: rejected values, and the effect of the others on the manifests.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ fn rendered(arguments: &[&str]) -> Rendering {
     Rendering::new("chart", helm(arguments).unwrap_or_else(|problem| panic!("{arguments:?}: {problem}")))
 }
 
-/// Fails unless the chart refuses these values and says all these words.
+/// Checks that the chart rejects these values with an error that contains all `words`.
 fn assert_rejected(values: &[&str], words: &[&str]) {
     let arguments: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
     let problem = helm(&arguments).err().unwrap_or_else(|| panic!("{values:?} were taken"));
@@ -134,7 +134,7 @@ fn secrets_are_mounted_as_files_not_environment() {
     let deployment = of_chart.deployment().to_string();
     assert!(!deployment.contains("sesame") && !deployment.contains("0123456789abcdef"), "{deployment}");
 
-    // Each setting names a file that its Secret's volume has.
+    // Each setting names a file in the volume of its Secret.
     for (rendering, settings) in [
         (&of_chart, &["TOLLKEEPER_REDIS_AUTH_FILE", "TOLLKEEPER_ADMIN_TOKEN_FILE"][..]),
         (
@@ -185,7 +185,7 @@ fn extra_objects_are_added_and_existing_ones_are_used() {
     assert_eq!(full.container()["envFrom"][0]["configMapRef"]["name"], "fleet");
     let env = list(&full.container()["env"]);
     assert!(env.iter().any(|it| it["name"] == "TOLLKEEPER_REPLICAS" && it["valueFrom"].is_object()));
-    // Numbers of a values file are floats: none may come out as 1e+06.
+    // Numbers in a values file are floats: none may be rendered as 1e+06.
     assert_eq!(full.setting("TOLLKEEPER_LOG_MAX"), "1000000");
     assert_eq!(full.setting("NEAR_LIMIT_RATIO"), "0.75");
     let mut names: Vec<_> = env.iter().map(|it| it["name"].as_str().unwrap()).collect();
@@ -197,7 +197,7 @@ fn extra_objects_are_added_and_existing_ones_are_used() {
     let other = rendered(&["--set", "existingConfigMap=mine-rules"]);
     assert_eq!(other.of_kind("ConfigMap").count(), 0);
     assert_eq!(volume(&other, "rules").unwrap().0["configMap"]["name"], "mine-rules");
-    // An own selector stays, and a missing one is that of the release.
+    // A configured selector stays, and the default is that of the release.
     let spread = &RENDERINGS[0].deployment()["spec"]["template"]["spec"]["topologySpreadConstraints"][0];
     assert_eq!(spread["labelSelector"]["matchLabels"]["app.kubernetes.io/instance"], "edge");
 }
@@ -220,7 +220,7 @@ fn helm_lint_passes() {
     let mut lint = std::process::Command::new(tool("HELM"));
     lint.args(["lint", "deploy/chart", "--strict", "--kube-version", "1.34.0"]);
     run_tool(lint.args(["-f", "tests/deploy/full.values.yaml"]), "").unwrap();
-    // Every value is in the schema, and at its default fits it.
+    // The schema has every value and accepts its default.
     let values = &documents(&read(&repository("deploy/chart/values.yaml")))[0];
     let schema: Value = serde_json::from_str(&read(&repository("deploy/chart/values.schema.json"))).unwrap();
     let known = |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();

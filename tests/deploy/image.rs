@@ -7,11 +7,11 @@ use crate::kit::tollkeeper::PROGRAM;
 use crate::kit::{read, repository};
 
 fn dockerfile() -> String {
-    // Lines that go on are one.
+    // Joins continued lines.
     read(&repository("deploy/Dockerfile")).replace("\\\n", " ")
 }
 
-/// The words after an instruction, of the lines that have it.
+/// Arguments of each instruction with this name.
 fn instructions(name: &str) -> Vec<Vec<String>> {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let all = dockerfile();
@@ -56,7 +56,7 @@ fn image_runs_as_a_numeric_non_root_user() {
     let [user] = &users[..] else { panic!("{users:?}") };
     let (user, group) = user[0].split_once(':').unwrap();
     assert!(user.parse::<u32>().unwrap() > 0 && group.parse::<u32>().unwrap() > 0);
-    // Manifests of envoyproxy/ratelimit give a command, which an entry point would take for an argument.
+    // Manifests of envoyproxy/ratelimit set a command, which an entry point would treat as an argument.
     assert!(instructions("ENTRYPOINT").is_empty());
     assert_eq!(instructions("CMD"), [[r#"["/bin/tollkeeper","#, r#""serve"]"#]]);
 }
@@ -73,7 +73,7 @@ fn links_are_names_of_the_program() {
         let link = directory.path().join(name);
         std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
         let mut command = Command::new(&link);
-        // Each is asked for something that it alone understands.
+        // Runs each link with an argument that only that program accepts.
         match name {
             "ratelimit" => command.arg("--version"),
             "config_check_cmd" => command.arg("-config_dir").arg(rules.parent().unwrap()),

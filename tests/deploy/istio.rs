@@ -1,5 +1,5 @@
-//! The EnvoyFilter for Istio: its patches are merged into a gateway's configuration as Istio would, and Envoy
-//! validates the result. There is no Istio, so its choice of the place is not tested.
+//! The EnvoyFilter for Istio: the test merges its patches into a gateway's configuration, and Envoy validates the
+//! result. The tests run without Istio, so they do not cover where Istio inserts a patch.
 
 use std::fs;
 
@@ -11,14 +11,14 @@ use crate::kit::{read, repository};
 
 const FILE: &str = "deploy/istio/envoyfilter.yaml";
 
-/// The value that is patched in where `applyTo` says.
+/// Value of the patch with this `applyTo`.
 fn patch<'a>(filter: &'a Value, apply_to: &str) -> &'a Value {
     let patches = list(&filter["spec"]["configPatches"]);
     let found = patches.iter().find(|patch| patch["applyTo"] == apply_to).unwrap_or_else(|| panic!("no {apply_to}"));
     &found["patch"]["value"]
 }
 
-/// A bootstrap with a gateway like Istio's, and in it what the EnvoyFilter brings.
+/// Bootstrap of a gateway like Istio's, with the EnvoyFilter's patches merged in.
 fn bootstrap(filter: &Value) -> Value {
     let limit = patch(filter, "HTTP_FILTER");
     let cluster = &limit["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"];
@@ -60,7 +60,7 @@ fn envoy_accepts_the_merged_envoy_filter() {
     validate(&text).unwrap();
     let filter = documents(&text).remove(0);
     load(&filter).unwrap();
-    // And would not load anything else.
+    // Envoy rejects an invalid filter, so the check above is meaningful.
     let wrong = documents(&text.replace("failure_mode_deny", "failure_mode_deni")).remove(0);
     assert!(load(&wrong).unwrap_err().contains("failure_mode_deni"));
 }

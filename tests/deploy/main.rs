@@ -26,10 +26,10 @@ use serde_json::Value;
 
 use crate::kit::repository;
 
-/// The versions of Kubernetes whose schemas judge: the oldest that the chart allows, and newer ones.
+/// Versions of Kubernetes to validate against: the oldest that the chart allows, and newer ones.
 const KUBERNETES: [&str; 5] = ["1.25", "1.28", "1.31", "1.34", "1.37"];
 
-/// A tool's path, by the end of the variable that names it.
+/// Path of a tool, from the variable `TOLLKEEPER_TEST_NAME`.
 fn tool(name: &str) -> OsString {
     let variable = format!("TOLLKEEPER_TEST_{name}");
     env::var_os(&variable).unwrap_or_else(|| {
@@ -43,7 +43,7 @@ fn run_tool(command: &mut Command, input: &str) -> Result<String, String> {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_owned();
-    // From a thread: a tool that says much before it has read all would wait for us, and we for it.
+    // Write from a thread: a tool that prints much before it has read its input would deadlock otherwise.
     let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     writer.join().unwrap();
@@ -105,7 +105,7 @@ impl Rendering {
         &self.deployment()["spec"]["template"]["spec"]["containers"][0]
     }
 
-    /// The values that its environment has as text.
+    /// Environment variables with literal values.
     fn environment(&self) -> Vec<(&str, &str)> {
         let all = list(&self.container()["env"]).iter();
         all.filter_map(|variable| Some((variable["name"].as_str()?, variable["value"].as_str()?))).collect()
@@ -117,12 +117,12 @@ impl Rendering {
     }
 }
 
-/// The elements of a list, none if there is no list.
+/// Elements of a list; empty for any other value.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The chart with as few values and with as many as there are, and both plain ones.
+/// The chart with minimal and with full values, and both kustomize renderings.
 static RENDERINGS: LazyLock<[Rendering; 4]> = LazyLock::new(|| {
     [
         Rendering::new("chart, no values", helm(&[]).unwrap()),
@@ -132,7 +132,7 @@ static RENDERINGS: LazyLock<[Rendering; 4]> = LazyLock::new(|| {
     ]
 });
 
-/// Judges manifests by the schemas of Kubernetes and of custom resources; what was judged, or what is wrong.
+/// Validates manifests with the schemas of Kubernetes and custom resources; returns the tool's output or its errors.
 fn validate(manifests: &str) -> Result<String, String> {
     let mut command = Command::new(tool("SCHEMAS"));
     command.args(["tests/deploy/schemas.py", "manifests"]).arg(tool("CRDS")).args(KUBERNETES);

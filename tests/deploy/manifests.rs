@@ -9,7 +9,7 @@ use super::{RENDERINGS, Rendering, list, validate};
 use crate::kit::tollkeeper::PROGRAM;
 use crate::kit::{read, repository};
 
-/// The specs of all pods, with the names of what makes them.
+/// Specs of all pods, with the names of their controllers.
 fn pods(rendering: &Rendering) -> Vec<(String, &Value)> {
     let makers = ["Deployment", "StatefulSet"].into_iter().flat_map(|kind| rendering.of_kind(kind));
     makers.map(|it| (format!("{}, {}", rendering.name, it["metadata"]["name"]), &it["spec"]["template"])).collect()
@@ -168,7 +168,7 @@ fn rules_are_mounted_at_the_configured_path_and_reloadable() {
         // `..data` is a link that is swapped; the directory behind it must not be read as well.
         assert_eq!(rendering.setting("RUNTIME_WATCH_ROOT"), "false", "{name}");
         assert_eq!(rendering.setting("RUNTIME_IGNOREDOTFILES"), "true", "{name}");
-        // Nothing that changes with the rules may stand in the pod, or they would restart it.
+        // The pod template must not change with the rules, or a change would restart the pods.
         let pod = &rendering.deployment()["spec"]["template"];
         let annotations = pod["metadata"]["annotations"].as_object();
         assert!(annotations.is_none_or(|all| all.keys().all(|key| !key.contains("checksum"))), "{name}");

@@ -15,7 +15,7 @@ fn promtool(arguments: &[&str]) -> Result<String, String> {
     run_tool(Command::new(tool("PROMTOOL")).args(arguments), "")
 }
 
-/// The alerts, as Prometheus has them.
+/// Alerts in the format of Prometheus.
 fn alerts() -> Vec<Value> {
     let file = documents(&read(&repository("deploy/prometheus/alerts.yaml"))).remove(0);
     list(&file["groups"]).iter().flat_map(|group| list(&group["rules"])).cloned().collect()
@@ -25,12 +25,12 @@ fn dashboard() -> Value {
     serde_json::from_str(&read(&repository("deploy/grafana/tollkeeper.json"))).unwrap()
 }
 
-/// Panels, without the rows that part them.
+/// Panels, without the rows that separate them.
 fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
     list(&dashboard["panels"]).iter().filter(|panel| panel["type"] != "row")
 }
 
-/// The dashboard's expressions, with Grafana's variables filled in, and where they stand.
+/// Title and expression of each query, with Grafana's variables replaced.
 fn queries(dashboard: &Value) -> Vec<(String, String)> {
     let title = |panel: &Value| panel["title"].as_str().unwrap().to_owned();
     let targets = panels(dashboard).flat_map(|panel| list(&panel["targets"]).iter().map(move |it| (title(panel), it)));
@@ -39,7 +39,7 @@ fn queries(dashboard: &Value) -> Vec<(String, String)> {
     targets.chain(notes).map(|(place, it)| (place, filled(it["expr"].as_str().unwrap()))).collect()
 }
 
-/// The names of metrics in an expression: words that begin as ours do.
+/// Metric names in an expression: words with a prefix of tollkeeper's metrics.
 fn metrics(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
     words.filter(|word| ["tollkeeper_", "ratelimit_", "process_"].iter().any(|prefix| word.starts_with(prefix)))
@@ -103,7 +103,7 @@ fn chart_ships_the_same_alerts_and_dashboard() {
     assert_eq!(shipped, dashboard());
 }
 
-/// The names in the program's source, whole ones and those that are put together from two parts.
+/// Metric names in the source, whole or composed of two parts.
 fn written_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut directories = vec![repository("src")];
@@ -121,7 +121,7 @@ fn written_names() -> BTreeSet<String> {
     names
 }
 
-/// A name without what histograms add to theirs.
+/// Metric name without the suffixes of histograms.
 fn family(name: &str) -> &str {
     let suffix = ["_bucket", "_count", "_sum"].into_iter().find_map(|suffix| name.strip_suffix(suffix));
     suffix.unwrap_or(name)
@@ -141,7 +141,7 @@ fn queried_metrics_exist() {
     let mut known: BTreeSet<String> = scraped.collect();
     assert!(known.len() > 40, "{scrape}");
     drop(server);
-    // What only Redis, TLS or eventual rules bring is not in this scrape.
+    // This scrape lacks the metrics of Redis, TLS and eventual rules.
     known.extend(written_names());
     let dashboard = dashboard();
     let alerts = alerts();
@@ -149,7 +149,7 @@ fn queried_metrics_exist() {
     let mut missing = BTreeSet::new();
     for (place, expression) in of_alerts.chain(queries(&dashboard)) {
         let mut all = metrics(&expression).peekable();
-        assert!(all.peek().is_some(), "{place}: {expression} asks for nothing of ours");
+        assert!(all.peek().is_some(), "{place}: {expression} queries no metric of tollkeeper");
         missing.extend(all.filter(|name| !known.contains(family(name))).map(|name| format!("{place}: {name}")));
     }
     assert!(missing.is_empty(), "{missing:#?}");
@@ -198,7 +198,7 @@ fn dashboard_queries_parse() {
     let dashboard = dashboard();
     let queries = queries(&dashboard);
     assert!(queries.len() > 40, "{}", queries.len());
-    // Prometheus has no parser to call but that of its rules.
+    // promtool parses expressions only as part of rules.
     let rules: Vec<_> = (0..)
         .zip(&queries)
         .map(|(number, (_, query))| serde_json::json!({ "record": format!("query:number_{number}"), "expr": query }))

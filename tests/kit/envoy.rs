@@ -1,7 +1,7 @@
 //! An Envoy that runs a bootstrap of `envoy/` on ports of its own.
 //!
-//! The binary is named by TOLLKEEPER_TEST_ENVOY, which `tests/run.sh` sets. Envoy asks the kernel to be ended when
-//! the *thread* that started it ends, so each has a thread that starts it, waits and ends it.
+//! TOLLKEEPER_TEST_ENVOY names the binary; `tests/run.sh` sets it. Envoy dies with the *thread* that started it, so
+//! each Envoy has a thread that starts it, waits and ends it.
 
 use std::env;
 use std::fs::{self, File};
@@ -23,12 +23,12 @@ pub(crate) struct Envoy {
     admin: Port,
     _upstream: Port,
     files: TempDir,
-    /// Dropping it tells the keeper to end Envoy.
+    /// Dropping the sender makes the thread end Envoy.
     stop: Option<Sender<()>>,
     keeper: Option<JoinHandle<()>>,
 }
 
-/// The Envoy to test with; panics if there is none, saying how to get one.
+/// Path of the Envoy binary; panics with instructions if the variable is not set.
 fn binary() -> PathBuf {
     let path = env::var_os("TOLLKEEPER_TEST_ENVOY");
     path.expect("TOLLKEEPER_TEST_ENVOY names no Envoy: run tests/run.sh, or set it to what envoy/install.sh prints")
@@ -48,7 +48,7 @@ impl Envoy {
         Self::start_with(name, tollkeepers, |bootstrap| bootstrap)
     }
 
-    /// The same with a bootstrap that was changed.
+    /// Same as [`Self::start`], with a changed bootstrap.
     pub(crate) fn start_with(name: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
         let (listener, upstream, admin) = (Port::reserve(), Port::reserve(), Port::reserve());
         let mut bootstrap = read(&repository(&format!("envoy/{name}.yaml")));
@@ -59,7 +59,7 @@ impl Envoy {
             assert!(bootstrap.contains(&from), "envoy/{name}.yaml uses no port {shipped}");
             bootstrap = bootstrap.replace(&from, &to);
         }
-        // The shipped timeouts are for production: on a machine busy with tests they run out, and Envoy fails open.
+        // The shipped timeouts are for production: on a machine busy with tests they expire, and Envoy fails open.
         for timeout in ["0.02s", "0.1s", "0.25s"] {
             bootstrap = bootstrap.replace(&format!(" timeout: {timeout}"), " timeout: 10s");
         }
@@ -88,7 +88,7 @@ impl Envoy {
         http::get(self.port(), path)
     }
 
-    /// The counter or gauge of that name; 0 for one that does not exist yet.
+    /// Value of a counter or gauge; 0 if it does not exist yet.
     pub(crate) fn stat(&self, name: &str) -> u64 {
         let stats = http::get(self.admin.number(), &format!("/stats?filter=^{name}$")).send().text();
         let value = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
@@ -109,21 +109,21 @@ impl Drop for Envoy {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(keeper) = self.keeper.take() {
-            // A keeper that panicked has said so, and a drop that panics as well would hide the test's own words.
+            // The thread's panic is already printed; a panic in drop would hide the test's own message.
             let _ = keeper.join();
         }
     }
 }
 
-/// Runs Envoy until it ends by itself or `stopped` is hung up.
+/// Runs Envoy until it ends by itself or the sender of `stopped` is dropped.
 fn keep(mut command: Command, stopped: &Receiver<()>) {
     let mut child = command.spawn().expect("the Envoy under TOLLKEEPER_TEST_ENVOY can be started");
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_millis(50)) {
-        if child.try_wait().expect("the child can be asked").is_some() {
+        if child.try_wait().expect("the child's status can be read").is_some() {
             return;
         }
     }
-    // Both fail only if it is gone already.
+    // Both fail only if Envoy has ended already.
     let _ = child.kill();
     let _ = child.wait();
 }

@@ -1,4 +1,4 @@
-//! Rules and requests of the domain `shop`, in few words, for one caller or several threads.
+//! Short notations for rules and requests of the domain `shop`, for one caller or several threads.
 
 use std::sync::Barrier;
 use std::thread;
@@ -30,7 +30,7 @@ pub(crate) fn assert_responses(service: &TestService, table: &[(TestRequest, &st
     }
 }
 
-/// Runs `act` on so many threads at once, with the number of the thread.
+/// Runs `act` on `threads` threads at once, with the number of the thread.
 pub(crate) fn in_parallel(threads: u64, act: impl Fn(u64) + Sync) {
     let start = Barrier::new(usize::try_from(threads).unwrap());
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! A blocking gRPC client for the service, for health, and for bytes that are no message.
+//! A blocking gRPC client for the service, for health checks, and for invalid messages.
 
 use std::path::Path;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
 }
 
-/// A connection. Nothing is awaited for longer than the kit's patience.
+/// A connection; no call waits longer than [`PATIENCE`].
 #[derive(Debug)]
 pub(crate) struct Client {
     runtime: Runtime,
@@ -52,8 +52,10 @@ impl Client {
         Self::to(format!("unix:{}", path.display()))
     }
 
-    /// Connects to a port of `localhost` over TLS: trusts what is in the file `ca`, and shows `NAME.crt` of the same
-    /// directory if a name is given.
+    /// Connects to a port of `localhost` over TLS.
+    ///
+    /// The client trusts the authorities in the file `ca`. If a name is given, it presents `NAME.crt` from the same
+    /// directory.
     pub(crate) fn connect_tls(port: u16, ca: &Path, name: Option<&str>) -> Self {
         let pem = |path: &Path| std::fs::read(path).expect("the certificate is there");
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(ca)));
@@ -76,13 +78,13 @@ impl Client {
         Self { runtime, channel }
     }
 
-    /// Asks the service.
+    /// Calls `ShouldRateLimit`.
     pub(crate) fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
         Ok(self.runtime.block_on(client.should_rate_limit(request.clone()))?.into_inner())
     }
 
-    /// Asks the service with these headers.
+    /// Calls `ShouldRateLimit` with these headers.
     pub(crate) fn call_with_headers(
         &self,
         request: &RateLimitRequest,
@@ -96,7 +98,7 @@ impl Client {
         Ok(self.runtime.block_on(client.should_rate_limit(request))?.into_inner())
     }
 
-    /// Asks the service, and gives up once that is so.
+    /// Calls `ShouldRateLimit`, and cancels the call once `when` returns true.
     pub(crate) fn call_until(&self, request: &RateLimitRequest, when: impl Fn() -> bool) {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
         self.runtime.block_on(async {
@@ -107,18 +109,18 @@ impl Client {
                 }
             }
         });
-        // Saying so takes a turn of the connection.
+        // The connection's task must run once to send the cancellation.
         self.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
     }
 
-    /// Asks the service with a compressed message.
+    /// Calls `ShouldRateLimit` with a compressed message.
     pub(crate) fn call_compressed(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let client = RateLimitServiceClient::new(self.channel.clone());
         let mut client = client.send_compressed(CompressionEncoding::Gzip);
         Ok(self.runtime.block_on(client.should_rate_limit(request.clone()))?.into_inner())
     }
 
-    /// Asks the service so many times at once, each with this much time.
+    /// Makes several calls at once, each with the same deadline.
     pub(crate) fn call_concurrently(
         &self,
         request: &RateLimitRequest,
@@ -137,7 +139,7 @@ impl Client {
         })
     }
 
-    /// Sends `message` as it is to a method; the bytes of the answer.
+    /// Sends `message` unchanged to a method; returns the bytes of the response.
     pub(crate) fn call_raw(&self, method: &'static str, message: impl Into<Bytes>) -> Result<Bytes, Status> {
         let mut client = tonic::client::Grpc::new(self.channel.clone());
         let (method, message) = (PathAndQuery::from_static(method), Request::new(message.into()));
@@ -156,8 +158,9 @@ impl Client {
         Ok(response.status() == health_check_response::ServingStatus::Serving)
     }
 
-    /// Watches the health of the empty name. `heard` is told each status, whether it is serving, until the stream ends;
-    /// the result says whether it ended well.
+    /// Watches the health of the empty name until the stream ends; returns the stream's error.
+    ///
+    /// `heard` receives true for each status SERVING, false for the others.
     pub(crate) fn watch(&self, mut heard: impl FnMut(bool)) -> Result<(), Status> {
         let mut client = HealthClient::new(self.channel.clone());
         self.runtime.block_on(async {
@@ -170,7 +173,7 @@ impl Client {
     }
 }
 
-/// Bytes in, bytes out.
+/// Codec that passes bytes unchanged.
 #[derive(Clone, Copy, Debug)]
 struct Raw;
 

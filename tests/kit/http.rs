@@ -1,4 +1,4 @@
-//! An HTTP/1.1 client that hides nothing: headers are bytes, sent and returned as they are, duplicates kept.
+//! An HTTP/1.1 client that sends and returns headers as unchanged bytes, including duplicates.
 //!
 //! One request per connection, from any loopback address. Conveniences of libraries (encoding, merging of headers,
 //! redirects, retries, pools) are deliberately absent: the suites test exactly those bytes.
@@ -16,7 +16,7 @@ use super::PATIENCE;
 pub(crate) struct Request {
     port: u16,
     source: Ipv4Addr,
-    /// The request line and the headers so far, each with its line end.
+    /// Request line and headers so far, each with its line end.
     head: Vec<u8>,
     body: Vec<u8>,
 }
@@ -62,12 +62,12 @@ impl Request {
         self
     }
 
-    /// Sends it and reads the answer to its end; panics where there is none.
+    /// Sends the request and reads the whole response; panics without one.
     pub(crate) fn send(&self) -> Response {
         self.try_send().unwrap_or_else(|error| panic!("no answer from port {}: {error}", self.port))
     }
 
-    /// Sends it and reads the answer to its end.
+    /// Sends the request and reads the whole response.
     pub(crate) fn try_send(&self) -> io::Result<Response> {
         let mut stream = connect(self.port, self.source)?;
         stream.write_all(&self.head)?;
@@ -100,7 +100,7 @@ pub(crate) fn read_until_closed(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone)]
 pub(crate) struct Response {
     /// The status code.
@@ -149,7 +149,7 @@ impl Response {
     }
 }
 
-/// As it came, so that a failed assertion can be read.
+/// Prints the response as received, so that failed assertions are readable.
 impl fmt::Debug for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.status)?;
@@ -165,7 +165,7 @@ fn parse_header(line: &[u8]) -> Option<(String, Vec<u8>)> {
     Some((String::from_utf8(name.to_vec()).ok()?, value.trim_ascii().to_vec()))
 }
 
-/// The data of the chunks; `None` if the last one is missing, so that a cut answer is no answer.
+/// The data of the chunks; `None` if the last one is missing, so that a truncated response is not accepted.
 fn join_chunks(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! HTTP/2 frame by frame, to send what no client library sends and to see what none shows.
+//! HTTP/2 frame by frame, to send and to receive frames that client libraries hide.
 //!
 //! Settings and pings are acknowledged, as a peer must; everything else is left to the test.
 
@@ -37,7 +37,7 @@ pub(crate) struct Http2Connection {
 }
 
 impl Http2Connection {
-    /// Connects to a port of 127.0.0.1 and says hello.
+    /// Connects to a port of 127.0.0.1 and sends the connection preface.
     pub(crate) fn connect(port: u16) -> Self {
         let stream = http::connect(port, Ipv4Addr::LOCALHOST).expect("the listener accepts");
         let mut frames = Self { stream };
@@ -78,7 +78,7 @@ impl Http2Connection {
         self.send(HEADERS, END_HEADERS, stream, &block)
     }
 
-    /// Sends what a frame of a message is said to hold: its length, and these bytes.
+    /// Sends a gRPC message frame: the stated length `said`, then `bytes`.
     pub(crate) fn message(&mut self, stream: u32, said: u32, bytes: &[u8], flags: u8) -> io::Result<()> {
         let mut payload = vec![0];
         payload.extend(said.to_be_bytes());
@@ -86,7 +86,7 @@ impl Http2Connection {
         self.send(DATA, flags, stream, &payload)
     }
 
-    /// The next frame that is about no setting, ping or window; `None` once the server has closed.
+    /// Next frame except SETTINGS, PING and WINDOW_UPDATE; `None` once the server has closed.
     pub(crate) fn next(&mut self) -> Option<Frame> {
         loop {
             let mut head = [0; 9];

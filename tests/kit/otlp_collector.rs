@@ -31,7 +31,7 @@ use super::wait_for;
 /// A span as it was received.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedSpan {
-    /// Of the process that sent it, as text.
+    /// Resource attributes of the process that sent it, as text.
     pub(crate) resource: BTreeMap<String, String>,
     /// The span.
     pub(crate) span: Span,
@@ -52,7 +52,7 @@ impl ReceivedSpan {
 #[derive(Clone, Debug, Default)]
 struct Kept(Arc<Mutex<Vec<ReceivedSpan>>>);
 
-/// A running collector; gone when dropped.
+/// A running collector; stopped when dropped.
 #[derive(Debug)]
 pub(crate) struct OtlpCollector {
     port: u16,
@@ -62,12 +62,12 @@ pub(crate) struct OtlpCollector {
 }
 
 impl OtlpCollector {
-    /// Takes OTLP over gRPC, and over HTTP at `/v1/traces`.
+    /// Starts a collector that accepts OTLP over gRPC, and over HTTP at `/v1/traces`.
     pub(crate) fn start() -> Self {
         Self::behind(None)
     }
 
-    /// The same over TLS, with a certificate for `localhost`.
+    /// Starts a collector with TLS and a certificate for `localhost`.
     pub(crate) fn tls(certificates: &Certificates) -> Self {
         let pem = |name| certificates.path(name);
         let chain = CertificateDer::pem_file_iter(pem("server.crt")).expect("there is a certificate");
@@ -107,7 +107,7 @@ impl OtlpCollector {
         self.kept.0.lock().expect("no thread panicked with the lock").clone()
     }
 
-    /// The spans of that name, once there are so many.
+    /// Waits for `count` spans of that name, and returns them.
     pub(crate) fn wait_for(&self, name: &str, count: usize) -> Vec<ReceivedSpan> {
         wait_for(&format!("{count} spans {name}"), || {
             let named: Vec<_> = self.received().into_iter().filter(|received| received.span.name == name).collect();
@@ -116,7 +116,7 @@ impl OtlpCollector {
     }
 }
 
-/// Takes connections until it is dropped.
+/// Accepts connections until it is dropped.
 async fn serve(kept: Kept, listener: TcpListener, tls: Option<TlsAcceptor>) {
     let listener = tokio::net::TcpListener::from_std(listener).expect("the listener can be used");
     let over_http = kept.clone();

@@ -1,4 +1,4 @@
-//! Loopback ports that no other process takes between choice and use.
+//! Loopback ports that no other process binds between choice and use.
 //!
 //! Binding port 0 and closing it yields a port that any outgoing connection may get next, and servers that set
 //! SO_REUSEPORT, as Envoy does, would not notice a clash. So ports come from below the range of outgoing connections,
@@ -25,11 +25,11 @@ impl Port {
     /// Reserves a port that nothing listens on.
     pub(crate) fn reserve() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // One directory for each user: the files of another cannot be opened for writing.
+        // One directory per user: files of another user cannot be opened for writing.
         let user = env::var("USER").unwrap_or_default();
         let locks = env::temp_dir().join(format!("tollkeeper-test-ports-{user}"));
         fs::create_dir_all(&locks).expect("the directory for temporary files is writable");
-        // Each process begins elsewhere, so that two of them seldom try the same port.
+        // Each process starts at a different port, so that two of them seldom try the same one.
         let start = process::id().wrapping_mul(97);
         for _ in 0..COUNT {
             let offset = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;

@@ -1,7 +1,7 @@
 //! A redis-server for one test: on reserved loopback ports, in a directory of its own, without persistence.
 //!
-//! The kit connects as an ACL user of its own, and so do replicas: whatever a test does to the default user, its
-//! password included, the kit can still query and configure. Options are lines of `redis.conf`. A missing redis-server
+//! The kit and replicas connect as an ACL user of their own, so tests may change the default user and its password,
+//! and the kit can still query and configure. Options are lines of `redis.conf`. A missing redis-server
 //! fails the test; version 7.0 is needed, as older ones lack `cluster-port`.
 
 pub(crate) mod client;
@@ -30,7 +30,7 @@ use super::{read, signal, wait_for};
 /// User and password of the kit itself.
 const KIT_USER: &str = "kit";
 
-/// Timeout of the kit's own commands; no healthy server is ever that slow.
+/// Timeout of the kit's own commands, far above the latency of a healthy server.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Options to start a server with.
@@ -55,13 +55,13 @@ pub(crate) fn options() -> Options {
 }
 
 impl Options {
-    /// Adds lines of `redis.conf`, as written there; the last line of a name holds, but for `user` and the like.
+    /// Adds lines of `redis.conf`; the last line of a name applies, except for repeatable ones such as `user`.
     pub(crate) fn with(mut self, lines: &[(&str, &str)]) -> Self {
         self.lines.extend(lines.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         self
     }
 
-    /// Demands a password of the default user.
+    /// Sets a password for the default user.
     pub(crate) fn password(self, password: &str) -> Self {
         self.with(&[("requirepass", &format!("{password:?}"))])
     }
@@ -76,8 +76,9 @@ impl Options {
         self.with(&[("unixsocket", "redis.sock")])
     }
 
-    /// Listens with TLS too, at [`Server::tls_port`], and takes clients with and without a certificate;
-    /// `tls-auth-clients yes` demands one.
+    /// Listens with TLS too, at [`Server::tls_port`].
+    ///
+    /// Accepts clients with and without a certificate; `tls-auth-clients yes` requires one.
     pub(crate) fn tls(mut self, certificates: &Certificates) -> Self {
         self.tls = true;
         let path = |name| certificates.path(name).to_str().expect("paths of tests are UTF-8").to_owned();
@@ -89,7 +90,7 @@ impl Options {
         ])
     }
 
-    /// Starts another program than `redis-server`.
+    /// Starts a program other than `redis-server`.
     pub(crate) fn program(mut self, program: &'static str) -> Self {
         self.program = program;
         self
@@ -112,7 +113,7 @@ impl Options {
         self
     }
 
-    /// Starts it and waits for nothing, so that several can start at once.
+    /// Starts it without waiting, so that several can start at once.
     fn launch(self) -> Server {
         self.launch_at(Port::reserve())
     }
@@ -120,7 +121,7 @@ impl Options {
     fn launch_at(self, plain: Port) -> Server {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let tls = self.tls.then(Port::reserve);
-        // By default it is the port + 10000, which may be taken.
+        // The default is the port + 10000, which may be in use.
         let bus = (self.kind == Kind::Cluster).then(Port::reserve);
         let mut config = self.config(files.path(), &plain);
         for (name, port) in [("tls-port", &tls), ("cluster-port", &bus)] {
@@ -146,7 +147,7 @@ impl Options {
                 ("save", "\"\"".to_owned()),
                 ("masteruser", KIT_USER.to_owned()),
                 ("masterauth", KIT_USER.to_owned()),
-                // Without a disk a replica gets nothing until it says, a second later, that it is in step.
+                // Diskless replication delays writes until the replica reports, a second later, that it is in sync.
                 ("repl-diskless-sync", "no".to_owned()),
                 ("enable-debug-command", "yes".to_owned()),
             ]);
@@ -203,12 +204,12 @@ impl Server {
         self.tls.as_ref().expect("the server was started with TLS").number()
     }
 
-    /// Its unix socket, which exists with [`Options::unix_socket`] only.
+    /// Path of its unix socket, which exists with [`Options::unix_socket`] only.
     pub(crate) fn socket(&self) -> PathBuf {
         self.files.path().join("redis.sock")
     }
 
-    /// Its reply to a command of the kit's user, on a new connection.
+    /// Reply to a command of the kit's user, on a new connection.
     pub(crate) fn command(&self, words: &[&str]) -> RedisResult<Value> {
         self.connect(REPLY_TIMEOUT)?.command(words)
     }
@@ -218,7 +219,7 @@ impl Server {
         RedisClient::connect(&format!("redis://{KIT_USER}:{KIT_USER}@{}", self.address()), timeout)
     }
 
-    /// The reply as a value of that type; panics if it is another or an error.
+    /// Reply to a command as a `T`; panics for another type or an error.
     pub(crate) fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let value = self.command(words).and_then(|value| Ok(::redis::from_redis_value(value)?));
         value.unwrap_or_else(|error| panic!("{:.300} at {}: {error}", format!("{words:?}"), self.address()))
@@ -249,13 +250,13 @@ impl Server {
         self.query::<()>(&["CONFIG", "RESETSTAT"]);
     }
 
-    /// Stops it for a while: the kernel keeps accepting connections, the server replies to nothing.
+    /// Freezes it: the kernel keeps accepting connections, the server replies to nothing.
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
         signal::freeze(&self.child());
     }
 
-    /// Continues it; it then handles what it was sent meanwhile.
+    /// Continues it; the server then handles the bytes received meanwhile.
     pub(crate) fn thaw(&self) {
         signal::thaw(&self.child());
         self.frozen.store(false, Ordering::Relaxed);
@@ -277,7 +278,7 @@ impl Server {
 
     fn relaunch(&self) {
         let mut child = self.child();
-        assert!(child.try_wait().expect("the child can be asked").is_some(), "the server still runs");
+        assert!(child.try_wait().expect("the child's status can be read").is_some(), "the server still runs");
         self.frozen.store(false, Ordering::Relaxed);
         *child = spawn(self.program, self.kind, self.files.path());
     }
@@ -289,7 +290,7 @@ impl Server {
 
     /// True if it runs and is not frozen.
     fn is_up(&self) -> bool {
-        let ended = self.child().try_wait().expect("the child can be asked");
+        let ended = self.child().try_wait().expect("the child's status can be read");
         ended.is_none() && !self.frozen.load(Ordering::Relaxed)
     }
 
@@ -299,7 +300,7 @@ impl Server {
         info.contains(&format!("port={},state=online", replica.announced_port()))
     }
 
-    /// The port that other servers of a cluster know it by.
+    /// Port that it announces to other servers of a cluster.
     fn announced_port(&self) -> u16 {
         self.tls.as_ref().unwrap_or(&self.plain).number()
     }
@@ -310,13 +311,13 @@ impl Server {
     }
 
     fn child(&self) -> MutexGuard<'_, Child> {
-        // A failed test drops its servers while it panics, and they are to be killed then too.
+        // A failed test drops its servers while it panics, and they must be killed then too.
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait_until_ready(&self) {
         wait_for("redis-server to answer", || {
-            if let Some(status) = self.child().try_wait().expect("the child can be asked") {
+            if let Some(status) = self.child().try_wait().expect("the child's status can be read") {
                 panic!("redis-server ended with {status}:\n{}", self.log());
             }
             self.command(&["PING"]).ok()

@@ -1,8 +1,7 @@
-//! The Redis store in this process, below rules and requests, with limits, values and hits that the test puts
-//! together.
+//! The Redis store in this process, without rules and requests: tests choose limits, values and hits.
 //!
-//! Charges are futures that only the test polls, so that it decides on their order, on waiting and on cancellation.
-//! They have the time that a loaded machine needs, unless the environment sets a timeout.
+//! Charges are futures that only the test polls, so that it controls their order, waiting and cancellation. Their
+//! timeout is long enough for a loaded machine, unless the environment sets one.
 
 use std::ffi::OsString;
 use std::future::{Future, poll_fn};
@@ -45,7 +44,7 @@ pub(crate) enum TimeSource {
     Caller,
 }
 
-/// RedisCounters in Redis.
+/// Counters in Redis.
 #[derive(Debug)]
 pub(crate) struct RedisCounters {
     /// The store.
@@ -93,23 +92,23 @@ pub(crate) fn start_store(env: &[(&str, &str)], time: TimeSource) -> Redis {
 }
 
 impl RedisCounters {
-    /// Those that the variables name; to be dropped before the runtime of the suite ends.
+    /// Counters of the Redis that the variables name; drop them before the suite's runtime ends.
     pub(crate) fn new(env: &[(&str, &str)], time: TimeSource) -> Self {
         Self { redis: start_store(env, time) }
     }
 
-    /// Those of a single server on this address.
+    /// Counters of a single server at this address.
     pub(crate) fn at(address: &str, time: TimeSource) -> Self {
         Self::new(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], time)
     }
 
-    /// One request, for a caller that waits long; never fails to be decided.
+    /// Charges one request with a long deadline; panics if it cannot be decided.
     pub(crate) async fn charge(&self, wanted: &[TestCharge], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
         let responses = self.charge_until(wanted, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
         responses.into_iter().map(|response| response.expect("Redis decides")).collect()
     }
 
-    /// One request: what came of each charge.
+    /// Charges one request; returns the outcome of each charge.
     pub(crate) async fn charge_until(
         &self,
         wanted: &[TestCharge],
@@ -139,7 +138,7 @@ fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
     counters
 }
 
-/// Waits until it is known where counters are: charges that come before that fail at once.
+/// Waits until the topology is discovered; earlier charges fail at once.
 pub(crate) fn wait_until_connected(redis: &Redis) {
     let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a period")));
     let limits = [(limit.expect("a limit"), true)];
@@ -157,7 +156,7 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
     });
 }
 
-/// Polls a future once; what it came to, if it is at its end.
+/// Polls a future once; returns its output if it is ready.
 pub(crate) async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
     poll_fn(|context| {
         Poll::Ready(match future.as_mut().poll(context) {

@@ -1,7 +1,7 @@
 //! A [`TestService`] with counters in Redis and a runtime of its own: one replica of tollkeeper, in this process.
 //!
 //! Its clock is manual, and counters follow it. A charge that Redis does not decide is an error, never a decision by
-//! policy, and a charge has the time that a loaded machine needs, unless the environment sets a timeout.
+//! policy. The timeout of a charge is long enough for a loaded machine, unless the environment sets one.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Replica {
         let os = variables.iter().map(|(name, value)| (name.into(), value.into()));
         let (settings, _) = Settings::from_env(os).expect("the settings are valid");
         let settings::store::StoreSettings::Redis(of_redis) = &settings.store else {
-            panic!("the settings ask for a Redis")
+            panic!("the settings select a Redis")
         };
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let redis = {

@@ -6,18 +6,18 @@ use super::http;
 use super::port::Port;
 use super::tollkeeper::Setup;
 
-/// A page as Prometheus gets it.
+/// The metrics page, parsed.
 #[derive(Debug)]
 pub(crate) struct Scrape {
-    /// As it came.
+    /// Text of the page.
     pub(crate) text: String,
-    /// The values, by `name{label="value",...}` with labels in the order of their names.
+    /// Values by `name{label="value",...}`, with labels sorted by name.
     pub(crate) samples: BTreeMap<String, f64>,
-    /// The types of families: counter, gauge or histogram.
+    /// Types of families: counter, gauge or histogram.
     pub(crate) types: BTreeMap<String, String>,
 }
 
-/// Lets Prometheus come to a port of the kit's choice, which is reserved until the second value is dropped.
+/// Adds a metrics listener on a port that stays reserved until the second value is dropped.
 pub(crate) fn with_prometheus(setup: Setup) -> (Setup, Port) {
     let port = Port::reserve();
     let address = format!("127.0.0.1:{}", port.number());
@@ -48,12 +48,12 @@ impl Scrape {
         Self { text, samples, types }
     }
 
-    /// A value; panics where there is none.
+    /// Value of a sample; panics if it is missing.
     pub(crate) fn value(&self, name: &str) -> f64 {
         *self.samples.get(name).unwrap_or_else(|| panic!("no {name} in\n{}", self.text))
     }
 
-    /// A count; panics where there is none or it is no whole number.
+    /// Integer value of a sample; panics if it is missing or not an integer.
     pub(crate) fn count(&self, name: &str) -> u64 {
         let value = self.value(name);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is checked")]
@@ -65,14 +65,14 @@ impl Scrape {
         count
     }
 
-    /// The samples whose names begin so, as `name value`.
+    /// Samples with this name prefix, as `name value`.
     pub(crate) fn with_prefix(&self, start: &str) -> Vec<String> {
         let wanted = self.samples.iter().filter(|(name, _)| name.starts_with(start));
         wanted.map(|(name, value)| format!("{name} {value}")).collect()
     }
 }
 
-/// The name with its labels in order.
+/// Series name with its labels sorted.
 fn sorted(name: &str) -> String {
     let Some((name, labels)) = name.strip_suffix('}').and_then(|name| name.split_once('{')) else {
         return name.to_owned();

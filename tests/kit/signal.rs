@@ -1,4 +1,4 @@
-//! Freezing a child, like a machine that hangs: its sockets stay open, and it replies to nothing.
+//! Freezing of a child process: its sockets stay open, and it replies to nothing.
 //!
 //! Signals go by pid to children that have not been reaped, so the pid cannot belong to another process.
 
@@ -9,13 +9,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::wait_for;
 
-/// Stops the child, and returns when it stands still. Killing it works all the same.
+/// Stops the child with SIGSTOP and waits until it has stopped; a stopped child can be killed.
 pub(crate) fn freeze(child: &Child) {
     send(child, Signal::STOP);
     wait_for("the child to stand still", || (state(child) == Some('T')).then_some(()));
 }
 
-/// Lets a frozen child go on; it goes on with what it was sent meanwhile.
+/// Continues a frozen child, which then handles the bytes received meanwhile.
 pub(crate) fn thaw(child: &Child) {
     send(child, Signal::CONT);
 }
@@ -24,7 +24,7 @@ fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).expect("the child is not waited for yet");
 }
 
-/// The state's letter in `/proc/PID/stat`, which follows the program's name in parentheses; `None` if it is gone.
+/// State letter in `/proc/PID/stat`, after the program's name in parentheses; `None` if the process has ended.
 fn state(child: &Child) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()

@@ -1,4 +1,4 @@
-//! A statsd server that keeps every line it is sent, over UDP or TCP.
+//! A statsd server that keeps every received line, over UDP or TCP.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -23,7 +23,7 @@ pub(crate) struct StatsdServer {
 /// A server over UDP on a port of the system's choice.
 pub(crate) fn udp() -> StatsdServer {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
-    // Nothing may be lost: what comes at once has to fit.
+    // A large buffer, so that no packet of a burst is lost.
     SockRef::from(&socket).set_recv_buffer_size(4 << 20).expect("a buffer can be made larger");
     socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket can be told when to give up");
     let statsd = StatsdServer::at(socket.local_addr().expect("it is bound").port());
@@ -67,12 +67,12 @@ impl StatsdServer {
         self.port
     }
 
-    /// The lines that came until now.
+    /// Lines received so far.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.lock().expect("no thread panicked with the lock").clone()
     }
 
-    /// Waits for all that was sent over UDP until now: a packet goes behind it, and is waited for.
+    /// Waits until all packets sent over UDP so far have arrived: sends one more packet and waits for it.
     pub(crate) fn flush(&self) {
         const LAST: &str = "the end";
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");

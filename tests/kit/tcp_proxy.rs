@@ -1,7 +1,7 @@
 //! A TCP proxy that fails on demand: it refuses, resets, discards, stalls, delays or truncates connections.
 //!
-//! A mode holds for new and for open connections alike, from the moment [`TcpProxy::set`] returns: it applies to all
-//! bytes sent after that. Bytes sent in a mode that allows it are forwarded in order. Half-closed connections are not
+//! A mode applies to new and open connections, and to all bytes sent after [`TcpProxy::set`] returns. Bytes sent in a
+//! mode that forwards them stay in order. Half-closed connections are not
 //! supported: if one side closes, the other is closed.
 
 use std::future::pending;
@@ -32,11 +32,11 @@ pub(crate) enum Mode {
     Reset,
     /// Discards the bytes of both sides and does not forward a close; connections stay open.
     Blackhole,
-    /// Holds all bytes back until another mode forwards them: a partition that heals.
+    /// Buffers all bytes until another mode forwards them: a partition that heals.
     Stall,
     /// Delays each piece in both directions, without limiting the throughput.
     Delay(Duration),
-    /// Closes each connection after so many more bytes of responses.
+    /// Closes each connection after this many more response bytes.
     Truncate(usize),
 }
 
@@ -119,7 +119,7 @@ impl Drop for TcpProxy {
     fn drop(&mut self) {
         drop(self.mode.take());
         if let Some(keeper) = self.keeper.take() {
-            // A keeper that panicked has said so, and a drop that panics as well would hide the test's own words.
+            // The thread's panic is already printed; a panic in drop would hide the test's own message.
             let _ = keeper.join();
         }
     }
@@ -169,7 +169,7 @@ impl Link {
         tokio::select! {
             biased;
             mode = self.ended() => if mode == Some(Mode::Reset) {
-                // Closing then sends RST.
+                // With this option, closing sends RST.
                 let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
             },
             _ = self.connect_and_pump(&client) => {}
@@ -262,7 +262,7 @@ struct Piece {
     bytes: Vec<u8>,
 }
 
-/// Waits until the mode is none of these; for ever when the proxy ends, which ends all that waits.
+/// Waits until the mode is none of these; never returns once the proxy ends, which cancels all tasks.
 async fn wait_while(modes: &mut watch::Receiver<Mode>, these: &[Mode]) {
     if modes.wait_for(|mode| !these.contains(mode)).await.is_err() {
         pending::<()>().await;
@@ -281,11 +281,11 @@ async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The next connection; never without a listener.
+/// Next connection; pending forever without a listener.
 async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else { return pending().await };
     loop {
-        // What fails is the connection, which its client gave up.
+        // Only an aborted connection fails.
         if let Ok((client, _)) = listener.accept().await {
             return client;
         }

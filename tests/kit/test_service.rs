@@ -1,7 +1,7 @@
 //! The decision path in this process: settings, rules and a manual clock.
 //!
-//! It is assembled as the server does it, from an environment and the text of rule files, and called with messages as
-//! they arrive over the wire. No response is delayed: it carries the delay instead.
+//! The kit assembles it as the server does, from an environment and the text of rule files, and calls it with decoded
+//! wire messages. Responses are not delayed; they carry the delay instead.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -137,7 +137,7 @@ impl TestRequest {
         self
     }
 
-    /// Makes the last descriptor a refund of so many hits.
+    /// Makes the last descriptor a refund of `hits` hits.
     pub(crate) fn refund(mut self, hits: u64) -> Self {
         self.last().is_negative_hits = true;
         self.hits(hits)

@@ -1,7 +1,7 @@
 //! A tollkeeper process with rules and settings of its own.
 //!
-//! It starts with the environment of the test only, because the machine's variables are settings that would change
-//! verdicts. Signals are sent by pid, through the shell's own `kill`.
+//! The process gets the environment of the test only, because variables of the machine could be settings that change
+//! verdicts. Signals go by pid, through the shell's own `kill`.
 
 use std::env;
 use std::ffi::OsString;
@@ -51,7 +51,7 @@ pub(crate) fn without_rules() -> Setup {
 }
 
 impl Setup {
-    /// Sets an environment variable, a port of the kit's choice too.
+    /// Sets an environment variable; overrides the kit's own ports too.
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
         let value = value.as_ref().to_str().expect("paths and values of tests are UTF-8").to_owned();
         self.env.push((name.to_owned(), value));
@@ -71,7 +71,7 @@ impl Setup {
         self
     }
 
-    /// Starts it and waits until it says that it is healthy.
+    /// Starts it and waits until it reports healthy.
     pub(crate) fn start(self) -> Tollkeeper {
         let mut tollkeeper = self.launch();
         tollkeeper.wait_until_healthy();
@@ -85,7 +85,7 @@ impl Setup {
         tollkeeper
     }
 
-    /// Runs it to its end, which must come by itself.
+    /// Runs it until it exits by itself.
     pub(crate) fn run(self) -> ExitResult {
         let mut tollkeeper = self.launch();
         let status = tollkeeper.wait();
@@ -127,7 +127,7 @@ pub(crate) fn linked_as(directory: &Path, name: &str) -> PathBuf {
 }
 
 impl Rules {
-    /// Writes them below `directory` and tells the command where they are.
+    /// Writes the rules below `directory` and passes their location to the command.
     fn write_and_pass(&self, directory: &Path, command: &mut Command) {
         match self {
             Self::None => {}
@@ -273,7 +273,7 @@ impl Tollkeeper {
         read(&self.files.path().join("stderr"))
     }
 
-    /// The most memory it ever had resident, in MiB.
+    /// Peak resident memory, in MiB.
     pub(crate) fn peak_mib(&self) -> u64 {
         let status = read(&PathBuf::from(format!("/proc/{}/status", self.child.id())));
         let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));

@@ -31,7 +31,7 @@ fn nft(file: &Path) -> Result<(), String> {
         }
     }
     // Its grammar is judged before the kernel is asked, so a file that gets here has passed that.
-    println!("nft may not ask the kernel here; only the syntax was checked: {said}");
+    println!("nft may not query the kernel here; only the syntax was checked: {said}");
     Ok(())
 }
 

@@ -62,7 +62,7 @@ impl Certificates {
     }
 }
 
-/// The certificate as PEM, and what signs.
+/// Certificate as PEM, and its signer.
 fn new_authority(name: &str) -> (String, Issuer<'static, KeyPair>) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

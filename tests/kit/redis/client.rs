@@ -1,4 +1,4 @@
-//! A plain connection to a Redis as any user: a command and its reply; it sends nothing of its own but `AUTH`.
+//! A plain connection to a Redis as any user; the only command of its own is `AUTH`.
 //!
 //! Nothing is retried, and neither redirections nor errors are handled: the suites test exactly those.
 
@@ -44,7 +44,7 @@ impl RedisClient {
         Ok(caller)
     }
 
-    /// Changes how long each reply may take.
+    /// Changes the timeout of replies.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
         self.0.set_read_timeout(Some(timeout))?;
         self.0.set_write_timeout(Some(timeout))
@@ -60,7 +60,7 @@ impl RedisClient {
         self.0.send_packed_command(&command(words).get_packed_command())
     }
 
-    /// The reply to the oldest command that was sent only.
+    /// Reply to the oldest command sent with [`RedisClient::send`].
     pub(crate) fn receive(&mut self) -> RedisResult<Value> {
         self.0.recv_response()?.extract_error()
     }

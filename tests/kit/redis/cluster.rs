@@ -2,7 +2,7 @@
 //!
 //! Nodes are named by their index: 0 to 2 start as primaries, 3 to 5 as the replicas of 0 to 2. Failover is slow by
 //! default, so that a busy machine does not trigger one; [`Cluster::set_fast_failover`] makes it fast, and
-//! [`Cluster::fail_over`] kills a primary. Every wait is for all running nodes to agree.
+//! [`Cluster::fail_over`] kills a primary. Every wait ends when all running nodes agree.
 
 use std::time::Duration;
 
@@ -39,13 +39,14 @@ struct NodeView {
 struct SlotOwners(Vec<(u16, u16, usize)>);
 
 impl Cluster {
-    /// Starts one without password, and waits until it is whole.
+    /// Starts a cluster without password, and waits until all slots are served.
     pub(crate) fn start() -> Self {
         Self::start_with(&options(), 1)
     }
 
-    /// Starts one whose nodes have these options, with so many replicas of each primary, and waits until it is whole.
-    /// With TLS, the nodes use it too.
+    /// Starts a cluster with these node options and replicas per primary, and waits until all slots are served.
+    ///
+    /// With TLS, the nodes use it among themselves too.
     pub(crate) fn start_with(options: &Options, replicas: usize) -> Self {
         let slow = SLOW.as_millis().to_string();
         let mut options = options.clone().cluster().with(&[
@@ -78,7 +79,7 @@ impl Cluster {
         }
     }
 
-    /// Makes all nodes meet all others, which is quicker than leaving it to gossip.
+    /// Makes all nodes meet all others, which is faster than gossip.
     fn meet_all(&self) {
         for (index, node) in self.nodes.iter().enumerate() {
             for other in &self.nodes[index + 1..] {
@@ -118,13 +119,13 @@ impl Cluster {
         self.first_up().query(&["CLUSTER", "KEYSLOT", key])
     }
 
-    /// A key that begins with `prefix` and whose slot is the node's.
+    /// Key with this prefix in a slot of the node.
     pub(crate) fn key_on(&self, node: usize, prefix: &str) -> String {
         let mut keys = (0..10_000).map(|number| format!("{prefix}{number}"));
         keys.find(|key| self.primary_of(self.slot(key)) == node).expect("the node has slots")
     }
 
-    /// The primary that the nodes agree has the slot; waits until they do.
+    /// Primary of a slot; waits until all nodes agree on it.
     pub(crate) fn primary_of(&self, slot: u16) -> usize {
         wait_for("the nodes to agree on a slot's owner", || self.agreed_owners()?.of(slot))
     }
@@ -139,8 +140,9 @@ impl Cluster {
         (0..self.nodes.len()).filter(is_replica).collect()
     }
 
-    /// Makes the nodes that run fail over half a second after a primary is gone, or no longer do so. A node that is
-    /// started again is slow.
+    /// Switches running nodes between fast failover, after half a second, and slow failover.
+    ///
+    /// A restarted node is slow.
     pub(crate) fn set_fast_failover(&self, fast: bool) {
         let timeout = if fast { FAST } else { SLOW }.as_millis().to_string();
         for node in self.up() {
@@ -158,7 +160,7 @@ impl Cluster {
         successor
     }
 
-    /// Waits until a slot has another primary than this, in a cluster that is whole again; returns the other.
+    /// Waits until a slot has a different primary and all slots are served; returns the new primary.
     pub(crate) fn wait_for_successor(&self, primary: usize, slot: u16) -> usize {
         let successor = wait_for("another primary to take over", || {
             self.agreed_owners()?.of(slot).filter(|owner| *owner != primary)
@@ -167,7 +169,7 @@ impl Cluster {
         successor
     }
 
-    /// Hands a primary's slots over to a replica of it while both run (`CLUSTER FAILOVER`), and waits until it is done.
+    /// Makes a replica the primary while both run (`CLUSTER FAILOVER`), and waits for completion.
     pub(crate) fn planned_failover(&self, primary: usize, replica: usize) {
         let slot = self.a_slot_of(primary);
         self.nodes[replica].query::<()>(&["CLUSTER", "FAILOVER"]);
@@ -181,7 +183,7 @@ impl Cluster {
         self.end_migration(slot, from, to);
     }
 
-    /// Opens a slot for moving, and returns its primary: from now on it answers ASK for keys that are not there.
+    /// Starts to migrate a slot; returns its primary, which then replies ASK for missing keys.
     pub(crate) fn begin_migration(&self, slot: u16, to: usize) -> usize {
         let from = self.primary_of(slot);
         let id = |node: usize| self.nodes[node].query::<String>(&["CLUSTER", "MYID"]);
@@ -190,10 +192,10 @@ impl Cluster {
         from
     }
 
-    /// Moves so many keys of an open slot at most, and returns how many.
-    pub(crate) fn migrate_keys(&self, slot: u16, from: usize, to: usize, most: usize) -> usize {
-        let (slot, most) = (slot.to_string(), most.to_string());
-        let keys: Vec<String> = self.nodes[from].query(&["CLUSTER", "GETKEYSINSLOT", &slot, &most]);
+    /// Moves up to `count` keys of a migrating slot; returns the number moved.
+    pub(crate) fn migrate_keys(&self, slot: u16, from: usize, to: usize, max_keys: usize) -> usize {
+        let (slot, max_keys) = (slot.to_string(), max_keys.to_string());
+        let keys: Vec<String> = self.nodes[from].query(&["CLUSTER", "GETKEYSINSLOT", &slot, &max_keys]);
         let port = self.nodes[to].announced_port().to_string();
         let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000", "REPLACE"];
         words.extend(["AUTH2", KIT_USER, KIT_USER, "KEYS"]);
@@ -204,10 +206,10 @@ impl Cluster {
         keys.len()
     }
 
-    /// Closes an open slot that has no keys left at its old primary, and waits until all nodes agree.
+    /// Ends the migration of a slot whose old primary has no keys left, and waits until all nodes agree.
     pub(crate) fn end_migration(&self, slot: u16, from: usize, to: usize) {
         let id: String = self.nodes[to].query(&["CLUSTER", "MYID"]);
-        // The new owner first: else both might deny the slot for a while.
+        // The new owner first: otherwise both might disown the slot for a while.
         for node in [to, from] {
             self.set_slot(node, slot, &["NODE", &id]);
         }
@@ -220,14 +222,14 @@ impl Cluster {
         self.nodes[node].query::<()>(&words);
     }
 
-    /// Takes a slot from all nodes, which then answer CLUSTERDOWN for every key; returns its primary.
+    /// Unassigns a slot, so that all nodes reply CLUSTERDOWN to every key; returns its primary.
     pub(crate) fn lose_slot(&self, slot: u16) -> usize {
         let owner = self.primary_of(slot);
         let text = slot.to_string();
         wait_for("all nodes to be down", || {
-            // The owner first; what it said before may still give the slot back at others, and this takes it again.
+            // The owner first. Its earlier gossip may still reassign the slot at other nodes, so repeat until it stays.
             for node in [&self.nodes[owner]].into_iter().chain(self.up()) {
-                // It fails where the slot is lost already.
+                // Fails on nodes where the slot is unassigned already.
                 let _ = node.command(&["CLUSTER", "DELSLOTS", &text]);
             }
             self.up().all(|node| node.cluster_state() == "fail").then_some(())
@@ -235,8 +237,7 @@ impl Cluster {
         owner
     }
 
-    /// Takes a slot from all nodes of a cluster that goes on without it (`cluster-require-full-coverage no`), and waits
-    /// until all deny it.
+    /// Unassigns a slot of a cluster with `cluster-require-full-coverage no`, and waits until all nodes agree.
     pub(crate) fn unassign_slot(&self, slot: u16) {
         let owner = self.primary_of(slot);
         let text = slot.to_string();
@@ -254,7 +255,7 @@ impl Cluster {
         self.wait_until_healthy();
     }
 
-    /// Gives a lost slot to a node, and waits until the cluster is whole.
+    /// Assigns a lost slot to a node, and waits until all slots are served.
     pub(crate) fn restore_slot(&self, slot: u16, owner: usize) {
         // Primaries that were down wait for the node timeout before they serve.
         self.set_fast_failover(true);
@@ -277,7 +278,7 @@ impl Cluster {
         });
     }
 
-    /// Each slot's primary, where all nodes that run say the same.
+    /// Primary of each slot, if all running nodes agree.
     fn agreed_owners(&self) -> Option<SlotOwners> {
         let mut all = (0..self.nodes.len()).filter(|node| self.nodes[*node].is_up()).map(|node| self.owners(node));
         let first = all.next().expect("a node runs");
@@ -314,7 +315,7 @@ impl Cluster {
         self.up().next().expect("a node runs")
     }
 
-    /// The node of a port, with TLS or without: nodes name others by the one that the asker would use.
+    /// Node of a port, with TLS or without: nodes report the port of the client's protocol.
     fn index_of(&self, port: u16) -> usize {
         let is_its = |node: &Server| node.port() == port || node.announced_port() == port;
         self.nodes.iter().position(is_its).expect("the port is a node's")

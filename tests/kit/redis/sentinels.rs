@@ -34,7 +34,7 @@ impl Sentinels {
         let mut servers: Vec<_> =
             (1..SERVERS).map(|_| servers.clone().with(&[("replicaof", &of_it)]).launch()).collect();
         servers.insert(0, primary);
-        // No replica may be late: sentinels ask the primary for its replicas once, and then seldom.
+        // All replicas must be connected: sentinels query the primary for its replicas once, and then seldom.
         servers.iter().for_each(Server::wait_until_ready);
         wait_for("the replicas to be in step", || {
             servers[1..].iter().all(|server| servers[0].streams_to(server)).then_some(())
@@ -60,13 +60,14 @@ impl Sentinels {
         self.sentinels.iter().map(Server::address).collect()
     }
 
-    /// The primary that the sentinels that run agree on; waits until they do and it says so itself.
+    /// Primary that all running sentinels agree on; waits until they agree and its own role is primary.
     pub(crate) fn primary(&self) -> usize {
         wait_for("the sentinels to agree on the primary", || self.agreed_primary())
     }
 
-    /// Has the sentinels make a replica the primary while the primary runs (`SENTINEL FAILOVER`); returns it when they
-    /// agree and the others are its replicas.
+    /// Promotes a replica while the primary runs (`SENTINEL FAILOVER`).
+    ///
+    /// Returns the new primary when the sentinels agree and the other servers are its replicas.
     pub(crate) fn planned_failover(&self) -> usize {
         let old = self.primary();
         self.up().next().expect("a sentinel runs").query::<()>(&["SENTINEL", "FAILOVER", NAME]);
@@ -88,12 +89,12 @@ impl Sentinels {
         new
     }
 
-    /// Waits until the sentinels agree on another primary than this, and returns it.
+    /// Waits until the sentinels agree on a different primary, and returns it.
     pub(crate) fn wait_for_successor(&self, old: usize) -> usize {
         wait_for("another primary", || self.agreed_primary().filter(|primary| *primary != old))
     }
 
-    /// Makes the sentinels fail over half a second after the primary is gone, or no longer do so.
+    /// Switches the sentinels between fast failover, after half a second, and slow failover.
     pub(crate) fn set_fast_failover(&self, fast: bool) {
         let after = if fast { FAST } else { SLOW }.as_millis().to_string();
         for sentinel in self.up() {
@@ -143,7 +144,7 @@ fn start_sentinels(primary: u16, options: &Options) -> Vec<Server> {
         ("sentinel", &format!("sentinel-user {KIT_USER}")),
         ("sentinel", &format!("sentinel-pass {KIT_USER}")),
     ]);
-    // Each is told of the others, so their ports must be known first.
+    // Each configuration names the other sentinels, so their ports must be known first.
     let ports: Vec<_> = (0..SENTINELS).map(|_| Port::reserve()).collect();
     let id = |sentinel: usize| format!("{sentinel:040x}");
     let numbers: Vec<_> = ports.iter().map(Port::number).collect();
@@ -157,7 +158,7 @@ fn start_sentinels(primary: u16, options: &Options) -> Vec<Server> {
     let sentinels: Vec<_> = configured.collect();
     for sentinel in &sentinels {
         sentinel.wait_until_ready();
-        // By default they ask for the roles every 10 s, and tell each other every 2 s.
+        // By default, sentinels poll roles every 10 s and gossip every 2 s.
         for (what, ms) in [("INFO-PERIOD", "200"), ("PUBLISH-PERIOD", "200"), ("ASK-PERIOD", "100")] {
             sentinel.query::<()>(&["SENTINEL", "DEBUG", what, ms]);
         }

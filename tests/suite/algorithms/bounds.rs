@@ -12,12 +12,12 @@ use tollkeeper::request::Hits;
 use super::model::window;
 use super::scenario::{Backwards, CALM, HistoryOptions, Scenario, config, scenario_of};
 
-/// Hits that passed.
+/// Admitted charge; times are in microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Passed {
-    /// Times of the charges.
+    /// Time of the charge.
     charged_at: i128,
-    /// Times of departure.
+    /// Time at which the response departs.
     departs_at: i128,
     hits: i128,
 }
@@ -85,7 +85,7 @@ proptest! {
         let passed = run_history(&scenario, |_, _, _| Ok(()))?;
         for pair in passed.windows(2) {
             let apart = pair[1].departs_at - pair[0].departs_at;
-            // Both times are rounded up: the distance may be a microsecond short, never less than the time rounded down.
+            // Both times are rounded up: the distance may be a microsecond short, but not shorter.
             prop_assert!(apart >= pair[0].hits * period(&limit) / limit_hits(&limit), "{:?}", pair);
         }
         // Rounding does not add up: over the whole history the rate is exact.

@@ -22,7 +22,7 @@ use crate::kit::tollkeeper::Tollkeeper;
 use crate::kit::wait_for;
 
 /// Calls while a fault lasts.
-const WHILE: usize = 100;
+const CALLS_PER_FAULT: usize = 100;
 
 /// Serializes the tests that judge latencies.
 fn alone() -> MutexGuard<'static, ()> {
@@ -48,58 +48,58 @@ fn server_faults_are_answered_in_time() {
     let load = Load::strict_on(&tollkeeper);
     let before = open_files(&tollkeeper);
 
-    load.through("none", |load| load.pass(WHILE)).expect_calm().expect_strict(90.0, |_| true);
-    let killed = load.through("single: kill -9 and restart, scripts gone", |load| {
+    load.run_fault("none", |load| load.wait_for_calls(CALLS_PER_FAULT)).expect_contract().expect_strict(90.0, |_| true);
+    let killed = load.run_fault("single: kill -9 and restart, scripts gone", |load| {
         server.kill();
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         server.restart();
     });
-    killed.expect_calm().expect_by_policy();
-    let flushed = load.through("single: scripts flushed", |load| {
+    killed.expect_contract().expect_by_policy();
+    let flushed = load.run_fault("single: scripts flushed", |load| {
         server.query::<()>(&["SCRIPT", "FLUSH"]);
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
     });
-    flushed.expect_calm().expect_strict(90.0, |_| true);
-    let frozen = load.through("single: frozen (SIGSTOP)", |load| {
+    flushed.expect_contract().expect_strict(90.0, |_| true);
+    let frozen = load.run_fault("single: frozen (SIGSTOP)", |load| {
         server.freeze();
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         server.thaw();
     });
-    frozen.expect_calm().expect_by_policy().expect_not_waited_for();
-    let demoted = load.through("single: demoted, READONLY", |load| {
+    frozen.expect_contract().expect_by_policy().expect_immediate_decisions();
+    let demoted = load.run_fault("single: demoted, READONLY", |load| {
         server.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
     });
-    demoted.expect_calm().expect_by_policy();
-    let full = load.through("single: memory full, OOM", |load| {
+    demoted.expect_contract().expect_by_policy();
+    let full = load.run_fault("single: memory full, OOM", |load| {
         server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     });
-    full.expect_calm().expect_by_policy();
-    let busy = load.through("single: a runaway script, BUSY", |load| {
+    full.expect_contract().expect_by_policy();
+    let busy = load.run_fault("single: a runaway script, BUSY", |load| {
         let mut caller = server.connect(REPLY_TIMEOUT).expect("the server accepts");
         caller.send(&["EVAL", "while true do end", "0"]).expect("it can be sent");
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         server.query::<()>(&["SCRIPT", "KILL"]);
         assert!(caller.receive().is_err());
     });
-    busy.expect_calm().expect_by_policy();
-    let cut_off = load.through("single: connections killed again and again", |load| {
-        for _ in 0..WHILE / 5 {
+    busy.expect_contract().expect_by_policy();
+    let cut_off = load.run_fault("single: connections killed again and again", |load| {
+        for _ in 0..CALLS_PER_FAULT / 5 {
             server.query::<()>(&["CLIENT", "KILL", "USER", "default"]);
-            load.pass(5);
+            load.wait_for_calls(5);
         }
     });
-    cut_off.expect_calm().expect_strict(50.0, |_| true);
-    let planted = load.through("single: wrong types under some keys", |load| {
+    cut_off.expect_contract().expect_strict(50.0, |_| true);
+    let planted = load.run_fault("single: wrong types under some keys", |load| {
         plant(&server);
-        load.pass(2 * WHILE);
+        load.wait_for_calls(2 * CALLS_PER_FAULT);
         server.query::<()>(&["FLUSHALL"]);
     });
     // A hash, a list and a text under one value of each of four rules: 12 of 160 counters.
-    planted.expect_calm().expect_strict(85.0, |_| true);
+    planted.expect_contract().expect_strict(85.0, |_| true);
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);
@@ -131,32 +131,32 @@ fn link_faults_are_answered_in_time() {
     let load = Load::strict_on(&tollkeeper);
     let before = open_files(&tollkeeper);
     let by_policy = |name: &str, mode: Mode| {
-        let seen = load.through(name, |load| {
+        let fault_effects = load.run_fault(name, |load| {
             proxy.set(mode);
-            load.pass(WHILE);
+            load.wait_for_calls(CALLS_PER_FAULT);
             proxy.set(Mode::Pass);
         });
-        seen.expect_calm().expect_by_policy().expect_not_waited_for();
+        fault_effects.expect_contract().expect_by_policy().expect_immediate_decisions();
     };
     by_policy("link: refused", Mode::Refuse);
     by_policy("link: reset", Mode::Reset);
     by_policy("link: packets held until it heals", Mode::Stall);
     by_policy("link: late by 60 ms", Mode::Delay(Duration::from_millis(30)));
     by_policy("link: cut after each 100 bytes of answers", Mode::Truncate(100));
-    let slow = load.through("link: late by 4 ms", |load| {
+    let slow = load.run_fault("link: late by 4 ms", |load| {
         proxy.set(Mode::Delay(Duration::from_millis(2)));
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         proxy.set(Mode::Pass);
     });
-    slow.expect_calm().expect_strict(80.0, |_| true);
-    let dropped = load.through("link: packets dropped, connections lost", |load| {
+    slow.expect_contract().expect_strict(80.0, |_| true);
+    let dropped = load.run_fault("link: packets dropped, connections lost", |load| {
         proxy.set(Mode::Blackhole);
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         // No TCP goes on with a gap in it: what was open is lost.
         proxy.set(Mode::Reset);
         proxy.set(Mode::Pass);
     });
-    dropped.expect_calm().expect_by_policy();
+    dropped.expect_contract().expect_by_policy();
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);

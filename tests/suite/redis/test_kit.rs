@@ -1,4 +1,4 @@
-//! Tests of the kit's Redis: a kit that only pretends a failure would prove nothing.
+//! Tests of the kit's Redis servers, proxy and failures.
 //!
 //! Each test checks one part from outside, through a plain client.
 
@@ -71,7 +71,7 @@ fn tls_requires_the_right_authority() {
     let certificates = Certificates::new(directory.path());
     let open = options().tls(&certificates).start();
     let mutual = options().tls(&certificates).with(&[("tls-auth-clients", "yes")]).start();
-    // A server, the host, the authority, the client's certificate; and whether that is to be served.
+    // server, host, authority, client certificate, whether the connection succeeds
     let cases = [
         (&open, "localhost", "ca.crt", false, true),
         (&open, "127.0.0.1", "ca.crt", true, true),
@@ -275,7 +275,7 @@ fn cluster_with_key() -> (Cluster, String, u16) {
     (cluster, key, slot)
 }
 
-/// The code of a refusal, and where it sends to.
+/// Code of a redirection error, and its target.
 fn redirection(error: &RedisError) -> (String, Option<(&str, u16)>) {
     (code(error), error.redirect_node())
 }
@@ -292,7 +292,7 @@ fn cluster_redirects_during_migration_and_is_down_without_a_slot() {
     let moved = cluster.node(0).command(&["GET", &key]).unwrap_err();
     assert_eq!(redirection(&moved), ("MOVED".to_owned(), Some((&*old.address(), slot))));
 
-    // While it moves, keys that are still there are served, and others asked for at the new primary.
+    // During the migration the old primary serves its remaining keys and redirects the others with ASK.
     let from = cluster.begin_migration(slot, 2);
     assert_eq!((from, old.query::<String>(&["GET", &key])), (1, "1".to_owned()));
     let ask = old.command(&["GET", &format!("{{{key}}}absent")]).unwrap_err();
@@ -325,7 +325,7 @@ fn cluster_fails_over_on_command_and_on_failure() {
     cluster.wait_until_healthy();
     assert_eq!(cluster.replicas_of(1), [4]);
 
-    // A frozen primary is taken for a dead one, and learns of it when it goes on.
+    // A frozen primary counts as dead, and becomes a replica when it continues.
     cluster.set_fast_failover(true);
     cluster.node(2).freeze();
     assert_eq!(cluster.wait_for_successor(2, SLOTS - 1), 5);
@@ -344,7 +344,7 @@ fn cluster_uses_tls_between_nodes_and_to_clients() {
     cluster.migrate_slot(cluster.slot(&key), 1);
     assert_eq!(cluster.node(1).query::<String>(&["GET", &key]), "1");
 
-    // Who comes with TLS is sent on to a port with TLS.
+    // A client with TLS is redirected to a port with TLS.
     let mut caller = RedisClient::connect_tls(("127.0.0.1", from.tls_port()), &certificates, "ca.crt", false).unwrap();
     assert_eq!(code(&caller.command(&["GET", &key]).unwrap_err()), "NOAUTH");
     caller.command(&["AUTH", "secret"]).unwrap();

@@ -39,28 +39,28 @@ const LIMIT: u32 = 1_000_000;
 
 /// Different values of each key: enough for all shards.
 const VALUES: usize = 40;
-/// Between two calls: 150 a second.
-const PACE: Duration = Duration::from_micros(6_667);
+/// Interval between two calls: 150 a second.
+const CALL_INTERVAL: Duration = Duration::from_micros(6_667);
 /// Store timeout of a charge, or slightly less.
-const WAITED: Duration = Duration::from_millis(14);
+const CHARGE_TIMEOUT: Duration = Duration::from_millis(14);
 /// Timeout of Envoy.
-const DEADLINE: Duration = Duration::from_millis(20);
-/// A twin that takes longer was disturbed,
-const CALM: Duration = Duration::from_millis(8);
-/// and so were calls so close to it in number.
-const NEAR: usize = 4;
-/// Redis is back when so many calls in a row are strict, but for what the machine's noise costs.
-const RUN: usize = 30;
-/// A server that is able again is used again within this time.
-const BACK: Duration = Duration::from_secs(2);
+const ENVOY_TIMEOUT: Duration = Duration::from_millis(20);
+/// A twin call that takes longer was disturbed.
+const MAX_UNDISTURBED_LATENCY: Duration = Duration::from_millis(8);
+/// Calls this close in number to a disturbed one count as disturbed too.
+const DISTURBED_NEIGHBOURS: usize = 4;
+/// Number of undisturbed strict calls in a row after which Redis counts as recovered.
+const STRICT_CALLS_TO_RECOVER: usize = 30;
+/// Deadline for using a recovered server again.
+const MAX_RECOVERY_TIME: Duration = Duration::from_secs(2);
 
 /// Deadline for enough undisturbed calls; a machine may be busy for minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-fn wait_for<T>(what: &str, mut call_rule: impl FnMut() -> Option<T>) -> T {
+fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        if let Some(response) = call_rule() {
+        if let Some(response) = condition() {
             return response;
         }
         assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
@@ -68,7 +68,7 @@ fn wait_for<T>(what: &str, mut call_rule: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A tollkeeper with the rules that a [`Load`] asks about, to be told where Redis is.
+/// A tollkeeper with the rules that a [`Load`] calls; callers add the address of Redis.
 pub(super) fn with_policies() -> Setup {
     with_rules(RULES).env("TOLLKEEPER_REPLICAS", "2")
 }
@@ -94,7 +94,7 @@ enum Verdict {
     Policy,
     /// No response in time.
     Late,
-    /// Neither could have.
+    /// Neither Redis nor a policy can have decided so.
     Wrong(String),
 }
 
@@ -117,12 +117,12 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Begins to ask.
+    /// Starts to call.
     pub(super) fn on(tollkeeper: &Tollkeeper) -> Self {
         let (calls, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
         let well = options().start();
         let twin = with_policies().env("REDIS_URL", well.address()).start();
-        let targets = [tollkeeper, &twin].map(|asked| format!("http://127.0.0.1:{}", asked.grpc_port()));
+        let targets = [tollkeeper, &twin].map(|tollkeeper| format!("http://127.0.0.1:{}", tollkeeper.grpc_port()));
         let (noted, stopped) = (Arc::clone(&calls), Arc::clone(&stop));
         let worker = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -131,52 +131,54 @@ impl Load {
         Self { calls, stop, worker: Some(worker), _twin: (twin, well) }
     }
 
-    /// Begins to ask and waits until all is strict.
+    /// Starts to call, and waits until all calls are strict.
     pub(super) fn strict_on(tollkeeper: &Tollkeeper) -> Self {
         let load = Self::on(tollkeeper);
-        load.back_since(Instant::now());
+        load.wait_until_strict_since(Instant::now());
         load
     }
 
-    /// Waits until so many more calls are over that were not disturbed.
-    pub(super) fn pass(&self, calls: usize) {
+    /// Waits for `calls` more undisturbed calls.
+    pub(super) fn wait_for_calls(&self, calls: usize) {
         let began = Instant::now();
         wait_for("calls to be over", || (self.judged(began).len() >= calls).then_some(()));
     }
 
-    /// Lets a fault happen, from its begin until the store is able again, and then waits until all is strict again.
-    pub(super) fn through(&self, name: &str, fault: impl FnOnce(&Self)) -> Seen {
-        self.back_since(Instant::now());
+    /// Runs a fault until the store has recovered, then waits until all calls are strict.
+    pub(super) fn run_fault(&self, name: &str, fault: impl FnOnce(&Self)) -> FaultEffects {
+        self.wait_until_strict_since(Instant::now());
         let began = Instant::now();
         fault(self);
-        let able = Instant::now();
-        self.seen(name, began, able)
+        let recovered_at = Instant::now();
+        self.fault_effects(name, began, recovered_at)
     }
 
-    /// As [`Load::through`], but the store has not been there since the first call.
-    pub(super) fn appears(&self, name: &str, appear: impl FnOnce()) -> Seen {
+    /// Same as [`Load::run_fault`], with a store that was unreachable from the first call on.
+    pub(super) fn run_recovery(&self, name: &str, appear: impl FnOnce()) -> FaultEffects {
         let began = self.calls()[0].sent;
         appear();
-        self.seen(name, began, Instant::now())
+        self.fault_effects(name, began, Instant::now())
     }
 
-    fn seen(&self, name: &str, began: Instant, able: Instant) -> Seen {
-        let back = self.back_since(able);
-        let of_it = |call: &Call| call.sent >= began && call.sent <= back;
+    fn fault_effects(&self, name: &str, began: Instant, recovered_at: Instant) -> FaultEffects {
+        let recovery_time = self.wait_until_strict_since(recovered_at);
+        let of_it = |call: &Call| call.sent >= began && call.sent <= recovery_time;
         let all = self.calls().iter().filter(|call| of_it(call)).count();
         let calls: Vec<Call> = self.judged(began).into_iter().filter(of_it).collect();
         let disturbed = all - calls.len();
-        let until_back = calls.iter().filter(|call| call.sent > able).count();
-        let back = PACE * u32::try_from(until_back).expect("calls are few");
-        Seen { name: name.to_owned(), calls, disturbed, able, back }
+        let until_back = calls.iter().filter(|call| call.sent > recovered_at).count();
+        let recovery_time = CALL_INTERVAL * u32::try_from(until_back).expect("calls are few");
+        FaultEffects { name: name.to_owned(), calls, disturbed, recovered_at, recovery_time }
     }
 
     /// Send time of the first call after `since` from which on all are strict.
-    fn back_since(&self, since: Instant) -> Instant {
+    fn wait_until_strict_since(&self, since: Instant) -> Instant {
         wait_for("all to be strict", || {
             let calls = self.judged(since);
             let strict = |calls: &[Call]| calls.iter().filter(|call| call.verdict == Verdict::Strict).count();
-            let run = calls.windows(RUN).find(|run| run[0].verdict == Verdict::Strict && strict(run) * 10 >= RUN * 8);
+            let run = calls
+                .windows(STRICT_CALLS_TO_RECOVER)
+                .find(|run| run[0].verdict == Verdict::Strict && strict(run) * 10 >= STRICT_CALLS_TO_RECOVER * 8);
             // No call was waiting before the first one: the state of the store before the next call is unknown.
             run.map(|run| if run[0].number == calls[0].number { since } else { run[0].sent })
         })
@@ -188,8 +190,8 @@ impl Load {
         calls.sort_by_key(|call| call.number);
         let disturbed: Vec<usize> = calls.iter().filter(|call| call.disturbed).map(|call| call.number).collect();
         let is_near = |number: usize| {
-            let next = disturbed.partition_point(|other| *other + NEAR < number);
-            disturbed.get(next).is_some_and(|other| *other <= number + NEAR)
+            let next = disturbed.partition_point(|other| *other + DISTURBED_NEIGHBOURS < number);
+            disturbed.get(next).is_some_and(|other| *other <= number + DISTURBED_NEIGHBOURS)
         };
         calls.retain(|call| !is_near(call.number));
         calls
@@ -214,7 +216,7 @@ async fn call_on_schedule([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call
     let endpoint = |target| Endpoint::from_shared(target).expect("the target is valid");
     let channel = endpoint(target).connect().await.expect("the tollkeeper accepts");
     let twin = endpoint(twin).connect().await.expect("its twin accepts");
-    let mut due = interval(PACE);
+    let mut due = interval(CALL_INTERVAL);
     due.set_missed_tick_behavior(MissedTickBehavior::Burst);
     for number in 0.. {
         due.tick().await;
@@ -224,7 +226,7 @@ async fn call_on_schedule([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call
         let (channel, twin, calls) = (channel.clone(), twin.clone(), Arc::clone(&calls));
         tokio::spawn(async move {
             let (mut call, twin) = tokio::join!(call_rule(channel, number), call_rule(twin, number));
-            call.disturbed = twin.took > CALM || twin.verdict != Verdict::Strict;
+            call.disturbed = twin.took > MAX_UNDISTURBED_LATENCY || twin.verdict != Verdict::Strict;
             calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
         });
     }
@@ -233,7 +235,7 @@ async fn call_on_schedule([target, twin]: [String; 2], calls: Arc<Mutex<Vec<Call
 async fn call_rule(channel: Channel, number: usize) -> Call {
     let value = value(number).to_string();
     let mut request = Request::new(rate_limit_request("faults", &[(KEYS[number % KEYS.len()], &value)]));
-    request.set_timeout(DEADLINE);
+    request.set_timeout(ENVOY_TIMEOUT);
     let sent = Instant::now();
     let response = RateLimitServiceClient::new(channel).should_rate_limit(request).await;
     let took = sent.elapsed();
@@ -262,20 +264,20 @@ fn judge(key: &str, response: &RateLimitResponse) -> Verdict {
 
 /// Effects of a fault on callers.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct FaultEffects {
     name: String,
     /// Undisturbed calls from the start of the fault until all were strict again.
     calls: Vec<Call>,
     disturbed: usize,
     /// Time at which the store recovered.
-    able: Instant,
+    recovered_at: Instant,
     /// Recovery time from then, without time that the machine was busy.
-    back: Duration,
+    recovery_time: Duration,
 }
 
-impl Seen {
+impl FaultEffects {
     /// Checks the effects against the contract, and adds a row to the table of faults if one is requested.
-    pub(super) fn expect_calm(self) -> Self {
+    pub(super) fn expect_contract(self) -> Self {
         self.note();
         let wrong = self.calls.iter().find_map(|call| match &call.verdict {
             Verdict::Wrong(what) => Some(what),
@@ -283,12 +285,17 @@ impl Seen {
         });
         assert_eq!(wrong, None, "{}: an answer that no policy allows", self.name);
         assert!(
-            self.in_time() >= 95.0 - self.doubt(),
-            "{}: answers within {DEADLINE:?}: {:.1} %",
+            self.in_time() >= 95.0 - self.tolerance_percent(),
+            "{}: answers within {ENVOY_TIMEOUT:?}: {:.1} %",
             self.name,
             self.in_time()
         );
-        assert!(self.back <= BACK, "{}: strict again only after {:?}", self.name, self.back);
+        assert!(
+            self.recovery_time <= MAX_RECOVERY_TIME,
+            "{}: strict again only after {:?}",
+            self.name,
+            self.recovery_time
+        );
         self
     }
 
@@ -300,11 +307,15 @@ impl Seen {
     }
 
     /// Checks that most calls were decided at once during the fault: a breaker was open.
-    pub(super) fn expect_not_waited_for(self) -> Self {
-        let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.able).collect();
-        let waited = during.iter().filter(|call| call.took >= WAITED).count();
+    pub(super) fn expect_immediate_decisions(self) -> Self {
+        let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.recovered_at).collect();
+        let waited = during.iter().filter(|call| call.took >= CHARGE_TIMEOUT).count();
         let share = percent(waited, during.len());
-        assert!(share <= 30.0 + self.doubt(), "{}: waited {WAITED:?} and more: {share:.1} %", self.name);
+        assert!(
+            share <= 30.0 + self.tolerance_percent(),
+            "{}: waited {CHARGE_TIMEOUT:?} and more: {share:.1} %",
+            self.name
+        );
         self
     }
 
@@ -316,12 +327,12 @@ impl Seen {
     /// Checks that `percent` of the calls on these keys, by their tag, were strict during the fault.
     pub(super) fn expect_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
         let share = self.share(&Verdict::Strict, |call| of(&tag(call.number)));
-        assert!(share >= percent - self.doubt(), "{}: strict: {share:.1} %", self.name);
+        assert!(share >= percent - self.tolerance_percent(), "{}: strict: {share:.1} %", self.name);
         self
     }
 
     /// Tolerance in percent: if the machine disturbed many calls, it disturbed some of the others too.
-    fn doubt(&self) -> f64 {
+    fn tolerance_percent(&self) -> f64 {
         match self.disturbed * 2 / self.calls.len().max(1) {
             0 => 0.0,
             1..4 => 25.0,
@@ -336,11 +347,11 @@ impl Seen {
 
     /// Percent of the calls while the fault lasted.
     fn share(&self, verdict: &Verdict, of: impl Fn(&Call) -> bool) -> f64 {
-        let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.able && of(call)).collect();
+        let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.recovered_at && of(call)).collect();
         percent(during.iter().filter(|call| call.verdict == *verdict).count(), during.len())
     }
 
-    /// `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms | back after ms`.
+    /// `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms | recovery_time after ms`.
     fn note(&self) {
         let answered = self.calls.iter().filter(|call| call.verdict != Verdict::Late);
         let longest = answered.map(|call| call.took).max().unwrap_or_default();
@@ -355,7 +366,7 @@ impl Seen {
             self.share(&Verdict::Strict, |_| true),
             self.share(&Verdict::Policy, |_| true),
             longest.as_secs_f64() * 1e3,
-            self.back.as_millis(),
+            self.recovery_time.as_millis(),
         )
         .expect("a text can be written to");
         println!("{row}");

@@ -4,7 +4,7 @@ use std::fs;
 
 use super::load::{Load, with_policies};
 use super::misconfiguration::replace;
-use super::{WHILE, alone};
+use super::{CALLS_PER_FAULT, alone};
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::redis::options;
 use crate::kit::wait_for;
@@ -21,47 +21,47 @@ fn changed_password_file_is_reread() {
     let load = Load::strict_on(&tollkeeper);
 
     let kill = |user: &str| server.query::<()>(&["CLIENT", "KILL", "USER", user]);
-    let changed = load.through("single: password changed, the file late", |load| {
+    let changed = load.run_fault("single: password changed, the file late", |load| {
         server.query::<()>(&["CONFIG", "SET", "requirepass", "second"]);
         kill("default");
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         replace(&file, "second\n");
     });
-    changed.expect_calm().expect_by_policy();
+    changed.expect_contract().expect_by_policy();
     // Changing the file before the server does no harm: old connections stay until new ones are accepted.
-    let rotated = load.through("single: password changed, the file first", |load| {
+    let rotated = load.run_fault("single: password changed, the file first", |load| {
         replace(&file, "third\n");
         wait_for("the new password to be rejected", || {
             (tollkeeper.stderr().matches("WRONGPASS").count() >= 2).then_some(())
         });
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         server.query::<()>(&["CONFIG", "SET", "requirepass", "third"]);
-        load.pass(2 * WHILE);
+        load.wait_for_calls(2 * CALLS_PER_FAULT);
         kill("default");
     });
-    rotated.expect_calm().expect_strict(90.0, |_| true);
-    let other = load.through("single: another ACL user", |load| {
+    rotated.expect_contract().expect_strict(90.0, |_| true);
+    let other = load.run_fault("single: another ACL user", |load| {
         replace(&file, "app:one");
         wait_for("the other user to connect", || {
             let clients: String = server.query(&["CLIENT", "LIST"]);
             clients.contains("user=app").then_some(())
         });
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
     });
-    other.expect_calm().expect_strict(90.0, |_| true);
-    let locked = load.through("single: ACL user's password changed", |load| {
+    other.expect_contract().expect_strict(90.0, |_| true);
+    let locked = load.run_fault("single: ACL user's password changed", |load| {
         server.query::<()>(&["ACL", "SETUSER", "app", "resetpass", ">two"]);
         kill("app");
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         replace(&file, "app:two");
     });
-    locked.expect_calm().expect_by_policy();
-    let forbidden = load.through("single: scripts forbidden to the user", |load| {
+    locked.expect_contract().expect_by_policy();
+    let forbidden = load.run_fault("single: scripts forbidden to the user", |load| {
         server.query::<()>(&["ACL", "SETUSER", "app", "-eval", "-evalsha"]);
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         server.query::<()>(&["ACL", "SETUSER", "app", "+eval", "+evalsha"]);
     });
-    forbidden.expect_calm().expect_by_policy();
+    forbidden.expect_contract().expect_by_policy();
     for secret in ["first", "second", "third", "two"] {
         assert!(!tollkeeper.stderr().contains(secret), "{}", tollkeeper.stderr());
     }

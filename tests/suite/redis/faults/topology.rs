@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::load::{Load, with_policies};
-use super::{WHILE, alone, keeps_no_more_files_than, open_files};
+use super::{CALLS_PER_FAULT, alone, keeps_no_more_files_than, open_files};
 use crate::kit::grpc::{Client, descriptor, rate_limit_request};
 use crate::kit::http;
 use crate::kit::redis::cluster::Cluster;
@@ -32,53 +32,53 @@ fn cluster_faults_are_answered_in_time() {
     let before = open_files(&tollkeeper);
     let slots = Slots::of(&cluster);
 
-    let cut_off = load.through("cluster: a shard frozen (other shards)", |load| {
+    let cut_off = load.run_fault("cluster: a shard frozen (other shards)", |load| {
         cluster.node(2).freeze();
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
         cluster.node(2).thaw();
     });
     // Policy answers calls of the frozen shard; calls of other shards must not be affected.
-    let cut_off = cut_off.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) < 10_923);
+    let cut_off = cut_off.expect_contract().expect_strict(95.0, |tag| slots.slot(tag) < 10_923);
     assert!(cut_off.is_mostly_by_policy(|tag| slots.slot(tag) >= 10_923));
 
-    let moved = load.through("cluster: handed over", |load| {
+    let moved = load.run_fault("cluster: handed over", |load| {
         cluster.planned_failover(0, 3);
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
     });
-    moved.expect_calm().expect_strict(70.0, |_| true);
-    let failed = load.through("cluster: failover after kill -9", |load| {
+    moved.expect_contract().expect_strict(70.0, |_| true);
+    let failed = load.run_fault("cluster: failover after kill -9", |load| {
         assert_eq!(cluster.fail_over(1), 4);
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
     });
-    failed.expect_calm().expect_strict(50.0, |_| true);
-    let again = load.through("cluster: the old primary comes back as a replica", |load| {
+    failed.expect_contract().expect_strict(50.0, |_| true);
+    let again = load.run_fault("cluster: the old primary comes back as a replica", |load| {
         cluster.node(1).restart();
         cluster.wait_until_healthy();
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
     });
-    again.expect_calm().expect_strict(90.0, |_| true);
+    again.expect_contract().expect_strict(90.0, |_| true);
     // Moves the slots of ten counters with their keys, one by one.
-    let resharded = load.through("cluster: slots moved under load (MOVED, ASK)", |load| {
+    let resharded = load.run_fault("cluster: slots moved under load (MOVED, ASK)", |load| {
         for number in 0..10 {
             let slot = slots.slot(&super::load::tag(number));
             let from = cluster.primary_of(slot);
             let to = if from == 2 { 3 } else { 2 };
             cluster.begin_migration(slot, to);
-            load.pass(10);
+            load.wait_for_calls(10);
             while cluster.migrate_keys(slot, from, to, 1) > 0 {}
-            load.pass(10);
+            load.wait_for_calls(10);
             cluster.end_migration(slot, from, to);
         }
     });
-    resharded.expect_calm().expect_strict(90.0, |_| true);
+    resharded.expect_contract().expect_strict(90.0, |_| true);
     let lost = slots.slot(&super::load::tag(11));
-    let down = load.through("cluster: a slot lost, CLUSTERDOWN (other slots)", |load| {
+    let down = load.run_fault("cluster: a slot lost, CLUSTERDOWN (other slots)", |load| {
         let owner = cluster.primary_of(lost);
         cluster.unassign_slot(lost);
-        load.pass(4 * WHILE);
+        load.wait_for_calls(4 * CALLS_PER_FAULT);
         cluster.assign_slot(lost, owner);
     });
-    down.expect_calm().expect_strict(95.0, |tag| slots.slot(tag) != lost);
+    down.expect_contract().expect_strict(95.0, |tag| slots.slot(tag) != lost);
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before + 4);
@@ -188,22 +188,22 @@ fn moved_primary_is_followed() {
     let tollkeeper = with_policies().env("REDIS_TYPE", "sentinel").env("REDIS_URL", url).start();
     let load = Load::strict_on(&tollkeeper);
     let before = open_files(&tollkeeper);
-    let handed_over = load.through("sentinel: handed over, the old master READONLY", |load| {
+    let handed_over = load.run_fault("sentinel: handed over, the old master READONLY", |load| {
         sentinels.planned_failover();
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
     });
-    handed_over.expect_calm().expect_strict(50.0, |_| true);
-    let failed = load.through("sentinel: failover after kill -9", |load| {
+    handed_over.expect_contract().expect_strict(50.0, |_| true);
+    let failed = load.run_fault("sentinel: failover after kill -9", |load| {
         sentinels.fail_over();
-        load.pass(WHILE);
+        load.wait_for_calls(CALLS_PER_FAULT);
     });
-    failed.expect_calm();
-    let one_is_gone = load.through("sentinel: two of three sentinels gone", |load| {
+    failed.expect_contract();
+    let one_is_gone = load.run_fault("sentinel: two of three sentinels gone", |load| {
         sentinels.sentinel(0).kill();
         sentinels.sentinel(1).freeze();
-        load.pass(2 * WHILE);
+        load.wait_for_calls(2 * CALLS_PER_FAULT);
     });
-    one_is_gone.expect_calm().expect_strict(90.0, |_| true);
+    one_is_gone.expect_contract().expect_strict(90.0, |_| true);
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before + 2);
 }
@@ -211,20 +211,20 @@ fn moved_primary_is_followed() {
 #[test]
 fn start_without_redis_is_decided_by_policy_until_it_appears() {
     let _alone = alone();
-    let appears = |name: &str, setup: Setup, appear: &dyn Fn()| {
+    let run_recovery = |name: &str, setup: Setup, appear: &dyn Fn()| {
         let tollkeeper = setup.start();
         let load = Load::on(&tollkeeper);
-        load.pass(WHILE);
-        load.appears(name, appear).expect_calm().expect_by_policy();
+        load.wait_for_calls(CALLS_PER_FAULT);
+        load.run_recovery(name, appear).expect_contract().expect_by_policy();
     };
     let server = options().start();
     server.kill();
     let setup = with_policies().env("REDIS_URL", server.address());
-    appears("single: not there at the start", setup, &|| server.restart());
+    run_recovery("single: not there at the start", setup, &|| server.restart());
 
     let cluster = Cluster::start();
     (0..6).for_each(|node| cluster.node(node).kill());
-    appears("cluster: not there at the start", knowing_some_nodes(&cluster, with_policies()), &|| {
+    run_recovery("cluster: not there at the start", knowing_some_nodes(&cluster, with_policies()), &|| {
         (0..6).for_each(|node| cluster.node(node).restart());
         cluster.set_fast_failover(true);
         cluster.wait_until_healthy();
@@ -235,7 +235,7 @@ fn start_without_redis_is_decided_by_policy_until_it_appears() {
     (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).kill());
     let url = format!("{NAME},{}", sentinels.addresses().join(","));
     let setup = with_policies().env("REDIS_TYPE", "sentinel").env("REDIS_URL", url);
-    appears("sentinel: not there at the start", setup, &|| {
+    run_recovery("sentinel: not there at the start", setup, &|| {
         (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).restart());
     });
 }
