@@ -1,15 +1,16 @@
-//! Instructions of the single steps of a decision, by situation: figures that do not depend on the machine's load.
+//! Instruction counts of the steps of a decision, by situation, independent of the machine's load.
 //!
-//! Each figure is that of 1000 steps, with the loop around them: its last three digits are thousandths of a step.
-//! Steps run in callgrind, after all inputs of the situation were used twice, so that its model of the caches (32 KiB
-//! for data, 8 MiB for the last level, on every machine) is as warm as that of a busy server. `LL Hits` are misses of
-//! the first cache, `RAM Hits` those of the last; an estimated cycle is counted for each access, 5 for an `LL Hit` and
-//! 35 for a `RAM Hit`, which orders situations and is no time. Hashes are seeded, so counts differ by some thousandths
-//! between runs. There is one thread: callgrind runs several in turn, so contention would not show. Nothing is
-//! asserted: the figures are for people.
+//! Each figure covers 1000 steps and their loop, so its last three digits are thousandths of a step.
+//! Steps run in callgrind, after two passes over all inputs. Its simulated caches (32 KiB for data, 8 MiB for the last
+//! level, on every machine) are then as warm as those of a busy server. `LL Hits` are misses of the first cache,
+//! `RAM Hits` misses of the last one. Estimated cycles are 1 per access, 5 per `LL Hit` and 35 per `RAM Hit`: use them
+//! to compare situations, not as a time.
 //!
-//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` takes some ten minutes, mostly for preparing the inputs,
-//! and compares with the run before. It needs valgrind, and `cargo install gungraun-runner` in the version of
+//! Hashes have random seeds, so counts differ by some thousandths between runs. There is one thread: callgrind
+//! serializes threads, so contention would not show. The bench asserts nothing.
+//!
+//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` takes about ten minutes, mostly to prepare the inputs,
+//! and compares with the previous run. It needs valgrind, and `cargo install gungraun-runner` in the version of
 //! `gungraun` in Cargo.lock.
 
 #![expect(missing_docs, reason = "what the macros make has none")]
@@ -23,16 +24,16 @@ use gungraun::{library_benchmark, library_benchmark_group, main};
 use tollkeeper::limit::algorithm::Algorithm;
 
 use self::situations::Situation;
-use self::situations::charging::ChargeCommand;
+use self::situations::charging::Charging;
 use self::situations::deciding::{Deciding, Options};
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 
-/// As in the program: what is allocated is part of what is measured.
+/// Same allocator as the program, because allocation is part of the measurement.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The steps of a figure.
+/// Runs the steps of one figure.
 const STEPS: usize = 1000;
 
 fn steps<S: Situation>(mut situation: S) -> S {
@@ -56,29 +57,29 @@ fn find(situation: Matching) -> Matching {
 #[benches::fixed_window(args = [1, 10_000, 1_000_000], setup = fixed_window)]
 #[benches::sliding_window_counter(args = [1, 10_000, 1_000_000], setup = sliding_window_counter)]
 #[benches::sliding_window_log(args = [1, 10_000, 1_000_000], setup = sliding_window_log)]
-#[benches::long_log(args = [10, 100, 1000], setup = ChargeCommand::long_log)]
-fn charge(situation: ChargeCommand) -> ChargeCommand {
+#[benches::long_log(args = [10, 100, 1000], setup = Charging::long_log)]
+fn charge(situation: Charging) -> Charging {
     steps(situation)
 }
 
-fn token_bucket(keys: usize) -> ChargeCommand {
-    ChargeCommand::new(Algorithm::TokenBucket, keys)
+fn token_bucket(keys: usize) -> Charging {
+    Charging::new(Algorithm::TokenBucket, keys)
 }
 
-fn leaky_bucket(keys: usize) -> ChargeCommand {
-    ChargeCommand::new(Algorithm::LeakyBucket, keys)
+fn leaky_bucket(keys: usize) -> Charging {
+    Charging::new(Algorithm::LeakyBucket, keys)
 }
 
-fn fixed_window(keys: usize) -> ChargeCommand {
-    ChargeCommand::new(Algorithm::FixedWindow, keys)
+fn fixed_window(keys: usize) -> Charging {
+    Charging::new(Algorithm::FixedWindow, keys)
 }
 
-fn sliding_window_counter(keys: usize) -> ChargeCommand {
-    ChargeCommand::new(Algorithm::SlidingWindowCounter, keys)
+fn sliding_window_counter(keys: usize) -> Charging {
+    Charging::new(Algorithm::SlidingWindowCounter, keys)
 }
 
-fn sliding_window_log(keys: usize) -> ChargeCommand {
-    ChargeCommand::new(Algorithm::SlidingWindowLog, keys)
+fn sliding_window_log(keys: usize) -> Charging {
+    Charging::new(Algorithm::SlidingWindowLog, keys)
 }
 
 #[library_benchmark(teardown = forget)]

@@ -1,9 +1,8 @@
-//! Time of the single steps of a decision, by situation.
+//! Wall time of the steps of a decision, by situation.
 //!
-//! Times are those of this machine at this moment: compare only figures of one run on an idle machine. `instructions`
-//! counts the same situations independent of load. With several threads, the figure is the time that a charge takes
-//! its thread: it would equal that of one thread if they shared nothing. Nothing is asserted: the figures are for
-//! people.
+//! Compare only figures of one run on an idle machine; `instructions` counts the same situations independent of load.
+//! With several threads, the figure is the time of a charge on its own thread: without contention it equals the time
+//! with one thread. The bench asserts nothing.
 //!
 //! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, charge, decide, decode, encode, answer.
 
@@ -18,12 +17,12 @@ use criterion::{BenchmarkGroup, Criterion};
 use tollkeeper::limit::algorithm::Algorithm;
 
 use self::situations::Situation;
-use self::situations::charging::ChargeCommand;
+use self::situations::charging::Charging;
 use self::situations::deciding::{Deciding, Options};
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 
-/// As in the program: what is allocated is part of what is measured.
+/// Same allocator as the program, because allocation is part of the measurement.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -46,7 +45,7 @@ fn main() {
 
 type Group<'c> = BenchmarkGroup<'c, WallTime>;
 
-/// Measures what `make` makes, once it is known that it is wanted.
+/// Measures the situation that `make` builds, if it is selected.
 fn measure<S: Situation>(group: &mut Group<'_>, name: &str, make: impl Fn() -> S) {
     let mut made = None;
     group.bench_function(name, |bencher| {
@@ -62,7 +61,7 @@ fn matches(group: &mut Group<'_>) {
         measure(group, &format!("wildcard/{rules} rules"), || Matching::wildcard(rules));
         measure(group, &format!("two levels/{rules} rules"), || Matching::nested(rules));
     }
-    // Each doubling doubles it, so the last would say nothing new.
+    // The time is linear in the number of rules, so the largest number adds no information.
     for rules in &RULES[..4] {
         measure(group, &format!("wildcard in file order/{rules} rules"), || Matching::wildcard_in_order(*rules));
     }
@@ -75,17 +74,17 @@ fn charges(group: &mut Group<'_>) {
             for threads in [1, 2] {
                 let name = format!("{algorithm}/{keys} keys/{threads} threads");
                 group.bench_function(name, |bencher| {
-                    let situation = made.get_or_insert_with(|| ChargeCommand::new(algorithm, keys));
+                    let situation = made.get_or_insert_with(|| Charging::new(algorithm, keys));
                     bencher.iter_custom(|charges| charge_at_once(situation, threads, charges));
                 });
             }
         }
     }
-    measure(group, "sliding_window_log/1 keys, 1000 records/1 threads", || ChargeCommand::long_log(1000));
+    measure(group, "sliding_window_log/1 keys, 1000 records/1 threads", || Charging::long_log(1000));
 }
 
-/// Time for several threads to make so many charges each, on the same counters at once.
-fn charge_at_once(situation: &mut ChargeCommand, threads: usize, charges: u64) -> Duration {
+/// Time for several threads to make `charges` charges each, on the same counters at once.
+fn charge_at_once(situation: &mut Charging, threads: usize, charges: u64) -> Duration {
     if threads == 1 {
         let begun = Instant::now();
         (0..charges).for_each(|_| situation.step());
@@ -95,8 +94,8 @@ fn charge_at_once(situation: &mut ChargeCommand, threads: usize, charges: u64) -
     let took = std::thread::scope(|scope| {
         let command = |part| {
             let (mut situation, ready) = (situation.clone(), &ready);
-            // They begin far from each other.
-            situation.walk.at = situation.walk.places * part / threads;
+            // Threads start at distant positions.
+            situation.walk.at = situation.walk.positions * part / threads;
             scope.spawn(move || {
                 ready.wait();
                 let begun = Instant::now();
@@ -108,7 +107,7 @@ fn charge_at_once(situation: &mut ChargeCommand, threads: usize, charges: u64) -
         threads.into_iter().map(|thread| thread.join().expect("it charges")).collect::<Vec<_>>()
     });
     let longest = took.iter().map(|(took, _)| *took).max().unwrap_or_default();
-    // The time that was made up goes on where they left it.
+    // The simulated time continues from the first thread's.
     if let Some((_, last)) = took.into_iter().next() {
         *situation = last;
     }

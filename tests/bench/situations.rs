@@ -1,8 +1,8 @@
 //! Situations that the benches of single steps share: `micro` for wall time, `instructions` for instructions.
 //!
 //! A situation is prepared once: its rules are loaded, its counters exist and have been charged. Each step then does
-//! one thing once, with the next of its inputs, in an order without neighbours, again and again, so that a million
-//! inputs do not fit into any cache. Time is made up: it advances equally with every step.
+//! one operation with the next input. Consecutive inputs are never neighbours, so a million inputs fit into no cache.
+//! Time is simulated: it advances equally with every step.
 
 #[path = "situations/deciding.rs"]
 pub(crate) mod deciding;
@@ -34,15 +34,15 @@ const NAME_BYTES: usize = 13;
 /// Memory bound of the counters, in bytes, as by default.
 const CAPACITY_BYTES: u64 = 512 << 20;
 
-/// One thing that is done again and again.
+/// One repeated operation.
 pub(crate) trait Situation {
-    /// Does it once, with the next input; what comes of it is seen to be used.
+    /// Performs the operation with the next input, and passes the result to `black_box`.
     fn step(&mut self);
 
     /// Number of different inputs.
     fn inputs(&self) -> usize;
 
-    /// Goes through all inputs, twice.
+    /// Uses all inputs twice.
     fn warmed(mut self) -> Self
     where
         Self: Sized,
@@ -57,30 +57,31 @@ pub(crate) trait Situation {
 pub(crate) struct Walk {
     /// Current position.
     pub(crate) at: usize,
-    pub(crate) places: usize,
+    pub(crate) positions: usize,
 }
 
 impl Walk {
     /// Through so many places: a power of ten, so that a prime step visits them all.
-    pub(crate) const fn through(places: usize) -> Self {
-        Self { at: 0, places }
+    pub(crate) const fn over(positions: usize) -> Self {
+        Self { at: 0, positions }
     }
 
     pub(crate) const fn next(&mut self) -> usize {
-        self.at = (self.at + 7919) % self.places;
+        self.at = (self.at + 7919) % self.positions;
         self.at
     }
 }
 
-/// The rules that a text in YAML says, below the line with the domain.
+/// Rules parsed from YAML that starts at `descriptors`.
 fn rules(descriptors: &str) -> Vec<Domain> {
     let text = format!("domain: {DOMAIN}\ndescriptors:\n{descriptors}").into_bytes();
     let source = RuleText { name: "rules.yaml".into(), bytes: text, documents: Documents::FirstOnly };
     compile(&[source], &CompileOptions::default()).map(|compiled| compiled.domains).expect("the rules are right")
 }
 
-/// The same, of which the last descriptor stands for so many that differ from it in what `name` does to them: reading
-/// text takes callgrind longer than all that is measured.
+/// Same as [`rules`], with `count` copies of the last descriptor, each changed by `name`.
+///
+/// Parsing that much YAML under callgrind would take longer than the measurement.
 fn many_rules(descriptors: &str, count: usize, name: impl Fn(usize, &mut RuleNode)) -> Vec<Domain> {
     let mut domains = rules(descriptors);
     let last = domains[0].descriptors.pop().expect("there is a descriptor");
@@ -92,12 +93,12 @@ fn many_rules(descriptors: &str, count: usize, name: impl Fn(usize, &mut RuleNod
     domains
 }
 
-/// The key of the descriptor at `place` of a request.
+/// Key of the descriptor at index `place` of a request.
 fn key(place: usize) -> String {
     format!("user-{place}")
 }
 
-/// The frame of a request with so many descriptors, each of which says the name of the user, so many bytes long.
+/// Frame of a request; each descriptor has the user's name as its value, `name_bytes` long.
 fn frame(user: usize, descriptors: usize, name_bytes: usize) -> Bytes {
     let value = Bytes::from(format!("user-{user:0width$}", width = name_bytes - "user-".len()));
     let entry = |place| Entry { key: key(place).into(), value: value.clone() };

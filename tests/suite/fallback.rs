@@ -76,7 +76,7 @@ fn any_limit(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Limit> {
 
 const WINDOWS: &[Algorithm] = &[Algorithm::FixedWindow, Algorithm::SlidingWindowLog, Algorithm::SlidingWindowCounter];
 
-/// A state that random charges, at these thousandths of two periods from midnight on, left behind; and the last time.
+/// State after random charges, at these thousandths of two periods from midnight on, and the time of the last charge.
 fn charged(limit: &Limit, charges: &[(u64, u64)]) -> (State, Time) {
     let mut state = State::empty(limit.algorithm());
     let mut now = MIDNIGHT;

@@ -26,7 +26,7 @@ fn by_polling() -> WatchTiming {
     WatchTiming { debounce: Duration::from_millis(5), poll_interval: Duration::from_millis(10), events: false }
 }
 
-/// A watcher whose watches are placed.
+/// Starts a watcher and waits until its watches are registered.
 async fn started(layout: &RuleLocation, timing: WatchTiming) -> (Watcher, Changes) {
     let (watcher, mut changes) = Watcher::start(layout.clone(), timing, &read(layout)).unwrap();
     watcher.reload();
@@ -38,7 +38,7 @@ async fn next(changes: &mut Changes) -> ReadResult {
     tokio::time::timeout(DEADLINE, changes.next()).await.expect("no change noticed").expect("the watcher ended")
 }
 
-/// Takes changes until one holds exactly `expected`; returns how many came.
+/// Receives changes until one contains exactly `expected`; returns the number received.
 async fn until(changes: &mut Changes, expected: &[&str], what: &str) -> usize {
     let mut last = None;
     for count in 1.. {
@@ -74,7 +74,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Puts a link to `target` in the place of `link`, in one step.
+/// Atomically replaces `link` by a link to `target`.
 fn swap(link: &Path, target: &str) {
     let new = link.with_extension("tmp");
     symlink(target, &new).unwrap();
@@ -108,7 +108,7 @@ fn app_directory(dir: &Path) -> RuleLocation {
     runtime(&dir.join("current"), false, true)
 }
 
-/// As kubelet does it: a new directory, a link that takes the old one's place, the old directory removed.
+/// Updates a volume as kubelet does: creates a directory, replaces the link, and removes the old directory.
 fn kubelet(mount: &Path) {
     write(&mount.join("..2026_02/a.yaml"), "new");
     symlink("..2026_02", mount.join("..data_tmp")).unwrap();

@@ -1,7 +1,7 @@
 //! Load: gRPC calls over bare HTTP/2, so that the generator uses less CPU than the server under measurement.
 //!
-//! A closed loop measures the cost of a call and the throughput. An open loop, whose calls start on schedule whatever
-//! became of earlier ones, measures latency. Requests are frames made beforehand.
+//! A closed loop measures the cost of a call and the throughput. An open loop starts calls on schedule, independent of
+//! earlier ones, and measures latency. Request frames are built in advance.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -19,14 +19,14 @@ use crate::process::MeasuredServer;
 
 /// Connections of a closed loop.
 const CONNECTIONS: usize = 4;
-/// Calls at once on each, unless a situation asks for fewer.
+/// Concurrent calls per connection, unless a situation sets fewer.
 pub(crate) const STREAMS: usize = 64;
 
 /// Result of one measurement.
 pub(crate) struct Cost {
     pub(crate) us_per_call: f64,
     pub(crate) calls_per_s: f64,
-    /// Answers other than OK.
+    /// Number of responses other than OK.
     pub(crate) rejected: u64,
 }
 
@@ -66,14 +66,14 @@ impl Caller {
             body.flow_control().release_capacity(data.len()).expect("capacity");
             message.extend_from_slice(&data);
         }
-        // Five bytes of frame, then the overall code, field 1: 1 is OK.
+        // Five bytes of frame header, then field 1, the overall code: 1 is OK.
         assert!(message.len() > 7, "no message in the answer");
         message[5..7] == [8, 1]
     }
 }
 
-/// Calls in a closed loop for `time`, each for a key that `request` makes a frame of.
-pub(crate) async fn drive(
+/// Calls in a closed loop for `time`; `request` builds the frame for a key.
+pub(crate) async fn closed_loop(
     server: &MeasuredServer,
     keys: u64,
     request: fn(u64) -> Bytes,
@@ -114,8 +114,8 @@ pub(crate) async fn drive(
     }
 }
 
-/// Calls once for each of `keys`, keys that [`drive`] does not use.
-pub(crate) async fn visit_each(server: &MeasuredServer, keys: Range<u64>, request: fn(u64) -> Bytes) {
+/// Calls once for each of `keys`, keys that [`closed_loop`] does not use.
+pub(crate) async fn call_once_for_each(server: &MeasuredServer, keys: Range<u64>, request: fn(u64) -> Bytes) {
     let mut streams = JoinSet::new();
     let caller = Caller::connect(server.address()).await;
     for stream in 0..STREAMS as u64 {
@@ -129,9 +129,8 @@ pub(crate) async fn visit_each(server: &MeasuredServer, keys: Range<u64>, reques
     while streams.join_next().await.is_some() {}
 }
 
-/// Calls at a steady rate for `time`; each latency in microseconds, counted from when the call was meant to begin, in
-/// order.
-pub(crate) async fn paced(
+/// Calls at a steady rate for `time`; returns the sorted latencies in microseconds, from each call's scheduled start.
+pub(crate) async fn open_loop_latencies(
     server: &MeasuredServer,
     per_second: u32,
     time: Duration,
@@ -146,9 +145,9 @@ pub(crate) async fn paced(
     let mut place: u32 = 0;
     let most = per_second * u32::try_from(time.as_secs()).expect("seconds");
     while place < most {
-        // Whatever is due by now begins; the timer of the runtime is a millisecond coarse.
+        // Starts all due calls, because the runtime's timer has a resolution of one millisecond.
         let due = u32::try_from(started.elapsed().as_micros() * u128::from(per_second) / 1_000_000).unwrap_or(most);
-        // The first is due at once, not an interval later.
+        // The first call is due at once.
         while place < (due + 1).min(most) {
             let intended = started + Duration::from_secs(1) * place / per_second;
             let caller = callers[place as usize % CONNECTIONS].clone();
@@ -165,12 +164,12 @@ pub(crate) async fn paced(
     latencies
 }
 
-/// The latency that so many of a thousand do not pass.
+/// Latency percentile, in per mille.
 pub(crate) fn at(latencies: &[u64], permille: usize) -> u64 {
     latencies[(latencies.len() - 1) * permille / 1000]
 }
 
-/// The middle one.
+/// Median.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

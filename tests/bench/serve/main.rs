@@ -1,9 +1,9 @@
-//! CPU of the whole service per decision, beside an empty tonic handler in the same run.
+//! CPU time of the whole service per decision, compared with an empty tonic handler in the same run.
 //!
-//! The handler decodes the same request and sends the same response, so it is the floor of anything built on tonic.
-//! Both are processes of their own; the cost is their CPU time, user and system, per call. Load is a closed loop from
-//! this process. Rounds alternate between the two, and ratios are taken round by round, so that drift of the machine
-//! affects both. Nothing is asserted: the figures are for people.
+//! The handler decodes the same request and sends the same response, so it is the lower bound for a service on tonic.
+//! Both are separate processes; the cost is their CPU time, user and system, per call. Load is a closed loop from this
+//! process. Rounds alternate between the two and ratios are per round, so that drift of the machine affects both. The
+//! bench asserts nothing.
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload, redis-keys,
 //! redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape.
@@ -31,7 +31,7 @@ use tollkeeper::pb::rate_limit_service_server::{RateLimitService, RateLimitServi
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use self::load::{Caller, STREAMS, at, drive, median, paced, visit_each};
+use self::load::{Caller, STREAMS, at, call_once_for_each, closed_loop, median, open_loop_latencies};
 use self::process::MeasuredServer;
 
 /// Duration of one measurement.
@@ -92,11 +92,12 @@ async fn compare(situation: &Situation) {
     let tollkeeper = MeasuredServer::start(process::tollkeeper(&rules(situation.rules)));
     let empty = MeasuredServer::empty_handler();
     let (mut ratios, mut ours, mut floors, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    // What comes once, such as growing, is not what is measured.
-    drive(&tollkeeper, situation.keys, request, (STREAMS, Duration::from_secs(1 + situation.keys / 100_000))).await;
+    // Warms up: one-time costs, such as growing tables, are not measured.
+    closed_loop(&tollkeeper, situation.keys, request, (STREAMS, Duration::from_secs(1 + situation.keys / 100_000)))
+        .await;
     for _ in 0..ROUNDS {
-        let floor = drive(&empty, situation.keys, request, (STREAMS, ROUND)).await;
-        let our = drive(&tollkeeper, situation.keys, request, (STREAMS, ROUND)).await;
+        let floor = closed_loop(&empty, situation.keys, request, (STREAMS, ROUND)).await;
+        let our = closed_loop(&tollkeeper, situation.keys, request, (STREAMS, ROUND)).await;
         ratios.push(our.us_per_call / floor.us_per_call);
         ours.push(our.us_per_call);
         floors.push(floor.us_per_call);
@@ -115,10 +116,10 @@ async fn compare(situation: &Situation) {
 /// Resident memory per live token_bucket key at a million keys.
 async fn size() {
     let server = MeasuredServer::start(process::tollkeeper(&rules(10)));
-    drive(&server, 1000, request, (STREAMS, ROUND)).await;
+    closed_loop(&server, 1000, request, (STREAMS, ROUND)).await;
     let before = server.resident_bytes();
     let keys = 1_000_000;
-    visit_each(&server, 0..keys, request).await;
+    call_once_for_each(&server, 0..keys, request).await;
     let after = server.resident_bytes();
     println!(
         "resident: {:.1} MB with 1000 keys, {:.1} MB with {keys} more: {:.1} bytes per key",
@@ -128,7 +129,7 @@ async fn size() {
     );
 }
 
-/// The slowest calls while 100 000 rules are reloaded again and again, and without that.
+/// Latency of the slowest calls with and without repeated reloads of 100 000 rules.
 async fn reload() {
     let text = rules(100_000);
     let started = Instant::now();
@@ -149,7 +150,7 @@ async fn reload() {
             }
             written
         });
-        let latencies = paced(&server, 2000, Duration::from_secs(15), request).await;
+        let latencies = open_loop_latencies(&server, 2000, Duration::from_secs(15), request).await;
         stop.store(true, Ordering::Relaxed);
         let written = writer.join().expect("the writer ends");
         println!(
@@ -162,13 +163,13 @@ async fn reload() {
     }
 }
 
-/// Rules with a token bucket that every call meets, and others beside it.
+/// Rules with a token bucket that every call matches, and others that no call matches.
 fn rules(count: usize) -> String {
-    // Nothing is rejected, and a key that was used once lives for hours.
+    // The limit rejects nothing, and a used key lives for hours.
     rules_with("{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}", count)
 }
 
-/// Rules with this limit on what every call meets, and others beside it.
+/// Same as [`rules`], with this limit on the rule that every call matches.
 fn rules_with(limit: &str, count: usize) -> String {
     let mut text = format!("domain: bench\ndescriptors:\n  - key: user\n    rate_limit: {limit}\n");
     for rule in 1..count {
@@ -186,7 +187,7 @@ fn request(key: u64) -> Bytes {
     frame(&pb::RateLimitRequest { domain: "bench".to_owned(), descriptors: vec![descriptor], hits_addend: 0 })
 }
 
-/// A message as gRPC frames it.
+/// gRPC frame of a message.
 fn frame(message: &pb::RateLimitRequest) -> Bytes {
     let mut frame = BytesMut::with_capacity(5 + message.encoded_len());
     frame.put_u8(0);
@@ -195,7 +196,7 @@ fn frame(message: &pb::RateLimitRequest) -> Bytes {
     frame.freeze()
 }
 
-/// The floor: decodes a request, and answers what a decision would.
+/// Runs the empty handler, which decodes a request and sends a typical response.
 async fn empty_handler(port: u16) {
     let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("the port is free");
     let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));

@@ -1,7 +1,7 @@
 //! Cost of metrics: a decision with them on and off, and a scrape of ten thousand rules.
 //!
-//! Off is `DISABLE_STATS=true`: nothing is counted. On is the default, with a page for Prometheus that is scraped
-//! every second, far more often than in production.
+//! Off is `DISABLE_STATS=true`, which counts nothing. On is the default, with a scrape every second, far more often
+//! than in production.
 
 use std::io::Write as _;
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::kit::port::Port;
 use crate::kit::{http, scrape};
-use crate::load::{STREAMS, at, drive, median, paced};
+use crate::load::{STREAMS, at, closed_loop, median, open_loop_latencies};
 use crate::process::{self, MeasuredServer};
 use crate::{ROUND, ROUNDS, request, rules, rules_with};
 
@@ -27,7 +27,7 @@ struct Situation {
 const PASSES: &str = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
 const REJECTING_LIMIT: &str = "{unit: day, requests_per_unit: 1}";
 
-/// CPU of the server per decision with metrics on, beside that with metrics off; at most 1.05 times.
+/// CPU time per decision with metrics on, relative to metrics off; the goal is 1.05 or less.
 pub(crate) async fn cost() {
     println!("{:<34} {:>10} {:>10} {:>7} {:>9}", "metrics", "us/call", "off", "ratio", "calls/s");
     for situation in [
@@ -47,7 +47,7 @@ async fn compare(situation: &Situation) {
     let off = MeasuredServer::start(process::tollkeeper(&rules).env("DISABLE_STATS", "true"));
     let warm = Duration::from_secs(1 + situation.keys / 100_000);
     for server in [&on, &off] {
-        drive(server, situation.keys, request, (STREAMS, warm)).await;
+        closed_loop(server, situation.keys, request, (STREAMS, warm)).await;
     }
     let scraper = situation.scraped.then(|| Scraper::start(page.number()));
     let (mut ratios, mut ons, mut offs, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -77,14 +77,14 @@ async fn compare(situation: &Situation) {
 }
 
 async fn measure(server: &MeasuredServer, keys: u64) -> (f64, f64) {
-    let cost = drive(server, keys, request, (STREAMS, ROUND)).await;
+    let cost = closed_loop(server, keys, request, (STREAMS, ROUND)).await;
     (cost.us_per_call, cost.calls_per_s)
 }
 
-/// Duration of a scrape of 10 000 rules (at most 100 ms), and its effect on the latency of calls.
+/// Duration of a scrape of 10 000 rules (the goal is 100 ms or less), and its effect on the latency of calls.
 pub(crate) async fn scrape() {
     let (server, page) = scraped_server(&rules(10_000));
-    drive(&server, 1000, request, (STREAMS, Duration::from_secs(1))).await;
+    closed_loop(&server, 1000, request, (STREAMS, Duration::from_secs(1))).await;
     let size = fetch(page.number());
     let mut alone: Vec<f64> = (0..20).map(|_| timed_fetch(page.number())).collect();
     println!(
@@ -98,7 +98,7 @@ pub(crate) async fn scrape() {
         let mut found = [Vec::new(), Vec::new()];
         for scraped in if round % 2 == 0 { [true, false] } else { [false, true] } {
             let scraper = scraped.then(|| Scraper::start(page.number()));
-            found[usize::from(scraped)] = paced(&server, 2000, Duration::from_secs(10), request).await;
+            found[usize::from(scraped)] = open_loop_latencies(&server, 2000, Duration::from_secs(10), request).await;
             let slowest = scraper.map(Scraper::stop);
             let latencies = &found[usize::from(scraped)];
             println!(
@@ -144,7 +144,7 @@ impl Scraper {
         Self { stop, thread: Some(thread) }
     }
 
-    /// Ends it; the longest that a page took, in milliseconds.
+    /// Stops scraping; returns the longest fetch, in milliseconds.
     fn stop(mut self) -> f64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map_or(0.0, |thread| thread.join().expect("scraping ends"))

@@ -51,7 +51,7 @@ impl MeasuredServer {
         self.address
     }
 
-    /// CPU time of all its threads, from the scheduler's nanosecond account.
+    /// CPU time of all its threads, from the scheduler's statistics in nanoseconds.
     pub(crate) fn cpu(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).expect("the server runs");
         tasks
@@ -83,7 +83,7 @@ struct EmptyHandler {
 
 impl Drop for EmptyHandler {
     fn drop(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

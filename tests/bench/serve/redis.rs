@@ -1,7 +1,7 @@
 //! Counters in a real Redis on the same machine: CPU per decision, and latency.
 //!
-//! Rules say `on_store_error: deny` and reject nothing else, so that any response but OK is by policy; their number is
-//! printed and should be 0.
+//! Rules have `on_store_error: deny` and reject nothing else, so any response other than OK is by policy. The bench
+//! prints the number of these responses, which should be 0.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -12,13 +12,14 @@ use tollkeeper::pb;
 use crate::frame;
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
-use crate::load::{STREAMS, at, drive, median, paced, visit_each};
+use crate::load::{STREAMS, at, call_once_for_each, closed_loop, median, open_loop_latencies};
 use crate::process::{self, MeasuredServer};
 
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;
-/// Calls at once on each connection, of ten descriptors each: with more, on two cores, answers come after the store's
-/// timeout, and policy decides.
+/// Concurrent calls of ten descriptors per connection.
+///
+/// With more, on two cores, responses arrive after the store's timeout, and policy decides.
 const FEW_STREAMS: usize = 8;
 
 const RULES: &str = "domain: bench
@@ -37,7 +38,7 @@ descriptors:
       {unit: day, requests_per_unit: 4000000000, algorithm: token_bucket, consistency: eventual}
 ";
 
-/// The name of a situation, what it is called in the table, how many keys there are, and a request for one.
+/// Name, label in the table, number of keys, and a function that builds a key's request.
 type Situation = (&'static str, &'static str, u64, fn(u64) -> Bytes);
 
 /// All situations with Redis.
@@ -82,13 +83,13 @@ async fn compare(
     keys: u64,
     (streams, request): (usize, fn(u64) -> Bytes),
 ) {
-    drive(tollkeeper, keys, request, (streams, ROUND)).await;
+    closed_loop(tollkeeper, keys, request, (streams, ROUND)).await;
     let (mut ratios, mut ours, mut floors, mut rates, mut theirs) = (vec![], vec![], vec![], vec![], vec![]);
     let mut rejected = 0;
     for _ in 0..ROUNDS {
-        let floor = drive(empty, keys, request, (streams, ROUND)).await;
+        let floor = closed_loop(empty, keys, request, (streams, ROUND)).await;
         let redis_cpu = redis.cpu();
-        let our = drive(tollkeeper, keys, request, (streams, ROUND)).await;
+        let our = closed_loop(tollkeeper, keys, request, (streams, ROUND)).await;
         let calls = our.calls_per_s * ROUND.as_secs_f64();
         theirs.push((redis.cpu() - redis_cpu).as_secs_f64() * 1e6 / calls);
         ratios.push(our.us_per_call / floor.us_per_call);
@@ -123,7 +124,7 @@ async fn calls_per_thousand(tollkeeper: &MeasuredServer, redis: &Server) {
     ];
     for (label, request) in table {
         let before = calls();
-        let cost = drive(tollkeeper, RANDOM_RANGE, request, (STREAMS, ROUND * 3)).await;
+        let cost = closed_loop(tollkeeper, RANDOM_RANGE, request, (STREAMS, ROUND * 3)).await;
         let decisions = cost.calls_per_s * (ROUND * 3).as_secs_f64();
         println!(
             "{label}: {:.0} decisions/s, {:.1} % rejected, {:.1} calls to Redis per 1000 decisions",
@@ -152,12 +153,12 @@ fn zipf(random: u64) -> u64 {
     UP_TO.partition_point(|up_to| *up_to <= at) as u64
 }
 
-/// Ten million keys of an eventual rule, each asked for once.
+/// Ten million keys of an eventual rule, with one call each.
 async fn flood(tollkeeper: &MeasuredServer) {
     const KEYS: u64 = 10_000_000;
     for part in 1..=5 {
         let began = Instant::now();
-        visit_each(tollkeeper, KEYS / 5 * (part - 1)..KEYS / 5 * part, |key| one("eventual_fixed", key)).await;
+        call_once_for_each(tollkeeper, KEYS / 5 * (part - 1)..KEYS / 5 * part, |key| one("eventual_fixed", key)).await;
         println!(
             "flood: {} million keys, {:.0} calls/s, {:.1} MB resident",
             part * 2,
@@ -170,12 +171,12 @@ async fn flood(tollkeeper: &MeasuredServer) {
 /// Latency of calls at half of capacity, beside the empty handler at the same rate.
 async fn open_loop(tollkeeper: &MeasuredServer, empty: &MeasuredServer) {
     let request: fn(u64) -> Bytes = |key| one("fixed", key);
-    let capacity = drive(tollkeeper, 10_000, request, (STREAMS, ROUND)).await.calls_per_s;
+    let capacity = closed_loop(tollkeeper, 10_000, request, (STREAMS, ROUND)).await.calls_per_s;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some tens of thousands")]
     let rate = (capacity / 2.0) as u32;
     for round in 1..=3 {
-        let floor = paced(empty, rate, Duration::from_secs(5), request).await;
-        let ours = paced(tollkeeper, rate, Duration::from_secs(5), request).await;
+        let floor = open_loop_latencies(empty, rate, Duration::from_secs(5), request).await;
+        let ours = open_loop_latencies(tollkeeper, rate, Duration::from_secs(5), request).await;
         for (who, latencies) in [("empty handler", &floor), ("redis", &ours)] {
             println!(
                 "open loop {round}, {rate} calls/s, {who:<13}: p50 {} us, p99 {} us, p99.9 {} us",
@@ -196,8 +197,8 @@ async fn ten_descriptors(empty: &MeasuredServer) {
     let ten: fn(u64) -> Bytes = |key| many("fixed", key, 10);
     compare("redis cluster, 10 descriptors", (&tollkeeper, &node, empty), 100_000, (FEW_STREAMS, ten)).await;
     for round in 1..=3 {
-        let single = paced(&tollkeeper, 200, Duration::from_secs(5), |key| one("fixed", key)).await;
-        let tenfold = paced(&tollkeeper, 200, Duration::from_secs(5), ten).await;
+        let single = open_loop_latencies(&tollkeeper, 200, Duration::from_secs(5), |key| one("fixed", key)).await;
+        let tenfold = open_loop_latencies(&tollkeeper, 200, Duration::from_secs(5), ten).await;
         println!(
             "cluster {round}, 200 calls/s: 1 descriptor p50 {} us, 10 descriptors p50 {} us, ratio {:.2}",
             at(&single, 500),

@@ -16,10 +16,11 @@ use tollkeeper::store::memory::MemoryStore;
 
 use super::{BEGIN, CAPACITY_BYTES, DOMAIN, Situation, Walk};
 
-/// Charges one hit from each of so many keys in turn; all are admitted, and no counter is ever empty again. A clone has
-/// the same counters.
+/// Charges one hit to each key in turn.
+///
+/// All hits are admitted, and no counter becomes empty. Clones share the counters.
 #[derive(Clone)]
-pub(crate) struct ChargeCommand {
+pub(crate) struct Charging {
     memory: Arc<MemoryStore>,
     limit: Limit,
     tag: u128,
@@ -29,12 +30,12 @@ pub(crate) struct ChargeCommand {
     pub(crate) walk: Walk,
 }
 
-impl ChargeCommand {
-    /// By this algorithm.
+impl Charging {
+    /// Charges by an algorithm, on `keys` keys.
     pub(crate) fn new(algorithm: Algorithm, keys: usize) -> Self {
         let count = u32::try_from(keys).expect("there are few");
         let (requests_per_unit, step_us) = match algorithm {
-            // What drains does so at half the rate of the charges, so that something is always used.
+            // Buckets drain at half the rate of the charges, so that they are never empty.
             Algorithm::TokenBucket | Algorithm::LeakyBucket => (30_000_000 / count, 1),
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => (4_000_000_000, 1),
             // Eight charges a minute, so that a log has eight records.
@@ -43,28 +44,28 @@ impl ChargeCommand {
         Self::of((algorithm, requests_per_unit), step_us, keys)
     }
 
-    /// By a log of one key, of which this many records are of the last minute.
+    /// Charges one key's log, which has `records` records of the last minute.
     pub(crate) fn long_log(records: u32) -> Self {
         Self::of((Algorithm::SlidingWindowLog, records + 1), 60_000_000 / u64::from(records), 1)
     }
 
     fn of((algorithm, requests_per_unit): (Algorithm, u32), step_us: u64, keys: usize) -> Self {
         let room = u32::MAX / 2;
-        let terms = LimitSpec {
+        let spec = LimitSpec {
             bucket_size: (algorithm == Algorithm::TokenBucket).then_some(room),
             queue_size: (algorithm == Algorithm::LeakyBucket).then_some(room),
             ..LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).expect("it is a period"))
         };
-        let limit = Limit::new(&terms).expect("it is a limit");
+        let limit = Limit::new(&spec).expect("it is a limit");
         let mut situation = Self {
             memory: Arc::new(MemoryStore::new(CAPACITY_BYTES)),
             limit,
             tag: counter_tag(&limit, 0),
             now: BEGIN,
             step_us,
-            walk: Walk::through(keys),
+            walk: Walk::over(keys),
         };
-        // Counters lie in the order in which they came, which is not the order in which they are charged from.
+        // Counters lie in memory in the order of creation, which is not the order of the charges.
         assert!((0..keys).all(|key| situation.charges(key)), "all are admitted");
         let mut situation = situation.warmed();
         assert!((0..2000).all(|charge| situation.charges(charge % keys)), "all are admitted");
@@ -72,7 +73,7 @@ impl ChargeCommand {
         situation
     }
 
-    /// True if the next charge, from this key, is admitted.
+    /// Charges a key; true if the charge is admitted.
     fn charges(&mut self, key: usize) -> bool {
         self.now = self.now.plus_us(self.step_us);
         let entries = [Entry { key: b"user", value: &key.to_be_bytes() }];
@@ -83,13 +84,13 @@ impl ChargeCommand {
     }
 }
 
-impl Situation for ChargeCommand {
+impl Situation for Charging {
     fn step(&mut self) {
         let key = self.walk.next();
         black_box(self.charges(key));
     }
 
     fn inputs(&self) -> usize {
-        self.walk.places
+        self.walk.positions
     }
 }

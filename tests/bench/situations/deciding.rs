@@ -19,19 +19,19 @@ use tollkeeper::telemetry::service_metrics::ServiceMetrics;
 
 use super::{BEGIN, CAPACITY_BYTES, NAME_BYTES, Situation, USERS, Walk, frame, key, many_rules};
 
-/// The most descriptors of a request here.
+/// Maximum number of descriptors of a request.
 const MAX_DESCRIPTORS: usize = 10;
-/// A key of which something is used lives for hours, and nothing is refused.
+/// Limit that rejects nothing, with a counter that lives for hours.
 const GENEROUS: &str = "{unit: day, requests_per_unit: 10, bucket_size: 4000000000, algorithm: token_bucket}";
-/// The second hit of the day is refused.
+/// Limit that rejects the second hit of the day.
 const STINGY: &str = "{unit: day, requests_per_unit: 1, algorithm: fixed_window}";
 
 /// Properties that differ between decisions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// Each meets a rule of its own.
+    /// Number of descriptors; each matches its own rule.
     pub(crate) descriptors: usize,
-    /// All rules, at least ten.
+    /// Number of rules, at least ten.
     pub(crate) rules: usize,
     /// True if each descriptor is rejected.
     pub(crate) rejected: bool,
@@ -75,7 +75,7 @@ impl Options {
     }
 }
 
-/// Requests of so many callers, one after the other.
+/// Decisions on requests of all users in turn.
 pub(crate) struct Deciding {
     service: Service,
     requests: Vec<Request<'static>>,
@@ -85,7 +85,7 @@ pub(crate) struct Deciding {
 impl Deciding {
     pub(crate) fn new(options: Options) -> Self {
         let requests = (0..USERS).map(|user| request(user, options.descriptors)).collect();
-        let situation = Self { service: options.service(), requests, walk: Walk::through(USERS) };
+        let situation = Self { service: options.service(), requests, walk: Walk::over(USERS) };
         let mut situation = situation.warmed();
         let rejected = (0..USERS).filter(|_| situation.rejects()).count();
         assert_eq!(rejected, if options.rejected { USERS } else { 0 });
@@ -114,7 +114,7 @@ impl Situation for Deciding {
     }
 }
 
-/// The request of a user. Its bytes are never given back: there are few.
+/// Request of a user; leaks its few bytes.
 pub(super) fn request(user: usize, descriptors: usize) -> Request<'static> {
     let frame: &'static [u8] = frame(user, descriptors, NAME_BYTES).to_vec().leak();
     decode::decode_borrowed(&frame[FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")

@@ -12,22 +12,22 @@ use super::{DOMAIN, Situation, Walk, many_rules};
 /// Kind of all rules.
 const PATH: &str = "- {key: path, value: /, rate_limit: {unit: minute, requests_per_unit: 10}}\n";
 
-/// Looks for each of the rules in turn.
+/// Matches a descriptor of each rule in turn.
 pub(crate) struct Matching {
     rules: RuleSet,
-    /// Of each rule, the keys and values of a descriptor that meets it.
+    /// Keys and values of a matching descriptor, for each rule.
     paths: Vec<Vec<(String, String)>>,
     walk: Walk,
 }
 
 impl Matching {
-    /// Met by key and value.
+    /// Rules with a key and a value.
     pub(crate) fn exact(count: usize) -> Self {
         let path = |i| format!("/service/{i}/items");
         Self::new(many_rules(PATH, count, |i, node| node.value = path(i)), count, |i| vec![("path".into(), path(i))])
     }
 
-    /// Met by the key alone.
+    /// Rules with a key alone.
     pub(crate) fn default_key(count: usize) -> Self {
         let key = |i| format!("user-of-{i}");
         Self::new(many_rules(PATH, count, |i, node| (node.key, node.value) = (key(i), String::new())), count, |i| {
@@ -35,19 +35,19 @@ impl Matching {
         })
     }
 
-    /// Met by a wildcard; what stands before the star differs.
+    /// Wildcard rules with different prefixes.
     pub(crate) fn wildcard(count: usize) -> Self {
         let rules = many_rules(PATH, count, |i, node| node.value = format!("/service/{i:06}/*"));
         Self::new(rules, count, |i| vec![("path".into(), format!("/service/{i:06}/items"))])
     }
 
-    /// Met by a wildcard that begins with the star, so that only the order of the file tells which is tried first.
+    /// Wildcard rules without a prefix, which are tried in the order of the file.
     pub(crate) fn wildcard_in_order(count: usize) -> Self {
         let rules = many_rules(PATH, count, |i, node| node.value = format!("*/service/{i:06}"));
         Self::new(rules, count, |i| vec![("path".into(), format!("/eu/service/{i:06}"))])
     }
 
-    /// Met by key and value on each of two levels, the inner of ten rules.
+    /// Rules with key and value on two levels, ten rules on the inner level.
     pub(crate) fn nested(count: usize) -> Self {
         let inner = |i| format!("  {}", PATH.replace("/,", &format!("/items/{i},")));
         let outer = (0..10).map(inner).fold("- key: tenant\n  descriptors:\n".to_owned(), |text, inner| text + &inner);
@@ -60,7 +60,7 @@ impl Matching {
     fn new(rules: Vec<Domain>, count: usize, path: impl Fn(usize) -> Vec<(String, String)>) -> Self {
         let rules = RuleSet::new(rules);
         assert_eq!(rules.rule_count(), count);
-        let situation = Self { rules, paths: (0..count).map(path).collect(), walk: Walk::through(count) };
+        let situation = Self { rules, paths: (0..count).map(path).collect(), walk: Walk::over(count) };
         assert!((0..count).all(|place| situation.finds(place)), "each rule is met");
         situation
     }
@@ -82,6 +82,6 @@ impl Situation for Matching {
     }
 
     fn inputs(&self) -> usize {
-        self.walk.places
+        self.walk.positions
     }
 }

@@ -14,7 +14,7 @@ use tollkeeper::pb::codec::{self, FRAME_HEAD_BYTES};
 use super::deciding::{Options, request};
 use super::{NAME_BYTES, Situation, USERS, Walk, frame};
 
-/// Reads frames.
+/// Decodes request frames.
 pub(crate) struct Decoding {
     frames: Vec<Bytes>,
     /// True if the request is decoded through a message, as unusual requests are.
@@ -23,13 +23,13 @@ pub(crate) struct Decoding {
 }
 
 impl Decoding {
-    /// Of so many descriptors, with values of so many bytes.
+    /// Frames for the borrowed decoder.
     pub(crate) fn in_place(descriptors: usize, value_bytes: usize) -> Self {
         let frames = (0..USERS).map(|user| frame(user, descriptors, value_bytes)).collect();
-        Self { frames, by_message: false, walk: Walk::through(USERS) }.warmed()
+        Self { frames, by_message: false, walk: Walk::over(USERS) }.warmed()
     }
 
-    /// The same, as if something in them were unusual.
+    /// The same frames, decoded through an owned message, as unusual requests are.
     pub(crate) fn by_message(descriptors: usize, value_bytes: usize) -> Self {
         Self { by_message: true, ..Self::in_place(descriptors, value_bytes) }.warmed()
     }
@@ -51,13 +51,13 @@ impl Situation for Decoding {
     }
 }
 
-/// Writes frames.
+/// Encodes response frames.
 pub(crate) struct Encoding {
     decision: Decision<'static>,
 }
 
 impl Encoding {
-    /// Of the decision of this scene. The service that decided is never given back: its rules are borrowed.
+    /// Encodes the decision for these options; leaks the service, because the decision borrows its rules.
     pub(crate) fn new(options: Options) -> Self {
         let service: &'static Service = Box::leak(Box::new(options.service()));
         let rules: &'static LoadedRules = Box::leak(Box::new(service.rules.load_full().expect("there are rules")));
@@ -66,7 +66,7 @@ impl Encoding {
             let context = service.context(Some(rules), DEFAULT_DEADLINE);
             service.decider.decide_now(context, &request).expect("it is decided")
         };
-        // The first hit of the day is never refused.
+        // The first hit of the day is never rejected.
         decide();
         let decision = decide();
         assert_eq!((decision.over_limit, decision.headers.is_empty()), (options.rejected, !options.headers));
@@ -85,7 +85,7 @@ impl Situation for Encoding {
     }
 }
 
-/// From frame to frame, all that is not the connection's.
+/// A whole call from frame to frame, without the connection.
 pub(crate) struct Answering {
     service: Service,
     frames: Vec<Bytes>,
@@ -95,7 +95,7 @@ pub(crate) struct Answering {
 impl Answering {
     pub(crate) fn new(options: Options) -> Self {
         let frames = (0..USERS).map(|user| frame(user, options.descriptors, NAME_BYTES)).collect();
-        Self { service: options.service(), frames, walk: Walk::through(USERS) }.warmed()
+        Self { service: options.service(), frames, walk: Walk::over(USERS) }.warmed()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::Tollkeeper;
 use crate::kit::wait_for;
 
-/// Calls while a fault lasts.
+/// Number of calls during a fault.
 const CALLS_PER_FAULT: usize = 100;
 
 /// Serializes the tests that judge latencies.

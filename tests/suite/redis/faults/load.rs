@@ -351,7 +351,7 @@ impl FaultEffects {
         percent(during.iter().filter(|call| call.verdict == *verdict).count(), during.len())
     }
 
-    /// `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms | recovery_time after ms`.
+    /// `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms | back after ms`.
     fn note(&self) {
         let answered = self.calls.iter().filter(|call| call.verdict != Verdict::Late);
         let longest = answered.map(|call| call.took).max().unwrap_or_default();
