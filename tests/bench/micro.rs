@@ -86,9 +86,9 @@ fn charges(group: &mut Group<'_>) {
 /// Time for several threads to make `charges` charges each, on the same counters at once.
 fn charge_at_once(situation: &mut Charging, threads: usize, charges: u64) -> Duration {
     if threads == 1 {
-        let begun = Instant::now();
+        let started = Instant::now();
         (0..charges).for_each(|_| situation.step());
-        return begun.elapsed();
+        return started.elapsed();
     }
     let ready = Barrier::new(threads);
     let took = std::thread::scope(|scope| {
@@ -98,9 +98,9 @@ fn charge_at_once(situation: &mut Charging, threads: usize, charges: u64) -> Dur
             situation.walk.at = situation.walk.positions * part / threads;
             scope.spawn(move || {
                 ready.wait();
-                let begun = Instant::now();
+                let started = Instant::now();
                 (0..charges).for_each(|_| situation.step());
-                (begun.elapsed(), situation)
+                (started.elapsed(), situation)
             })
         };
         let threads: Vec<_> = (0..threads).map(command).collect();

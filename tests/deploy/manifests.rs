@@ -150,8 +150,12 @@ fn termination_grace_period_covers_the_drain() {
     for rendering in RENDERINGS.iter() {
         let grace = rendering.deployment()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64();
         let drain = seconds(rendering.setting("TOLLKEEPER_DRAIN_PERIOD"));
-        let most = seconds(rendering.setting("TOLLKEEPER_SHUTDOWN_TIMEOUT"));
-        assert!(drain >= 5 && drain < most && grace > Some(most), "{}: {drain} {most} {grace:?}", rendering.name);
+        let drain_timeout = seconds(rendering.setting("TOLLKEEPER_SHUTDOWN_TIMEOUT"));
+        assert!(
+            drain >= 5 && drain < drain_timeout && grace > Some(drain_timeout),
+            "{}: {drain} {drain_timeout} {grace:?}",
+            rendering.name
+        );
     }
 }
 

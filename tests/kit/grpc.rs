@@ -160,13 +160,13 @@ impl Client {
 
     /// Watches the health of the empty name until the stream ends; returns the stream's error.
     ///
-    /// `heard` receives true for each status SERVING, false for the others.
-    pub(crate) fn watch(&self, mut heard: impl FnMut(bool)) -> Result<(), Status> {
+    /// `on_status` receives true for each status SERVING, false for the others.
+    pub(crate) fn watch(&self, mut on_status: impl FnMut(bool)) -> Result<(), Status> {
         let mut client = HealthClient::new(self.channel.clone());
         self.runtime.block_on(async {
             let mut stream = client.watch(HealthCheckRequest::default()).await?.into_inner();
             while let Some(response) = stream.message().await? {
-                heard(response.status() == health_check_response::ServingStatus::Serving);
+                on_status(response.status() == health_check_response::ServingStatus::Serving);
             }
             Ok(())
         })

@@ -78,10 +78,10 @@ impl Http2Connection {
         self.send(HEADERS, END_HEADERS, stream, &block)
     }
 
-    /// Sends a gRPC message frame: the stated length `said`, then `bytes`.
-    pub(crate) fn message(&mut self, stream: u32, said: u32, bytes: &[u8], flags: u8) -> io::Result<()> {
+    /// Sends a gRPC message frame: the stated length `stated_length`, then `bytes`.
+    pub(crate) fn message(&mut self, stream: u32, stated_length: u32, bytes: &[u8], flags: u8) -> io::Result<()> {
         let mut payload = vec![0];
-        payload.extend(said.to_be_bytes());
+        payload.extend(stated_length.to_be_bytes());
         payload.extend(bytes);
         self.send(DATA, flags, stream, &payload)
     }

@@ -103,26 +103,28 @@ impl RedisCounters {
     }
 
     /// Charges one request with a long deadline; panics if it cannot be decided.
-    pub(crate) async fn charge(&self, wanted: &[TestCharge], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
-        let responses = self.charge_until(wanted, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
+    pub(crate) async fn charge(&self, test_charges: &[TestCharge], mode: ChargeMode, now: Time) -> Vec<ChargeResults> {
+        let responses = self.charge_until(test_charges, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
         responses.into_iter().map(|response| response.expect("Redis decides")).collect()
     }
 
     /// Charges one request; returns the outcome of each charge.
     pub(crate) async fn charge_until(
         &self,
-        wanted: &[TestCharge],
+        test_charges: &[TestCharge],
         mode: ChargeMode,
         when: (Time, Instant),
     ) -> ChargeOutcomes {
-        let entries: Vec<_> =
-            wanted.iter().map(|wanted| [Entry { key: b"value", value: wanted.value.as_bytes() }]).collect();
-        let charges: Vec<_> = wanted
+        let entries: Vec<_> = test_charges
+            .iter()
+            .map(|test_charges| [Entry { key: b"value", value: test_charges.value.as_bytes() }])
+            .collect();
+        let charges: Vec<_> = test_charges
             .iter()
             .zip(&entries)
-            .map(|(wanted, entries)| {
+            .map(|(test_charges, entries)| {
                 let path = Path { domain: "counters", entries, shared: &[] };
-                Charge::new(path, counters(&wanted.limits), wanted.request)
+                Charge::new(path, counters(&test_charges.limits), test_charges.request)
             })
             .collect();
         let responses = self.redis.charge_all(&charges, mode, ChargeContext::new(when.0, when.1)).await;

@@ -67,8 +67,8 @@ impl Scrape {
 
     /// Samples with this name prefix, as `name value`.
     pub(crate) fn with_prefix(&self, start: &str) -> Vec<String> {
-        let wanted = self.samples.iter().filter(|(name, _)| name.starts_with(start));
-        wanted.map(|(name, value)| format!("{name} {value}")).collect()
+        let matching = self.samples.iter().filter(|(name, _)| name.starts_with(start));
+        matching.map(|(name, value)| format!("{name} {value}")).collect()
     }
 }
 

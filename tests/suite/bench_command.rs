@@ -134,13 +134,13 @@ proptest! {
         let mut now = 0;
         let all: Vec<_> = gaps.iter().map(|(gap, admitted)| { now += gap; (now, *admitted) }).collect();
         let passed = || all.iter().filter(|(_, admitted)| *admitted).map(|(at, _)| *at);
-        let most = |from: &dyn Fn(u64) -> u64| {
+        let max_admitted = |from: &dyn Fn(u64) -> u64| {
             let in_period = |at: u64| passed().filter(|other| (from(at)..from(at) + period).contains(other)).count();
             passed().map(in_period).max().unwrap_or(0) as u64
         };
         let accuracy = evaluate(&verdicts(&all), 1, period);
-        prop_assert_eq!(accuracy.max_in_a_period, most(&|at| at));
-        prop_assert_eq!(accuracy.max_in_a_window, most(&|at| at / period * period));
+        prop_assert_eq!(accuracy.max_in_a_period, max_admitted(&|at| at));
+        prop_assert_eq!(accuracy.max_in_a_window, max_admitted(&|at| at / period * period));
     }
 }
 

@@ -59,8 +59,8 @@ fn excess_connection_is_closed_at_once_while_others_are_served() {
     // Each listener has its own limit.
     assert_eq!(server.healthcheck(), 200);
     assert_eq!(stat(&server, "tollkeeper_connections_refused_total"), 50.0);
-    let said = server.stderr();
-    assert_eq!(said.matches("connection closed: TOLLKEEPER_MAX_CONNECTIONS of 3 is reached").count(), 1, "{said}");
+    let log = server.stderr();
+    assert_eq!(log.matches("connection closed: TOLLKEEPER_MAX_CONNECTIONS of 3 is reached").count(), 1, "{log}");
     drop(others);
     wait_for("a place to be free", || (connections(&server) < 1.5).then_some(()));
     call(&Client::connect(port)).unwrap();
@@ -70,7 +70,7 @@ fn excess_connection_is_closed_at_once_while_others_are_served() {
 fn connections_per_address_are_bounded() {
     let server = server().env("TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS", "2").start();
     let port = server.grpc_port();
-    let held = [Http2Connection::connect(port), Http2Connection::connect(port)];
+    let open = [Http2Connection::connect(port), Http2Connection::connect(port)];
     wait_for("both to be counted", || (connections(&server) > 1.5).then_some(()));
     assert!(is_closed(&mut connect(port, Ipv4Addr::LOCALHOST).unwrap()));
     let _elsewhere = connect(port, Ipv4Addr::new(127, 0, 0, 9)).unwrap();
@@ -80,7 +80,7 @@ fn connections_per_address_are_bounded() {
         "{}",
         server.stderr()
     );
-    drop(held);
+    drop(open);
     wait_for("the places to be free", || (connections(&server) < 1.5).then_some(()));
     call(&Client::connect(port)).unwrap();
 }
@@ -112,8 +112,8 @@ fn excess_request_is_rejected_at_once_but_health_checks_pass() {
     assert!(client.is_serving("").unwrap());
     assert_eq!(stat(&server, "ratelimit_server.Check.total_requests"), 1.0);
     assert_eq!(stat(&server, "tollkeeper_overload_refusals_total"), 2.0);
-    let said = server.stderr();
-    assert_eq!(said.matches("request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached").count(), 1, "{said}");
+    let log = server.stderr();
+    assert_eq!(log.matches("request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached").count(), 1, "{log}");
     drop(halves);
     wait_for("requests to be answered again", || call(&client).ok());
     assert_eq!(server.post_json(BODY).status, 200);

@@ -77,16 +77,16 @@ fn bad_files_give_the_expected_diagnostics() {
         seen += 1;
         let name = path.file_name().expect("a file").to_string_lossy().into_owned();
         let text = std::fs::read(&path).expect("readable");
-        let said = match compile(&[source(&name, &text)], &CompileOptions::default()) {
+        let diagnostics = match compile(&[source(&name, &text)], &CompileOptions::default()) {
             Ok(_) => "loads".to_owned(),
             Err(found) => format!("{found}\n"),
         };
         let beside = path.with_extension("txt");
         if std::env::var_os("BLESS").is_some() {
-            std::fs::write(&beside, &said).expect("writable");
+            std::fs::write(&beside, &diagnostics).expect("writable");
         }
-        if said != std::fs::read_to_string(&beside).unwrap_or_default() {
-            wrong.push(said);
+        if diagnostics != std::fs::read_to_string(&beside).unwrap_or_default() {
+            wrong.push(diagnostics);
         }
     }
     assert!(seen > 70, "only {seen} files");

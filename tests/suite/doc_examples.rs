@@ -15,7 +15,7 @@ fn nft(file: &Path) -> Result<(), String> {
     // Checking asks the kernel, for which it wants CAP_NET_ADMIN. A namespace of one's own grants that.
     let direct: &[&str] = &["nft"];
     let own_namespace: &[&str] = &["unshare", "--map-root-user", "--net", "nft"];
-    let mut said = String::new();
+    let mut error_text = String::new();
     for command in [direct, own_namespace] {
         let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap());
         let mut nft = Command::new("env");
@@ -24,21 +24,24 @@ fn nft(file: &Path) -> Result<(), String> {
         if status.success() {
             return Ok(());
         }
-        said = String::from_utf8_lossy(&stderr).into_owned();
-        assert!(!said.contains("No such file"), "nft is missing: install nftables, see tests/run.sh: {said}");
-        if !said.contains("Operation not permitted") {
-            return Err(said);
+        error_text = String::from_utf8_lossy(&stderr).into_owned();
+        assert!(
+            !error_text.contains("No such file"),
+            "nft is missing: install nftables, see tests/run.sh: {error_text}"
+        );
+        if !error_text.contains("Operation not permitted") {
+            return Err(error_text);
         }
     }
     // Its grammar is judged before the kernel is asked, so a file that gets here has passed that.
-    println!("nft may not query the kernel here; only the syntax was checked: {said}");
+    println!("nft may not query the kernel here; only the syntax was checked: {error_text}");
     Ok(())
 }
 
 #[test]
 fn nft_accepts_the_nftables_example() {
     let file = repository("docs/examples/nftables.conf");
-    nft(&file).unwrap_or_else(|said| panic!("{said}"));
+    nft(&file).unwrap_or_else(|error_text| panic!("{error_text}"));
     let directory = tempfile::tempdir().unwrap();
     let broken = directory.path().join("broken.conf");
     std::fs::write(&broken, crate::kit::read(&file).replace("limit rate over", "limit rate above")).unwrap();
@@ -103,8 +106,8 @@ fn client_example_waits_for_retry_after_and_caches() {
 fn client_example_gives_up_if_the_wait_is_too_long() {
     let (output, came) = run_client(1, vec![answer("429 Too Many Requests", "retry-after: 90\r\n")]);
     assert_eq!(came.len(), 1);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("rejected with 429; retry after 9"), "{said}");
+    let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error_text.contains("rejected with 429; retry after 9"), "{error_text}");
 }
 
 #[test]

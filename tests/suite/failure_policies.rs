@@ -35,7 +35,7 @@ const ERROR: &str = "The service is currently unavailable: \
                      the store failed, and the rule says `on_store_error: error`";
 
 /// A store of one of `replicas` processes whose Redis does not exist.
-fn away(replicas: u32) -> Store {
+fn unreachable_store(replicas: u32) -> Store {
     let local = Fallback::new(1 << 20, NonZeroU32::new(replicas).unwrap());
     let env = [("REDIS_URL", "/does/not/exist.sock")].map(|(name, value)| (name.into(), value.into()));
     let (settings, _) = Settings::from_env(env.into_iter()).expect("they are valid");
@@ -46,7 +46,7 @@ fn away(replicas: u32) -> Store {
 
 /// A service with rules of the domain `shop` whose Redis never replies.
 fn test_service(env: &[(&str, &str)], replicas: u32, rules: &str) -> TestService {
-    let service = TestService::new(env.iter().copied(), NOON).with_store(away(replicas));
+    let service = TestService::new(env.iter().copied(), NOON).with_store(unreachable_store(replicas));
     service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
     service
 }
@@ -200,8 +200,8 @@ fn local_policy_limits_each_replica_to_its_share() {
             "descriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: {limit}, count_rejected: false}}}}]"
         );
         let service = test_service(&[], replicas, &rules);
-        let most = service.decide(&about(&["k"]).hits(limit + 1)).unwrap().text();
-        assert!(most.starts_with("OVER ") && !most.contains("Retry-After"), "{most}");
+        let response = service.decide(&about(&["k"]).hits(limit + 1)).unwrap().text();
+        assert!(response.starts_with("OVER ") && !response.contains("Retry-After"), "{response}");
         let passed = (0..20).filter(|_| !service.decide(&about(&["k"])).unwrap().over_limit()).count();
         assert_eq!(passed, expected, "{limit} over {replicas}");
         // More hits than the share are rejected, but not permanently.

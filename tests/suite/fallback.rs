@@ -47,8 +47,8 @@ impl FallbackCounter {
 
     /// Number of single hits that pass at once.
     fn pass(&self, now: Time) -> u64 {
-        let most = u64::from(self.limit.capacity()) + 2;
-        (0..most).filter(|_| self.charge(Hits::Charge(1), now).admitted).count() as u64
+        let max_attempts = u64::from(self.limit.capacity()) + 2;
+        (0..max_attempts).filter(|_| self.charge(Hits::Charge(1), now).admitted).count() as u64
     }
 
     fn remember(&self, value: &[u8], state: &State, now: Time) {

@@ -137,18 +137,18 @@ fn ever_new_values_stay_within_capacity() {
         };
         let feeders = [scope.spawn(move || feed(0)), scope.spawn(move || feed(1))];
         let watcher = scope.spawn(|| {
-            let mut most = 0;
+            let mut peak_bytes = 0;
             while !done.load(Ordering::Relaxed) {
                 store.sweep(NOW, 0, 1);
-                most = most.max(store.usage().bytes);
+                peak_bytes = peak_bytes.max(store.usage().bytes);
                 thread::yield_now();
             }
-            most
+            peak_bytes
         });
         feeders.into_iter().for_each(|feeder| feeder.join().unwrap());
         done.store(true, Ordering::Relaxed);
-        let most = watcher.join().unwrap().max(store.usage().bytes);
-        assert!(most <= CAPACITY, "{most} bytes");
+        let peak_bytes = watcher.join().unwrap().max(store.usage().bytes);
+        assert!(peak_bytes <= CAPACITY, "{peak_bytes} bytes");
     });
     let usage = store.usage();
     assert_eq!(usage.counters + usage.evicted, 150_000);

@@ -41,14 +41,14 @@ fn charge(key: &str, value: &str, hits: u64) -> String {
 
 /// Starts two calls, the second of which is delayed; both results are sent when both calls are done.
 fn delayed_calls(port: u16, key: &'static str) -> mpsc::Receiver<Vec<Result<(), Code>>> {
-    let (told, outcome) = mpsc::channel();
+    let (results, outcome) = mpsc::channel();
     thread::spawn(move || {
         let calls = Client::connect(port).call_concurrently(
             &grpc::rate_limit_request("shop", &[(key, "x")]),
             2,
             Duration::from_secs(600),
         );
-        told.send(calls.into_iter().map(|call| call.map(drop).map_err(|status| status.code())).collect())
+        results.send(calls.into_iter().map(|call| call.map(drop).map_err(|status| status.code())).collect())
     });
     outcome
 }
@@ -76,12 +76,12 @@ fn shutdown_reports_unhealthy_before_it_stops_serving() {
         let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "3s").start();
         let mut connection = Http2Connection::connect(server.grpc_port());
         let watching = Client::connect(server.grpc_port());
-        let (sender, told) = mpsc::channel();
+        let (sender, results) = mpsc::channel();
         let watch = thread::spawn(move || watching.watch(|serving| sender.send(serving).unwrap()));
-        assert!(told.recv_timeout(PATIENCE).unwrap());
+        assert!(results.recv_timeout(PATIENCE).unwrap());
 
         server.signal(signal);
-        assert!(!told.recv_timeout(PATIENCE).unwrap(), "the stream says that it is serving");
+        assert!(!results.recv_timeout(PATIENCE).unwrap(), "the stream says that it is serving");
         let response = http::get(server.http_port(), "/healthcheck").send();
         assert_eq!((response.status, response.text().as_str()), (500, ""));
         assert_eq!(http::get(server.http_port(), "/livez").send().status, 200);
@@ -134,7 +134,7 @@ fn second_signal_ends_at_once() {
 #[test]
 fn slow_clients_do_not_delay_shutdown() {
     let mut server = server().start();
-    let begun: Vec<_> = [server.grpc_port(), server.http_port(), server.debug_port()]
+    let slow_connections: Vec<_> = [server.grpc_port(), server.http_port(), server.debug_port()]
         .into_iter()
         .flat_map(|port| {
             [(port, ""), (port, "PRI * HTTP/2"), (port, "GET /healthcheck HTT"), (port, "GET / HTTP/1.1\r\n\r\n")]
@@ -152,7 +152,7 @@ fn slow_clients_do_not_delay_shutdown() {
     assert_eq!(server.healthcheck(), 200);
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0), "{}", server.stderr());
-    drop(begun);
+    drop(slow_connections);
 }
 
 #[test]

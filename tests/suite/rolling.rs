@@ -44,9 +44,9 @@ struct Book {
 
 impl Book {
     /// Next user and the time to send at; `None` at the end.
-    fn next(&self, begun: Instant) -> Option<String> {
+    fn next(&self, started: Instant) -> Option<String> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let due = begun + PACE * u32::try_from(number).expect("it does not last that long");
+        let due = started + PACE * u32::try_from(number).expect("it does not last that long");
         thread::sleep(due.saturating_duration_since(Instant::now()));
         (!self.done.load(Ordering::Relaxed)).then(|| format!("user{}", number / REQUESTS_PER_USER))
     }
@@ -142,7 +142,7 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
     let client = Balanced::over(&ports);
     wait_for("all replicas to serve", || (healthy(&envoy) == 3 && client.serving() == 3).then_some(()));
 
-    let (tally, begun) = (Book::default(), Instant::now());
+    let (tally, started) = (Book::default(), Instant::now());
     let through_envoy = |user: &str| {
         let response = envoy.get("/").header("x-user", user).try_send().map_err(|error| error.to_string())?;
         match response.status {
@@ -155,7 +155,7 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
         for sender in 0..SENDERS {
             let (tally, client, through_envoy) = (&tally, &client, &through_envoy);
             scope.spawn(move || {
-                while let Some(user) = tally.next(begun) {
+                while let Some(user) = tally.next(started) {
                     let result = match sender % 2 {
                         0 => through_envoy(&user),
                         _ => client.admits(grpc::rate_limit_request("replicas", &[("user", &user)])),
@@ -176,7 +176,7 @@ fn rolling_restart_loses_no_request_and_keeps_a_strict_limit() {
 
     let (users, lost) = (tally.users.into_inner().unwrap(), tally.lost.into_inner().unwrap());
     let sent: usize = users.values().map(|[sent, _]| sent).sum();
-    println!("{sent} requests of {} users in {:?}, {} lost", users.len(), begun.elapsed(), lost.len());
+    println!("{sent} requests of {} users in {:?}, {} lost", users.len(), started.elapsed(), lost.len());
     assert!(lost.is_empty(), "{} of {sent} lost: {:?}", lost.len(), &lost[..lost.len().min(5)]);
     for (user, [sent, admitted]) in &users {
         assert_eq!(*admitted, LIMIT.min(*sent), "{user} sent {sent}");

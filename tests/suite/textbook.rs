@@ -402,7 +402,7 @@ fn cases_of_any_algorithm() -> Vec<Case> {
 
 /// ML1: hits rejected by the limit per second are not charged to the limit per day.
 fn two_limits_case() -> Case {
-    let of = |unit, most| limit(LimitSpec { sole: false, ..limits(Algorithm::FixedWindow, most, unit) });
+    let of = |unit, count| limit(LimitSpec { sole: false, ..limits(Algorithm::FixedWindow, count, unit) });
     let limits = [of(Unit::Second, 10), of(Unit::Day, 1_000)];
     let mut case = Case::new("ML1", limits[0]).under(&limits);
     for second in 0..10 {

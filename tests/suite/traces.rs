@@ -485,8 +485,8 @@ fn cancelled_call_is_exported() {
     });
     redis.freeze();
     let client = Client::connect(server.grpc_port());
-    let begun = charges(&server);
-    client.call_until(&rate_limit_request("shop", &[("login", "bob")]), || charges(&server) > begun);
+    let charges_before = charges(&server);
+    client.call_until(&rate_limit_request("shop", &[("login", "bob")]), || charges(&server) > charges_before);
     let gave_up = wait_for("a call that was given up", || {
         let mut calls = collector.wait_for(CALL, 1);
         calls.retain(|call| attribute(call, "rpc.response.status_code") == "CANCELLED");

@@ -143,12 +143,12 @@ pub(crate) async fn open_loop_latencies(
     let started = Instant::now();
     let mut calls = JoinSet::new();
     let mut place: u32 = 0;
-    let most = per_second * u32::try_from(time.as_secs()).expect("seconds");
-    while place < most {
+    let total = per_second * u32::try_from(time.as_secs()).expect("seconds");
+    while place < total {
         // Starts all due calls, because the runtime's timer has a resolution of one millisecond.
-        let due = u32::try_from(started.elapsed().as_micros() * u128::from(per_second) / 1_000_000).unwrap_or(most);
+        let due = u32::try_from(started.elapsed().as_micros() * u128::from(per_second) / 1_000_000).unwrap_or(total);
         // The first call is due at once.
-        while place < (due + 1).min(most) {
+        while place < (due + 1).min(total) {
             let intended = started + Duration::from_secs(1) * place / per_second;
             let caller = callers[place as usize % CONNECTIONS].clone();
             calls.spawn(async move {
@@ -165,7 +165,7 @@ pub(crate) async fn open_loop_latencies(
 }
 
 /// Latency percentile, in per mille.
-pub(crate) fn at(latencies: &[u64], permille: usize) -> u64 {
+pub(crate) fn percentile(latencies: &[u64], permille: usize) -> u64 {
     latencies[(latencies.len() - 1) * permille / 1000]
 }
 

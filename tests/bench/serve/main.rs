@@ -31,7 +31,7 @@ use tollkeeper::pb::rate_limit_service_server::{RateLimitService, RateLimitServi
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use self::load::{Caller, STREAMS, at, call_once_for_each, closed_loop, median, open_loop_latencies};
+use self::load::{Caller, STREAMS, call_once_for_each, closed_loop, median, open_loop_latencies, percentile};
 use self::process::MeasuredServer;
 
 /// Duration of one measurement.
@@ -45,7 +45,7 @@ fn main() {
         let port = arguments[1].parse().expect("a port");
         return runtime.block_on(empty_handler(port));
     }
-    let wanted = |name: &str| arguments.is_empty() || arguments.iter().any(|argument| argument == name);
+    let selected = |name: &str| arguments.is_empty() || arguments.iter().any(|argument| argument == name);
     runtime.block_on(async {
         println!("{:<34} {:>10} {:>10} {:>7} {:>9}", "scenario", "us/call", "empty", "ratio", "calls/s");
         for (name, situation) in [
@@ -55,27 +55,27 @@ fn main() {
             ("rules", Situation { label: "100 000 keys, 10 rules", rules: 10, keys: 100_000 }),
             ("rules", Situation { label: "100 000 keys, 100 000 rules", rules: 100_000, keys: 100_000 }),
         ] {
-            if wanted(name) {
+            if selected(name) {
                 compare(&situation).await;
             }
         }
-        if wanted("size") {
+        if selected("size") {
             size().await;
         }
-        if wanted("reload") {
+        if selected("reload") {
             reload().await;
         }
-        if wanted("metrics") {
+        if selected("metrics") {
             metrics::cost().await;
         }
-        if wanted("scrape") {
+        if selected("scrape") {
             metrics::scrape().await;
         }
         if ["redis-keys", "redis-hot", "redis-open", "redis-ten", "eventual", "eventual-calls", "eventual-flood"]
             .into_iter()
-            .any(wanted)
+            .any(selected)
         {
-            redis::all(wanted).await;
+            redis::all(selected).await;
         }
     });
 }
@@ -155,10 +155,10 @@ async fn reload() {
         let written = writer.join().expect("the writer ends");
         println!(
             "2000 calls/s, {written:>2} reloads: p50 {} us, p99 {} us, p99.9 {} us, slowest {} us",
-            at(&latencies, 500),
-            at(&latencies, 990),
-            at(&latencies, 999),
-            at(&latencies, 1000)
+            percentile(&latencies, 500),
+            percentile(&latencies, 990),
+            percentile(&latencies, 999),
+            percentile(&latencies, 1000)
         );
     }
 }

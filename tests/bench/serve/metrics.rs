@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::kit::port::Port;
 use crate::kit::{http, scrape};
-use crate::load::{STREAMS, at, closed_loop, median, open_loop_latencies};
+use crate::load::{STREAMS, closed_loop, median, open_loop_latencies, percentile};
 use crate::process::{self, MeasuredServer};
 use crate::{ROUND, ROUNDS, request, rules, rules_with};
 
@@ -104,15 +104,15 @@ pub(crate) async fn scrape() {
             println!(
                 "2000 calls/s, {}: p50 {} us, p99 {} us, p99.9 {} us{}",
                 if scraped { "scraped each second" } else { "not scraped" },
-                at(latencies, 500),
-                at(latencies, 990),
-                at(latencies, 999),
+                percentile(latencies, 500),
+                percentile(latencies, 990),
+                percentile(latencies, 999),
                 slowest.map_or_else(String::new, |ms| format!(", slowest scrape {ms:.1} ms"))
             );
         }
         let [without, with] = found;
-        p99s.push(at(&with, 990) as f64 / at(&without, 990) as f64);
-        p999s.push(at(&with, 999) as f64 / at(&without, 999) as f64);
+        p99s.push(percentile(&with, 990) as f64 / percentile(&without, 990) as f64);
+        p999s.push(percentile(&with, 999) as f64 / percentile(&without, 999) as f64);
     }
     println!("scraped to not scraped: p99 {:.3}, p99.9 {:.3}", median(&mut p99s), median(&mut p999s));
 }
@@ -159,9 +159,9 @@ impl Drop for Scraper {
 
 /// Duration of one fetch, in milliseconds.
 fn timed_fetch(page: u16) -> f64 {
-    let begun = Instant::now();
+    let started = Instant::now();
     fetch(page);
-    begun.elapsed().as_secs_f64() * 1e3
+    started.elapsed().as_secs_f64() * 1e3
 }
 
 /// The size of the page, in bytes.

@@ -12,7 +12,7 @@ use tollkeeper::pb;
 use crate::frame;
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
-use crate::load::{STREAMS, at, call_once_for_each, closed_loop, median, open_loop_latencies};
+use crate::load::{STREAMS, call_once_for_each, closed_loop, median, open_loop_latencies, percentile};
 use crate::process::{self, MeasuredServer};
 
 const ROUND: Duration = Duration::from_secs(3);
@@ -42,7 +42,7 @@ descriptors:
 type Situation = (&'static str, &'static str, u64, fn(u64) -> Bytes);
 
 /// All situations with Redis.
-pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
+pub(crate) async fn all(selected: impl Fn(&str) -> bool) {
     let empty = MeasuredServer::empty_handler();
     let server = options().start();
     let single = MeasuredServer::redis(&server);
@@ -57,22 +57,22 @@ pub(crate) async fn all(wanted: impl Fn(&str) -> bool) {
         ("eventual", "eventual, one hot key, token", 1, |key| one("eventual_token", key)),
     ];
     for (name, label, keys, request) in table {
-        if wanted(name) {
+        if selected(name) {
             let calls_every_time = keys > 1 && name != "eventual";
             let streams = if calls_every_time { STREAMS / 2 } else { STREAMS };
             compare(label, (&tollkeeper, &single, &empty), keys, (streams, request)).await;
         }
     }
-    if wanted("eventual-calls") {
+    if selected("eventual-calls") {
         calls_per_thousand(&tollkeeper, &server).await;
     }
-    if wanted("eventual-flood") {
+    if selected("eventual-flood") {
         flood(&tollkeeper).await;
     }
-    if wanted("redis-open") {
+    if selected("redis-open") {
         open_loop(&tollkeeper, &empty).await;
     }
-    if wanted("redis-ten") {
+    if selected("redis-ten") {
         ten_descriptors(&empty).await;
     }
 }
@@ -149,8 +149,8 @@ fn zipf(random: u64) -> u64 {
             })
             .collect()
     });
-    let at = random as f64 / RANDOM_RANGE as f64 * UP_TO[KEYS - 1];
-    UP_TO.partition_point(|up_to| *up_to <= at) as u64
+    let percentile = random as f64 / RANDOM_RANGE as f64 * UP_TO[KEYS - 1];
+    UP_TO.partition_point(|up_to| *up_to <= percentile) as u64
 }
 
 /// Ten million keys of an eventual rule, with one call each.
@@ -180,9 +180,9 @@ async fn open_loop(tollkeeper: &MeasuredServer, empty: &MeasuredServer) {
         for (who, latencies) in [("empty handler", &floor), ("redis", &ours)] {
             println!(
                 "open loop {round}, {rate} calls/s, {who:<13}: p50 {} us, p99 {} us, p99.9 {} us",
-                at(latencies, 500),
-                at(latencies, 990),
-                at(latencies, 999)
+                percentile(latencies, 500),
+                percentile(latencies, 990),
+                percentile(latencies, 999)
             );
         }
     }
@@ -201,9 +201,9 @@ async fn ten_descriptors(empty: &MeasuredServer) {
         let tenfold = open_loop_latencies(&tollkeeper, 200, Duration::from_secs(5), ten).await;
         println!(
             "cluster {round}, 200 calls/s: 1 descriptor p50 {} us, 10 descriptors p50 {} us, ratio {:.2}",
-            at(&single, 500),
-            at(&tenfold, 500),
-            at(&tenfold, 500) as f64 / at(&single, 500) as f64
+            percentile(&single, 500),
+            percentile(&tenfold, 500),
+            percentile(&tenfold, 500) as f64 / percentile(&single, 500) as f64
         );
     }
 }

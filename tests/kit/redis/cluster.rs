@@ -90,8 +90,8 @@ impl Cluster {
         wait_for("all nodes to know each other", || {
             let knows = |node| {
                 let views = self.views(node);
-                let met = |view: &NodeView| view.linked && !view.flags.iter().any(|flag| flag == "handshake");
-                views.len() == self.nodes.len() && views.iter().all(met)
+                let connected = |view: &NodeView| view.linked && !view.flags.iter().any(|flag| flag == "handshake");
+                views.len() == self.nodes.len() && views.iter().all(connected)
             };
             (0..self.nodes.len()).all(knows).then_some(())
         });

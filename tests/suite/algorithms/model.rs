@@ -186,10 +186,10 @@ impl Model {
 
     /// Adds rejected hits.
     fn charge_rejected(&mut self, limit: &Limit, at: i128, hits: i128) {
-        let most = i128::from(limit.capacity()) + i128::from(limit.requests_per_unit());
+        let max_used = i128::from(limit.capacity()) + i128::from(limit.requests_per_unit());
         match limit.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-                self.used = self.used.max(Ratio::whole(most).min(self.used.plus(Ratio::whole(hits))));
+                self.used = self.used.max(Ratio::whole(max_used).min(self.used.plus(Ratio::whole(hits))));
             }
             Algorithm::FixedWindow => self.count_hits(limit, at, hits),
             Algorithm::SlidingWindowLog => {
@@ -199,7 +199,7 @@ impl Model {
             }
             Algorithm::SlidingWindowCounter => {
                 let count = self.windows.entry(window(limit, at).0).or_default();
-                *count = (*count).max(most.min(*count + hits));
+                *count = (*count).max(max_used.min(*count + hits));
             }
         }
     }

@@ -131,7 +131,7 @@ pub(crate) fn scenario_of(algorithm: Algorithm, shape: HistoryOptions) -> impl S
 
 pub(crate) fn period() -> impl Strategy<Value = Period> {
     let of =
-        |unit, most: u32| (1..=most).prop_map(move |multiplier| Period::new(unit, multiplier).expect("not too long"));
+        |unit, max: u32| (1..=max).prop_map(move |multiplier| Period::new(unit, multiplier).expect("not too long"));
     prop_oneof![
         4 => of(Unit::Second, 90),
         2 => of(Unit::Minute, 5),

@@ -76,18 +76,18 @@ fn calls(server: &Server) -> u64 {
 }
 
 /// Request of one hit that has been polled once: sent, or waiting.
-async fn begin<'c>(counters: &'c RedisCounters, wanted: &'c [TestCharge]) -> Call<'c, Vec<ChargeResults>> {
-    let mut call: Call<'c, _> = Box::pin(counters.charge(wanted, ChargeMode::Commit, NOW));
+async fn begin<'c>(counters: &'c RedisCounters, test_charges: &'c [TestCharge]) -> Call<'c, Vec<ChargeResults>> {
+    let mut call: Call<'c, _> = Box::pin(counters.charge(test_charges, ChargeMode::Commit, NOW));
     assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
     call
 }
 
 async fn begin_until<'c>(
     counters: &'c RedisCounters,
-    wanted: &'c [TestCharge],
+    test_charges: &'c [TestCharge],
     until: Instant,
 ) -> Call<'c, ChargeOutcomes> {
-    let mut call: Call<'c, _> = Box::pin(counters.charge_until(wanted, ChargeMode::Commit, (NOW, until)));
+    let mut call: Call<'c, _> = Box::pin(counters.charge_until(test_charges, ChargeMode::Commit, (NOW, until)));
     assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
     call
 }
@@ -231,17 +231,17 @@ fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCa
     let mut now = NOW;
     for round in &meeting.rounds {
         now = now.plus_us(round.passed_us);
-        let wanted = |hit: &Hit| {
+        let test_charges = |hit: &Hit| {
             let (value, limits) = (format!("{number} {}", hit.value), meeting.ways[hit.way].clone());
             TestCharge { value, limits, request: hit.request }
         };
         let requests: Vec<Vec<TestCharge>> =
-            round.requests.iter().map(|request| request.charges.iter().map(wanted).collect()).collect();
+            round.requests.iter().map(|request| request.charges.iter().map(test_charges).collect()).collect();
         server.freeze();
         let responses = store_runtime().block_on(async {
             let mut under_way = Vec::new();
-            for (request, wanted) in round.requests.iter().zip(&requests) {
-                let mut call: Call<'_, _> = Box::pin(counters.charge(wanted, request.mode, now));
+            for (request, test_charges) in round.requests.iter().zip(&requests) {
+                let mut call: Call<'_, _> = Box::pin(counters.charge(test_charges, request.mode, now));
                 assert!(poll_once(&mut call).await.is_none(), "no outcome while the server is frozen");
                 under_way.push((call, request.given_up));
             }
@@ -250,7 +250,7 @@ fn check(server: &Server, counters: &RedisCounters, meeting: &Meeting) -> TestCa
             let responses = join_all(waiting.into_iter().map(|call| async { Some(call?.await) })).await;
             // If all are cancelled, calls are still in flight.
             let look = |value| Hit { value, way: 0, request: ChargeRequest::new(Hits::Peek, 0) };
-            counters.charge(&[wanted(&look(0)), wanted(&look(1))], ChargeMode::Commit, now).await;
+            counters.charge(&[test_charges(&look(0)), test_charges(&look(1))], ChargeMode::Commit, now).await;
             responses
         });
         for (place, (answered, expected)) in responses.into_iter().zip(model.answers(round, now)).enumerate() {
@@ -321,16 +321,16 @@ fn idle_counter_costs_one_call_per_request() {
         for (charges, expected) in [(2, 1), (16, 1), (17, 1), (300, 1), (512, 1), (513, 2), (1_200, 3)] {
             server.reset_stats();
             let value = format!("{charges} charges");
-            let wanted = vec![TestCharge::one(&value, limit); charges];
-            let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
+            let test_charges = vec![TestCharge::one(&value, limit); charges];
+            let levels = counters.charge(&test_charges, ChargeMode::Commit, NOW).await;
             assert_eq!(calls(&server), expected, "{charges} charges");
             let found: Vec<u64> = levels.iter().map(|levels| levels[0].before).collect();
             assert_eq!(found, (0..charges as u64).map(|place| place.min(1_000)).collect::<Vec<_>>(), "in their order");
         }
         // Alternating charges on two counters need two calls.
         server.reset_stats();
-        let wanted: Vec<_> = (0..40).map(|place| TestCharge::one(["one", "other"][place % 2], limit)).collect();
-        let levels = counters.charge(&wanted, ChargeMode::Commit, NOW).await;
+        let test_charges: Vec<_> = (0..40).map(|place| TestCharge::one(["one", "other"][place % 2], limit)).collect();
+        let levels = counters.charge(&test_charges, ChargeMode::Commit, NOW).await;
         assert_eq!(calls(&server), 2);
         assert_eq!(
             levels.iter().map(|levels| levels[0].before).collect::<Vec<_>>(),
@@ -381,13 +381,13 @@ fn waiting_charges_are_decided_at_the_latest_time() {
     let server = options().start();
     let counters = primed(&server, TimeSource::Caller);
     let hourly = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Hour, 1).unwrap())).unwrap();
-    let wanted = [TestCharge::one("late", hourly)];
+    let test_charges = [TestCharge::one("late", hourly)];
     server.freeze();
     let admitted = store_runtime().block_on(async {
         let mut under_way: Vec<Call<'_, Vec<ChargeResults>>> = Vec::new();
         for hours in [0, 0, 1] {
             let mut call: Call<'_, _> =
-                Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOW.plus_us(hours * hourly.period_us())));
+                Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOW.plus_us(hours * hourly.period_us())));
             assert!(poll_once(&mut call).await.is_none());
             under_way.push(call);
         }
@@ -554,9 +554,9 @@ fn waiters_on_a_frozen_server_time_out_in_time() {
         assert!(answered.iter().all(|(responses, _)| *responses == [Err(RedisError::Timeout)]));
         let mut late: Vec<Duration> = answered.into_iter().map(|(_, late)| late).collect();
         late.sort_unstable();
-        let (most, worst) = (late[late.len() * 95 / 100], late[late.len() - 1]);
-        println!("{} answers by their deadline; 95 %: {most:?} after it; all: {worst:?}", late.len());
-        assert!(most < TIMEOUT && worst < Duration::from_secs(1), "{most:?}, {worst:?}");
+        let (p95, worst) = (late[late.len() * 95 / 100], late[late.len() - 1]);
+        println!("{} answers by their deadline; 95 %: {p95:?} after it; all: {worst:?}", late.len());
+        assert!(p95 < TIMEOUT && worst < Duration::from_secs(1), "{p95:?}, {worst:?}");
     });
 }
 
@@ -574,9 +574,9 @@ fn more_than_16384_waiters_fail_and_it_recovers() {
         }
         // At once, while the server is frozen.
         for charges in [1, 3] {
-            let wanted = vec![one[0].clone(); charges];
+            let test_charges = vec![one[0].clone(); charges];
             let responses =
-                counters.charge_until(&wanted, ChargeMode::Commit, (NOW, Instant::now() + LONG_TIMEOUT)).await;
+                counters.charge_until(&test_charges, ChargeMode::Commit, (NOW, Instant::now() + LONG_TIMEOUT)).await;
             assert_eq!(responses, vec![Err(RedisError::Overloaded); charges]);
         }
         // Other counters are not affected, and cancelled charges do not count.
@@ -596,7 +596,8 @@ fn limits_differing_only_in_numbers_share_a_counter() {
     assert_eq!(counter_tag(&counting(1), 0), counter_tag(&counting(2), 0), "or the others would prove nothing");
     let server = options().start();
     let counters = primed(&server, TimeSource::Redis);
-    let requests: Vec<_> = [9, 3, 5, 4].map(|most| [TestCharge::new("shared", counting(most), Hits::Charge(2))]).into();
+    let requests: Vec<_> =
+        [9, 3, 5, 4].map(|limit| [TestCharge::new("shared", counting(limit), Hits::Charge(2))]).into();
     server.freeze();
     let admitted = store_runtime().block_on(async {
         let mut under_way = Vec::new();

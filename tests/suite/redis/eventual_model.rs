@@ -57,7 +57,7 @@ impl Tally {
             for counted in counters.iter().filter(|counted| counted.enforced) {
                 let limit = counted.limit.lengthened(0);
                 let worst = check(&limit, uses).map_err(|what| format!("{what}, under {limit:?}"))?;
-                if self.worst.is_none_or(|most| most.overshot() < worst.overshot()) {
+                if self.worst.is_none_or(|worst_so_far| worst_so_far.overshot() < worst.overshot()) {
                     self.worst = Some(worst);
                 }
             }

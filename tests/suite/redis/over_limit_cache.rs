@@ -383,9 +383,9 @@ fn zero_capacity_caches_nothing() {
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, most: u64) -> u64 {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % most
+        (self.0 >> 33) % bound
     }
 
     fn one_of<T: Copy, const N: usize>(&mut self, choices: [T; N]) -> T {

@@ -412,9 +412,9 @@ fn acl_without_scripts_suffices_for_fixed_windows() {
     // A rule that needs a script is reported, and affects no other rule.
     assert_eq!((0..20).map(|_| status_of("bucket")).collect::<Vec<_>>(), [429; 20]);
     wait_for("unreadiness", || (ready() == 500).then_some(()));
-    let said = tollkeeper.stderr();
-    assert!(said.contains("REDIS_AUTH") && said.contains("+evalsha"), "{said}");
-    assert!(!said.contains("secret"), "{said}");
+    let stderr = tollkeeper.stderr();
+    assert!(stderr.contains("REDIS_AUTH") && stderr.contains("+evalsha"), "{stderr}");
+    assert!(!stderr.contains("secret"), "{stderr}");
     assert_eq!((0..4).map(|_| status_of("year")).collect::<Vec<_>>(), [200, 200, 200, 429]);
     let counts: Vec<String> = counters(&server).into_values().collect();
     assert_eq!(counts, ["4", "4"]);

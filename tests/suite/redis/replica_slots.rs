@@ -397,9 +397,9 @@ fn disagreement_about_the_slot_count_is_logged_once() {
     let _first = process(&server, DOCUMENTED).start();
     wait_for_the_registry(&server);
     let second = process(&server, DOCUMENTED).env("TOLLKEEPER_MAX_REPLICAS", "8").start();
-    let says = "TOLLKEEPER_MAX_REPLICAS differs between replicas: 8 here, 16 in running replicas";
-    wait_for("a warning", || second.stderr().contains(says).then_some(()));
-    assert_eq!(second.stderr().matches(says).count(), 1);
+    let warning = "TOLLKEEPER_MAX_REPLICAS differs between replicas: 8 here, 16 in running replicas";
+    wait_for("a warning", || second.stderr().contains(warning).then_some(()));
+    assert_eq!(second.stderr().matches(warning).count(), 1);
     let mut table = Table::new(&server);
     assert_eq!(table.try_claim(1, 16, ClaimAction::Claim, None).unwrap().live, 3);
 }

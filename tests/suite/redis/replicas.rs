@@ -107,8 +107,8 @@ impl Fleet {
     /// Runs all callers at once; each sends its requests in order, to the replicas in turn.
     fn offer(&self, callers: Vec<Vec<RateLimitRequest>>) -> Vec<Answered> {
         self.try_offer(callers).unwrap_or_else(|error| {
-            let said: Vec<_> = self.replicas.iter().map(Tollkeeper::stderr).collect();
-            panic!("{}: {error}\n{}", self.topology, said.join("\n"))
+            let logs: Vec<_> = self.replicas.iter().map(Tollkeeper::stderr).collect();
+            panic!("{}: {error}\n{}", self.topology, logs.join("\n"))
         })
     }
 
@@ -214,7 +214,7 @@ fn admits_the_limit_and_not_one_more(fleet: &Fleet) {
     }
     many_keys(fleet, &mut table, (Algorithm::LeakyBucket, 1));
     several_limits(fleet, &mut table);
-    held(fleet, &mut table);
+    check_delaying_bucket(fleet, &mut table);
     table.publish();
 }
 
@@ -293,15 +293,15 @@ fn several_limits(fleet: &Fleet, table: &mut Table) {
 }
 
 /// A leaky bucket admits at least its queue size, and requests leave one by one.
-fn held(fleet: &Fleet, table: &mut Table) {
+fn check_delaying_bucket(fleet: &Fleet, table: &mut Table) {
     let key = "hot_leaky_bucket";
     let began = Instant::now();
     let responses = fleet.offer((0..CALLERS).map(|_| vec![about(key, "h", 1)]).collect());
     let mut departures: Vec<Duration> =
         responses.iter().filter(|response| response.admitted).map(|response| response.at - began).collect();
     departures.sort_unstable();
-    let refused = responses.iter().filter(|response| !response.admitted).map(|response| response.at - began);
-    let offering = refused.max().expect("most are rejected");
+    let rejected_at = responses.iter().filter(|response| !response.admitted).map(|response| response.at - began);
+    let offering = rejected_at.max().expect("most are rejected");
     // The first leaves on arrival, after `began`, and each other one interval after the previous one.
     for (place, departure) in (0_u32..).zip(&departures) {
         assert!(*departure >= APART * place, "{}: {place} left after {departure:?}", fleet.topology);
@@ -309,7 +309,7 @@ fn held(fleet: &Fleet, table: &mut Table) {
     let left = offering.as_millis() / APART.as_millis();
     println!("leaky_bucket, {}: {} admitted, all offered within {offering:?}", fleet.topology, departures.len());
     // Room that appears meanwhile is used, and not exceeded.
-    let most = QUEUE + usize::try_from(left).unwrap() + 1;
-    let limit = departures.len().clamp(QUEUE, most) as u64;
+    let max_admitted = QUEUE + usize::try_from(left).unwrap() + 1;
+    let limit = departures.len().clamp(QUEUE, max_admitted) as u64;
     table.exactly(fleet, ("leaky_bucket", "one key, held"), (CALLERS as u64, departures.len() as u64, limit));
 }

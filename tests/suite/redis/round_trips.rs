@@ -82,19 +82,19 @@ fn all_calls_of_a_request_are_pipelined() {
     let proxy = TcpProxy::to(&server.address());
     let counters = RedisCounters::at(&format!("127.0.0.1:{}", proxy.port()), TimeSource::Redis);
     store_runtime().block_on(async {
-        for wanted in one_each((0..5).map(|n| format!("prime {n}"))) {
-            counters.charge(&[wanted], ChargeMode::Commit, NOON).await;
+        for test_charges in one_each((0..5).map(|n| format!("prime {n}"))) {
+            counters.charge(&[test_charges], ChargeMode::Commit, NOON).await;
         }
-        let wanted = one_each((0..10).map(|n| format!("value {n}")));
+        let test_charges = one_each((0..10).map(|n| format!("value {n}")));
         let mut one_by_one = 0;
-        for charge in &wanted {
+        for charge in &test_charges {
             let before = proxy.request_bytes();
             counters.charge(std::slice::from_ref(charge), ChargeMode::Commit, NOON).await;
             one_by_one += proxy.request_bytes() - before;
         }
         server.freeze();
         let (sent, answered) = (proxy.request_bytes(), proxy.response_bytes());
-        let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
+        let mut call: Call<'_> = Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOON));
         assert!(poll_once(&mut call).await.is_none());
         wait_for("the proxy to have all calls", || (proxy.request_bytes() - sent == one_by_one).then_some(()));
         assert_eq!(proxy.response_bytes(), answered);
@@ -114,17 +114,17 @@ fn cluster_nodes_are_called_concurrently() {
     let owners: Vec<usize> = values.iter().map(owner).collect();
     let share = |node: usize| owners.iter().filter(|owner| **owner == node).count() as u64;
     assert!((0..3).all(|node| share(node) > 0), "{owners:?}");
-    let wanted = one_each(values);
+    let test_charges = one_each(values);
     store_runtime().block_on(async {
         // Each node loads its scripts.
         for _ in 0..2 {
-            counters.charge(&wanted, ChargeMode::Commit, NOON).await;
+            counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
         }
         for first in 0..3 {
             // The node that is thawed first has all its calls, in whatever order the request has them.
             (0..3).for_each(|node| cluster.node(node).reset_stats());
             (0..3).for_each(|node| cluster.node(node).freeze());
-            let mut call: Call<'_> = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOON));
+            let mut call: Call<'_> = Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOON));
             assert!(poll_once(&mut call).await.is_none());
             for node in [first, (first + 1) % 3, (first + 2) % 3] {
                 assert!(poll_once(&mut call).await.is_none(), "node {node} has not answered");
@@ -181,8 +181,8 @@ fn descriptor_costs_one_call_whatever_its_limits() {
 fn noscript_sends_the_script_once_without_double_charge() {
     let server = options().start();
     let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
-    let wanted = [TestCharge::one("script", limit(Algorithm::TokenBucket))];
-    let charge = || store_runtime().block_on(counters.charge(&wanted, ChargeMode::Commit, NOON))[0][0].before;
+    let test_charges = [TestCharge::one("script", limit(Algorithm::TokenBucket))];
+    let charge = || store_runtime().block_on(counters.charge(&test_charges, ChargeMode::Commit, NOON))[0][0].before;
     assert_eq!(charge(), 0);
     server.reset_stats();
     server.query::<()>(&["SCRIPT", "FLUSH"]);
@@ -295,11 +295,11 @@ fn selected_database_has_all_keys() {
 fn call_without_time_left_fails_at_once() {
     let server = options().start();
     let counters = RedisCounters::at(&server.address(), TimeSource::Redis);
-    let wanted = one_each((0..3).map(|n| format!("value {n}")));
+    let test_charges = one_each((0..3).map(|n| format!("value {n}")));
     wait_until_connected(&counters.redis);
     server.freeze();
     let responses =
-        store_runtime().block_on(counters.charge_until(&wanted, ChargeMode::Commit, (NOON, Instant::now())));
+        store_runtime().block_on(counters.charge_until(&test_charges, ChargeMode::Commit, (NOON, Instant::now())));
     assert_eq!(responses.len(), 3);
     assert!(responses.iter().all(Result::is_err), "{responses:?}");
     server.thaw();

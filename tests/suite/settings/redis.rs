@@ -255,11 +255,11 @@ fn credential_variables_take_precedence_over_the_url() {
     ] {
         let vars = [("REDIS_URL", "redis://bob:other@h:1"), ("REDIS_AUTH", auth)];
         assert_eq!(redis(&vars).main.credentials, expected, "{auth}");
-        let said = notices(&vars);
+        let lines = notices(&vars);
         if auth.is_empty() {
-            assert_eq!(said, [""; 0]);
+            assert_eq!(lines, [""; 0]);
         } else {
-            assert_eq!(said, ["REDIS_URL holds a password, which REDIS_AUTH overrides"], "{auth}");
+            assert_eq!(lines, ["REDIS_URL holds a password, which REDIS_AUTH overrides"], "{auth}");
         }
     }
     let from_file = redis(&[("REDIS_URL", "h:1"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/run/secrets/redis")]);

@@ -11,11 +11,11 @@ use crate::kit::tollkeeper::Setup;
 /// Prefix of all names of limits.
 const OF_LIMITS: &str = "ratelimit.service.rate_limit.";
 
-/// Result of [`told`] within one clock hour: windows start with it, and counts with them.
+/// Result of [`exported_counters`] within one clock hour: windows start with it, and counts with them.
 fn told_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BTreeMap<String, i64> {
     loop {
         let began_in = hour();
-        let counters = told(group, setup());
+        let counters = exported_counters(group, setup());
         if hour() == began_in {
             return counters;
         }
@@ -23,7 +23,7 @@ fn told_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BTreeMap<String
 }
 
 /// Replays all recorded requests against a process that exports to statsd; returns the exported counters of limits.
-fn told(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
+fn exported_counters(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
     let statsd = statsd::udp();
     let mut tollkeeper = setup
         .env("USE_STATSD", "true")

@@ -50,33 +50,33 @@ pub(super) fn check(limit: &Limit, uses: &[Use]) -> Result<Worst, String> {
     let overshoot = overshoot(limit);
     shares(limit, uses, overshoot)?;
     let charged: Vec<Use> = uses.iter().copied().filter(|it| it.by != By::Share).collect();
-    let most = i128::from(limit.requests_per_unit()) * PARTS;
-    let expect = |what: &str, found: i128, most: i128| match found <= most {
+    let max = i128::from(limit.requests_per_unit()) * PARTS;
+    let expect = |what: &str, found: i128, max: i128| match found <= max {
         true => Ok(()),
-        false => Err(format!("{what}: {} hits, {} at most", found as f64 / PARTS as f64, most as f64 / PARTS as f64)),
+        false => Err(format!("{what}: {} hits, {} at most", found as f64 / PARTS as f64, max as f64 / PARTS as f64)),
     };
     let (total, promised) = match limit.algorithm() {
         Algorithm::FixedWindow => {
-            expect("charged in a window", in_a_window(limit, &charged), most)?;
-            (in_a_window(limit, uses), most + overshoot)
+            expect("charged in a window", in_a_window(limit, &charged), max)?;
+            (in_a_window(limit, uses), max + overshoot)
         }
         Algorithm::SlidingWindowLog => {
-            expect("charged in a span", in_a_span(limit, &charged), most)?;
-            (in_a_span(limit, uses), most + overshoot)
+            expect("charged in a span", in_a_span(limit, &charged), max)?;
+            (in_a_span(limit, uses), max + overshoot)
         }
         Algorithm::SlidingWindowCounter => {
             check_replay(limit, &charged)?;
-            (in_a_window(limit, uses), most + overshoot)
+            (in_a_window(limit, uses), max + overshoot)
         }
         Algorithm::TokenBucket => {
             let capacity = i128::from(limit.capacity()) * PARTS;
             expect("charged beyond what comes back", beyond_the_rate(limit, &charged), capacity + overshoot / 2)?;
-            (in_a_span(limit, uses), capacity + most + overshoot)
+            (in_a_span(limit, uses), capacity + max + overshoot)
         }
         Algorithm::LeakyBucket => unreachable!("it is never eventual"),
     };
     expect("admitted altogether", total, promised)?;
-    let over = |hits: i128| hits as f64 / most.max(1) as f64;
+    let over = |hits: i128| hits as f64 / max.max(1) as f64;
     Ok(Worst { admitted: over(total), promised: over(promised), strict: over(promised - overshoot) })
 }
 
@@ -94,36 +94,36 @@ fn overshoot(limit: &Limit) -> i128 {
 /// Bound of shares in any span of one period: the overshoot, half of it for token_bucket.
 fn shares(limit: &Limit, uses: &[Use], overshoot: i128) -> Result<(), String> {
     let shared: Vec<Use> = uses.iter().copied().filter(|it| it.by == By::Share).collect();
-    let most = if limit.algorithm() == Algorithm::TokenBucket { overshoot / 2 } else { overshoot };
+    let max = if limit.algorithm() == Algorithm::TokenBucket { overshoot / 2 } else { overshoot };
     let found = in_a_span(limit, &shared);
-    if found <= most { Ok(()) } else { Err(format!("shares: {} parts of a hit in a period, {most} at most", found)) }
+    if found <= max { Ok(()) } else { Err(format!("shares: {} parts of a hit in a period, {max} at most", found)) }
 }
 
 /// Maximum number of hits in any span of one period.
 fn in_a_span(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = limit.period().micros();
-    let (mut first, mut held, mut most) = (0, 0, 0);
+    let (mut first, mut in_span, mut max) = (0, 0, 0);
     for it in uses {
-        held += it.hits;
+        in_span += it.hits;
         while uses[first].at + period_us <= it.at {
-            held -= uses[first].hits;
+            in_span -= uses[first].hits;
             first += 1;
         }
-        most = most.max(held);
+        max = max.max(in_span);
     }
-    i128::from(most) * PARTS
+    i128::from(max) * PARTS
 }
 
 /// Maximum number of hits in any aligned window.
 fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = limit.period().micros();
-    let (mut window, mut held, mut most) = (0, 0, 0);
+    let (mut window, mut in_span, mut max) = (0, 0, 0);
     for it in uses {
         let of = it.at / period_us;
-        held = if of == window { held + it.hits } else { it.hits };
-        (window, most) = (of, most.max(held));
+        in_span = if of == window { in_span + it.hits } else { it.hits };
+        (window, max) = (of, max.max(in_span));
     }
-    i128::from(most) * PARTS
+    i128::from(max) * PARTS
 }
 
 /// Checks that each hit passes if all are charged in order.
@@ -142,11 +142,11 @@ fn check_replay(limit: &Limit, uses: &[Use]) -> Result<(), String> {
 fn beyond_the_rate(limit: &Limit, uses: &[Use]) -> i128 {
     let period_us = i128::from(limit.period_us());
     let back = |at: u64| PARTS * i128::from(limit.requests_per_unit()) * i128::from(at);
-    let (mut before, mut least, mut most) = (0, i128::MAX, 0);
+    let (mut before, mut least, mut max) = (0, i128::MAX, 0);
     for it in uses {
         least = least.min(before - back(it.at));
         before += PARTS * i128::from(it.hits) * period_us;
-        most = most.max(before - back(it.at) - least);
+        max = max.max(before - back(it.at) - least);
     }
-    (most + period_us - 1) / period_us
+    (max + period_us - 1) / period_us
 }

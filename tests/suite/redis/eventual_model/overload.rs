@@ -34,7 +34,7 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
         network: Network::quick((200, 2 * MS), 15 * MS),
         frozen: Vec::new(),
         cut: Vec::new(),
-        fates: Vec::new(),
+        replica_changes: Vec::new(),
         arrivals: Vec::new(),
         claim: 30 * S,
         bytes: 64 << 20,

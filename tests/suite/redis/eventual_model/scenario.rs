@@ -115,7 +115,7 @@ pub(super) struct Plan {
     pub(super) frozen: Vec<(u64, u64)>,
     /// No message is delivered from the first time to the second.
     pub(super) cut: Vec<(u64, u64)>,
-    pub(super) fates: Vec<(u64, usize, ReplicaEvent)>,
+    pub(super) replica_changes: Vec<(u64, usize, ReplicaEvent)>,
     pub(super) arrivals: Vec<Arrival>,
     /// Lifetime of a slot's claim.
     pub(super) claim: u64,
@@ -216,7 +216,7 @@ impl Plan {
             network: network(kind, period, chance),
             frozen: Vec::new(),
             cut: Vec::new(),
-            fates: Vec::new(),
+            replica_changes: Vec::new(),
             arrivals: Vec::new(),
             claim: if comes_and_goes { chance.pick(&[30 * S, 3 * period / 2, period / 2]) } else { 30 * S },
             // Memory for one of the descriptors in use.
@@ -255,17 +255,17 @@ impl Plan {
         if kind.is(ScenarioKind::Churn) || kind.is(ScenarioKind::Crowded) {
             for _ in 0..2 * self.replicas + 4 {
                 let (at, replica) = (chance.between(self.start, self.end), chance.place(self.replicas));
-                let goes = if chance.one_in(3) { ReplicaEvent::Leaves } else { ReplicaEvent::Crashes };
-                self.fates.push((at, replica, goes));
+                let event = if chance.one_in(3) { ReplicaEvent::Leaves } else { ReplicaEvent::Crashes };
+                self.replica_changes.push((at, replica, event));
                 let pause = if chance.one_in(2) { 0 } else { chance.below(period) };
-                self.fates.push((at + pause, replica, ReplicaEvent::Joins));
+                self.replica_changes.push((at + pause, replica, ReplicaEvent::Joins));
             }
         }
         if kind.is(ScenarioKind::Resized) {
             let next = u32::try_from(chance.between(1, 2 * u64::from(self.slots))).unwrap();
             let (mut at, step) = (chance.between(self.start, self.start + period), chance.pick(&[10 * MS, period / 4]));
             for replica in 0..self.replicas {
-                self.fates.push((at, replica, ReplicaEvent::Rolls(next)));
+                self.replica_changes.push((at, replica, ReplicaEvent::Rolls(next)));
                 at += chance.below(step);
             }
         }
@@ -364,7 +364,7 @@ impl Plan {
         let overshoot = Overshoot::MilliPercent(chance.pick(&[1_000, 5_000, 20_000]));
         let bucket_size = (algorithm == Algorithm::TokenBucket).then_some(requests * chance.pick(&[1, 2]));
         let limit = limit(LimitSpec { bucket_size, ..LimitSpec::new(algorithm, requests, period) }, overshoot);
-        let (period, most) = (period.micros(), u64::from(limit.capacity()));
+        let (period, capacity) = (period.micros(), u64::from(limit.capacity()));
         let returns = chance.pick(&[(0, 0), (0, 30 * MS), (100 * MS, 170 * MS), (700 * MS, S)]);
         let window = 1_700_000_000 * S / period * period;
         let start = window + if chance.one_in(2) { 0 } else { chance.below(period) };
@@ -376,7 +376,7 @@ impl Plan {
             network: Network { returns, ..Network::quick((100, 300), S) },
             frozen: Vec::new(),
             cut: Vec::new(),
-            fates: Vec::new(),
+            replica_changes: Vec::new(),
             arrivals: Vec::new(),
             claim: 30 * S,
             bytes: 64 << 20,
@@ -385,43 +385,43 @@ impl Plan {
         };
         let life = LocalBudget::of(&plan.keys[0], slots(16)).unwrap().life_us;
         if chance.one_in(2) {
-            plan.leave_in_a_chain(life, most, chance);
+            plan.lease_in_a_chain(life, capacity, chance);
             return plan;
         }
         for round in 0..3 {
             // The leases are granted 46 ms later.
             let begin = start + (2 * round + 1) * period - chance.pick(&[50 * MS, 100 * MS, 300 * MS]);
-            plan.charge_in_vain(begin, most, chance);
+            plan.charge_more_than_the_limit(begin, capacity, chance);
             let leased = begin + 46 * MS;
             let ends = leased + chance.pick(&[life / 10 * 9, life / 10 * 19, life + 5 * MS, life + returns.0]);
-            plan.add_requests_over(2 * most, (ends, 3 * MS), chance);
-            plan.add_requests_over(most, (ends, returns.1 + 50 * MS), chance);
-            plan.add_requests_over(2 * most, (leased + period + chance.pick(&[0, life]), 100 * MS), chance);
+            plan.add_requests_over(2 * capacity, (ends, 3 * MS), chance);
+            plan.add_requests_over(capacity, (ends, returns.1 + 50 * MS), chance);
+            plan.add_requests_over(2 * capacity, (leased + period + chance.pick(&[0, life]), 100 * MS), chance);
         }
         plan
     }
 
     /// Each lease is charged before the previous one is returned. Late in the period more than the limit is requested,
     /// and again when the first lease has expired from the log.
-    fn leave_in_a_chain(&mut self, life: u64, most: u64, chance: &mut Chance) {
+    fn lease_in_a_chain(&mut self, life: u64, capacity: u64, chance: &mut Chance) {
         let period = self.keys[0][0].limit.period().micros();
         let steps = chance.between(2, 16);
         let (mut at, begin) = (self.start, self.start);
         for _ in 0..steps {
-            self.charge_in_vain(at, most, chance);
+            self.charge_more_than_the_limit(at, capacity, chance);
             at += life.max(50 * MS) + chance.below(30 * MS);
         }
         let pause = chance.pick(&[0, life / 2, life + 5 * MS]);
-        self.add_requests_over(2 * most, (at + pause, 5 * MS), chance);
-        self.add_requests_over(2 * most, (begin + period + life, at - begin), chance);
+        self.add_requests_over(2 * capacity, (at + pause, 5 * MS), chance);
+        self.add_requests_over(2 * capacity, (begin + period + life, at - begin), chance);
     }
 
     /// Charges at each replica that never pass, then one that does.
-    fn charge_in_vain(&mut self, begin: u64, most: u64, chance: &mut Chance) {
+    fn charge_more_than_the_limit(&mut self, begin: u64, capacity: u64, chance: &mut Chance) {
         for replica in 0..self.replicas {
             for step in 0..6 {
                 let at = begin + step * 9 * MS + chance.below(MS);
-                let hits = if step == 5 { 1 } else { most + 1 };
+                let hits = if step == 5 { 1 } else { capacity + 1 };
                 self.arrivals.push(Arrival { at, key: 0, replica: Some(replica), hits });
             }
         }

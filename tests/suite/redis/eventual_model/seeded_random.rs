@@ -23,8 +23,8 @@ impl Chance {
     }
 
     /// Returns a number in a range, both ends included.
-    pub(super) const fn between(&mut self, least: u64, most: u64) -> u64 {
-        least + self.below(most - least + 1)
+    pub(super) const fn between(&mut self, min: u64, max: u64) -> u64 {
+        min + self.below(max - min + 1)
     }
 
     pub(super) const fn one_in(&mut self, times: u64) -> bool {

@@ -151,7 +151,7 @@ impl<'p> World<'p> {
         for (number, arrival) in plan.arrivals.iter().enumerate() {
             world.at(arrival.at, Event::Arrives(number));
         }
-        for (number, (at, ..)) in plan.fates.iter().enumerate() {
+        for (number, (at, ..)) in plan.replica_changes.iter().enumerate() {
             world.at(*at, Event::Lifecycle(number));
         }
         // Messages in flight at the end may still arrive.
@@ -186,8 +186,8 @@ impl<'p> World<'p> {
             Event::Ends(who, key, leased) => self.ends(who, key, leased),
             Event::Beats(who) => self.beats(who),
             Event::Lifecycle(number) => {
-                let (_, replica, fate) = self.plan.fates[number];
-                self.befalls(replica, fate);
+                let (_, replica, event) = self.plan.replica_changes[number];
+                self.apply(replica, event);
             }
         }
     }
@@ -388,8 +388,8 @@ impl<'p> World<'p> {
 
     // Start and stop of replicas.
 
-    fn befalls(&mut self, replica: usize, fate: ReplicaEvent) {
-        match (fate, self.replicas[replica].alive) {
+    fn apply(&mut self, replica: usize, event: ReplicaEvent) {
+        match (event, self.replicas[replica].alive) {
             (ReplicaEvent::Joins, false) => self.begin(replica, self.replicas[replica].slots),
             (ReplicaEvent::Crashes, true) => self.gone(replica),
             (ReplicaEvent::Leaves, true) => self.leaves(replica),
@@ -446,14 +446,14 @@ impl<'p> World<'p> {
             return None;
         }
         let slow = network.slow_in > 0 && self.chance.one_in(network.slow_in);
-        let (least, most) = if slow { network.slow } else { network.usual };
-        Some(self.now + self.chance.between(least, most))
+        let (min, max) = if slow { network.slow } else { network.usual };
+        Some(self.now + self.chance.between(min, max))
     }
 
     fn send(&mut self, who: Who, message: Message) {
         if let Some(at) = self.travel() {
-            let (least, most) = if let Message::Return(..) = message { self.plan.network.returns } else { (0, 0) };
-            let at = at + self.chance.between(least, most);
+            let (min, max) = if let Message::Return(..) = message { self.plan.network.returns } else { (0, 0) };
+            let at = at + self.chance.between(min, max);
             self.at(at, Event::Reaches(who, message));
         }
     }

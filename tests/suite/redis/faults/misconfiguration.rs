@@ -29,17 +29,17 @@ const SECRETS: [&str; 2] = ["s3cret-right", "s3cret-wrong"];
 struct Case {
     env: Vec<(&'static str, String)>,
     /// Text that the log line contains.
-    says: &'static [&'static str],
+    expected_text: &'static [&'static str],
     misconfigured: bool,
 }
 
-fn wrong(env: &[(&'static str, &str)], says: &'static [&'static str]) -> Case {
+fn misconfigured_env(env: &[(&'static str, &str)], expected_text: &'static [&'static str]) -> Case {
     let env = env.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-    Case { env, says, misconfigured: true }
+    Case { env, expected_text, misconfigured: true }
 }
 
-fn away(env: &[(&'static str, &str)], says: &'static [&'static str]) -> Case {
-    Case { misconfigured: false, ..wrong(env, says) }
+fn unreachable(env: &[(&'static str, &str)], expected_text: &'static [&'static str]) -> Case {
+    Case { misconfigured: false, ..misconfigured_env(env, expected_text) }
 }
 
 fn start(env: &[(&'static str, String)]) -> Tollkeeper {
@@ -53,14 +53,14 @@ fn page(tollkeeper: &Tollkeeper, path: &str) -> u16 {
 
 /// Starts a process for each case and checks its log line and pages.
 fn assert_reported(cases: Vec<Case>) {
-    for Case { env, says, misconfigured } in cases {
+    for Case { env, expected_text, misconfigured } in cases {
         let tollkeeper = start(&env);
-        let is_it = |line: &&str| line.contains("level=error") && says.iter().all(|part| line.contains(part));
+        let is_it = |line: &&str| line.contains("level=error") && expected_text.iter().all(|part| line.contains(part));
         let mut patience = 500;
         let line = wait_for("the line to be said", || {
             let log = tollkeeper.stderr();
             patience -= 1;
-            assert!(patience > 0, "{env:?}: nothing says {says:?} in\n{log}");
+            assert!(patience > 0, "{env:?}: nothing says {expected_text:?} in\n{log}");
             log.lines().find(is_it).map(str::to_owned)
         });
         assert!(line.contains("setting=REDIS_URL"), "{line}");
@@ -84,10 +84,16 @@ fn unreachable_server_is_an_outage() {
     let address = server.address();
     server.kill();
     assert_reported(vec![
-        away(&[("REDIS_URL", "no-such-host.invalid:6379")], &["no-such-host.invalid:6379", "failed to lookup address"]),
-        away(&[("REDIS_URL", &address)], &["Connection refused"]),
-        away(&[("REDIS_URL", &address), ("REDIS_TYPE", "cluster")], &["Connection refused"]),
-        away(&[("REDIS_URL", &format!("master,{address}")), ("REDIS_TYPE", "sentinel")], &["Connection refused"]),
+        unreachable(
+            &[("REDIS_URL", "no-such-host.invalid:6379")],
+            &["no-such-host.invalid:6379", "failed to lookup address"],
+        ),
+        unreachable(&[("REDIS_URL", &address)], &["Connection refused"]),
+        unreachable(&[("REDIS_URL", &address), ("REDIS_TYPE", "cluster")], &["Connection refused"]),
+        unreachable(
+            &[("REDIS_URL", &format!("master,{address}")), ("REDIS_TYPE", "sentinel")],
+            &["Connection refused"],
+        ),
     ]);
 }
 
@@ -101,14 +107,14 @@ fn rejected_password_is_reported_and_not_shown() {
     let file = file.to_str().unwrap();
     let url = format!("redis://:{}@{address}", SECRETS[1]);
     assert_reported(vec![
-        wrong(&[("REDIS_URL", &address)], &["NOAUTH", "REDIS_AUTH"]),
-        wrong(&[("REDIS_URL", &address), ("REDIS_AUTH", SECRETS[1])], &["WRONGPASS", "REDIS_AUTH"]),
-        wrong(&[("REDIS_URL", &url)], &["WRONGPASS", "REDIS_URL"]),
-        wrong(
+        misconfigured_env(&[("REDIS_URL", &address)], &["NOAUTH", "REDIS_AUTH"]),
+        misconfigured_env(&[("REDIS_URL", &address), ("REDIS_AUTH", SECRETS[1])], &["WRONGPASS", "REDIS_AUTH"]),
+        misconfigured_env(&[("REDIS_URL", &url)], &["WRONGPASS", "REDIS_URL"]),
+        misconfigured_env(
             &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", file)],
             &["WRONGPASS", "TOLLKEEPER_REDIS_AUTH_FILE"],
         ),
-        wrong(
+        misconfigured_env(
             &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", "/does/not/exist")],
             &["TOLLKEEPER_REDIS_AUTH_FILE", "/does/not/exist", "No such file"],
         ),
@@ -129,7 +135,10 @@ fn missing_acl_permission_is_named() {
     let address = server.address();
     let auth = |user: &str| format!("{user}:{}", SECRETS[0]);
     let cases = ["noeval", "nolist", "readonly", "otherkeys"].map(|user| {
-        wrong(&[("REDIS_URL", &address), ("REDIS_AUTH", &auth(user))], &["+eval +evalsha", "`tk1:`", "REDIS_AUTH"])
+        misconfigured_env(
+            &[("REDIS_URL", &address), ("REDIS_AUTH", &auth(user))],
+            &["+eval +evalsha", "`tk1:`", "REDIS_AUTH"],
+        )
     });
     assert_reported(cases.into());
     for (user, format) in [("least", "tollkeeper"), ("counts", "ratelimit")] {
@@ -155,21 +164,21 @@ fn tls_mismatch_is_reported() {
     let tls = |server: &Server| format!("rediss://127.0.0.1:{}", server.tls_port());
     assert_reported(
         vec![
-            wrong(
+            misconfigured_env(
                 &[("REDIS_URL", &tls(&open)), ("REDIS_TLS_CACERT", &path("other_ca.crt"))],
                 &["REDIS_TLS_CACERT", "UnknownIssuer"],
             ),
-            wrong(&[("REDIS_URL", &tls(&open))], &["REDIS_TLS_CACERT", "UnknownIssuer"]),
-            wrong(
+            misconfigured_env(&[("REDIS_URL", &tls(&open))], &["REDIS_TLS_CACERT", "UnknownIssuer"]),
+            misconfigured_env(
                 &[("REDIS_URL", &format!("rediss://127.0.0.2:{}", open.tls_port())), ("REDIS_TLS_CACERT", &ca)],
                 // The server listens on 127.0.0.1 only, so connecting fails before any certificate is checked.
                 &["Connection refused"],
             ),
-            wrong(
+            misconfigured_env(
                 &[("REDIS_URL", &tls(&open)), ("REDIS_TLS_CACERT", &path("server.key"))],
                 &["REDIS_TLS_CACERT=", "no certificate in it"],
             ),
-            wrong(
+            misconfigured_env(
                 &[
                     ("REDIS_URL", &tls(&server)),
                     ("REDIS_TLS_CACERT", &ca),
@@ -178,15 +187,18 @@ fn tls_mismatch_is_reported() {
                 ],
                 &["REDIS_TLS_CLIENT_KEY=", "not the key of REDIS_TLS_CLIENT_CERT; give the pair"],
             ),
-            wrong(&[("REDIS_URL", &tls(&server)), ("REDIS_TLS_CACERT", &ca)], &["REDIS_TLS_CLIENT_CERT"]),
-            wrong(
+            misconfigured_env(&[("REDIS_URL", &tls(&server)), ("REDIS_TLS_CACERT", &ca)], &["REDIS_TLS_CLIENT_CERT"]),
+            misconfigured_env(
                 &[("REDIS_URL", &format!("rediss://{}", open.address())), ("REDIS_TLS_CACERT", &ca)],
                 &["speaks no TLS", "REDIS_TLS"],
             ),
-            wrong(&[("REDIS_URL", &format!("127.0.0.1:{}", open.tls_port()))], &["speaks TLS", "REDIS_TLS=true"]),
+            misconfigured_env(
+                &[("REDIS_URL", &format!("127.0.0.1:{}", open.tls_port()))],
+                &["speaks TLS", "REDIS_TLS=true"],
+            ),
         ]
         .into_iter()
-        .map(|case| Case { misconfigured: !case.says.contains(&"Connection refused"), ..case })
+        .map(|case| Case { misconfigured: !case.expected_text.contains(&"Connection refused"), ..case })
         .collect(),
     );
 }
@@ -197,16 +209,19 @@ fn wrong_deployment_type_is_reported() {
     let sentinels = Sentinels::start_with(&options(), &options());
     let (single, node, sentinel) = (single.address(), cluster.node(0).address(), sentinels.sentinel(0).address());
     assert_reported(vec![
-        wrong(&[("REDIS_URL", &node)], &["node of a cluster", "REDIS_TYPE=cluster"]),
-        wrong(&[("REDIS_URL", &cluster.node(4).address())], &["node of a cluster", "REDIS_TYPE=cluster"]),
-        wrong(&[("REDIS_URL", &sentinel)], &["sentinel", "REDIS_TYPE=sentinel"]),
-        wrong(
+        misconfigured_env(&[("REDIS_URL", &node)], &["node of a cluster", "REDIS_TYPE=cluster"]),
+        misconfigured_env(&[("REDIS_URL", &cluster.node(4).address())], &["node of a cluster", "REDIS_TYPE=cluster"]),
+        misconfigured_env(&[("REDIS_URL", &sentinel)], &["sentinel", "REDIS_TYPE=sentinel"]),
+        misconfigured_env(
             &[("REDIS_URL", &single), ("REDIS_TYPE", "cluster")],
             &["cluster support disabled", "REDIS_TYPE=cluster"],
         ),
-        wrong(&[("REDIS_URL", &sentinel), ("REDIS_TYPE", "cluster")], &["is it a node of a cluster"]),
-        wrong(&[("REDIS_URL", &format!("{NAME},{single}")), ("REDIS_TYPE", "sentinel")], &["is it a sentinel"]),
-        wrong(
+        misconfigured_env(&[("REDIS_URL", &sentinel), ("REDIS_TYPE", "cluster")], &["is it a node of a cluster"]),
+        misconfigured_env(
+            &[("REDIS_URL", &format!("{NAME},{single}")), ("REDIS_TYPE", "sentinel")],
+            &["is it a sentinel"],
+        ),
+        misconfigured_env(
             &[("REDIS_URL", &format!("elsewhere,{sentinel}")), ("REDIS_TYPE", "sentinel")],
             &["knows no master `elsewhere`", "first word of the URL"],
         ),
@@ -216,7 +231,7 @@ fn wrong_deployment_type_is_reported() {
 #[test]
 fn too_old_server_is_reported_with_the_required_version() {
     let address = format!("127.0.0.1:{}", fake_server::serve(fake_server::redis_4));
-    assert_reported(vec![wrong(&[("REDIS_URL", &address)], &["too old", "5.0", "time"])]);
+    assert_reported(vec![misconfigured_env(&[("REDIS_URL", &address)], &["too old", "5.0", "time"])]);
 }
 
 #[test]

@@ -40,12 +40,12 @@ fn plain(requests_per_unit: u32) -> Limit {
     Limit::new(&LimitSpec::new(Algorithm::FixedWindow, requests_per_unit, Period::new(Unit::Year, 1).unwrap())).unwrap()
 }
 
-fn charge(counters: &RedisCounters, wanted: &[TestCharge]) -> Vec<ChargeResults> {
-    store_runtime().block_on(counters.charge(wanted, ChargeMode::Commit, NOW))
+fn charge(counters: &RedisCounters, test_charges: &[TestCharge]) -> Vec<ChargeResults> {
+    store_runtime().block_on(counters.charge(test_charges, ChargeMode::Commit, NOW))
 }
 
-fn admits(counters: &RedisCounters, wanted: &TestCharge) -> bool {
-    charge(counters, std::slice::from_ref(wanted))[0].iter().all(|result| result.admitted)
+fn admits(counters: &RedisCounters, test_charges: &TestCharge) -> bool {
+    charge(counters, std::slice::from_ref(test_charges))[0].iter().all(|result| result.admitted)
 }
 
 /// Number of commands of these names that the server has received.
@@ -161,8 +161,8 @@ fn rejection_older_than_a_second_is_not_cached() {
     assert!(admits(&counters, &one));
     store_runtime().block_on(async {
         server.freeze();
-        let wanted = [one.clone()];
-        let mut late = Box::pin(counters.charge(&wanted, ChargeMode::Commit, NOW));
+        let test_charges = [one.clone()];
+        let mut late = Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOW));
         assert!(poll_once(&mut late).await.is_none());
         let sent = Instant::now();
         wait_for("a second", || (sent.elapsed() >= Duration::from_secs(1)).then_some(()));
@@ -204,8 +204,8 @@ fn entry_ends_with_its_window() {
     let (rejected, before) = (Instant::now(), command_calls(&server, &["incrby"]));
     (0..10).for_each(|_| assert!(!admits(late)));
     // The window ends in half a second, and with it the rejection.
-    let most = rejected.elapsed().as_secs() * 2 + u64::from(rejected.elapsed() >= Duration::from_millis(500));
-    assert!(command_calls(&server, &["incrby"]) - before <= most);
+    let max_calls = rejected.elapsed().as_secs() * 2 + u64::from(rejected.elapsed() >= Duration::from_millis(500));
+    assert!(command_calls(&server, &["incrby"]) - before <= max_calls);
     assert!(admits(NOW.plus_us(60_000_000)), "a new window owes nothing to the last one");
 }
 
