@@ -46,7 +46,7 @@ impl SpanExporter for DiscardingExporter {
     }
 }
 
-/// A tracer that keeps this share of what begins here.
+/// Tracer that samples this share of the traces that start here.
 fn tracer(ratio: f64) -> Tracer {
     let thread = ExportThread { setting: "OTEL", on_start: || {} };
     let queue = SpanQueueOptions { max_spans: 10_000, max_batch_spans: 100, delay: Duration::from_secs(3600) };
@@ -80,7 +80,7 @@ fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 
         request
     };
     let call = |request| drop(rpc.should_rate_limit(request).now_or_never().expect("memory answers at once").unwrap());
-    // What is made once, at the first call of a thread, is not what a call costs.
+    // Warms up: one-time allocations of the first calls are not counted.
     (0..10).for_each(|_| call(request()));
     let requests: Vec<_> = (0..CALLS).map(|_| request()).collect();
     allocation_counter::measure(|| requests.into_iter().for_each(call)).count_total
@@ -111,10 +111,10 @@ fn unsampled_call_allocates_nothing_for_traces() {
     let sampled = format!("00-{TRACE}-{SPAN}-01");
     let (without, with) =
         (allocations(None, &[("traceparent", &sampled)]), allocations(Some(tracer(0.0)), &[("traceparent", &sampled)]));
-    assert!(with > without + CALLS, "a span is not for nothing: {with} and {without}");
+    assert!(with > without + CALLS, "an unsampled span allocates: {with} and {without}");
 }
 
-/// From the bytes of a message to those of its answer: the statuses, and the answer as it is sent.
+/// Decodes, decides and encodes: one allocation for the statuses, one for the encoded response.
 #[test]
 fn memory_decision_allocates_twice() {
     let service = service(None);
@@ -126,7 +126,7 @@ fn memory_decision_allocates_twice() {
     let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| login(&format!("user{user}")).encode_to_vec()).collect();
     let count =
         || allocation_counter::measure(|| messages.iter().for_each(|message| drop(decide(message)))).count_total;
-    // The first time each user's counter is made, and room for it.
+    // The first decision on a user creates the counter, which allocates.
     let first = count();
     assert_eq!(count(), 2 * CALLS, "the first time {first}");
 }

@@ -1,4 +1,4 @@
-//! Messages as received over gRPC: decoded, decided, answered.
+//! Messages as received over gRPC: decoded, decided and encoded.
 //!
 //! The decoder is compared with prost's, and with the reflection that `/json` uses, which decodes by descriptors. A
 //! message that both accept must be the same.
@@ -40,8 +40,7 @@ pub(crate) fn check(data: &[u8]) {
     }
 }
 
-/// Compares with reflection. The descriptors have `string` where ours are bytes, so reflection rejects other bytes than
-/// UTF-8.
+/// Compares with reflection, which rejects invalid UTF-8 because the descriptors have `string` for our bytes.
 fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
     thread_local! {
         static POOL: DescriptorPool = DescriptorPool::decode(pb::descriptor_set()).expect("the build wrote it");
@@ -52,7 +51,7 @@ fn same_by_reflection(data: &[u8], request: &RateLimitRequest) {
     let is_text = entries().all(|e| std::str::from_utf8(&e.key).is_ok() && std::str::from_utf8(&e.value).is_ok());
     match DynamicMessage::decode(message, data) {
         Ok(other) => assert_eq!(other.transcode_to::<RateLimitRequest>().as_ref(), Ok(request)),
-        // Of a duplicate field only the last counts, and the first may not have been UTF-8.
+        // Only the last duplicate of a field counts; an earlier one may be invalid UTF-8.
         Err(error) => assert!(!is_text || std::str::from_utf8(data).is_err(), "{error}: {request:?}"),
     }
 }

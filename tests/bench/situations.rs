@@ -27,7 +27,7 @@ use tollkeeper::rule::{Domain, RuleNode};
 pub(crate) const DOMAIN: &str = "bench";
 /// Start time; counters keep 32 bits of seconds, so later times fit.
 pub(crate) const BEGIN: Time = Time::from_secs(1_000_000_000);
-/// Number of users in rotation if the counters are not what is measured.
+/// Number of users in rotation, in situations that do not measure counters.
 const USERS: usize = 1000;
 /// Length of a user's name if it does not matter.
 const NAME_BYTES: usize = 13;
@@ -61,7 +61,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Through so many places: a power of ten, so that a prime step visits them all.
+    /// Walk over a power of ten of positions, all of which the prime step visits.
     pub(crate) const fn over(positions: usize) -> Self {
         Self { at: 0, positions }
     }

@@ -2,7 +2,7 @@
 //!
 //! The suite, the `deploy` tests, the `serve` bench and `allocations` share it. Everything started here listens on
 //! reserved loopback ports, quotes its log on failure, and ends when its value is dropped. Nothing sleeps for a fixed
-//! time: [`wait_for`] polls until a condition holds, with a deadline that only a broken server reaches. Nothing is
+//! time: [`wait_for`] polls until a condition is met, with a deadline that only a broken server reaches. Nothing is
 //! skipped: a missing Envoy or Redis fails the test.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking, its kit too")]

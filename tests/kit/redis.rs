@@ -214,7 +214,7 @@ impl Server {
         self.connect(REPLY_TIMEOUT)?.command(words)
     }
 
-    /// A connection of the kit's user; connecting, and each reply, take at most `timeout`.
+    /// Connection of the kit's user; `timeout` bounds connecting and each reply.
     pub(crate) fn connect(&self, timeout: Duration) -> RedisResult<RedisClient> {
         RedisClient::connect(&format!("redis://{KIT_USER}:{KIT_USER}@{}", self.address()), timeout)
     }
@@ -262,10 +262,10 @@ impl Server {
         self.frozen.store(false, Ordering::Relaxed);
     }
 
-    /// Ends it at once (`kill -9`) and waits until it is gone. Its ports stay reserved.
+    /// Kills it (`kill -9`) and waits until it has ended. Its ports stay reserved.
     pub(crate) fn kill(&self) {
         let mut child = self.child();
-        // Both fail only if it is gone already.
+        // Both fail only if the process has ended already.
         let _ = child.kill();
         let _ = child.wait();
     }

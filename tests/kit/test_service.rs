@@ -59,7 +59,7 @@ impl TestService {
         self
     }
 
-    /// Replaces the rules by those of these files, given as name and text.
+    /// Replaces the rules; each file is a name and a text.
     pub(crate) fn load<N: AsRef<str>>(&self, files: impl IntoIterator<Item = (N, N)>) {
         let sources: Vec<RuleText> = files
             .into_iter()

@@ -27,7 +27,7 @@ pub(crate) struct Setup {
 /// Rules, and the way to pass their location.
 #[derive(Debug)]
 enum Rules {
-    /// None, or those that the test passes itself.
+    /// No rules, or rules that the test passes itself.
     None,
     /// One file, by `--config`.
     File(String),
@@ -245,7 +245,7 @@ impl Tollkeeper {
         signal::freeze(&self.child);
     }
 
-    /// Continues it; it then handles what it was sent meanwhile.
+    /// Continues it; the process then handles the bytes received meanwhile.
     pub(crate) fn thaw(&self) {
         signal::thaw(&self.child);
     }
@@ -261,9 +261,9 @@ impl Tollkeeper {
         self.child.try_wait().expect("the child can be asked")
     }
 
-    /// Ends it at once and waits until it is gone.
+    /// Kills it and waits until it has ended.
     pub(crate) fn kill(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

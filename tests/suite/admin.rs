@@ -259,7 +259,7 @@ fn log_level_changes_while_running() {
     assert!(!server.stderr().contains("rules loaded"), "a warning: {}", server.stderr());
     reload();
     wait_for("a warning", || server.stderr().contains("rules loaded").then_some(()));
-    // The libraries below have much to say of a connection.
+    // Libraries would log about connections at this level.
     charge(&server, "login", "ann");
     assert!(!server.stderr().contains("level=debug"), "{}", server.stderr());
     assert_eq!(put_level(&server, Some(TOKEN), "trace").status, 200);

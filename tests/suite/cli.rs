@@ -50,7 +50,7 @@ impl Run<'_> {
             .envs(self.env.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // A command that does not read its input may be gone already.
+        // A command that does not read its input may have ended already.
         let _ = child.stdin.take().unwrap().write_all(self.stdin.as_bytes());
         let output = child.wait_with_output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -1,8 +1,8 @@
 //! Decisions, from a message and the text of rule files to the response, in this process at known times.
 //!
 //! Each test is a table of requests with the response as text (see `TestResponse::text`): verdict, each descriptor's
-//! limit, its remaining hits and the seconds until its reset, headers. Rules, settings, matching, charging and merging
-//! take part.
+//! limit, its remaining hits and the seconds until its reset, headers. The tests cover rules, settings, matching,
+//! charging and merging.
 
 use std::future::Future;
 use std::pin::pin;
@@ -205,17 +205,17 @@ fn unlimited_rule_is_not_counted() {
 #[test]
 fn shadow_rule_is_counted_and_rejects_nothing() {
     let rules = "descriptors:
-  - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: real, rate_limit: {unit: hour, requests_per_unit: 2}}";
     assert_responses(
         &test_service(&[], rules),
         &[
-            (shop_request("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
-            (shop_request("trial"), "OK [OK 1/HOUR left 0 in 3600 s]"),
-            (shop_request("trial; real"), "OK [OK 1/HOUR left 0 in 3600 s, OK 2/HOUR left 1 in 3600 s]"),
+            (shop_request("shadow"), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (shop_request("shadow"), "OK [OK 1/HOUR left 0 in 3600 s]"),
+            (shop_request("shadow; real"), "OK [OK 1/HOUR left 0 in 3600 s, OK 2/HOUR left 1 in 3600 s]"),
             (shop_request("real"), "OK [OK 2/HOUR left 0 in 3600 s]"),
             (
-                shop_request("trial; real"),
+                shop_request("shadow; real"),
                 "OVER [OK 1/HOUR left 0 in 3600 s, OVER 2/HOUR left 0 in 3600 s] Retry-After: 3600",
             ),
         ],
@@ -239,7 +239,7 @@ fn quota_limits_reject_only_if_every_quota_is_exceeded() {
   - {key: quota, value: 'no', quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: quota, value: 'no2', quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: quota, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 999}}
-  - {key: trial, shadow_mode: true, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: shadow, shadow_mode: true, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: free, rate_limit: {unlimited: true}}";
     let (plain, all) = (test_service(&[], rules), test_service(&[("QUOTA_MODE", "true")], rules));
     let table = [
@@ -254,7 +254,7 @@ fn quota_limits_reject_only_if_every_quota_is_exceeded() {
         ("quota=no; quota=no2", true, true),
         ("quota=no; real", true, false),
         ("quota; real=no", true, false),
-        ("quota=no; trial", false, false),
+        ("quota=no; shadow", false, false),
         // An unlimited rule is not a quota; under QUOTA_MODE a descriptor without a limit is one.
         ("quota=no; free", true, true),
         ("quota=no; other", true, false),
@@ -429,9 +429,9 @@ fn shadow_limit_beside_an_enforced_limit_is_charged_but_not_reported() {
         "descriptors:
   - key: k
     rate_limit:
-      - {unit: minute, requests_per_unit: 1, shadow_mode: true, name: trial}
+      - {unit: minute, requests_per_unit: 1, shadow_mode: true, name: shadow}
       - {unit: hour, requests_per_unit: 3}
-  - key: trials
+  - key: shadows
     shadow_mode: true
     rate_limit:
       - {unit: minute, requests_per_unit: 1, name: one}
@@ -445,9 +445,9 @@ fn shadow_limit_beside_an_enforced_limit_is_charged_but_not_reported() {
             (shop_request("k"), "OK [OK 3/HOUR left 0 in 3600 s]"),
             (shop_request("k"), "OVER [OVER 3/HOUR left 0 in 3600 s] Retry-After: 3600"),
             // If all limits are in shadow mode, the status shows one of them and rejects nothing.
-            (shop_request("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
-            (shop_request("trials"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
-            (shop_request("trials"), "OK [OK two: 2/HOUR left 0 in 3600 s]"),
+            (shop_request("shadows"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
+            (shop_request("shadows"), "OK [OK one: 1/MINUTE left 0 in 60 s]"),
+            (shop_request("shadows"), "OK [OK two: 2/HOUR left 0 in 3600 s]"),
         ],
     );
 }
@@ -457,7 +457,7 @@ fn stop_cache_key_increment_spares_the_other_descriptors() {
     let rules = "descriptors:
   - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}
-  - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}";
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}";
     let both = || shop_request("a; b; other");
     let over = |left: u32| {
         format!("OVER [OVER 1/HOUR left 0 in 3600 s, OK 9/HOUR left {left} in 3600 s, OK] Retry-After: 3600")
@@ -477,8 +477,8 @@ fn stop_cache_key_increment_spares_the_other_descriptors() {
             (shop_request("a").refund(2), "OK [OK 1/HOUR left 0 in 3600 s]"),
             (shop_request("a").refund(1), "OK [OK 1/HOUR left 1 in 3600 s]"),
             // A shadow rule spares others as an enforced one does, as in envoyproxy/ratelimit; refunds always count.
-            (shop_request("trial; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
-            (shop_request("trial; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 9 in 3600 s]"),
+            (shop_request("shadow; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
+            (shop_request("shadow; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 9 in 3600 s]"),
         ],
     );
 }
@@ -555,7 +555,7 @@ fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
   - {key: one2, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: none, rate_limit: {unit: minute, requests_per_unit: 0}}
   - {key: none2, rate_limit: {unit: hour, requests_per_unit: 0}}
-  - {key: trial, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
   - {key: quota, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 0}}
   - {key: free, rate_limit: {unlimited: true}}
   - {key: most, rate_limit: {unit: hour, requests_per_unit: 4294967295}}";
@@ -574,8 +574,8 @@ fn headers_show_the_last_enforced_rejection_else_the_least_remaining() {
         ("none; five", Some((0, 0, 60)), None),
         ("none; none2", Some((0, 0, 3600)), None),
         ("none2; none", Some((0, 0, 60)), None),
-        ("trial; five", Some((0, 0, 43_200)), None),
-        ("five; none; trial", Some((0, 0, 60)), None),
+        ("shadow; five", Some((0, 0, 43_200)), None),
+        ("five; none; shadow", Some((0, 0, 60)), None),
         // An exceeded quota counts as a limit without remaining hits.
         ("quota; none", Some((0, 0, 60)), None),
         ("none; quota", Some((0, 0, 60)), None),
@@ -669,7 +669,7 @@ descriptors:
     over_limit_body: '{}'
     over_limit_content_type: application/json
     rate_limit: {unit: hour, requests_per_unit: 1}
-  - {key: trial, shadow_mode: true, over_limit_body: trial, rate_limit: {unit: hour, requests_per_unit: 0}}";
+  - {key: shadow, shadow_mode: true, over_limit_body: shadow, rate_limit: {unit: hour, requests_per_unit: 0}}";
     let plain = test_service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], rules);
     let said = |service: &TestService, request: &TestRequest| {
         let response = decide(service, request).response;
@@ -682,8 +682,8 @@ descriptors:
         (shop_request("own"), "own", "content-type: text/x"),
         (shop_request("json"), "", ""),
         (shop_request("json"), "{}", "content-type: application/json"),
-        (shop_request("trial"), "", ""),
-        (shop_request("trial; json"), "{}", "content-type: application/json"),
+        (shop_request("shadow"), "", ""),
+        (shop_request("shadow; json"), "{}", "content-type: application/json"),
         (shop_request("own; json"), "own", "content-type: text/x"),
         (shop_request("x").limit(0, 3, None), "domain", "content-type: text/x"),
         (shop_request("other"), "", ""),
@@ -708,7 +708,7 @@ fn metadata_names_the_rejecting_limits() {
         &[("TOLLKEEPER_METADATA_VERDICTS", "true")],
         "descriptors:
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0, name: ban}}
-  - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: ok, rate_limit: {unit: hour, requests_per_unit: 100}}
   - key: tree
     value: 'a*'
@@ -721,7 +721,7 @@ fn metadata_names_the_rejecting_limits() {
     );
     let ban = json!({"rule": "shop.none", "name": "ban"});
     let table = [
-        (shop_request("ok; trial; other"), json!({})),
+        (shop_request("ok; shadow; other"), json!({})),
         (shop_request("ok; none"), json!({"over_limit": [ban]})),
         (shop_request("none; none=x"), json!({"over_limit": [ban, ban]})),
         (
@@ -742,7 +742,7 @@ fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_
   - {key: b, metadata: {own: b, deep: {x: 2, other: b}, list: [2], b: 1}, rate_limit: {unit: hour, requests_per_unit: 99}}
   - {key: clash, metadata: {deep: text}, rate_limit: {unit: hour, requests_per_unit: 99}}
   - {key: none, metadata: {none: 1}, rate_limit: {unit: hour, requests_per_unit: 0}}
-  - {key: trial, shadow_mode: true, metadata: {trial: 1}, rate_limit: {unit: hour, requests_per_unit: 0}}
+  - {key: shadow, shadow_mode: true, metadata: {shadow: 1}, rate_limit: {unit: hour, requests_per_unit: 0}}
   - {key: free, metadata: {free: 1}, rate_limit: {unlimited: true}}
   - key: detailed
     detailed_metric: true
@@ -765,7 +765,7 @@ fn metadata_describes_the_request_and_merges_what_rules_attach_without_changing_
         ("clash", Some(json!({"deep": "text"}))),
         // Metadata of descriptors that pass, those in shadow mode included; not of unlimited or unmatched ones.
         ("none; b", Some(b)),
-        ("trial", Some(json!({"trial": 1}))),
+        ("shadow", Some(json!({"shadow": 1}))),
         ("free; other; none", None),
         ("detailed=x", Some(json!({"kept": true}))),
     ];
@@ -831,7 +831,7 @@ const QUEUES: &str = "descriptors:
   - {key: slow, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_bucket, queue_size: 4}}
   - {key: brief, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, queue_size: 4, max_wait: 150ms}}
   - {key: ahead, rate_limit: {unit: second, requests_per_unit: 10, algorithm: token_bucket, bucket_size: 1, max_wait: 150ms}}
-  - {key: trial, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_bucket, queue_size: 4}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_bucket, queue_size: 4}}
   - {key: none, rate_limit: {unit: hour, requests_per_unit: 0}}";
 
 /// Delays of the responses in milliseconds, `None` for a rejection, for a caller that waits 10 s.
@@ -882,7 +882,7 @@ fn rejections_peeks_and_shadow_limits_are_not_delayed() {
     // A rejected request is not delayed by the descriptors that would have passed.
     assert_eq!(delays_ms(&service, &[shop_request("q; none")]), [None]);
     // Limits in shadow mode delay nothing, and all limits are in shadow mode under SHADOW_MODE.
-    assert_eq!(delays_ms(&service, &vec![shop_request("trial"); 6]), [Some(0); 6]);
+    assert_eq!(delays_ms(&service, &vec![shop_request("shadow"); 6]), [Some(0); 6]);
     let shadow = test_service(&[("SHADOW_MODE", "true")], QUEUES);
     assert_eq!(delays_ms(&shadow, &vec![shop_request("q; none"); 6]), [Some(0); 6]);
 }

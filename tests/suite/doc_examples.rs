@@ -12,7 +12,7 @@ use crate::kit::repository;
 
 /// Checks a file of rules with nft.
 fn nft(file: &Path) -> Result<(), String> {
-    // Checking asks the kernel, for which it wants CAP_NET_ADMIN. A namespace of one's own grants that.
+    // `nft -c` queries the kernel and needs CAP_NET_ADMIN, which a new network namespace grants.
     let direct: &[&str] = &["nft"];
     let own_namespace: &[&str] = &["unshare", "--map-root-user", "--net", "nft"];
     let mut error_text = String::new();
@@ -33,7 +33,7 @@ fn nft(file: &Path) -> Result<(), String> {
             return Err(error_text);
         }
     }
-    // Its grammar is judged before the kernel is asked, so a file that gets here has passed that.
+    // nft checks the syntax before it queries the kernel, so the syntax is valid here.
     println!("nft may not query the kernel here; only the syntax was checked: {error_text}");
     Ok(())
 }
@@ -48,12 +48,12 @@ fn nft_accepts_the_nftables_example() {
     assert!(nft(&broken).unwrap_err().contains("syntax error"));
 }
 
-/// An answer with these header lines.
+/// Response with these header lines.
 fn answer(status: &str, headers: &str) -> String {
     format!("HTTP/1.1 {status}\r\n{headers}content-length: 3\r\nconnection: close\r\n\r\nhi\n")
 }
 
-/// Reads one request and sends one answer.
+/// Reads one request and sends one response.
 fn serve(mut stream: TcpStream, response: &str) {
     let mut head = Vec::new();
     let mut byte = [0];
@@ -69,7 +69,7 @@ fn run_client(times: usize, responses: Vec<String>) -> (Output, Vec<Instant>) {
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let came = Arc::new(Mutex::new(Vec::new()));
     let noted = came.clone();
-    // It ends with the process: how often the client calls is what is to be found out.
+    // The thread ends with the process, because the number of calls is unknown.
     thread::spawn(move || {
         let beyond = answer("500 One Too Many", "");
         for (place, stream) in listener.incoming().enumerate() {

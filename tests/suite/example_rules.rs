@@ -63,7 +63,7 @@ impl ExampleService {
 
 #[test]
 fn each_rule_admits_its_limit_and_rejects_the_next() {
-    // The descriptor, what passes at once, when it is asked again, and what passes then.
+    // descriptor, hits that pass at once, time until the next calls, hits that pass then
     type Row = (&'static [(&'static str, &'static str)], u64, u64, u64);
     let table: [Row; 14] = [
         (&[("marketing", "ann")], 5, DAY, 5),
@@ -75,7 +75,7 @@ fn each_rule_admits_its_limit_and_rejects_the_next() {
         (&[("message", "ann")], 300, 3 * HOUR + HOUR + HOUR / 2, 150),
         (&[("read", "ann")], 50, SECOND, 5),
         (&[("user", "ann"), ("action", "post")], 1, SECOND, 1),
-        // A bucket of 150 a day: one comes back every 576 s.
+        // A bucket of 150 a day refills one token every 576 s.
         (&[("user", "ann"), ("action", "friend")], 150, 576 * SECOND, 1),
         (&[("user", "ann"), ("action", "like")], 5, SECOND, 5),
         (&[("generic_key", "everyone")], 10_000, SECOND / 100, 100),

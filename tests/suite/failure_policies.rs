@@ -67,9 +67,9 @@ descriptors:
   - {key: allow, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: allow}}
   - {key: deny, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny, name: d}}
   - {key: error, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
-  - {key: trial_local, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: local}}
-  - {key: trial_deny, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
-  - {key: trial_error, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
+  - {key: shadow_local, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: local}}
+  - {key: shadow_deny, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
+  - {key: shadow_error, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
   - {key: quota_deny, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
   - {key: quota_allow, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: allow}}
   - key: quota_trial
@@ -110,11 +110,11 @@ fn each_policy_gives_its_response() {
         (&["free"], "OK [OK unlimited]"),
         (&["unknown"], "OK [OK]"),
         // A limit in shadow mode rejects nothing and causes no error.
-        (&["trial_local"], "OK [OK]"),
-        (&["trial_deny"], "OK [OK]"),
-        (&["trial_error"], "OK [OK]"),
+        (&["shadow_local"], "OK [OK]"),
+        (&["shadow_deny"], "OK [OK]"),
+        (&["shadow_error"], "OK [OK]"),
         // Several descriptors: an error takes precedence over other policies, a rejection over an admission.
-        (&["allow", "trial_error", "free"], "OK [OK, OK, OK unlimited]"),
+        (&["allow", "shadow_error", "free"], "OK [OK, OK, OK unlimited]"),
         (&["allow", "deny"], "OVER [OK, OVER d: 7/DAY left 0 in 1 s] Retry-After: 1"),
         (&["deny", "local"], "OVER [OVER d: 7/DAY left 0 in 1 s, OVER 2/DAY left 0 in 43200 s] Retry-After: 43200"),
         (&["error", "deny"], ERROR),
@@ -273,7 +273,7 @@ fn every_failed_charge_is_counted() {
     let service = test_service(&[], 1, RULES);
     let failed = || service.inner.decider.failed_charges().map(|(_, count)| count).sum::<u64>();
     let table: [(&[&str], u64); 5] =
-        [(&["free"], 0), (&["allow"], 1), (&["local", "deny"], 3), (&["trial_error"], 4), (&["allow_deny"], 5)];
+        [(&["free"], 0), (&["allow"], 1), (&["local", "deny"], 3), (&["shadow_error"], 4), (&["allow_deny"], 5)];
     for (keys, expected) in table {
         let _ = service.decide(&about(keys));
         assert_eq!(failed(), expected, "{keys:?}");
@@ -303,13 +303,13 @@ const STATES: [(bool, bool); 4] = [(false, false), (true, false), (false, true),
 #[test]
 fn health_follows_the_store_as_configured() {
     let error_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
-    let trial_rule = "descriptors: [{key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
+    let shadow_rule = "descriptors: [{key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
     let local_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]";
     // rules, whether health needs the store, statuses of the pages in each state
     let (ok, no) = (200, 500);
     let table = [
         (local_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
-        (trial_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
+        (shadow_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
         (error_rule, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
         (local_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),
         (error_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),

@@ -38,7 +38,7 @@ const CHECKS: [(&str, Check); 8] = [
     ("wildcard", wildcard::check),
 ];
 
-/// The names in a directory of `fuzz/`, without `ending`.
+/// File names in a directory of `fuzz/`, without `ending`.
 fn names(directory: &str, ending: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(repository("fuzz").join(directory)).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -52,7 +52,7 @@ fn every_corpus_input_passes_its_check() {
         for entry in fs::read_dir(repository("fuzz/corpus").join(target)).unwrap() {
             let path = entry.unwrap().path();
             let data = fs::read(&path).unwrap();
-            // Says which input it was, where the check only says what is wrong.
+            // Names the input; the check itself only reports the failure.
             if std::panic::catch_unwind(|| check(&data)).is_err() {
                 panic!("{} does not pass", path.display());
             }

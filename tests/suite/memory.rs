@@ -211,7 +211,7 @@ fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
             assert!(!hit(&store, key, &limit, NOW).unwrap().admitted, "{algorithm}: {key} was forgotten");
         }
         assert_eq!(store.usage().evicted, 0);
-        // They have expired, those of buckets a day after the others, and new ones replace them without a sweep.
+        // The counters have expired, buckets a day later than others, and new ones replace them without a sweep.
         let later = NOW.plus_us(2 * 24 * HOUR_US + SECOND_US);
         for key in count..count + 100 {
             assert!(hit(&store, key, &limit, later).unwrap().admitted, "{algorithm}");

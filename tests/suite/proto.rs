@@ -1,9 +1,9 @@
-//! The files of `proto/` against the descriptors that a real Envoy carries in its binary.
+//! Comparison of the files of `proto/` with the descriptors in a real Envoy binary.
 //!
-//! Every message, field, enum value and method is turned into a line of text that states all that matters on the
-//! wire. Ours must be among Envoy's, and what Envoy has beyond ours must be listed here, so that a field that a
-//! newer Envoy adds is noticed. The descriptor set says `string` for an entry's key and value; that the generated
-//! code takes them as bytes shows in the tests of `wire`.
+//! Every message, field, enum value and method becomes a line of text with its properties on the wire. Envoy must have
+//! all of our lines, and [`LEFT_OUT`] lists Envoy's other ones, so the test notices a field that a newer Envoy adds.
+//! The descriptor set has `string` for an entry's key and value; the tests of `wire` show that generated code accepts
+//! bytes.
 
 use std::collections::BTreeSet;
 use std::io::BufRead;
@@ -52,7 +52,7 @@ fn omitted_fields_are_listed() {
     assert!(stale.is_empty(), "listed as left out, but not in Envoy, or in proto/: {stale:#?}");
 }
 
-/// For each of our files, the facts of ours and those of Envoy's.
+/// Lines of our version and of Envoy's version, for each of our files.
 fn file_pairs() -> Vec<(BTreeSet<String>, BTreeSet<String>)> {
     let set = FileDescriptorSet::decode(pb::descriptor_set()).unwrap();
     let ours: Vec<_> = set.file.iter().filter(|file| file.name().starts_with("envoy/")).collect();
@@ -65,7 +65,7 @@ fn file_pairs() -> Vec<(BTreeSet<String>, BTreeSet<String>)> {
     ours.into_iter().map(|file| (facts(file), facts(&envoys_file(&binary, file.name())))).collect()
 }
 
-/// The descriptor of the file `name`, found in the binary by its first field: 0x0a, the length, the name.
+/// Descriptor of the file `name`, located in the binary by its first field: 0x0a, the length, the name.
 fn envoys_file(binary: &[u8], name: &str) -> FileDescriptorProto {
     let start = [&[u8::try_from(name.len()).unwrap()], name.as_bytes()].concat();
     let mut rest = binary;
@@ -78,7 +78,7 @@ fn envoys_file(binary: &[u8], name: &str) -> FileDescriptorProto {
     panic!("no descriptor of {name} in the Envoy binary");
 }
 
-/// The serialized message at the start of `bytes`: it ends where no further field with a number not lower begins.
+/// Serialized message at the start of `bytes`, which ends before the first field with a lower number.
 fn one_message(bytes: &[u8]) -> &[u8] {
     let (mut rest, mut end, mut last) = (bytes, bytes.len(), 0);
     while let Ok((number, wire_type)) = decode_key(&mut rest)

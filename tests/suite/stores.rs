@@ -240,7 +240,7 @@ fn shadow_limit_beside_an_enforced_limit_rejects_nothing(store: &StoreUnderTest)
         "descriptors:
   - key: k
     rate_limit:
-      - {unit: minute, requests_per_unit: 1, shadow_mode: true, name: trial}
+      - {unit: minute, requests_per_unit: 1, shadow_mode: true, name: shadow}
       - {unit: hour, requests_per_unit: 3}",
     );
     assert_responses(

@@ -37,7 +37,7 @@ pub(crate) type Driver<'d> = dyn FnMut(&str, &[EnforcedLimit<'_>], Time, ChargeR
 
 /// A worked case.
 pub(crate) struct Case {
-    /// As in the list of cases, and what it varies.
+    /// Identifier in the list of cases, with its variation.
     pub(crate) id: String,
     /// The key and the limits of the next row.
     key: &'static str,

@@ -274,7 +274,7 @@ proptest! {
     }
 }
 
-/// Text that looks like a context, or any text.
+/// Bytes that match `pattern`, or any bytes.
 fn of_header(pattern: &'static str) -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         3 => proptest::string::bytes_regex(pattern).unwrap(),

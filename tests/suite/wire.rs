@@ -43,7 +43,7 @@ fn decodes_borrowed(bytes: &[u8]) -> bool {
 #[test]
 fn hits_default_from_descriptor_to_request_to_one() {
     let table = [
-        // of the request, of the descriptor, negative, what is charged
+        // hits of the request, hits of the descriptor, negative, hits charged
         (0, None, false, Hits::Charge(1)),
         (1, None, false, Hits::Charge(1)),
         (7, None, false, Hits::Charge(7)),

@@ -14,8 +14,9 @@ use super::certificates::Certificates;
 pub(crate) struct RedisClient(Connection);
 
 impl RedisClient {
-    /// Connects to `redis://[USER:PASSWORD@]HOST:PORT` or `redis+unix:///PATH`; connecting, and later each reply, take
-    /// at most `timeout`.
+    /// Connects to `redis://[USER:PASSWORD@]HOST:PORT` or `redis+unix:///PATH`.
+    ///
+    /// `timeout` bounds connecting and each reply.
     pub(crate) fn connect(url: &str, timeout: Duration) -> RedisResult<Self> {
         let info = url.into_connection_info()?;
         let settings = info.redis_settings().clone().set_skip_set_lib_name();

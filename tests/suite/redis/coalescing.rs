@@ -277,7 +277,7 @@ fn hot_counter_is_exact_with_far_fewer_calls_than_charges() {
     const LIMIT: u32 = 7_000;
     let server = options().start();
     for algorithm in Algorithm::ALL {
-        // A leaky bucket delays what it admits: here all but the first longer than callers wait.
+        // A leaky bucket delays admitted requests: here, all but the first beyond the callers' deadline.
         let expected = if algorithm == Algorithm::LeakyBucket { 1 } else { u64::from(LIMIT) };
         let limit = limit(algorithm, LIMIT);
         let counters = Arc::new(primed(&server, TimeSource::Redis));
@@ -501,7 +501,7 @@ fn call_past_its_deadline_frees_its_counter() {
         assert_eq!(hurried.await, [Err(RedisError::Timeout)]);
         assert_eq!(first.await, [Err(RedisError::Timeout)]);
         assert!(began.elapsed() >= Duration::from_millis(500));
-        // The waiting charge is sent now, after the first one, whose caller has gone.
+        // The waiting charge is sent now, after the first one, which was cancelled.
         server.thaw();
         assert_eq!(stays.await[0].as_ref().unwrap()[0].before, 0b001);
         let next = counters.charge(&requests[3], ChargeMode::Commit, NOW).await;
@@ -535,7 +535,7 @@ fn waiters_on_a_frozen_server_time_out_in_time() {
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "400ms")];
     let counters = RedisCounters::new(&env, TimeSource::Redis);
     let limit = counting(100_000);
-    // Longer than three calls take: no charge waits for the calls before its own.
+    // Longer than three calls: no charge waits for the calls before its own.
     let requests = vec![[TestCharge::one("crowd", limit)]; 4 * MAX_CHARGES_PER_CALL];
     store_runtime().block_on(async {
         counters.charge(&[TestCharge::one("prime", limit)], ChargeMode::Commit, NOW).await;

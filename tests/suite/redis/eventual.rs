@@ -254,7 +254,7 @@ fn lease_of_one_limit_is_not_used_for_another() {
 #[test]
 fn shutdown_refunds_leases() {
     let server = options().start();
-    // So many slots that there are no shares: all admitted hits are counted.
+    // With this many slots there are no shares: all admitted hits are counted.
     let replica = Replica::start(&server, 1000);
     let key = Algorithm::FixedWindow.name();
     let admitted = replica.offer(key, "stop", 500);

@@ -6,8 +6,8 @@
 //! unreachable; replicas start, stop and crash, and keep slots while they run. [`ledger`] then checks the
 //! admissions on the time line of Redis, by each kind of limit.
 //!
-//! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` runs so many runs of each scenario and number
-//! of replicas. `TOLLKEEPER_TABLE` names a file that the admitted hits are written to, as a table.
+//! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` executes 2000 runs of each scenario and
+//! number of replicas. `TOLLKEEPER_TABLE` names a file that the admitted hits are written to, as a table.
 
 mod seeded_random;
 mod ledger;

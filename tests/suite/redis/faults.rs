@@ -107,7 +107,7 @@ fn server_faults_are_answered_in_time() {
     assert!(lines < 200, "{lines} lines were logged:\n{}", tollkeeper.stderr());
 }
 
-/// Puts something else under some of the counters.
+/// Replaces some counters by values of other types.
 fn plant(server: &Server) {
     let keys: Vec<String> = server.query(&["KEYS", "tk1:*"]);
     let mut planted = 0;
@@ -152,7 +152,7 @@ fn link_faults_are_answered_in_time() {
     let dropped = load.run_fault("link: packets dropped, connections lost", |load| {
         proxy.set(Mode::Blackhole);
         load.wait_for_calls(CALLS_PER_FAULT);
-        // No TCP goes on with a gap in it: what was open is lost.
+        // A TCP connection cannot continue after lost bytes, so open connections are reset.
         proxy.set(Mode::Reset);
         proxy.set(Mode::Pass);
     });

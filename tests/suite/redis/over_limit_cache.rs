@@ -71,7 +71,7 @@ impl Counters {
         ChargeCommand { counters: self.limits.iter().map(counted).collect(), request, dry_run: false, void_from: None }
     }
 
-    /// Result of the store for a charge after so many microseconds.
+    /// Result of the store for a charge, at a time in microseconds.
     fn charge(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
         let terms: Vec<EnforcedLimit<'_>> =
             self.limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
@@ -346,7 +346,7 @@ fn memory_is_bounded_and_expired_entries_make_room() {
     let command = counters.command(take(1));
     let origin = counters.origin;
     let over = OverLimitCache::new(MIB, false, origin);
-    // Whatever the ids are, all shards are used.
+    // All shards are used, for any ids.
     let id = |key: u128| key.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     let learn = |keys: std::ops::Range<u128>, at: Instant| {
         keys.for_each(|key| {

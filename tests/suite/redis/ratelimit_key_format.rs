@@ -1,7 +1,7 @@
 //! `TOLLKEEPER_KEY_FORMAT=ratelimit`: the counters of envoyproxy/ratelimit, by INCRBY and EXPIRE.
 //!
 //! Both programs may serve one Redis at the same time, so the tests check what the other one sees: bytes of keys,
-//! values, expiries, commands. A plain connection sends what it would send.
+//! values, expiries, commands. A plain connection sends the commands of envoyproxy/ratelimit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -378,7 +378,7 @@ fn non_numeric_value_fails_only_its_charge() {
         replica.decide(&about(&[("minute", value)])).expect_err("it cannot be counted");
         replica.decide(&about(&[("other", value)])).expect("others are counted");
     }
-    // The largest and the smallest count that Redis holds.
+    // The largest and the smallest count of Redis.
     server.query::<()>(&["SET", "domain_minute_y_1200", "9223372036854775800"]);
     assert_eq!(statuses(&replica, &about(&[("minute", "y")])), [(true, 0)]);
     server.query::<()>(&["SET", "domain_minute_z_1200", "-9223372036854775807"]);

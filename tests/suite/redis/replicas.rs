@@ -253,7 +253,7 @@ fn many_keys(fleet: &Fleet, table: &mut Table, (algorithm, limit): (Algorithm, u
     table.exactly(fleet, (algorithm.name(), "30 keys"), (responses.len() as u64, admitted(&responses), wanted));
 }
 
-/// Charges of several hits: small ones use what is too little for large ones; refunds make room for as many again.
+/// Charges of several hits: small charges use the rest that is too small for large ones, and refunds free hits.
 fn hits_of_all_sizes(fleet: &Fleet, table: &mut Table, algorithm: Algorithm) {
     let key = format!("sized_{algorithm}");
     let callers = (0..CALLERS).map(|caller| vec![about(&key, "s", 1 + caller as u64 % 5)]);

@@ -121,7 +121,7 @@ fn cluster_nodes_are_called_concurrently() {
             counters.charge(&test_charges, ChargeMode::Commit, NOON).await;
         }
         for first in 0..3 {
-            // The node that is thawed first has all its calls, in whatever order the request has them.
+            // The node that is thawed first has all its calls, independent of their order in the request.
             (0..3).for_each(|node| cluster.node(node).reset_stats());
             (0..3).for_each(|node| cluster.node(node).freeze());
             let mut call: Call<'_> = Box::pin(counters.charge(&test_charges, ChargeMode::Commit, NOON));

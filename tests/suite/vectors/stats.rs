@@ -1,4 +1,4 @@
-//! Statsd counters of every recorded request: those of envoyproxy/ratelimit, to the last hit.
+//! Statsd counters after the recorded requests equal those of envoyproxy/ratelimit.
 //!
 //! The sink is a real one, UDP on loopback, and each process is stopped so that its last counts are sent.
 
@@ -11,8 +11,8 @@ use crate::kit::tollkeeper::Setup;
 /// Prefix of all names of limits.
 const OF_LIMITS: &str = "ratelimit.service.rate_limit.";
 
-/// Result of [`exported_counters`] within one clock hour: windows start with it, and counts with them.
-fn told_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BTreeMap<String, i64> {
+/// Result of [`exported_counters`] within one clock hour, because windows start on the hour.
+fn exported_counters_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BTreeMap<String, i64> {
     loop {
         let began_in = hour();
         let counters = exported_counters(group, setup());
@@ -38,7 +38,7 @@ fn exported_counters(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
     }
     tollkeeper.signal("TERM");
     assert!(tollkeeper.wait().success(), "{}", tollkeeper.stderr());
-    // What was sent before the process ended is in the socket, and in the order in which it was sent.
+    // All packets that the process sent are in the socket, in order.
     statsd.flush();
     let counters = statsd.counters().into_iter();
     counters.filter_map(|(name, count)| Some((name.strip_prefix(OF_LIMITS)?.to_owned(), count))).collect()
@@ -79,7 +79,7 @@ fn statsd_counters_match_under_ratelimit_key_format() {
             let setup = setup.env("REDIS_URL", server.address()).env("TOLLKEEPER_STORE_TIMEOUT", "10s");
             setup.env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
         };
-        wrong.extend(differences(&group, &told_in_one_hour(&group, setup)));
+        wrong.extend(differences(&group, &exported_counters_in_one_hour(&group, setup)));
     }
     assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n"));
 }
@@ -89,7 +89,7 @@ fn statsd_counters_match_under_ratelimit_key_format() {
 fn statsd_counters_match_except_for_known_differences() {
     let mut wrong = Vec::new();
     for group in recorded() {
-        let found = differences(&group, &told_in_one_hour(&group, || group.setup()));
+        let found = differences(&group, &exported_counters_in_one_hour(&group, || group.setup()));
         wrong.extend(found.into_iter().filter(|found| {
             let domain = found.split('.').next().unwrap_or_default();
             DIFFERENCES.iter().all(|(name, ..)| *name != domain)

@@ -73,12 +73,12 @@ pub(super) fn with_policies() -> Setup {
     with_rules(RULES).env("TOLLKEEPER_REPLICAS", "2")
 }
 
-/// The part of the keys of call number `number` in Redis that says in which slot they are.
+/// Hash tag of the Redis keys of a call.
 pub(super) fn tag(number: usize) -> String {
     format!("{{faults|{}={}}}", KEYS[number % KEYS.len()], value(number))
 }
 
-/// The parts of the keys of all counters.
+/// Hash tags of all counters.
 pub(super) fn tags() -> impl Iterator<Item = String> {
     (0..KEYS.len() * VALUES).map(tag)
 }
@@ -206,7 +206,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(worker) = self.worker.take() {
-            // It panicked if the tollkeeper could not be reached, and has said so.
+            // The thread panics if the tollkeeper is unreachable, and its message is already printed.
             let _ = worker.join();
         }
     }

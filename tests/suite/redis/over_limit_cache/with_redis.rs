@@ -216,7 +216,7 @@ fn cached_response_equals_that_of_redis() {
     let env = environment(&address, &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("TOLLKEEPER_STORE_TIMEOUT", "10s")]);
     let store = Store::from(redis_counters::start_store(&env, TimeSource::Redis));
     let service = TestService::new(env.iter().copied(), NOW).with_store(store);
-    // Nothing refills while the test runs, and a reset of 366 days changes by less than it can tell.
+    // Nothing refills during the test, and a reset of up to 366 days stays the same in whole seconds.
     let several =
         "{unit: year, requests_per_unit: 3, name: slow}, {unit: day, requests_per_unit: 9, algorithm: token_bucket}";
     fixtures::load_shop_rules(
