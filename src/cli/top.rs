@@ -51,7 +51,8 @@ enum FindingFilter {
     /// No request has matched it
     NeverMatched,
     /// It has rejected nothing
-    NeverRefused,
+    #[value(alias = "never_refused")]
+    NeverRejected,
     /// Nearly every request has a new key
     KeysSeenOnce,
     /// It mostly rejects short bursts

@@ -44,7 +44,7 @@ pub(super) fn merge<'r>(
             .iter()
             .zip(&verdicts)
             .filter(|(_, verdict)| verdict.status.over_limit)
-            .find_map(|(selection, _)| selection.refusal.filter(|rejection| rejection.body.is_some()));
+            .find_map(|(selection, _)| selection.over_limit_body.filter(|rejection| rejection.body.is_some()));
         body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         headers.extend(content_type.map(|value| Header { name: "content-type", value: Cow::Borrowed(value) }));

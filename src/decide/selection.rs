@@ -34,7 +34,7 @@ pub(super) struct Selection<'r> {
     /// Key of its path; 0 without limits.
     pub(super) key: u128,
     /// Body and content type of a rejection.
-    pub(super) refusal: Option<&'r OverLimitBody>,
+    pub(super) over_limit_body: Option<&'r OverLimitBody>,
     /// Rules of the domain, if it has any.
     pub(super) domain: Option<&'r DomainRules>,
 }
@@ -113,7 +113,7 @@ impl<'r> Selection<'r> {
                 unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
                 shared: found.shared,
                 key: 0,
-                refusal: Some(&found.rule.rule.over_limit_body),
+                over_limit_body: Some(&found.rule.rule.over_limit_body),
                 domain: Some(domain),
             },
         }
@@ -124,8 +124,8 @@ impl<'r> Selection<'r> {
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
         let selected =
             SelectedLimit { limit, index: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
-        let (limits, refusal) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
-        Self { limits, refusal, domain: Some(domain), ..Self::default() }
+        let (limits, over_limit_body) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
+        Self { limits, over_limit_body, domain: Some(domain), ..Self::default() }
     }
 
     /// The charge of this selection, which is that of the descriptor at `index`; `None` if it has no limits.

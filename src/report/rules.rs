@@ -104,7 +104,7 @@ pub enum FindingKind {
     /// No request matched the limit.
     NeverMatched,
     /// The limit rejected nothing.
-    NeverRefused,
+    NeverRejected,
     /// Nearly every request has another key.
     KeysSeenOnce,
     /// Most rejected hits came in short bursts.
@@ -209,7 +209,7 @@ impl LimitReport {
             return vec![Finding { kind: FindingKind::NeverMatched, advice }];
         }
         let found = [
-            (FindingKind::NeverRefused, self.never_rejected()),
+            (FindingKind::NeverRejected, self.never_rejected()),
             (FindingKind::KeysSeenOnce, self.keys_seen_once()),
             (FindingKind::TokenBucket, bursty(limit, bursts)),
         ];

@@ -242,9 +242,9 @@ fn findings_name_unusual_limits() {
             ("shop.bucket", vec![]),
             ("shop.bursty", vec![FindingKind::TokenBucket]),
             ("shop.never", vec![FindingKind::NeverMatched]),
-            ("shop.request", vec![FindingKind::NeverRefused, FindingKind::KeysSeenOnce]),
+            ("shop.request", vec![FindingKind::NeverRejected, FindingKind::KeysSeenOnce]),
             ("shop.steady", vec![]),
-            ("shop.wide", vec![FindingKind::NeverRefused]),
+            ("shop.wide", vec![FindingKind::NeverRejected]),
         ]
     );
     let numbers = |name: &str| {
