@@ -2,7 +2,7 @@
 //!
 //! The client keeps connections open, follows failovers and moved slots, and sends commands with a deadline. A command
 //! is sent once; only a reply that proves that it did not run (MOVED, ASK, NOSCRIPT) is a reason to send it again. The
-//! client knows nothing of limits or scripts: its user passes a [`health_check::HealthCheck`], which defines the
+//! client knows nothing of limits or scripts: its user passes a `health_check::HealthCheck`, which defines the
 //! commands that a server must accept.
 
 pub mod error;
