@@ -1,13 +1,11 @@
 //! The Rust files of the repository, parsed, with the module that each defines.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-use super::super::kit::{read, repository};
+use super::{Text, texts};
 
 /// A Rust file.
 pub(super) struct Source {
@@ -17,33 +15,14 @@ pub(super) struct Source {
     pub(super) syntax: syn::File,
 }
 
-/// All Rust files below `directory`, by name; other cargo packages below it are left out.
+/// All Rust files below `directory`, by name, without what cargo built there.
 pub(super) fn sources(directory: &str) -> Vec<Source> {
-    let root = repository("");
-    let mut found = Vec::new();
-    let mut directories = vec![repository(directory)];
-    while let Some(next) = directories.pop() {
-        for entry in fs::read_dir(&next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                if !path.join("Cargo.toml").exists() && !path.ends_with("target") {
-                    directories.push(path);
-                }
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                found.push(parse(&root, &path));
-            }
-        }
-    }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    assert!(!found.is_empty(), "no Rust file in {directory}");
-    found
+    texts(directory, ".rs").into_iter().filter(|text| !text.name.contains("/target/")).map(parse).collect()
 }
 
-fn parse(root: &Path, path: &Path) -> Source {
-    let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
-    let text = read(path);
-    let syntax = syn::parse_file(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
-    Source { name, text, syntax }
+fn parse(text: Text) -> Source {
+    let syntax = syn::parse_file(&text.content).unwrap_or_else(|error| panic!("{}: {error}", text.name));
+    Source { name: text.name, text: text.content, syntax }
 }
 
 /// First line of a syntax node, from 1.
