@@ -9,7 +9,7 @@ pub mod listener_stats;
 pub mod log_throttle;
 pub mod logs;
 pub mod metrics;
-pub mod recent_keys;
+pub mod recently_created_keys;
 pub mod service_metrics;
 pub mod top_keys;
 pub mod traces;

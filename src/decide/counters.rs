@@ -78,7 +78,7 @@ impl Decider {
         let scanned = self.store.scan(&domain.name, max, Instant::now() + TIMEOUT, is_of_rule).await?;
         let (candidates, complete, note) = match scanned {
             Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, BY_SCAN),
-            None => (self.recent_keys(of), false, BY_MEMORY),
+            None => (self.recently_created_keys(of), false, BY_MEMORY),
         };
         let mut counters = Vec::new();
         let mut rest = &*candidates;
@@ -114,11 +114,11 @@ impl Decider {
     }
 
     /// Paths of a rule's recently created counters, as a scan of Redis would return them.
-    fn recent_keys(&self, of: RuleRef<'_>) -> Vec<ParsedKey> {
+    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<ParsedKey> {
         let RuleRef { rules, domain, rule } = of;
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
-        let keys = self.metrics.recent_keys.of_limit(&limit.stats).into_iter().filter_map(|parts| {
+        let keys = self.metrics.recently_created_keys.of_limit(&limit.stats).into_iter().filter_map(|parts| {
             let mut parts = parts.into_iter();
             let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
             let found = rules.find(domain, &borrowed(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;

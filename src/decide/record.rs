@@ -143,7 +143,7 @@ impl Recorder<'_> {
                 stats.keys.add(hash);
                 if is_charged && self.records_recent_keys && result.before == 0 && result.admitted {
                     let parts = descriptor.entries.iter().flat_map(|entry| [entry.key, entry.value]);
-                    self.metrics.recent_keys.record(stats, parts);
+                    self.metrics.recently_created_keys.record(stats, parts);
                 }
             }
             if !result.admitted {

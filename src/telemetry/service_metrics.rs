@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::metrics::histogram::Histogram;
 use super::metrics::limit_registry::LimitRegistry;
-use super::recent_keys::RecentKeys;
+use super::recently_created_keys::RecentlyCreatedKeys;
 use super::top_keys::TopKeys;
 
 /// Metrics that the request path updates.
@@ -25,7 +25,7 @@ pub struct ServiceMetrics {
     /// Keys that are rejected most.
     pub top_keys: TopKeys,
     /// Keys whose counters were created last.
-    pub recent_keys: RecentKeys,
+    pub recently_created_keys: RecentlyCreatedKeys,
     service_errors: AtomicU64,
     global_shadow_mode: AtomicU64,
     is_off: bool,
@@ -48,7 +48,7 @@ impl ServiceMetrics {
             calls: Histogram::default(),
             health_checks: Histogram::default(),
             top_keys: TopKeys::new(top_keys),
-            recent_keys: RecentKeys::default(),
+            recently_created_keys: RecentlyCreatedKeys::default(),
             service_errors: AtomicU64::new(0),
             global_shadow_mode: AtomicU64::new(0),
             is_off: false,

@@ -16,7 +16,7 @@ const MAX_RECORDED_KEY_BYTES: usize = 512;
 
 /// Keys whose counters were created last.
 #[derive(Debug)]
-pub struct RecentKeys {
+pub struct RecentlyCreatedKeys {
     shards: Sharded<KeyRing>,
 }
 
@@ -34,13 +34,13 @@ struct RecentKey {
     parts: Vec<u8>,
 }
 
-impl Default for RecentKeys {
+impl Default for RecentlyCreatedKeys {
     fn default() -> Self {
         Self { shards: Sharded::new(SHARDS, KeyRing::default) }
     }
 }
 
-impl RecentKeys {
+impl RecentlyCreatedKeys {
     /// Records the parts of a key whose counter was created.
     pub fn record<'a>(&self, limit: &LimitStats, parts: impl Iterator<Item = &'a [u8]> + Clone) {
         if parts.clone().map(|part| part.len() + 2).sum::<usize>() > MAX_RECORDED_KEY_BYTES {
