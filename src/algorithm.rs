@@ -1,7 +1,7 @@
-//! The algorithms: pure arithmetic on the hits that a counter has counted.
+//! Rate-limit algorithms: pure arithmetic on the state of a counter.
 //!
 //! Each algorithm is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`
-//! and `admits`, which is a charge that changes nothing. [`state`] dispatches to them. This file has what they share.
+//! and `admits`, which is a charge that changes nothing. [`state`] dispatches to them. Common types are here.
 //!
 //! - A state holds what was *used*, never what is left, so a limit may change under a live counter.
 //! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
@@ -94,7 +94,7 @@ pub struct ChargeResult {
     pub reset_us: u64,
     /// Microseconds until the same request could pass. `None` if it passed or never will.
     pub retry_after_us: Option<u64>,
-    /// Microseconds by which the answer is to be delayed; 0 if the hits are rejected.
+    /// Delay of the response, in microseconds; 0 if the hits are rejected.
     pub delay_us: u64,
 }
 

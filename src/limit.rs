@@ -34,7 +34,7 @@ impl Overshoot {
     pub const DEFAULT: Self = Self::MilliPercent(5_000);
 }
 
-/// Answer of a rule while its store fails.
+/// Failure policy: the decision of a rule while its store fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StorePolicy {
     /// Limit within this process.
@@ -218,7 +218,7 @@ impl Limit {
         })
     }
 
-    /// Returns the share of one of `replicas` that count by themselves.
+    /// Returns the share of one replica, if `replicas` count independently.
     ///
     /// `requests_per_unit` and the capacity are divided and rounded down, to at least 1 unless they were 0. Everything
     /// else stays.
@@ -234,7 +234,9 @@ impl Limit {
         }
     }
 
-    /// Returns the limit with a period longer by `by_us` microseconds, in whole milliseconds, 10 s at most.
+    /// Returns the limit with its period extended by `by_us` microseconds.
+    ///
+    /// The extension is rounded down to whole milliseconds and is at most 10 s.
     pub const fn lengthened(&self, by_us: u64) -> Self {
         Self { extension_us: if by_us < 10_000_000 { by_us / 1000 * 1000 } else { 10_000_000 }, ..*self }
     }

@@ -56,7 +56,7 @@ pub struct LimitOverride {
 /// Hits of one request to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hits {
-    /// None: reads the counter without charging; passes if one more hit would.
+    /// No hits: reads the counter without charging; admitted if one more hit would be.
     Peek,
     /// Number of hits to charge, 1 to [`MAX_HITS`].
     Charge(u64),

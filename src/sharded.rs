@@ -1,7 +1,7 @@
 //! A value split into shards, each behind its own lock, so that threads rarely wait for each other.
 //!
-//! A shard is chosen by the upper bits of a hash, with a multiplication in place of a division. A lock that a panic
-//! poisoned is taken all the same: every user leaves its shards consistent between any two statements that can panic.
+//! A shard is chosen by the upper bits of a hash, with a multiplication in place of a division. Poisoned
+//! locks are used too: every user leaves its shards consistent between any two statements that can panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 

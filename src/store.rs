@@ -54,7 +54,7 @@ enum StoreBackend {
 pub struct StoreContext<'r> {
     /// Time of the request; counters in Redis follow the time of Redis instead.
     pub now: Time,
-    /// Latest time for answers from Redis; `None`: no time is left for a call. The memory store ignores it.
+    /// Latest time for answers from Redis; `None` if no time is left for a call. The memory store ignores the deadline.
     pub deadline: Option<Instant>,
     /// Span that calls belong to, if the request is sampled.
     pub span_ref: Option<&'r SpanRef>,
@@ -127,7 +127,7 @@ impl Store {
         }
     }
 
-    /// Peeks at the counters of all charges, whatever their hits are, and passes the outcomes to `each`.
+    /// Peeks at the counters of all charges, ignoring their hits, and passes the outcomes to `each`.
     pub async fn peek_all<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,
@@ -182,7 +182,7 @@ impl Store {
         }
     }
 
-    /// Tells whether [`Store::charge_fallback`] would admit a charge; charges nothing.
+    /// Returns true if [`Store::charge_fallback`] would admit a charge; charges nothing.
     pub fn fallback_admits(&self, charge: &Charge<'_>, now: Time) -> bool {
         match &self.backend {
             StoreBackend::Memory(memory) => memory.admits(charge, now),
@@ -249,7 +249,7 @@ impl Store {
         }
     }
 
-    /// Returns leased hits and gives up this process's slot. Takes up to 1.5 s.
+    /// Returns leased hits and releases this process's slot. Takes up to 1.5 s.
     pub async fn shutdown(&self) {
         match &self.backend {
             StoreBackend::Memory(_) => {}

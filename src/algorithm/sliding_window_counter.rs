@@ -5,14 +5,14 @@
 //! A request of n hits passes if weight + n <= requests_per_unit. Source: Cloudflare's "How we built rate limiting
 //! capable of scaling to millions of domains" (2017).
 //!
-//! It assumes that the hits of the previous window came evenly, so it can be off either way, at a fixed cost of two
-//! counts. The weight is rounded down: the one rounding in favour of the caller.
+//! The algorithm assumes that the hits of the previous window were evenly spaced, so the weight can be too high or too
+//! low. A state has two counts only. The weight is rounded down: the one rounding in favour of the caller.
 
 use super::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
 
-/// WindowCounts of two neighbouring windows, aligned to the Unix epoch.
+/// Counts of two adjacent windows, aligned to the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Hits in the window of the last charge.

@@ -17,7 +17,7 @@ use crate::limit::Limit;
 /// Hits of the last period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// LogRecords, oldest first, no two of one instant.
+    /// Records, oldest first; each has a different time.
     pub records: VecDeque<LogRecord>,
     /// Sum of the hits in `records`.
     pub held: u64,

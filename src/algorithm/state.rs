@@ -1,4 +1,4 @@
-//! The state of a counter, whatever its algorithm, and charges on several counters at once.
+//! State of a counter of any algorithm, and charges on several counters at once.
 //!
 //! The enum and its dispatch are generated from the [table of algorithms](crate::limit::algorithm), so an algorithm
 //! without a module, a `State`, `charge` or `admits` does not compile.

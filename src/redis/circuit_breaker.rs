@@ -1,7 +1,7 @@
 //! Circuit breaker of one primary: counts consecutive failures and blocks calls while open.
 //!
 //! A breaker opens after [`MAX_FAILURES`] failures in a row and closes with the first success. The breaker only counts:
-//! callers decide which failures count, what is answered meanwhile, and who probes the server until a probe succeeds.
+//! callers decide which failures count, how to respond while it is open, and when to probe the server.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

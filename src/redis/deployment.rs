@@ -62,10 +62,10 @@ impl Deployment {
         }
     }
 
-    /// Returns the node that a redirection by `asked` names; `None` outside a cluster or if the address is invalid.
-    pub(crate) fn node_at(&self, address: &str, asked: &Node) -> Option<Arc<Node>> {
+    /// Returns the node that a redirection by `responder` names; `None` outside a cluster or if the address is invalid.
+    pub(crate) fn node_at(&self, address: &str, responder: &Node) -> Option<Arc<Node>> {
         matches!(self.topology.settings, TopologySettings::Cluster(_)).then_some(())?;
-        let endpoint = redirect_endpoint(address, asked.endpoint())?;
+        let endpoint = redirect_endpoint(address, responder.endpoint())?;
         Some(self.topology.node(&endpoint))
     }
 

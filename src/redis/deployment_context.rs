@@ -21,7 +21,7 @@ pub(crate) struct DeploymentContext {
     pub(crate) call_timeout: Duration,
     /// Check of a server before calls are sent to it.
     pub(crate) health_check: Box<dyn HealthCheck>,
-    /// Commands that a server may reject while it still serves the others; `None`: there are none.
+    /// Commands that a server may reject while it still serves the others; `None` if there are no such commands.
     pub(crate) optional_commands: Option<OptionalCommands>,
     /// True if the nodes form a cluster.
     pub(crate) is_cluster: bool,
@@ -42,12 +42,12 @@ pub(crate) struct DeploymentOptions {
     pub(crate) call_timeout: Duration,
     /// Check of a server before calls are sent to it.
     pub(crate) health_check: Box<dyn HealthCheck>,
-    /// Commands that a server may reject while it still serves the others; `None`: there are none.
+    /// Commands that a server may reject while it still serves the others; `None` if there are no such commands.
     pub(crate) optional_commands: Option<OptionalCommands>,
 }
 
 impl DeploymentContext {
-    /// Creates the context; `is_cluster` tells whether the nodes form a cluster.
+    /// Creates the context; `is_cluster` is true if the nodes form a cluster.
     pub(crate) fn new(options: DeploymentOptions, is_cluster: bool) -> Self {
         let DeploymentOptions { connect, connections, call_timeout, health_check, optional_commands } = options;
         if is_cluster {

@@ -1,7 +1,7 @@
-//! Errors of the client: why a call failed, and the meaning of error replies.
+//! Errors of the client: kinds of failed calls, and the meaning of error replies.
 //!
 //! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
-//! is logged where the reply is read. Redirections and missing scripts are replies but no failures.
+//! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
 use std::io;
 

@@ -1,7 +1,7 @@
 //! One server that accepts writes: its connections and its circuit breaker.
 //!
-//! Background tasks keep the connections open; calls never wait for them, but for the first connection. While the
-//! breaker is open calls fail at once, and a task checks the server ten times a second. A node sends a command once:
+//! Background tasks keep the connections open; calls wait only for the first connection. While the
+//! breaker is open, calls fail at once, and a task checks the server ten times a second. A node sends a command once:
 //! callers follow redirections and load scripts.
 
 mod connection_pool;
@@ -98,7 +98,9 @@ impl Node {
         outcome
     }
 
-    /// As [`Node::call`], for commands whose failure says nothing about the server: the outcome is not recorded.
+    /// Sends a command as [`Node::call`] does, but does not record the outcome.
+    ///
+    /// For commands that may fail although the server is healthy.
     pub(crate) async fn call_unrecorded(
         &self,
         words: &[&[u8]],

@@ -20,7 +20,7 @@ pub(crate) enum SlotMap {
 
 const NO_OWNER: u16 = u16::MAX;
 
-/// SlotOwner of a key.
+/// Owner of a slot.
 pub(crate) enum SlotOwner<'m> {
     /// This node owns the key.
     Node(&'m Arc<Node>),

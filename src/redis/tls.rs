@@ -1,4 +1,4 @@
-//! TLS configuration of connections to Redis; certificates are read again for each connection.
+//! TLS configuration of connections to Redis; each connection reads the certificate files again.
 
 use std::sync::Arc;
 

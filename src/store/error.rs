@@ -39,7 +39,7 @@ impl ChargeError {
         }
     }
 
-    /// Advice for the operator: the setting to look at.
+    /// Advice for the operator: the setting to check.
     pub const fn advice(self) -> &'static str {
         match self {
             Self::Full(MemoryFull) => "raise TOLLKEEPER_MEMORY_BYTES",

@@ -7,12 +7,12 @@
 //! The most recent report from Redis overwrites local state, including hits admitted locally since. Those hits are
 //! never charged to Redis.
 //!
-//! The number of replicas may change. Stored hits stay scaled to the share of the report: until the next report, or
-//! until they drain, they are too many for a share that shrank, so that fewer hits pass, and too few for one that grew,
-//! so that hits that other replicas charged may pass once more.
+//! The number of replicas may change, but stored hits stay scaled to the share at the time of the report, until the
+//! next report or until they drain. If the share has shrunk since, fewer hits pass than should. If the share has grown,
+//! hits that other replicas charged may pass once more.
 //!
-//! Memory is bounded as that of [`MemoryStore`]. States without room are dropped, and charges without room are limited
-//! in its overflow shard.
+//! Memory is bounded like that of [`MemoryStore`]. States without room are dropped, and charges without room are
+//! limited in its overflow shard.
 
 mod scale;
 
@@ -89,7 +89,7 @@ impl Fallback {
         results
     }
 
-    /// Tells whether [`Fallback::charge`] would be admitted by all limits, those in shadow mode included.
+    /// Returns true if all limits would admit the charge, those in shadow mode included; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
         self.with_shares(charge, |charge| self.memory.admits(charge, now))
     }

@@ -18,7 +18,7 @@ pub struct StoreHealth {
 }
 
 impl StoreHealth {
-    /// Sets whether the store is unreachable.
+    /// Records that the store is unreachable (`true`) or reachable.
     pub fn set_lost(&self, lost: bool) {
         if self.lost.swap(lost, Ordering::Relaxed) != lost {
             self.changed.notify_one();
@@ -30,7 +30,7 @@ impl StoreHealth {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Sets the misconfiguration of the store, free of secrets; `None`: there is none.
+    /// Sets the misconfiguration of the store, free of secrets; `None` clears it.
     pub fn set_misconfigured(&self, what: Option<&str>) {
         let old = self.misconfigured.swap(what.map(|what| Arc::new(what.to_owned())));
         if old.as_ref().map(|old| old.as_str()) != what {

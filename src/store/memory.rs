@@ -75,7 +75,7 @@ impl MemoryStore {
         charge.counters.iter().filter(|counter| reset(counter)).count()
     }
 
-    /// Tells whether all limits would admit a charge, those in shadow mode included; charges nothing.
+    /// Returns true if all limits would admit a charge, those in shadow mode included; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
         self.shard(charge.key).admits(charge, now)
     }

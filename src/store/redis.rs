@@ -139,7 +139,7 @@ impl Redis {
         &self.calls.runner.fallback
     }
 
-    /// Returns what is known of the other replicas.
+    /// Returns the slot of this replica and the number of live replicas.
     pub fn replicas(&self) -> &Replicas {
         self.heartbeat.replicas()
     }
@@ -216,7 +216,7 @@ impl Redis {
             let outcome = StoreOutcome { results, decided_by: DecidedBy::KnownOver };
             return PendingCharges::known(group.commands.len(), outcome);
         }
-        // A caller with little time says nothing about the server: its call continues until the store's own timeout.
+        // A caller's short deadline must not count against the server: the call continues until the store's timeout.
         let deadline = started + self.timeout();
         let mut is_hurried = until + DEADLINE_TOLERANCE < deadline;
         let deadline = if is_hurried { deadline } else { until };
@@ -259,7 +259,7 @@ impl Redis {
                 }
                 Some(outcome)
             }
-            Admission::AskStore => None,
+            Admission::CallRedis => None,
         }
     }
 

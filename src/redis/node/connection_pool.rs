@@ -47,7 +47,7 @@ impl ConnectionPool {
         (0..size).find_map(|step| self.slots[first.wrapping_add(step) % size].load_full())
     }
 
-    /// As [`ConnectionPool::get`], after the first connection attempt; callers bound the wait.
+    /// Waits for the first connection attempt, then calls [`ConnectionPool::get`]; callers bound the wait.
     pub(super) async fn get_after_first_attempt(&self) -> Option<Arc<Connection>> {
         self.first_attempt_done.wait().await;
         self.get()

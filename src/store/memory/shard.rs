@@ -102,7 +102,7 @@ impl MemoryShard {
         Ok(results)
     }
 
-    /// Tells whether all limits of a descriptor would admit a charge, those in shadow mode included.
+    /// Returns true if all limits of a descriptor would admit a charge, those in shadow mode included.
     pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> bool {
         charge.counters.iter().all(|counter| {
             let slot = self.slot(charge.key ^ counter.tag, counter.enforced_limit());
@@ -115,7 +115,7 @@ impl MemoryShard {
         })
     }
 
-    /// Removes a counter; returns whether it existed.
+    /// Removes a counter; returns true if it existed.
     pub(super) fn remove_key(&mut self, key: u128) -> bool {
         let index = self.index_of(key);
         index.is_some_and(|index| {

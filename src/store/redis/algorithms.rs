@@ -1,4 +1,4 @@
-//! Table of the algorithms, one row each: all that the Redis store must know to run one.
+//! Table of the algorithms: one row each, with its Lua file, wire format and lease model.
 //!
 //! To add an algorithm: write its Lua file in `lua/`, and add one row here. Nothing else in the Redis store names an
 //! algorithm, except the INCRBY path, which exists for one algorithm only.
@@ -37,7 +37,7 @@ pub(crate) struct AlgorithmRow {
     pub(crate) rejection_end_is_fixed: bool,
 }
 
-/// Way in which charged hits age, which decides how many can be leased, for how long, and how they are returned.
+/// Aging of charged hits; determines the size, life and return of leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseModel {
     /// Hits belong to an aligned window and expire with it.

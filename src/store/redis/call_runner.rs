@@ -1,4 +1,4 @@
-//! Runs calls, and passes what Redis reports on to the caches of this process.
+//! Runs calls, and updates the caches of this process from their replies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -40,7 +40,7 @@ impl CallRunner {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Sends a call for these charges, together with the charge of a lease if demand asks for one.
+    /// Sends a call for these charges, together with the charge of a lease if demand requires one.
     pub(super) async fn run(&self, call: &PreparedCall, commands: &mut ChargeBatch, deadline: Instant) -> CallResults {
         let sent = Instant::now();
         let lease_hits = self.local_admission.request_lease(call, commands, sent);

@@ -7,7 +7,7 @@
 //! - *Limit* L per *period* P, with *overshoot* O = L x `max_overshoot`, in hits.
 //! - *Replica*: a process that shares the limits through one Redis. *Slot*: one of R numbers that Redis assigns to
 //!   replicas (see [`replicas`](super::replicas)). At no time do two replicas hold one slot.
-//! - *Share*: hits that a replica may admit without asking Redis. They are never charged in Redis.
+//! - *Share*: hits that a replica may admit without a call to Redis. They are never charged in Redis.
 //! - *Lease*: hits that were charged in Redis as one charge before any of them is admitted here. Its *life* T is the
 //!   time from *sending* that charge until no hit of the lease is admitted any more.
 //! - *Return*: a refund of the unused hits of a lease that has ended.

@@ -145,7 +145,7 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// Appends what distinguishes the counters of a path: periods of one length are the same.
+/// Appends algorithm, period and epoch, which distinguish the counters of a path. Equal lengths of periods are equal.
 fn with_suffix(mut key: BytesMut, counter: &Counter<'_>) -> Bytes {
     let limit = counter.limit;
     key.extend_from_slice(b":");

@@ -52,7 +52,7 @@ impl PreparedCall {
         spans::start(&self.span_refs, command, charges)
     }
 
-    /// Sends the call, and follows redirections. Ends by `deadline`, give or take the delay of other tasks.
+    /// Sends the call, and follows redirections. Ends by `deadline`, or later only if other tasks delay this one.
     pub(super) async fn send(
         &self,
         commands: &[ChargeCommand],

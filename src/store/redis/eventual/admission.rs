@@ -29,5 +29,5 @@ pub enum Admission {
         lease_ahead: bool,
     },
     /// Redis must decide.
-    AskStore,
+    CallRedis,
 }

@@ -35,8 +35,8 @@ impl Demand {
     /// Predicts the hits of the next `span_us` microseconds, if demand stays the same.
     pub(super) fn predict(&mut self, span_us: u64, at: Instant) -> u64 {
         self.advance(at);
-        let most = u128::from(self.hits.max(self.previous_hits));
-        u64::try_from(most * u128::from(span_us) / SLOT.as_micros()).unwrap_or(u64::MAX)
+        let max_hits = u128::from(self.hits.max(self.previous_hits));
+        u64::try_from(max_hits * u128::from(span_us) / SLOT.as_micros()).unwrap_or(u64::MAX)
     }
 
     fn advance(&mut self, at: Instant) {

@@ -157,7 +157,7 @@ impl EventualEntry {
         charge_together(&command.limits(), &mut self.states, now, request)
     }
 
-    /// Returns an upper bound on the time of Redis.
+    /// Returns an upper bound on the time of Redis at `at`; `None` before the first report.
     fn redis_time(&self, at: Instant) -> Option<Time> {
         let ReportTime { sent, now } = self.last_report?;
         Some(now.plus_us(micros(at.saturating_duration_since(sent))))

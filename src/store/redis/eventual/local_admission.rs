@@ -69,7 +69,7 @@ impl LocalAdmission {
         let context = AdmitContext { is_retry: true, ..self.context(descriptor, call.now, Instant::now()) };
         match self.table.admit(descriptor, command, context) {
             Admission::Local { outcome, .. } => Some(outcome),
-            Admission::AskStore => None,
+            Admission::CallRedis => None,
         }
     }
 
@@ -79,7 +79,7 @@ impl LocalAdmission {
         AdmitContext { at, now: self.replicas.redis_time(at).unwrap_or(now), may_share, is_retry: false }
     }
 
-    /// Adds the charge of a lease to a call that is about to be sent, if demand asks for one; returns its hits.
+    /// Adds the charge of a lease to a call that is about to be sent, if demand requires one; returns its hits.
     pub(crate) fn request_lease(&self, call: &PreparedCall, commands: &mut ChargeBatch, sent: Instant) -> u64 {
         let Some(descriptor) = call.eventual.as_ref().filter(|_| self.reaper.has_room()) else { return 0 };
         let live = self.replicas.live().map_or(1, NonZeroU32::get);

@@ -71,12 +71,12 @@ impl EventualTable {
     /// Admits a charge from a lease or the share, or leaves it to Redis.
     pub fn admit(&self, descriptor: &EventualCounters, command: &ChargeCommand, context: AdmitContext) -> Admission {
         let &EventualCounters { id, ref budget, .. } = descriptor;
-        let Hits::Charge(hits @ 1..) = command.request.hits else { return Admission::AskStore };
+        let Hits::Charge(hits @ 1..) = command.request.hits else { return Admission::CallRedis };
         let may_share = context.may_share && hits <= budget.share;
         let mut shard = self.shards.lock(upper_half(id.path));
         if let Some(entry) = shard.entries.get_mut(&id.path) {
             if entry.is_held_by_other(id.tags, context.at) {
-                return Admission::AskStore;
+                return Admission::CallRedis;
             }
             if !context.is_retry {
                 entry.demand.record(hits, context.at);
@@ -87,14 +87,14 @@ impl EventualTable {
                 return Admission::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
             }
             let results = if may_share { entry.admit_shared(hits, command, budget, context) } else { None };
-            return results.map_or(Admission::AskStore, |results| self.admitted_shared(hits, results));
+            return results.map_or(Admission::CallRedis, |results| self.admitted_shared(hits, results));
         }
         if !(may_share && self.has_room(&mut shard, context.at)) {
-            return Admission::AskStore;
+            return Admission::CallRedis;
         }
         let mut entry = EventualEntry::new(id.tags, context.at);
         entry.demand.record(hits, context.at);
-        let Some(results) = entry.admit_shared(hits, command, budget, context) else { return Admission::AskStore };
+        let Some(results) = entry.admit_shared(hits, command, budget, context) else { return Admission::CallRedis };
         shard.entries.insert(id.path, entry);
         self.admitted_shared(hits, results)
     }

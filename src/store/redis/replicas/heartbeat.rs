@@ -1,7 +1,7 @@
 //! Heartbeat of this replica: renews its claim on a slot every 10 s, and learns the number of live replicas.
 //!
-//! No charge waits for it. A failure only lets the slot expire; it opens no breaker. The script is always sent as text:
-//! so seldom that the size does not matter.
+//! No charge waits for it. A failure only lets the slot expire; it opens no breaker. The script is always sent as text,
+//! because it is sent too rarely for its size to matter.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -76,7 +76,7 @@ impl Heartbeat {
         Self { state: Arc::new(state), task: Mutex::default() }
     }
 
-    /// Returns what the replies said.
+    /// Returns the state that the replies update.
     pub(crate) fn replicas(&self) -> &Replicas {
         &self.state.replicas
     }

@@ -1,4 +1,4 @@
-//! Encoder of a call's argument: signed 64-bit little-endian numbers, laid out as `lua/driver.lua` says.
+//! Encoder of a call's argument: signed 64-bit little-endian numbers, in the layout that `lua/driver.lua` documents.
 //!
 //! Dry runs and peeks change nothing and are not sent. Delays are bounded so that a Lua number holds every value
 //! exactly.
