@@ -3,6 +3,9 @@
 //! One run finds every problem of every text; no problem hides another, and one error rejects all rules. Messages
 //! contain those of envoyproxy/ratelimit word for word, because people search for them.
 //!
+//! All documents are read before the first rule is compiled, because the `defaults` of a domain apply to its rules in
+//! every file.
+//!
 //! The work is linear in the size of the texts: siblings are compared by hash, and strings are moved from the document
 //! into the rules. Rules without an error are complete, so `RuleSet::new` checks nothing.
 
@@ -19,7 +22,7 @@ use crate::config::document::fields::{DocumentReader, FieldPath};
 use crate::config::document::{self, DefaultableKeys, DescriptorSpec, Document, RateLimitSpec, Spanned, read};
 use crate::config::yaml::{self, Documents, Position, text};
 use crate::rule::{Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleNode, SourceLocation};
-use limit::DocumentScope;
+use limit::DomainScope;
 use options::CompileOptions;
 
 /// Text of rules, such as a rule file.
@@ -49,8 +52,10 @@ pub struct Compiled {
 pub fn compile(texts: &[RuleText], options: &CompileOptions) -> Result<Compiled, Diagnostics> {
     let mut compiler =
         Compiler { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() };
-    for text in texts {
-        compiler.add(text);
+    let documents: Vec<_> = texts.iter().flat_map(|text| compiler.read(text)).collect();
+    let declared: Vec<_> = documents.into_iter().map(|document| compiler.declare(document)).collect();
+    for document in declared {
+        compiler.add_descriptors(document);
     }
     let files: Vec<_> = texts.iter().map(|text| Arc::clone(&text.name)).collect();
     compiler.found.sort(&files);
@@ -68,21 +73,41 @@ struct Compiler<'o> {
     by_name: HashMap<String, usize>,
 }
 
+/// A document with the name of its file.
+struct NamedDocument {
+    file: Arc<str>,
+    document: Document,
+}
+
+/// Descriptors of a document, with the index of their domain.
+struct DeclaredDescriptors {
+    file: Arc<str>,
+    domain: usize,
+    descriptors: Vec<DescriptorSpec>,
+}
+
 /// A domain to which documents add descriptors.
 struct DomainBuilder {
     domain: Domain,
     /// Indices of the outermost descriptors.
     siblings: Siblings,
     location: SourceLocation,
-    /// Location of the defaults for limits that are sent with a request.
-    defaults: Option<SourceLocation>,
+    /// `defaults` of the first document that has them.
+    defaults: Option<LocatedDefaults>,
+}
+
+/// `defaults` of a document, with their location.
+struct LocatedDefaults {
+    keys: DefaultableKeys,
+    location: SourceLocation,
 }
 
 /// Index of each descriptor of one level, by composite key.
 type Siblings = HashMap<String, usize>;
 
 impl Compiler<'_> {
-    fn add(&mut self, source: &RuleText) {
+    /// Reads the documents of a text.
+    fn read(&mut self, source: &RuleText) -> Vec<NamedDocument> {
         let file = &source.name;
         let text = match text::decode(&source.bytes) {
             Ok(text) => text,
@@ -90,7 +115,8 @@ impl Compiler<'_> {
                 let message = format!("error loading config file: yaml: {message}");
                 let (file, path, hint) = (Arc::clone(file), String::new(), Some(hint.to_owned()));
                 let severity = Severity::Error;
-                return self.found.push(Diagnostic { severity, file, line, column, path, message, hint });
+                self.found.push(Diagnostic { severity, file, line, column, path, message, hint });
+                return Vec::new();
             }
         };
         let before = self.found.error_count();
@@ -99,38 +125,39 @@ impl Compiler<'_> {
         if roots.len() > 1 {
             roots.retain(|root| !root.is_null());
         }
+        let named = |document| NamedDocument { file: Arc::clone(file), document };
         if roots.is_empty() && self.found.error_count() == before {
-            self.document(Document { at: Position { line: 1, column: 1 }, ..Document::default() }, file);
+            return vec![named(Document { at: Position { line: 1, column: 1 }, ..Document::default() })];
         }
-        for root in roots {
-            let mut reader = DocumentReader { file, found: &mut self.found };
-            if let Some(document) = read::document(&mut reader, &root) {
-                self.document(document, file);
-            }
-        }
+        let mut reader = DocumentReader { file, found: &mut self.found };
+        roots.iter().filter_map(|root| read::document(&mut reader, root)).map(named).collect()
     }
 
-    fn document(&mut self, document: Document, file: &Arc<str>) {
-        let mut reader = DocumentReader { file, found: &mut self.found };
-        let field_path = FieldPath::ROOT;
-        let domain = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
-        if domain.value.is_empty() && !document.unreadable {
+    /// Registers the domain of a document, with its defaults.
+    fn declare(&mut self, NamedDocument { file, document }: NamedDocument) -> DeclaredDescriptors {
+        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
+        if name.value.is_empty() && !document.unreadable {
             let message = "config file cannot have empty domain";
-            reader.error(domain.at, &field_path, message, "begin the file with `domain: NAME`");
+            reader.error(name.at, &FieldPath::ROOT, message, "begin the file with `domain: NAME`");
         }
-        let scope =
-            DocumentScope { defaults: document.defaults.as_ref().map(|spanned| &spanned.value), options: self.options };
-        let defaults = document.defaults.as_ref().map(|written| {
-            let settings = limit::check_defaults(&mut reader, &written.value, &field_path.key("defaults"));
-            (settings, location(file, written.at))
-        });
-        let index = self.domain_index(domain, file);
-        let mut reader = DocumentReader { file, found: &mut self.found };
-        let builder = &mut self.domains[index];
-        builder.set_defaults(&mut reader, defaults, self.options);
-        let DomainBuilder { domain: Domain { name, descriptors, .. }, siblings, .. } = builder;
-        let mut level = DescriptorScope { reader: &mut reader, scope: &scope };
-        level.extend(DescriptorLevel { nodes: descriptors, siblings, path: name }, document.descriptors, &field_path);
+        let domain = self.domain_index(name, &file);
+        if let Some(Spanned { value: keys, at }) = document.defaults {
+            let mut reader = DocumentReader { file: &file, found: &mut self.found };
+            limit::check_defaults(&mut reader, &keys, &FieldPath::ROOT.key("defaults"));
+            let defaults = LocatedDefaults { keys, location: location(&file, at) };
+            self.domains[domain].set_defaults(&mut reader, defaults, self.options);
+        }
+        DeclaredDescriptors { file, domain, descriptors: document.descriptors }
+    }
+
+    /// Compiles the descriptors of a document, with the defaults of their domain.
+    fn add_descriptors(&mut self, DeclaredDescriptors { file, domain, descriptors }: DeclaredDescriptors) {
+        let DomainBuilder { domain, siblings, defaults, .. } = &mut self.domains[domain];
+        let scope = DomainScope { defaults: defaults.as_ref().map(|defaults| &defaults.keys), options: self.options };
+        let mut reader = DocumentReader { file: &file, found: &mut self.found };
+        let level = DescriptorLevel { nodes: &mut domain.descriptors, siblings, path: &domain.name };
+        DescriptorScope { reader: &mut reader, scope: &scope }.extend(level, descriptors, &FieldPath::ROOT);
     }
 
     /// Returns the index of the domain to add to: a new one, unless it exists and may be merged.
@@ -164,20 +191,16 @@ impl Compiler<'_> {
 }
 
 impl DomainBuilder {
-    /// Sets the defaults of a domain from its first document; those of other documents must be the same.
-    fn set_defaults(
-        &mut self,
-        reader: &mut DocumentReader<'_>,
-        written: Option<(DefaultableKeys, SourceLocation)>,
-        options: &CompileOptions,
-    ) {
-        let Some((settings, location)) = written else { return };
-        let defaults = limit::defaults(&settings, options);
+    /// Sets the defaults of a domain from the first document that has them; those of other documents must be the same.
+    fn set_defaults(&mut self, reader: &mut DocumentReader<'_>, defaults: LocatedDefaults, options: &CompileOptions) {
         match &self.defaults {
-            None => (self.domain.defaults, self.defaults) = (defaults, Some(location)),
-            Some(_) if self.domain.defaults == defaults => {}
-            Some(first) => {
-                let at = Position { line: location.line, column: location.column };
+            None => {
+                self.domain.defaults = limit::defaults(&defaults.keys, options);
+                self.defaults = Some(defaults);
+            }
+            Some(first) if first.keys.has_values_of(&defaults.keys) => {}
+            Some(LocatedDefaults { location: first, .. }) => {
+                let at = Position { line: defaults.location.line, column: defaults.location.column };
                 let message = format!("domain '{}' has two different `defaults`", quotable(&self.domain.name));
                 let hint = format!("make them the same as in {first}, or state them in one file only");
                 reader.error(at, &FieldPath::ROOT.key("defaults"), message, hint);
@@ -193,7 +216,7 @@ fn location(file: &Arc<str>, at: Position) -> SourceLocation {
 /// Compiles descriptors of one document, at any depth.
 struct DescriptorScope<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
-    scope: &'l DocumentScope<'l>,
+    scope: &'l DomainScope<'l>,
 }
 
 /// Descriptors of one level, to which more are added.

@@ -138,6 +138,35 @@ pub struct DefaultableKeys {
 }
 
 impl DefaultableKeys {
+    /// Returns `true` if both have the same keys with the same values, at any position.
+    pub fn has_values_of(&self, other: &Self) -> bool {
+        fn same<T: PartialEq>(one: Option<&Spanned<T>>, other: Option<&Spanned<T>>) -> bool {
+            one.map(|spanned| &spanned.value) == other.map(|spanned| &spanned.value)
+        }
+        // Exhaustive, so that a new key cannot be forgotten here.
+        let Self {
+            algorithm,
+            queue_size,
+            max_wait_us,
+            count_rejected,
+            eventual,
+            max_overshoot,
+            on_store_error,
+            epoch,
+            over_limit_body: OverLimitBodySpec { body, content_type },
+        } = self;
+        same(algorithm.as_ref(), other.algorithm.as_ref())
+            && same(queue_size.as_ref(), other.queue_size.as_ref())
+            && same(max_wait_us.as_ref(), other.max_wait_us.as_ref())
+            && same(count_rejected.as_ref(), other.count_rejected.as_ref())
+            && same(eventual.as_ref(), other.eventual.as_ref())
+            && same(max_overshoot.as_ref(), other.max_overshoot.as_ref())
+            && same(on_store_error.as_ref(), other.on_store_error.as_ref())
+            && same(epoch.as_ref(), other.epoch.as_ref())
+            && same(body.as_ref(), other.over_limit_body.body.as_ref())
+            && same(content_type.as_ref(), other.over_limit_body.content_type.as_ref())
+    }
+
     /// Returns the name of the first written key that does not apply to an unlimited rule.
     pub fn first(&self) -> Option<Spanned<&'static str>> {
         fn named<T>(name: &'static str, spanned: Option<&Spanned<T>>) -> Option<Spanned<&'static str>> {

@@ -315,7 +315,7 @@ fn all_documents_are_read_or_a_warning_names_ignored_ones() {
 #[test]
 fn domains_merge_only_if_enabled() {
     let files = [
-        source("a.yaml", "domain: d\ndefaults: {epoch: 1}\ndescriptors:\n  - {key: a, rate_limit: {unit: day}}\n"),
+        source("a.yaml", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: day}}\n"),
         source("b.yaml", "domain: d\ndescriptors:\n  - {key: b, rate_limit: {unit: day}}\n"),
     ];
     let error = compile(&files, &CompileOptions::default()).expect_err("two files, one domain").to_string();
@@ -324,18 +324,53 @@ fn domains_merge_only_if_enabled() {
     let domains = compile(&files, &merge).expect("merged").domains;
     assert_eq!(domains.len(), 1);
     assert_eq!(domains[0].descriptors.iter().map(|node| node.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    let epochs = |node: usize| match &domains[0].descriptors[node].rule.as_ref().expect("a rule").allowance {
-        Allowance::Limits(limits) => limits[0].epoch,
-        Allowance::Unlimited { .. } => panic!("unlimited"),
-    };
-    assert_eq!((epochs(0), epochs(1), domains[0].defaults.epoch), (1, 0, 1), "defaults are those of a rule's own file");
-
-    let other = [files[0].clone(), source("b.yaml", "domain: d\ndefaults: {epoch: 2}\n")];
-    let error = compile(&other, &merge).expect_err("which epoch would overrides have?").to_string();
-    assert!(error.contains("b.yaml:2:1: domain 'd' has two different `defaults`"), "{error}");
     let twice = [files[0].clone(), files[0].clone()];
     let error = compile(&twice, &merge).expect_err("a twice").to_string();
-    assert!(error.contains("duplicate descriptor composite key 'd.a', the first is at a.yaml:4:"), "{error}");
+    assert!(error.contains("duplicate descriptor composite key 'd.a', the first is at a.yaml:3:"), "{error}");
+}
+
+/// Defaults of the only limit of the outermost descriptor at `index`: its epoch, algorithm, policy and body.
+fn limit_of(domain: &Domain, index: usize) -> (u64, Algorithm, StorePolicy, Option<&str>) {
+    let rule = domain.descriptors[index].rule.as_ref().expect("a rule");
+    match &rule.allowance {
+        Allowance::Limits(limits) => {
+            let RuleLimit { limit, epoch, .. } = &limits[0];
+            (*epoch, limit.algorithm(), limit.on_store_error(), rule.over_limit_body.body.as_deref())
+        }
+        Allowance::Unlimited { .. } => panic!("unlimited"),
+    }
+}
+
+#[test]
+fn defaults_of_one_file_apply_to_merged_files_before_and_after_it() {
+    let rule = |file: &str, key: &str| {
+        source(file, format!("domain: d\ndescriptors:\n  - {{key: {key}, rate_limit: {{unit: day}}}}\n"))
+    };
+    let defaults =
+        "domain: d\ndefaults: {epoch: 3, algorithm: token_bucket, on_store_error: deny, over_limit_body: no}\n";
+    let files = [rule("a.yaml", "a"), source("b.yaml", defaults), rule("c.yaml", "c")];
+    let merge = CompileOptions { merge_domains: true, ..CompileOptions::default() };
+    let domains = compile(&files, &merge).expect("merged").domains;
+    for index in [0, 1] {
+        let expected = (3, Algorithm::TokenBucket, StorePolicy::Deny, Some("no"));
+        assert_eq!(limit_of(&domains[0], index), expected, "descriptor {index}");
+    }
+    assert_eq!(domains[0].defaults.epoch, 3, "overrides");
+}
+
+#[test]
+fn contradicting_defaults_of_merged_files_are_an_error() {
+    let merge = CompileOptions { merge_domains: true, ..CompileOptions::default() };
+    let with = |file: &str, defaults: &str| source(file, format!("domain: d\ndefaults: {defaults}\n"));
+    let first = with("a.yaml", "{epoch: 1, max_overshoot: 5%}");
+    for other in ["{epoch: 2, max_overshoot: 5%}", "{epoch: 1, max_overshoot: 6%}", "{on_store_error: deny}", "{}"] {
+        let found = compile(&[first.clone(), with("b.yaml", other)], &merge).expect_err(other).to_string();
+        let expected = "b.yaml:2:1: domain 'd' has two different `defaults`, \
+                        make them the same as in a.yaml:2:1, or state them in one file only";
+        assert_eq!(found, expected, "{other}");
+    }
+    let same = with("b.yaml", "{max_overshoot: 5%,   epoch: 1}");
+    compile(&[first, same], &merge).expect("the same defaults twice");
 }
 
 #[test]

@@ -16,15 +16,15 @@ use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
 
-/// Settings of one document that apply to all its limits.
-pub(super) struct DocumentScope<'s> {
-    /// `defaults` of the document.
+/// Settings that apply to all limits of a domain.
+pub(super) struct DomainScope<'s> {
+    /// `defaults` of the domain.
     pub(super) defaults: Option<&'s DefaultableKeys>,
     /// Settings of the process.
     pub(super) options: &'s CompileOptions,
 }
 
-impl<'s> DocumentScope<'s> {
+impl<'s> DomainScope<'s> {
     /// Value of a key in the defaults.
     fn default<T: Copy>(&self, key: impl Fn(&'s DefaultableKeys) -> Option<Spanned<T>>) -> Option<T> {
         key(self.defaults?).map(|spanned| spanned.value)
@@ -37,12 +37,8 @@ pub(super) fn over_limit_body(body: Option<&Spanned<String>>, content_type: Opti
     OverLimitBody { body: body.map(shared), content_type: content_type.map(shared) }
 }
 
-/// Reports contradictions within `defaults`; returns them as written.
-pub(super) fn check_defaults(
-    reader: &mut DocumentReader<'_>,
-    settings: &DefaultableKeys,
-    field_path: &FieldPath<'_>,
-) -> DefaultableKeys {
+/// Reports contradictions within `defaults`.
+pub(super) fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
     let eventual = settings.eventual.filter(|eventual| eventual.value);
     let strict = settings.eventual.is_some() && eventual.is_none();
     if let Some(overshoot) = settings.max_overshoot.filter(|_| strict) {
@@ -54,7 +50,7 @@ pub(super) fn check_defaults(
             "a strict limit is never exceeded; remove one",
         );
     }
-    let Some(eventual) = eventual else { return settings.clone() };
+    let Some(eventual) = eventual else { return };
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     let clashes = [
         (
@@ -68,7 +64,6 @@ pub(super) fn check_defaults(
         let message = format!("`consistency: eventual` cannot be kept with {with}");
         reader.error(eventual.at, &field_path.key("consistency"), message, "set one of them in the rules instead");
     }
-    settings.clone()
 }
 
 /// Converts `defaults` to those of limits that are sent with a request.
@@ -146,7 +141,7 @@ pub(super) fn limits(
     reader: &mut DocumentReader<'_>,
     written: &[RateLimitEntry],
     descriptor: &DescriptorSpec,
-    scope: &DocumentScope<'_>,
+    scope: &DomainScope<'_>,
     field_path: &FieldPath<'_>,
 ) -> Vec<RuleLimit> {
     let sole = written.len() == 1;
@@ -197,7 +192,7 @@ fn limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     sole: bool,
-    scope: &DocumentScope<'_>,
+    scope: &DomainScope<'_>,
     field_path: &FieldPath<'_>,
 ) -> Option<Limit> {
     let period = period(reader, written, field_path);
@@ -254,7 +249,7 @@ fn unit_hint(name: &str) -> String {
 }
 
 /// The limit as written, completed by the defaults that apply to it.
-fn limit_spec(written: &RateLimitEntry, period: Period, sole: bool, scope: &DocumentScope<'_>) -> LimitSpec {
+fn limit_spec(written: &RateLimitEntry, period: Period, sole: bool, scope: &DomainScope<'_>) -> LimitSpec {
     let own = &written.defaultable;
     let value = |spanned: Spanned<u32>| spanned.value;
     let algorithm = own.algorithm.map(|spanned| spanned.value).or(scope.default(|d| d.algorithm)).unwrap_or_default();
@@ -295,7 +290,7 @@ fn limit_spec(written: &RateLimitEntry, period: Period, sole: bool, scope: &Docu
     }
 }
 
-fn policy(own: &DefaultableKeys, scope: &DocumentScope<'_>) -> StorePolicy {
+fn policy(own: &DefaultableKeys, scope: &DomainScope<'_>) -> StorePolicy {
     own.on_store_error
         .map(|spanned| spanned.value)
         .or(scope.default(|d| d.on_store_error))
