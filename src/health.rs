@@ -2,7 +2,7 @@
 //!
 //! Healthy: not draining, and rules and store are there if the settings require them. A lost store alone does not make
 //! the process unhealthy by default, because that would restart all replicas at once. Ready: healthy, rules are loaded,
-//! the store is configured correctly, and it is reachable if a rule fails requests without it.
+//! the store is configured correctly, and it is reachable if a rule, or the defaults of a domain, need it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,13 +52,13 @@ impl Health {
 
     /// Reason why the process is not ready; `None` if it is.
     pub fn not_ready_reason(&self) -> Option<&'static str> {
-        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.any_rule_can_error();
+        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.can_error();
         match self.rules.load().as_ref() {
             _ if self.is_draining.load(Ordering::Relaxed) => Some("the process is stopping"),
             None => Some("no rules are loaded"),
             Some(_) if self.is_store_misconfigured() => Some("the store is misconfigured (see the log)"),
             Some(loaded) if needs_store(&loaded.rules) => {
-                Some("the store is unreachable, and a rule has the failure policy `error`")
+                Some("the store is unreachable, and a rule or the defaults of a domain have `on_store_error: error`")
             }
             Some(_) => (!self.is_healthy()).then_some("the process is not healthy"),
         }

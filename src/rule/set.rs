@@ -27,7 +27,7 @@ pub struct RuleSet {
     domains: HashMap<String, DomainRules>,
     roots: Vec<NodeId>,
     rule_count: usize,
-    any_rule_can_error: bool,
+    can_error: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -128,7 +128,7 @@ impl RuleSet {
             domains: HashMap::with_capacity(domains.len()),
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,
-            any_rule_can_error: false,
+            can_error: false,
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: (random.hash_one(1_u8), random.hash_one(2_u8)),
@@ -143,7 +143,9 @@ impl RuleSet {
         }
         set.nodes.shrink_to_fit();
         let rules = || set.nodes.iter().filter_map(|node| node.rule.as_deref());
-        (set.rule_count, set.any_rule_can_error) = (rules().count(), rules().any(CompiledRule::can_error));
+        let override_can_error = |domain: &DomainRules| domain.defaults.on_store_error == Some(StorePolicy::Error);
+        set.rule_count = rules().count();
+        set.can_error = rules().any(CompiledRule::can_error) || set.domains.values().any(override_can_error);
         set
     }
 
@@ -157,9 +159,10 @@ impl RuleSet {
         self.rule_count
     }
 
-    /// Returns `true` if any rule answers with an error while its store fails.
-    pub const fn any_rule_can_error(&self) -> bool {
-        self.any_rule_can_error
+    /// Returns `true` if a rule, or an override by the defaults of its domain, answers with an error while the store
+    /// fails.
+    pub const fn can_error(&self) -> bool {
+        self.can_error
     }
 
     /// Number of domains.

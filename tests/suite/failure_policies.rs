@@ -305,12 +305,18 @@ fn health_follows_the_store_as_configured() {
     let error_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
     let shadow_rule = "descriptors: [{key: k, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: error}}]";
     let local_rule = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]";
+    // The policy of overrides, which the rules do not show.
+    let error_default = "defaults: {on_store_error: error}\n\
+                         descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: local}}]";
+    let error_only_default = "defaults: {on_store_error: error}";
     // rules, whether health needs the store, statuses of the pages in each state
     let (ok, no) = (200, 500);
     let table = [
         (local_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
         (shadow_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
         (error_rule, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
+        (error_default, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
+        (error_only_default, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
         (local_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),
         (error_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),
     ];
