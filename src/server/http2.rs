@@ -33,7 +33,6 @@ use super::admission_service::admit;
 use super::graceful::GracefulConnection;
 use super::in_flight::InFlightRequests;
 use crate::grpc::fast_path::FastPath;
-use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 
 /// Configuration of HTTP/2 and the services that answer.
@@ -56,10 +55,10 @@ const WINDOW_BYTES: u32 = 1024 * 1024;
 
 impl Http2Server {
     /// Server with the limits and keepalive of the settings.
-    pub(super) fn new(bounds: &ClientLimits, settings: &GrpcSettings, fast_path: FastPath, router: Router) -> Self {
+    pub(super) fn new(settings: &GrpcSettings, fast_path: FastPath, router: Router) -> Self {
         let mut builder = Builder::new();
         builder
-            .max_header_list_size(bounds.head_bytes)
+            .max_header_list_size(settings.max_header_bytes)
             .max_concurrent_streams(settings.max_concurrent_streams)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .initial_window_size(WINDOW_BYTES)

@@ -112,7 +112,7 @@ impl BoundListeners {
         let bounds = &self.bounds;
         let service = &state.collector.service;
         let fast_path = FastPath::new(Arc::clone(service), settings.max_message_bytes);
-        let http2 = Http2Server::new(bounds, settings, fast_path, grpc::routes::routes(settings, service, health));
+        let http2 = Http2Server::new(settings, fast_path, grpc::routes::routes(settings, service, health));
         let policy = ConnectionPolicy::grpc(bounds, settings, http2);
         match self.grpc {
             GrpcSocket::Tcp(listener) => {

@@ -17,7 +17,7 @@ pub struct ClientLimits {
     pub requests: Option<usize>,
     /// Requests in progress of each listener and client address; `None` means no limit.
     pub requests_per_address: Option<usize>,
-    /// Maximum size of the headers of a request, in bytes, at least 8 KiB.
+    /// Maximum size of the headers of an HTTP request, in bytes, at least 8 KiB.
     pub head_bytes: u32,
     /// Time limit for a TLS handshake, for the first request, and over HTTP/1 for the headers of each request, from the
     /// end of the previous one.

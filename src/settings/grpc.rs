@@ -20,6 +20,8 @@ pub struct GrpcSettings {
     pub max_concurrent_streams: u32,
     /// Maximum size of a request message, at least 1 KiB.
     pub max_message_bytes: usize,
+    /// Maximum size of the headers of a call, in bytes, at least 8 KiB.
+    pub max_header_bytes: u32,
     /// `true` if server reflection is offered.
     pub reflection: bool,
 }
@@ -33,6 +35,7 @@ impl GrpcSettings {
             keepalive_timeout: values.get(&TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT),
             max_concurrent_streams: values.get(&TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS),
             max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).as_usize(),
+            max_header_bytes: u32::try_from(values.get(&TOLLKEEPER_GRPC_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             reflection: values.get(&TOLLKEEPER_REFLECTION),
         }
     }

@@ -4,6 +4,8 @@
 //! used up within a period much longer than a test, by rules without a window boundary; the queue is checked against
 //! the earliest times of its responses, which no load can falsify.
 
+mod call_headers;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -28,8 +30,13 @@ impl Pair {
     }
 
     fn start_with(name: &str, setup: Setup) -> Self {
+        Self::start_changed(name, setup, |bootstrap| bootstrap)
+    }
+
+    /// Same as [`Self::start_with`], with a changed bootstrap.
+    fn start_changed(name: &str, setup: Setup, change: impl FnOnce(String) -> String) -> Self {
         let tollkeeper = setup.start();
-        let envoy = Envoy::start(name, &[tollkeeper.grpc_port()]);
+        let envoy = Envoy::start_with(name, &[tollkeeper.grpc_port()], change);
         Self { envoy, tollkeeper }
     }
 

@@ -222,6 +222,7 @@ fn an_empty_environment_gives_the_defaults() {
         (Some(Duration::from_secs(60)), Duration::from_secs(20))
     );
     assert_eq!((grpc.max_concurrent_streams, grpc.max_message_bytes, grpc.reflection), (4096, 4 << 20, false));
+    assert_eq!(grpc.max_header_bytes, 128 << 10);
     let rules = &settings.rules;
     assert_eq!(rules.root, Path::new("/srv/runtime_data/current"));
     assert_eq!((rules.subdirectory.as_path(), rules.app_directory.as_path()), (Path::new(""), Path::new("config")));

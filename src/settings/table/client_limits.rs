@@ -20,7 +20,7 @@ settings! { "Limits on clients";
     TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS: usize = 16_384,
         "requests in progress per listener and client address; 0 means no limit";
     TOLLKEEPER_MAX_HEADER_BYTES: ByteSize = 16 << 10,
-        "maximum size of the headers of a request, over gRPC and to /json" .allowed(SizeRange::new(8 << 10, 1 << 20));
+        "maximum size of the headers of an HTTP request, such as to /json" .allowed(SizeRange::new(8 << 10, 1 << 20));
     TOLLKEEPER_HEAD_TIMEOUT: Duration = Duration::from_secs(60),
         "time limit of a TLS handshake, the first request, and over HTTP/1 each request's headers"
         .allowed(HEAD_TIMEOUT);
