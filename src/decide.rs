@@ -21,6 +21,7 @@ mod verdict;
 
 use std::sync::Arc;
 
+use futures_util::future::OptionFuture;
 use smallvec::SmallVec;
 
 use self::charge::{Charger, DryRuns, Outcomes};
@@ -70,14 +71,11 @@ impl Decider {
         let selected = SelectedRequest { request, selections: &selections };
         let charger = self.charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
-        if self.behaviour.stop_cache_key_increment_when_overlimit
-            && let Some(pending) = charger.dry_run_all(&mut dry_runs)
-        {
-            pending.await;
+        // `if let` would keep a second copy of each future in the state of this one.
+        if self.behaviour.stop_cache_key_increment_when_overlimit {
+            OptionFuture::from(charger.dry_run_all(&mut dry_runs)).await;
         }
-        if let Some(pending) = charger.charge_all(&dry_runs, &mut outcomes) {
-            pending.await;
-        }
+        OptionFuture::from(charger.charge_all(&dry_runs, &mut outcomes)).await;
         self.conclude(context, selected, &outcomes)
     }
 
