@@ -103,7 +103,7 @@ pub struct ChargeResult {
 pub struct EnforcedLimit<'r> {
     /// The limit.
     pub limit: &'r Limit,
-    /// Exceeding the limit rejects the descriptor; `false` in shadow mode.
+    /// Exceeding the limit keeps the other limits from being charged; `false` for quotas and in shadow mode.
     pub enforced: bool,
 }
 

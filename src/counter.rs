@@ -41,6 +41,8 @@ pub struct Counter<'a> {
     pub limit: &'a Limit,
     /// Exceeding the limit rejects the descriptor; `false` in shadow mode.
     pub enforced: bool,
+    /// The limit is a quota: its rejection does not keep the other counters from being charged.
+    pub quota: bool,
     /// Hash that identifies the counter within its path: see [`crate::rule::set::counter_tag`].
     pub tag: u128,
     /// Epoch of the rule, which is part of the tag; raising it resets the counter.
@@ -50,7 +52,7 @@ pub struct Counter<'a> {
 impl<'a> Counter<'a> {
     /// The limit of the counter, as [`charge_together`](crate::algorithm::state::charge_together) takes it.
     pub const fn enforced_limit(&self) -> EnforcedLimit<'a> {
-        EnforcedLimit { limit: self.limit, enforced: self.enforced }
+        EnforcedLimit { limit: self.limit, enforced: self.enforced && !self.quota }
     }
 }
 

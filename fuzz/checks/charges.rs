@@ -79,6 +79,7 @@ fn charged(memory: &MemoryStore, limits: &[EnforcedLimit<'_>], now: Time, reques
         .map(|EnforcedLimit { limit, enforced }| Counter {
             limit,
             enforced: *enforced,
+            quota: false,
             tag: counter_tag(limit, 0),
             epoch: 0,
         })

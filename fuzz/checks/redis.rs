@@ -77,7 +77,7 @@ fn interpret(reply: &Reply) {
 fn replay_all(bytes: &[u8]) {
     let counted = |algorithm| {
         let spec = LimitSpec::new(algorithm, 10, Period::new(Unit::Minute, 1).expect("a minute"));
-        OwnedCounter { limit: Limit::new(&spec).expect("a plain limit"), enforced: true, tag: 0 }
+        OwnedCounter { limit: Limit::new(&spec).expect("a plain limit"), enforced: true, quota: false, tag: 0 }
     };
     let alone = Algorithm::ALL.map(|algorithm| SmallVec::from_iter([counted(algorithm)]));
     let together = [Algorithm::ALL.into_iter().map(counted).collect()];

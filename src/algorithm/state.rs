@@ -72,7 +72,8 @@ impl State {
 
 /// Applies a request to all limits of a descriptor at once.
 ///
-/// Hits are charged to all of them or, if an enforced limit rejects them, only to those where rejected hits count.
+/// If an enforced limit rejects the hits, only limits where rejected hits count are charged. Otherwise each limit that
+/// admits the hits is charged, and one that does not (a quota, or in shadow mode) only if its rejected hits count.
 /// `states` are those of `limits`, in the same order.
 pub fn charge_together(
     limits: &[EnforcedLimit<'_>],

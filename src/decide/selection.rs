@@ -47,6 +47,7 @@ pub(super) struct SelectedLimit<'r> {
     pub(super) index: usize,
     pub(super) name: &'r str,
     pub(super) shadow: bool,
+    /// Rejects a request only together with all its other quotas; all limits do under QUOTA_MODE.
     pub(super) quota: bool,
     /// Statistics of the limit; `None`: it came with the request.
     pub(super) stats: Option<&'r LimitStats>,
@@ -101,7 +102,7 @@ impl<'r> Selection<'r> {
     ) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
             match override_limit(behaviour, &domain.defaults, limit_override) {
-                Some(limit) => return Self::of_override(limit, domain),
+                Some(limit) => return Self::of_override(limit, domain, behaviour.quota_mode),
                 None => warn_ignored(limit_override),
             }
         }
@@ -109,7 +110,7 @@ impl<'r> Selection<'r> {
             None => Self { domain: Some(domain), ..Self::default() },
             Some(found) => Self {
                 rule: Some(found.rule),
-                limits: limits_of(found.rule),
+                limits: limits_of(found.rule, behaviour.quota_mode),
                 unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
                 shared: found.shared,
                 key: 0,
@@ -119,11 +120,10 @@ impl<'r> Selection<'r> {
         }
     }
 
-    fn of_override(limit: Limit, domain: &'r DomainRules) -> Self {
+    fn of_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
         let defaults = &domain.defaults;
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
-        let selected =
-            SelectedLimit { limit, index: 0, name: "", shadow: false, quota: false, stats: None, tag, epoch };
+        let selected = SelectedLimit { limit, index: 0, name: "", shadow: false, quota, stats: None, tag, epoch };
         let (limits, over_limit_body) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
         Self { limits, over_limit_body, domain: Some(domain), ..Self::default() }
     }
@@ -142,6 +142,7 @@ impl<'r> Selection<'r> {
         let counter = |selected: &'a SelectedLimit<'_>| Counter {
             limit: &selected.limit,
             enforced: !selected.shadow,
+            quota: selected.quota,
             tag: selected.tag,
             epoch: selected.epoch,
         };
@@ -166,7 +167,7 @@ impl<'r> Selection<'r> {
         request: &Request<'_>,
         index: usize,
     ) -> Self {
-        let mut selection = Self { rule: Some(rule), limits: limits_of(rule), shared, ..Self::default() };
+        let mut selection = Self { rule: Some(rule), limits: limits_of(rule, false), shared, ..Self::default() };
         selection.find_key(request, index);
         selection
     }
@@ -232,13 +233,14 @@ impl<'r> Selection<'r> {
     }
 }
 
-fn limits_of<'r>(compiled: &'r CompiledRule) -> SmallVec<[SelectedLimit<'r>; 1]> {
+/// Limits of a rule; `all_are_quotas` under QUOTA_MODE.
+fn limits_of<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) -> SmallVec<[SelectedLimit<'r>; 1]> {
     let select = |(index, limit): (usize, &'r CompiledLimit)| SelectedLimit {
         limit: limit.limit,
         index,
         name: compiled.limit_name(index),
         shadow: limit.shadow,
-        quota: limit.quota,
+        quota: limit.quota || all_are_quotas,
         stats: Some(&limit.stats),
         tag: limit.tag,
         epoch: limit.epoch,

@@ -112,6 +112,7 @@ on_every_store![
     limits_of_a_descriptor_are_charged_all_or_none,
     hits_rejected_by_one_limit_are_not_charged_to_the_others,
     shadow_limit_beside_an_enforced_limit_rejects_nothing,
+    exceeded_quota_does_not_keep_other_limits_from_being_charged,
     peek_changes_nothing,
     refund_to_an_unused_counter_changes_nothing,
     reload_keeps_counters_of_limits_with_the_same_identity,
@@ -267,6 +268,28 @@ fn of_each_algorithm(limit: u32) -> String {
         )
     };
     format!("descriptors:\n{}", Algorithm::ALL.map(rule).concat())
+}
+
+fn exceeded_quota_does_not_keep_other_limits_from_being_charged(store: &StoreUnderTest) {
+    let rules = "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: minute, requests_per_unit: 10}
+      - {unit: hour, requests_per_unit: 3, quota_mode: true, name: quota}
+  - {key: room, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 1000}}";
+    let service = store.service(&[], rules);
+    let passed = (0..60).filter(|_| !decide(&service, &shop_request("k; room")).over_limit()).count();
+    assert_eq!(passed, 10, "the minute is charged beside the used-up quota");
+    // Beside a limit that rejects, a quota is not charged.
+    let quota_beside_zero = "descriptors:
+  - key: z
+    rate_limit:
+      - {unit: hour, requests_per_unit: 5, quota_mode: true}
+      - {unit: minute, requests_per_unit: 0}";
+    load_shop_rules(&service, quota_beside_zero);
+    (0..3).for_each(|_| assert!(decide(&service, &shop_request("z")).over_limit()));
+    load_shop_rules(&service, "descriptors: [{key: z, rate_limit: {unit: hour, requests_per_unit: 5}}]");
+    assert_eq!(left(&service, "z"), [5]);
 }
 
 fn peek_changes_nothing(store: &StoreUnderTest) {

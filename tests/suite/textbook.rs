@@ -119,6 +119,7 @@ fn textbook_cases_hold_in_memory() {
                 .map(|&EnforcedLimit { limit, enforced }| Counter {
                     limit,
                     enforced,
+                    quota: false,
                     tag: counter_tag(limit, 0),
                     epoch: 0,
                 })

@@ -76,6 +76,7 @@ fn command(charge: &Charge<'_>, mode: ChargeMode) -> ChargeCommand {
         .map(|counter| OwnedCounter {
             limit: counter.limit.lengthened(log_extension_us(counter.limit)),
             enforced: counter.enforced,
+            quota: counter.quota,
             tag: counter.tag,
         })
         .collect();

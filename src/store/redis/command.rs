@@ -21,8 +21,10 @@ pub type ChargeBatch = SmallVec<[ChargeCommand; 1]>;
 pub struct OwnedCounter {
     /// The limit.
     pub limit: Limit,
-    /// Exceeding an enforced limit rejects the descriptor.
+    /// Exceeding the limit rejects the descriptor; `false` in shadow mode.
     pub enforced: bool,
+    /// The limit is a quota: its rejection does not keep the other counters from being charged.
+    pub quota: bool,
     /// Distinguishes the counter from others of the same path.
     pub tag: u128,
 }
@@ -48,9 +50,13 @@ impl ChargeCommand {
 
     /// Limits of the counters, as [`charge_together`](crate::algorithm::state::charge_together) takes them.
     pub fn limits(&self) -> SmallVec<[EnforcedLimit<'_>; 1]> {
-        self.counters
-            .iter()
-            .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
-            .collect()
+        self.counters.iter().map(OwnedCounter::enforced_limit).collect()
+    }
+}
+
+impl OwnedCounter {
+    /// The limit of the counter, as [`charge_together`](crate::algorithm::state::charge_together) takes it.
+    pub const fn enforced_limit(&self) -> EnforcedLimit<'_> {
+        EnforcedLimit { limit: &self.limit, enforced: self.enforced && !self.quota }
     }
 }

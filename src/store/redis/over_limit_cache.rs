@@ -251,7 +251,11 @@ impl CachedRejection {
     }
 }
 
-/// Returns true if an enforced limit rejects the charge.
+/// Returns true if the descriptor rejects the charge and charges no admitted hits: if a limit rejects it that is not a
+/// quota, or if all enforced limits do. Beside a quota that rejects alone, the other limits must be charged each time.
 fn is_rejected(command: &ChargeCommand, results: &ChargeResults) -> bool {
-    command.counters.iter().zip(results).any(|(counter, result)| counter.enforced && !result.admitted)
+    let mut enforced = command.counters.iter().zip(results).filter(|(counter, _)| counter.enforced).peekable();
+    enforced.peek().is_some()
+        && (enforced.clone().any(|(counter, result)| !counter.quota && !result.admitted)
+            || enforced.all(|(_, result)| !result.admitted))
 }

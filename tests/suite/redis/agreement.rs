@@ -137,7 +137,7 @@ impl Step {
     ) -> impl Iterator<Item = ChargeCommand> + use<> {
         let counter = |limits: &Vec<(Limit, bool)>| {
             let &(limit, enforced) = self.limit.get(limits);
-            OwnedCounter { limit, enforced, tag: 0 }
+            OwnedCounter { limit, enforced, quota: false, tag: 0 }
         };
         let counters: SmallVec<[_; 1]> = keys.iter().map(counter).collect();
         let limit = counters[0].limit;
@@ -437,8 +437,12 @@ fn textbook_cases_hold_in_redis() {
         let mut keys: HashMap<String, Vec<String>> = HashMap::new();
         textbook::run_case(&case, &mut |key, terms, now, request| {
             let keys = keys.entry(key.to_owned()).or_insert_with(|| redis.new_keys(terms.len()));
-            let counted =
-                |term: &EnforcedLimit<'_>| OwnedCounter { limit: *term.limit, enforced: term.enforced, tag: 0 };
+            let counted = |term: &EnforcedLimit<'_>| OwnedCounter {
+                limit: *term.limit,
+                enforced: term.enforced,
+                quota: false,
+                tag: 0,
+            };
             let charges = [ChargeCommand {
                 counters: terms.iter().map(counted).collect(),
                 request,
@@ -458,7 +462,7 @@ fn all_limits() -> SmallVec<[OwnedCounter; 1]> {
         let queue_size = (algorithm == Algorithm::LeakyBucket).then_some(500);
         let terms = LimitSpec::new(algorithm, 500, Period::new(Unit::Minute, 1).unwrap());
         let limit = Limit::new(&LimitSpec { queue_size, sole: false, ..terms }).unwrap();
-        OwnedCounter { limit, enforced: true, tag: 0 }
+        OwnedCounter { limit, enforced: true, quota: false, tag: 0 }
     };
     Algorithm::ALL.into_iter().map(counted).collect()
 }

@@ -65,7 +65,13 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
     }
     let counters: SmallVec<[Counter<'_>; 1]> = limits
         .iter()
-        .map(|(limit, epoch)| Counter { limit, enforced: true, tag: counter_tag(limit, *epoch), epoch: *epoch })
+        .map(|(limit, epoch)| Counter {
+            limit,
+            enforced: true,
+            quota: false,
+            tag: counter_tag(limit, *epoch),
+            epoch: *epoch,
+        })
         .collect();
     let path = Path { domain, entries: &sent, shared: &shared };
     keys(prefix, &path, &counters).into_iter().map(|key| key.to_vec()).collect()

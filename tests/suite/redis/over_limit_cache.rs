@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::algorithm::{ChargeRequest, EnforcedLimit};
+use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
@@ -49,6 +49,8 @@ fn yearly(requests_per_unit: u32) -> Limit {
 /// Counters of one descriptor, as a store has them, and the cache in front.
 struct Counters {
     limits: Vec<(Limit, bool)>,
+    /// Limits below 10 are quotas.
+    quotas: bool,
     states: SmallVec<[State; 1]>,
     over: OverLimitCache,
     origin: Instant,
@@ -57,7 +59,7 @@ struct Counters {
 impl Counters {
     fn new(limits: &[(Limit, bool)], over: OverLimitCache, origin: Instant) -> Self {
         let states = limits.iter().map(|(limit, _)| State::empty(limit.algorithm())).collect();
-        Self { limits: limits.to_vec(), states, over, origin }
+        Self { limits: limits.to_vec(), quotas: false, states, over, origin }
     }
 
     /// Counters of one enforced limit.
@@ -67,15 +69,18 @@ impl Counters {
     }
 
     fn command(&self, request: ChargeRequest) -> ChargeCommand {
-        let counted = |(limit, enforced): &(Limit, bool)| OwnedCounter { limit: *limit, enforced: *enforced, tag: 3 };
+        let counted = |(limit, enforced): &(Limit, bool)| OwnedCounter {
+            limit: *limit,
+            enforced: *enforced,
+            quota: self.quotas && limit.requests_per_unit() < 10,
+            tag: 3,
+        };
         ChargeCommand { counters: self.limits.iter().map(counted).collect(), request, dry_run: false, void_from: None }
     }
 
     /// Result of the store for a charge, at a time in microseconds.
     fn charge(&mut self, after_us: u64, request: ChargeRequest) -> ChargeResults {
-        let terms: Vec<EnforcedLimit<'_>> =
-            self.limits.iter().map(|(limit, enforced)| EnforcedLimit { limit, enforced: *enforced }).collect();
-        charge_together(&terms, &mut self.states, NOW.plus_us(after_us), request)
+        charge_together(&self.command(request).limits(), &mut self.states, NOW.plus_us(after_us), request)
     }
 
     /// Decides a charge in the store, at once, and updates the cache.
@@ -312,6 +317,27 @@ fn only_rejections_by_enforced_limits_are_cached() {
     assert_eq!(counters.over.entries(), 0);
     let rejected = counters.decide(0, take(1));
     assert_eq!(counters.known(0, take(1)), Some(rejected));
+}
+
+#[test]
+fn rejection_by_a_quota_is_cached_unless_other_limits_are_charged_beside_it() {
+    let hourly = limit(Algorithm::FixedWindow, 3, Unit::Hour);
+    let origin = Instant::now();
+    let cache = || OverLimitCache::new(MIB, false, origin);
+    let mut alone = Counters { quotas: true, ..Counters::new(&[(hourly, true)], cache(), origin) };
+    alone.decide(0, take(3));
+    let rejected = alone.decide(0, take(1));
+    assert_eq!(alone.known(0, take(1)), Some(rejected));
+
+    let mut beside = Counters { quotas: true, ..Counters::new(&[(hourly, true), (yearly(10), true)], cache(), origin) };
+    beside.decide(0, take(3));
+    for after in 4..=10 {
+        let results = beside.decide(0, take(1));
+        assert_eq!((results[0].admitted, results[1].after), (false, after));
+        assert_eq!(beside.known(0, take(1)), None, "the other limit must be charged");
+    }
+    let rejected = beside.decide(0, take(1));
+    assert_eq!(beside.known(0, take(1)), Some(rejected), "both reject");
 }
 
 #[test]

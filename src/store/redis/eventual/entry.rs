@@ -10,7 +10,7 @@ use super::counters::EventualCounters;
 use super::demand::Demand;
 use super::lease::{CallReport, LeaseTicket};
 use crate::algorithm::state::{State, charge_together};
-use crate::algorithm::{ChargeRequest, ChargeResult};
+use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
 use crate::store::outcome::ChargeResults;
@@ -150,11 +150,15 @@ impl EventualEntry {
         })
     }
 
-    /// Charges the states known here.
+    /// Charges the states known here: all of them or, if one rejects, none. Quotas reject for all too, so that their hits
+    /// come from the share and leases.
     fn charge_states(&mut self, command: &ChargeCommand, context: AdmitContext) -> ChargeResults {
         let now = self.redis_time(context.at).unwrap_or(context.now);
         let request = ChargeRequest { max_delay_us: 0, ..command.request };
-        charge_together(&command.limits(), &mut self.states, now, request)
+        let limits =
+            command.counters.iter().map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced });
+        let limits: SmallVec<[EnforcedLimit<'_>; 1]> = limits.collect();
+        charge_together(&limits, &mut self.states, now, request)
     }
 
     /// Returns an upper bound on the time of Redis at `at`; `None` before the first report.

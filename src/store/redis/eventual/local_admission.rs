@@ -85,7 +85,10 @@ impl LocalAdmission {
         let live = self.replicas.live().map_or(1, NonZeroU32::get);
         let hits = self.table.lease_size(descriptor, sent, u64::from(live));
         if hits > 0 {
-            commands.push(ChargeCommand::new(descriptor.counters.clone(), ChargeRequest::new(Hits::Charge(hits), 0)));
+            let mut counters = descriptor.counters.clone();
+            // A lease is charged to all limits or, if one has no room, to none: quotas too.
+            counters.iter_mut().for_each(|counter| counter.quota = false);
+            commands.push(ChargeCommand::new(counters, ChargeRequest::new(Hits::Charge(hits), 0)));
         }
         hits
     }

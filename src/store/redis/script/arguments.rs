@@ -98,6 +98,6 @@ impl ArgEncoder {
         self.push(i64::from(limit.requests_per_unit()));
         self.push(i64::from(limit.capacity()));
         self.push(wait_us);
-        self.push(i64::from(counter.enforced) + 2 * i64::from(limit.count_rejected()));
+        self.push(i64::from(counter.enforced_limit().enforced) + 2 * i64::from(limit.count_rejected()));
     }
 }

@@ -133,7 +133,7 @@ pub(super) fn limit(budget: LimitSpec, overshoot: Overshoot) -> Limit {
 
 /// Counter in Redis.
 pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> OwnedCounter {
-    OwnedCounter { limit: limit.lengthened(log_extension_us(&limit)), enforced, tag }
+    OwnedCounter { limit: limit.lengthened(log_extension_us(&limit)), enforced, quota: false, tag }
 }
 
 /// Share of one of `count` slots.
