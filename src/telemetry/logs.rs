@@ -170,8 +170,11 @@ fn targets(level: Level) -> Targets {
     let fatal = if level == Level::Panic { LevelFilter::OFF } else { level.filter().max(LevelFilter::ERROR) };
     // Events of libraries below warnings are for their developers.
     let libraries = if level == Level::Trace { LevelFilter::DEBUG } else { level.filter().min(LevelFilter::WARN) };
+    // A client makes h2 warn once for each frame that it sends.
+    let h2 = if level == Level::Trace { LevelFilter::DEBUG } else { LevelFilter::OFF };
     Targets::new()
         .with_default(libraries)
+        .with_target("h2", h2)
         .with_target("tollkeeper", level.filter())
         .with_target(FATAL, fatal)
         .with_target(AUDIT, level.filter().max(LevelFilter::WARN))

@@ -11,12 +11,16 @@ use super::http;
 /// Kinds of frames.
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
+pub(crate) const PRIORITY: u8 = 2;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PUSH_PROMISE: u8 = 5;
+pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
+pub(crate) const CONTINUATION: u8 = 9;
 
-const ACK: u8 = 1;
+pub(crate) const ACK: u8 = 1;
 /// Flags of the last frame of a message, and of the last frame of its headers.
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
@@ -48,20 +52,25 @@ impl Http2Connection {
 
     /// Sends a frame.
     pub(crate) fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> io::Result<()> {
-        let length = u32::try_from(payload.len()).expect("a frame is short").to_be_bytes();
-        let mut frame = length[1..].to_vec();
-        frame.extend([kind, flags]);
-        frame.extend(stream.to_be_bytes());
-        frame.extend(payload);
-        self.stream.write_all(&frame)
+        self.stream.write_all(&frame(kind, flags, stream, payload))
+    }
+
+    /// Sends bytes, such as many frames at once.
+    pub(crate) fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
     }
 
     /// Opens a call of `ShouldRateLimit`, its message still to come.
     pub(crate) fn call(&mut self, stream: u32, more_headers: &[(&str, &str)]) -> io::Result<()> {
+        self.call_method(stream, SHOULD_RATE_LIMIT, more_headers)
+    }
+
+    /// Opens a call of a method by its path, its message still to come.
+    pub(crate) fn call_method(&mut self, stream: u32, path: &str, more_headers: &[(&str, &str)]) -> io::Result<()> {
         let usual = [
             (":method", "POST"),
             (":scheme", "http"),
-            (":path", SHOULD_RATE_LIMIT),
+            (":path", path),
             (":authority", "tollkeeper"),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
@@ -102,6 +111,16 @@ impl Http2Connection {
             }
         }
     }
+}
+
+/// The bytes of a frame.
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a frame is short").to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
 }
 
 /// An HPACK string's length: seven bits, and the rest in further bytes of seven.

@@ -126,11 +126,19 @@ fn level_passes_itself_and_more_severe_ones() {
 #[test]
 fn libraries_log_only_warnings_unless_level_is_trace() {
     let emit = || {
-        tracing::warn!(target: "h2", "a");
-        tracing::info!(target: "h2", "b");
-        tracing::debug!(target: "h2", "c");
+        tracing::warn!(target: "hyper", "a");
+        tracing::info!(target: "hyper", "b");
+        tracing::debug!(target: "hyper", "c");
     };
     for (level, lines) in [(Level::Error, 0), (Level::Warn, 1), (Level::Debug, 1), (Level::Trace, 3)] {
+        assert_eq!(log(level, LogFormat::Text, emit).lines().count(), lines, "{level:?}");
+    }
+}
+
+#[test]
+fn h2_logs_nothing_unless_level_is_trace() {
+    let emit = || tracing::warn!(target: "h2::proto::ping_pong", "a frame of a client");
+    for (level, lines) in [(Level::Error, 0), (Level::Warn, 0), (Level::Debug, 0), (Level::Trace, 1)] {
         assert_eq!(log(level, LogFormat::Text, emit).lines().count(), lines, "{level:?}");
     }
 }

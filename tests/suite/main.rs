@@ -18,6 +18,7 @@ mod envoy;
 mod example_rules;
 mod failure_policies;
 mod fallback;
+mod floods;
 mod fuzz_corpus;
 mod hostile;
 mod logs;

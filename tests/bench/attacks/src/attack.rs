@@ -1,7 +1,7 @@
 //! The attacks: each opens a connection, sends frames until the server closes it, and begins again.
 
 use std::io::{self, ErrorKind, Write as _};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,8 @@ pub struct Attack {
     settings: fn() -> Vec<u8>,
 }
 
+/// Address of the attackers, which is not that of the probes.
+const ATTACKERS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Streams that an attack opens on each connection.
 const STREAMS: u32 = 4000;
 /// Bytes of the largest message that is accepted by default.
@@ -57,9 +59,7 @@ pub const ATTACKS: &[Attack] = &[
 /// Runs `connections` attackers for `duration`, and prints how often a connection was closed.
 pub fn attack(attack: &'static Attack, address: SocketAddr, connections: usize, duration: Duration) {
     let until = Instant::now() + duration;
-    let attackers: Vec<_> = (0..connections)
-        .map(|_| thread::spawn(move || (Instant::now()..until).is_empty() as u64 + repeat(attack, address, until)))
-        .collect();
+    let attackers: Vec<_> = (0..connections).map(|_| thread::spawn(move || repeat(attack, address, until))).collect();
     let closed: u64 = attackers.into_iter().map(|attacker| attacker.join().unwrap_or_default()).sum();
     println!("{closed}");
 }
@@ -67,7 +67,7 @@ pub fn attack(attack: &'static Attack, address: SocketAddr, connections: usize, 
 fn repeat(attack: &Attack, address: SocketAddr, until: Instant) -> u64 {
     let mut closed = 0;
     while Instant::now() < until {
-        let ended = Connection::open(address, &(attack.settings)()).and_then(|connection| {
+        let ended = Connection::open(ATTACKERS, address, &(attack.settings)()).and_then(|connection| {
             let mut attacker = Attacker { connection, until };
             // The first SETTINGS of the server.
             attacker.connection.receive(Duration::from_secs(1))?;

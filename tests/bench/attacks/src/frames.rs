@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
 
 pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
@@ -115,9 +117,12 @@ pub struct Received {
 }
 
 impl Connection {
-    /// Connects and sends the preface with `settings` frames.
-    pub fn open(address: SocketAddr, settings: &[u8]) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+    /// Connects from a loopback address and sends the preface with `settings` frames.
+    pub fn open(from: Ipv4Addr, address: SocketAddr, settings: &[u8]) -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((from, 0)).into())?;
+        socket.connect_timeout(&address.into(), Duration::from_secs(5))?;
+        let stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(Duration::from_millis(200)))?;
         let mut this = Self {
@@ -138,10 +143,18 @@ impl Connection {
 
     /// Reads what has arrived and applies it; waits up to `wait` for the first byte. An error after GOAWAY.
     pub fn receive(&mut self, wait: Duration) -> io::Result<Vec<Received>> {
-        self.stream.set_read_timeout(Some(wait.max(Duration::from_micros(1))))?;
-        let mut buffer = vec![0; 64 * 1024];
+        let mut buffer = [0; 16 * 1024];
         loop {
-            match self.stream.read(&mut buffer) {
+            let read = if wait.is_zero() {
+                self.stream.set_nonblocking(true)?;
+                let read = self.stream.read(&mut buffer);
+                self.stream.set_nonblocking(false)?;
+                read
+            } else {
+                self.stream.set_read_timeout(Some(wait))?;
+                self.stream.read(&mut buffer)
+            };
+            match read {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(length) => self.received.extend_from_slice(&buffer[..length]),
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {

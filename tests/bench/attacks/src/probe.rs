@@ -1,7 +1,7 @@
 //! Probes: one call each 100 ms on a connection of its own, and its worst latency.
 
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -60,7 +60,7 @@ impl Probe {
 /// One call; an error unless it is answered with grpc-status 0.
 pub fn call(client: &mut Option<(Connection, u32)>, address: SocketAddr, path: &str, message: &[u8]) -> io::Result<()> {
     if client.is_none() {
-        *client = Some((Connection::open(address, b"")?, 1));
+        *client = Some((Connection::open(Ipv4Addr::LOCALHOST, address, b"")?, 1));
     }
     let Some((connection, next)) = client else { return Err(ErrorKind::NotConnected.into()) };
     let stream = *next;
