@@ -1,11 +1,12 @@
 //! The life of the server process: load, listen, serve, drain, stop.
 //!
-//! Listeners are opened first, so that a port in use is found before anything else. Then the rules are loaded and
-//! requests are answered, with or without rules, because health probes need an answer. On SIGTERM or SIGINT the process
-//! reports that it is unhealthy and serves on for the drain period, so that load balancers notice. Then connections are
-//! asked to close and requests in flight are finished, up to the shutdown timeout. A second signal ends the process at
-//! once.
+//! Everything that the settings name is validated and the listeners open first, so that problems are found before
+//! anything else. Then the rules are loaded and requests are answered, with or without rules, because health probes
+//! need an answer. On SIGTERM or SIGINT the process reports that it is unhealthy and serves on for the drain period, so
+//! that load balancers notice. Then connections are asked to close and requests in flight are finished, up to the
+//! shutdown timeout. A second signal ends the process at once.
 
+mod addresses;
 mod admission;
 mod admission_service;
 mod background;
@@ -21,6 +22,7 @@ mod reloading_tls;
 mod shutdown;
 mod signals;
 pub mod sockets;
+pub mod startup;
 mod statsd_reporter;
 mod statsd_socket;
 mod tracing_setup;
@@ -36,6 +38,7 @@ use self::listeners::BoundListeners;
 use self::reload::{Reloader, RuleUpdates};
 use self::shutdown::Draining;
 use self::signals::{SignalAction, Signals};
+use self::startup::StartupResources;
 use self::statsd_reporter::StatsdReporter;
 use crate::clock::Clock;
 use crate::config::compile::options::CompileOptions;
@@ -45,10 +48,9 @@ use crate::decide::Decider;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::{Health, HealthRequirements};
-use crate::http::app_state::{AppState, Exposition};
+use crate::http::app_state::AppState;
 use crate::scrape::MetricsCollector;
 use crate::settings::Settings;
-use crate::settings::metrics::MetricsSettings;
 use crate::settings::store::StoreSettings;
 use crate::store::Store;
 use crate::store::health::StoreHealth;
@@ -61,11 +63,13 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 /// A listener, certificate, thread or file that the settings name cannot be used; responses that were cut off at the
 /// end of the shutdown.
 pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
-    let exposition = exposition(&settings.metrics)?;
-    let tracer = settings.tracing.as_ref().map(tracing_setup::start_tracer).transpose().map_err(ServerError::Traces)?;
-    let mut signals = Signals::listen().map_err(|error| ServerError::System { resource: "signal handlers", error })?;
     let server_stats = Arc::new(ServerStats::default());
-    let listeners = BoundListeners::open(&settings, &server_stats)?;
+    let StartupResources { guards, exposition, exporter } =
+        StartupResources::load(&settings, &server_stats).map_err(ServerError::Startup)?;
+    let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
+    let tracer = settings.tracing.as_ref().zip(exporter);
+    let tracer = tracer.map(|(tracing, exporter)| tracing_setup::start_tracer(tracing, exporter));
+    let mut signals = Signals::listen().map_err(|error| ServerError::System { resource: "signal handlers", error })?;
     let rules = Arc::new(LiveRules::default());
     let store_health = Arc::new(StoreHealth::default());
     let health = health(&settings, &rules, &store_health);
@@ -131,12 +135,6 @@ async fn serve_until_stopped(
             Some(result) = serving.join_next() => result?,
         }
     }
-}
-
-/// Options of the page for Prometheus; `None` if it is off.
-fn exposition(settings: &MetricsSettings) -> Result<Option<Arc<Exposition>>, ServerError> {
-    let exposition = settings.prometheus.as_ref().map(|prometheus| Exposition::new(prometheus, &settings.tags));
-    Ok(exposition.transpose().map_err(ServerError::Mapper)?.map(Arc::new))
 }
 
 fn health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHealth>) -> Arc<Health> {

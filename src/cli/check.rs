@@ -39,7 +39,11 @@ TOLLKEEPER_ON_STORE_ERROR and USE_CALENDAR_MONTH_RATE_LIMIT. A file that cannot 
 --format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
 (numbers) and `diagnostics` (severity, file, line, column, path, message, optional hint; the first 1000 of each \
 severity). With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
-disposition is honoured, differs, no_effect, unknown, refused or invalid.
+disposition is honoured, differs, no_effect, unknown, refused, unusable (a file without which a part of the service does \
+not work) or invalid.
+
+--env runs the validation of the start: run it where the service will run, with its files. Ports that another process \
+uses are found only by the start.
 
 Examples:
   tollkeeper check config/example.yaml
@@ -47,7 +51,8 @@ Examples:
   kubectl get configmap rules -o jsonpath={.data.rules} | tollkeeper check -
   env -i $(cat deploy.env) tollkeeper check --env --format json
 
-Exit codes: 0 no errors (there may be warnings), 1 errors or a variable that prevents the start, 2 invalid usage.";
+Exit codes: 0 no errors (there may be warnings), 1 errors, or a variable that prevents the start or names an unusable \
+file, 2 invalid usage.";
 
 /// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -88,7 +93,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         )
     });
     let ok = rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
-        && environment.as_ref().is_none_or(|variables| variables.iter().all(|variable| !variable.prevents_start));
+        && environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable));
     let page = match args.format {
         OutputFormat::Text => text(rules.as_ref(), environment.as_deref()),
         OutputFormat::Json => json(ok, rules.as_ref(), environment.as_deref()),

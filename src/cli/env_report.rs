@@ -1,10 +1,14 @@
 //! The report of `check --env`: each variable that is set, and its effect on a start.
+//!
+//! The settings and what they name are validated by the code that starts the server.
 
 use serde::Serialize;
 
 use super::print::{counted, table};
 use crate::report::text::plain;
+use crate::server::startup;
 use crate::settings::report::{self, Disposition, ReportedVariable};
+use crate::settings::{Settings, table};
 
 /// A variable of the environment, as `check --env --json` writes it.
 #[derive(Serialize)]
@@ -22,18 +26,53 @@ pub(super) struct VariableReport {
 }
 
 /// Words for dispositions, in JSON and in text.
-const DISPOSITIONS: [(&str, &str); 6] = [
+const DISPOSITIONS: [(&str, &str); 7] = [
     ("honoured", "honoured"),
     ("differs", "different"),
     ("no_effect", "without effect"),
     ("unknown", "unknown"),
     ("refused", "refused"),
+    ("unusable", "unusable"),
     ("invalid", "invalid"),
 ];
 
-/// Reports the variables of this process that concern a start.
+/// Reports the variables of this process that concern a start, and others by which it fails.
 pub(super) fn variables() -> Vec<VariableReport> {
-    report::report(std::env::vars_os()).into_iter().map(variable).collect()
+    let mut variables: Vec<_> = report::report(std::env::vars_os()).into_iter().map(variable).collect();
+    // Without valid settings nothing else can be validated; the start fails by them.
+    if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
+        for unusable in startup::unusable_files(&settings) {
+            row(&mut variables, unusable.setting).set("unusable", unusable.what);
+        }
+        for problem in startup::problems(&settings) {
+            let row = row(&mut variables, problem.setting());
+            row.set("invalid", problem.what());
+            row.prevents_start = true;
+        }
+    }
+    variables
+}
+
+/// The row of a variable; a new one if the variable is not set.
+fn row<'v>(variables: &'v mut Vec<VariableReport>, name: &str) -> &'v mut VariableReport {
+    let index = variables.iter().position(|variable| variable.name == name).unwrap_or_else(|| {
+        let value = table::find(name).map(|setting| setting.default_text());
+        let (name, disposition) = (name.to_owned(), "honoured");
+        variables.push(VariableReport { name, value, disposition, prevents_start: false, why: None, fix: None });
+        variables.len() - 1
+    });
+    &mut variables[index]
+}
+
+impl VariableReport {
+    fn set(&mut self, disposition: &'static str, why: String) {
+        (self.disposition, self.why, self.fix) = (disposition, Some(why), None);
+    }
+
+    /// Returns `true` if the service works with the variable.
+    pub(super) fn is_usable(&self) -> bool {
+        !self.prevents_start && self.disposition != "unusable"
+    }
 }
 
 fn variable(reported: ReportedVariable) -> VariableReport {
@@ -69,6 +108,11 @@ pub(super) fn text(variables: &[VariableReport]) -> String {
         .filter(|(sum, _)| *sum > 0)
         .map(|(sum, word)| format!("{sum} {word}"))
         .collect();
-    let stop = if variables.iter().any(|variable| variable.prevents_start) { "; a start would fail" } else { "" };
+    let any = |condition: fn(&VariableReport) -> bool| variables.iter().any(condition);
+    let stop = match (any(|variable| variable.prevents_start), any(|variable| !variable.is_usable())) {
+        (true, _) => "; a start would fail",
+        (false, true) => "; it would start, and not be ready or not work in part",
+        (false, false) => "",
+    };
     format!("{page}{}: {}{stop}\n", counted(variables.len() as u64, "variable"), sums.join(", "))
 }

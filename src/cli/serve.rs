@@ -81,10 +81,14 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     match ended {
         Ok(()) => CommandOutcome::Success,
         Err(error) => {
-            let is_usage_error =
-                matches!(error, ServerError::Listen { .. } | ServerError::Traces(_) | ServerError::Certificate(_));
-            tracing::error!(target: logs::FATAL, "{error}");
-            if is_usage_error { CommandOutcome::UsageError } else { CommandOutcome::Failure }
+            let ServerError::Startup(problems) = error else {
+                tracing::error!(target: logs::FATAL, "{error}");
+                return CommandOutcome::Failure;
+            };
+            for problem in problems {
+                tracing::error!(target: logs::FATAL, "{problem}");
+            }
+            CommandOutcome::UsageError
         }
     }
 }

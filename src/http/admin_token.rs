@@ -5,6 +5,7 @@
 //! is.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -14,6 +15,9 @@ use axum::response::Response;
 use super::app_state::AppState;
 use super::response;
 use crate::settings::listeners::AdminToken;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
 use crate::telemetry::logs::AUDIT;
 
 /// Address of the client, as a request extension.
@@ -69,17 +73,28 @@ async fn expected_hash(token: &AdminToken) -> Result<blake3::Hash, String> {
         AdminToken::Text(token) => return Ok(blake3::hash(token.reveal().as_bytes())),
         AdminToken::File(path) => path.clone(),
     };
-    let read = tokio::task::spawn_blocking(move || std::fs::read(path)).await;
-    let failed = |reason: &str| Err(format!("TOLLKEEPER_ADMIN_TOKEN_FILE: {reason}"));
-    match read {
-        Ok(Ok(file)) => match file.trim_ascii() {
-            token if token.len() < AdminToken::MIN_BYTES => failed("the token in the file is too short"),
-            token if token.len() > MAX_TOKEN_BYTES => failed("the file is too large for a token"),
-            token => Ok(blake3::hash(token)),
-        },
-        Ok(Err(error)) => failed(&error.to_string()),
-        Err(_) => failed("the file cannot be read"),
+    match tokio::task::spawn_blocking(move || hash_of_file(&path)).await {
+        Ok(read) => read.map_err(|reason| format!("TOLLKEEPER_ADMIN_TOKEN_FILE: {reason}")),
+        Err(_) => Err("TOLLKEEPER_ADMIN_TOKEN_FILE: the file cannot be read".to_owned()),
     }
+}
+
+/// Hash of the token in a file.
+fn hash_of_file(path: &Path) -> Result<blake3::Hash, String> {
+    let file = std::fs::read(path).map_err(|error| error.to_string())?;
+    match file.trim_ascii() {
+        token if token.len() < AdminToken::MIN_BYTES => Err("the token in the file is too short".to_owned()),
+        token if token.len() > MAX_TOKEN_BYTES => Err("the file is too large for a token".to_owned()),
+        token => Ok(blake3::hash(token)),
+    }
+}
+
+/// Problem with the file of a token, if there is one.
+pub fn unusable_file(token: &AdminToken) -> Option<UnusableSetting> {
+    let AdminToken::File(path) = token else { return None };
+    let what = hash_of_file(path).err()?;
+    let setting = TOLLKEEPER_ADMIN_TOKEN_FILE.name();
+    Some(UnusableSetting { setting, shown: path.display().to_string(), what })
 }
 
 fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {

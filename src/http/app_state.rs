@@ -6,6 +6,9 @@ use std::sync::Arc;
 use crate::scrape::MetricsCollector;
 use crate::settings::listeners::AdminToken;
 use crate::settings::metrics::PrometheusSettings;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::telemetry::metrics::mapper::Mapper;
 use crate::telemetry::metrics::prometheus::ExpositionOptions;
 
@@ -35,11 +38,14 @@ impl Exposition {
     /// Reads the mapping file that the settings name. `tags` are labels of every series.
     ///
     /// # Errors
-    /// Names the file and the problem.
-    pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, String> {
+    /// Names the setting, the file and the problem.
+    pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, UnusableSetting> {
         let read = |path: &Path| {
-            Mapper::read(path)
-                .map_err(|error| format!("{}: {error} (fix the file or unset the variable)", path.display()))
+            Mapper::read(path).map_err(|error| UnusableSetting {
+                setting: PROMETHEUS_MAPPER_YAML.name(),
+                shown: path.display().to_string(),
+                what: format!("{error} (fix the file or unset the variable)"),
+            })
         };
         let mapper = settings.mapper.as_deref().map(read).transpose()?;
         let options = ExpositionOptions { tags: tags.to_vec(), mapper, milliseconds: settings.milliseconds };

@@ -37,7 +37,8 @@ pub(crate) struct Connected {
 /// The server cannot be reached in time, or rejects the credentials; the text names the setting to check.
 pub(crate) async fn connect(endpoint: &Endpoint, options: &ConnectOptions) -> Result<Connected, ConnectError> {
     let credentials = options.read_auth_credentials()?;
-    let tls = options.tls.as_ref().map(tls::client_config).transpose().map_err(ConnectError::misconfigured)?;
+    let tls = options.tls.as_ref().map(tls::client_config).transpose();
+    let tls = tls.map_err(|unusable| ConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let outcome = timeout(options.connect_timeout, open(endpoint, options, tls, credentials)).await;
     let late = || Err(ConnectError { kind: RedisError::Timeout, text: "no answer in time".to_owned() });

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect_error::ConnectError;
-use crate::settings::redis::{Credentials, DeploymentSettings, RedisTls};
+use super::tls;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::redis::{Credentials, DeploymentSettings, RedisTls, TopologySettings};
 
 /// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
 ///
@@ -50,6 +52,11 @@ impl ConnectOptions {
             database: (settings.database != 0).then_some(settings.database),
             connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
         }
+    }
+
+    /// Returns the options for the sentinels of the same deployment.
+    pub(super) fn for_sentinels(&self, credentials: &Credentials) -> Self {
+        Self { is_sentinel: true, credentials: credentials.clone(), database: None, ..self.clone() }
     }
 
     /// Names the settings that hold the credentials, for messages.
@@ -95,6 +102,20 @@ impl ConnectOptions {
         }
     }
 
+    /// Returns the settings whose files cannot be used to connect.
+    fn unusable_files(&self) -> Vec<UnusableSetting> {
+        let credentials = match &self.credentials {
+            Credentials::File(path) => read_trimmed(path).err().map(|error| UnusableSetting {
+                setting: self.auth_setting(),
+                shown: path.display().to_string(),
+                what: format!("it cannot be read: {error}"),
+            }),
+            Credentials::None | Credentials::Inline { .. } => None,
+        };
+        let tls = self.tls.as_ref().and_then(|tls| tls::client_config(tls).err());
+        credentials.into_iter().chain(tls).collect()
+    }
+
     /// Returns true if connecting reads files.
     pub(crate) fn reads_files(&self) -> bool {
         self.files().next().is_some()
@@ -121,6 +142,16 @@ impl ConnectOptions {
         let pair = client.into_iter().flat_map(|client| [&client.certificate, &client.key]);
         credentials.into_iter().chain(ca.into_iter().chain(pair).map(|file| &file.path))
     }
+}
+
+/// Returns the settings whose files cannot be used to connect to a deployment, now or later.
+pub(crate) fn unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
+    let servers = ConnectOptions::new(settings);
+    let sentinels = match &settings.topology {
+        TopologySettings::Sentinel { credentials, .. } => Some(servers.for_sentinels(credentials)),
+        TopologySettings::Single(_) | TopologySettings::Cluster(_) => None,
+    };
+    [Some(servers), sentinels].iter().flatten().flat_map(ConnectOptions::unusable_files).collect()
 }
 
 fn read_trimmed(path: &Path) -> io::Result<String> {

@@ -39,9 +39,7 @@ pub(crate) fn start(topology: &Arc<Topology>) -> Option<AbortHandle> {
             None
         }
         TopologySettings::Sentinel { sentinels, credentials, .. } => {
-            let credentials = credentials.clone();
-            let options = ConnectOptions { is_sentinel: true, credentials, database: None, ..options.clone() };
-            start(sentinels, &options, SENTINEL_INTERVAL)
+            start(sentinels, &options.for_sentinels(credentials), SENTINEL_INTERVAL)
         }
         TopologySettings::Cluster(seeds) => start(seeds, options, CLUSTER_INTERVAL),
     }

@@ -9,21 +9,26 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
 use crate::settings::pem::{ClientCertificate, trusted_roots};
+use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::RedisTls;
 
 /// Builds the configuration of a TLS client.
 ///
 /// # Errors
-/// Text that names the setting to change.
-pub(crate) fn client_config(tls: &RedisTls) -> Result<ClientConfig, String> {
+/// The setting to change.
+pub(crate) fn client_config(tls: &RedisTls) -> Result<ClientConfig, UnusableSetting> {
     let provider = Arc::new(ring::default_provider());
     let roots = Arc::new(trusted_roots(tls.ca.as_ref())?);
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
         .build()
-        .map_err(|error| format!("REDIS_TLS_CACERT: {error}"))?;
+        .map_err(|error| UnusableSetting {
+            setting: "REDIS_TLS_CACERT",
+            shown: tls.ca.as_ref().map(|ca| ca.path.display().to_string()).unwrap_or_default(),
+            what: error.to_string(),
+        })?;
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|error| format!("REDIS_TLS: {error}"))?;
+        .map_err(|error| UnusableSetting { setting: "REDIS_TLS", shown: "true".to_owned(), what: error.to_string() })?;
     let builder = if tls.skip_hostname {
         builder.dangerous().with_custom_certificate_verifier(Arc::new(IgnoreHostname { verifier }))
     } else {

@@ -1,8 +1,8 @@
-//! Opens all listeners before anything is served, so that a port in use or a bad certificate is a startup error.
+//! Opens all listeners before anything is served, so that a port in use is a startup error.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
@@ -10,9 +10,10 @@ use axum::serve::{Listener, ListenerExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::admission::{AdmissionLimits, ListenerAdmission, ListenerKind};
+use super::addresses::{self, ListenerAddress};
+use super::admission::{AdmissionLimits, ListenerKind};
 use super::connection::{ConnectionPolicy, ListenerGuards};
-use super::error::ServerError;
+use super::error::StartupError;
 use super::http2::Http2Server;
 use super::reloading_tls::ReloadingTls;
 use super::sockets::{listen_tcp, listen_unix};
@@ -22,10 +23,10 @@ use crate::grpc::health::GrpcHealth;
 use crate::http::app_state::AppState;
 use crate::http::{metrics_pages, routes};
 use crate::settings::Settings;
-use crate::settings::address::Address;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 use crate::settings::listeners::GrpcListener;
+use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
 use crate::telemetry::listener_stats::ServerStats;
 
@@ -40,6 +41,15 @@ pub(super) struct BoundListeners {
     bounds: ClientLimits,
 }
 
+/// Guards of all listeners, with the certificates of those that have TLS.
+#[derive(Debug)]
+pub(super) struct AllGuards {
+    grpc: ListenerGuards,
+    http: ListenerGuards,
+    debug: ListenerGuards,
+    prometheus: ListenerGuards,
+}
+
 #[derive(Debug)]
 struct HttpSocket {
     listener: TcpListener,
@@ -52,29 +62,57 @@ enum GrpcSocket {
     Unix(std::os::unix::net::UnixListener, PathBuf),
 }
 
-impl BoundListeners {
-    /// Opens all listeners and loads their certificates.
-    pub(super) fn open(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, ServerError> {
+impl AllGuards {
+    /// Loads the certificates.
+    ///
+    /// # Errors
+    /// All certificates that cannot be used.
+    pub(super) fn load(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, Vec<StartupError>> {
         let limits = Arc::new(AdmissionLimits::new(settings.client_limits, Arc::clone(stats)));
         let plaintext = |kind| ListenerGuards { admission: limits.listener(kind), tls: None };
-        let addresses = &settings.listeners;
-        let grpc = match &addresses.grpc {
-            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open("GRPC_HOST", "GRPC_PORT", address)?),
-            GrpcListener::Unix(path) => GrpcSocket::Unix(open_unix(path)?, path.clone()),
+        let guards = |kind, tls: Option<&ListenerTls>| -> Result<ListenerGuards, UnusableSetting> {
+            let admission = limits.listener(kind);
+            let tls = tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose()?;
+            Ok(ListenerGuards { admission, tls: tls.map(Arc::new) })
         };
-        let http = open("HOST", "PORT", &addresses.http)?;
-        let debug = open("DEBUG_HOST", "DEBUG_PORT", &addresses.debug)?;
-        let prometheus = settings.metrics.prometheus.as_ref();
-        let prometheus = prometheus.map(|of| open("PROMETHEUS_ADDR", "PROMETHEUS_ADDR", &of.address)).transpose()?;
+        let grpc = guards(ListenerKind::Grpc, settings.listeners.grpc_tls.as_ref());
+        let http = guards(ListenerKind::Http, settings.listeners.http_tls.as_ref());
+        match (grpc, http) {
+            (Ok(grpc), Ok(http)) => Ok(Self {
+                grpc,
+                http,
+                debug: plaintext(ListenerKind::Debug),
+                prometheus: plaintext(ListenerKind::Prometheus),
+            }),
+            (grpc, http) => Err([grpc.err(), http.err()].into_iter().flatten().map(StartupError::from).collect()),
+        }
+    }
+}
+
+impl BoundListeners {
+    /// Opens all listeners.
+    ///
+    /// # Errors
+    /// The first listener that cannot be opened.
+    pub(super) fn open(settings: &Settings, guards: AllGuards) -> Result<Self, StartupError> {
+        let open = |listener: ListenerAddress<'_>| listen_tcp(listener.address).map_err(|error| listener.error(error));
+        let grpc = match &settings.listeners.grpc {
+            GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(addresses::grpc(address))?),
+            GrpcListener::Unix(path) => {
+                let listener = listen_unix(path).map_err(|error| addresses::unix_error(path, error))?;
+                GrpcSocket::Unix(listener, path.clone())
+            }
+        };
+        let AllGuards { grpc: grpc_guards, http, debug, prometheus } = guards;
         Ok(Self {
             grpc,
-            grpc_guards: guards(limits.listener(ListenerKind::Grpc), addresses.grpc_tls.as_ref())?,
-            http: HttpSocket {
-                listener: http,
-                guards: guards(limits.listener(ListenerKind::Http), addresses.http_tls.as_ref())?,
+            grpc_guards,
+            http: HttpSocket { listener: open(addresses::http(settings))?, guards: http },
+            debug: HttpSocket { listener: open(addresses::debug(settings))?, guards: debug },
+            prometheus: match addresses::prometheus(settings) {
+                Some(listener) => Some(HttpSocket { listener: open(listener)?, guards: prometheus }),
+                None => None,
             },
-            debug: HttpSocket { listener: debug, guards: plaintext(ListenerKind::Debug) },
-            prometheus: prometheus.map(|listener| HttpSocket { listener, guards: plaintext(ListenerKind::Prometheus) }),
             bounds: settings.client_limits,
         })
     }
@@ -137,12 +175,6 @@ impl BoundListeners {
     }
 }
 
-/// Guards of a public listener, with its certificate if the settings name one.
-fn guards(admission: Arc<ListenerAdmission>, tls: Option<&ListenerTls>) -> Result<ListenerGuards, ServerError> {
-    let tls = tls.map(|tls| ReloadingTls::load(tls, &admission)).transpose().map_err(ServerError::Certificate)?;
-    Ok(ListenerGuards { admission, tls: tls.map(Arc::new) })
-}
-
 /// Sets TCP_NODELAY on accepted connections, so that small responses are sent at once.
 fn without_delay(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
     // The call fails only on a connection that is closed already.
@@ -151,21 +183,4 @@ fn without_delay(listener: TcpListener) -> io::Result<impl Listener<Addr = Socke
 
 fn local_address(listener: &TcpListener) -> String {
     listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string())
-}
-
-/// Opens a TCP listener; an error names the variable that is at fault: `port` if it is in use or not permitted.
-fn open(host: &'static str, port: &'static str, address: &Address) -> Result<TcpListener, ServerError> {
-    listen_tcp(address).map_err(|error| ServerError::Listen {
-        setting: match error.kind() {
-            io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => port,
-            _ => host,
-        },
-        address: address.to_string(),
-        error,
-    })
-}
-
-fn open_unix(path: &Path) -> Result<std::os::unix::net::UnixListener, ServerError> {
-    let failed = |error| ServerError::Listen { setting: "GRPC_UDS", address: path.display().to_string(), error };
-    listen_unix(path).map_err(failed)
 }

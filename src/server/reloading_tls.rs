@@ -23,6 +23,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use super::admission::{ListenerAdmission, ListenerKind};
 use crate::clock::Clock;
 use crate::settings::pem::PemFile;
+use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -44,7 +45,7 @@ impl ReloadingTls {
     ///
     /// # Errors
     /// Names the setting, the problem and the remedy.
-    pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, String> {
+    pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, UnusableSetting> {
         let pem = PemFiles::read(tls);
         let initial = fingerprint(&pem);
         let (config, not_after) = pem?.config(tls, admission.kind())?;
@@ -73,7 +74,7 @@ impl ReloadingTls {
         }
     }
 
-    fn replace(&self, pem: Result<PemFiles, String>) {
+    fn replace(&self, pem: Result<PemFiles, UnusableSetting>) {
         match pem.and_then(|pem| pem.config(&self.tls, self.admission.kind())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
@@ -115,7 +116,7 @@ struct PemFiles {
 }
 
 impl PemFiles {
-    fn read(tls: &ListenerTls) -> Result<Self, String> {
+    fn read(tls: &ListenerTls) -> Result<Self, UnusableSetting> {
         Ok(Self {
             certificate: tls.certificate.contents()?,
             key: tls.key.contents()?,
@@ -124,7 +125,7 @@ impl PemFiles {
     }
 
     /// Builds the TLS configuration; also returns the certificate's expiry in seconds since the Unix epoch.
-    fn config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), String> {
+    fn config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
         let chain = tls.certificate.certificates(&self.certificate)?;
         let not_after = not_after(&chain[0]).ok_or_else(|| {
@@ -151,7 +152,7 @@ impl PemFiles {
 }
 
 /// Hash of the files' contents, or of the error that reading them gave.
-fn fingerprint(pem: &Result<PemFiles, String>) -> blake3::Hash {
+fn fingerprint(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     let mut add = |part: &[u8]| {
         hasher.update(&part.len().to_le_bytes());
@@ -162,7 +163,7 @@ fn fingerprint(pem: &Result<PemFiles, String>) -> blake3::Hash {
             let parts = [certificate.as_slice(), key, client_authorities.as_deref().unwrap_or_default()];
             parts.into_iter().for_each(add);
         }
-        Err(problem) => add(problem.as_bytes()),
+        Err(problem) => add(problem.to_string().as_bytes()),
     }
     hasher.finalize()
 }

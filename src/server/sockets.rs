@@ -21,22 +21,42 @@ const ACCEPT_BACKLOG: i32 = 4096;
 /// # Errors
 /// Errors of the system: the port is in use, the address is not local, or the name does not resolve.
 pub fn listen_tcp(address: &Address) -> io::Result<TcpListener> {
+    open_first(address, |address| {
+        let socket = bind(address)?;
+        socket.listen(ACCEPT_BACKLOG)?;
+        Ok(socket.into())
+    })
+}
+
+/// Returns the address that a listener would have. A port that another process uses is no error.
+///
+/// # Errors
+/// Errors of the system: the address is not local, the port is not permitted, or the name does not resolve.
+pub(super) fn check_tcp(address: &Address) -> io::Result<SocketAddr> {
+    open_first(address, |address| match bind(address) {
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => Err(error),
+        _ => Ok(address),
+    })
+}
+
+/// Opens the first address that a host stands for and that can be opened.
+fn open_first<T>(address: &Address, open: impl Fn(SocketAddr) -> io::Result<T>) -> io::Result<T> {
     match &address.host {
         Host::Wildcard => {
             let dual_stack = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port));
             let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port));
-            listen_on(dual_stack).or_else(|error| match error.raw_os_error() {
+            open(dual_stack).or_else(|error| match error.raw_os_error() {
                 // The system has no IPv6.
-                Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::EPROTONOSUPPORT) => listen_on(ipv4),
+                Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::EPROTONOSUPPORT) => open(ipv4),
                 _ => Err(error),
             })
         }
-        Host::Ip(ip) => listen_on(SocketAddr::from((*ip, address.port))),
+        Host::Ip(ip) => open(SocketAddr::from((*ip, address.port))),
         Host::Name(name) => {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the name resolves to no address");
             for resolved in (name.as_str(), address.port).to_socket_addrs()? {
-                match listen_on(resolved) {
-                    Ok(listener) => return Ok(listener),
+                match open(resolved) {
+                    Ok(opened) => return Ok(opened),
                     Err(error) => last = error,
                 }
             }
@@ -45,7 +65,7 @@ pub fn listen_tcp(address: &Address) -> io::Result<TcpListener> {
     }
 }
 
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(!address.ip().is_unspecified())?;
@@ -54,8 +74,7 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    socket.listen(ACCEPT_BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Opens a non-blocking Unix listener.
@@ -74,4 +93,27 @@ pub(super) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Checks that a Unix listener can be opened, unless another process has it.
+///
+/// Binds and removes a socket in the same directory, since nothing else shows permissions reliably.
+///
+/// # Errors
+/// Errors of the system: the path is too long, its directory is missing or not writable, or a file is in the way.
+pub(super) fn check_unix(path: &Path) -> io::Result<()> {
+    std::os::unix::net::SocketAddr::from_pathname(path)?;
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is in the way"));
+        }
+        _ => {}
+    }
+    // One character, so that its path is not too long for the system if the own path is not.
+    let probe = path.with_file_name("~");
+    match UnixListener::bind(&probe) {
+        Ok(_) => std::fs::remove_file(&probe),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(()),
+        Err(error) => Err(error),
+    }
 }

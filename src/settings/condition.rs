@@ -17,6 +17,8 @@ pub enum Condition {
     Is(&'static str),
     /// Any text except this one and the empty one.
     IsNot(&'static str),
+    /// No text.
+    Never,
 }
 
 impl Condition {
@@ -28,6 +30,7 @@ impl Condition {
             Self::True => parse_bool(text) == Some(true),
             Self::Is(word) => text == word,
             Self::IsNot(word) => !text.is_empty() && text != word,
+            Self::Never => false,
         }
     }
 }
@@ -41,6 +44,7 @@ impl fmt::Display for Condition {
             Self::True => f.write_str("if true"),
             Self::Is(word) => write!(f, "if {word}"),
             Self::IsNot(word) => write!(f, "unless {word}"),
+            Self::Never => f.write_str("never"),
         }
     }
 }

@@ -146,6 +146,10 @@ impl StatsdServer {
         let use_dog_statsd = values.get(&USE_DOG_STATSD);
         // The location of DogStatsD does not by itself ask for statsd too.
         let use_statsd = values.get(&USE_STATSD).unwrap_or(is_located && !use_dog_statsd);
+        let others = [use_dog_statsd, values.get(&USE_PROMETHEUS)];
+        if use_statsd && others.contains(&true) {
+            values.difference(&USE_STATSD, "statsd, DogStatsD and Prometheus are used together, not only one");
+        }
         let (host, port) = (values.get(&STATSD_HOST), values.get(&STATSD_PORT));
         if (use_statsd || use_dog_statsd) && (host.is_empty() || port == 0) {
             let setting: &dyn AnySetting = if host.is_empty() { &STATSD_HOST } else { &STATSD_PORT };

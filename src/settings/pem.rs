@@ -13,6 +13,8 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::problem::UnusableSetting;
+
 /// A PEM file, with the setting that names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PemFile {
@@ -36,7 +38,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 impl PemFile {
     /// Reads the contents.
-    pub(crate) fn contents(&self) -> Result<Vec<u8>, String> {
+    pub(crate) fn contents(&self) -> Result<Vec<u8>, UnusableSetting> {
         let mut contents = Vec::new();
         let read = fs::File::open(&self.path).and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_end(&mut contents));
         match read {
@@ -47,7 +49,7 @@ impl PemFile {
     }
 
     /// Parses the certificates in `pem`, the contents of this file; at least one.
-    pub(crate) fn certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    pub(crate) fn certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, UnusableSetting> {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
         match found {
             Ok(found) if found.is_empty() => Err(self.wrong("no certificate in it; give one as PEM")),
@@ -57,7 +59,7 @@ impl PemFile {
     }
 
     /// Adds the CA certificates in `pem`, the contents of this file, to `roots`.
-    pub(crate) fn add_authorities(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), String> {
+    pub(crate) fn add_authorities(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), UnusableSetting> {
         for certificate in self.certificates(pem)? {
             let added = roots.add(certificate);
             added.map_err(|error| self.wrong(format_args!("not a certificate of an authority: {error}")))?;
@@ -66,13 +68,13 @@ impl PemFile {
     }
 
     /// Parses the private key in `pem`, the contents of this file.
-    pub(crate) fn private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+    pub(crate) fn private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, UnusableSetting> {
         PrivateKeyDer::from_pem_slice(pem)
             .map_err(|_| self.wrong("no private key in it; give one as PEM that needs no password"))
     }
 
     /// Formats the error of a private key, in this file, that cannot be used with `certificate`.
-    pub(crate) fn key_mismatch(&self, certificate: &Self, error: &rustls::Error) -> String {
+    pub(crate) fn key_mismatch(&self, certificate: &Self, error: &rustls::Error) -> UnusableSetting {
         match error {
             rustls::Error::InconsistentKeys(_) => {
                 self.wrong(format_args!("not the key of {}; give the pair", certificate.setting))
@@ -82,8 +84,8 @@ impl PemFile {
     }
 
     /// Formats an error about this file.
-    pub(crate) fn wrong(&self, what: impl Display) -> String {
-        format!("{}={}: {what}", self.setting, self.path.display())
+    pub(crate) fn wrong(&self, what: impl Display) -> UnusableSetting {
+        UnusableSetting { setting: self.setting, shown: self.path.display().to_string(), what: what.to_string() }
     }
 }
 
@@ -95,7 +97,7 @@ pub(crate) fn system_roots() -> &'static [CertificateDer<'static>] {
 }
 
 /// Collects the CA certificates that a client trusts: the system's, and those of the file.
-pub(crate) fn trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStore, String> {
+pub(crate) fn trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStore, UnusableSetting> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(system_roots().iter().cloned());
     if let Some(ca) = ca {

@@ -1,4 +1,4 @@
-//! Results of reading an environment other than settings: notices and problems.
+//! Results of reading and applying an environment other than settings: notices and problems.
 
 use std::fmt;
 
@@ -49,5 +49,23 @@ pub struct SettingProblem {
 impl fmt::Display for SettingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}: {}; {}", self.name, self.shown, self.what, self.fix)
+    }
+}
+
+/// A setting whose value is valid and names something that cannot be used, such as a file that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting}={shown}: {what}")]
+pub struct UnusableSetting {
+    /// The variable or flag.
+    pub setting: &'static str,
+    /// Its value, free of secrets.
+    pub shown: String,
+    /// Description of the problem, with a correction.
+    pub what: String,
+}
+
+impl From<UnusableSetting> for String {
+    fn from(unusable: UnusableSetting) -> Self {
+        unusable.to_string()
     }
 }

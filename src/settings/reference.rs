@@ -78,7 +78,7 @@ fn row(setting: &dyn AnySetting) -> String {
 fn no_effect(setting: &dyn AnySetting) -> Option<&'static str> {
     match setting.info().support {
         Support::NoEffect { why, .. } => Some(why),
-        Support::Honoured | Support::Differs(_) | Support::Refused(_) => None,
+        Support::Honoured | Support::Differs { .. } | Support::Refused(_) => None,
     }
 }
 
@@ -159,7 +159,7 @@ fn value_text(setting: &dyn AnySetting) -> String {
 /// Notes in brackets that a setting is not honoured.
 fn mark(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
-        Support::Honoured | Support::Differs(_) => None,
+        Support::Honoured | Support::Differs { .. } => None,
         Support::NoEffect { .. } => Some("no effect".to_owned()),
         Support::Refused(unsupported) => unsupported.last().map(|value| format!("refused {}", value.when)),
     }
@@ -176,7 +176,7 @@ fn shared_note(group: &SettingGroup) -> Option<String> {
 fn note(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured => None,
-        Support::Differs(how) => Some(format!("Differs: {how}")),
+        Support::Differs { how, .. } => Some(format!("Differs: {how}")),
         Support::NoEffect { why, .. } => Some(format!("No effect: {why}")),
         Support::Refused(unsupported) => {
             let each = unsupported.iter().map(|value| format!("Refused {}: {}", value.when, value.why));

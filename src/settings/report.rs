@@ -28,7 +28,7 @@ pub struct ReportedVariable {
 pub enum Disposition {
     /// The variable is honoured.
     Honoured,
-    /// The variable is honoured, with a difference from envoyproxy/ratelimit.
+    /// The variable is honoured, and with this value differs from envoyproxy/ratelimit.
     Differs {
         /// The difference.
         why: &'static str,
@@ -102,7 +102,8 @@ pub fn effective(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Effect
 }
 
 /// Reports each known variable that is set, in the order of the documentation, then each unknown one that looks meant
-/// for this program: one that begins with `TOLLKEEPER_`, or a misspelled name.
+/// for this program: one that begins with `TOLLKEEPER_`, or a misspelled name. A variable that is missing and prevents
+/// the start is among the known ones.
 pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedVariable> {
     let environment = Environment::read(vars);
     let (_, findings) = Settings::read(&environment);
@@ -111,12 +112,21 @@ pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedV
         value: Some(variable.shown()),
         disposition: disposition(variable, &findings),
     });
+    let is_set = |name: &str| environment.known.iter().any(|variable| variable.name == name);
+    let missing = findings.problems.iter().filter(|problem| !is_set(&problem.name)).map(|problem| ReportedVariable {
+        name: problem.name.clone(),
+        value: Some(problem.shown.clone()),
+        disposition: Disposition::Invalid { what: problem.what.clone(), fix: problem.fix.clone() },
+    });
+    let mut known: Vec<_> = known.chain(missing).collect();
+    known.sort_by_key(|variable| table::position(&variable.name));
     let unknown = environment.unknown.iter().map(|variable| ReportedVariable {
         name: variable.name.clone(),
         value: None,
         disposition: Disposition::Unknown { nearest: variable.nearest },
     });
-    known.chain(unknown).collect()
+    known.extend(unknown);
+    known
 }
 
 fn disposition(variable: &Variable, findings: &EnvironmentFindings) -> Disposition {
@@ -135,8 +145,13 @@ fn disposition(variable: &Variable, findings: &EnvironmentFindings) -> Dispositi
     if let Some(ignored) = findings.ignored.iter().find(|ignored| ignored.name == variable.name) {
         return Disposition::NoEffect { why: ignored.why };
     }
+    if let Some(difference) = findings.differences.iter().find(|difference| difference.name == variable.name) {
+        return Disposition::Differs { why: difference.why };
+    }
     match variable.setting.info().support {
-        Support::Differs(why) => Disposition::Differs { why },
-        Support::Honoured | Support::NoEffect { .. } | Support::Refused(_) => Disposition::Honoured,
+        Support::Differs { when, how } if variable.text.as_deref().is_some_and(|text| when.applies(text)) => {
+            Disposition::Differs { why: how }
+        }
+        _ => Disposition::Honoured,
     }
 }

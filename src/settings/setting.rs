@@ -47,8 +47,13 @@ impl Info {
 pub enum Support {
     /// The variable has its documented effect.
     Honoured,
-    /// The variable is honoured, with this difference from envoyproxy/ratelimit.
-    Differs(&'static str),
+    /// The variable is honoured, with a difference from envoyproxy/ratelimit.
+    Differs {
+        /// Values that make a difference by themselves. The code that reads the setting knows about other variables.
+        when: Condition,
+        /// The difference.
+        how: &'static str,
+    },
     /// The variable has no effect, and no verdict depends on it.
     NoEffect {
         /// Values that deserve a notice.
@@ -82,9 +87,9 @@ impl<T: SettingValue> Setting<T> {
         Self { allowed, ..self }
     }
 
-    /// Declares a difference from envoyproxy/ratelimit.
-    pub(crate) const fn differs(self, how: &'static str) -> Self {
-        self.support(Support::Differs(how))
+    /// Declares a difference from envoyproxy/ratelimit that these values make.
+    pub(crate) const fn differs(self, when: Condition, how: &'static str) -> Self {
+        self.support(Support::Differs { when, how })
     }
 
     /// Declares that the setting has no effect, with a notice for some values.

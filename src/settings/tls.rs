@@ -82,6 +82,11 @@ impl ListenerTls {
             values.problem(&GRPC_CLIENT_TLS_SAN, what, "give one DNS name, without a wildcard");
         }
         let san = san.map(|name| RequiredSan { setting: GRPC_CLIENT_TLS_SAN.name(), name });
+        if let (Some(certificate), Some(key)) = (&pair.certificate, &pair.key)
+            && certificate.path.parent() != key.path.parent()
+        {
+            values.difference(&GRPC_SERVER_TLS_CERT, "it is in another directory than the key");
+        }
         pair.into_tls(values, authorities.map(|authorities| ClientAuth { authorities, san }))
     }
 

@@ -20,7 +20,8 @@ pub(crate) struct Values {
     /// The valid values, by the full name of their variable.
     given: HashMap<String, GivenValue>,
     problems: Vec<SettingProblem>,
-    ignored: Vec<Ignored>,
+    ignored: Vec<SettingRemark>,
+    differences: Vec<SettingRemark>,
     notices: Vec<Notice>,
 }
 
@@ -30,9 +31,9 @@ struct GivenValue {
     shown: String,
 }
 
-/// A variable that is set and has no effect because of other variables.
+/// A variable that is set, and its effect because of other variables.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ignored {
+pub(crate) struct SettingRemark {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
 }
@@ -43,12 +44,14 @@ pub(crate) struct SourcedValue<T> {
     pub(crate) value: T,
 }
 
-/// EnvironmentFindings about an environment.
+/// Findings about an environment.
 pub(crate) struct EnvironmentFindings {
     /// Problems in the order of the documentation; the settings are unusable if there is one.
     pub(crate) problems: Vec<SettingProblem>,
     /// Variables without effect because of others.
-    pub(crate) ignored: Vec<Ignored>,
+    pub(crate) ignored: Vec<SettingRemark>,
+    /// Variables that, with these values, differ from envoyproxy/ratelimit.
+    pub(crate) differences: Vec<SettingRemark>,
     /// Notices in the order of the documentation, then those about unknown variables.
     pub(crate) notices: Vec<Notice>,
 }
@@ -135,7 +138,12 @@ impl Values {
 
     /// Records that a setting is ignored because of others, even if it is set to its default.
     pub(crate) fn ignore(&mut self, setting: &dyn AnySetting, why: &'static str) {
-        self.ignored.push(Ignored { name: setting.name(), why });
+        self.ignored.push(SettingRemark { name: setting.name(), why });
+    }
+
+    /// Records that a setting, with the values of all, differs from envoyproxy/ratelimit.
+    pub(crate) fn difference(&mut self, setting: &dyn AnySetting, why: &'static str) {
+        self.differences.push(SettingRemark { name: setting.name(), why });
     }
 
     /// Records that a setting is ignored because of others, if it is set to anything but its default.
@@ -147,7 +155,7 @@ impl Values {
 
     /// Returns the findings in the order of the documentation.
     pub(crate) fn into_findings(self, environment: &Environment) -> EnvironmentFindings {
-        let Self { mut problems, ignored, mut notices, .. } = self;
+        let Self { mut problems, ignored, differences, mut notices, .. } = self;
         problems.sort_by_key(|problem| table::position(&problem.name));
         problems.dedup();
         notices.extend(ignored.iter().map(|ignored| Notice::no_effect(ignored.name, ignored.why)));
@@ -158,6 +166,6 @@ impl Values {
             let what = format!("is not known and has no effect{guess}");
             notices.push(Notice { name: variable.name.clone(), what });
         }
-        EnvironmentFindings { problems, ignored, notices }
+        EnvironmentFindings { problems, ignored, differences, notices }
     }
 }

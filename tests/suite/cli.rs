@@ -152,7 +152,7 @@ fn check_env_shows_the_disposition_of_each_variable() {
     let env = [
         ("GRPC_PORT", "99999"),
         ("LOG_LEVEL", "debug"),
-        ("USE_STATSD", "true"),
+        ("MERGE_DOMAIN_CONFIG", "true"),
         ("BACKEND_TYPE", "memcache"),
         ("TOLLKEEPER_LOG_MAXX", "\u{1b}[31m"),
         ("HOME", "/"),
@@ -161,9 +161,9 @@ fn check_env_shows_the_disposition_of_each_variable() {
     let expected = "\
 VARIABLE             VALUE     DISPOSITION  NOTE
 GRPC_PORT            99999     invalid      out of range; give a whole number, 0 to 65535
+MERGE_DOMAIN_CONFIG  true      different    files are merged in the order of their names
 BACKEND_TYPE         memcache  refused      counters in memcache leak under load and are not supported; give redis, or unset it to count in this process
 LOG_LEVEL            debug     honoured
-USE_STATSD           true      different    the default there is true; statsd, DogStatsD and Prometheus can be used together
 TOLLKEEPER_LOG_MAXX            unknown      not known; did you mean TOLLKEEPER_LOG_MAX?
 5 variables: 1 honoured, 1 different, 1 unknown, 1 refused, 1 invalid; a start would fail
 ";

@@ -9,6 +9,7 @@ mod kit;
 mod admin;
 mod algorithms;
 mod bench_command;
+mod check_env;
 mod cli;
 mod client_limits;
 mod config;

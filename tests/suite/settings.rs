@@ -576,13 +576,7 @@ fn report_shows_the_disposition_of_each_variable() {
             ),
         ),
         line("STATSD_PORT", "8125", Disposition::Honoured),
-        line(
-            "REDIS_POOL_SIZE",
-            "2",
-            Disposition::Differs {
-                why: "the default there is 10; one connection carries all calls; the maximum is 128",
-            },
-        ),
+        line("REDIS_POOL_SIZE", "2", Disposition::Honoured),
         line("REDIS_AUTH", "***", Disposition::Honoured),
         line("REDIS_TLS_CACERT", "/ca", Disposition::NoEffect { why: "no connection to Redis uses TLS" }),
         ReportedVariable {
@@ -595,6 +589,51 @@ fn report_shows_the_disposition_of_each_variable() {
     let stopping: Vec<&str> =
         lines.iter().filter(|line| line.disposition.prevents_start()).map(|line| line.name.as_str()).collect();
     assert_eq!(stopping, ["PORT", "TOLLKEEPER_SHUTDOWN_TIMEOUT"]);
+}
+
+#[test]
+fn a_variable_is_reported_as_different_only_if_its_value_makes_a_difference() {
+    let same: &[Vars<'_>] = &[
+        &[("USE_STATSD", "true")],
+        &[("USE_PROMETHEUS", "true")],
+        &[("DEBUG_PORT", "6070")],
+        &[("MERGE_DOMAIN_CONFIG", "false")],
+        &[("RUNTIME_WATCH_ROOT", "false")],
+        &[("RESPONSE_DYNAMIC_METADATA", "false")],
+        &[("LOCAL_CACHE_SIZE_IN_BYTES", "0")],
+        &[("REDIS_URL", "r:1"), ("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_POOL_SIZE", "10"), ("REDIS_TYPE", "SINGLE")],
+        &[("REDIS_URL", "redis://user:password@r:1"), ("REDIS_TLS", "true")],
+        &[("REDIS_URL", "r:1,s:1"), ("REDIS_TYPE", "cluster"), ("REDIS_AUTH", "password")],
+        &[("REDIS_URL", "r:1"), ("TOLLKEEPER_KEY_FORMAT", "ratelimit"), ("EXPIRATION_JITTER_MAX_SECONDS", "10")],
+        &[("GRPC_SERVER_USE_TLS", "true"), ("GRPC_SERVER_TLS_CERT", "/a/crt"), ("GRPC_SERVER_TLS_KEY", "/a/key")],
+        &[("TRACING_ENABLED", "true"), ("TRACING_SAMPLING_RATE", "0.5")],
+    ];
+    // variables, and those of them that differ
+    let different: &[(Vars<'_>, &[&str])] = &[
+        (&[("USE_STATSD", "true"), ("USE_PROMETHEUS", "true")], &["USE_STATSD"]),
+        (&[("MERGE_DOMAIN_CONFIG", "true")], &["MERGE_DOMAIN_CONFIG"]),
+        (&[("RUNTIME_WATCH_ROOT", "true")], &["RUNTIME_WATCH_ROOT"]),
+        (&[("RESPONSE_DYNAMIC_METADATA", "true")], &["RESPONSE_DYNAMIC_METADATA"]),
+        (&[("REDIS_URL", "r:1"), ("LOCAL_CACHE_SIZE_IN_BYTES", "1000")], &["LOCAL_CACHE_SIZE_IN_BYTES"]),
+        (&[("REDIS_URL", "rediss://r:1")], &["REDIS_URL"]),
+        (&[("REDIS_URL", "redis://:password@r:1"), ("REDIS_TYPE", "cluster")], &["REDIS_URL"]),
+        (&[("REDIS_URL", "r:1"), ("REDIS_POOL_SIZE", "200")], &["REDIS_POOL_SIZE"]),
+        (
+            &[("GRPC_SERVER_USE_TLS", "true"), ("GRPC_SERVER_TLS_CERT", "/a/crt"), ("GRPC_SERVER_TLS_KEY", "/b/key")],
+            &["GRPC_SERVER_TLS_CERT"],
+        ),
+    ];
+    let differing = |vars: Vars<'_>| {
+        let lines = report(os(vars)).into_iter();
+        let differing = lines.filter(|line| matches!(line.disposition, Disposition::Differs { .. }));
+        differing.map(|line| line.name).collect::<Vec<_>>()
+    };
+    for vars in same {
+        assert_eq!(differing(vars), [""; 0], "{vars:?}");
+    }
+    for (vars, expected) in different {
+        assert_eq!(differing(vars), *expected, "{vars:?}");
+    }
 }
 
 #[test]

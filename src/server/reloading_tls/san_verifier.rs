@@ -12,6 +12,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
 
+use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::{ClientAuth, RequiredSan};
 
 /// Verifier of client certificates. `pem` holds the authorities.
@@ -19,13 +20,17 @@ pub(super) fn client_verifier(
     clients: &ClientAuth,
     pem: &[u8],
     provider: Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, String> {
+) -> Result<Arc<dyn ClientCertVerifier>, UnusableSetting> {
     let mut roots = RootCertStore::empty();
     clients.authorities.add_authorities(pem, &mut roots)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
     let verifier = verifier.map_err(|error| clients.authorities.wrong(error))?;
     let Some(RequiredSan { setting, name }) = &clients.san else { return Ok(verifier) };
-    let name = ServerName::try_from(name.clone()).map_err(|_| format!("{setting}={name}: not a DNS name"))?;
+    let name = ServerName::try_from(name.clone()).map_err(|_| UnusableSetting {
+        setting,
+        shown: name.clone(),
+        what: "not a DNS name".to_owned(),
+    })?;
     Ok(Arc::new(SanVerifier { verifier, name }))
 }
 

@@ -22,9 +22,9 @@ settings! { "Counters";
         .allowed(SizeRange::new(0, 1 << 40));
     LOCAL_CACHE_SIZE_IN_BYTES: usize = 0,
         "same memory; above 0, also for fixed windows that count rejected hits, which then go uncounted"
-        .differs("an entry is kept for at most 1 s, and only for its own limit");
+        .differs(Condition::IsNot("0"), "an entry is kept for at most 1 s, and only for its own limit");
     EXPIRATION_JITTER_MAX_SECONDS: i64 = 300,
         "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
-        .differs("only with TOLLKEEPER_KEY_FORMAT=ratelimit");
+        .differs(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit");
     CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes";
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::settings::address::Host;
+use crate::settings::condition::Condition;
 use crate::settings::secret::Secret;
 use crate::settings::setting::settings;
 
@@ -14,7 +15,7 @@ settings! { "Listeners";
     PORT: u16 = 8080, "port of the HTTP listener; 0 means any free port";
     DEBUG_HOST: Host = (), "address of the debug listener: /rlconfig, /stats, /top, /explain and more";
     DEBUG_PORT: u16 = 6070, "port of the debug listener; 0 means any free port"
-        .differs("there are no /debug/pprof pages");
+        .differs(Condition::Never, "there are no /debug/pprof pages");
     TOLLKEEPER_ADMIN_TOKEN: Option<Secret> = None,
         "bearer token for reset, key listing and log level on the debug listener; at least 16 bytes";
     TOLLKEEPER_ADMIN_TOKEN_FILE: Option<PathBuf> = None,

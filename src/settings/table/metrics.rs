@@ -15,7 +15,7 @@ const FLUSH_INTERVAL: DurationRange = DurationRange::new(Duration::from_millis(1
 
 settings! { "Metrics";
     USE_STATSD: Option<bool> = None, "send metrics to statsd; not set: true if STATSD_HOST or STATSD_PORT is set"
-        .differs("the default there is true; statsd, DogStatsD and Prometheus can be used together");
+        .differs(Condition::Never, "the default there is true; statsd, DogStatsD and Prometheus can be used together");
     STATSD_HOST: String = "localhost", "host of statsd";
     STATSD_PORT: u16 = 8125, "port of statsd";
     STATSD_PROTOCOL: StatsdTransport = StatsdTransport::Tcp, "transport to statsd";
@@ -29,7 +29,7 @@ settings! { "Metrics";
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page";
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
-        .differs("an unreadable or invalid file prevents the start; regular expressions match whole names");
+        .differs(Condition::NotEmpty, "an unreadable or invalid file prevents the start; regular expressions match whole names");
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
         "report ratelimit_service_response_time_seconds in milliseconds, despite its name";
     TOLLKEEPER_METRIC_PATH_LABEL: bool = false,

@@ -32,13 +32,13 @@ const fn starts_anyway(default: &'static str) -> Support {
 
 settings! { "Counters in Redis";
     REDIS_SOCKET_TYPE: SocketKind = SocketKind::Unix, "kind of address in REDIS_URL of a single server: host:port or path"
-        .differs("not set, the form of REDIS_URL decides");
+        .differs(Condition::Never, "not set, the form of REDIS_URL decides");
     REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
     REDIS_URL: SecretUrl = "/var/run/nutcracker/ratelimit.sock",
         "host:port, path or redis://user:password@host:port/db; cluster: a list; sentinel: primary,host:port,..."
-        .differs("rediss:// is TLS; nodes of a cluster that are found later get the user and password too");
+        .differs(Condition::Never, "rediss:// is TLS; nodes of a cluster that are found later get the user and password too");
     REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node"
-        .differs("the default there is 10; one connection carries all calls; the maximum is 128");
+        .differs(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
     REDIS_AUTH: Option<Secret> = None, "password or user:password; takes precedence over REDIS_URL";
     TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None,
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes";
@@ -81,12 +81,12 @@ settings! { "Counters in Redis";
         .no_effect(Condition::True, "it is always so");
     REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
     REDIS_PERSECOND_SOCKET_TYPE: SocketKind = SocketKind::Unix, "REDIS_SOCKET_TYPE for limits per second"
-        .differs("not set, the form of REDIS_PERSECOND_URL decides");
+        .differs(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides");
     REDIS_PERSECOND_TYPE: DeploymentKind = DeploymentKind::Single, "REDIS_TYPE for limits per second";
     REDIS_PERSECOND_URL: SecretUrl = "/var/run/nutcracker/ratelimitpersecond.sock", "REDIS_URL for limits per second"
-        .differs("the same as for REDIS_URL");
+        .differs(Condition::Never, "the same as for REDIS_URL");
     REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "REDIS_POOL_SIZE for limits per second"
-        .differs("the same as for REDIS_POOL_SIZE");
+        .differs(Condition::Never, "the same as for REDIS_POOL_SIZE");
     REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second";
     TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "TOLLKEEPER_REDIS_AUTH_FILE for limits per second";
     REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second";

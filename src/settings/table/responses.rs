@@ -1,6 +1,7 @@
 //! Responses: modes that override the rules, headers, metadata, and the failure policy.
 
 use crate::limit::StorePolicy;
+use crate::settings::condition::Condition;
 use crate::settings::setting::settings;
 use crate::settings::value::text::HeaderName;
 
@@ -18,7 +19,7 @@ settings! { "Responses";
         "header of a rejection for the seconds until a retry can be admitted; empty: not sent";
     RESPONSE_DYNAMIC_METADATA: bool = false,
         "send the request and the metadata of its rules as dynamic metadata of the response"
-        .differs("metadata stays with its rule");
+        .differs(Condition::True, "metadata stays with its rule");
     TOLLKEEPER_METADATA_VERDICTS: bool = false,
         "add the rules that rejected the request to the dynamic metadata";
     TOLLKEEPER_ON_STORE_ERROR: StorePolicy = StorePolicy::Local,

@@ -25,9 +25,9 @@ settings! { "Rules and their files";
     RUNTIME_IGNOREDOTFILES: bool = false, "skip files and directories with names that begin with a dot";
     RUNTIME_WATCH_ROOT: bool = true,
         "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
-        .differs("files edited in place are noticed with either value");
+        .differs(Condition::True, "files edited in place are noticed with either value");
     MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of an error"
-        .differs("files are merged in the order of their names");
+        .differs(Condition::True, "files are merged in the order of their names");
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "start without waiting for the first rules"
         .no_effect(Condition::True, "rules come from files, which are read once before the first response");
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = false, "report unhealthy until at least one domain is loaded";

@@ -22,7 +22,7 @@ settings! { "Tracing";
         "protocol of the collector; takes precedence over OTEL_EXPORTER_OTLP_PROTOCOL";
     TRACING_SAMPLING_RATE: f64 = 1.0,
         "share of the traces started here that is sampled; takes precedence over OTEL_TRACES_SAMPLER"
-        .allowed(SHARE) .differs("a number outside of 0 to 1 prevents the start");
+        .allowed(SHARE) .differs(Condition::Never, "a number outside of 0 to 1 prevents the start");
     TOLLKEEPER_TRACE_DESCRIPTORS: bool = false,
         "record descriptors in spans; they may identify persons";
     OTEL_SDK_DISABLED: bool = false, "turn off traces, regardless of TRACING_ENABLED";

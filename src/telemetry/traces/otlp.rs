@@ -21,6 +21,9 @@ use rustls::pki_types::CertificateDer;
 use tonic::transport::{ClientTlsConfig, Identity};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
+/// Exporter of spans to a collector.
+pub type OtlpExporter = SpanExporter;
+
 /// Connection to a collector.
 #[derive(Clone, Debug)]
 pub struct OtlpOptions {

@@ -87,6 +87,9 @@ impl DeploymentReader {
                 values.ignore_if_changed(self.sentinels.auth, "there are no sentinels");
                 values.ignore_if_changed(self.sentinels.file, "there are no sentinels");
                 let is_cluster = kind == DeploymentKind::Cluster;
+                if is_cluster && in_url != Credentials::None {
+                    values.difference(self.url.url, "nodes that are found later get the user and password too");
+                }
                 let topology = if is_cluster {
                     TopologySettings::Cluster(endpoints())
                 } else {
@@ -114,6 +117,9 @@ impl DeploymentReader {
     fn tls(&self, values: &mut Values, urls: &[&Url]) -> Option<RedisTls> {
         let url_setting = self.url.url;
         let by_url = urls.iter().any(|url| url.tls == Some(true));
+        if by_url {
+            values.difference(url_setting, "rediss:// is TLS");
+        }
         if by_url && urls.iter().any(|url| url.tls == Some(false)) {
             let fix = "give rediss:// to all for TLS, or to none";
             values.problem(url_setting, "it has both redis:// and rediss://", fix);
@@ -140,6 +146,7 @@ impl DeploymentReader {
         let connections = values.get(self.connections);
         if connections > MAX_CONNECTIONS {
             values.notice(self.connections, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
+            values.difference(self.connections, "the maximum is 128, which is used");
         }
         connections.min(MAX_CONNECTIONS)
     }

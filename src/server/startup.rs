@@ -1,0 +1,71 @@
+//! Validation of everything that the settings name and the process cannot start without.
+//!
+//! `serve` starts with it and `check --env` consists of it, so they cannot disagree. It finds all problems at once. A
+//! port in use is found later, when the listeners open, because another process may hold it at the moment. Files that
+//! are read again later, such as a password for Redis, do not prevent the start; their problems are found separately.
+
+use std::sync::Arc;
+
+use super::addresses;
+use super::error::StartupError;
+use super::listeners::AllGuards;
+use super::tracing_setup;
+use crate::http::admin_token;
+use crate::http::app_state::Exposition;
+use crate::redis::connect_options;
+use crate::settings::Settings;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::store::StoreSettings;
+use crate::telemetry::listener_stats::ServerStats;
+use crate::telemetry::traces::otlp::OtlpExporter;
+
+/// Contents of the files that the settings name.
+pub(super) struct StartupResources {
+    /// Guards of the listeners, with their certificates.
+    pub(super) guards: AllGuards,
+    /// Page for Prometheus; `None` if it is off.
+    pub(super) exposition: Option<Arc<Exposition>>,
+    /// Exporter of traces; `None` if there are none.
+    pub(super) exporter: Option<OtlpExporter>,
+}
+
+impl StartupResources {
+    /// Reads the files and checks the addresses.
+    ///
+    /// # Errors
+    /// All problems, at least one.
+    pub(super) fn load(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, Vec<StartupError>> {
+        let mut errors = addresses::problems(settings);
+        let guards = AllGuards::load(settings, stats).map_err(|unusable| errors.extend(unusable));
+        let metrics = &settings.metrics;
+        let exposition = metrics.prometheus.as_ref().map(|prometheus| Exposition::new(prometheus, &metrics.tags));
+        let exposition = exposition.transpose().map_err(|unusable| errors.push(unusable.into()));
+        let exporter = settings.tracing.as_ref().map(tracing_setup::exporter);
+        let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
+        match (guards, exposition, exporter) {
+            (Ok(guards), Ok(exposition), Ok(exporter)) if errors.is_empty() => {
+                Ok(Self { guards, exposition: exposition.map(Arc::new), exporter })
+            }
+            _ => Err(errors),
+        }
+    }
+}
+
+/// Finds what prevents a start with these settings, ports that another process uses aside.
+pub fn problems(settings: &Settings) -> Vec<StartupError> {
+    StartupResources::load(settings, &Arc::default()).err().unwrap_or_default()
+}
+
+/// Finds files that do not prevent the start and without which a part of the service does not work.
+pub fn unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
+    let redis = match &settings.store {
+        StoreSettings::Memory => None,
+        StoreSettings::Redis(redis) => Some(redis),
+    };
+    let deployments = redis.into_iter().flat_map(|redis| [Some(&redis.main), redis.per_second.as_ref()]).flatten();
+    let mut unusable: Vec<_> = deployments.flat_map(connect_options::unusable_files).collect();
+    unusable.extend(settings.admin.as_ref().and_then(admin_token::unusable_file));
+    // Both deployments have the same certificates.
+    unusable.dedup();
+    unusable
+}
