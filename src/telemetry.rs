@@ -4,6 +4,7 @@
 //! log; algorithms and matching never do. Text from outside is escaped where it is written, so callers pass it as it
 //! is.
 
+pub mod http2_refusals;
 pub mod hyperloglog;
 pub mod listener_stats;
 pub mod log_throttle;

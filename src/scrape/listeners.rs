@@ -1,5 +1,6 @@
 //! Metrics of the listeners.
 
+use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::ServerStats;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
@@ -24,4 +25,14 @@ pub(super) fn collect(stats: &ServerStats, emit: &mut dyn FnMut(Family)) {
     emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connections()));
     let help = "Total number of requests rejected at once because a limit on concurrent requests was reached.";
     emit(Family::counter("tollkeeper_overload_refusals_total", help, stats.rejected_requests()));
+    let mut refusals = Family::new(
+        "tollkeeper_http2_refusals_total",
+        MetricKind::Counter,
+        "Total number of calls and connections that were refused because of their HTTP/2 headers.",
+    );
+    for reason in RefusalReason::ALL {
+        let count = MetricValue::Counter(HTTP2_REFUSALS.count(reason));
+        refusals.series.push(Series::new(count).label("reason", reason.name()));
+    }
+    emit(refusals);
 }

@@ -12,14 +12,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Metadata, Subscriber};
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{FilterFn, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::reload::{self, Handle};
 
 use crate::clock::{Clock, Time};
+use crate::telemetry::http2_refusals::RefusalLayer;
 
 /// Maximum length of a message or field value in bytes; the rest is cut.
 pub const MAX_VALUE_BYTES: usize = 16 * 1024;
@@ -162,7 +163,9 @@ where
 {
     let (filter, handle) = reload::Layer::new(targets(level));
     let lines = tracing_subscriber::fmt::layer().event_format(LineFormatter { format, clock }).with_writer(writer);
-    (tracing_subscriber::registry().with(filter).with(lines), handle)
+    let refusals = FilterFn::new(RefusalLayer::reads).with_max_level_hint(LevelFilter::DEBUG);
+    let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
+    (subscriber.with(RefusalLayer.with_filter(refusals)), handle)
 }
 
 /// Filter of a level: this crate's events at the level, those of libraries from warnings on.

@@ -20,6 +20,9 @@ pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
 
+/// Maximum length of a payload that every peer accepts.
+pub(crate) const MAX_FRAME_BYTES: usize = 16_384;
+
 pub(crate) const ACK: u8 = 1;
 /// Flags of the last frame of a message, and of the last frame of its headers.
 pub(crate) const END_STREAM: u8 = 1;
@@ -62,16 +65,25 @@ impl Http2Connection {
 
     /// Opens a call of `ShouldRateLimit`, its message still to come.
     pub(crate) fn call(&mut self, stream: u32, more_headers: &[(&str, &str)]) -> io::Result<()> {
-        self.call_method(stream, SHOULD_RATE_LIMIT, more_headers)
+        self.open(stream, SHOULD_RATE_LIMIT, "tollkeeper", more_headers)
     }
 
     /// Opens a call of a method by its path, its message still to come.
     pub(crate) fn call_method(&mut self, stream: u32, path: &str, more_headers: &[(&str, &str)]) -> io::Result<()> {
+        self.open(stream, path, "tollkeeper", more_headers)
+    }
+
+    /// Opens a call of `ShouldRateLimit` with an `:authority`, its message still to come.
+    pub(crate) fn call_to(&mut self, authority: &str, stream: u32) -> io::Result<()> {
+        self.open(stream, SHOULD_RATE_LIMIT, authority, &[])
+    }
+
+    fn open(&mut self, stream: u32, path: &str, authority: &str, more_headers: &[(&str, &str)]) -> io::Result<()> {
         let usual = [
             (":method", "POST"),
             (":scheme", "http"),
             (":path", path),
-            (":authority", "tollkeeper"),
+            (":authority", authority),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
         ];
@@ -84,7 +96,19 @@ impl Http2Connection {
                 block.extend(text.as_bytes());
             }
         }
-        self.send(HEADERS, END_HEADERS, stream, &block)
+        self.header_block(stream, &block)
+    }
+
+    /// Sends a header block, in CONTINUATION frames what does not fit into the first frame.
+    pub(crate) fn header_block(&mut self, stream: u32, block: &[u8]) -> io::Result<()> {
+        let mut fragments = block.chunks(MAX_FRAME_BYTES).peekable();
+        let mut kind = HEADERS;
+        while let Some(fragment) = fragments.next() {
+            let flags = if fragments.peek().is_none() { END_HEADERS } else { 0 };
+            self.send(kind, flags, stream, fragment)?;
+            kind = CONTINUATION;
+        }
+        Ok(())
     }
 
     /// Sends a gRPC message frame: the stated length `stated_length`, then `bytes`.

@@ -22,6 +22,7 @@ mod fallback;
 mod floods;
 mod fuzz_corpus;
 mod hostile;
+mod http2_headers;
 mod logs;
 mod mapper_file;
 mod memory;

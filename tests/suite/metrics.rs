@@ -188,6 +188,10 @@ tollkeeper_decisions_total{domain="shop",rule="shop.trial",verdict="shadow"} 2
 tollkeeper_decisions_total{domain="shop",rule="shop.user",verdict="ok"} 5
 tollkeeper_decisions_total{domain="shop",rule="shop.user",verdict="over_limit"} 2
 tollkeeper_domains 1
+tollkeeper_http2_refusals_total{reason="connection_headers_too_large"} 0
+tollkeeper_http2_refusals_total{reason="headers_too_large"} 0
+tollkeeper_http2_refusals_total{reason="malformed_authority"} 0
+tollkeeper_http2_refusals_total{reason="malformed_headers"} 0
 tollkeeper_keys_evicted_total 0
 tollkeeper_metric_series 1
 tollkeeper_metric_series_limit 10000

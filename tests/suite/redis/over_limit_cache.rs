@@ -9,8 +9,8 @@ use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::algorithm::ChargeRequest;
+use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};

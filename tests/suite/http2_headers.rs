@@ -1,0 +1,136 @@
+//! Headers of gRPC calls that HTTP/2 libraries do not send: each call is answered, or refused, counted and logged.
+
+use ::tollkeeper::pb::RateLimitResponse;
+use prost::Message as _;
+
+use crate::kit::grpc::rate_limit_request;
+use crate::kit::http;
+use crate::kit::http2_frames::{DATA, END_STREAM, Frame, GOAWAY, HEADERS, Http2Connection, RST_STREAM};
+use crate::kit::tollkeeper::{Tollkeeper, with_rules};
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- {key: user, rate_limit: {unit: day, requests_per_unit: 1000000}}
+";
+
+/// First byte of a header block with `:status: 200`, the eighth entry of HPACK's static table.
+const STATUS_200: u8 = 0x88;
+
+/// End of a call as its client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CallEnd {
+    /// A decision.
+    Decided,
+    /// A status other than 200.
+    ErrorStatus,
+    /// RST_STREAM.
+    Reset,
+    /// GOAWAY with an error, or a closed connection.
+    Closed,
+}
+
+/// Sends the message of a call whose headers were sent, and reads to the end of the call.
+fn finish(frames: &mut Http2Connection, stream: u32) -> CallEnd {
+    let message = rate_limit_request("shop", &[("user", "ann")]).encode_to_vec();
+    // The server may have ended the stream or the connection already.
+    let _ = frames.message(stream, u32::try_from(message.len()).unwrap(), &message, END_STREAM);
+    loop {
+        match frames.next() {
+            Some(Frame { kind: GOAWAY, .. }) | None => return CallEnd::Closed,
+            // What follows on a stream that ended before.
+            Some(frame) if frame.stream != stream => {}
+            Some(Frame { kind: RST_STREAM, .. }) => return CallEnd::Reset,
+            Some(Frame { kind: HEADERS, payload, .. }) if payload[0] != STATUS_200 => return CallEnd::ErrorStatus,
+            Some(Frame { kind: DATA, payload, .. }) => {
+                let response = RateLimitResponse::decode(&payload[5..]).unwrap();
+                assert!(response.statuses[0].current_limit.is_some(), "{response:?}");
+                return CallEnd::Decided;
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// `count` headers of 100 bytes, as HTTP/2 counts them.
+fn many_headers(count: usize) -> Vec<(String, String)> {
+    (0..count).map(|index| (format!("x-{index:06}"), "y".repeat(60))).collect()
+}
+
+fn borrowed(headers: &[(String, String)]) -> Vec<(&str, &str)> {
+    headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+}
+
+/// Number of refusals that `/stats` reports for a reason.
+fn refusals(server: &Tollkeeper, reason: &str) -> u64 {
+    let page = http::get(server.debug_port(), "/stats").send().text();
+    let name = format!("tollkeeper_http2_refusals_total{{reason=\"{reason}\"}}: ");
+    let value = page.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_else(|| panic!("no {name} in {page}"));
+    value.parse().unwrap()
+}
+
+/// Number of log lines about refusals for a reason.
+fn refusal_lines(server: &Tollkeeper, reason: &str) -> usize {
+    server.stderr().lines().filter(|line| line.contains(&format!("reason={reason}"))).count()
+}
+
+#[test]
+fn headers_up_to_the_bound_are_answered_and_larger_ones_refused() {
+    let server = with_rules(RULES).start();
+    let mut frames = Http2Connection::connect(server.grpc_port());
+    // The bound is 128 KiB; the usual headers take the rest.
+    for (stream, count, expected) in [
+        (1, 10, CallEnd::Decided),
+        (3, 1300, CallEnd::Decided),
+        (5, 1311, CallEnd::ErrorStatus),
+        (7, 1700, CallEnd::ErrorStatus),
+        (9, 1, CallEnd::Decided),
+    ] {
+        frames.call(stream, &borrowed(&many_headers(count))).unwrap();
+        assert_eq!(finish(&mut frames, stream), expected, "{count} headers");
+    }
+    assert_eq!(refusals(&server, "headers_too_large"), 2);
+    assert_eq!(refusals(&server, "connection_headers_too_large"), 0);
+    assert_eq!(refusal_lines(&server, "headers_too_large"), 1, "{}", server.stderr());
+    assert!(server.stderr().contains("TOLLKEEPER_GRPC_MAX_HEADER_BYTES"), "{}", server.stderr());
+}
+
+#[test]
+fn headers_far_above_the_bound_close_only_their_connection() {
+    let server = with_rules(RULES).start();
+    let mut other = Http2Connection::connect(server.grpc_port());
+    for count in [3000, 5400, 9000] {
+        let mut frames = Http2Connection::connect(server.grpc_port());
+        // The server may close the connection meanwhile.
+        let _ = frames.call(1, &borrowed(&many_headers(count)));
+        assert_eq!(finish(&mut frames, 1), CallEnd::Closed, "{count} headers");
+    }
+    assert_eq!(refusals(&server, "connection_headers_too_large"), 3);
+    assert_eq!(refusal_lines(&server, "connection_headers_too_large"), 1, "{}", server.stderr());
+    other.call(1, &[]).unwrap();
+    assert_eq!(finish(&mut other, 1), CallEnd::Decided);
+}
+
+#[test]
+fn malformed_headers_are_refused_counted_and_logged_once() {
+    let server = with_rules(RULES).env("LOG_LEVEL", "error").start();
+    let warning = with_rules(RULES).start();
+    for (server, lines) in [(&server, 0), (&warning, 1)] {
+        let mut frames = Http2Connection::connect(server.grpc_port());
+        for stream in [1, 3, 5] {
+            frames.call_to("", stream).unwrap();
+            assert_eq!(finish(&mut frames, stream), CallEnd::Reset);
+        }
+        for stream in [7, 9] {
+            frames.call(stream, &[("te", "gzip")]).unwrap();
+            assert_eq!(finish(&mut frames, stream), CallEnd::Reset);
+        }
+        frames.call(11, &[]).unwrap();
+        assert_eq!(finish(&mut frames, 11), CallEnd::Decided);
+        assert_eq!(refusals(server, "malformed_authority"), 3);
+        assert_eq!(refusals(server, "malformed_headers"), 2);
+        assert_eq!(refusal_lines(server, "malformed_authority"), lines, "{}", server.stderr());
+        assert_eq!(refusal_lines(server, "malformed_headers"), lines, "{}", server.stderr());
+    }
+    assert!(warning.stderr().contains("set `authority` in Envoy's grpc_service"), "{}", warning.stderr());
+}
