@@ -22,6 +22,7 @@ pub mod clock;
 pub mod go_syntax;
 pub mod thread_priority;
 pub mod coalesce;
+pub mod task_budget;
 pub mod sharded;
 pub mod telemetry;
 pub mod request;

@@ -16,6 +16,7 @@ pub mod error;
 mod graceful;
 mod http2;
 mod in_flight;
+mod inbound_frames;
 mod listeners;
 mod reload;
 mod reloading_tls;

@@ -19,8 +19,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use bytes::Bytes;
-use h2::RecvStream;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
+use h2::{Reason, RecvStream};
 use hyper::body::Frame;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
@@ -32,6 +32,7 @@ use super::admission::{ConnectionPermit, RequestPermit};
 use super::admission_service::admit;
 use super::graceful::GracefulConnection;
 use super::in_flight::InFlightRequests;
+use super::inbound_frames::{FrameLimit, InboundFrames};
 use crate::grpc::fast_path::FastPath;
 use crate::settings::grpc::GrpcSettings;
 
@@ -73,11 +74,19 @@ impl Http2Server {
     where
         I: AsyncRead + AsyncWrite + Unpin + Send,
     {
+        let (io, frame_limit) = InboundFrames::new(io);
         let state = State::Handshaking(self.builder.handshake(io));
         let requests = InFlightRequests::new(self.fast_path.is_immediate());
         let keep_alive = self.keep_alive;
         let respond = move |request, sender| respond(Arc::clone(&self), Arc::clone(&permit), request, sender);
-        Http2Connection { state, respond, requests, keep_alive, is_shutting_down: false }
+        Http2Connection {
+            state,
+            respond,
+            requests,
+            keep_alive,
+            frame_limit: Some(frame_limit),
+            is_shutting_down: false,
+        }
     }
 
     /// Answers a request through the router.
@@ -103,12 +112,14 @@ struct Http2Connection<I, R, F> {
     respond: R,
     requests: InFlightRequests<F>,
     keep_alive: Option<KeepAliveTimes>,
+    /// `None` once the connection closes because it was exceeded.
+    frame_limit: Option<FrameLimit>,
     is_shutting_down: bool,
 }
 
 enum State<I> {
-    Handshaking(Handshake<I, Bytes>),
-    Open(Connection<I, Bytes>, Option<KeepAlive>),
+    Handshaking(Handshake<InboundFrames<I>, Bytes>),
+    Open(Connection<InboundFrames<I>, Bytes>, Option<KeepAlive>),
 }
 
 impl<I, R, F> GracefulConnection for Http2Connection<I, R, F>
@@ -160,6 +171,10 @@ where
                     Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
                     Poll::Pending => break,
                 }
+            }
+            if this.frame_limit.take_if(|limit| limit.is_exceeded()).is_some() {
+                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                continue;
             }
             if !this.requests.poll_pending(context) {
                 return Poll::Pending;

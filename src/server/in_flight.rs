@@ -4,8 +4,8 @@
 //! by work of the connection, which has to send the response. Polling requests in the connection's task saves a task
 //! and a wake-up per request, and all responses that one read of the connection or of Redis produces share one write.
 //!
-//! To stay fair to other connections, each request consumes one unit of tokio's cooperative budget. When the budget is
-//! used up, the connection yields.
+//! To stay fair to other connections, each request consumes one unit of tokio's cooperative budget, and a long one more.
+//! When the budget is used up, the connection yields.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
@@ -13,6 +13,8 @@ use std::task::{Context, Poll, Waker};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::coop::consume_budget;
+
+use crate::task_budget;
 
 /// Requests that were started and have no response yet.
 #[derive(Debug)]
@@ -43,10 +45,12 @@ impl<F: Future<Output = ()>> InFlightRequests<F> {
         }
     }
 
-    /// Polls the pending requests; returns true if any completed.
+    /// Polls the pending requests while the budget lasts; returns true if any completed.
     pub(super) fn poll_pending(&mut self, context: &mut Context<'_>) -> bool {
         let mut has_completed = false;
-        while let Poll::Ready(Some(())) = self.pending.poll_next_unpin(context) {
+        while task_budget::has_remaining()
+            && let Poll::Ready(Some(())) = self.pending.poll_next_unpin(context)
+        {
             has_completed = true;
         }
         has_completed
@@ -108,5 +112,21 @@ mod tests {
         });
         let started = connection.await.expect("the task completes");
         assert!((1..1000).contains(&started), "{started} requests without a yield");
+    }
+
+    #[tokio::test]
+    async fn long_request_makes_its_connection_yield() {
+        let connection = tokio::spawn(async {
+            let mut requests = InFlightRequests::new(false);
+            for _ in 0..3 {
+                requests.start(async { task_budget::consume(1000) });
+            }
+            poll_fn(|context| {
+                let has_completed = requests.poll_pending(context);
+                Poll::Ready((has_completed, requests.pending.len()))
+            })
+            .await
+        });
+        assert_eq!(connection.await.expect("the task completes"), (true, 2));
     }
 }

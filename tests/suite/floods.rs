@@ -15,6 +15,9 @@ descriptors:
 - {key: user, rate_limit: {unit: day, requests_per_unit: 4000000000}}
 ";
 
+/// Reason in GOAWAY of a client that sends too much.
+const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
+
 fn server() -> Setup {
     with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s")
 }
@@ -69,4 +72,18 @@ fn frames_of_a_client_do_not_write_log_lines() {
     // A refusal for malformed headers is logged once a minute.
     let (refusals, others): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains("reason=malformed_headers"));
     assert_eq!((refusals.len(), others.len()), (1, lines_before), "{}", &log[..log.len().min(3000)]);
+}
+
+#[test]
+fn flood_of_settings_or_goaway_closes_its_connection() {
+    let server = server().start();
+    for flood in [frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]), frame(GOAWAY, 0, 0, &[0; 8])] {
+        let mut connection = Http2Connection::connect(server.grpc_port());
+        connection.call(1, &[]).unwrap();
+        connection.send_bytes(&flood.repeat(80)).unwrap();
+        let goaway = std::iter::from_fn(|| connection.next()).find(|frame| frame.kind == GOAWAY);
+        let reason = goaway.expect("the connection is closed with a reason").payload[4..8].to_vec();
+        assert_eq!(reason, ENHANCE_YOUR_CALM);
+    }
+    assert_serves(&server);
 }
