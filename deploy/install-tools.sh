@@ -4,6 +4,7 @@
 #
 #   TOLLKEEPER_TEST_HELM       Helm 3
 #   TOLLKEEPER_TEST_KUSTOMIZE  kustomize 5
+#   TOLLKEEPER_TEST_ACTIONLINT actionlint, which reads the workflows
 #   TOLLKEEPER_TEST_PROMTOOL   promtool, of Debian's package prometheus; it is unpacked, so that no server starts
 #   TOLLKEEPER_TEST_SCHEMAS    a Python with the schemas of Kubernetes and of Grafana's dashboards, from PyPI
 #   TOLLKEEPER_TEST_CRDS       a directory with the schemas of ServiceMonitor, PrometheusRule and EnvoyFilter
@@ -14,6 +15,7 @@ set -euo pipefail
 
 helm=v3.19.5
 kustomize=v5.8.1
+actionlint=v1.7.12
 prometheus_operator=v0.85.0
 istio_api=v1.24.2
 go=1.26.6
@@ -21,7 +23,7 @@ kubernetes_validate=1.37.0
 grafana_sdk='1769699379!11.6.0'
 
 # Another version is another directory.
-versions="$helm $kustomize $prometheus_operator $istio_api $kubernetes_validate $grafana_sdk"
+versions="$helm $kustomize $actionlint $prometheus_operator $istio_api $kubernetes_validate $grafana_sdk"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tollkeeper/deploy-$(cksum <<<"$versions" | cut -d' ' -f1)
 
 fail() {
@@ -77,7 +79,8 @@ built() {
             printf -v "$variable" %s "$cache/$name"
         fi
     fi
-    "${!variable}" version >/dev/null 2>&1 || fail "$variable is nothing that runs: ${!variable}"
+    "${!variable}" version >/dev/null 2>&1 || "${!variable}" -version >/dev/null 2>&1 ||
+        fail "$variable is nothing that runs: ${!variable}"
 }
 
 find_promtool() {
@@ -132,10 +135,11 @@ find_crds() {
 
 built TOLLKEEPER_TEST_HELM helm "helm.sh/helm/v3/cmd/helm@$helm"
 built TOLLKEEPER_TEST_KUSTOMIZE kustomize "sigs.k8s.io/kustomize/kustomize/v5@$kustomize"
+built TOLLKEEPER_TEST_ACTIONLINT actionlint "github.com/rhysd/actionlint/cmd/actionlint@$actionlint"
 find_promtool
 find_schemas
 find_crds
-for variable in HELM KUSTOMIZE PROMTOOL SCHEMAS CRDS; do
+for variable in HELM KUSTOMIZE ACTIONLINT PROMTOOL SCHEMAS CRDS; do
     variable=TOLLKEEPER_TEST_$variable
     echo "$variable=${!variable}"
 done

@@ -34,10 +34,31 @@ fn copied_files_exist_and_are_not_ignored() {
 
 #[test]
 fn compiler_meets_the_minimum_rust_version() {
-    let version = dockerfile().lines().find_map(|line| Some(line.strip_prefix("ARG RUST_VERSION=")?.to_owned()));
+    let version = dockerfile().lines().find_map(|line| {
+        let image = line.strip_prefix("ARG BUILD_IMAGE=rust:")?;
+        Some(image.split_once('-')?.0.to_owned())
+    });
     let number = |version: &str| version.split('.').map(|part| part.parse().unwrap()).collect::<Vec<u32>>();
     let least = env!("CARGO_PKG_RUST_VERSION");
     assert!(number(&version.unwrap()) >= number(least));
+}
+
+#[test]
+fn bases_are_pinned_by_digest() {
+    let all = dockerfile();
+    let bases: Vec<_> = all.lines().filter_map(|line| line.strip_prefix("ARG ")?.split_once("_IMAGE=")).collect();
+    assert_eq!(bases.len(), 2);
+    for (name, image) in bases {
+        let (_, digest) = image.split_once("@sha256:").unwrap_or_else(|| panic!("{name}: {image}"));
+        assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{name}: {image}");
+    }
+    // Every stage builds on one of them, or on nothing.
+    for words in instructions("FROM") {
+        assert!(
+            ["${BUILD_IMAGE}", "${RUNTIME_IMAGE}", "scratch"].iter().any(|base| words.iter().any(|word| word == base)),
+            "{words:?}"
+        );
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod image;
 mod istio;
 mod manifests;
 mod monitoring;
+mod release;
 
 use std::env;
 use std::ffi::OsString;
