@@ -35,12 +35,14 @@ pub struct ChargeRequest {
     pub max_delay_us: u64,
     /// Another limit of the descriptor rejects these hits: count them only where rejected hits count.
     pub rejected_elsewhere: bool,
+    /// Hits that replicas may still admit from leases; a refund leaves at least these charged.
+    pub lent: u64,
 }
 
 impl ChargeRequest {
     /// Creates a request that no other limit has rejected.
     pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
-        Self { hits, max_delay_us, rejected_elsewhere: false }
+        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0 }
     }
 
     /// Hits that must fit for the request to pass: one more for a peek, none for a refund.

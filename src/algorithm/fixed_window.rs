@@ -38,7 +38,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         StateChange::Charge(hits) | StateChange::ChargeRejected(hits) => {
             window.count.saturating_add(hits).min(MAX_COUNT)
         }
-        StateChange::Refund(hits) => window.count.saturating_sub(hits),
+        StateChange::Refund(hits) => window.count.saturating_sub(hits).max(window.count.min(request.lent)),
     };
     if effect != StateChange::None {
         *state = State { count: after, last: window.at };

@@ -56,7 +56,10 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
             let max = used.units_of(u64::from(limit.capacity()) + u64::from(limit.requests_per_unit()));
             used.units = used.units.max(max.min(used.units + used.units_of(hits)));
         }
-        StateChange::Refund(hits) => used.units = used.units.saturating_sub(used.units_of(hits)),
+        StateChange::Refund(hits) => {
+            let min = used.units.min(used.units_of(request.lent));
+            used.units = used.units.saturating_sub(used.units_of(hits)).max(min);
+        }
     }
     if effect != StateChange::None {
         let LevelParts { whole, part } = used.parts();

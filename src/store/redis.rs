@@ -24,6 +24,7 @@ mod incrby;
 pub mod key;
 pub mod key_scan;
 mod key_scheme;
+pub mod lease_call;
 pub mod over_limit_cache;
 mod pending;
 mod prepared_call;
@@ -55,6 +56,7 @@ use self::in_flight::InFlightCalls;
 use self::key::ParsedKey;
 use self::key_scan::{KeyScan, ScanOptions, scan};
 use self::key_scheme::{CounterId, KeyScheme};
+use self::lease_call::reset_command;
 use self::over_limit_cache::OverLimitCache;
 use self::pending::{PendingCharges, PendingKind};
 use self::prepared_call::PreparedCall;
@@ -298,14 +300,17 @@ impl Redis {
         scan(nodes, ScanOptions { prefix: self.keys.prefix(), domain, max_paths, deadline }, filter).await
     }
 
-    /// Deletes the counters of a charge, in Redis and in the caches of this process; returns how many existed. Other
-    /// replicas drop cached rejections within a second; leased hits stay usable until the lease ends.
+    /// Deletes the counters of a charge, in Redis and in the caches of this process; returns how many existed. Hits
+    /// that other replicas have leased stay charged. These replicas drop cached rejections within a second.
     ///
     /// # Errors
     /// Redis failed, or its user may not run UNLINK.
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, RedisError> {
-        let id = self.keys.counter_id(charge, now);
-        let deleted = self.prepare(charge, id, None, now).unlink(deadline).await?;
+        let ChargeGroup { id, commands, .. } = ChargeGroup::of_one(&self.keys, charge, ChargeMode::Commit, now);
+        let Some(command) = commands.into_iter().next() else { return Ok(0) };
+        let own = self.calls.runner.local_admission.reset(id.path);
+        let call = self.prepare(charge, id, None, now);
+        let deleted = call.reset(&reset_command(command.counters), own, deadline).await?;
         self.calls.runner.over_limit_cache.remove(id.counters);
         self.fallback().reset(charge);
         Ok(deleted)

@@ -61,6 +61,11 @@ pub(crate) const fn row(algorithm: Algorithm) -> &'static AlgorithmRow {
     }
 }
 
+/// Returns true if limits of an algorithm can be eventual.
+pub(crate) fn can_be_lent(algorithm: Algorithm) -> bool {
+    row(algorithm).lease != LeaseModel::Never
+}
+
 static TOKEN_BUCKET: AlgorithmRow = AlgorithmRow {
     wire_id: 0,
     lua: include_str!("lua/token_bucket.lua"),

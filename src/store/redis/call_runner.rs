@@ -49,7 +49,8 @@ impl CallRunner {
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
         let mut span = call.span(commands.len());
-        let outcome = call.send(commands, deadline, span.as_mut()).await;
+        let leases = self.local_admission.lease_call(call, commands, lease_hits);
+        let outcome = call.send(commands, leases.as_ref(), deadline, span.as_mut()).await;
         if let (Some(span), Err(error)) = (&mut span, &outcome) {
             span.fail(error.name(), error.to_string());
         }

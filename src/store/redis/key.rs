@@ -5,6 +5,7 @@
 //!   value cannot choose its slot. The pattern of a shared value follows `\*`.
 //! - A path over 200 bytes is truncated and ends in `\#` and its BLAKE3-128.
 //! - `\ { }` in the prefix are escaped too: the first brace of a key is the one before its path.
+//! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor.
 //!
 //! The format is public: other programs read it, and counters survive an upgrade. An incompatible format becomes `tk2`.
 
@@ -33,6 +34,20 @@ pub fn keys(prefix: &str, path: &Path<'_>, counters: &[Counter<'_>]) -> SmallVec
     let mut keys: SmallVec<[Bytes; 1]> = others.iter().map(|counter| with_suffix(head.clone(), counter)).collect();
     keys.push(with_suffix(head, last));
     keys
+}
+
+/// End of the key of a record of leases; all other keys end in a period or an epoch.
+const LEASES_SUFFIX: &[u8] = b"}:leases";
+
+/// Returns the key of the record of leases beside a counter: it has the same path.
+pub fn leases_key(counter_key: &[u8]) -> Bytes {
+    let path_end = counter_key.iter().position(|byte| *byte == b'}').unwrap_or(counter_key.len());
+    [&counter_key[..path_end], LEASES_SUFFIX].concat().into()
+}
+
+/// Returns true for the key of a record of leases.
+pub(super) fn is_leases_key(key: &[u8]) -> bool {
+    key.ends_with(LEASES_SUFFIX)
 }
 
 /// Returns the text before the path: the prefix, the version and the opening brace.

@@ -67,7 +67,7 @@ pub(super) async fn scan(
         loop {
             let page = scan_page(&node, &cursor, &pattern, options.deadline).await?;
             visited += KEYS_PER_SCAN;
-            for found in page.keys {
+            for found in page.keys.into_iter().filter(|found| !key::is_leases_key(found)) {
                 match key::parse(options.prefix, &found) {
                     None => scan.truncated += 1,
                     Some(path) if known.contains(&path) || !filter(&path) => {}

@@ -4,6 +4,7 @@
 //! the slot. A call belongs to its connection and not to its caller: if the caller gives up, the call continues, and
 //! what it charges stays charged.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,8 +13,11 @@ use smallvec::SmallVec;
 
 use super::command::ChargeCommand;
 use super::eventual::counters::EventualCounters;
+use super::algorithms::can_be_lent;
 use super::incrby::IncrBatch;
+use super::key::leases_key;
 use super::key_scheme::{CounterId, CountingMode};
+use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use super::script::arguments::arguments;
 use super::script::compose::Script;
 use super::script::replay::{ScriptOutcome, replay};
@@ -56,6 +60,7 @@ impl PreparedCall {
     pub(super) async fn send(
         &self,
         commands: &[ChargeCommand],
+        leases: Option<&LeaseCall>,
         deadline: Instant,
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
@@ -63,7 +68,8 @@ impl PreparedCall {
         let mut redirects = Redirects::start(&self.deployment, slot, deadline).await?;
         let mut attempt = match &self.mode {
             CountingMode::Script { script, keys } => {
-                Attempt::Script { script, keys, commands, now: self.client_clock.then_some(self.now) }
+                let arguments = arguments(commands, self.client_clock.then_some(self.now));
+                Attempt::Script { call: ScriptCall::new(script, keys, arguments, leases), commands }
             }
             CountingMode::Incrby(window) => Attempt::Incrby(IncrBatch::new(window, commands, self.now)),
         };
@@ -78,19 +84,35 @@ impl PreparedCall {
         }
     }
 
-    /// Deletes the counters; returns how many existed.
-    pub(super) async fn unlink(&self, deadline: Instant) -> Result<u64, RedisError> {
+    /// Resets the counters that `command` refunds, and ends the leases of this process in `own`; returns how many
+    /// counters existed. Hits that other replicas have leased stay charged.
+    pub(super) async fn reset(
+        &self,
+        command: &ChargeCommand,
+        own: SmallVec<[OwnLease; 2]>,
+        deadline: Instant,
+    ) -> Result<u64, RedisError> {
         let slot = || self.slot();
-        let keys = self.mode.keys().iter().map(|key| &**key);
-        let words: SmallVec<[&[u8]; 4]> = [&b"UNLINK"[..]].into_iter().chain(keys).collect();
+        let can_be_lent = command.counters.iter().all(|counter| can_be_lent(counter.limit.algorithm()));
+        let script = match &self.mode {
+            CountingMode::Script { script, keys } if can_be_lent => {
+                let arguments = arguments(slice::from_ref(command), self.client_clock.then_some(self.now));
+                let leases = LeaseCall { purpose: LeasePurpose::Reset, own };
+                Some(ScriptCall::new(script, keys, arguments, Some(&leases)))
+            }
+            CountingMode::Script { .. } | CountingMode::Incrby(_) => None,
+        };
+        let unlink = || [&b"UNLINK"[..]].into_iter().chain(self.mode.keys().iter().map(|key| &**key)).collect();
+        let mut words: CallWords<'_> = script.as_ref().map_or_else(unlink, ScriptCall::words);
         let mut redirects = Redirects::start(&self.deployment, slot, deadline).await?;
         loop {
-            match redirects.node.call_unrecorded(&words, redirects.asking, deadline).await {
-                Ok(reply) => {
+            match (redirects.node.call_unrecorded(&words, redirects.asking, deadline).await, &script) {
+                (Ok(reply), _) => {
                     let deleted = integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
                     return deleted.ok_or(RedisError::BadReply);
                 }
-                Err(error) => redirects.follow(error, slot)?,
+                (Err(ReplyError::NoScript), Some(script)) => script.replace_hash_by_text(&mut words),
+                (Err(error), _) => redirects.follow(error, slot)?,
             }
         }
     }
@@ -102,7 +124,7 @@ impl PreparedCall {
 
 /// Work of a call, which continues at another node after a redirection.
 enum Attempt<'a> {
-    Script { script: &'static Script, keys: &'a [Bytes], commands: &'a [ChargeCommand], now: Option<Time> },
+    Script { call: ScriptCall<'a>, commands: &'a [ChargeCommand] },
     Incrby(IncrBatch<'a>),
 }
 
@@ -111,23 +133,60 @@ impl Attempt<'_> {
     async fn run(&mut self, target: &Redirects<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Incrby(batch) => batch.run(&target.node, target.asking, deadline).await,
-            Self::Script { script, keys, commands, now } => {
-                let arguments = arguments(commands, *now);
-                let key_count = keys.len().to_string();
-                let mut words: SmallVec<[&[u8]; 8]> =
-                    SmallVec::from_slice(&[b"EVALSHA", script.sha1.as_bytes(), key_count.as_bytes()]);
-                words.extend(keys.iter().map(|key| &**key));
-                words.push(&arguments);
+            Self::Script { call, commands } => {
+                let mut words = call.words();
                 let reply = match target.node.call(&words, target.asking, deadline).await {
                     Err(ReplyError::NoScript) => {
-                        (words[0], words[1]) = (b"EVAL", script.text.as_bytes());
+                        call.replace_hash_by_text(&mut words);
                         target.node.call(&words, target.asking, deadline).await?
                     }
                     outcome => outcome?,
                 };
                 let bytes = bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-                replay(commands, bytes).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+                replay(commands, bytes, call.leases.is_some()).map_err(|_| ReplyError::Failed(RedisError::BadReply))
             }
         }
+    }
+}
+
+/// Words of a call.
+type CallWords<'c> = SmallVec<[&'c [u8]; 8]>;
+
+/// Call of a script.
+struct ScriptCall<'a> {
+    script: &'static Script,
+    keys: &'a [Bytes],
+    key_count: String,
+    arguments: Bytes,
+    leases: Option<LeaseWords>,
+}
+
+/// Words of a script call that concerns leases: the key of their record, and the argument.
+struct LeaseWords {
+    key: Bytes,
+    argument: Bytes,
+}
+
+impl<'a> ScriptCall<'a> {
+    fn new(script: &'static Script, keys: &'a [Bytes], arguments: Bytes, leases: Option<&LeaseCall>) -> Self {
+        let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.argument() });
+        let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
+        Self { script, keys, key_count, arguments, leases }
+    }
+
+    /// Returns the words of EVALSHA.
+    fn words(&self) -> CallWords<'_> {
+        let mut words: CallWords<'_> =
+            SmallVec::from_slice(&[b"EVALSHA", self.script.sha1.as_bytes(), self.key_count.as_bytes()]);
+        words.extend(self.keys.iter().map(|key| &**key));
+        words.extend(self.leases.iter().map(|leases| &*leases.key));
+        words.push(&self.arguments);
+        words.extend(self.leases.iter().map(|leases| &*leases.argument));
+        words
+    }
+
+    /// Turns EVALSHA into EVAL.
+    fn replace_hash_by_text<'c>(&'c self, words: &mut CallWords<'c>) {
+        (words[0], words[1]) = (b"EVAL", self.script.text.as_bytes());
     }
 }

@@ -54,7 +54,7 @@ impl Model {
                 after = self.count(limit, now, |model, at| model.charge_rejected(limit, at, i128::from(hits)));
             }
             Hits::Refund(hits) => {
-                after = self.count(limit, now, |model, at| model.refund(limit, at, i128::from(hits)));
+                after = self.count(limit, now, |model, at| model.refund(limit, at, i128::from(hits), i128::from(request.lent)));
             }
             Hits::Charge(_) | Hits::Peek => {}
         }
@@ -204,18 +204,24 @@ impl Model {
         }
     }
 
-    fn refund(&mut self, limit: &Limit, at: i128, hits: i128) {
+    fn refund(&mut self, limit: &Limit, at: i128, hits: i128, lent: i128) {
         match limit.algorithm() {
-            Algorithm::TokenBucket => self.used = Ratio::ZERO.max(self.used.minus(Ratio::whole(hits))),
+            Algorithm::TokenBucket => {
+                self.used = self.used.min(Ratio::whole(lent)).max(self.used.minus(Ratio::whole(hits)));
+            }
             Algorithm::LeakyBucket => self.used = self.promised.max(self.used.minus(Ratio::whole(hits))),
             Algorithm::SlidingWindowLog => {
-                let kept = i128::try_from(self.log.len()).expect("fits") - hits;
-                self.log.truncate(usize::try_from(kept.max(0)).expect("fits"));
+                let held = i128::try_from(self.log.len()).expect("fits");
+                let kept = usize::try_from((held - hits).max(lent.min(held))).expect("fits");
+                match lent {
+                    0 => self.log.truncate(kept),
+                    _ => drop(self.log.drain(..self.log.len() - kept)),
+                }
             }
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
                 let start = window(limit, at).0;
                 let current = self.in_window(start);
-                self.windows.insert(start, (current - hits).max(0));
+                self.windows.insert(start, (current - hits).max(lent.min(current)));
                 if limit.algorithm() == Algorithm::SlidingWindowCounter {
                     let previous = start - period(limit);
                     let rest = (hits - current).max(0);

@@ -17,8 +17,10 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::rate_limit_response::Code;
 use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
+use serde_json::json;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::kit::http;
 use crate::kit::redis::{Server, options};
 use crate::kit::test_service::{TestRequest, store_runtime};
 use crate::kit::tollkeeper::{Tollkeeper, with_rules};
@@ -26,9 +28,12 @@ use crate::kit::wait_for;
 
 const LIMIT: u64 = 2000;
 const OVERSHOOT: u64 = 200;
+/// Limit of the domain `large`, with an overshoot of 5 %.
+const LARGE_LIMIT: u64 = 10_000;
 /// Number of replicas: each has a share of 12 hits, 6 under token_bucket.
 const SLOTS: usize = 8;
 const CALLERS: usize = 48;
+const TOKEN: &str = "correct horse battery staple";
 
 fn algorithms() -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::LeakyBucket)
@@ -46,7 +51,10 @@ fn rules() -> String {
         )
         .expect("a text grows");
     }
-    rules
+    // A larger limit has larger leases.
+    let large = rules.replace("domain: shop", "domain: large").replace("10%", "5%");
+    let large = large.replace(&LIMIT.to_string(), &LARGE_LIMIT.to_string());
+    rules + "---\n" + &large
 }
 
 /// Replica and its client.
@@ -62,6 +70,7 @@ impl Replica {
             .env("REDIS_URL", server.address())
             .env("TOLLKEEPER_STORE_TIMEOUT", "200ms")
             .env("TOLLKEEPER_MAX_REPLICAS", slots.to_string())
+            .env("TOLLKEEPER_ADMIN_TOKEN", TOKEN)
             .start();
         let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", process.grpc_port())).expect("an address");
         let channel = store_runtime().block_on(endpoint.connect()).expect("the replica accepts");
@@ -71,6 +80,20 @@ impl Replica {
     /// Sends single hits from many callers at once; returns the number admitted. A stopped replica does not answer.
     fn offer(&self, key: &str, value: &str, hits: usize) -> u64 {
         store_runtime().block_on(join_all([self.offering(key, value, hits)]))[0]
+    }
+
+    /// Refunds more hits than the counter can have.
+    fn refund(&self, key: &str, value: &str) {
+        let refund = TestRequest::new("large").descriptor(&[(key, value)]).refund(1 << 31).0;
+        let answer = store_runtime().block_on(self.client.clone().should_rate_limit(refund));
+        assert_eq!(answer.expect("a refund is answered").into_inner().overall_code(), Code::Ok);
+    }
+
+    /// Resets the counter.
+    fn reset(&self, key: &str, value: &str) {
+        let body = json!({"domain": "large", "descriptors": [{"entries": [{"key": key, "value": value}]}]}).to_string();
+        let request = http::post(self.process.debug_port(), "/reset", body);
+        assert_eq!(request.header("authorization", format!("Bearer {TOKEN}")).send().status, 200);
     }
 
     fn offering(&self, key: &str, value: &str, hits: usize) -> impl Future<Output = u64> + use<> {
@@ -265,4 +288,37 @@ fn shutdown_refunds_leases() {
     let state: Vec<u8> = server.query(&["GET", &format!("tk1:{{shop|{key}=stop}}:{key}:31536000s")]);
     let count = u64::from_le_bytes(state[8..16].try_into().expect("two numbers"));
     assert_eq!(count, admitted);
+}
+
+/// Makes demand for leases at three replicas, then empties the counter, a few times. Checks what is admitted after
+/// that.
+fn check_leases_outlive(what: &str, empty: fn(&Replica, &str, &str)) {
+    const HITS: u64 = 10;
+    let server = options().start();
+    let replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&server, SLOTS)).collect();
+    for algorithm in algorithms() {
+        for emptied in 0..3 {
+            let (key, value) = (algorithm.name(), format!("{what}{emptied}"));
+            let request = TestRequest::new("large").descriptor(&[(key, &value)]).hits(HITS).0;
+            let offer = |requests| {
+                let offers: Vec<_> = replicas.iter().map(|replica| replica.admissions(&request, requests)).collect();
+                store_runtime().block_on(join_all(offers)).into_iter().sum::<u64>()
+            };
+            offer(120);
+            empty(&replicas[emptied], key, &value);
+            let admitted = HITS * offer(600);
+            assert!(admitted <= LARGE_LIMIT + LARGE_LIMIT / 20, "{what}, {algorithm}: {admitted}");
+            assert!(admitted >= LARGE_LIMIT / 2, "{what}, {algorithm}: {admitted}");
+        }
+    }
+}
+
+#[test]
+fn refund_of_more_hits_than_were_charged_leaves_leases_charged() {
+    check_leases_outlive("refunded", Replica::refund);
+}
+
+#[test]
+fn reset_leaves_leases_charged() {
+    check_leases_outlive("reset", Replica::reset);
 }

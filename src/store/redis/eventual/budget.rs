@@ -11,6 +11,7 @@ use crate::clock::Time;
 use crate::limit::{Consistency, Limit, Overshoot};
 use crate::store::redis::algorithms::{LeaseModel, row};
 use crate::store::redis::command::OwnedCounter;
+use crate::store::redis::lease_call::RecordedLease;
 
 /// A day in microseconds.
 const DAY_US: u64 = 86_400_000_000;
@@ -72,6 +73,11 @@ impl LocalBudget {
         counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
     }
 
+    /// Returns the time for which Redis records a lease, in microseconds: its life, and the time for its return.
+    pub(super) const fn recorded_us(&self) -> u64 {
+        self.life_us + RETURN_WINDOW_US
+    }
+
     /// Returns the span of demand that a lease covers, in microseconds. It is shorter where unused hits can be returned
     /// in part or not at all.
     pub(super) fn covered_span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
@@ -86,8 +92,9 @@ impl LocalBudget {
     /// Creates the ticket of a lease that the reported call charged.
     pub(super) fn ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
         let life_us = self.life_at(counters, &report.states, report.now);
-        let return_span_us = self.life_us + RETURN_WINDOW_US;
-        let mut void_from = Some(report.now.plus_us(return_span_us));
+        let return_span_us = self.recorded_us();
+        let recorded = RecordedLease { end: report.now.plus_us(return_span_us), hits: report.leased };
+        let mut void_from = Some(recorded.end);
         let mut refilled = 0;
         for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&report.states) {
             match row(limit.algorithm()).lease {
@@ -98,7 +105,7 @@ impl LocalBudget {
                 LeaseModel::Log | LeaseModel::Never => void_from = None,
             }
         }
-        LeaseTicket { serial, end: report.sent + Duration::from_micros(life_us), void_from, refilled }
+        LeaseTicket { serial, end: report.sent + Duration::from_micros(life_us), recorded, void_from, refilled }
     }
 }
 

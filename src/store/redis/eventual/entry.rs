@@ -15,6 +15,7 @@ use crate::clock::{Time, micros};
 use crate::request::Hits;
 use crate::store::outcome::ChargeResults;
 use crate::store::redis::command::{ChargeCommand, OwnedCounter};
+use crate::store::redis::lease_call::{OwnLease, RecordedLease};
 
 /// Leases of a descriptor at one time: the current one and the next.
 const MAX_LEASES: usize = 2;
@@ -61,6 +62,7 @@ struct Lease {
     granted: u64,
     left: u64,
     end: Instant,
+    recorded: RecordedLease,
 }
 
 impl EventualEntry {
@@ -221,8 +223,8 @@ impl EventualEntry {
                 }
             }
         }
-        if let Some(LeaseTicket { serial, end, .. }) = ticket {
-            self.leases.push(Lease { serial, granted: report.leased, left: report.leased, end });
+        if let Some(LeaseTicket { serial, end, recorded, .. }) = ticket {
+            self.leases.push(Lease { serial, granted: report.leased, left: report.leased, end, recorded });
         }
     }
 
@@ -230,5 +232,17 @@ impl EventualEntry {
     pub(super) fn end_lease(&mut self, serial: u64) -> u64 {
         let Some(index) = self.leases.iter().position(|lease| lease.serial == serial) else { return 0 };
         self.leases.remove(index).left
+    }
+
+    /// Returns the current leases, and how many of their hits were admitted.
+    pub(super) fn own_leases(&self) -> SmallVec<[OwnLease; MAX_LEASES]> {
+        self.leases.iter().map(|lease| OwnLease { lease: lease.recorded, done: lease.granted - lease.left }).collect()
+    }
+
+    /// Ends all leases before a reset, and forgets the reported states; returns the leases.
+    pub(super) fn reset(&mut self) -> SmallVec<[OwnLease; MAX_LEASES]> {
+        self.states.clear();
+        self.last_report = None;
+        self.leases.drain(..).map(|lease| OwnLease { lease: lease.recorded, done: lease.granted }).collect()
     }
 }

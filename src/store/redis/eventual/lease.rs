@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::state::State;
 use crate::clock::Time;
+use crate::store::redis::lease_call::RecordedLease;
 
 /// Report of Redis on a descriptor: the outcome of one call.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct LeaseTicket {
     pub serial: u64,
     /// End of its life.
     pub end: Instant,
+    /// The lease as Redis has recorded it.
+    pub recorded: RecordedLease,
     /// Time of Redis from which a return has no effect; `None`: nothing is returned.
     pub void_from: Option<Time>,
     /// Hits that may have refilled meanwhile, and are not returned.

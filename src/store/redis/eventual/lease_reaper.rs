@@ -19,6 +19,7 @@ use super::table::EventualTable;
 use crate::algorithm::ChargeRequest;
 use crate::request::Hits;
 use crate::store::redis::command::{ChargeBatch, ChargeCommand};
+use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use crate::store::redis::prepared_call::PreparedCall;
 
 /// Upper bound on outstanding leases.
@@ -100,8 +101,10 @@ impl OutstandingLease {
             ..ChargeCommand::new(descriptor.counters.clone(), ChargeRequest::new(Hits::Refund(unused), 0))
         };
         let commands: ChargeBatch = smallvec![refund];
+        let own = smallvec![OwnLease { lease: self.ticket.recorded, done: self.ticket.recorded.hits }];
+        let leases = LeaseCall { purpose: LeasePurpose::Return, own };
         // If it fails, the hits stay charged, which is safe.
-        let _failed = self.call.send(&commands, Instant::now() + RETURN_TIMEOUT, None).await;
+        let _failed = self.call.send(&commands, Some(&leases), Instant::now() + RETURN_TIMEOUT, None).await;
     }
 }
 

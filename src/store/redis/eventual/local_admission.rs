@@ -10,11 +10,15 @@ use super::counters::{DescriptorId, EventualCounters};
 use super::lease::{CallReport, LeaseTicket};
 use super::lease_reaper::LeaseReaper;
 use super::table::EventualTable;
+use smallvec::SmallVec;
+
 use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
 use crate::request::Hits;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::redis::command::{ChargeBatch, ChargeCommand};
+use crate::store::redis::algorithms::can_be_lent;
+use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use crate::store::redis::prepared_call::PreparedCall;
 use crate::store::redis::replicas::Replicas;
 
@@ -91,6 +95,28 @@ impl LocalAdmission {
             commands.push(ChargeCommand::new(counters, ChargeRequest::new(Hits::Charge(hits), 0)));
         }
         hits
+    }
+
+    /// Returns what a call says of leases: `requested` hits that its last charge leases, and for refunds the current
+    /// leases of this process; `None` if it concerns no lease.
+    pub(crate) fn lease_call(&self, call: &PreparedCall, commands: &[ChargeCommand], requested: u64) -> Option<LeaseCall> {
+        let is_refund = |command: &ChargeCommand| {
+            let can_be_lent = || command.counters.iter().any(|counter| can_be_lent(counter.limit.algorithm()));
+            matches!(command.request.hits, Hits::Refund(_)) && !command.dry_run && can_be_lent()
+        };
+        let has_refund = commands.iter().any(is_refund);
+        (requested > 0 || has_refund).then(|| LeaseCall {
+            purpose: LeasePurpose::Charge {
+                requested,
+                kept_us: call.eventual.as_ref().map_or(0, |descriptor| descriptor.budget.recorded_us()),
+            },
+            own: if has_refund { self.table.own_leases(call.id.path) } else { SmallVec::new() },
+        })
+    }
+
+    /// Ends the leases of a path before its counters are reset; returns them.
+    pub(crate) fn reset(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
+        self.table.reset(path)
     }
 
     /// Records the report of a call, and the lease that it requested, if any.

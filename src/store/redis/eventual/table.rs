@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use super::admission::{Admission, AdmitContext};
 use super::counters::{DescriptorId, EventualCounters};
 use super::entry::EventualEntry;
@@ -11,6 +13,7 @@ use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use crate::store::redis::command::ChargeCommand;
+use crate::store::redis::lease_call::OwnLease;
 use crate::store::redis::identity_hasher::{HashKeyMap, SHARDS};
 
 /// Memory of a descriptor, table included, in bytes.
@@ -137,6 +140,18 @@ impl EventualTable {
             self.shards.lock(upper_half(id.path)).entries.get_mut(&id.path).map_or(0, |entry| entry.end_lease(serial));
         self.counts.returned.fetch_add(unused, Ordering::Relaxed);
         unused
+    }
+
+    /// Returns the current leases of a path, and how many of their hits were admitted.
+    pub fn own_leases(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
+        let shard = self.shards.lock(upper_half(path));
+        shard.entries.get(&path).map_or_else(SmallVec::new, EventualEntry::own_leases)
+    }
+
+    /// Ends the leases of a path before its counters are reset; returns them.
+    pub fn reset(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
+        let mut shard = self.shards.lock(upper_half(path));
+        shard.entries.get_mut(&path).map_or_else(SmallVec::new, EventualEntry::reset)
     }
 
     /// Drops unused entries from one of `parts` equal parts of the table: the part with index `part`.

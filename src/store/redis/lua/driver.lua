@@ -1,6 +1,6 @@
 -- Driver for one counter: decides a batch of charges on it, in order, at one time.
 --
--- KEYS: the counter.
+-- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua.
 -- ARGV[1]: signed 64-bit little-endian numbers:
 --   now in microseconds since the Unix epoch, negative: use the server's time;
 --   the counter: algorithm_id, period in microseconds, a, b (each algorithm says what they mean), then one byte with a
@@ -8,7 +8,8 @@
 --   for each run of equal charges: times (how many), hits of each (negative: a refund), limit, capacity, wait in
 --   microseconds, and flags: 1 if the limit is enforced (for together.lua) plus 2 if rejected hits count.
 --   The wait of a charge is its longest delay; the wait of a refund is the time from which it is void, 0: never.
--- Returns: one string: now, a number as above, then the state before the call.
+-- Returns: one string: now, a number as above, then the state before the call, and with ARGV[2] the number of hits that
+--   refunds leave charged. A reset returns the number of counters that it deleted or emptied.
 -- Writes: nothing if no charge changes the counter, and nothing before all are decided. TTL: see the algorithm.
 -- Errors are returned, not raised, so that they begin with Redis's own error word in every version.
 --
@@ -19,7 +20,9 @@ local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, ma
 --> helpers
 local args, key = ARGV[1], KEYS[1]
 local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
+local lent = 0
 --> clock
+--> leases
 --> load
 local hits, limit, capacity, wait, flags, admitted, times, changed
 while position < #args do
@@ -34,8 +37,11 @@ while position < #args do
     times = times - 1
   until times == 0
 end
+local rejected = not admitted and requested > 0 and flags % 2 == 1
+--> record_leases
 if changed then
   --> plan
   --> write
 end
-return pack('<i8', now) .. before
+if purpose == 2 then return 1 end
+return pack('<i8', now) .. before .. (record and pack('<i8', lent) or '')

@@ -29,7 +29,7 @@ admitted = hits < 0 or current + divide(left_us, previous, period) + hits <= lim
 --: apply
 if hits < 0 then
   previous = max(previous + min(current + hits, 0), 0)
-  current = max(current + hits, 0)
+  current = max(current + hits, min(current, lent))
 elseif admitted then
   current = current + hits
 else

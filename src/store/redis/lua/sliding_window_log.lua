@@ -32,7 +32,11 @@ end
 admitted = hits < 0 or kept - dropped + new + hits <= limit
 
 --: apply
-if hits < 0 then
+if hits < 0 and lent > 0 then
+  -- The newest hits may be lent, and must then stay for a period.
+  dropped = dropped + min(-hits, max(kept - dropped + new - lent, 0))
+  if dropped > kept then new, dropped = new - (dropped - kept), kept end
+elseif hits < 0 then
   kept = max(kept + min(new + hits, 0), dropped)
   new = max(new + hits, 0)
 elseif admitted then

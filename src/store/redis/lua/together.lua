@@ -1,22 +1,23 @@
 -- Driver for several counters of one descriptor: a charge is applied to all of them. If an enforced limit rejects it,
 -- it is applied only to the counters whose rejected hits count.
 --
--- KEYS: the counters. ARGV[1], reply and writes as in driver.lua. The numbers of the counter are repeated for each key,
+-- KEYS: the counters, then the record of leases as in driver.lua. ARGV, reply and writes as in driver.lua. The numbers of the counter are repeated for each key,
 -- and in each run of equal charges limit, capacity, wait and flags are; the states in the reply follow one another.
 -- Nothing is written before all charges are decided. The first write fails if any would, so all keys are written or
 -- none.
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, constructors = ARGV[1], {}
+local args, constructors, lent, rejected = ARGV[1], {}, 0
 --> constructors
 local now, position = unpack('<i8', args)
 --> clock
+--> leases
 local counters, reply = {}, {pack('<i8', now)}
-for i, key in ipairs(KEYS) do
+for i = 1, #KEYS - (record and 1 or 0) do
   local algorithm_id, period, a, b, period_ms
   algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8Bc0', args, position)
-  local counter = constructors[algorithm_id](key, now, period, a, b, period_ms)
+  local counter = constructors[algorithm_id](KEYS[i], now, period, a, b, period_ms)
   if counter.err then return counter end
   counters[i], reply[i + 1] = counter, counter.before
 end
@@ -28,7 +29,8 @@ while position < #args do
     position = position + 32
   end
   repeat
-    local rejected, changed = false, false
+    local changed = false
+    rejected = false
     for _, counter in ipairs(counters) do
       if counter.rejects(hits) then rejected = true end
     end
@@ -42,8 +44,11 @@ for _, counter in ipairs(counters) do
   local err = counter.plan()
   if err then return err end
 end
+--> record_leases
 for _, counter in ipairs(counters) do
   local err = counter.write()
   if err then return err end
 end
+if purpose == 2 then return #counters end
+if record then reply[#reply + 1] = pack('<i8', lent) end
 return table.concat(reply)

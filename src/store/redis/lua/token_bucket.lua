@@ -28,7 +28,10 @@ end
 
 --: apply
 local entered = hits
-if not admitted then
+if hits < 0 and level_whole + hits < lent then
+  entered = 0
+  if level_whole >= lent then entered, level_part = lent - level_whole, 0 end
+elseif not admitted then
   -- Debt ends one period's worth of tokens below an empty bucket, and never lowers the used tokens.
   local room = capacity + limit - level_whole
   if room <= 0 then

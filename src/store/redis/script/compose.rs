@@ -15,8 +15,9 @@ use crate::limit::algorithm::Algorithm;
 use crate::store::redis::algorithms::row;
 
 /// Files of parts that any algorithm may use.
-const SHARED_FILES: [&str; 5] = [
+const SHARED_FILES: [&str; 6] = [
     include_str!("../lua/state.lua"),
+    include_str!("../lua/leases.lua"),
     include_str!("../lua/equal_charges.lua"),
     include_str!("../lua/exact.lua"),
     include_str!("../lua/leaky_level.lua"),

@@ -25,11 +25,12 @@ pub struct ScriptOutcome {
     pub now: Time,
 }
 
-/// Repeats the charges of a call on the states in its script's reply.
+/// Repeats the charges of a call on the states in its script's reply, which tells the lent hits if the call concerns
+/// leases.
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn replay(commands: &[ChargeCommand], reply: &[u8]) -> Result<ScriptOutcome, MalformedReply> {
+pub fn replay(commands: &[ChargeCommand], reply: &[u8], has_leases: bool) -> Result<ScriptOutcome, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let now = reader.time()?;
     let counters = commands.first().map_or(&[][..], |command| &command.counters);
@@ -38,18 +39,27 @@ pub fn replay(commands: &[ChargeCommand], reply: &[u8]) -> Result<ScriptOutcome,
         let last = reader.time()?;
         states.push((row(counter.limit.algorithm()).read_state)(&mut reader, last)?);
     }
+    let lent = if has_leases { reader.number()? } else { 0 };
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
-    let results = commands.iter().map(|command| replay_one(command, &mut states, now)).collect();
+    let results = commands.iter().map(|command| replay_one(command, &mut states, ReplyHead { now, lent })).collect();
     Ok(ScriptOutcome { results, states, now })
 }
 
-fn replay_one(command: &ChargeCommand, states: &mut SmallVec<[State; 1]>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+/// Time of a call, and the hits that are lent at it.
+#[derive(Clone, Copy)]
+struct ReplyHead {
+    now: Time,
+    lent: u64,
+}
+
+fn replay_one(command: &ChargeCommand, states: &mut [State], head: ReplyHead) -> SmallVec<[ChargeResult; 1]> {
+    let ReplyHead { now, lent } = head;
     let limits = command.limits();
-    let request = ChargeRequest { max_delay_us: max_delay_us(command), ..command.request };
+    let request = ChargeRequest { max_delay_us: max_delay_us(command), lent, ..command.request };
     if command.dry_run {
-        charge_together(&limits, &mut states.clone(), now, request)
+        charge_together(&limits, &mut states.to_vec(), now, request)
     } else if let Some(void_from) = command.void_from {
         // A refund always passes, and each counter decides for itself whether the refund is void.
         let refund = |(limit, state): (&EnforcedLimit<'_>, &mut State)| {
