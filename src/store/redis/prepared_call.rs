@@ -11,9 +11,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::algorithms::can_be_lent;
 use super::command::ChargeCommand;
 use super::eventual::counters::EventualCounters;
-use super::algorithms::can_be_lent;
 use super::incrby::IncrBatch;
 use super::key::leases_key;
 use super::key_scheme::{CounterId, CountingMode};

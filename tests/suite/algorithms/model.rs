@@ -54,7 +54,8 @@ impl Model {
                 after = self.count(limit, now, |model, at| model.charge_rejected(limit, at, i128::from(hits)));
             }
             Hits::Refund(hits) => {
-                after = self.count(limit, now, |model, at| model.refund(limit, at, i128::from(hits), i128::from(request.lent)));
+                after = self
+                    .count(limit, now, |model, at| model.refund(limit, at, i128::from(hits), i128::from(request.lent)));
             }
             Hits::Charge(_) | Hits::Peek => {}
         }

@@ -13,11 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use serde_json::json;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::rate_limit_response::Code;
 use tollkeeper::pb::rate_limit_service_client::RateLimitServiceClient;
-use serde_json::json;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::kit::http;

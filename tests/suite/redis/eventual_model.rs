@@ -12,7 +12,7 @@
 mod seeded_random;
 mod ledger;
 mod scenario;
-mod redis;
+pub(super) mod redis;
 mod replica;
 mod overload;
 mod simulation;
@@ -51,12 +51,12 @@ struct Tally {
 
 impl Tally {
     fn add(&mut self, plan: &Plan, seed: u64) -> Result<(), String> {
-        let (Outcome { uses, requests, calls, .. }, usage) = World::live(plan, seed);
-        for (counters, uses) in plan.keys.iter().zip(&uses) {
+        let (Outcome { uses, adjustments, requests, calls, .. }, usage) = World::live(plan, seed);
+        for ((counters, uses), adjustments) in plan.keys.iter().zip(&uses).zip(&adjustments) {
             self.charged += uses.iter().filter(|it| it.by == ledger::By::Redis).map(|it| it.hits).sum::<u64>();
             for counted in counters.iter().filter(|counted| counted.enforced) {
                 let limit = counted.limit.lengthened(0);
-                let worst = check(&limit, uses).map_err(|what| format!("{what}, under {limit:?}"))?;
+                let worst = check(&limit, uses, adjustments).map_err(|what| format!("{what}, under {limit:?}"))?;
                 if self.worst.is_none_or(|worst_so_far| worst_so_far.overshot() < worst.overshot()) {
                     self.worst = Some(worst);
                 }
@@ -65,7 +65,7 @@ impl Tally {
         (self.requests, self.calls) = (self.requests + requests, self.calls + calls);
         self.usage.shared += usage.shared;
         self.usage.leased += usage.leased;
-        self.usage.leased += usage.leased;
+        self.usage.lent += usage.lent;
         self.usage.returned += usage.returned;
         Ok(())
     }
@@ -164,6 +164,11 @@ fn overshoot_is_bounded_with_slow_and_lost_replies() {
 #[test]
 fn overshoot_is_bounded_when_leases_are_left_unused() {
     live(ScenarioKind::Unused, &[1, 3, 8]);
+}
+
+#[test]
+fn overshoot_is_bounded_when_hits_are_refunded_and_counters_reset() {
+    live(ScenarioKind::Adjusted, &[1, 3, 8]);
 }
 
 #[test]

@@ -74,7 +74,7 @@ impl LocalBudget {
     }
 
     /// Returns the time for which Redis records a lease, in microseconds: its life, and the time for its return.
-    pub(super) const fn recorded_us(&self) -> u64 {
+    pub const fn recorded_us(&self) -> u64 {
         self.life_us + RETURN_WINDOW_US
     }
 

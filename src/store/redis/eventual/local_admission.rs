@@ -16,8 +16,8 @@ use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
 use crate::request::Hits;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
-use crate::store::redis::command::{ChargeBatch, ChargeCommand};
 use crate::store::redis::algorithms::can_be_lent;
+use crate::store::redis::command::{ChargeBatch, ChargeCommand};
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use crate::store::redis::prepared_call::PreparedCall;
 use crate::store::redis::replicas::Replicas;
@@ -99,7 +99,12 @@ impl LocalAdmission {
 
     /// Returns what a call says of leases: `requested` hits that its last charge leases, and for refunds the current
     /// leases of this process; `None` if it concerns no lease.
-    pub(crate) fn lease_call(&self, call: &PreparedCall, commands: &[ChargeCommand], requested: u64) -> Option<LeaseCall> {
+    pub(crate) fn lease_call(
+        &self,
+        call: &PreparedCall,
+        commands: &[ChargeCommand],
+        requested: u64,
+    ) -> Option<LeaseCall> {
         let is_refund = |command: &ChargeCommand| {
             let can_be_lent = || command.counters.iter().any(|counter| can_be_lent(counter.limit.algorithm()));
             matches!(command.request.hits, Hits::Refund(_)) && !command.dry_run && can_be_lent()

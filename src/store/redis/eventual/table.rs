@@ -13,8 +13,8 @@ use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use crate::store::redis::command::ChargeCommand;
-use crate::store::redis::lease_call::OwnLease;
 use crate::store::redis::identity_hasher::{HashKeyMap, SHARDS};
+use crate::store::redis::lease_call::OwnLease;
 
 /// Memory of a descriptor, table included, in bytes.
 const ENTRY_BYTES: usize = 2 * size_of::<EventualEntry>();

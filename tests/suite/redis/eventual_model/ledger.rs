@@ -6,8 +6,10 @@ use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::algorithm::state::State;
 use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::{Consistency, Limit, Overshoot};
+use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
 use tollkeeper::request::Hits;
+
+use super::scenario::Adjustment;
 
 /// Units per hit.
 const PARTS: i128 = 100_000;
@@ -45,11 +47,16 @@ impl Worst {
     }
 }
 
-/// Checks the hits admitted under one limit; `uses` are in order of time.
-pub(super) fn check(limit: &Limit, uses: &[Use]) -> Result<Worst, String> {
+/// Checks the hits admitted under one limit; `uses` and `adjustments` are in order of time.
+pub(super) fn check(limit: &Limit, uses: &[Use], adjustments: &[(u64, Adjustment)]) -> Result<Worst, String> {
     let overshoot = overshoot(limit);
     shares(limit, uses, overshoot)?;
     let charged: Vec<Use> = uses.iter().copied().filter(|it| it.by != By::Share).collect();
+    check_replay(limit, &charged, adjustments)?;
+    if !adjustments.is_empty() {
+        // The replay and the bound of shares say all.
+        return Ok(Worst { admitted: 1.0, promised: 2.0, strict: 1.0 });
+    }
     let max = i128::from(limit.requests_per_unit()) * PARTS;
     let expect = |what: &str, found: i128, max: i128| match found <= max {
         true => Ok(()),
@@ -64,10 +71,7 @@ pub(super) fn check(limit: &Limit, uses: &[Use]) -> Result<Worst, String> {
             expect("charged in a span", in_a_span(limit, &charged), max)?;
             (in_a_span(limit, uses), max + overshoot)
         }
-        Algorithm::SlidingWindowCounter => {
-            check_replay(limit, &charged)?;
-            (in_a_window(limit, uses), max + overshoot)
-        }
+        Algorithm::SlidingWindowCounter => (in_a_window(limit, uses), max + overshoot),
         Algorithm::TokenBucket => {
             let capacity = i128::from(limit.capacity()) * PARTS;
             expect("charged beyond what comes back", beyond_the_rate(limit, &charged), capacity + overshoot / 2)?;
@@ -126,10 +130,25 @@ fn in_a_window(limit: &Limit, uses: &[Use]) -> i128 {
     i128::from(max) * PARTS
 }
 
-/// Checks that each hit passes if all are charged in order.
-fn check_replay(limit: &Limit, uses: &[Use]) -> Result<(), String> {
+/// Checks that the strict algorithm admits each hit if all are charged, refunded and reset in order. Its bucket is
+/// larger by what refills during a lease.
+fn check_replay(limit: &Limit, uses: &[Use], adjustments: &[(u64, Adjustment)]) -> Result<(), String> {
+    let refilled = if limit.algorithm() == Algorithm::TokenBucket { overshoot(limit) / 2 } else { 0 };
+    let refilled = u32::try_from((refilled + PARTS - 1) / PARTS).unwrap();
+    let spec = LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period());
+    let bucket_size = (refilled > 0).then(|| limit.capacity() + refilled);
+    let limit = &if refilled > 0 { Limit::new(&LimitSpec { bucket_size, ..spec }).unwrap() } else { *limit };
     let mut state = State::empty(limit.algorithm());
+    let mut adjustments = adjustments.iter().peekable();
     for it in uses {
+        while let Some((at, adjustment)) = adjustments.next_if(|(at, _)| *at < it.at) {
+            match *adjustment {
+                Adjustment::Refund(hits) => {
+                    state.charge(limit, Time::from_micros(*at), ChargeRequest::new(Hits::Refund(hits), 0));
+                }
+                Adjustment::Reset => state = State::empty(limit.algorithm()),
+            }
+        }
         let result = state.charge(limit, Time::from_micros(it.at), ChargeRequest::new(Hits::Charge(it.hits), 0));
         if !result.admitted {
             return Err(format!("{it:?} after {} hits would have been rejected", result.before));

@@ -36,6 +36,7 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
         cut: Vec::new(),
         replica_changes: Vec::new(),
         arrivals: Vec::new(),
+        adjustments: Vec::new(),
         claim: 30 * S,
         bytes: 64 << 20,
         start,

@@ -1,54 +1,119 @@
 //! Redis in the simulation: counters that the algorithms charge, and the slots that replicas claim.
 //!
-//! A call runs at one instant. Refunded hits are void from the time given with them.
+//! A call runs at one instant. Refunded hits are void from the time given with them. The record of leases follows
+//! `src/store/redis/lua/leases.lua`.
 
 use smallvec::SmallVec;
 use tollkeeper::algorithm::state::{State, charge_together};
-use tollkeeper::algorithm::{ChargeResult, EnforcedLimit};
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, MAX_COUNT};
 use tollkeeper::clock::Time;
 use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 
 /// Results of a charge's limits.
-pub(super) type ChargeResults = SmallVec<[ChargeResult; 1]>;
+pub(in crate::redis) type ChargeResults = SmallVec<[ChargeResult; 1]>;
 
 /// States of a descriptor's counters.
-pub(super) type States = SmallVec<[State; 1]>;
+pub(in crate::redis) type States = SmallVec<[State; 1]>;
 
 /// Stored counters.
 #[derive(Debug)]
 pub(super) struct Redis {
-    counters: Vec<States>,
+    counters: Vec<StoredCounters>,
     pub(super) slots: Slots,
 }
 
 impl Redis {
     /// Creates empty counters for these descriptors.
     pub(super) fn new(descriptors: &[SmallVec<[OwnedCounter; 1]>]) -> Self {
-        let empty = |counters: &SmallVec<_>| {
-            counters.iter().map(|it: &OwnedCounter| State::empty(it.limit.algorithm())).collect()
-        };
-        Self { counters: descriptors.iter().map(empty).collect(), slots: Slots::default() }
+        let counters = descriptors.iter().map(|counters| StoredCounters::new(counters)).collect();
+        Self { counters, slots: Slots::default() }
     }
 
-    /// Makes charges in order; returns their results and the states after them.
-    pub(super) fn charge(&mut self, key: usize, commands: &[ChargeCommand], now: Time) -> (Vec<ChargeResults>, States) {
-        let states = &mut self.counters[key];
-        let results = commands.iter().map(|command| charge(command, states, now)).collect();
-        (results, states.clone())
+    /// Makes a call; returns the results of its charges and the states after them.
+    pub(super) fn call(
+        &mut self,
+        key: usize,
+        commands: &[ChargeCommand],
+        leases: Option<&LeaseCall>,
+        now: Time,
+    ) -> (Vec<ChargeResults>, States) {
+        let counters = &mut self.counters[key];
+        (counters.call(commands, leases, now).0, counters.states.clone())
     }
 }
 
-fn charge(command: &ChargeCommand, states: &mut States, now: Time) -> ChargeResults {
-    let limits: SmallVec<[EnforcedLimit<'_>; 1]> =
-        command.counters.iter().map(|it| EnforcedLimit { limit: &it.limit, enforced: it.enforced }).collect();
-    let Some(until) = command.void_from else { return charge_together(&limits, states, now, command.request) };
+/// Counters of a descriptor, and the record of its leases.
+#[derive(Debug)]
+pub(in crate::redis) struct StoredCounters {
+    pub(in crate::redis) states: States,
+    pub(in crate::redis) record: Vec<RecordedLease>,
+}
+
+impl StoredCounters {
+    /// Creates empty counters.
+    pub(in crate::redis) fn new(counters: &[OwnedCounter]) -> Self {
+        let states = counters.iter().map(|it| State::empty(it.limit.algorithm())).collect();
+        Self { states, record: Vec::new() }
+    }
+
+    /// Makes charges in order; returns their results, and the hits that refunds leave charged.
+    pub(in crate::redis) fn call(
+        &mut self,
+        commands: &[ChargeCommand],
+        leases: Option<&LeaseCall>,
+        now: Time,
+    ) -> (Vec<ChargeResults>, u64) {
+        let lent = leases.map_or(0, |leases| self.lent(leases, now));
+        if lent == 0 && leases.is_some_and(|leases| leases.purpose == LeasePurpose::Reset) {
+            for (state, counter) in self.states.iter_mut().zip(&commands[0].counters) {
+                *state = State::empty(counter.limit.algorithm());
+            }
+            return (Vec::new(), 0);
+        }
+        let results: Vec<_> = commands.iter().map(|command| charge(command, &mut self.states, now, lent)).collect();
+        if let Some(&LeaseCall { purpose: LeasePurpose::Charge { requested: hits @ 1.., kept_us }, .. }) = leases {
+            let (charge, results) = (commands.last().unwrap(), results.last().unwrap());
+            if results.iter().zip(&charge.counters).all(|(result, it)| result.admitted || !it.enforced) {
+                self.record.push(RecordedLease { end: now.plus_us(kept_us), hits });
+            }
+        }
+        (results, lent)
+    }
+
+    /// Drops the leases that have ended or that the call ends; returns the hits that refunds leave charged.
+    fn lent(&mut self, leases: &LeaseCall, now: Time) -> u64 {
+        let (mut own, mut lent, mut is_known) = (leases.own.to_vec(), 0, false);
+        let ends = matches!(leases.purpose, LeasePurpose::Return | LeasePurpose::Reset);
+        self.record.retain(|lease| {
+            if lease.end <= now {
+                return false;
+            }
+            let found = own.iter().position(|it| it.lease == *lease).map(|index| own.remove(index));
+            lent += lease.hits - found.map_or(0, |it| it.done);
+            is_known |= found.is_some();
+            found.is_none() || !ends
+        });
+        match leases.purpose {
+            LeasePurpose::Return => {
+                if is_known {
+                    0
+                } else {
+                    MAX_COUNT
+                }
+            }
+            LeasePurpose::Charge { .. } | LeasePurpose::Reset => lent,
+        }
+    }
+}
+
+fn charge(command: &ChargeCommand, states: &mut States, now: Time, lent: u64) -> ChargeResults {
+    let limits = command.limits();
+    let request = ChargeRequest { lent, ..command.request };
+    let Some(until) = command.void_from else { return charge_together(&limits, states, now, request) };
     let refund = |(limit, state): (&EnforcedLimit<'_>, &mut State)| {
         let is_void = state.time(limit.limit, now) >= until;
-        if is_void {
-            state.clone().charge(limit.limit, now, command.request)
-        } else {
-            state.charge(limit.limit, now, command.request)
-        }
+        if is_void { state.clone().charge(limit.limit, now, request) } else { state.charge(limit.limit, now, request) }
     };
     limits.iter().zip(states.iter_mut()).map(refund).collect()
 }

@@ -32,6 +32,7 @@ pub(super) enum ScenarioKind {
     Resized,
     Slow,
     Unused,
+    Adjusted,
     Everything,
 }
 
@@ -50,6 +51,7 @@ impl ScenarioKind {
             Self::Resized => "the number of slots changed in a roll",
             Self::Slow => "slow and lost replies",
             Self::Unused => "leases that are left unused",
+            Self::Adjusted => "hits refunded, counters reset",
             Self::Everything => "all of this",
         }
     }
@@ -78,6 +80,13 @@ pub(super) enum ReplicaEvent {
     Crashes,
     /// Stops, and restarts at once with another number of slots.
     Rolls(u32),
+}
+
+/// Administration of a counter.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Adjustment {
+    Refund(u64),
+    Reset,
 }
 
 /// Travel time of messages, in microseconds.
@@ -117,6 +126,8 @@ pub(super) struct Plan {
     pub(super) cut: Vec<(u64, u64)>,
     pub(super) replica_changes: Vec<(u64, usize, ReplicaEvent)>,
     pub(super) arrivals: Vec<Arrival>,
+    /// Time, replica and key of refunds and resets.
+    pub(super) adjustments: Vec<(u64, usize, usize, Adjustment)>,
     /// Lifetime of a slot's claim.
     pub(super) claim: u64,
     /// Memory bound of a replica, in bytes.
@@ -188,8 +199,10 @@ impl Plan {
     pub(super) fn new(kind: ScenarioKind, replicas: usize, algorithm: Algorithm, seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let chance = &mut chance;
-        if kind == ScenarioKind::Unused {
-            return Self::unused(replicas, algorithm, chance);
+        if kind == ScenarioKind::Unused || kind == ScenarioKind::Adjusted && chance.one_in(2) {
+            let mut plan = Self::unused(replicas, algorithm, chance);
+            plan.add_adjustments(kind, chance);
+            return plan;
         }
         // The worst case for shares needs a plan of its own.
         let worst = chance.one_in(3);
@@ -218,6 +231,7 @@ impl Plan {
             cut: Vec::new(),
             replica_changes: Vec::new(),
             arrivals: Vec::new(),
+            adjustments: Vec::new(),
             claim: if comes_and_goes { chance.pick(&[30 * S, 3 * period / 2, period / 2]) } else { 30 * S },
             // Memory for one of the descriptors in use.
             bytes: if chance.one_in(6) { 40_000 } else { 64 << 20 },
@@ -232,7 +246,31 @@ impl Plan {
         if worst {
             plan.use_shares_up(chance);
         }
+        plan.add_adjustments(kind, chance);
         plan
+    }
+
+    /// Refunds and resets, most of them soon after a request; some refund more than was charged.
+    fn add_adjustments(&mut self, kind: ScenarioKind, chance: &mut Chance) {
+        if !kind.is(ScenarioKind::Adjusted) {
+            return;
+        }
+        for _ in 0..chance.between(1, 12) {
+            let key = chance.place(self.keys.len());
+            let at = match self.arrivals.len() {
+                1.. if !chance.one_in(4) => self.arrivals[chance.place(self.arrivals.len())].at + chance.below(50 * MS),
+                _ => chance.between(self.start, self.end),
+            };
+            let capacity = u64::from(self.keys[key][0].limit.capacity());
+            let adjustment = match chance.below(4) {
+                0 => Adjustment::Refund(chance.between(1, 3)),
+                1 => Adjustment::Refund(chance.between(1, capacity)),
+                2 => Adjustment::Refund(3 * capacity),
+                _ => Adjustment::Reset,
+            };
+            self.adjustments.push((at, chance.place(self.replicas), key, adjustment));
+        }
+        self.adjustments.sort_by_key(|(at, ..)| *at);
     }
 
     fn add_faults(&mut self, kind: ScenarioKind, chance: &mut Chance) {
@@ -378,6 +416,7 @@ impl Plan {
             cut: Vec::new(),
             replica_changes: Vec::new(),
             arrivals: Vec::new(),
+            adjustments: Vec::new(),
             claim: 30 * S,
             bytes: 64 << 20,
             start,

@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
+use smallvec::{SmallVec, smallvec};
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::request::Hits;
@@ -14,11 +15,12 @@ use tollkeeper::store::redis::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use tollkeeper::store::redis::eventual::admission::{Admission, AdmitContext};
 use tollkeeper::store::redis::eventual::lease::{CallReport, LeaseTicket};
 use tollkeeper::store::redis::eventual::table::EventualStats;
+use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, reset_command};
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
 use super::replica::{Replica, SlotClaim};
-use super::scenario::{Plan, ReplicaEvent};
+use super::scenario::{Adjustment, Plan, ReplicaEvent};
 use super::seeded_random::Chance;
 
 /// Interval between searches for expired leases, in microseconds.
@@ -29,6 +31,8 @@ const OFTEN: u64 = 20_000;
 pub(super) struct Outcome {
     /// Admitted hits of each key, in order of time.
     pub(super) uses: Vec<Vec<Use>>,
+    /// Refunds and resets of each key, at the time at which Redis ran them, in that order.
+    pub(super) adjustments: Vec<Vec<(u64, Adjustment)>>,
     /// Number of requests.
     pub(super) requests: u64,
     /// Number of calls to Redis, returns included.
@@ -58,13 +62,16 @@ enum Event {
     Ends(Who, usize, LeaseTicket),
     /// A claim is due for renewal.
     Beats(Who),
+    /// A refund or reset is sent.
+    Adjusts(usize),
     Lifecycle(usize),
 }
 
 #[derive(Debug)]
 enum Message {
     Call(Call),
-    Return(usize, ChargeCommand),
+    Return(usize, ChargeCommand, LeaseCall),
+    Adjust(usize, Adjustment, LeaseCall),
     Claim { sent: Instant },
     Leave,
 }
@@ -76,6 +83,7 @@ struct Call {
     commands: Vec<ChargeCommand>,
     sent: Instant,
     leased: u64,
+    kept_us: u64,
 }
 
 #[derive(Debug)]
@@ -142,7 +150,11 @@ impl<'p> World<'p> {
             serial: 0,
             redis: Redis::new(&plan.keys),
             replicas,
-            outcome: Outcome { uses: vec![Vec::new(); plan.keys.len()], ..Outcome::default() },
+            outcome: Outcome {
+                uses: vec![Vec::new(); plan.keys.len()],
+                adjustments: vec![Vec::new(); plan.keys.len()],
+                ..Outcome::default()
+            },
             usage: EventualStats::default(),
         };
         for replica in 0..plan.replicas {
@@ -154,9 +166,12 @@ impl<'p> World<'p> {
         for (number, (at, ..)) in plan.replica_changes.iter().enumerate() {
             world.at(*at, Event::Lifecycle(number));
         }
-        // Messages in flight at the end may still arrive.
+        for (number, (at, ..)) in plan.adjustments.iter().enumerate() {
+            world.at(*at, Event::Adjusts(number));
+        }
+        // Messages in flight at the end may still arrive. No two events happen at one time.
         while let Some(Reverse(Due(at, _, event))) = world.due.pop() {
-            world.now = at;
+            world.now = at.max(world.now + 1);
             world.happens(event);
         }
         for replica in 0..plan.replicas {
@@ -185,6 +200,7 @@ impl<'p> World<'p> {
             }
             Event::Ends(who, key, leased) => self.ends(who, key, leased),
             Event::Beats(who) => self.beats(who),
+            Event::Adjusts(number) => self.adjusts(number),
             Event::Lifecycle(number) => {
                 let (_, replica, event) = self.plan.replica_changes[number];
                 self.apply(replica, event);
@@ -277,6 +293,7 @@ impl<'p> World<'p> {
         };
         let it = &self.replicas[replica];
         let leased = it.eventual.lease_size(&it.descriptors[key], sent, live);
+        let kept_us = it.descriptors[key].budget.recorded_us();
         if leased > 0 {
             let request = ChargeRequest::new(Hits::Charge(leased), 0);
             commands.push(ChargeCommand {
@@ -294,7 +311,7 @@ impl<'p> World<'p> {
         let (who, number) = (self.who(replica), self.serial);
         self.replicas[replica].keys[key].call = Some(number);
         self.at(self.now + self.plan.network.timeout, Event::GivesUp(who, key, number));
-        self.send(who, Message::Call(Call { key, number, commands, sent, leased }));
+        self.send(who, Message::Call(Call { key, number, commands, sent, leased, kept_us }));
         true
     }
 
@@ -335,7 +352,7 @@ impl<'p> World<'p> {
     }
 
     fn hears_of_call(&mut self, who: Who, call: Call, (mut results, states): (Vec<ChargeResults>, States), now: Time) {
-        let Call { key, number, mut commands, sent, leased } = call;
+        let Call { key, number, mut commands, sent, leased, .. } = call;
         let plan = self.plan;
         let passed = |results: &ChargeResults| {
             results.iter().zip(&plan.keys[key]).all(|(result, it)| result.admitted || !it.enforced)
@@ -374,7 +391,25 @@ impl<'p> World<'p> {
             ChargeCommand { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: Some(until) };
         self.outcome.calls += 1;
         self.outcome.returns += 1;
-        self.send(who, Message::Return(key, command));
+        let own = smallvec![OwnLease { lease: ticket.recorded, done: ticket.recorded.hits }];
+        self.send(who, Message::Return(key, command, LeaseCall { purpose: LeasePurpose::Return, own }));
+    }
+
+    fn adjusts(&mut self, number: usize) {
+        let (_, replica, key, adjustment) = self.plan.adjustments[number];
+        let it = &mut self.replicas[replica];
+        if !it.alive {
+            return;
+        }
+        let path = it.descriptors[key].id.path;
+        let leases = match adjustment {
+            Adjustment::Refund(_) => LeaseCall {
+                purpose: LeasePurpose::Charge { requested: 0, kept_us: 0 },
+                own: it.eventual.own_leases(path),
+            },
+            Adjustment::Reset => LeaseCall { purpose: LeasePurpose::Reset, own: it.eventual.reset(path) },
+        };
+        self.send(self.who(replica), Message::Adjust(key, adjustment, leases));
     }
 
     fn beats(&mut self, who: Who) {
@@ -427,7 +462,7 @@ impl<'p> World<'p> {
             let usage = it.eventual.stats();
             self.usage.shared += usage.shared;
             self.usage.leased += usage.leased;
-            self.usage.leased += usage.leased;
+            self.usage.lent += usage.lent;
             self.usage.returned += usage.returned;
         }
     }
@@ -465,11 +500,23 @@ impl<'p> World<'p> {
         let (now, owner) = (Time::from_micros(self.now), (who.replica as u64 + 1) << 32 | u64::from(who.life));
         let reply = match message {
             Message::Call(call) => {
-                let found = self.redis.charge(call.key, &call.commands, now);
+                let purpose = LeasePurpose::Charge { requested: call.leased, kept_us: call.kept_us };
+                let leases = LeaseCall { purpose, own: SmallVec::new() };
+                let leases = Some(&leases).filter(|_| call.leased > 0);
+                let found = self.redis.call(call.key, &call.commands, leases, now);
                 Some(Reply::Call(call, found, now))
             }
-            Message::Return(key, command) => {
-                self.redis.charge(key, &[command], now);
+            Message::Return(key, command, leases) => {
+                self.redis.call(key, &[command], Some(&leases), now);
+                None
+            }
+            Message::Adjust(key, adjustment, leases) => {
+                let mut command = reset_command(self.plan.keys[key].clone());
+                if let Adjustment::Refund(hits) = adjustment {
+                    command.request.hits = Hits::Refund(hits);
+                }
+                self.redis.call(key, &[command], Some(&leases), now);
+                self.outcome.adjustments[key].push((self.now, adjustment));
                 None
             }
             Message::Claim { sent } => {
