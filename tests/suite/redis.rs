@@ -8,6 +8,7 @@ mod eventual;
 mod eventual_model;
 mod faults;
 mod keys;
+mod lease_record;
 mod over_limit_cache;
 mod ratelimit_key_format;
 mod replica_slots;

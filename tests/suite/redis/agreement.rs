@@ -289,18 +289,18 @@ fn last(state: &State) -> Time {
 }
 
 /// Connection that calls scripts as the store does.
-struct Redis {
-    connection: Connection,
+pub(super) struct Redis {
+    pub(super) connection: Connection,
     keys: u64,
 }
 
 impl Redis {
-    fn new(server: &Server) -> Self {
+    pub(super) fn new(server: &Server) -> Self {
         let client = redis::Client::open(format!("redis://{}", server.address())).expect("it is an address");
         Self { connection: client.get_connection().expect("the server answers"), keys: 0 }
     }
 
-    fn new_keys(&mut self, count: usize) -> Vec<String> {
+    pub(super) fn new_keys(&mut self, count: usize) -> Vec<String> {
         self.keys += 1;
         (0..count).map(|place| format!("{{{}}}:{place}", self.keys)).collect()
     }
@@ -321,7 +321,7 @@ impl Redis {
     }
 
     /// Remaining lifetime of keys in milliseconds, -2 if absent; then removes their expiry until the test ends.
-    fn lives(&mut self, keys: &[String]) -> Vec<i64> {
+    pub(super) fn lives(&mut self, keys: &[String]) -> Vec<i64> {
         let mut pipe = redis::pipe();
         for key in keys {
             pipe.cmd("PTTL").arg(key);
@@ -342,7 +342,7 @@ impl Redis {
     }
 
     /// State of a key in the format of the scripts; `None` if the key is absent.
-    fn state(&mut self, key: &str, algorithm: Algorithm) -> Option<State> {
+    pub(super) fn state(&mut self, key: &str, algorithm: Algorithm) -> Option<State> {
         if algorithm == Algorithm::SlidingWindowLog {
             let elements: Vec<Vec<u8>> = self.query(&[b"LRANGE", key.as_bytes(), b"0", b"-1"]);
             return (!elements.is_empty()).then(|| State::SlidingWindowLog(read_log(&elements)));

@@ -2,20 +2,21 @@
 --
 -- KEYS: if ARGV[2] is given, the last key is the record.
 -- ARGV[2]: signed numbers as in ARGV[1]: purpose (0: charges, 1: the return of a lease, 2: a reset), requested (hits of
--- the lease that the last charge requests, 0: none), kept (time for which that lease is recorded, in microseconds);
+-- the lease that the last charge requests, 0: none), kept_us (time for which that lease is recorded, in microseconds);
 -- then for each lease that the caller knows, as the record has it, its end and hits, and how many of these it will not
 -- admit any more.
 -- State: unsigned numbers, two for each lease: the time at which its record ends, and its hits; at most 256 leases. The
 -- last one stands for all above that.
 -- Variables: lent (hits that may still be admitted, so that a refund leaves them charged).
 -- A return takes effect only if its lease is recorded. A reset deletes the counters, or leaves them with the lent hits.
--- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends.
+-- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends, at
+-- least 1 s.
 
 --: leases
-local purpose, requested, kept, record, recorded = 0, 0
+local purpose, requested, kept_us, record, recorded = 0, 0
 if ARGV[2] then
   local start, known, is_known
-  purpose, requested, kept, start = unpack('<i8i8i8', ARGV[2])
+  purpose, requested, kept_us, start = unpack('<i8i8i8', ARGV[2])
   recorded = redis.pcall('GET', KEYS[#KEYS]) or ''
   if type(recorded) == 'table' then
     return recorded
@@ -53,16 +54,16 @@ end
 --: record_leases
 if requested > 0 and not rejected then
   if #record < 256 then
-    record[#record + 1] = pack('<I8I8', now + kept, requested)
+    record[#record + 1] = pack('<I8I8', now + kept_us, requested)
   else
     local ends, hits = unpack('<I8I8', record[256])
-    record[256] = pack('<I8I8', max(ends, now + kept), hits + requested)
+    record[256] = pack('<I8I8', max(ends, now + kept_us), hits + requested)
   end
 end
 if record then
   local text = table.concat(record)
   if text ~= recorded then
-    local ttl_us = 1000
+    local ttl_us = 1000000
     for i = 1, #text, 16 do ttl_us = max(ttl_us, unpack('<I8', text, i) - now) end
     local done = redis.pcall('SET', KEYS[#KEYS], text, 'PX', math.ceil(ttl_us / 1000))
     if done.err then return done end
