@@ -1,7 +1,6 @@
 //! Scripts and the model of a Redis agree on leases: on the record, on what refunds, returns and resets leave charged.
 
 use std::cell::RefCell;
-use std::slice;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -64,7 +63,7 @@ fn counters() -> impl Strategy<Value = Vec<OwnedCounter>> {
     let counter = counter.prop_map(|(algorithm, requests, seconds, enforced)| {
         let spec = LimitSpec::new(algorithm, requests, Period::new(Unit::Second, seconds).unwrap());
         let limit = Limit::new(&LimitSpec { count_rejected: Some(false), ..spec }).unwrap();
-        OwnedCounter { limit, enforced, tag: 0 }
+        OwnedCounter { limit, enforced, quota: false, tag: 0 }
     });
     proptest::collection::vec(counter, 1..=3)
 }
@@ -172,7 +171,8 @@ fn record_of_more_than_256_leases_keeps_all_hits() {
     let server = options().start();
     let mut redis = Redis::new(&server);
     let spec = LimitSpec::new(Algorithm::FixedWindow, 1000, Period::new(Unit::Day, 1).unwrap());
-    let counters = SmallVec::from_iter([OwnedCounter { limit: Limit::new(&spec).unwrap(), enforced: true, tag: 0 }]);
+    let counters =
+        SmallVec::from_iter([OwnedCounter { limit: Limit::new(&spec).unwrap(), enforced: true, quota: false, tag: 0 }]);
     let (keys, now) = (redis.new_keys(2), Time::from_secs(1_767_225_600));
     let mut send = |kind: Kind| {
         let (commands, leases) = kind.of(&counters, &[], now);

@@ -152,8 +152,8 @@ impl EventualEntry {
         })
     }
 
-    /// Charges the states known here: all of them or, if one rejects, none. Quotas reject for all too, so that their hits
-    /// come from the share and leases.
+    /// Charges the states known here: all of them or, if one rejects, none. Quotas reject for all too, so that their
+    /// hits come from the share and leases.
     fn charge_states(&mut self, command: &ChargeCommand, context: AdmitContext) -> ChargeResults {
         let now = self.redis_time(context.at).unwrap_or(context.now);
         let request = ChargeRequest { max_delay_us: 0, ..command.request };
