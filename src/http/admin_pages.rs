@@ -1,7 +1,7 @@
 //! Pages for administration: settings, counters, log level.
 //!
 //! All but `/settings` and reading the log level need the admin token and write a line to the audit log, which names
-//! the client and the domain, rule or descriptors.
+//! the client, the page and the domain, rule or descriptors.
 
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
 use super::json;
-use super::response::{bad_query, no_rules, pretty_json, text};
+use super::response::{no_rules, pretty_json, text};
 use crate::decide::counters::RuleRef;
 use crate::decide::explain::descriptor_text;
 use crate::grpc::decode;
@@ -54,9 +54,10 @@ pub(super) async fn counters(
 ) -> Response {
     let Query(query) = match query {
         Ok(query) => query,
-        Err(rejection) => return bad_query(&rejection),
+        Err(rejection) => return admin.reject(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
-    tracing::warn!(target: AUDIT, peer = admin.peer, domain = query.domain, rule = query.rule, "counters listed");
+    let AuthenticatedAdmin { peer, path } = &admin;
+    tracing::warn!(target: AUDIT, peer, path, domain = query.domain, rule = query.rule, "counters listed");
     let service = &state.collector.service;
     let Some(loaded) = service.rules.load_full() else { return no_rules() };
     let Some(domain) = loaded.rules.domain(&query.domain) else {
@@ -77,11 +78,11 @@ pub(super) async fn counters(
 pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
     let request = match json::request_from_json(&body) {
         Ok(request) => request,
-        Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+        Err(error) => return admin.reject(StatusCode::BAD_REQUEST, error),
     };
     if request.descriptors.len() > MAX_RESET_DESCRIPTORS {
-        let problem = format!("the request is too large: at most {MAX_RESET_DESCRIPTORS} descriptors\n");
-        return text(StatusCode::BAD_REQUEST, problem);
+        let problem = format!("the request is too large: at most {MAX_RESET_DESCRIPTORS} descriptors");
+        return admin.reject(StatusCode::BAD_REQUEST, problem);
     }
     let service = &state.collector.service;
     let Some(loaded) = service.rules.load_full() else { return no_rules() };
@@ -91,7 +92,8 @@ pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppStat
     let counters = result.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
     let descriptors = request.descriptors.iter().map(descriptor_text).collect::<Vec<_>>().join("; ");
     let domain = request.domain;
-    tracing::warn!(target: AUDIT, peer = admin.peer, domain, descriptors, counters, "counters reset");
+    let AuthenticatedAdmin { peer, path } = &admin;
+    tracing::warn!(target: AUDIT, peer, path, domain, descriptors, counters, "counters reset");
     match result {
         Ok(reset) => pretty_json(&ResetReport { reset }),
         Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
@@ -107,11 +109,12 @@ pub(super) async fn log_level() -> Response {
 pub(super) async fn set_log_level(admin: AuthenticatedAdmin, body: Bytes) -> Response {
     let Some(level) = std::str::from_utf8(body.trim_ascii()).ok().and_then(Level::from_name) else {
         let names = Level::NAMES.join(", ");
-        return text(StatusCode::BAD_REQUEST, format!("the body must be a log level: {names}\n"));
+        return admin.reject(StatusCode::BAD_REQUEST, format_args!("the body must be a log level: {names}"));
     };
     // Logged before the change, so that the log shows where it begins.
-    let (peer, from, to) = (admin.peer, logs::current().name(), level.name());
-    tracing::warn!(target: AUDIT, peer, from, to, "log level changed");
+    let AuthenticatedAdmin { peer, path } = &admin;
+    let (from, to) = (logs::current().name(), level.name());
+    tracing::warn!(target: AUDIT, peer, path, from, to, "log level changed");
     match logs::set(level) {
         Ok(()) => log_level().await,
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

@@ -4,6 +4,7 @@
 //! a new token is valid at once. Every request is logged with the client's address, rejected ones too; the token never
 //! is.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -29,6 +30,17 @@ pub struct ClientAddress(pub SocketAddr);
 pub(super) struct AuthenticatedAdmin {
     /// Address of the client, for the log.
     pub(super) peer: String,
+    /// Path of the page, for the log.
+    pub(super) path: String,
+}
+
+impl AuthenticatedAdmin {
+    /// Logs and returns a response to a request that cannot be fulfilled.
+    pub(super) fn reject(&self, status: StatusCode, reason: impl Display) -> Response {
+        let Self { peer, path } = self;
+        tracing::warn!(target: AUDIT, peer, path, status = status.as_u16(), "admin request rejected");
+        response::text(status, format!("{reason}\n"))
+    }
 }
 
 /// Maximum size of a token file in bytes.
@@ -41,7 +53,7 @@ impl FromRequestParts<AppState> for AuthenticatedAdmin {
         let address = parts.extensions.get();
         let peer = address.map_or_else(|| "unknown".to_owned(), |ClientAddress(address)| address.to_string());
         let (status, reason) = match authenticate(state.admin_token.as_ref(), &parts.headers).await {
-            Ok(()) => return Ok(Self { peer }),
+            Ok(()) => return Ok(Self { peer, path: parts.uri.path().to_owned() }),
             Err(rejection) => rejection,
         };
         let (path, code) = (parts.uri.path(), status.as_u16());

@@ -1,10 +1,11 @@
 //! `/json` decides a request, `/explain` shows how it would be decided.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use tokio::sync::Semaphore;
 
@@ -14,7 +15,9 @@ use super::response::{self, error, internal_error, no_rules, pretty_json, text};
 use crate::decide::explain::Explanation;
 use crate::grpc::decode;
 use crate::grpc::service::DEFAULT_DEADLINE;
+use crate::pb::RateLimitResponse;
 use crate::pb::rate_limit_response::Code;
+use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::traces::Span;
 
 /// Maximum number of descriptors, and of entries of all descriptors, that `/explain` accepts.
@@ -37,20 +40,41 @@ pub(super) async fn decide(State(state): State<AppState>, method: Method, header
 }
 
 async fn decide_body(state: &AppState, body: &[u8], span: Option<&Span>) -> Response {
-    let bad_request = || error(StatusCode::BAD_REQUEST, "Bad Request\n");
-    let Ok(request) = json::request_from_json(body) else { return bad_request() };
+    let request = match json::request_from_json(body) {
+        Ok(request) => request,
+        Err(error) => return bad_request(error),
+    };
     let request = decode::request(&request);
-    let answer = state.collector.service.answer(&request, DEFAULT_DEADLINE, span).await;
-    let Ok(response) = answer else { return bad_request() };
+    let service = &state.collector.service;
+    let response = match service.answer(&request, DEFAULT_DEADLINE, span).await {
+        Ok(response) => response,
+        Err(error) => return bad_request(error),
+    };
     let status = match response.overall_code() {
         Code::Ok => StatusCode::OK,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
         Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
     };
     match json::response_to_json(&response) {
-        Ok(body) => response::json(status, body),
+        Ok(body) => {
+            let mut page = response::json(status, body);
+            page.headers_mut().extend(retry_after(&response, &service.decider.behaviour));
+            page
+        }
         Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n"),
     }
+}
+
+/// Status 400 with the reason, also for errors of the service, as in envoyproxy/ratelimit.
+fn bad_request(reason: impl Display) -> Response {
+    error(StatusCode::BAD_REQUEST, format!("Bad Request: {reason}\n"))
+}
+
+/// The header of a rejection for the seconds until a retry, which the response names for Envoy, as one of the page.
+fn retry_after(response: &RateLimitResponse, behaviour: &DecisionSettings) -> Option<(HeaderName, HeaderValue)> {
+    let name = behaviour.retry_after_header.as_deref()?;
+    let header = response.response_headers_to_add.iter().find(|header| header.key == name)?;
+    Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(&header.value).ok()?))
 }
 
 /// `/explain`

@@ -1,10 +1,10 @@
 //! The log: one event per line on stderr, as text or JSON.
 //!
 //! Keys and level names are those of envoyproxy/ratelimit's log: `@timestamp`, `level`, `@message` in JSON; `time`,
-//! `level`, `msg` in text; then the other fields. No message or field can end its line, start another or send escape
-//! sequences to a terminal: unprintable characters are escaped, and values longer than [`MAX_VALUE_BYTES`] are cut.
-//! Spans are not logged; they are for traces. The level can be changed while the process runs, and disabled events stay
-//! as cheap as from the start.
+//! `level`, `msg` in text; then the other fields. Lines of the audit log have the field `target`, by which they are
+//! found. No message or field can end its line, start another or send escape sequences to a terminal: unprintable
+//! characters are escaped, and values longer than [`MAX_VALUE_BYTES`] are cut. Spans are not logged; they are for
+//! traces. The level can be changed while the process runs, and disabled events stay as cheap as from the start.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -196,6 +196,9 @@ where
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut line = EventLine { message: String::new(), fields: serde_json::Map::new() };
+        if event.metadata().target() == AUDIT {
+            line.fields.insert("target".to_owned(), AUDIT.into());
+        }
         event.record(&mut line);
         let written = match self.format {
             LogFormat::Text => line.text(&timestamp(self.clock.now()), level_name(event.metadata())),

@@ -278,6 +278,43 @@ fn log_level_changes_while_running() {
 }
 
 #[test]
+fn audit_lines_carry_their_target_and_path_in_text_and_json() {
+    for format in ["text", "json"] {
+        let server = with_token().env("LOG_FORMAT", format).start();
+        charge(&server, "login", "ann");
+        let statuses = [
+            put_level(&server, Some(TOKEN), "debug"),
+            put_level(&server, Some(TOKEN), "loud"),
+            put_level(&server, None, "debug"),
+            by(TOKEN, http::post(server.debug_port(), "/reset", "{}")),
+            by(TOKEN, http::post(server.debug_port(), "/reset", "nonsense")),
+            by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=gone")),
+            by(TOKEN, http::get(server.debug_port(), "/counters")),
+        ]
+        .map(|response| response.status);
+        assert_eq!(statuses, [200, 400, 401, 200, 400, 404, 400]);
+        let log = server.stderr();
+        let audit: Vec<_> = log.lines().filter(|line| line.contains("tollkeeper::audit")).collect();
+        assert_eq!(audit.len(), statuses.len(), "{log}");
+        for line in audit {
+            match format {
+                "json" => {
+                    let line: Value = serde_json::from_str(line).unwrap();
+                    assert_eq!(line["target"], "tollkeeper::audit", "{line}");
+                    assert!(line["path"].as_str().unwrap().starts_with('/') && line["peer"].is_string(), "{line}");
+                }
+                _ => {
+                    assert!(line.contains(" target=tollkeeper::audit"), "{line}");
+                    assert!(line.contains(" path=/") && line.contains(" peer=127.0.0.1:"), "{line}");
+                }
+            }
+        }
+        let others = log.lines().filter(|line| line.contains("rules loaded"));
+        assert!(others.clone().count() > 0 && others.clone().all(|line| !line.contains("target")), "{log}");
+    }
+}
+
+#[test]
 fn log_level_change_requires_the_token_and_a_known_level() {
     let server = with_token().start();
     for (token, body, status, why) in [

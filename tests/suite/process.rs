@@ -387,9 +387,9 @@ fn connection_that_answers_pings_stays() {
     assert_eq!(last, Some(GOAWAY), "it was cut off before it was old");
 }
 
-fn is_bad_request_as_in_envoyproxy_ratelimit(response: &Response) -> bool {
+fn is_bad_request_with(reason: &str, response: &Response) -> bool {
     response.status == 400
-        && response.text() == "Bad Request\n"
+        && response.text().starts_with(&format!("Bad Request: {reason}"))
         && response.header("content-type").as_deref() == Some("text/plain; charset=utf-8")
         && response.header("x-content-type-options").as_deref() == Some("nosniff")
 }
@@ -416,22 +416,27 @@ fn json_endpoint_matches_envoyproxy_ratelimit() {
     let (status, rejection) = &responses[2];
     assert_eq!((*status, &rejection["overallCode"]), (429, &json!("OVER_LIMIT")));
     assert_eq!(rejection["statuses"][0], json!({ "code": "OVER_LIMIT", "currentLimit": limit }));
+    let retry_after = server.post_json(&charge("user", "ann", 1)).header("retry-after").expect("it can pass later");
+    assert!((1..=86_400).contains(&retry_after.parse::<u32>().unwrap()), "{retry_after}");
+    assert_eq!(server.post_json(&charge("user", "ann", 3)).header("retry-after"), None, "it can never pass");
 
+    let (no_descriptors, no_domain) =
+        ("rate limit descriptor list must not be empty", "rate limit domain must not be empty");
     let rejected = [
-        "",
-        "{",
-        "[]",
-        "null",
-        "x",
-        r#"{"domain":"shop"}"#,
-        r#"{"domain":"","descriptors":[{}]}"#,
-        r#"{"descriptors":[{}]}"#,
-        r#"{"domain":"shop","descriptors":[]}"#,
-        r#"{"domain":"shop","descriptors":[{}],"other":1}"#,
+        ("", "EOF while parsing a value at line 1 column 0"),
+        ("{", "EOF while parsing an object at line 1 column 1"),
+        ("[]", "invalid type: sequence, expected a map"),
+        ("null", "invalid type: null, expected a map"),
+        ("x", "expected value at line 1 column 1"),
+        (r#"{"domain":"shop"}"#, no_descriptors),
+        (r#"{"domain":"","descriptors":[{}]}"#, no_domain),
+        (r#"{"descriptors":[{}]}"#, no_domain),
+        (r#"{"domain":"shop","descriptors":[]}"#, no_descriptors),
+        (r#"{"domain":"shop","descriptors":[{}],"other":1}"#, "unrecognized field name 'other'"),
     ];
-    for body in rejected {
+    for (body, reason) in rejected {
         let response = server.post_json(body);
-        assert!(is_bad_request_as_in_envoyproxy_ratelimit(&response), "{body}: {response:?}");
+        assert!(is_bad_request_with(reason, &response), "{body}: {response:?}");
     }
     let nothing = server.post_json(r#"{"domain":"other","descriptors":[{}]}"#);
     assert_eq!((nothing.status, nothing.text().as_str()), (200, r#"{"overallCode":"OK","statuses":[{"code":"OK"}]}"#));
@@ -440,7 +445,7 @@ fn json_endpoint_matches_envoyproxy_ratelimit() {
 #[test]
 fn json_without_rules_is_a_bad_request() {
     let server = tollkeeper::without_rules().arg("--config").arg("/nowhere/rules.yaml").start_unhealthy();
-    assert!(is_bad_request_as_in_envoyproxy_ratelimit(&server.post_json(&charge("user", "ann", 1))));
+    assert!(is_bad_request_with("no rate limit configuration loaded\n", &server.post_json(&charge("user", "ann", 1))));
     assert_eq!(http::get(server.debug_port(), "/rlconfig").send().text(), "");
 }
 
@@ -611,4 +616,26 @@ fn help_works_under_another_program_name() {
         let ended = tollkeeper::without_rules().invoked_as("ratelimit", &[request]).run();
         assert_eq!(ended.code, Some(0), "{request}: {}", ended.stderr);
     }
+}
+
+#[test]
+fn evictions_are_logged() {
+    let rules = "domain: shop\ndescriptors:\n- {key: user, rate_limit: {unit: day, requests_per_unit: 9}}\n";
+    let server = tollkeeper::with_rules(rules).env("TOLLKEEPER_MEMORY_BYTES", "1MiB").start();
+    let charge = |users: std::ops::Range<u32>| {
+        let descriptors: Vec<_> =
+            users.map(|user| json!({"entries": [{"key": "user", "value": user.to_string()}]})).collect();
+        let answer = server.post_json(&json!({"domain": "shop", "descriptors": descriptors}).to_string());
+        assert_eq!(answer.status, 200);
+    };
+    charge(0..10);
+    assert!(!server.stderr().contains("evicted"), "{}", server.stderr());
+    (1..5).for_each(|batch| charge(batch * 9000..(batch + 1) * 9000));
+    let line = wait_for("a line about evictions", || {
+        let log = server.stderr();
+        log.lines().find(|line| line.contains("counters evicted: TOLLKEEPER_MEMORY_BYTES")).map(str::to_owned)
+    });
+    assert!(line.contains("level=warning") && line.contains(" evicted="), "{line}");
+    // One line for all of them.
+    assert_eq!(server.stderr().matches("counters evicted").count(), 1);
 }

@@ -15,7 +15,7 @@ settings! { "Counters";
     BACKEND_TYPE: Option<BackendType> = None,
         "store of counters; not set: Redis if a REDIS_ variable is set, else this process" .support(NO_MEMCACHE);
     TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
-        "memory for counters in this process; beyond it, the least recently used ones are evicted"
+        "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
         .allowed(SizeRange::new(1 << 20, 1 << 40));
     TOLLKEEPER_OVER_LIMIT_CACHE_BYTES: ByteSize = 4 << 20,
         "memory for limits that Redis just reported as exceeded, rejected without a call; 0 means none"
