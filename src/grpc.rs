@@ -6,8 +6,10 @@
 pub mod decode;
 pub mod encode;
 pub mod answer;
+pub mod call_head;
 pub mod health;
+mod message;
 mod spans;
 pub mod service;
-pub mod fast_path;
+pub mod rate_limit_method;
 pub mod routes;

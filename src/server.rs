@@ -81,7 +81,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let reload = updates.source_reloader();
 
     let (stop, stopping) = watch::channel(false);
-    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics)).await;
+    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
     let collector = MetricsCollector {
         service: Arc::clone(&service),
         health: Arc::clone(&health),
@@ -105,7 +105,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
 
     serve_until_stopped(&mut signals, &reload, &mut serving).await?;
     health.drain();
-    grpc_health.sync().await;
+    grpc_health.sync();
     let draining = Draining { service: &service, statsd, grpc_health, stop, serving };
     let second_signal = async { while signals.wait().await != SignalAction::Stop {} };
     tokio::select! {

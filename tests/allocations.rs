@@ -12,21 +12,21 @@ mod kit;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{HeaderMap, HeaderName};
 use futures_util::FutureExt as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use prost::Message as _;
 use tollkeeper::clock::Time;
+use tollkeeper::grpc::call_head::CallHead;
 use tollkeeper::grpc::decode;
-use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Rpc, Service};
+use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::pb::RateLimitRequest;
 use tollkeeper::pb::codec::frame;
-use tollkeeper::pb::rate_limit_service_server::RateLimitService as _;
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
 use tollkeeper::telemetry::traces::span_queue::{ExportThread, SpanQueue, SpanQueueOptions};
 use tollkeeper::telemetry::traces::{TraceSampler, Tracer};
-use tonic::Request;
 
 use self::kit::fixtures::load_shop_rules;
 use self::kit::grpc::rate_limit_request;
@@ -71,19 +71,17 @@ fn login(user: &str) -> RateLimitRequest {
 
 /// Number of allocations of [`CALLS`] calls with these headers.
 fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 {
-    let rpc = Rpc(service(tracer));
-    let request = || {
-        let mut request = Request::new(login("ann"));
-        for (name, value) in headers {
-            request.metadata_mut().append(*name, value.parse().unwrap());
-        }
-        request
+    let service = service(tracer);
+    let headers = headers.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()));
+    let (headers, message) = (HeaderMap::from_iter(headers), login("ann"));
+    let call = || {
+        let head = CallHead::of_headers(&headers).expect("there is no timeout");
+        let answer = service.call(head, &decode::request(&message)).now_or_never().expect("memory answers at once");
+        drop(answer.unwrap());
     };
-    let call = |request| drop(rpc.should_rate_limit(request).now_or_never().expect("memory answers at once").unwrap());
     // Warms up: one-time allocations of the first calls are not counted.
-    (0..10).for_each(|_| call(request()));
-    let requests: Vec<_> = (0..CALLS).map(|_| request()).collect();
-    allocation_counter::measure(|| requests.into_iter().for_each(call)).count_total
+    (0..10).for_each(|_| call());
+    allocation_counter::measure(|| (0..CALLS).for_each(|_| call())).count_total
 }
 
 #[test]

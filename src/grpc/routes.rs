@@ -1,23 +1,15 @@
-//! Services of the gRPC listener: rate limit service, health, and reflection if it is enabled.
-
-use std::sync::Arc;
+//! tonic services of the gRPC listener: health, and reflection if it is enabled.
 
 use axum::Router;
-use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 
 use super::health::GrpcHealth;
-use super::service::{Rpc, Service};
 use crate::pb;
-use crate::pb::rate_limit_service_server::RateLimitServiceServer;
 use crate::settings::grpc::GrpcSettings;
 
-/// Builds the router of all services; unknown methods get UNIMPLEMENTED.
-pub fn routes(settings: &GrpcSettings, service: &Arc<Service>, health: &GrpcHealth) -> Router {
-    let service = RateLimitServiceServer::new(Rpc(Arc::clone(service)))
-        .accept_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(settings.max_message_bytes);
-    let routes = Routes::new(service).add_service(health.server());
+/// Builds the router of all methods but `ShouldRateLimit`; unknown methods get UNIMPLEMENTED.
+pub fn routes(settings: &GrpcSettings, health: &GrpcHealth) -> Router {
+    let routes = Routes::new(health.server());
     let routes = if settings.reflection { with_reflection(routes) } else { routes };
     routes.prepare().into_axum_router()
 }

@@ -3,25 +3,24 @@
 //! Takes the time and the rules once for each request and passes them down. A decision by an immediate store never
 //! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
 //! rules meanwhile. A response that a leaky bucket delays sleeps here, after the rules were released, and costs a
-//! timer. Errors become gRPC codes here and nowhere else. The headers of a call (its deadline, its trace) are read here
-//! too.
+//! timer. Errors become gRPC codes here and nowhere else. The trace of a call is read here too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use tonic::{Response, Status};
+use axum::http::HeaderValue;
+use tonic::Status;
 
 use super::answer::{AnswerError, DelayedResponse, MAX_DESCRIPTORS};
-use super::{decode, spans};
+use super::call_head::CallHead;
+use super::spans;
 use crate::clock::{Clock, micros};
 use crate::config::live::{LiveRules, LoadedRules};
 use crate::decide::Decider;
 use crate::decide::context::DecisionContext;
 use crate::decide::error::DecideError;
-use crate::pb::rate_limit_service_server::RateLimitService;
-use crate::pb::{METHOD, RateLimitRequest, RateLimitResponse};
+use crate::pb::{METHOD, RateLimitResponse};
 use crate::request::Request;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
@@ -70,10 +69,13 @@ impl Service {
         self.tracer.as_ref()?.start(name, header)
     }
 
-    /// Answers a call that came with these headers.
-    pub(super) async fn call(&self, headers: &HeaderMap, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
-        let deadline = grpc_timeout(headers).unwrap_or(DEFAULT_DEADLINE);
-        let mut span = self.start_span(METHOD, |name| headers.get(name).map(HeaderValue::as_bytes));
+    /// Answers a call with this head.
+    ///
+    /// # Errors
+    /// The request is invalid, or there is no decision.
+    pub async fn call(&self, head: CallHead<'_>, request: &Request<'_>) -> Result<RateLimitResponse, Status> {
+        let deadline = head.timeout.unwrap_or(DEFAULT_DEADLINE);
+        let mut span = self.start_span(METHOD, |name| head.headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
             spans::begin_call(span);
         }
@@ -201,37 +203,5 @@ impl<'a> CountGuard<'a> {
 impl Drop for CountGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The service as tonic serves it.
-#[derive(Clone, Debug)]
-pub struct Rpc(pub Arc<Service>);
-
-#[tonic::async_trait]
-impl RateLimitService for Rpc {
-    async fn should_rate_limit(
-        &self,
-        request: tonic::Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        let (metadata, _, message) = request.into_parts();
-        self.0.call(&metadata.into_headers(), &decode::request(&message)).await.map(Response::new)
-    }
-}
-
-/// Value of the `grpc-timeout` header: up to eight digits and a unit. `None` if it is absent or malformed.
-fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
-    static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-    let text = headers.get(&GRPC_TIMEOUT)?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let count: u64 = (digits.len() <= 8).then(|| digits.parse().ok())??;
-    match unit {
-        "H" => Some(Duration::from_secs(count * 3600)),
-        "M" => Some(Duration::from_secs(count * 60)),
-        "S" => Some(Duration::from_secs(count)),
-        "m" => Some(Duration::from_millis(count)),
-        "u" => Some(Duration::from_micros(count)),
-        "n" => Some(Duration::from_nanos(count)),
-        _ => None,
     }
 }

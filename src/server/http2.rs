@@ -33,7 +33,8 @@ use super::admission_service::admit;
 use super::graceful::GracefulConnection;
 use super::in_flight::InFlightRequests;
 use super::inbound_frames::{FrameLimit, InboundFrames};
-use crate::grpc::fast_path::FastPath;
+use crate::grpc::call_head::CallHead;
+use crate::grpc::rate_limit_method::RateLimitMethod;
 use crate::settings::grpc::GrpcSettings;
 
 /// Configuration of HTTP/2 and the services that answer.
@@ -42,8 +43,8 @@ pub(super) struct Http2Server {
     builder: Builder,
     /// `None` switches pings off.
     keep_alive: Option<KeepAliveTimes>,
-    fast_path: FastPath,
-    /// Answers every request that `calls` does not accept.
+    rate_limit_method: RateLimitMethod,
+    /// Answers calls of the other methods.
     router: TowerToHyperService<Router>,
 }
 
@@ -54,19 +55,31 @@ const MAX_PENDING_RESETS: usize = 2048;
 /// Initial flow-control window in bytes, of a stream and of a connection.
 const WINDOW_BYTES: u32 = 1024 * 1024;
 
+/// Budget of a connection for small DATA frames that are received and not yet read, for h2.
+///
+/// Each of them costs at most 256. Clients may send a message in two frames and the end of the stream in a third, on
+/// all streams at once. h2's default would close the connection after 2000 such calls.
+fn data_frame_budget(max_concurrent_streams: u32) -> usize {
+    const FRAME_COST: usize = 256;
+    const FRAMES_PER_STREAM: usize = 2;
+    let streams = usize::try_from(max_concurrent_streams).unwrap_or(usize::MAX);
+    streams.saturating_mul(FRAMES_PER_STREAM * FRAME_COST)
+}
+
 impl Http2Server {
     /// Server with the limits and keepalive of the settings.
-    pub(super) fn new(settings: &GrpcSettings, fast_path: FastPath, router: Router) -> Self {
+    pub(super) fn new(settings: &GrpcSettings, rate_limit_method: RateLimitMethod, router: Router) -> Self {
         let mut builder = Builder::new();
         builder
             .max_header_list_size(settings.max_header_bytes)
             .max_concurrent_streams(settings.max_concurrent_streams)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+            .data_frame_budget(data_frame_budget(settings.max_concurrent_streams))
             .initial_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES);
         let timeout = settings.keepalive_timeout;
         let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
-        Self { builder, keep_alive, fast_path, router: TowerToHyperService::new(router) }
+        Self { builder, keep_alive, rate_limit_method, router: TowerToHyperService::new(router) }
     }
 
     /// Serves a connection.
@@ -76,7 +89,7 @@ impl Http2Server {
     {
         let (io, frame_limit) = InboundFrames::new(io);
         let state = State::Handshaking(self.builder.handshake(io));
-        let requests = InFlightRequests::new(self.fast_path.is_immediate());
+        let requests = InFlightRequests::new(self.rate_limit_method.is_immediate());
         let keep_alive = self.keep_alive;
         let respond = move |request, sender| respond(Arc::clone(&self), Arc::clone(&permit), request, sender);
         Http2Connection {
@@ -198,10 +211,17 @@ async fn respond(
             return;
         }
     };
+    let call = match CallHead::parse(&head) {
+        Ok(call) => call,
+        Err(error) => {
+            let _sent = send_head(&mut sender, error.response(), true);
+            return;
+        }
+    };
     let body = RequestBody(body);
-    let _sent = if server.fast_path.accepts(&head) {
-        let call = pin!(server.fast_path.answer(&head.headers, body));
-        let result = until_reset(&mut sender, call).await;
+    let _sent = if head.uri.path() == RateLimitMethod::PATH {
+        let answer = pin!(server.rate_limit_method.answer(call, body));
+        let result = until_reset(&mut sender, answer).await;
         drop(permit);
         match result {
             Some(Ok(message)) => send_message(&mut sender, message),

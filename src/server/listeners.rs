@@ -18,8 +18,8 @@ use super::http2::Http2Server;
 use super::reloading_tls::ReloadingTls;
 use super::sockets::{listen_tcp, listen_unix};
 use crate::grpc;
-use crate::grpc::fast_path::FastPath;
 use crate::grpc::health::GrpcHealth;
+use crate::grpc::rate_limit_method::RateLimitMethod;
 use crate::http::app_state::AppState;
 use crate::http::{metrics_pages, routes};
 use crate::settings::Settings;
@@ -149,8 +149,8 @@ impl BoundListeners {
         let mut serving = JoinSet::new();
         let bounds = &self.bounds;
         let service = &state.collector.service;
-        let fast_path = FastPath::new(Arc::clone(service), settings.max_message_bytes);
-        let http2 = Http2Server::new(settings, fast_path, grpc::routes::routes(settings, service, health));
+        let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
+        let http2 = Http2Server::new(settings, method, grpc::routes::routes(settings, health));
         let policy = ConnectionPolicy::grpc(bounds, settings, http2);
         match self.grpc {
             GrpcSocket::Tcp(listener) => {

@@ -61,7 +61,7 @@ impl RuleUpdates {
         while let Some(update) = self.source.next().await {
             let result = self.reloader.apply_on_thread(update).await;
             self.source.acknowledge(&result);
-            health.sync().await;
+            health.sync();
         }
     }
 }

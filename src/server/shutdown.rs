@@ -56,7 +56,7 @@ impl Draining<'_> {
     async fn stop_after(self, drain_period: Duration, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
         let Self { service, statsd, grpc_health, stop, .. } = self;
         tokio::time::sleep(drain_period).await;
-        grpc_health.close().await;
+        grpc_health.close();
         stop.send_replace(true);
         let all_closed = async {
             while let Some(result) = serving.join_next().await {

@@ -41,13 +41,27 @@ pub(crate) struct Frame {
 #[derive(Debug)]
 pub(crate) struct Http2Connection {
     stream: TcpStream,
+    /// The server's HPACK table has the headers of `ShouldRateLimit`.
+    is_indexed: bool,
+}
+
+/// Headers of a call.
+const fn call_headers<'a>(path: &'a str, authority: &'a str) -> [(&'static str, &'a str); 6] {
+    [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", authority),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+    ]
 }
 
 impl Http2Connection {
     /// Connects to a port of 127.0.0.1 and sends the connection preface.
     pub(crate) fn connect(port: u16) -> Self {
         let stream = http::connect(port, Ipv4Addr::LOCALHOST).expect("the listener accepts");
-        let mut frames = Self { stream };
+        let mut frames = Self { stream, is_indexed: false };
         frames.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").expect("the server reads");
         frames.send(SETTINGS, 0, 0, b"").expect("the server reads");
         frames
@@ -79,22 +93,9 @@ impl Http2Connection {
     }
 
     fn open(&mut self, stream: u32, path: &str, authority: &str, more_headers: &[(&str, &str)]) -> io::Result<()> {
-        let usual = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", path),
-            (":authority", authority),
-            ("te", "trailers"),
-            ("content-type", "application/grpc"),
-        ];
         let mut block = Vec::new();
-        for (name, value) in usual.iter().chain(more_headers) {
-            // A literal without indexing, neither string compressed.
-            block.push(0);
-            for text in [name, value] {
-                put_length(&mut block, text.len());
-                block.extend(text.as_bytes());
-            }
+        for (name, value) in call_headers(path, authority).iter().chain(more_headers) {
+            put_literal(&mut block, LITERAL_WITHOUT_INDEXING, name, value);
         }
         self.header_block(stream, &block)
     }
@@ -109,6 +110,26 @@ impl Http2Connection {
             kind = CONTINUATION;
         }
         Ok(())
+    }
+
+    /// Opens a call like `call`, in a few bytes from the second on: the headers are in the server's HPACK table.
+    pub(crate) fn call_indexed(&mut self, stream: u32) -> io::Result<()> {
+        let mut block = Vec::new();
+        if self.is_indexed {
+            // The last literal has the index 62; the most significant bit marks an index.
+            block.extend((62..68).rev().map(|index: u8| 0x80 | index));
+        } else {
+            for (name, value) in call_headers(SHOULD_RATE_LIMIT, "tollkeeper") {
+                put_literal(&mut block, LITERAL_WITH_INDEXING, name, value);
+            }
+            self.is_indexed = true;
+        }
+        self.send(HEADERS, END_HEADERS, stream, &block)
+    }
+
+    /// The same connection, to send from another thread.
+    pub(crate) fn try_clone(&self) -> Self {
+        Self { stream: self.stream.try_clone().expect("a socket can be cloned"), is_indexed: self.is_indexed }
     }
 
     /// Sends a gRPC message frame: the stated length `stated_length`, then `bytes`.
@@ -145,6 +166,18 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame.extend(stream.to_be_bytes());
     frame.extend(payload);
     frame
+}
+
+const LITERAL_WITHOUT_INDEXING: u8 = 0;
+const LITERAL_WITH_INDEXING: u8 = 0x40;
+
+/// An HPACK literal, neither string compressed.
+fn put_literal(block: &mut Vec<u8>, kind: u8, name: &str, value: &str) {
+    block.push(kind);
+    for text in [name, value] {
+        put_length(block, text.len());
+        block.extend(text.as_bytes());
+    }
 }
 
 /// An HPACK string's length: seven bits, and the rest in further bytes of seven.

@@ -354,7 +354,7 @@ fn health_watch_reports_store_loss_and_recovery() {
         let rules = Arc::clone(&test_service(&[], 1, RULES).inner.rules);
         let store = Arc::new(StoreHealth::default());
         let needs = HealthRequirements { domain: false, store: true };
-        let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default()).await;
+        let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default());
         tokio::spawn(health.clone().follow_store());
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

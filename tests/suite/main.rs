@@ -21,6 +21,7 @@ mod failure_policies;
 mod fallback;
 mod floods;
 mod fuzz_corpus;
+mod grpc_protocol;
 mod hostile;
 mod http2_headers;
 mod logs;
