@@ -1,8 +1,8 @@
 //! Routes of the HTTP and debug listeners.
 //!
 //! Pages that envoyproxy/ratelimit has are identical to its pages: `/json` and `/healthcheck` on the HTTP listener,
-//! `/rlconfig` on the debug listener. Pages that change state or show keys need the admin token. Request bodies are
-//! bounded in size and time.
+//! `/rlconfig` on the debug listener. Unknown pages are 404. Pages that change state or show keys need the admin
+//! token. Request bodies are bounded in size and time.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -21,12 +21,9 @@ use crate::grpc::service::DEFAULT_DEADLINE;
 
 /// Routes of the HTTP listener, for clients and health probes.
 pub fn public(state: AppState) -> Router {
-    Router::new()
+    health_pages()
         .route("/json", any(decision_pages::decide))
-        .route("/healthcheck", any(status_pages::health))
-        .route("/readyz", any(status_pages::ready))
-        .route("/livez", any(|| async { "OK" }))
-        .fallback(|| async { error(StatusCode::NOT_FOUND, "404 page not found\n") })
+        .fallback(not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(with_timeout))
         .with_state(state)
@@ -34,7 +31,8 @@ pub fn public(state: AppState) -> Router {
 
 /// Routes of the debug listener, for operators.
 pub fn debug(state: AppState) -> Router {
-    Router::new()
+    health_pages()
+        .route("/", get(index))
         .route("/rlconfig", get(status_pages::rlconfig))
         .route("/rlconfig/status", get(status_pages::rlconfig_status))
         .route("/explain", any(decision_pages::explain))
@@ -46,10 +44,22 @@ pub fn debug(state: AppState) -> Router {
         .route("/counters", get(admin_pages::counters))
         .route("/reset", post(admin_pages::reset))
         .route("/log_level", get(admin_pages::log_level).put(admin_pages::set_log_level))
-        .fallback(index)
+        .fallback(not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(with_timeout))
         .with_state(state)
+}
+
+/// Pages for probes, the same on both listeners.
+fn health_pages() -> Router<AppState> {
+    Router::new()
+        .route("/healthcheck", any(status_pages::health))
+        .route("/readyz", any(status_pages::ready))
+        .route("/livez", any(|| async { "OK" }))
+}
+
+async fn not_found() -> Response {
+    error(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
 /// Maximum time to read a request and answer it. A client that sends its body slowly occupies memory.
@@ -61,10 +71,13 @@ async fn with_timeout(request: Request, next: Next) -> Response {
 }
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGES: [(&str, &str); 11] = [
+const DEBUG_PAGES: [(&str, &str); 14] = [
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
     ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
+    ("/healthcheck", "200 if the process accepts traffic, as on the HTTP listener"),
+    ("/livez", "200 while the process runs"),
     ("/log_level", "current log level; PUT a level's name to change it until the process ends, needs the token"),
+    ("/readyz", "200 if the process can decide requests, otherwise the reason"),
     ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration as JSON"),

@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderValue, StatusCode, Version, header};
 use axum::response::IntoResponse as _;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -64,14 +65,32 @@ pub(super) fn admission_service(
         if let Some(address) = connection.peer {
             request.extensions_mut().insert(ClientAddress(address));
         }
+        let has_valid_host = has_valid_host(&request);
         let admitted = admit(&connection, request.uri().path()).map(|permit| (permit, pages.clone()));
         async move {
+            if !has_valid_host {
+                return Ok((StatusCode::BAD_REQUEST, "400 Bad Request: missing, repeated or invalid Host header\n")
+                    .into_response());
+            }
             match admitted {
                 Ok((_permit, pages)) => pages.call(request).await,
                 Err(rejection) => Ok(rejection.response()),
             }
         }
     })
+}
+
+/// True if an HTTP/1 request has the host that RFC 9112, section 3.2 demands: one `Host` header with a valid value.
+///
+/// In HTTP/2 the authority takes its place, and hyper checks it.
+fn has_valid_host(request: &Request<Incoming>) -> bool {
+    let is_required = request.version() == Version::HTTP_11;
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) => !is_required,
+        (Some(host), None) => host.is_empty() || Authority::try_from(host.as_bytes()).is_ok(),
+        (Some(_), Some(_)) => false,
+    }
 }
 
 /// True for requests of health probes.

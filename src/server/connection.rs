@@ -2,8 +2,8 @@
 //!
 //! All listeners share this loop. A connection is asked to close (GOAWAY, or `connection: close`) when it reaches its
 //! maximum age, is idle, or the process stops; it is dropped when its grace period ends. Timeouts bound all that a
-//! client can delay: the TLS handshake, the first request, the head of an HTTP/1 request, the reply to an HTTP/2 ping.
-//! The handshake runs in the connection's own task, so a slow one does not delay `accept`.
+//! client can delay: the TLS handshake, the first request, the head of an HTTP/1 request, reading of a page, the reply
+//! to an HTTP/2 ping. The handshake runs in the connection's own task, so a slow one does not delay `accept`.
 
 use std::future;
 use std::pin::pin;
@@ -19,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tokio_io_timeout::TimeoutWriter;
 
 use super::admission::{ConnectionPermit, ListenerAdmission, ListenerKind};
 use super::admission_service::{PeerAddr, admission_service};
@@ -46,7 +47,7 @@ pub(super) struct ConnectionPolicy {
     max_age: Option<Duration>,
     /// Time between that request and dropping the connection; `None` for no limit.
     grace: Option<Duration>,
-    /// Maximum time for the TLS handshake, and for the first request.
+    /// Maximum time for the TLS handshake, for the first request, and without progress of writing to an HTTP client.
     head_timeout: Duration,
     /// Time without a request after which a connection is asked to close; `None` for no limit.
     idle_timeout: Option<Duration>,
@@ -147,13 +148,17 @@ impl ConnectionPolicy {
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let io = CoalescedWriter::new(io);
         match &self.protocol {
             ListenerProtocol::Http(builder, pages) => {
+                // A client that does not read blocks its connection, and no timeout of hyper ends that.
+                let mut io = TimeoutWriter::new(io);
+                io.set_timeout(Some(self.head_timeout));
                 let service = admission_service(pages.clone(), Arc::clone(&permit));
-                self.drive(builder.serve_connection(TokioIo::new(io), service), &permit, stopping).await;
+                let io = TokioIo::new(CoalescedWriter::new(Box::pin(io)));
+                self.drive(builder.serve_connection(io, service), &permit, stopping).await;
             }
             ListenerProtocol::Grpc(http2) => {
+                let io = CoalescedWriter::new(io);
                 self.drive(Arc::clone(http2).serve(io, Arc::clone(&permit)), &permit, stopping).await;
             }
         }

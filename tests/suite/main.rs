@@ -24,6 +24,7 @@ mod fuzz_corpus;
 mod grpc_protocol;
 mod hostile;
 mod http2_headers;
+mod http_protocol;
 mod logs;
 mod mapper_file;
 mod memory;

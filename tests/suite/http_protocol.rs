@@ -1,0 +1,94 @@
+//! HTTP/1.1 as its specification demands it: hosts, unknown pages, and clients that do not read.
+
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use crate::kit::port::Port;
+use crate::kit::tollkeeper::{self, Tollkeeper};
+use crate::kit::{http, wait_for};
+
+const RULES: &str = "\
+domain: shop
+descriptors:
+- {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
+";
+
+fn server() -> Tollkeeper {
+    tollkeeper::with_rules(RULES).start()
+}
+
+/// Status of the response to bytes on an HTTP listener.
+fn status_of(port: u16, request: &str) -> u16 {
+    let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let response = String::from_utf8_lossy(&http::read_until_closed(&mut stream)).into_owned();
+    response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{request}: {response}"))
+}
+
+#[test]
+fn request_without_exactly_one_host_is_400() {
+    let prometheus = Port::reserve();
+    let address = format!("127.0.0.1:{}", prometheus.number());
+    let server = tollkeeper::with_rules(RULES).env("USE_PROMETHEUS", "true").env("PROMETHEUS_ADDR", address).start();
+    let listeners =
+        [(server.http_port(), "/healthcheck"), (server.debug_port(), "/stats"), (prometheus.number(), "/metrics")];
+    for (port, path) in listeners {
+        let status = |version: &str, headers: &str| {
+            status_of(port, &format!("GET {path} HTTP/{version}\r\n{headers}connection: close\r\n\r\n"))
+        };
+        assert_eq!(status("1.1", "host: a\r\n"), 200, "{path}");
+        assert_eq!(status("1.1", "host:\r\n"), 200, "{path}: an empty host is valid");
+        assert_eq!(status("1.1", ""), 400, "{path}: no host");
+        assert_eq!(status("1.1", "host: a\r\nhost: a\r\n"), 400, "{path}: two hosts");
+        assert_eq!(status("1.1", "host: a b\r\n"), 400, "{path}: an invalid host");
+        assert_eq!(status("1.0", ""), 200, "{path}: HTTP/1.0 needs no host");
+        assert_eq!(status("1.0", "host: a\r\nhost: b\r\n"), 400, "{path}: two hosts in HTTP/1.0");
+    }
+    let json = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
+    let request = format!("POST /json HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{json}", json.len());
+    assert_eq!(status_of(server.http_port(), &request), 400);
+    // The refused request charged nothing.
+    assert_eq!([(); 2].map(|()| server.post_json(json).status), [200, 429]);
+}
+
+#[test]
+fn client_that_never_reads_is_disconnected() {
+    let server = tollkeeper::with_rules(RULES).env("TOLLKEEPER_HEAD_TIMEOUT", "1s").start();
+    let connections = |listener: &str| {
+        let page = http::get(server.debug_port(), "/stats").send().text();
+        let name = format!("tollkeeper_connections{{listener=\"{listener}\"}}: ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
+        line.unwrap_or_else(|| panic!("no {name} in {page}")).parse::<f64>().unwrap()
+    };
+    let mut clients = Vec::new();
+    for (port, path) in [(server.debug_port(), "/stats"), (server.http_port(), "/no-such-page")] {
+        let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
+        stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+        let requests = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n").repeat(1000);
+        // Fails once the socket buffers of both directions are full.
+        while stream.write_all(requests.as_bytes()).is_ok() {}
+        clients.push(stream);
+    }
+    wait_for("the clients to be disconnected", || {
+        // The request for the statistics is itself a connection.
+        (connections("debug") < 1.5 && connections("http") < 0.5).then_some(())
+    });
+}
+
+#[test]
+fn debug_listener_knows_its_pages_only() {
+    let server = server();
+    let get = |path: &str| http::get(server.debug_port(), path).send();
+    let index = get("/");
+    assert_eq!(index.status, 200);
+    assert!(index.text().contains("/rlconfig: "), "{index:?}");
+    for unknown in ["/no-such-page", "/stats/", "/json", "/debug/pprof/", "//", "/rlconfig/x"] {
+        assert_eq!(get(unknown).status, 404, "{unknown}");
+    }
+    assert_eq!(get("/no-such-page").text(), "404 page not found\n");
+    let statuses = || ["/healthcheck", "/readyz", "/livez"].map(|page| get(page).status);
+    assert_eq!(statuses(), [200; 3]);
+    server.signal("TERM");
+    wait_for("the process to be unhealthy", || (statuses() == [500, 500, 200]).then_some(()));
+}
