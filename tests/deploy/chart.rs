@@ -47,15 +47,10 @@ fn several_replicas_without_redis_are_rejected() {
 fn contradictory_values_are_rejected_with_a_fix() {
     for (values, words) in [
         (&["autoscaling.enabled=true", "autoscaling.minReplicas=20"][..], &["autoscaling.minReplicas"][..]),
-        (&["secret.redisAuth=secret"], &["set redis.url"]),
+        (&["existingSecret=mine", "existingSecretKeys.redisAuth=secret"], &["set redis.url"]),
         (&["redis.tls.enabled=true"], &["set redis.url"]),
         (&["existingSecret=mine"], &["existingSecretKeys", "name them"]),
         (&["existingSecretKeys.adminToken=token"], &["set existingSecret"]),
-        (
-            &["existingSecret=mine", "existingSecretKeys.adminToken=token", "secret.adminToken=0123456789abcdef"],
-            &["secret.adminToken"],
-        ),
-        (&["existingConfigMap=mine", "rules.a\\.yaml=domain: a"], &["keep one"]),
         (&["tls.enabled=true"], &["tls.existingSecret"]),
         (&["tls.clientCAKey=ca.crt"], &["set tls.enabled"]),
         (&["tls.http=true"], &["set tls.enabled"]),
@@ -84,12 +79,20 @@ fn invalid_values_are_rejected() {
         ("memoryBytes=256Mi", "memoryBytes"),
         ("maxConnectionAge=5", "maxConnectionAge"),
         ("ports.grpc=70000", "grpc"),
-        ("secret.adminToken=short", "adminToken"),
+        ("secret.adminToken=0123456789abcdef", "secret"),
+        ("global.imageRegistry=https://mirror.example", "imageRegistry"),
+        ("sidecars[0].image=shipper", "name"),
+        ("extraObjects[0].kind=ConfigMap", "apiVersion"),
+        ("dnsPolicy=Never", "dnsPolicy"),
+        ("podDisruptionBudget.unhealthyPodEvictionPolicy=Never", "unhealthyPodEvictionPolicy"),
+        ("networkPolicy.redisPorts[0]=70000", "redisPorts"),
+        ("test.descriptor=login", "descriptor"),
+        ("service.type=NodePort", "type"),
         ("settings.log_level=info", "log_level"),
         ("rules.notes\\.txt=domain: a", "notes.txt"),
         ("probes.readiness.path=/ready", "path"),
         ("podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
-        ("existingConfigMap=Not_A_Name", "existingConfigMap"),
+        ("existingConfigMaps[0]=Not_A_Name", "existingConfigMaps"),
     ] {
         assert_rejected(&[value], &["values don't meet the specifications of the schema", place]);
     }
@@ -101,16 +104,25 @@ fn image_is_named_by_tag_or_digest() {
     let with_digest = format!("image.digest={digest}");
     let version = env!("CARGO_PKG_VERSION");
     for (values, image) in [
-        (&[][..], format!("ghcr.io/tollkeeper/tollkeeper:{version}")),
-        (&["--set", "image.tag=edge"], "ghcr.io/tollkeeper/tollkeeper:edge".to_owned()),
-        (&["--set", "image.tag=edge", "--set", &with_digest], format!("ghcr.io/tollkeeper/tollkeeper@{digest}")),
+        (&[][..], format!("registry.example/tollkeeper:{version}")),
+        (&["--set", "image.tag=edge"], "registry.example/tollkeeper:edge".to_owned()),
+        (&["--set", "image.tag=edge", "--set", &with_digest], format!("registry.example/tollkeeper@{digest}")),
     ] {
-        assert_eq!(rendered(values).container()["image"], image.as_str());
+        let rendering = rendered(values);
+        let pods = [&["Deployment"][..], &["Job", "Pod"]].concat();
+        let images: Vec<_> = pods.into_iter().flat_map(|kind| rendering.of_kind(kind)).map(first_image).collect();
+        assert_eq!(images, [&image, &image, &image]);
     }
     let chart = &documents(&read(&repository("deploy/chart/Chart.yaml")))[0];
     assert_eq!((&chart["version"], &chart["appVersion"]), (&json!(version), &json!(version)));
     let plain = &RENDERINGS[2];
-    assert_eq!(plain.container()["image"], format!("ghcr.io/tollkeeper/tollkeeper:{version}"));
+    assert_eq!(plain.container()["image"], format!("tollkeeper:{version}"));
+}
+
+/// Image of the first container of a pod or of an object that creates pods.
+fn first_image(manifest: &Value) -> &str {
+    let spec = if manifest["kind"] == "Pod" { &manifest["spec"] } else { &manifest["spec"]["template"]["spec"] };
+    spec["containers"][0]["image"].as_str().unwrap()
 }
 
 /// The volume of that name, and where it is mounted.
@@ -124,35 +136,39 @@ fn volume<'a>(rendering: &'a Rendering, name: &str) -> Option<(&'a Value, &'a st
 #[test]
 fn secrets_are_mounted_as_files_not_environment() {
     assert!(RENDERINGS[0].of_kind("Secret").next().is_none() && volume(&RENDERINGS[0], "secrets").is_none());
-    let of_chart =
-        rendered(&["--set=redis.url=redis:6379,secret.redisAuth=ann:open sesame,secret.adminToken=0123456789abcdef"]);
-    let secret = of_chart.named("Secret", "edge-tollkeeper").unwrap();
-    assert_eq!(
-        secret["data"],
-        json!({ "admin-token": "MDEyMzQ1Njc4OWFiY2RlZg==", "redis-auth": "YW5uOm9wZW4gc2VzYW1l" })
-    );
-    let deployment = of_chart.deployment().to_string();
-    assert!(!deployment.contains("sesame") && !deployment.contains("0123456789abcdef"), "{deployment}");
-
     // Each setting names a file in the volume of its Secret.
-    for (rendering, settings) in [
-        (&of_chart, &["TOLLKEEPER_REDIS_AUTH_FILE", "TOLLKEEPER_ADMIN_TOKEN_FILE"][..]),
-        (
-            &RENDERINGS[1],
-            &["TOLLKEEPER_REDIS_AUTH_FILE", "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE", "TOLLKEEPER_ADMIN_TOKEN_FILE"],
-        ),
-    ] {
-        let (volume, mount) = volume(rendering, "secrets").unwrap();
-        let items = list(&volume["secret"]["items"]);
-        assert_eq!(items.len(), settings.len());
-        for setting in settings {
-            let file = rendering.setting(setting).strip_prefix(mount).and_then(|file| file.strip_prefix('/'));
-            assert!(items.iter().any(|item| item["path"].as_str() == file), "{setting}");
-        }
+    let (volume, mount) = volume(&RENDERINGS[1], "secrets").unwrap();
+    let items = list(&volume["secret"]["items"]);
+    let settings = [
+        "TOLLKEEPER_ADMIN_TOKEN_FILE",
+        "TOLLKEEPER_REDIS_AUTH_FILE",
+        "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
+        "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+        "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE",
+    ];
+    let keys = ["token", "redis-password", "second-password", "second-sentinel-password", "sentinel-password"];
+    assert_eq!(items.len(), settings.len());
+    for (setting, key) in settings.into_iter().zip(keys) {
+        let file = RENDERINGS[1].setting(setting).strip_prefix(mount).and_then(|file| file.strip_prefix('/'));
+        let item = items.iter().find(|item| item["path"].as_str() == file);
+        assert_eq!(item.unwrap_or_else(|| panic!("{setting}"))["key"], key);
     }
-    let keys = list(&volume(&RENDERINGS[1], "secrets").unwrap().0["secret"]["items"]).iter();
-    let keys: Vec<_> = keys.map(|item| item["key"].as_str().unwrap()).collect();
-    assert_eq!(keys, ["token", "redis-password", "sentinel-password"]);
+}
+
+/// The chart finds secrets among settings by their names; this compares its pattern with the table of settings.
+#[test]
+fn secret_settings_are_rejected_in_plain_values() {
+    let page = read(&repository("docs/settings.md"));
+    let kind = |line: &str| line.split(" | ").nth(2).unwrap_or_default().to_owned();
+    let rows = page.lines().filter_map(|line| Some((line.strip_prefix("| `")?.split('`').next()?, kind(line))));
+    let secrets: Vec<_> = rows.filter(|(_, kind)| kind == "secret text").map(|(name, _)| name).collect();
+    assert!(secrets.len() >= 4, "{secrets:?}");
+    for name in secrets {
+        let value = format!("settings.{name}=0123456789abcdef");
+        assert_rejected(&["redis.url=redis:6379", &value], &[name, "is a secret"]);
+    }
+    let problem = helm(&["--set", "redis.url=redis://ann:sesame@redis:6379"]).err().unwrap();
+    assert!(!problem.contains("sesame"), "{problem}");
 }
 
 #[test]
@@ -194,9 +210,6 @@ fn extra_objects_are_added_and_existing_ones_are_used() {
     names.dedup();
     assert_eq!(names.len(), count, "a name twice");
 
-    let other = rendered(&["--set", "existingConfigMap=mine-rules"]);
-    assert_eq!(other.of_kind("ConfigMap").count(), 0);
-    assert_eq!(volume(&other, "rules").unwrap().0["configMap"]["name"], "mine-rules");
     // A configured selector stays, and the default is that of the release.
     let spread = &RENDERINGS[0].deployment()["spec"]["template"]["spec"]["topologySpreadConstraints"][0];
     assert_eq!(spread["labelSelector"]["matchLabels"]["app.kubernetes.io/instance"], "edge");
@@ -211,8 +224,9 @@ fn changed_rules_change_only_the_config_map() {
     };
     let (before, after) = (with(1), with(2));
     let changed = before.manifests.iter().zip(&after.manifests).filter(|(before, after)| before != after);
-    let changed: Vec<_> = changed.map(|(before, _)| before["kind"].as_str().unwrap()).collect();
-    assert_eq!(changed, ["ConfigMap"]);
+    let changed: Vec<_> = changed.map(|(before, _)| before["metadata"]["name"].as_str().unwrap()).collect();
+    // The second is that of the rule check.
+    assert_eq!(changed, ["edge-tollkeeper-rules", "edge-tollkeeper-rule-check"]);
 }
 
 #[test]
@@ -220,11 +234,74 @@ fn helm_lint_passes() {
     let mut lint = std::process::Command::new(tool("HELM"));
     lint.args(["lint", "deploy/chart", "--strict", "--kube-version", "1.34.0"]);
     run_tool(lint.args(["-f", "tests/deploy/full.values.yaml"]), "").unwrap();
-    // The schema has every value and accepts its default.
-    let values = &documents(&read(&repository("deploy/chart/values.yaml")))[0];
-    let schema: Value = serde_json::from_str(&read(&repository("deploy/chart/values.schema.json"))).unwrap();
-    let known = |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    let written: Vec<_> = values.as_object().unwrap().keys().cloned().collect();
-    let missing: Vec<_> = known(&schema).into_iter().filter(|key| key != "global" && !written.contains(key)).collect();
-    assert!(missing.is_empty(), "values.yaml does not show {missing:?}");
+}
+
+#[test]
+fn template_unit_tests_pass() {
+    let mut unit_tests = std::process::Command::new(tool("UNITTEST"));
+    let report =
+        run_tool(unit_tests.args(["--strict", "deploy/chart"]), "").unwrap_or_else(|report| panic!("{report}"));
+    assert!(report.contains("Tests: "), "{report}");
+}
+
+#[test]
+fn image_repository_is_required() {
+    let mut command = std::process::Command::new(tool("HELM"));
+    command.args(["template", "edge", "deploy/chart", "--kube-version", "1.34.0"]);
+    let problem = run_tool(&mut command, "").unwrap_err();
+    assert!(problem.contains("image.repository is not set") && problem.contains("docker build"), "{problem}");
+}
+
+#[test]
+fn rules_beyond_one_mebibyte_are_rejected_with_a_fix() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("values.yaml");
+    let text = |size: usize| json!({ "rules": { "a.yaml": format!("domain: a\n#{}", "x".repeat(size)) } }).to_string();
+    std::fs::write(&file, text(1 << 20)).unwrap();
+    let problem = helm(&["-f", file.to_str().unwrap()]).unwrap_err();
+    assert!(problem.contains("rules has 1048593 bytes") && problem.contains("existingConfigMaps"), "{problem}");
+    std::fs::write(&file, text((1 << 20) - 17)).unwrap();
+    helm(&["-f", file.to_str().unwrap()]).unwrap();
+}
+
+/// Manifests of a chart that has this one as a dependency, or Helm's error.
+fn with_parent(arguments: &[&str]) -> Result<String, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let chart = directory.path().join("parent");
+    std::fs::create_dir_all(chart.join("charts")).unwrap();
+    std::os::unix::fs::symlink(repository("deploy/chart"), chart.join("charts/tollkeeper")).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    let dependency = json!({ "name": "tollkeeper", "version": version, "condition": "tollkeeper.enabled" });
+    let parent = json!({ "apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency] });
+    std::fs::write(chart.join("Chart.yaml"), parent.to_string()).unwrap();
+    let mut command = std::process::Command::new(tool("HELM"));
+    command.args(["template", "edge", "--kube-version", "1.34.0"]).arg(chart);
+    run_tool(command.args(arguments), "")
+}
+
+#[test]
+fn chart_is_usable_as_a_dependency() {
+    let image = "tollkeeper.image.repository=edge/tollkeeper";
+    let own = ["--set", image, "--set", "tollkeeper.enabled=true"];
+    let global = ["--set", "global.imageRegistry=mirror.example,global.imagePullSecrets={mirror},global.other=1"];
+    let enabled = Rendering::new("dependency", with_parent(&[&own[..], &global].concat()).unwrap());
+    assert_eq!(enabled.container()["image"], format!("mirror.example/edge/tollkeeper:{}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(enabled.deployment()["spec"]["template"]["spec"]["imagePullSecrets"], json!([{ "name": "mirror" }]));
+    assert!(enabled.yaml.contains("name: edge-tollkeeper"));
+    let disabled = with_parent(&["--set", "tollkeeper.enabled=false"]).unwrap();
+    assert_eq!(documents(&disabled).len(), 0, "{disabled}");
+}
+
+#[test]
+fn chart_metadata_holds_the_icon_and_no_address() {
+    let text = read(&repository("deploy/chart/Chart.yaml"));
+    let chart = &documents(&text)[0];
+    let icon = chart["icon"].as_str().unwrap().strip_prefix("data:image/svg+xml;base64,").unwrap();
+    let mut decode = std::process::Command::new("base64");
+    let icon = run_tool(decode.arg("--decode"), icon).unwrap();
+    assert_eq!(icon.trim_end(), read(&repository("deploy/chart/icon.svg")).trim_end());
+    assert!(chart["maintainers"][0]["name"].is_string());
+    assert_eq!(chart["annotations"]["artifacthub.io/license"], env!("CARGO_PKG_LICENSE"));
+    // Nothing is published under a fixed address.
+    assert!(!text.contains("https://"), "{text}");
 }

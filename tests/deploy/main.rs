@@ -11,11 +11,13 @@
 mod kit;
 
 mod chart;
+mod hooks;
 mod image;
 mod istio;
 mod manifests;
 mod monitoring;
 mod release;
+mod values;
 
 use std::env;
 use std::ffi::OsString;
@@ -56,6 +58,7 @@ fn run_tool(command: &mut Command, input: &str) -> Result<String, String> {
 fn helm(arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(tool("HELM"));
     command.args(["template", "edge", "deploy/chart", "--namespace", "limits", "--kube-version", "1.34.0"]);
+    command.args(["--values", "deploy/chart/ci/image-values.yaml"]);
     run_tool(command.args(arguments), "")
 }
 
@@ -126,7 +129,7 @@ fn list(value: &Value) -> &[Value] {
 /// The chart with minimal and with full values, and both kustomize renderings.
 static RENDERINGS: LazyLock<[Rendering; 4]> = LazyLock::new(|| {
     [
-        Rendering::new("chart, no values", helm(&[]).unwrap()),
+        Rendering::new("chart, few values", helm(&[]).unwrap()),
         Rendering::new("chart, all values", helm(&["-f", "tests/deploy/full.values.yaml"]).unwrap()),
         Rendering::new("kubernetes", kustomize("deploy/kubernetes")),
         Rendering::new("kubernetes-redis", kustomize("deploy/kubernetes-redis")),

@@ -11,8 +11,10 @@ use crate::kit::{read, repository};
 
 /// Specs of all pods, with the names of their controllers.
 fn pods(rendering: &Rendering) -> Vec<(String, &Value)> {
-    let makers = ["Deployment", "StatefulSet"].into_iter().flat_map(|kind| rendering.of_kind(kind));
-    makers.map(|it| (format!("{}, {}", rendering.name, it["metadata"]["name"]), &it["spec"]["template"])).collect()
+    let name = |it: &Value| format!("{}, {}", rendering.name, it["metadata"]["name"]);
+    let makers = ["Deployment", "StatefulSet", "Job"].into_iter().flat_map(|kind| rendering.of_kind(kind));
+    let made = makers.map(|it| (name(it), &it["spec"]["template"]));
+    made.chain(rendering.of_kind("Pod").map(|it| (name(it), it))).collect()
 }
 
 #[test]
@@ -57,14 +59,17 @@ fn pods_run_with_restricted_security_context() {
         assert_eq!(pod["runAsNonRoot"], true, "{name}");
         assert!(pod["runAsUser"].as_u64().is_some_and(|user| user > 0), "{name}");
         assert_eq!(pod["seccompProfile"]["type"], "RuntimeDefault", "{name}");
-        for container in list(&spec["containers"]) {
+        // Containers of the test's own values are not the chart's.
+        for container in list(&spec["containers"]).iter().filter(|it| it["name"] != "shipper") {
             let security = &container["securityContext"];
             assert_eq!(security["readOnlyRootFilesystem"], true, "{name}");
             assert_eq!(security["allowPrivilegeEscalation"], false, "{name}");
             assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]), "{name}");
             assert!(container["resources"]["requests"]["cpu"].is_string(), "{name}");
             assert!(container["resources"]["limits"]["memory"].is_string(), "{name}");
-            assert!(container["readinessProbe"].is_object() && container["livenessProbe"].is_object(), "{name}");
+            let serves = spec["restartPolicy"] != "Never";
+            assert_eq!(container["readinessProbe"].is_object(), serves, "{name}");
+            assert_eq!(container["livenessProbe"].is_object(), serves, "{name}");
         }
     }
     for account in RENDERINGS.iter().flat_map(|rendering| rendering.of_kind("ServiceAccount")) {
@@ -79,6 +84,16 @@ fn selects(selector: &Value, labels: &Value) -> bool {
     selector.iter().all(|(label, value)| labels[label] == *value)
 }
 
+/// Names of the ConfigMaps that are mounted as rules.
+fn rules_config_maps(spec: &Value) -> Vec<&str> {
+    let Some(volume) = list(&spec["volumes"]).iter().find(|volume| volume["name"] == "rules") else {
+        return Vec::new();
+    };
+    let projected = list(&volume["projected"]["sources"]).iter();
+    let sources = projected.chain(std::iter::once(volume)).filter_map(|source| source["configMap"]["name"].as_str());
+    sources.collect()
+}
+
 #[test]
 fn references_between_objects_resolve() {
     for rendering in RENDERINGS.iter() {
@@ -86,7 +101,8 @@ fn references_between_objects_resolve() {
         let pods = pods(rendering);
         let selected = |selector: &Value| pods.iter().any(|(_, pod)| selects(selector, &pod["metadata"]["labels"]));
         for service in rendering.of_kind("Service") {
-            assert!(selected(&service["spec"]["selector"]), "{name}: {service}");
+            let pods = pods.iter().filter(|(_, pod)| selects(&service["spec"]["selector"], &pod["metadata"]["labels"]));
+            assert_eq!(pods.count(), 1, "{name}: {service}");
         }
         for kind in ["Deployment", "StatefulSet", "PodDisruptionBudget"] {
             for it in rendering.of_kind(kind) {
@@ -111,9 +127,10 @@ fn references_between_objects_resolve() {
         let spec = &rendering.deployment()["spec"]["template"]["spec"];
         let account = spec["serviceAccountName"].as_str().unwrap();
         assert!(rendering.named("ServiceAccount", account).is_some(), "{name}: {account}");
-        let rules = list(&spec["volumes"]).iter().find(|volume| volume["name"] == "rules").unwrap();
-        let rules = rules["configMap"]["name"].as_str().unwrap();
-        assert!(rendering.named("ConfigMap", rules).is_some(), "{name}: {rules}");
+        let makers = ["Deployment", "Job"].into_iter().flat_map(|kind| rendering.of_kind(kind));
+        for rules in makers.flat_map(|it| rules_config_maps(&it["spec"]["template"]["spec"])) {
+            assert!(rendering.named("ConfigMap", rules).is_some(), "{name}: {rules}");
+        }
     }
 }
 
@@ -176,9 +193,10 @@ fn rules_are_mounted_at_the_configured_path_and_reloadable() {
         let pod = &rendering.deployment()["spec"]["template"];
         let annotations = pod["metadata"]["annotations"].as_object();
         assert!(annotations.is_none_or(|all| all.keys().all(|key| !key.contains("checksum"))), "{name}");
-        let volume = list(&pod["spec"]["volumes"]).iter().find(|volume| volume["name"] == "rules").unwrap();
-        let config_map = volume["configMap"]["name"].as_str().unwrap();
-        assert!(config_map.ends_with("-rules"), "{name}: {config_map} has a hash, so each change restarts");
+        let config_maps = rules_config_maps(&pod["spec"]);
+        assert!(!config_maps.is_empty(), "{name}");
+        let without_hash = config_maps.iter().all(|name| name.ends_with("-rules"));
+        assert!(without_hash, "{name}: {config_maps:?} has a hash, so each change restarts");
     }
 }
 
@@ -194,7 +212,7 @@ fn shipped_rules_pass_check() {
         let checked = Command::new(PROGRAM).arg("check").arg(directory.path()).output().unwrap();
         assert!(checked.status.success(), "{}: {}", rendering.name, String::from_utf8_lossy(&checked.stderr));
         let files = fs::read_dir(directory.path()).unwrap().count();
-        assert_eq!(files, if rendering.name == "chart, all values" { 2 } else { 1 }, "{}", rendering.name);
+        assert_eq!(files, if rendering.name == "chart, all values" { 3 } else { 1 }, "{}", rendering.name);
     }
 }
 

@@ -20,20 +20,71 @@ app.kubernetes.io/name: {{ include "tollkeeper.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/*
+Labels of an object. Takes a list: the context, then labels of the object; those of the chart go before them.
+*/}}
 {{- define "tollkeeper.labels" -}}
-{{ include "tollkeeper.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- $ := first . }}
+{{- $labels := include "tollkeeper.selector" $ | fromYaml }}
+{{- $_ := set $labels "app.kubernetes.io/version" $.Chart.AppVersion }}
+{{- $_ := set $labels "app.kubernetes.io/managed-by" $.Release.Service }}
+{{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" $.Chart.Name $.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") }}
+{{- range rest . }}{{ $labels = merge $labels . }}{{ end }}
+{{- merge $labels $.Values.commonLabels | toYaml }}
+{{- end }}
+
+{{/*
+Annotations of an object, as a block with its key; nothing if there are none. Takes a list: the context, then annotations
+of the object, which take precedence over commonAnnotations.
+*/}}
+{{- define "tollkeeper.annotations" -}}
+{{- $ := first . }}
+{{- $annotations := dict }}
+{{- range rest . }}{{ $annotations = merge $annotations . }}{{ end }}
+{{- with merge $annotations $.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
+Selector of a pod that the Service must not select: the rule check and the test. Takes a list: the context, the role.
+*/}}
+{{- define "tollkeeper.roleSelector" -}}
+{{- $ := first . }}
+app.kubernetes.io/name: {{ include "tollkeeper.name" $ | trunc 52 }}-{{ last . }}
+app.kubernetes.io/instance: {{ $.Release.Name }}
+{{- end }}
+
+{{/* Labels of such a pod. Takes a list: the context, the role. */}}
+{{- define "tollkeeper.roleLabels" -}}
+{{- $ := first . }}
+{{- merge (include "tollkeeper.roleSelector" . | fromYaml) $.Values.commonLabels | toYaml }}
 {{- end }}
 
 {{- define "tollkeeper.image" -}}
+{{- $registry := .Values.global.imageRegistry }}
 {{- with .Values.image }}
-{{- if .digest }}
-{{- printf "%s@%s" .repository .digest }}
-{{- else }}
-{{- printf "%s:%s" .repository (default $.Chart.AppVersion .tag) }}
+{{- if not .repository }}
+{{- fail "image.repository is not set, and no image is published under a fixed name: build one with `docker build -f deploy/Dockerfile -t REGISTRY/tollkeeper:VERSION .`, push it, and set image.repository=REGISTRY/tollkeeper (and image.tag, if VERSION is not the chart's appVersion)" }}
 {{- end }}
+{{- $repository := ternary (printf "%s/%s" $registry .repository) .repository (not (empty $registry)) }}
+{{- if .digest }}
+{{- printf "%s@%s" $repository .digest }}
+{{- else }}
+{{- printf "%s:%s" $repository (default $.Chart.AppVersion .tag) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tollkeeper.pullSecrets" -}}
+{{- $secrets := list }}
+{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets }}
+{{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) }}
+{{- end }}
+{{- with uniq $secrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
@@ -45,26 +96,60 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
+{{/* Name of the chart's ConfigMap of rules; empty if the rules have another source. */}}
 {{- define "tollkeeper.rulesConfigMap" -}}
-{{- default (printf "%s-rules" (include "tollkeeper.fullname" . | trunc 57)) .Values.existingConfigMap }}
+{{- if and (not .Values.rulesVolume) (or .Values.rules (not .Values.existingConfigMaps)) }}
+{{- printf "%s-rules" (include "tollkeeper.fullname" . | trunc 57) }}
+{{- end }}
 {{- end }}
 
-{{- define "tollkeeper.secret" -}}
-{{- default (include "tollkeeper.fullname" .) .Values.existingSecret }}
+{{/* Rule files of the chart's ConfigMap. */}}
+{{- define "tollkeeper.rulesData" -}}
+{{- $files := dict }}
+{{- range $name, $rules := .Values.rules }}
+{{- $_ := set $files $name (ternary $rules (toYaml $rules) (kindIs "string" $rules)) }}
+{{- else }}
+{{- $_ := set $files "example.yaml" (.Files.Get "files/rules.yaml") }}
+{{- end }}
+{{- $size := 0 }}
+{{- range $name, $text := $files }}{{ $size = add $size (len $name) (len $text) }}{{ end }}
+{{- if gt $size 1048576 }}
+{{- fail (printf "rules has %d bytes, and a ConfigMap holds 1048576: put files into ConfigMaps of your own, at most 1 MiB each, and name them in existingConfigMaps, or set rulesVolume" $size) }}
+{{- end }}
+{{- range $name, $text := $files }}
+{{ $name | quote }}: |
+  {{- $text | nindent 2 }}
+{{- end }}
 {{- end }}
 
-{{/* What the Secret's keys are, as JSON: our name of it to its key; those that are not used are left out. */}}
+{{/* Volume of the rule files. Takes a list: the context, the name of the chart's ConfigMap. */}}
+{{- define "tollkeeper.rulesVolume" -}}
+{{- $ := first . }}
+- name: rules
+  {{- if $.Values.rulesVolume }}
+  {{- toYaml $.Values.rulesVolume | nindent 2 }}
+  {{- else }}
+  projected:
+    sources:
+      {{- if include "tollkeeper.rulesConfigMap" $ }}
+      - configMap: { name: {{ last . }} }
+      {{- end }}
+      {{- range $.Values.existingConfigMaps }}
+      - configMap: { name: {{ . }} }
+      {{- end }}
+  {{- end }}
+{{- end }}
+
+{{/* Used keys of the Secret as JSON, by their names in existingSecretKeys. */}}
 {{- define "tollkeeper.secretKeys" -}}
 {{- $keys := dict }}
 {{- if .Values.existingSecret }}
 {{- range $name, $key := .Values.existingSecretKeys }}{{ if $key }}{{ $_ := set $keys $name $key }}{{ end }}{{ end }}
-{{- else }}
-{{- range $name, $value := .Values.secret }}{{ if $value }}{{ $_ := set $keys $name (kebabcase $name) }}{{ end }}{{ end }}
 {{- end }}
 {{- toJson $keys }}
 {{- end }}
 
-{{/* Whether counters live in Redis: by `redis.url`, or because a REDIS_ variable or BACKEND_TYPE says so. */}}
+{{/* `true` if counters are in Redis: by `redis.url`, a REDIS_ variable or BACKEND_TYPE. */}}
 {{- define "tollkeeper.usesRedis" -}}
 {{- $names := keys .Values.settings }}
 {{- range .Values.extraEnv }}{{ $names = append $names .name }}{{ end }}
@@ -73,12 +158,47 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if $redis }}true{{ end }}
 {{- end }}
 
-{{/* The settings of the process as JSON: what the chart needs, and over it what `settings` says. */}}
+{{/*
+Ports of Redis as a JSON list: networkPolicy.redisPorts, or those of the addresses. An address without a port is a URL,
+which has the port of its protocol; a unix socket has none.
+*/}}
+{{- define "tollkeeper.redisPorts" -}}
+{{- $ports := list }}
+{{- if .Values.networkPolicy.redisPorts }}
+{{- range .Values.networkPolicy.redisPorts }}{{ $ports = append $ports (int .) }}{{ end }}
+{{- else }}
+{{- $settings := include "tollkeeper.settings" . | fromJson }}
+{{- range .Values.extraEnv }}{{ if hasKey . "value" }}{{ $_ := set $settings .name (toString .value) }}{{ end }}{{ end }}
+{{- range $prefix := list "REDIS_" "REDIS_PERSECOND_" }}
+{{- $sentinel := eq "sentinel" (lower (default "" (get $settings (printf "%sTYPE" $prefix)))) }}
+{{- $addresses := splitList "," (default "" (get $settings (printf "%sURL" $prefix))) }}
+{{- if and $sentinel (gt (len $addresses) 1) }}
+{{- $ports = append $ports 6379 }}
+{{- $addresses = rest $addresses }}
+{{- end }}
+{{- range $address := $addresses }}
+{{- $address = trim $address }}
+{{- if and $address (not (hasPrefix "/" $address)) }}
+{{- $host := regexReplaceAll "^[A-Za-z]+://" $address "" | regexFind "^[^/?]*" }}
+{{- $port := regexFind ":[0-9]+$" $host | trimPrefix ":" }}
+{{- $ports = append $ports (int (default (ternary 26379 6379 $sentinel) $port)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (not $ports) (include "tollkeeper.usesRedis" .) (not (hasPrefix "/" (default "" (get $settings "REDIS_URL")))) }}
+{{- fail "networkPolicy.enabled is true and the address of Redis is in no value, so its port is unknown: set networkPolicy.redisPorts" }}
+{{- end }}
+{{- end }}
+{{- $ports | uniq | toJson }}
+{{- end }}
+
+{{/* Settings of the process as JSON: those of the chart, then the value `settings`, which takes precedence. */}}
 {{- define "tollkeeper.settings" -}}
 {{- $secrets := include "tollkeeper.secretKeys" . | fromJson }}
 {{- $all := dict
   "RUNTIME_ROOT" "/data" "RUNTIME_SUBDIRECTORY" "ratelimit" "RUNTIME_APPDIRECTORY" "config"
   "RUNTIME_WATCH_ROOT" "false" "RUNTIME_IGNOREDOTFILES" "true"
+  "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" "true"
   "GRPC_PORT" (toString .Values.ports.grpc) "PORT" (toString .Values.ports.http)
   "DEBUG_HOST" .Values.debug.host "DEBUG_PORT" (toString .Values.debug.port)
   "GRPC_MAX_CONNECTION_AGE" .Values.maxConnectionAge
@@ -104,6 +224,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- range $name, $setting := dict
   "redisAuth" "TOLLKEEPER_REDIS_AUTH_FILE" "redisSentinelAuth" "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE"
+  "redisPerSecondAuth" "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE"
+  "redisPerSecondSentinelAuth" "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE"
   "adminToken" "TOLLKEEPER_ADMIN_TOKEN_FILE" }}
 {{- if hasKey $secrets $name }}{{ $_ := set $all $setting (printf "/etc/tollkeeper/secrets/%s" (kebabcase $name)) }}{{ end }}
 {{- end }}
@@ -130,78 +252,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- toJson $all }}
 {{- end }}
 
-{{/* Checks that the schema cannot express: values that contradict each other. */}}
-{{- define "tollkeeper.validate" -}}
-{{- $value := "replicaCount" }}{{ $replicas := int .Values.replicaCount }}
-{{- if .Values.autoscaling.enabled }}
-{{- $value = "autoscaling.maxReplicas" }}{{ $replicas = int .Values.autoscaling.maxReplicas }}
-{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
-{{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas: lower the one or raise the other" }}
+{{/* Variables of the environment, as entries of `env`. */}}
+{{- define "tollkeeper.env" -}}
+{{- range $name, $value := include "tollkeeper.settings" . | fromJson }}
+- { name: {{ $name }}, value: {{ $value | quote }} }
 {{- end }}
-{{- end }}
-{{- if and (gt $replicas 1) (not (include "tollkeeper.usesRedis" .)) (not .Values.allowReplicasOnMemory) }}
-{{- fail (printf "%s is %d and counters live in the memory of each replica, so a limit would be %d times what the rules say: set redis.url, or %s to 1, or allowReplicasOnMemory to true if that is meant" $value $replicas $replicas $value) }}
-{{- end }}
-{{- if not .Values.redis.url }}
-{{- if or .Values.redis.tls.enabled .Values.secret.redisAuth .Values.secret.redisSentinelAuth .Values.existingSecretKeys.redisAuth .Values.existingSecretKeys.redisSentinelAuth }}
-{{- if not (include "tollkeeper.usesRedis" .) }}
-{{- fail "TLS or a password for Redis is set and redis.url is not: set redis.url" }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- if .Values.existingSecret }}
-{{- range $name, $text := .Values.secret }}
-{{- if $text }}{{ fail (printf "secret.%s is set beside existingSecret, which goes before it: put it there and name its key in existingSecretKeys.%s" $name $name) }}{{ end }}
-{{- end }}
-{{- if eq "{}" (include "tollkeeper.secretKeys" .) }}
-{{- fail "existingSecret is set and existingSecretKeys names none of its keys, so nothing of it is used: name them" }}
-{{- end }}
-{{- else }}
-{{- range $name, $key := .Values.existingSecretKeys }}
-{{- if $key }}{{ fail (printf "existingSecretKeys.%s is set and existingSecret is not: set existingSecret" $name) }}{{ end }}
-{{- end }}
-{{- end }}
-{{- include "tollkeeper.validateNames" . }}
-{{- if and .Values.existingConfigMap .Values.rules }}
-{{- fail "rules and existingConfigMap are both set: keep one of them" }}
-{{- end }}
-{{- if and .Values.tls.enabled (not .Values.tls.existingSecret) }}
-{{- fail "tls.enabled is true and tls.existingSecret names no Secret with the certificate: set it" }}
-{{- end }}
-{{- if and .Values.tls.http (not .Values.tls.enabled) }}
-{{- fail "tls.http is true and tls.enabled is false: set tls.enabled" }}
-{{- end }}
-{{- if and (or .Values.tls.clientCAKey .Values.tls.clientSAN) (not .Values.tls.enabled) }}
-{{- fail "tls.clientCAKey or tls.clientSAN is set and tls.enabled is false: certificates of clients would not be checked; set tls.enabled" }}
-{{- end }}
-{{- if and .Values.tls.clientSAN (not .Values.tls.clientCAKey) }}
-{{- fail "tls.clientSAN is set and tls.clientCAKey is not: no certificate of a client would be asked for; set tls.clientCAKey" }}
-{{- end }}
-{{- if ne (empty .Values.redis.tls.certKey) (empty .Values.redis.tls.keyKey) }}
-{{- fail "redis.tls.certKey and redis.tls.keyKey go together: set both or none" }}
-{{- end }}
-{{- if le (int .Values.shutdown.timeoutSeconds) (int .Values.shutdown.drainSeconds) }}
-{{- fail "shutdown.timeoutSeconds must be longer than shutdown.drainSeconds, which it includes" }}
-{{- end }}
-{{- if and (not .Values.metrics.enabled) .Values.serviceMonitor.enabled }}
-{{- fail "serviceMonitor.enabled is true and metrics.enabled is false: there is nothing to scrape; set metrics.enabled" }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
-{{/* Settings that other parts of the manifests rest on have values of their own. */}}
-{{- define "tollkeeper.validateNames" -}}
-{{- $owned := dict
-  "GRPC_PORT" "ports.grpc" "PORT" "ports.http" "DEBUG_PORT" "debug.port" "GRPC_SERVER_USE_TLS" "tls.enabled"
-  "TOLLKEEPER_HTTP_TLS_CERT" "tls.http" "TOLLKEEPER_HTTP_TLS_KEY" "tls.http"
-  "USE_PROMETHEUS" "metrics.enabled" "PROMETHEUS_ADDR" "metrics.port" "PROMETHEUS_PATH" "metrics.path"
-  "RUNTIME_ROOT" "rules" "RUNTIME_SUBDIRECTORY" "rules" "RUNTIME_APPDIRECTORY" "rules"
-  "TOLLKEEPER_DRAIN_PERIOD" "shutdown.drainSeconds" "TOLLKEEPER_SHUTDOWN_TIMEOUT" "shutdown.timeoutSeconds" }}
-{{- range $name, $_ := .Values.settings }}
-{{- if hasKey $owned $name }}{{ fail (printf "settings.%s: the chart sets it from the value %s: set that" $name (get $owned $name)) }}{{ end }}
-{{- end }}
-{{- $set := include "tollkeeper.settings" . | fromJson }}
-{{- range .Values.extraEnv }}
-{{- if hasKey $owned .name }}{{ fail (printf "extraEnv: the chart sets %s from the value %s: set that" .name (get $owned .name)) }}{{ end }}
-{{- if hasKey $set .name }}{{ fail (printf "extraEnv: %s is set already: put it into the value settings" .name) }}{{ end }}
+{{/* Bytes of a size (256MiB) or of a Kubernetes quantity (256Mi, 1.5G); empty for other forms. */}}
+{{- define "tollkeeper.bytes" -}}
+{{- /* A number of a values file is a float. */}}
+{{- $text := kindIs "float64" . | ternary (printf "%.0f" .) (toString .) }}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000
+  "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- if regexMatch "^[0-9]+([.][0-9]+)?([kMGT]|[KMGT]iB?)?$" $text }}
+{{- $unit := regexFind "[A-Za-z]*$" $text | trimSuffix "B" }}
+{{- mulf (float64 (regexFind "^[0-9.]+" $text)) (get $units $unit) | int64 }}
 {{- end }}
 {{- end }}
