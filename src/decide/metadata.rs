@@ -8,7 +8,10 @@ use super::selection::Selection;
 use super::verdict::Verdict;
 use crate::limit::period::Unit;
 use crate::request::{Descriptor, Entry, LimitOverride, Request};
+use crate::rule::naming::override_name;
 use crate::settings::decisions::DecisionSettings;
+use crate::telemetry::metrics::limit_registry::OTHER;
+use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Metadata of an answer; `None` if it is switched off.
 pub(super) fn of(
@@ -35,7 +38,10 @@ pub(super) fn of(
     }
     if behaviour.metadata_verdicts {
         let rejections = selections.iter().zip(verdicts);
-        let rejections: Vec<_> = rejections.filter_map(|(selection, verdict)| rejection(selection, verdict)).collect();
+        let rejections = rejections.zip(&request.descriptors);
+        let rejections: Vec<_> = rejections
+            .filter_map(|((selection, verdict), descriptor)| rejection(request.domain, selection, verdict, descriptor))
+            .collect();
         if !rejections.is_empty() {
             fields.insert("over_limit".to_owned(), Value::Array(rejections));
         }
@@ -100,9 +106,19 @@ fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
     }
 }
 
-/// The limit that rejected, for the access log; `None` if none did.
-fn rejection(selection: &Selection<'_>, verdict: &Verdict<'_>) -> Option<Value> {
+/// The limit that rejected, for the access log, by its name in metrics; `None` if none did.
+fn rejection(
+    domain: &str,
+    selection: &Selection<'_>,
+    verdict: &Verdict<'_>,
+    descriptor: &Descriptor<'_>,
+) -> Option<Value> {
     let status = verdict.status.over_limit.then_some(&verdict.status)?;
-    let rule = verdict.limit_path(selection).unwrap_or_else(|| "override".to_owned());
+    let rule = verdict.limit_path(selection).unwrap_or_else(|| {
+        let parts = override_name(&descriptor.entries);
+        let parts: Vec<_> = std::iter::once(domain).chain(parts.iter().map(String::as_str)).collect();
+        let name = LimitName::of_request(&parts).unwrap_or_else(|| LimitName::new([domain, OTHER]));
+        name.key().to_owned()
+    });
     Some(json!({ "rule": rule, "name": status.current_limit.map_or("", |limit| limit.name) }))
 }

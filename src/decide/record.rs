@@ -16,6 +16,7 @@ use crate::clock::Time;
 use crate::counter::Path;
 use crate::limit::StorePolicy;
 use crate::request::{Descriptor, Entry, Hits};
+use crate::rule::naming::override_name;
 use crate::rule::set::DomainRules;
 use crate::sharded::upper_half;
 use crate::store::outcome::DecidedBy;
@@ -149,7 +150,9 @@ impl Recorder<'_> {
             if !result.admitted {
                 stats.rejected_keys.add(hash);
                 let id = key ^ u128::from(stats.id()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-                self.metrics.top_keys.record(KeyRejection { id, limit: stats, hits }, now, || key_text(&path));
+                let named = (limit.stats.is_none()).then(|| self.of_override(selection, descriptor)).flatten();
+                let limit = named.as_deref().unwrap_or(stats);
+                self.metrics.top_keys.record(KeyRejection { id, limit, hits }, now, || key_text(&path));
             }
         }
     }
@@ -171,10 +174,15 @@ impl Recorder<'_> {
             }
             (Some(stats), _) => Some(StatsRef::Rule(stats)),
             (None, _) => {
-                let parts: SmallVec<[String; 4]> = entries.iter().map(composite).collect();
-                Some(self.of_request(domain, &parts).map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
+                let stats = self.of_request(domain, &override_name(entries));
+                Some(stats.map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
             }
         }
+    }
+
+    /// Statistics of a limit that came with a request; `None` if there is no room for its name.
+    fn of_override(self, selection: &Selection<'_>, descriptor: &Descriptor<'_>) -> Option<Arc<LimitStats>> {
+        self.of_request(selection.domain?, &override_name(&descriptor.entries))
     }
 
     fn of_request(self, domain: &DomainRules, parts: &[String]) -> Option<Arc<LimitStats>> {
@@ -201,12 +209,6 @@ fn key_text(path: &Path<'_>) -> Arc<str> {
         }
     }
     text.into()
-}
-
-/// `key_value`, or `key` if there is no value.
-fn composite(entry: &Entry<'_>) -> String {
-    let (key, value) = (String::from_utf8_lossy(entry.key), String::from_utf8_lossy(entry.value));
-    if value.is_empty() { key.into_owned() } else { format!("{key}_{value}") }
 }
 
 /// Records the hits of one charge on one limit.

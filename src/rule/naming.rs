@@ -1,4 +1,4 @@
-//! Metric names with a request's values: `detailed_metric` and `value_to_metric`.
+//! Metric names with a request's values: `detailed_metric`, `value_to_metric` and limits that came with the request.
 //!
 //! The names are those of envoyproxy/ratelimit: the whole path as sent, or the value of one level in place of the
 //! rule's. A value with a shared counter does not appear; its pattern does. The number of names is bounded by
@@ -12,6 +12,11 @@ use crate::request::Entry;
 
 /// Parts of a name below the domain.
 pub type NameParts = SmallVec<[String; 4]>;
+
+/// Returns the metric name of a limit that came with a request: a composite key for each entry.
+pub fn override_name(entries: &[Entry<'_>]) -> NameParts {
+    entries.iter().map(|entry| joined(entry, false)).collect()
+}
 
 /// An entry with the node that it matched.
 struct MatchedEntry<'r> {

@@ -728,7 +728,7 @@ fn metadata_names_the_rejecting_limits() {
             shop_request("tree=abc,list"),
             json!({"over_limit": [{"rule": "shop.tree_a*.list.day_fixed_window", "name": ""}]}),
         ),
-        (shop_request("x").limit(0, 3, None), json!({"over_limit": [{"rule": "override", "name": ""}]})),
+        (shop_request("x").limit(0, 3, None), json!({"over_limit": [{"rule": "shop.x", "name": ""}]})),
     ];
     for (request, expected) in table {
         assert_eq!(metadata(&decide(&service, &request)), expected, "{request:?}");

@@ -310,3 +310,31 @@ fn top_and_rules_pages_report_and_reject_unknown_parameters() {
     let listed: HashSet<_> = index.lines().filter_map(|line| line.split([':', '?']).next()).collect();
     assert!(["/top", "/rules", "/settings", "/counters", "/reset"].iter().all(|page| listed.contains(page)), "{index}");
 }
+
+#[test]
+fn override_has_one_name_in_top_metadata_and_stats() {
+    let server =
+        with_rules("domain: shop\ndescriptors:\n- {key: user, rate_limit: {unit: day, requests_per_unit: 9}}\n")
+            .env("TOLLKEEPER_METADATA_VERDICTS", "true")
+            .start();
+    let long = "x".repeat(600);
+    for (value, name) in [("ann", "shop.user_ann"), ("", "shop.user"), (&*long, "shop._other")] {
+        let request = serde_json::json!({
+            "domain": "shop",
+            "descriptors": [{
+                "entries": [{"key": "user", "value": value}],
+                "limit": {"requestsPerUnit": 0, "unit": "HOUR"},
+            }],
+        });
+        let answer: serde_json::Value =
+            serde_json::from_str(&http::post(server.http_port(), "/json", request.to_string()).send().text()).unwrap();
+        assert_eq!(answer["dynamicMetadata"]["over_limit"][0]["rule"], name, "{answer:#}");
+        let page = |path: &str| http::get(server.debug_port(), path).send().text();
+        let top: serde_json::Value = serde_json::from_str(&page(&format!("/top?rule={name}"))).unwrap();
+        let named = top["overall"].as_array().unwrap().iter().filter(|key| key["rule"] == name).count();
+        assert_eq!(named, 1, "{top:#}");
+        let stats = page("/stats");
+        let line = format!("ratelimit.service.rate_limit.{name}.over_limit: 1");
+        assert!(stats.lines().any(|found| found == line), "{line} is not in {stats}");
+    }
+}

@@ -9,12 +9,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::limit_stats::{LimitName, LimitStats};
+use super::limit_stats::{LimitName, LimitStats, MAX_NAME_BYTES};
 
 /// Name of the series that counts what exceeds the bound: domains, and limits without a rule.
 pub const OTHER: &str = "_other";
-/// Maximum length of a name from a request in bytes.
-const MAX_NAME_BYTES: usize = 512;
 /// Number of sweeps without a change after which a series named by requests is removed.
 const MAX_IDLE_SWEEPS: u32 = 360;
 
@@ -77,12 +75,10 @@ impl LimitRegistry {
 
     /// Returns the statistics under a name from a request, adding them if there is room; `None` if there is not.
     pub fn of_request(&self, parts: &[&str]) -> Option<Arc<LimitStats>> {
-        let length: usize = parts.iter().map(|part| part.len() + 1).sum();
-        if length > MAX_NAME_BYTES {
+        let Some(name) = LimitName::of_request(parts) else {
             self.overflow.fetch_add(1, Ordering::Relaxed);
             return None;
-        }
-        let name = LimitName::new(parts.iter().copied());
+        };
         if let Some(requested) = read(&self.requested).get(name.key()) {
             return Some(Arc::clone(&requested.stats));
         }

@@ -107,6 +107,9 @@ pub struct DecisionCounts {
     pub rejected: u64,
 }
 
+/// Maximum length of a name from a request in bytes.
+pub const MAX_NAME_BYTES: usize = 512;
+
 /// Name of a limit in metrics.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LimitName {
@@ -128,6 +131,12 @@ impl LimitName {
             ends.push(u32::try_from(key.len()).unwrap_or(u32::MAX));
         }
         Self { key: key.into_boxed_str(), ends: ends.into_boxed_slice() }
+    }
+
+    /// Joins a domain and composite keys of a request; `None` beyond [`MAX_NAME_BYTES`].
+    pub fn of_request(parts: &[&str]) -> Option<Self> {
+        let length: usize = parts.iter().map(|part| part.len() + 1).sum();
+        (length <= MAX_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
     }
 
     /// Full name: `domain.composite.composite`.
