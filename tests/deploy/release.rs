@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use serde_json::Value;
 use tempfile::tempdir;
 
 use crate::kit::tollkeeper::PROGRAM;
@@ -86,9 +87,7 @@ fn workflows_grant_no_more_than_reading_by_default() {
 
 #[test]
 fn nothing_names_an_owner() {
-    for path in
-        ["deploy/Dockerfile", "deploy/kubernetes", "deploy/kubernetes-redis", ".github/workflows", "README.md", "docs"]
-    {
+    for path in ["deploy", ".github/workflows", "README.md", "docs"] {
         for (path, text) in texts(&repository(path)) {
             assert!(!text.contains("ghcr.io/tollkeeper") && !text.contains("github.com/tollkeeper"), "{path}");
         }
@@ -146,6 +145,29 @@ fn archives_hold_the_program_and_are_reproducible() {
             assert!(content.join(file).is_file(), "{file}");
         }
     }
+}
+
+#[test]
+fn released_chart_names_its_image_and_its_home() {
+    let directory = tempdir().unwrap();
+    let (image, home) = ("registry.example/edge/tollkeeper", "https://git.example/edge/tollkeeper");
+    let mut package = script("release-chart");
+    package.env("TOLLKEEPER_TEST_HELM", tool("HELM"));
+    succeed(package.args(["9.8.7", image, home]).arg(directory.path()));
+    let archive = directory.path().join("tollkeeper-9.8.7.tgz");
+    let helm = |arguments: &[&str]| {
+        let mut command = Command::new(tool("HELM"));
+        run_tool(command.args(arguments).arg(&archive), "").unwrap_or_else(|problem| panic!("{problem}"))
+    };
+    let chart = documents(&helm(&["show", "chart"])).remove(0);
+    assert_eq!((&chart["version"], &chart["appVersion"]), (&"9.8.7".into(), &"9.8.7".into()));
+    assert_eq!((&chart["home"], &chart["sources"][0]), (&home.into(), &home.into()));
+    let images = chart["annotations"]["artifacthub.io/images"].as_str().unwrap();
+    assert!(images.contains(&format!("image: {image}:9.8.7")), "{images}");
+    let manifests = documents(&helm(&["template", "edge", "--kube-version", "1.34.0"]));
+    let deployment = manifests.iter().find(|manifest| manifest["kind"] == "Deployment").unwrap();
+    let container: &Value = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], format!("{image}:9.8.7"));
 }
 
 #[test]
