@@ -164,7 +164,10 @@ fn released_chart_names_its_image_and_its_home() {
     assert_eq!((&chart["home"], &chart["sources"][0]), (&home.into(), &home.into()));
     let images = chart["annotations"]["artifacthub.io/images"].as_str().unwrap();
     assert!(images.contains(&format!("image: {image}:9.8.7")), "{images}");
-    let manifests = documents(&helm(&["template", "edge", "--kube-version", "1.34.0"]));
+    let set = ["template", "edge", "--kube-version", "1.34.0", "--set", "prometheusRule.enabled=true"];
+    let manifests = helm(&set);
+    assert!(manifests.contains(&format!("runbook_url: {home}/blob/v9.8.7/docs/operations.md#tollkeeper-")));
+    let manifests = documents(&manifests);
     let deployment = manifests.iter().find(|manifest| manifest["kind"] == "Deployment").unwrap();
     let container: &Value = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], format!("{image}:9.8.7"));
