@@ -14,6 +14,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -21,10 +22,12 @@ use axum::http::Request;
 use bytes::Bytes;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Reason, RecvStream};
+use http_body_util::BodyExt as _;
 use hyper::body::Frame;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
 
 use self::keep_alive::{KeepAlive, KeepAliveTimes};
 use self::response::{send_head, send_message, send_page};
@@ -33,7 +36,7 @@ use super::admission_service::admit;
 use super::graceful::GracefulConnection;
 use super::in_flight::InFlightRequests;
 use super::inbound_frames::{FrameLimit, InboundFrames};
-use crate::grpc::call_head::CallHead;
+use crate::grpc::call_head::{CallHead, InvalidHead};
 use crate::grpc::rate_limit_method::RateLimitMethod;
 use crate::settings::grpc::GrpcSettings;
 
@@ -213,10 +216,7 @@ async fn respond(
     };
     let call = match CallHead::parse(&head) {
         Ok(call) => call,
-        Err(error) => {
-            let _sent = send_head(&mut sender, error.response(), true);
-            return;
-        }
+        Err(invalid) => return Box::pin(refuse(invalid, RequestBody(body), sender)).await,
     };
     let body = RequestBody(body);
     let _sent = if head.uri.path() == RateLimitMethod::PATH {
@@ -232,6 +232,19 @@ async fn respond(
         // Boxed, so that the future of the common call stays small.
         Box::pin(server.route(Request::from_parts(head, Body::new(body)), permit, sender)).await
     };
+}
+
+/// Maximum time to wait for the end of an invalid call.
+const MAX_REFUSAL_DELAY: Duration = Duration::from_secs(1);
+
+/// Refuses an invalid call, if possible after its end.
+///
+/// An earlier response is followed by a reset of the stream, which many clients report in place of the response.
+async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendResponse<Bytes>) {
+    let rest = async { while let Some(Ok(_discarded)) = body.frame().await {} };
+    if until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
+        let _sent = send_head(&mut sender, invalid.response(), true);
+    }
 }
 
 /// Runs `work`; `None` if the client resets the stream first.

@@ -186,6 +186,30 @@ fn malformed_timeout_is_refused() {
 }
 
 #[test]
+fn refusal_follows_the_end_of_the_call() {
+    let server = server();
+    let call = GrpcCall::new();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    connection.call(1, &[("grpc-timeout", "malformed")]).unwrap();
+    let answer_to = |connection: &mut Http2Connection, stream: u32| {
+        connection.call(stream, &[]).unwrap();
+        connection.send(DATA, END_STREAM, stream, &call.body).unwrap();
+        let kinds = [(); 3].map(|()| connection.next().map(|frame| (frame.stream, frame.kind)));
+        assert_eq!(kinds, [HEADERS, DATA, HEADERS].map(|kind| Some((stream, kind))));
+    };
+    answer_to(&mut connection, 3);
+    connection.send(DATA, 0, 1, &call.body).unwrap();
+    connection.send(DATA, END_STREAM, 1, b"").unwrap();
+    let refusal = connection.next().expect("the connection lives");
+    assert_eq!((refusal.kind, refusal.flags, refusal.stream), (HEADERS, END_HEADERS | END_STREAM, 1));
+    // No reset follows, which clients would report in place of the refusal.
+    answer_to(&mut connection, 5);
+    // A call that does not end is refused too.
+    let unended = GrpcCall { ends: false, ..GrpcCall::with_method("GET") };
+    assert_eq!(unended.send(server.grpc_port()).http_status, 405);
+}
+
+#[test]
 fn bytes_after_the_message_are_an_internal_error() {
     let server = server();
     let whole = GrpcCall::new().body;
