@@ -275,6 +275,24 @@ fn lease_of_one_limit_is_not_used_for_another() {
 }
 
 #[test]
+fn changed_limit_gets_leases_before_the_period_of_the_used_share_ends() {
+    let server = options().start();
+    let replica = Replica::start(&server, SLOTS);
+    for algorithm in algorithms() {
+        let key = algorithm.name();
+        // The share is used for a year.
+        assert_eq!(replica.offer(key, "changed", 500), 500);
+        let changed = TestRequest::new("shop").descriptor(&[(key, "changed")]).limit(9000, 6, None).0;
+        let from_leases = || replica.process.store_stats()["admitted_from_leases"].as_u64().unwrap();
+        let before = from_leases();
+        wait_for("leases of the new limit", || {
+            store_runtime().block_on(replica.admissions(&changed, 200));
+            (from_leases() > before).then_some(())
+        });
+    }
+}
+
+#[test]
 fn shutdown_refunds_leases() {
     let server = options().start();
     // With this many slots there are no shares: all admitted hits are counted.

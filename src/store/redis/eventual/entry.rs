@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::admission::AdmitContext;
 use super::budget::LocalBudget;
-use super::counters::EventualCounters;
+use super::counters::{DescriptorId, EventualCounters};
 use super::demand::Demand;
 use super::lease::{CallReport, LeaseTicket};
 use crate::algorithm::state::{State, charge_together};
@@ -52,6 +52,7 @@ struct ReportTime {
 #[derive(Clone, Copy, Debug)]
 struct UsedShare {
     hits: u64,
+    start: Instant,
     /// End of that period.
     end: Instant,
 }
@@ -72,7 +73,7 @@ impl EventualEntry {
             tags,
             states: SmallVec::new(),
             last_report: None,
-            share: UsedShare { hits: 0, end: at },
+            share: UsedShare { hits: 0, start: at, end: at },
             leases: SmallVec::new(),
             demand: Demand::new(at),
             requested_ahead: None,
@@ -80,16 +81,24 @@ impl EventualEntry {
         }
     }
 
-    /// Returns true if the entry belongs to other limits of the path, which a reload replaced, and still has their
-    /// share or leases. Takes the entry over for `tags` otherwise.
-    pub(super) fn is_held_by_other(&mut self, tags: u128, at: Instant) -> bool {
-        if self.tags == tags {
+    /// Returns true if the entry belongs to these limits, and not to others of the path.
+    pub(super) const fn belongs_to(&self, id: DescriptorId) -> bool {
+        self.tags == id.tags
+    }
+
+    /// Takes the entry over from other limits of the path, which a reload or an override replaced; returns false while
+    /// it has leases of these. The share that they used counts as used, for at least a period of the new limits.
+    pub(super) fn take_over(&mut self, id: DescriptorId, budget: &LocalBudget, at: Instant) -> bool {
+        if !self.leases.is_empty() {
             return false;
         }
-        if self.leases.is_empty() && at >= self.share.end {
-            *self = Self::new(tags, at);
-            return false;
-        }
+        let UsedShare { hits, start, end } = self.share;
+        let new = Self::new(id.tags, at);
+        let share = match at < end {
+            true => UsedShare { hits, start, end: end.max(start + Duration::from_micros(budget.period_us)) },
+            false => new.share,
+        };
+        *self = Self { share, demand: self.demand, ..new };
         true
     }
 
@@ -144,7 +153,8 @@ impl EventualEntry {
             results.iter().zip(&command.counters).all(|(result, counter)| result.admitted || !counter.enforced);
         passes.then(|| {
             if is_new_period {
-                self.share.end = context.at + Duration::from_micros(budget.period_us);
+                let end = context.at + Duration::from_micros(budget.period_us);
+                self.share = UsedShare { hits: 0, start: context.at, end };
             }
             self.share.hits = used + hits;
             self.used = context.at;

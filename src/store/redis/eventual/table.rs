@@ -78,7 +78,7 @@ impl EventualTable {
         let may_share = context.may_share && hits <= budget.share;
         let mut shard = self.shards.lock(upper_half(id.path));
         if let Some(entry) = shard.entries.get_mut(&id.path) {
-            if entry.is_held_by_other(id.tags, context.at) {
+            if !entry.belongs_to(id) && !entry.take_over(id, budget, context.at) {
                 return Admission::CallRedis;
             }
             if !context.is_retry {
@@ -112,7 +112,7 @@ impl EventualTable {
         let id = descriptor.id;
         let mut shard = self.shards.lock(upper_half(id.path));
         let Some(entry) = shard.entries.get_mut(&id.path) else { return 0 };
-        if entry.is_held_by_other(id.tags, at) { 0 } else { entry.lease_size(descriptor, at, live).min(MAX_LEASE_HITS) }
+        if entry.belongs_to(id) { entry.lease_size(descriptor, at, live).min(MAX_LEASE_HITS) } else { 0 }
     }
 
     /// Records a report of Redis. A lease in it can be used until [`EventualTable::end_lease`].
@@ -127,7 +127,7 @@ impl EventualTable {
         let is_known = shard.entries.contains_key(&id.path);
         if is_known || self.has_room(&mut shard, sent) {
             let entry = shard.entries.entry(id.path).or_insert_with(|| EventualEntry::new(id.tags, sent));
-            if !entry.is_held_by_other(id.tags, sent) {
+            if entry.belongs_to(id) {
                 entry.record_report(counters, report, ticket);
             }
         }
