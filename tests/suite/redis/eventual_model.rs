@@ -25,7 +25,7 @@ use std::io::Write as _;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::store::redis::eventual::table::EventualStats;
 
-use self::ledger::{Worst, check};
+use self::ledger::{Worst, check, check_changed};
 use self::scenario::{Plan, ScenarioKind};
 use self::simulation::{Outcome, World};
 
@@ -52,11 +52,16 @@ struct Tally {
 impl Tally {
     fn add(&mut self, plan: &Plan, seed: u64) -> Result<(), String> {
         let (Outcome { uses, adjustments, requests, calls, .. }, usage) = World::live(plan, seed);
-        for ((counters, uses), adjustments) in plan.keys.iter().zip(&uses).zip(&adjustments) {
+        for (key, (counters, (uses, adjustments))) in plan.keys.iter().zip(uses.iter().zip(&adjustments)).enumerate() {
             self.charged += uses.iter().filter(|it| it.by == ledger::By::Redis).map(|it| it.hits).sum::<u64>();
-            for counted in counters.iter().filter(|counted| counted.enforced) {
+            for (place, counted) in counters.iter().enumerate().filter(|(_, counted)| counted.enforced) {
                 let limit = counted.limit.lengthened(0);
-                let worst = check(&limit, uses, adjustments).map_err(|what| format!("{what}, under {limit:?}"))?;
+                let changed = plan.changed_keys.get(key).map(|counters| counters[place].limit.lengthened(0));
+                let outcome = changed.map_or_else(
+                    || check(&limit, uses, adjustments),
+                    |changed| check_changed(&limit, &changed, uses, adjustments),
+                );
+                let worst = outcome.map_err(|what| format!("{what}, under {limit:?}"))?;
                 if self.worst.is_none_or(|worst_so_far| worst_so_far.overshot() < worst.overshot()) {
                     self.worst = Some(worst);
                 }
@@ -169,6 +174,11 @@ fn overshoot_is_bounded_when_leases_are_left_unused() {
 #[test]
 fn overshoot_is_bounded_when_hits_are_refunded_and_counters_reset() {
     live(ScenarioKind::Adjusted, &[1, 3, 8]);
+}
+
+#[test]
+fn overshoot_is_bounded_when_replicas_reload_other_limits() {
+    live(ScenarioKind::Reloaded, &[1, 3, 8]);
 }
 
 #[test]

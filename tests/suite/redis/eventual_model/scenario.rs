@@ -33,6 +33,7 @@ pub(super) enum ScenarioKind {
     Slow,
     Unused,
     Adjusted,
+    Reloaded,
     Everything,
 }
 
@@ -52,6 +53,7 @@ impl ScenarioKind {
             Self::Slow => "slow and lost replies",
             Self::Unused => "leases that are left unused",
             Self::Adjusted => "hits refunded, counters reset",
+            Self::Reloaded => "other limits reloaded",
             Self::Everything => "all of this",
         }
     }
@@ -126,6 +128,10 @@ pub(super) struct Plan {
     pub(super) cut: Vec<(u64, u64)>,
     pub(super) replica_changes: Vec<(u64, usize, ReplicaEvent)>,
     pub(super) arrivals: Vec<Arrival>,
+    /// Keys with the limits that reloads bring, in pairs with `keys`; empty: none.
+    pub(super) changed_keys: Vec<SmallVec<[OwnedCounter; 1]>>,
+    /// Time, replica and key of changes to the other limits, and back.
+    pub(super) reloads: Vec<(u64, usize, usize)>,
     /// Time, replica and key of refunds and resets.
     pub(super) adjustments: Vec<(u64, usize, usize, Adjustment)>,
     /// Lifetime of a slot's claim.
@@ -232,6 +238,8 @@ impl Plan {
             replica_changes: Vec::new(),
             arrivals: Vec::new(),
             adjustments: Vec::new(),
+            changed_keys: Vec::new(),
+            reloads: Vec::new(),
             claim: if comes_and_goes { chance.pick(&[30 * S, 3 * period / 2, period / 2]) } else { 30 * S },
             // Memory for one of the descriptors in use.
             bytes: if chance.one_in(6) { 40_000 } else { 64 << 20 },
@@ -247,7 +255,33 @@ impl Plan {
             plan.use_shares_up(chance);
         }
         plan.add_adjustments(kind, chance);
+        plan.add_reloads(kind, chance);
         plan
+    }
+
+    /// Reloads of limits that are larger or smaller, some of them again and again.
+    fn add_reloads(&mut self, kind: ScenarioKind, chance: &mut Chance) {
+        if !kind.is(ScenarioKind::Reloaded) || kind == ScenarioKind::Everything && chance.one_in(2) {
+            return;
+        }
+        for counters in &self.keys {
+            let changed = |counter: &OwnedCounter| {
+                let limit = counter.limit;
+                let requests = (limit.requests_per_unit() * chance.between(1, 40) as u32 / 10).max(1);
+                let bucket_size = (limit.algorithm() == Algorithm::TokenBucket).then_some(requests);
+                let spec = LimitSpec { bucket_size, ..LimitSpec::new(limit.algorithm(), requests, limit.period()) };
+                let overshoot = Overshoot::MilliPercent(chance.pick(&[5_000, 20_000, 50_000]));
+                counted(self::limit(spec, overshoot), counter.enforced, counter.tag)
+            };
+            self.changed_keys.push(counters.iter().map(changed).collect());
+        }
+        for _ in 0..chance.between(1, 20) {
+            let at = match self.arrivals.len() {
+                1.. if chance.one_in(2) => self.arrivals[chance.place(self.arrivals.len())].at + chance.below(MS),
+                _ => chance.between(self.start, self.end),
+            };
+            self.reloads.push((at, chance.place(self.replicas), chance.place(self.keys.len())));
+        }
     }
 
     /// Refunds and resets, most of them soon after a request; some refund more than was charged.
@@ -417,6 +451,8 @@ impl Plan {
             replica_changes: Vec::new(),
             arrivals: Vec::new(),
             adjustments: Vec::new(),
+            changed_keys: Vec::new(),
+            reloads: Vec::new(),
             claim: 30 * S,
             bytes: 64 << 20,
             start,

@@ -13,6 +13,7 @@ use tollkeeper::clock::Time;
 use tollkeeper::request::Hits;
 use tollkeeper::store::redis::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use tollkeeper::store::redis::eventual::admission::{Admission, AdmitContext};
+use tollkeeper::store::redis::eventual::counters::EventualCounters;
 use tollkeeper::store::redis::eventual::lease::{CallReport, LeaseTicket};
 use tollkeeper::store::redis::eventual::table::EventualStats;
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, reset_command};
@@ -64,6 +65,8 @@ enum Event {
     Beats(Who),
     /// A refund or reset is sent.
     Adjusts(usize),
+    /// A replica loads other limits.
+    Reloads(usize),
     Lifecycle(usize),
 }
 
@@ -83,7 +86,7 @@ struct Call {
     commands: Vec<ChargeCommand>,
     sent: Instant,
     leased: u64,
-    kept_us: u64,
+    descriptor: EventualCounters,
 }
 
 #[derive(Debug)]
@@ -169,6 +172,9 @@ impl<'p> World<'p> {
         for (number, (at, ..)) in plan.adjustments.iter().enumerate() {
             world.at(*at, Event::Adjusts(number));
         }
+        for (number, (at, ..)) in plan.reloads.iter().enumerate() {
+            world.at(*at, Event::Reloads(number));
+        }
         // Messages in flight at the end may still arrive. No two events happen at one time.
         while let Some(Reverse(Due(at, _, event))) = world.due.pop() {
             world.now = at.max(world.now + 1);
@@ -201,6 +207,13 @@ impl<'p> World<'p> {
             Event::Ends(who, key, leased) => self.ends(who, key, leased),
             Event::Beats(who) => self.beats(who),
             Event::Adjusts(number) => self.adjusts(number),
+            Event::Reloads(number) => {
+                let (_, replica, key) = self.plan.reloads[number];
+                let it = &mut self.replicas[replica];
+                if it.alive {
+                    std::mem::swap(&mut it.descriptors[key], &mut it.others[key]);
+                }
+            }
             Event::Lifecycle(number) => {
                 let (_, replica, event) = self.plan.replica_changes[number];
                 self.apply(replica, event);
@@ -246,7 +259,7 @@ impl<'p> World<'p> {
         }
         let key = arrival.key;
         let request = ChargeRequest::new(Hits::Charge(arrival.hits), 0);
-        let command = ChargeCommand { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: None };
+        let command = ChargeCommand::new(self.replicas[replica].descriptors[key].counters.clone(), request);
         match self.admit(replica, key, &command, false) {
             Some(lease_ahead) => {
                 if lease_ahead && self.replicas[replica].keys[key].call.is_none() {
@@ -265,6 +278,9 @@ impl<'p> World<'p> {
     fn admit(&mut self, replica: usize, key: usize, command: &ChargeCommand, again: bool) -> Option<bool> {
         let context = self.context(replica, key, again);
         let it = &self.replicas[replica];
+        if command.counters != it.descriptors[key].counters {
+            return None;
+        }
         let before = it.eventual.stats();
         let Admission::Local { lease_ahead, .. } = it.eventual.admit(&it.descriptors[key], command, context) else {
             return None;
@@ -293,15 +309,10 @@ impl<'p> World<'p> {
         };
         let it = &self.replicas[replica];
         let leased = it.eventual.lease_size(&it.descriptors[key], sent, live);
-        let kept_us = it.descriptors[key].budget.recorded_us();
+        let descriptor = it.descriptors[key].clone();
         if leased > 0 {
             let request = ChargeRequest::new(Hits::Charge(leased), 0);
-            commands.push(ChargeCommand {
-                counters: self.plan.keys[key].clone(),
-                request,
-                dry_run: false,
-                void_from: None,
-            });
+            commands.push(ChargeCommand::new(descriptor.counters.clone(), request));
         }
         if commands.is_empty() {
             return false;
@@ -311,7 +322,7 @@ impl<'p> World<'p> {
         let (who, number) = (self.who(replica), self.serial);
         self.replicas[replica].keys[key].call = Some(number);
         self.at(self.now + self.plan.network.timeout, Event::GivesUp(who, key, number));
-        self.send(who, Message::Call(Call { key, number, commands, sent, leased, kept_us }));
+        self.send(who, Message::Call(Call { key, number, commands, sent, leased, descriptor }));
         true
     }
 
@@ -352,7 +363,7 @@ impl<'p> World<'p> {
     }
 
     fn hears_of_call(&mut self, who: Who, call: Call, (mut results, states): (Vec<ChargeResults>, States), now: Time) {
-        let Call { key, number, mut commands, sent, leased, .. } = call;
+        let Call { key, number, mut commands, sent, leased, descriptor } = call;
         let plan = self.plan;
         let passed = |results: &ChargeResults| {
             results.iter().zip(&plan.keys[key]).all(|(result, it)| result.admitted || !it.enforced)
@@ -368,8 +379,7 @@ impl<'p> World<'p> {
         }
         let leased = if lease.as_ref().is_some_and(passed) { leased } else { 0 };
         let it = &mut self.replicas[who.replica];
-        if let Some(leased) = it.eventual.record_report(&it.descriptors[key], CallReport { sent, now, states, leased })
-        {
+        if let Some(leased) = it.eventual.record_report(&descriptor, CallReport { sent, now, states, leased }) {
             it.out.push((key, leased));
             let end = u64::try_from(leased.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
             let checked_at = end.max(self.now) + self.chance.below(OFTEN);
@@ -443,7 +453,7 @@ impl<'p> World<'p> {
         let ahead = i64::try_from(self.chance.below(2 * WRONG)).unwrap() - i64::try_from(WRONG).unwrap();
         let it = &mut self.replicas[replica];
         it.ahead = ahead;
-        it.begin(&self.plan.keys, count, self.plan.bytes);
+        it.begin(self.plan, count);
         self.beats(self.who(replica));
     }
 
@@ -500,7 +510,8 @@ impl<'p> World<'p> {
         let (now, owner) = (Time::from_micros(self.now), (who.replica as u64 + 1) << 32 | u64::from(who.life));
         let reply = match message {
             Message::Call(call) => {
-                let purpose = LeasePurpose::Charge { requested: call.leased, kept_us: call.kept_us };
+                let purpose =
+                    LeasePurpose::Charge { requested: call.leased, kept_us: call.descriptor.budget.recorded_us() };
                 let leases = LeaseCall { purpose, own: SmallVec::new() };
                 let leases = Some(&leases).filter(|_| call.leased > 0);
                 let found = self.redis.call(call.key, &call.commands, leases, now);
