@@ -123,8 +123,7 @@ impl Redis {
         let runner = CallRunner::new(local_admission, over_limit_cache, fallback);
         let calls = Arc::new(InFlightCalls::new(runner, settings.timeout));
         let reaped = Arc::clone(&calls);
-        let lease_reaper =
-            tokio::spawn(async move { reaped.runner.local_admission.reap_leases().await }).abort_handle();
+        let lease_reaper = tokio::spawn(async move { reaped.runner.reap_leases().await }).abort_handle();
         Self {
             deployments,
             keys: KeyScheme::new(&settings.key_prefix, settings.key_format, settings.expiration_jitter),
@@ -356,7 +355,7 @@ impl Redis {
 
     /// Returns leased hits and releases the slot of this process. Call it after the last charge; takes up to 1.5 s.
     pub async fn shutdown(&self) {
-        if timeout(RETURN_LEASES_TIMEOUT, self.calls.runner.local_admission.return_leases()).await.is_err() {
+        if timeout(RETURN_LEASES_TIMEOUT, self.calls.runner.return_leases()).await.is_err() {
             tracing::warn!("shutdown: not all leased hits could be returned to redis in time: they stay charged");
         }
         self.heartbeat.stop().await;

@@ -69,6 +69,16 @@ impl CallRunner {
         Ok(results)
     }
 
+    /// Ends leases when their life is over; runs until it is dropped.
+    pub(super) async fn reap_leases(&self) {
+        self.local_admission.reap_leases(&self.over_limit_cache).await;
+    }
+
+    /// Ends all leases and returns their unused hits.
+    pub(super) async fn return_leases(&self) {
+        self.local_admission.return_leases(&self.over_limit_cache).await;
+    }
+
     /// Copies the reported states to the fallback counters, for limits that use these while Redis is away.
     fn update_fallback(&self, call: &PreparedCall, commands: &ChargeBatch, report: &CallReport) {
         let Some(last) = commands.last() else { return };

@@ -54,7 +54,10 @@ fn rules() -> String {
     // A larger limit has larger leases.
     let large = rules.replace("domain: shop", "domain: large").replace("10%", "5%");
     let large = large.replace(&LIMIT.to_string(), &LARGE_LIMIT.to_string());
-    rules + "---\n" + &large
+    // Leases of 0.3 s, and almost no refill.
+    let slow = "domain: slow\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: 2000, \
+                algorithm: token_bucket, consistency: eventual, max_overshoot: 0.017%}\n";
+    rules + "---\n" + &large + "---\n" + slow
 }
 
 /// Replica and its client.
@@ -290,6 +293,33 @@ fn changed_limit_gets_leases_before_the_period_of_the_used_share_ends() {
             (from_leases() > before).then_some(())
         });
     }
+}
+
+#[test]
+fn returned_lease_ends_a_cached_rejection() {
+    let server = options().start();
+    let replica = Replica::start(&server, SLOTS);
+    // A busy machine may take a second for what takes 0.3 s.
+    let is_admitted_in_time = |value: usize| {
+        let value = value.to_string();
+        let request = |hits| TestRequest::new("slow").descriptor(&[("user", &value)]).hits(hits).0;
+        // Demand that never passes, and a hit that does: with it a lease is charged, of which nothing is used.
+        assert_eq!(store_runtime().block_on(replica.admissions(&request(2001), 50)), 0);
+        assert_eq!(store_runtime().block_on(replica.admissions(&request(1), 1)), 1);
+        let state: Vec<u8> = server.query(&["GET", &format!("tk1:{{slow|user={value}}}:token_bucket:3600s")]);
+        let used = u64::from_le_bytes(state[8..16].try_into().expect("three numbers"));
+        // Fits once hits of the lease have been returned.
+        let large = request(2000 - used + 10);
+        let began = Instant::now();
+        used > 20 && store_runtime().block_on(replica.admissions(&large, 1)) == 0 && {
+            wait_for("the lease to end", || {
+                (store_runtime().block_on(replica.admissions(&large, 1)) == 1).then_some(())
+            });
+            // The rejection may be cached for a second.
+            began.elapsed() < Duration::from_secs(1)
+        }
+    };
+    assert!((0..20).any(is_admitted_in_time));
 }
 
 #[test]

@@ -20,6 +20,7 @@ use crate::algorithm::ChargeRequest;
 use crate::request::Hits;
 use crate::store::redis::command::{ChargeBatch, ChargeCommand};
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
+use crate::store::redis::over_limit_cache::OverLimitCache;
 use crate::store::redis::prepared_call::PreparedCall;
 
 /// Upper bound on outstanding leases.
@@ -56,21 +57,21 @@ impl LeaseReaper {
     }
 
     /// Ends leases when their life is over; runs until it is dropped.
-    pub(super) async fn run(&self, table: &EventualTable) {
+    pub(super) async fn run(&self, table: &EventualTable, rejections: &OverLimitCache) {
         loop {
             sleep(INTERVAL).await;
-            while self.end_some(table, Some(Instant::now())).await {}
+            while self.end_some(table, rejections, Some(Instant::now())).await {}
         }
     }
 
     /// Ends all leases now.
-    pub(super) async fn end_all(&self, table: &EventualTable) {
-        while self.end_some(table, None).await {}
+    pub(super) async fn end_all(&self, table: &EventualTable, rejections: &OverLimitCache) {
+        while self.end_some(table, rejections, None).await {}
     }
 
     /// Ends up to [`MAX_RETURNS`] leases that are over at `by`, any leases if it is `None`; returns true if there were
     /// any.
-    async fn end_some(&self, table: &EventualTable, by: Option<Instant>) -> bool {
+    async fn end_some(&self, table: &EventualTable, rejections: &OverLimitCache, by: Option<Instant>) -> bool {
         let ended: Vec<OutstandingLease> = {
             let mut outstanding = self.outstanding();
             let is_over = |lease: &OutstandingLease| by.is_none_or(|by| lease.ticket.end <= by);
@@ -81,7 +82,7 @@ impl LeaseReaper {
             ended
         };
         let had_some = !ended.is_empty();
-        join_all(ended.into_iter().map(|lease| lease.end(table))).await;
+        join_all(ended.into_iter().map(|lease| lease.end(table, rejections))).await;
         had_some
     }
 
@@ -91,8 +92,8 @@ impl LeaseReaper {
 }
 
 impl OutstandingLease {
-    /// Ends the lease and returns its unused hits.
-    async fn end(self, table: &EventualTable) {
+    /// Ends the lease and returns its unused hits; a cached rejection of its counters is out of date then.
+    async fn end(self, table: &EventualTable, rejections: &OverLimitCache) {
         let Some(descriptor) = &self.call.eventual else { return };
         let unused = table.end_lease(descriptor.id, self.ticket.serial).saturating_sub(self.ticket.refilled);
         let Some(void_from) = self.ticket.void_from.filter(|_| unused > 0) else { return };
@@ -105,6 +106,7 @@ impl OutstandingLease {
         let leases = LeaseCall { purpose: LeasePurpose::Return, own };
         // If it fails, the hits stay charged, which is safe.
         let _failed = self.call.send(&commands, Some(&leases), Instant::now() + RETURN_TIMEOUT, None).await;
+        rejections.remove(self.call.id.counters);
     }
 }
 

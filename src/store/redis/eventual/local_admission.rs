@@ -19,6 +19,7 @@ use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::store::redis::algorithms::can_be_lent;
 use crate::store::redis::command::{ChargeBatch, ChargeCommand};
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
+use crate::store::redis::over_limit_cache::OverLimitCache;
 use crate::store::redis::prepared_call::PreparedCall;
 use crate::store::redis::replicas::Replicas;
 
@@ -141,13 +142,13 @@ impl LocalAdmission {
     }
 
     /// Ends leases when their life is over; runs until it is dropped.
-    pub(crate) async fn reap_leases(&self) {
-        self.reaper.run(&self.table).await;
+    pub(crate) async fn reap_leases(&self, rejections: &OverLimitCache) {
+        self.reaper.run(&self.table, rejections).await;
     }
 
     /// Ends all leases and returns their unused hits.
-    pub(crate) async fn return_leases(&self) {
-        self.reaper.end_all(&self.table).await;
+    pub(crate) async fn return_leases(&self, rejections: &OverLimitCache) {
+        self.reaper.end_all(&self.table, rejections).await;
     }
 
     /// Drops unused entries from one of `parts` equal parts of the table: the part with index `part`.
