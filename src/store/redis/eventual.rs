@@ -10,7 +10,10 @@
 //! - *Share*: hits that a replica may admit without a call to Redis. They are never charged in Redis.
 //! - *Lease*: hits that were charged in Redis as one charge before any of them is admitted here. Its *life* T is the
 //!   time from *sending* that charge until no hit of the lease is admitted any more.
+//! - *Lent hits*: hits of leases that replicas may still admit.
 //! - *Return*: a refund of the unused hits of a lease that has ended.
+//! - *Record*: the leases of a descriptor with their hits, which Redis keeps beside the counters
+//!   (`lua/leases.lua`) until no hit of them is admitted and none is returned any more.
 //!
 //! # Promise
 //!
@@ -35,16 +38,40 @@
 //!      charged within P + T, and the log holds at most L hits of such a span.
 //!    - token_bucket: what refills within T, at most L x T / P. T is chosen so that this is at most O/2.
 //! 3. *Sum.* For token_bucket O/2 + O/2, for the others O + 0.
-//! 4. *Returns keep steps 1 and 2 true.* A return has no effect from a stated time of Redis on, so a late one cannot
-//!    refund hits of another window. What it refunds is still in the state:
+//! 4. *Refunds and resets keep the invariant `used >= admitted + lent`*: `used` is the level in Redis, `admitted` the
+//!    level that the strict algorithm has after the charged hits admitted so far, the refunds and the resets (for
+//!    token_bucket less what refills within T). So what Redis admits, the strict algorithm admits too.
+//!
+//!    | step | used | admitted | lent |
+//!    |---|---|---|---|
+//!    | charge of n, if it fits | + n | + n | |
+//!    | lease of n, if it fits | + n | | + n |
+//!    | hit of a lease | | + 1 | - 1 |
+//!    | return of n | - n | | - n |
+//!    | lease that ends without a return | | | - n |
+//!    | refund of n | - n, but at least min(used, record) | - n, at least 0 | |
+//!    | reset | min(used, record) | 0 | ends the caller's leases |
+//!
+//!    The record is at least the lent hits: a call names the leases of its own process, so that hits admitted from
+//!    these do not count, but those that other replicas admitted from theirs do. So less than requested may be refunded
+//!    for up to 1.2 s. A log drops its oldest hits for a refund while hits are lent, as the newest may be lent.
+//! 5. *Returns keep steps 1 and 2 true.* A return has no effect from a stated time of Redis on, so a late one cannot
+//!    refund hits of another window, nor unless the lease is in the record, so none refunds hits that a reset has
+//!    deleted. What it refunds is still in the state:
 //!    - Windows: until the window ends, the count contains the hits.
 //!    - token_bucket: the unused hits less what may have refilled since the charge, `L x time / P` up to the stated
 //!      time.
 //!    - sliding_window_log: nothing is returned. A refund removes the newest hits, which may belong to others; older
 //!      hits would take their place, and with return after return hits would become older without end. So a lease of a
 //!      log is small, and its unused hits stay charged.
-//! 5. *Losses err on the safe side.* A crash, or a lost reply, wastes the hits of a lease: they stay charged until the
-//!    window ends or they have refilled.
+//! 6. *Other limits on the same counters* (an override, a reload) use no lease of these, and what was used of a share
+//!    counts for them too. Its tumbling period then lasts at least as long as the longest period of each limit that
+//!    uses it, so step 1 holds for each of them, with the largest O.
+//! 7. *Losses err on the safe side.* A crash, or a lost reply, wastes the hits of a lease: they stay charged until the
+//!    window ends or they have refilled, and recorded until their time is over.
+//!
+//! A replica of version 0.1 knows no record. While some run beside newer ones, their leases are not recorded, and their
+//! refunds and resets do not leave lent hits charged.
 //!
 //! This module reads no clock and sends no call, except for `lease_reaper`; callers pass the time and the reports of
 //! Redis.
