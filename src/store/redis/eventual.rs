@@ -70,8 +70,8 @@
 //! 7. *Losses err on the safe side.* A crash, or a lost reply, wastes the hits of a lease: they stay charged until the
 //!    window ends or they have refilled, and recorded until their time is over.
 //!
-//! A replica of version 0.1 knows no record. While some run beside newer ones, their leases are not recorded, and their
-//! refunds and resets do not leave lent hits charged.
+//! A build before 0.2.0 knows no record. While such replicas run beside newer ones, their leases are not recorded, and
+//! their refunds and resets do not leave lent hits charged.
 //!
 //! This module reads no clock and sends no call, except for `lease_reaper`; callers pass the time and the reports of
 //! Redis.
