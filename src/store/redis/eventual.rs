@@ -65,8 +65,8 @@
 //!      hits would take their place, and with return after return hits would become older without end. So a lease of a
 //!      log is small, and its unused hits stay charged.
 //! 6. *Other limits on the same counters* (an override, a reload) use no lease of these, and what was used of a share
-//!    counts for them too. Its tumbling period then lasts at least as long as the longest period of each limit that
-//!    uses it, so step 1 holds for each of them, with the largest O.
+//!    counts for them too. Its tumbling period is then no shorter than the period of any limit that uses it, so step 1
+//!    holds for each of them, with the largest O.
 //! 7. *Losses err on the safe side.* A crash, or a lost reply, wastes the hits of a lease: they stay charged until the
 //!    window ends or they have refilled, and recorded until their time is over.
 //!
