@@ -87,7 +87,7 @@ fn workflows_grant_no_more_than_reading_by_default() {
 
 #[test]
 fn nothing_names_an_owner() {
-    for path in ["deploy", ".github/workflows", "README.md", "docs"] {
+    for path in ["deploy", ".github/workflows", ".ci", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs"] {
         for (path, text) in texts(&repository(path)) {
             assert!(!text.contains("ghcr.io/tollkeeper") && !text.contains("github.com/tollkeeper"), "{path}");
         }
@@ -166,6 +166,7 @@ fn released_chart_names_its_image_and_its_home() {
     assert!(images.contains(&format!("image: {image}:9.8.7")), "{images}");
     let set = ["template", "edge", "--kube-version", "1.34.0", "--set", "prometheusRule.enabled=true"];
     let manifests = helm(&set);
+    assert!(manifests.contains("helm.sh/hook: test"), "the package lacks templates/tests");
     assert!(manifests.contains(&format!("runbook_url: {home}/blob/v9.8.7/docs/operations.md#tollkeeper-")));
     let manifests = documents(&manifests);
     let deployment = manifests.iter().find(|manifest| manifest["kind"] == "Deployment").unwrap();
