@@ -82,8 +82,9 @@ pub(super) struct Args {
     json: bool,
 }
 
+// The escape sequence keeps clap from replacing `{n}` by a line end; clap removes it where colours are off.
 pub(super) const HELP: &str = "\
-Placeholders in keys and values: {key} is a number from the key space, {n} the number of the call, {random:N} a random \
+Placeholders in keys and values: {key} is a number from the key space, {\u{1b}[0mn} the number of the call, {random:N} a random \
 number below N, {run} eight letters that differ in each run, for fresh counters. {{ is a brace.
 
 Latencies of an open loop count from the due time of a call, so that a pause of the server is charged with every call of \
@@ -97,11 +98,14 @@ its end and differs from a log without being wrong; so does a bucket. Times are 
 requests count as simultaneous. Use fresh counters (see {run}) and limits on hits that all requests have.
 
 Examples:
-  tollkeeper bench --domain example --descriptor 'login={key}' --keys uniform:100000
-  tollkeeper bench --domain shop --descriptor 'api_key={run}{key}' --keys zipf:1000000:1.1 --rate 20000 --duration 30s
-  tollkeeper bench --addr ratelimit:8081 --domain shop --descriptor 'user=u{key},path=/p{random:20}' --json
-  tollkeeper bench --addr limits:8081 --tls --ca ca.crt --cert me.crt --key me.key --domain shop --descriptor 'user={key}'
-  tollkeeper bench --request mix.json --pid $(pidof tollkeeper)
+  tollkeeper bench --domain example --descriptor 'login={key}'
+  tollkeeper bench --domain example --descriptor 'api_key={run}{key}' \\
+    --keys zipf:1000000:1.1 --rate 2000 --duration 30s
+  tollkeeper bench --addr localhost:8081 --domain example \\
+    --descriptor 'user=u{key},action=a{random:20}' --json
+  tollkeeper bench --addr localhost:8081 --tls --ca ca.crt --cert me.crt \\
+    --key me.key --domain example --descriptor 'login={key}'
+  tollkeeper bench --request mix.json --pid $(pidof -s tollkeeper)
 
 Exit codes: 0 every call got a response, 1 some got none, or no call was possible, 2 invalid usage.";
 

@@ -54,9 +54,11 @@ previous one, and the last.
 
 Examples:
   tollkeeper call --domain example --descriptor login=ann --count 6
-  tollkeeper call --addr unix:/run/tollkeeper.sock --domain example --descriptor user=42,action=like
-  tollkeeper call --domain example --descriptor 'path=/a\\,b' --descriptor api_key=k1 --json
-  tollkeeper call --addr limits:8081 --tls --ca ca.crt --cert me.crt --key me.key --request refund.json
+  tollkeeper call --addr unix:/run/tollkeeper.sock --domain example \\
+    --descriptor user=42,action=like
+  tollkeeper call --domain example --descriptor 'path=/a\\,b' --json
+  tollkeeper call --addr localhost:8081 --tls --ca ca.crt --cert me.crt \\
+    --key me.key --request refund.json
 
 A request file has options that flags do not have, such as a refund:
   {\"domain\": \"example\", \"descriptors\": [

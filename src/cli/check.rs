@@ -48,8 +48,9 @@ uses are found only by the start.
 Examples:
   tollkeeper check config/example.yaml
   tollkeeper check --merge-domains shop.yaml more/
-  kubectl get configmap rules -o jsonpath={.data.rules} | tollkeeper check -
-  env -i $(cat deploy.env) tollkeeper check --env --format json
+  kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
+    | tollkeeper check -
+  env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --format json
 
 Exit codes: 0 no errors (there may be warnings), 1 errors, or a variable that prevents the start or names an unusable \
 file, 2 invalid usage.";

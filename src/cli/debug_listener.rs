@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use super::print::truncated;
+use crate::report::text::plain;
 use crate::settings::target::Target;
 
 /// Time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a page in bytes.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
+/// Maximum size of the reason for an error that is shown, in bytes.
+const MAX_REASON_BYTES: usize = 300;
 
 /// Fetches the page at `path`, by POST if there is a body. The error is a message for the user.
 pub(super) fn fetch(target: &Target, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
@@ -39,7 +41,8 @@ pub(super) fn fetch(target: &Target, path: &str, body: Option<&str>) -> Result<V
         return Err(format!("{address} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?"));
     }
     if response.status() != 200 {
-        let message = truncated(String::from_utf8_lossy(&page).trim_end());
+        let text = String::from_utf8_lossy(&page[..page.len().min(MAX_REASON_BYTES)]);
+        let message = plain(text.trim_end());
         return Err(format!("{address} answered {}: {message}", response.status()));
     }
     Ok(page)

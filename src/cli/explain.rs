@@ -40,9 +40,10 @@ Nothing is charged. With --config the rules are those of the files, compiled wit
 no counters are shown. Without it, the running server at --addr explains the request and shows its counters.
 
 Examples:
-  tollkeeper explain --config config/example.yaml --domain example --descriptor user=42,action=like
-  tollkeeper explain --domain example --descriptor login=ann --descriptor path=/cart
-  tollkeeper explain --addr 10.0.0.7:6070 --request request.json --json
+  tollkeeper explain --config config/example.yaml --domain example \\
+    --descriptor user=42,action=like
+  tollkeeper explain --domain example --descriptor login=ann --descriptor path=/
+  tollkeeper explain --addr localhost:6070 --request request.json --json
 
 Exit codes: 0 explained, 1 the rules have errors or the server did not answer, 2 invalid usage.";
 

@@ -66,7 +66,7 @@ the rule was loaded, and numbers of keys are estimates with a standard error of 
 
 Examples:
   tollkeeper top
-  tollkeeper top --addr 10.0.0.7:6070 --minutes 1 --rule shop.login --every 2
+  tollkeeper top --addr localhost:6070 --minutes 1 --rule shop.login --every 2
   tollkeeper top --rules --finding never_matched
 
 Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";

@@ -26,6 +26,10 @@ pub(super) async fn top(State(state): State<AppState>, query: Result<Query<TopQu
     if service.decider.metrics.is_off() {
         return metrics_are_off();
     }
+    if !service.decider.metrics.top_keys.is_on() {
+        let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
+        return text(StatusCode::SERVICE_UNAVAILABLE, what);
+    }
     let render = move || {
         let report = TopReport::new(&service.decider.metrics.top_keys, service.clock.now(), &query);
         encode(format, &report, TopReport::text)
@@ -52,9 +56,10 @@ pub(super) async fn rules(State(state): State<AppState>, query: Result<Query<Rul
     page(format, render_off_thread(render).await)
 }
 
-/// Status 404 instead of a report of zeros, which would show every rule as unused.
+/// Status 503 instead of a report of zeros, which would show every rule as unused.
 fn metrics_are_off() -> Response {
-    text(StatusCode::NOT_FOUND, "metrics are off: unset DISABLE_STATS\n")
+    let what = "DISABLE_STATS=true: keys and rules are not counted (unset it and restart)\n";
+    text(StatusCode::SERVICE_UNAVAILABLE, what)
 }
 
 fn encode<T: Serialize>(format: ReportFormat, report: &T, as_text: impl FnOnce(&T) -> String) -> String {

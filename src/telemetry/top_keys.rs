@@ -90,6 +90,11 @@ impl TopKeys {
         Self { shards, counters_per_shard: keys.div_ceil(SHARDS) }
     }
 
+    /// Returns `true` if keys are tracked.
+    pub const fn is_on(&self) -> bool {
+        self.shards.is_some()
+    }
+
     /// Counts rejected hits of a key. `text` is called if the key is new.
     pub fn record(&self, rejected: KeyRejection<'_>, now: Time, text: impl FnOnce() -> Arc<str>) {
         let Some(shards) = &self.shards else { return };

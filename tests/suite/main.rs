@@ -22,6 +22,7 @@ mod fallback;
 mod floods;
 mod fuzz_corpus;
 mod grpc_protocol;
+mod help_examples;
 mod hostile;
 mod http2_headers;
 mod http_protocol;
