@@ -10,11 +10,13 @@ pub mod context;
 pub mod counters;
 pub mod error;
 pub mod explain;
+mod failure_policies;
 mod failures;
 mod merge;
 mod metadata;
 mod outcome;
 mod record;
+mod ruling;
 mod selection;
 pub mod store_report;
 mod verdict;
@@ -76,6 +78,7 @@ impl Decider {
             OptionFuture::from(charger.dry_run_all(&mut dry_runs)).await;
         }
         OptionFuture::from(charger.charge_all(&dry_runs, &mut outcomes)).await;
+        OptionFuture::from(charger.charge_spared(&dry_runs, &mut outcomes)).await;
         self.conclude(context, selected, &outcomes)
     }
 
@@ -102,6 +105,7 @@ impl Decider {
             drop(charger.dry_run_all(&mut dry_runs));
         }
         drop(charger.charge_all(&dry_runs, &mut outcomes));
+        drop(charger.charge_spared(&dry_runs, &mut outcomes));
         self.conclude(context, selected, &outcomes)
     }
 
@@ -110,7 +114,7 @@ impl Decider {
         context: DecisionContext<'r>,
         selected: SelectedRequest<'a, 'r, 'm>,
     ) -> Charger<'a, 'r, 'm> {
-        Charger { store: &self.store, failures: &self.failures, context, selected }
+        Charger { store: &self.store, behaviour: &self.behaviour, failures: &self.failures, context, selected }
     }
 
     /// Records metrics of the outcomes, and merges the outcomes.

@@ -21,7 +21,7 @@ use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
 use self::memory::MemoryStore;
-use self::outcome::{ChargeResults, StoreOutcome};
+use self::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 use self::redis::Redis;
 use self::redis::charge_context::{ChargeContext, ChargeMode};
 use self::redis::key::ParsedKey;
@@ -149,13 +149,13 @@ impl Store {
         }
     }
 
-    /// Passes to `each` whether all limits of a charge would admit it, those in shadow mode included; charges nothing.
-    /// Returns as [`Store::charge_all`] does.
+    /// Passes to `each` which limits of a charge would admit it; charges nothing. Returns as [`Store::charge_all`]
+    /// does.
     pub fn dry_run_all<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,
         context: StoreContext<'_>,
-        mut each: impl FnMut(usize, &Charge<'a>, Result<bool, ChargeError>),
+        mut each: impl FnMut(usize, &Charge<'a>, Result<LimitAdmissions, ChargeError>),
     ) -> Option<impl Future<Output = ()>> {
         match &self.backend {
             StoreBackend::Memory(memory) => {
@@ -165,7 +165,7 @@ impl Store {
                 None
             }
             StoreBackend::Redis(redis) => {
-                let admits = |outcome: StoreOutcome| outcome.results.iter().all(|result| result.admitted);
+                let admits = |outcome: StoreOutcome| outcome.results.iter().map(|result| result.admitted).collect();
                 let each = move |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
                     each(index, charge, outcome.map(admits));
                 };
@@ -182,8 +182,8 @@ impl Store {
         }
     }
 
-    /// Returns true if [`Store::charge_fallback`] would admit a charge; charges nothing.
-    pub fn fallback_admits(&self, charge: &Charge<'_>, now: Time) -> bool {
+    /// Returns which limits of a charge [`Store::charge_fallback`] would admit; charges nothing.
+    pub fn dry_run_fallback(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         match &self.backend {
             StoreBackend::Memory(memory) => memory.admits(charge, now),
             StoreBackend::Redis(redis) => redis.fallback().admits(charge, now),

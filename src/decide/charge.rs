@@ -1,32 +1,40 @@
 //! Charges for all descriptors of a request.
 //!
 //! The store makes all charges of a request together, so that those in Redis cost one round trip. A charge that the
-//! store fails to decide falls to the rule's failure policy. With STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT a dry run
-//! comes first: if it rejects any descriptor, those that it admits only peek, and are not charged for a rejected
-//! request.
+//! store fails to decide falls to the rule's failure policy.
+//!
+//! With STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT a dry run comes first. If it rejects the request, descriptors without
+//! an exceeded limit are *spared*: they only peek. Counters may change between the two, and a descriptor may be
+//! admitted from a lease that the dry run does not see. If the request passes after all, the spared descriptors are
+//! charged, so that no hit is admitted without a charge.
 
 use smallvec::SmallVec;
 
 use super::context::DecisionContext;
+use super::failure_policies::FailurePolicies;
 use super::failures::Failures;
-use super::outcome::DescriptorOutcome;
+use super::outcome::{DescriptorOutcome, FailedCharge};
+use super::ruling::{Answer, DescriptorRuling, LimitRejection, answer};
 use super::selection::{SelectedRequest, Selection};
 use crate::counter::Charge;
 use crate::limit::StorePolicy;
 use crate::request::Hits;
+use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
 use crate::store::error::ChargeError;
+use crate::store::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 
 /// Outcomes of the charges of a request, one for each descriptor.
 pub(super) type Outcomes = SmallVec<[DescriptorOutcome; 2]>;
 /// Dry runs of the charges of a request, one for each descriptor; empty if there was none.
-pub(super) type DryRuns = SmallVec<[Option<DryRun>; 2]>;
+pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
 
 /// Result of the dry run of a charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DryRun {
-    /// All limits would admit the hits; if the store failed, the failure policy would.
-    passes: bool,
+    ruling: DescriptorRuling,
+    /// A limit rejects the hits, in shadow mode too.
+    is_exceeded: bool,
     /// Failure of the store.
     error: Option<ChargeError>,
 }
@@ -35,6 +43,7 @@ pub(super) struct DryRun {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Charger<'a, 'r, 'm> {
     pub(super) store: &'a Store,
+    pub(super) behaviour: &'a DecisionSettings,
     pub(super) failures: &'a Failures,
     pub(super) context: DecisionContext<'r>,
     pub(super) selected: SelectedRequest<'a, 'r, 'm>,
@@ -44,17 +53,47 @@ impl<'a> Charger<'a, '_, '_> {
     /// Runs all charges dry, into `dry_runs`; `None` if that is done when the call returns.
     pub(super) fn dry_run_all(self, dry_runs: &mut DryRuns) -> Option<impl Future<Output = ()>> {
         let SelectedRequest { request, selections } = self.selected;
-        dry_runs.resize(selections.len(), None);
+        let without_limits = |selection: &Selection<'_>| DryRun {
+            ruling: DescriptorOutcome::Unlimited.ruling(self.behaviour, selection),
+            is_exceeded: false,
+            error: None,
+        };
+        dry_runs.extend(selections.iter().map(without_limits));
         let charges = selections.iter().enumerate().filter_map(move |(index, selection)| {
             Some((index, selection.charge(request, index, self.context.max_delay_us)?))
         });
-        let record = move |index: usize, charge: &Charge<'_>, admits: Result<bool, ChargeError>| {
-            dry_runs[index] = Some(match admits {
-                Ok(passes) => DryRun { passes, error: None },
-                Err(error) => DryRun { passes: self.policy_passes(&selections[index], charge), error: Some(error) },
-            });
+        let record = move |index: usize, charge: &Charge<'_>, admissions: Result<LimitAdmissions, ChargeError>| {
+            dry_runs[index] = self.dry_run(&selections[index], charge, admissions);
         };
         self.store.dry_run_all(charges, self.context.of_store(), record)
+    }
+
+    fn dry_run(
+        self,
+        selection: &Selection<'_>,
+        charge: &Charge<'_>,
+        admissions: Result<LimitAdmissions, ChargeError>,
+    ) -> DryRun {
+        let ruling = |admissions: &LimitAdmissions| {
+            let rejection = |admits: &bool| (!admits).then_some(LimitRejection { retry_after_us: None });
+            DescriptorRuling::of(&selection.limits, |index| admissions.get(index).and_then(rejection))
+        };
+        match admissions {
+            Ok(admissions) => DryRun {
+                ruling: ruling(&admissions),
+                is_exceeded: admissions.iter().any(|admits| !admits),
+                error: None,
+            },
+            Err(error) => {
+                let policies = FailurePolicies::of(&selection.limits, charge.request.hits);
+                let mut admissions = LimitAdmissions::new();
+                if policies.use_fallback() {
+                    admissions = self.store.dry_run_fallback(charge, self.context.now);
+                }
+                let ruling = ruling(&admissions).under_policies(policies);
+                DryRun { ruling, is_exceeded: ruling.rejects(), error: Some(error) }
+            }
+        }
     }
 
     /// Makes all charges, into `outcomes`; `None` if that is done when the call returns.
@@ -63,24 +102,54 @@ impl<'a> Charger<'a, '_, '_> {
         dry_runs: &'a DryRuns,
         outcomes: &'a mut Outcomes,
     ) -> Option<impl Future<Output = ()>> {
-        let SelectedRequest { request, selections } = self.selected;
+        let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::Unlimited));
-        let any_rejected = dry_runs.iter().flatten().any(|dry_run| !dry_run.passes);
-        let charge_of = move |index: usize, selection: &'a Selection<'_>| {
-            let charge = selection.charge(request, index, self.context.max_delay_us)?;
-            let passes = dry_runs.get(index).is_some_and(|dry_run| dry_run.is_some_and(|dry_run| dry_run.passes));
-            Some(if any_rejected && passes { peek_only(charge) } else { charge })
+        let spares_any = self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.ruling));
+        let charge_of = move |index: usize| {
+            let charge = self.charge(index)?;
+            let is_spared = spares_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
+            Some(if is_spared { peek_only(charge) } else { charge })
         };
-        let failure_of = move |index: usize| dry_runs.get(index).copied().flatten()?.error;
-        // A charge whose dry run failed is not sent again: its policy decides.
+        self.make(charge_of, dry_runs, outcomes)
+    }
+
+    /// Charges the spared descriptors if the request is not rejected after all; `None` if there is nothing to do, or if
+    /// that is done when the call returns.
+    pub(super) fn charge_spared(
+        self,
+        dry_runs: &'a DryRuns,
+        outcomes: &'a mut Outcomes,
+    ) -> Option<impl Future<Output = ()>> {
+        let rulings = outcomes.iter().zip(self.selected.selections);
+        let rulings = rulings.map(|(outcome, selection)| outcome.ruling(self.behaviour, selection));
+        if !self.is_rejected(&dry_runs.iter().map(|dry_run| dry_run.ruling)) || self.is_rejected(&rulings) {
+            return None;
+        }
+        // Refunds and peeks were made as they are.
+        let charge_of = move |index: usize| {
+            let charge = self.charge(index).filter(|charge| matches!(charge.request.hits, Hits::Charge(_)))?;
+            (!dry_runs[index].is_exceeded).then_some(charge)
+        };
+        self.make(charge_of, dry_runs, outcomes)
+    }
+
+    /// Makes the charge of each descriptor that has one. A charge whose dry run failed is not sent: its policy decides.
+    fn make(
+        self,
+        charge_of: impl Fn(usize) -> Option<Charge<'a>> + Copy,
+        dry_runs: &'a DryRuns,
+        outcomes: &'a mut Outcomes,
+    ) -> Option<impl Future<Output = ()>> {
+        let SelectedRequest { request, selections } = self.selected;
+        let failure_of = move |index: usize| dry_runs.get(index)?.error;
         for index in 0..dry_runs.len() {
-            if let (Some(error), Some(charge)) = (failure_of(index), charge_of(index, &selections[index])) {
+            if let (Some(error), Some(charge)) = (failure_of(index), charge_of(index)) {
                 outcomes[index] = self.decide_by_policy(error, &selections[index], &charge);
             }
         }
-        let charges = selections.iter().enumerate().filter(move |(index, _)| failure_of(*index).is_none());
-        let charges = charges.filter_map(move |(index, selection)| Some((index, charge_of(index, selection)?)));
-        let record = move |index: usize, charge: &Charge<'_>, outcome| {
+        let charges = (0..selections.len()).filter(move |index| failure_of(*index).is_none());
+        let charges = charges.filter_map(move |index| Some((index, charge_of(index)?)));
+        let record = move |index: usize, charge: &Charge<'_>, outcome: Result<StoreOutcome, ChargeError>| {
             let selection: &Selection<'_> = &selections[index];
             outcomes[index] = match outcome {
                 Ok(outcome) => {
@@ -93,32 +162,29 @@ impl<'a> Charger<'a, '_, '_> {
         self.store.charge_all(charges, self.context.of_store(), record)
     }
 
-    /// Tells whether the failure policy would admit a charge.
-    fn policy_passes(&self, selection: &Selection<'_>, charge: &Charge<'_>) -> bool {
-        match selection.store_policy(charge.request.hits) {
-            StorePolicy::Allow => true,
-            StorePolicy::Local => self.store.fallback_admits(charge, self.context.now),
-            StorePolicy::Deny | StorePolicy::Error => false,
-        }
+    fn charge(self, index: usize) -> Option<Charge<'a>> {
+        let SelectedRequest { request, selections } = self.selected;
+        selections[index].charge(request, index, self.context.max_delay_us)
+    }
+
+    /// Returns true if the limits reject the request.
+    fn is_rejected(self, rulings: &(impl Iterator<Item = DescriptorRuling> + Clone)) -> bool {
+        answer(rulings, !self.behaviour.shadow_mode) == Answer::Rejected
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
-    fn decide_by_policy(
-        &self,
-        error: ChargeError,
-        selection: &Selection<'_>,
-        charge: &Charge<'_>,
-    ) -> DescriptorOutcome {
-        let policy = selection.store_policy(charge.request.hits);
-        self.failures.record(error, policy, self.context.now);
-        if policy != StorePolicy::Local {
-            return DescriptorOutcome::Failed(policy);
+    fn decide_by_policy(self, error: ChargeError, selection: &Selection<'_>, charge: &Charge<'_>) -> DescriptorOutcome {
+        let policies = FailurePolicies::of(&selection.limits, charge.request.hits);
+        self.failures.record(error, policies.strictest(), self.context.now);
+        let mut fallback = ChargeResults::new();
+        if policies.use_fallback() {
+            fallback = self.store.charge_fallback(charge, self.context.now);
         }
-        let mut results = self.store.charge_fallback(charge, self.context.now);
-        if charge.request.hits == Hits::Peek {
-            results.iter_mut().for_each(|result| result.admitted = true);
+        for (selected, result) in selection.limits.iter().zip(&mut fallback) {
+            let is_allowed = policies.for_limit(selected) == StorePolicy::Allow;
+            result.admitted |= is_allowed || charge.request.hits == Hits::Peek;
         }
-        DescriptorOutcome::Fallback(results)
+        DescriptorOutcome::Failed(FailedCharge { policies, fallback })
     }
 }
 

@@ -1,8 +1,6 @@
 //! Merges the verdicts on descriptors into one answer: statuses, the overall code, headers and body.
 //!
-//! A limit in shadow mode never rejects a request. Quotas reject it only if all of them are exceeded. Any other
-//! exceeded limit rejects it. A rejection by counters takes precedence over a failure under the policy `error`, and
-//! that over the other failure policies.
+//! `ruling` tells if the request is rejected. Body and retry time are those of the descriptors that reject it.
 
 use std::borrow::Cow;
 
@@ -11,9 +9,11 @@ use smallvec::SmallVec;
 use super::error::DecideError;
 use super::metadata;
 use super::outcome::DescriptorOutcome;
+use super::ruling::{Answer, DescriptorRuling, answer, quotas_reject, retry_after_us};
 use super::selection::{SelectedRequest, Selection};
 use super::verdict::Verdict;
 use crate::decision::{Decision, Header};
+use crate::rule::OverLimitBody;
 use crate::settings::decisions::DecisionSettings;
 
 /// Merges the outcomes of the charges.
@@ -23,35 +23,28 @@ pub(super) fn merge<'r>(
     outcomes: &[DescriptorOutcome],
 ) -> Result<Decision<'r>, DecideError> {
     let SelectedRequest { request, selections } = selected;
+    let verdicts = selections.iter().zip(outcomes);
     let verdicts: SmallVec<[Verdict<'r>; 2]> =
-        selections.iter().zip(outcomes).map(|(selection, outcome)| Verdict::of(selection, outcome)).collect();
-    let is_over = |verdict: &Verdict<'_>| verdict.status.over_limit;
-    let is_over_by_counters = |verdict: &Verdict<'_>| is_over(verdict) && !verdict.by_policy;
-    let may_reject = !behaviour.shadow_mode;
-    let failed = may_reject && verdicts.iter().any(|verdict| verdict.failed);
-    if failed && !is_rejected(behaviour, selections, &verdicts, is_over_by_counters) {
-        return Err(DecideError::Store);
-    }
-    let rejected = is_rejected(behaviour, selections, &verdicts, is_over);
-    let over_limit = may_reject && rejected;
+        verdicts.map(|(selection, outcome)| Verdict::of(behaviour, selection, outcome)).collect();
+    let rejected = match answer(&verdicts.iter().map(|verdict| verdict.ruling), !behaviour.shadow_mode) {
+        Answer::Failed => return Err(DecideError::Store),
+        answer => answer == Answer::Rejected,
+    };
+    let over_limit = rejected && !behaviour.shadow_mode;
     // Delay only admitted responses; SHADOW_MODE must not add latency.
-    let may_delay = !over_limit && !behaviour.shadow_mode;
+    let may_delay = !rejected && !behaviour.shadow_mode;
     let mut headers = limit_headers(behaviour, &verdicts);
     let mut body = None;
     if over_limit {
         headers.extend(retry_after_header(behaviour, &verdicts));
-        let rejection = selections
-            .iter()
-            .zip(&verdicts)
-            .filter(|(_, verdict)| verdict.status.over_limit)
-            .find_map(|(selection, _)| selection.over_limit_body.filter(|rejection| rejection.body.is_some()));
+        let rejection = rejection_body(selections, &verdicts);
         body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
         headers.extend(content_type.map(|value| Header { name: "content-type", value: Cow::Borrowed(value) }));
     }
     Ok(Decision {
         over_limit,
-        shadowed: rejected && !may_reject,
+        shadowed: rejected && !over_limit,
         headers,
         body,
         metadata: metadata::of(behaviour, request, selections, &verdicts),
@@ -60,28 +53,13 @@ pub(super) fn merge<'r>(
     })
 }
 
-/// Tells whether the request is rejected, SHADOW_MODE aside: by any exceeded limit that is not a quota, or by quotas if
-/// there are any and all are exceeded. Under QUOTA_MODE all descriptors are quotas, those without a rule too.
-fn is_rejected(
-    behaviour: &DecisionSettings,
-    selections: &[Selection<'_>],
-    verdicts: &[Verdict<'_>],
-    is_over: impl Fn(&Verdict<'_>) -> bool,
-) -> bool {
-    let (mut quotas, mut exceeded_quotas) = (0, 0);
-    for (selection, verdict) in selections.iter().zip(verdicts) {
-        if selection.unlimited {
-            continue;
-        }
-        let over = is_over(verdict);
-        if behaviour.quota_mode || verdict.quota {
-            quotas += 1;
-            exceeded_quotas += usize::from(over);
-        } else if over {
-            return true;
-        }
-    }
-    quotas > 0 && quotas == exceeded_quotas
+/// First body of the descriptors that reject the request. Exceeded quotas do only if all are.
+fn rejection_body<'r>(selections: &[Selection<'r>], verdicts: &[Verdict<'_>]) -> Option<&'r OverLimitBody> {
+    let quotas_reject = quotas_reject(verdicts.iter().map(|verdict| verdict.ruling));
+    let rejects = |ruling: &DescriptorRuling| ruling.enforced.rejects() || quotas_reject && ruling.quotas.is_some();
+    let rejecting = selections.iter().zip(verdicts).filter(|(_, verdict)| rejects(&verdict.ruling));
+    let bodies = rejecting.filter_map(|(selection, _)| selection.over_limit_body);
+    bodies.into_iter().find(|rejection| rejection.body.is_some())
 }
 
 /// `RateLimit-*` headers of the last exceeded limit that is not a quota, else of the first with the least remaining.
@@ -90,7 +68,7 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) 
     let mut least = (u32::MAX, None);
     for verdict in verdicts {
         let Some(limit) = verdict.status.current_limit else { continue };
-        let is_exceeded = verdict.status.over_limit && !(behaviour.quota_mode || verdict.quota);
+        let is_exceeded = verdict.ruling.enforced.rejects();
         if is_exceeded || verdict.status.remaining < least.0 {
             least = (verdict.status.remaining, Some((limit, &verdict.status)));
         }
@@ -104,13 +82,9 @@ fn limit_headers<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) 
     ])
 }
 
-/// `Retry-After` header: the longest wait of the rejections, in seconds. `None` if one of them is permanent.
+/// `Retry-After` header: seconds until the same request could pass, rounded up, at least 1. `None` if it never will.
 fn retry_after_header<'r>(behaviour: &'r DecisionSettings, verdicts: &[Verdict<'r>]) -> Option<Header<'r>> {
     let name = behaviour.retry_after_header.as_deref()?;
-    let mut rejected = verdicts.iter().filter(|verdict| verdict.status.over_limit);
-    if rejected.clone().any(|verdict| verdict.permanent) {
-        return None;
-    }
-    let seconds = rejected.try_fold(0, |longest, verdict| verdict.status.until_reset_s.map(|s| s.max(longest)))?;
-    Some(Header { name, value: Cow::Owned(seconds.to_string()) })
+    let wait_us = retry_after_us(verdicts.iter().map(|verdict| verdict.ruling))?;
+    Some(Header { name, value: Cow::Owned(wait_us.div_ceil(1_000_000).max(1).to_string()) })
 }

@@ -85,7 +85,7 @@ fn override_text(sent: &LimitOverride) -> String {
 fn attached(selections: &[Selection<'_>], verdicts: &[Verdict<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
     for (selection, verdict) in selections.iter().zip(verdicts) {
-        let passed = !selection.limits.is_empty() && !verdict.status.over_limit && !verdict.failed;
+        let passed = !selection.limits.is_empty() && !verdict.status.over_limit && !verdict.fails();
         let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
         if let Some(metadata) = metadata {
             merge_into(&mut merged, metadata);

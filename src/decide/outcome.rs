@@ -1,6 +1,9 @@
 //! Outcome of the charge of one descriptor, failures included.
 
-use crate::limit::StorePolicy;
+use super::failure_policies::FailurePolicies;
+use super::ruling::{DescriptorRuling, LimitRejection};
+use super::selection::Selection;
+use crate::settings::decisions::DecisionSettings;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 
 /// Outcome of the charge of one descriptor.
@@ -10,18 +13,39 @@ pub(super) enum DescriptorOutcome {
     Unlimited,
     /// The store decided.
     Charged(StoreOutcome),
-    /// The store failed, and the fallback counters decided.
-    Fallback(ChargeResults),
-    /// The store failed, and this policy, which is not `local`, decides.
-    Failed(StorePolicy),
+    /// The store failed, and failure policies decide.
+    Failed(FailedCharge),
+}
+
+/// Charge that the store failed to decide.
+#[derive(Clone, Debug)]
+pub(super) struct FailedCharge {
+    /// Policies that decide.
+    pub(super) policies: FailurePolicies,
+    /// Results of the fallback counters; empty if no policy is `local`. A limit whose policy is `allow` is admitted.
+    pub(super) fallback: ChargeResults,
 }
 
 impl DescriptorOutcome {
+    /// Ruling of the outcome on its descriptor.
+    pub(super) fn ruling(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> DescriptorRuling {
+        let by_results = |results: &ChargeResults| {
+            DescriptorRuling::of(&selection.limits, |index| results.get(index).and_then(LimitRejection::of))
+        };
+        match self {
+            Self::Unlimited => DescriptorRuling::without_limits(behaviour.quota_mode && !selection.unlimited),
+            Self::Charged(outcome) => by_results(&outcome.results),
+            Self::Failed(failed) => by_results(&failed.fallback).under_policies(failed.policies),
+        }
+    }
+
     /// Tells whether the limit at `index` rejected the charge.
     pub(super) fn rejects(&self, index: usize) -> bool {
         match self {
-            Self::Unlimited | Self::Failed(_) => false,
-            Self::Charged(StoreOutcome { results, .. }) | Self::Fallback(results) => !results[index].admitted,
+            Self::Unlimited => false,
+            Self::Charged(StoreOutcome { results, .. }) | Self::Failed(FailedCharge { fallback: results, .. }) => {
+                results.get(index).is_some_and(|result| !result.admitted)
+            }
         }
     }
 }

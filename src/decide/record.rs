@@ -109,16 +109,19 @@ impl Recorder<'_> {
                 record_hits(stats, limit, hits, LimitResult { result, near, decided_by: outcome.decided_by });
                 stats.add(verdict(limit, result), 1);
             }
-            DescriptorOutcome::Fallback(results) => {
-                let result = &results[at];
-                record_hits(stats, limit, hits, LimitResult { result, near, decided_by: DecidedBy::Store });
-                stats.add(LimitStat::Local, 1);
-            }
-            DescriptorOutcome::Failed(policy) => {
-                if let Hits::Charge(hits) = hits {
-                    stats.add(LimitStat::TotalHits, hits);
+            DescriptorOutcome::Failed(failed) => {
+                let policy = failed.policies.for_limit(limit);
+                match failed.fallback.get(at).filter(|_| policy == StorePolicy::Local) {
+                    Some(result) => {
+                        record_hits(stats, limit, hits, LimitResult { result, near, decided_by: DecidedBy::Store });
+                    }
+                    None => {
+                        if let Hits::Charge(hits) = hits {
+                            stats.add(LimitStat::TotalHits, hits);
+                        }
+                    }
                 }
-                stats.add(by_policy(*policy), 1);
+                stats.add(by_policy(policy), 1);
             }
         }
     }
@@ -128,8 +131,8 @@ impl Recorder<'_> {
         let DecidedDescriptor { descriptor, path, selection, outcome } = decided;
         let (results, is_charged) = match outcome {
             DescriptorOutcome::Charged(outcome) => (&outcome.results, true),
-            DescriptorOutcome::Fallback(results) => (results, false),
-            DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => return,
+            DescriptorOutcome::Failed(failed) => (&failed.fallback, false),
+            DescriptorOutcome::Unlimited => return,
         };
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;

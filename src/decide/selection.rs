@@ -3,7 +3,6 @@
 //! A limit that came with the request takes precedence over the rules if its period is valid; otherwise it is ignored
 //! and the rules decide. A rule may replace named limits of the same request, on any descriptor.
 
-use std::cmp::Reverse;
 use std::sync::Once;
 
 use smallvec::SmallVec;
@@ -12,7 +11,7 @@ use crate::algorithm::ChargeRequest;
 use crate::counter::{Charge, Counter, Path};
 use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Limit, LimitSpec, StorePolicy};
+use crate::limit::{Limit, LimitSpec};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults};
@@ -199,37 +198,6 @@ impl<'r> Selection<'r> {
             }
             Hits::Refund(_) => {}
         }
-    }
-
-    /// Failure policy for a charge of `hits`: the least lenient one of its enforced limits. Limits in shadow mode,
-    /// peeks and refunds are never rejected: without a `local` policy they are allowed.
-    pub(super) fn store_policy(&self, hits: Hits) -> StorePolicy {
-        let is_charge = matches!(hits, Hits::Charge(_));
-        match self.least_lenient() {
-            Some((_, StorePolicy::Local)) => StorePolicy::Local,
-            Some((_, policy)) if is_charge => policy,
-            _ => StorePolicy::Allow,
-        }
-    }
-
-    /// Index of the limit whose policy applies when the store fails: the first with the least lenient policy, quotas
-    /// last; 0 if all limits are in shadow mode.
-    pub(super) fn governing_limit(&self) -> usize {
-        self.least_lenient().map_or(0, |(index, _)| index)
-    }
-
-    fn least_lenient(&self) -> Option<(usize, StorePolicy)> {
-        let strictness = |policy| match policy {
-            StorePolicy::Allow => 0,
-            StorePolicy::Local => 1,
-            StorePolicy::Deny => 2,
-            StorePolicy::Error => 3,
-        };
-        let enforced = self.limits.iter().enumerate().filter(|(_, selected)| !selected.shadow);
-        // `min_by_key` returns the first on a tie.
-        let least =
-            enforced.min_by_key(|(_, selected)| (Reverse(strictness(selected.limit.on_store_error())), selected.quota));
-        least.map(|(index, selected)| (index, selected.limit.on_store_error()))
     }
 }
 

@@ -5,12 +5,14 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use super::outcome::DescriptorOutcome;
+use super::outcome::{DescriptorOutcome, FailedCharge};
+use super::ruling::{DescriptorRuling, Ruling};
 use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
 use crate::decision::{CurrentLimit, LimitStatus};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
+use crate::settings::decisions::DecisionSettings;
 
 /// Verdict on one descriptor.
 #[derive(Debug)]
@@ -18,35 +20,19 @@ pub(super) struct Verdict<'r> {
     pub(super) status: LimitStatus<'r>,
     /// Index of the limit that the status shows, among those selected.
     pub(super) shown: Option<usize>,
-    /// The shown limit is a quota.
-    pub(super) quota: bool,
+    pub(super) ruling: DescriptorRuling,
     /// Delay of the response for this descriptor, in microseconds.
     pub(super) delay_us: u64,
-    /// The same hits can never be admitted.
-    pub(super) permanent: bool,
-    /// The store failed, and the failure policy decided.
-    pub(super) by_policy: bool,
-    /// The store failed under the policy `error`.
-    pub(super) failed: bool,
 }
 
 impl<'r> Verdict<'r> {
     /// Verdict of an outcome.
-    pub(super) fn of(selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
-        let free = |remaining| Verdict {
-            status: LimitStatus { remaining, ..LimitStatus::default() },
-            shown: None,
-            quota: false,
-            delay_us: 0,
-            permanent: false,
-            by_policy: false,
-            failed: false,
-        };
+    pub(super) fn of(behaviour: &DecisionSettings, selection: &Selection<'r>, outcome: &DescriptorOutcome) -> Self {
+        let ruling = outcome.ruling(behaviour, selection);
         match outcome {
-            DescriptorOutcome::Unlimited => free(if selection.unlimited { u32::MAX } else { 0 }),
-            DescriptorOutcome::Charged(found) => charged(selection, &found.results),
-            DescriptorOutcome::Fallback(results) => Verdict { by_policy: true, ..charged(selection, results) },
-            DescriptorOutcome::Failed(policy) => failed(selection, *policy, free(0)),
+            DescriptorOutcome::Unlimited => Self::without_limit(ruling, if selection.unlimited { u32::MAX } else { 0 }),
+            DescriptorOutcome::Charged(charged) => Self::of_results(selection, &charged.results, ruling),
+            DescriptorOutcome::Failed(failed) => Self::by_policy(selection, failed, ruling),
         }
     }
 
@@ -55,60 +41,67 @@ impl<'r> Verdict<'r> {
         let selected = selection.limits.get(self.shown?)?;
         selection.rule.map(|compiled| compiled.rule.limit_path(selected.index))
     }
-}
 
-/// Verdict of a failure policy on the limit that has it. A policy that admits shows no limit, because the counters are
-/// unknown.
-fn failed<'r>(selection: &Selection<'r>, policy: StorePolicy, free: Verdict<'r>) -> Verdict<'r> {
-    let index = selection.governing_limit();
-    let selected = &selection.limits[index];
-    // An admitted quota still counts as one: all others may be exceeded, and the request passes.
-    let verdict = Verdict { by_policy: true, quota: selected.quota, ..free };
-    match policy {
-        StorePolicy::Local | StorePolicy::Allow => verdict,
-        StorePolicy::Error => Verdict { failed: true, ..verdict },
-        StorePolicy::Deny => {
-            let status = LimitStatus {
-                over_limit: true,
+    /// Returns true if the store failed under the policy `error`.
+    pub(super) fn fails(&self) -> bool {
+        self.ruling.enforced == Ruling::Fails || self.ruling.quotas == Some(Ruling::Fails)
+    }
+
+    fn without_limit(ruling: DescriptorRuling, remaining: u32) -> Self {
+        Self { status: LimitStatus { remaining, ..LimitStatus::default() }, shown: None, ruling, delay_us: 0 }
+    }
+
+    /// Verdict of failure policies. The status shows the first limit whose policy denies. If all policies admit, it
+    /// shows no limit, because the counters are unknown.
+    fn by_policy(selection: &Selection<'r>, failed: &FailedCharge, ruling: DescriptorRuling) -> Self {
+        let denies = |selected: &SelectedLimit<'_>| {
+            let policy = failed.policies.for_limit(selected);
+            !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
+        };
+        let shown = selection.limits.iter().enumerate().filter(|(_, selected)| denies(selected));
+        match shown.min_by_key(|(_, selected)| selected.quota) {
+            Some((index, selected)) => {
+                let status = LimitStatus {
+                    over_limit: true,
+                    current_limit: Some(current_limit(selected)),
+                    remaining: 0,
+                    until_reset_s: Some(DENIED_FOR_S),
+                };
+                Self { status, shown: Some(index), ruling, delay_us: 0 }
+            }
+            None if failed.fallback.is_empty() => Self::without_limit(ruling, 0),
+            None => Self::of_results(selection, &failed.fallback, ruling),
+        }
+    }
+
+    /// Verdict of limits that were decided together.
+    fn of_results(selection: &Selection<'r>, results: &[ChargeResult], ruling: DescriptorRuling) -> Self {
+        let shown = shown(&selection.limits, results);
+        let (selected, result) = (&selection.limits[shown], &results[shown]);
+        let until_us = match result.retry_after_us {
+            Some(retry_after_us) if !result.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
+                retry_after_us
+            }
+            _ => result.reset_us,
+        };
+        let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!result.admitted));
+        let enforced = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
+        Self {
+            status: LimitStatus {
+                over_limit: !result.admitted && !selected.shadow,
                 current_limit: Some(current_limit(selected)),
-                remaining: 0,
-                until_reset_s: Some(DENIED_FOR_S),
-            };
-            Verdict { status, shown: Some(index), ..verdict }
+                remaining: if result.admitted { result.remaining } else { 0 },
+                until_reset_s: Some(until_reset_s),
+            },
+            shown: Some(shown),
+            ruling,
+            delay_us: enforced.map(|(_, result)| result.delay_us).max().unwrap_or(0),
         }
     }
 }
 
-/// Retry time after a rejection by policy, in seconds: the store may recover at any moment.
+/// Retry time after a rejection by policy, in seconds.
 const DENIED_FOR_S: u64 = 1;
-
-/// Verdict of limits that were decided together.
-fn charged<'r>(selection: &Selection<'r>, results: &[ChargeResult]) -> Verdict<'r> {
-    let shown = shown(&selection.limits, results);
-    let (selected, result) = (&selection.limits[shown], &results[shown]);
-    let until_us = match result.retry_after_us {
-        Some(retry_after_us) if !result.admitted && selected.limit.algorithm() != Algorithm::FixedWindow => {
-            retry_after_us
-        }
-        _ => result.reset_us,
-    };
-    let until_reset_s = until_us.div_ceil(1_000_000).max(u64::from(!result.admitted));
-    let enforced = selection.limits.iter().zip(results).filter(|(selected, _)| !selected.shadow);
-    Verdict {
-        status: LimitStatus {
-            over_limit: !result.admitted && !selected.shadow,
-            current_limit: Some(current_limit(selected)),
-            remaining: if result.admitted { result.remaining } else { 0 },
-            until_reset_s: Some(until_reset_s),
-        },
-        shown: Some(shown),
-        quota: selected.quota,
-        delay_us: enforced.map(|(_, result)| result.delay_us).max().unwrap_or(0),
-        permanent: !result.admitted && result.retry_after_us.is_none(),
-        by_policy: false,
-        failed: false,
-    }
-}
 
 fn current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
     CurrentLimit {

@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 use self::scale::scaled_to_share;
 use super::memory::MemoryStore;
 use super::memory::usage::MemoryUsage;
+use super::outcome::LimitAdmissions;
 use crate::algorithm::ChargeResult;
 use crate::algorithm::state::State;
 use crate::clock::Time;
@@ -89,8 +90,8 @@ impl Fallback {
         results
     }
 
-    /// Returns true if all limits would admit the charge, those in shadow mode included; charges nothing.
-    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
+    /// Returns which limits would admit the charge; charges nothing.
+    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         self.with_shares(charge, |charge| self.memory.admits(charge, now))
     }
 

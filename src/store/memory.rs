@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 use self::shard::MemoryShard;
 use self::usage::{MemoryFull, MemoryUsage};
+use super::outcome::LimitAdmissions;
 use crate::algorithm::ChargeResult;
 use crate::algorithm::state::State;
 use crate::clock::Time;
@@ -75,8 +76,8 @@ impl MemoryStore {
         charge.counters.iter().filter(|counter| reset(counter)).count()
     }
 
-    /// Returns true if all limits would admit a charge, those in shadow mode included; charges nothing.
-    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> bool {
+    /// Returns which limits would admit a charge; charges nothing.
+    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         self.shard(charge.key).admits(charge, now)
     }
 

@@ -7,6 +7,9 @@ use crate::algorithm::ChargeResult;
 /// Results of a descriptor's limits, in their order.
 pub type ChargeResults = SmallVec<[ChargeResult; 1]>;
 
+/// For each limit of a descriptor, in their order: true if it would admit the hits.
+pub type LimitAdmissions = SmallVec<[bool; 4]>;
+
 /// Outcome of the charge of one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreOutcome {

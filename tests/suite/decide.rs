@@ -476,9 +476,9 @@ fn stop_cache_key_increment_spares_the_other_descriptors() {
             // The rejecting counter is charged: two rejections offset two refunds, and the third shows.
             (shop_request("a").refund(2), "OK [OK 1/HOUR left 0 in 3600 s]"),
             (shop_request("a").refund(1), "OK [OK 1/HOUR left 1 in 3600 s]"),
-            // A shadow rule spares others as an enforced one does, as in envoyproxy/ratelimit; refunds always count.
-            (shop_request("shadow; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
-            (shop_request("shadow; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 9 in 3600 s]"),
+            // The request passes, so the limit beside a rule in shadow mode is charged; refunds always count.
+            (shop_request("shadow; b").hits(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 7 in 3600 s]"),
+            (shop_request("shadow; b").refund(1), "OK [OK 0/HOUR left 0 in 3600 s, OK 9/HOUR left 8 in 3600 s]"),
         ],
     );
 }
@@ -657,6 +657,76 @@ fn retry_after_is_when_the_same_request_could_pass() {
     assert!(decide(&service, &shop_request("log")).over_limit());
     service.advance_us(1);
     assert!(!decide(&service, &shop_request("log")).over_limit());
+}
+
+#[test]
+fn retry_after_and_body_are_those_of_the_limits_that_reject() {
+    let service = test_service(
+        &[],
+        "descriptors:
+  - {key: bucket, over_limit_body: bucket, rate_limit: {unit: minute, requests_per_unit: 20, bucket_size: 1, algorithm: token_bucket}}
+  - {key: month, quota_mode: true, over_limit_body: month, rate_limit: {unit: month, requests_per_unit: 1}}
+  - {key: day, quota_mode: true, over_limit_body: day, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: none, quota_mode: true, over_limit_body: none, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: room, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1000000}}
+  - key: two
+    quota_mode: true
+    over_limit_body: two
+    rate_limit:
+      - {unit: minute, requests_per_unit: 1}
+      - {unit: hour, requests_per_unit: 1}
+  - key: mixed
+    over_limit_body: mixed
+    rate_limit:
+      - {unit: minute, requests_per_unit: 1}
+      - {unit: hour, requests_per_unit: 1, quota_mode: true}",
+    );
+    let said = |descriptors: &str| {
+        let response = decide(&service, &shop_request(descriptors));
+        let retry_after = response.response.response_headers_to_add.iter().find(|header| header.key == "Retry-After");
+        let body = String::from_utf8(response.response.raw_body.clone()).unwrap();
+        (response.over_limit(), retry_after.map(|header| header.value.parse::<u64>().unwrap()), body)
+    };
+    for key in ["bucket", "month", "day", "two", "mixed"] {
+        assert!(!decide(&service, &shop_request(key)).over_limit());
+    }
+    let table = [
+        // request, seconds, body
+        ("bucket", Some(3), "bucket"),
+        // Another quota has room, so the quotas do not decide.
+        ("month; bucket; room", Some(3), "bucket"),
+        ("none; bucket; room", Some(3), "bucket"),
+        // Any one quota suffices: the shortest wait.
+        ("month; day", Some(43_200), "month"),
+        ("month; two", Some(3_600), "month"),
+        ("none; day", Some(43_200), "none"),
+        ("none; none", None, "none"),
+        // Limits that reject alone must admit too: the longest of both.
+        ("none; two; bucket", Some(3_600), "none"),
+        ("bucket; none", None, "bucket"),
+        ("mixed", Some(3_600), "mixed"),
+        ("mixed; room", Some(60), "mixed"),
+    ];
+    for (request, seconds, body) in table {
+        assert_eq!(said(request), (true, seconds, body.to_owned()), "{request}");
+    }
+    assert_eq!(said("month; room"), (false, None, String::new()));
+}
+
+#[test]
+fn quota_counts_as_one_whichever_limit_of_its_list_the_status_shows() {
+    let service = test_service(
+        &[],
+        "descriptors:
+  - key: list
+    rate_limit:
+      - {unit: minute, requests_per_unit: 3}
+      - {unit: hour, requests_per_unit: 1000, quota_mode: true}
+  - {key: none, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 0}}",
+    );
+    // The minute has the smaller share left, but the quota beside it has room.
+    let response = decide(&service, &shop_request("list; none"));
+    assert_eq!(response.text(), "OK [OK 3/MINUTE left 2 in 60 s, OVER 0/HOUR left 0 in 3600 s]");
 }
 
 #[test]

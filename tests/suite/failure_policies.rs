@@ -138,6 +138,47 @@ fn each_policy_gives_its_response() {
 }
 
 #[test]
+fn failed_quota_decides_only_together_with_all_others() {
+    let rules = "descriptors:
+  - {key: error, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: error}}
+  - {key: deny, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
+  - {key: room, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: allow}}
+  - {key: deny_alone, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: deny}}
+  - key: deny_beside_quota
+    rate_limit:
+      - {unit: day, requests_per_unit: 7, on_store_error: deny}
+      - {unit: hour, requests_per_unit: 7, on_store_error: error, quota_mode: true}
+  - key: local_beside_quota
+    rate_limit:
+      - {unit: day, requests_per_unit: 1, on_store_error: local}
+      - {unit: hour, requests_per_unit: 7, on_store_error: deny, quota_mode: true}
+  - key: error_beside_quota
+    rate_limit:
+      - {unit: day, requests_per_unit: 7, on_store_error: error}
+      - {unit: hour, requests_per_unit: 7, on_store_error: allow, quota_mode: true}";
+    let service = test_service(&[], 1, rules);
+    let table: &[(&[&str], &str)] = &[
+        (&["error"], ERROR),
+        (&["error", "deny"], ERROR),
+        (&["deny"], "OVER"),
+        // Another quota has room, whatever the failed one would say.
+        (&["error", "room"], "OK"),
+        (&["deny", "room"], "OK"),
+        (&["error", "deny", "room"], "OK"),
+        (&["error", "room", "deny_alone"], "OVER"),
+        // In a list, the policy of a quota does not replace that of the limit beside it.
+        (&["deny_beside_quota", "room"], "OVER"),
+        (&["error_beside_quota", "room"], ERROR),
+        (&["local_beside_quota", "room"], "OK"),
+        (&["local_beside_quota", "room"], "OVER"),
+    ];
+    for (step, (keys, expected)) in table.iter().enumerate() {
+        let found = text(&service, &about(keys));
+        assert!(found.starts_with(expected), "step {step}: {keys:?}: {found}");
+    }
+}
+
+#[test]
 fn peeks_and_refunds_are_never_rejected() {
     let service = test_service(&[], 1, RULES);
     let table = [

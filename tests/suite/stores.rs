@@ -3,6 +3,8 @@
 //! Each behaviour is a function of a store, and a test on each of them, so that a failure names both. Tests set the
 //! time, in Redis too. Other tests cover the decisions of the algorithms and the behaviour of a single store.
 
+mod model;
+
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -123,6 +125,7 @@ on_every_store![
     stop_cache_key_increment_spares_limits_beside_a_rejecting_one,
     limit_overrides_of_one_unit_share_a_counter,
     only_values_under_share_threshold_share_a_counter,
+    decisions_and_counters_follow_the_reference_model,
 ];
 
 /// Remaining hits of each descriptor's limit, by a peek.
@@ -268,6 +271,11 @@ fn of_each_algorithm(limit: u32) -> String {
         )
     };
     format!("descriptors:\n{}", Algorithm::ALL.map(rule).concat())
+}
+
+fn decisions_and_counters_follow_the_reference_model(store: &StoreUnderTest) {
+    let is_memory = store.env.is_empty();
+    model::compare(store, if is_memory { 300 } else { 20 });
 }
 
 fn exceeded_quota_does_not_keep_other_limits_from_being_charged(store: &StoreUnderTest) {

@@ -16,6 +16,7 @@ use crate::counter::Charge;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
 use crate::request::Hits;
+use crate::store::outcome::LimitAdmissions;
 
 /// Entries in a chunk: 3 KiB.
 const CHUNK_ENTRIES: usize = 64;
@@ -102,9 +103,9 @@ impl MemoryShard {
         Ok(results)
     }
 
-    /// Returns true if all limits of a descriptor would admit a charge, those in shadow mode included.
-    pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> bool {
-        charge.counters.iter().all(|counter| {
+    /// Returns which limits of a descriptor would admit a charge.
+    pub(super) fn admits(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+        let admits = charge.counters.iter().map(|counter| {
             let slot = self.slot(charge.key ^ counter.tag, counter.enforced_limit());
             let state = self.take_state(&slot);
             let admits = state.admits(counter.limit, now, charge.request);
@@ -112,7 +113,8 @@ impl MemoryShard {
                 self.keep_state(index, state);
             }
             admits
-        })
+        });
+        admits.collect()
     }
 
     /// Removes a counter; returns true if it existed.

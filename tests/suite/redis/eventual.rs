@@ -68,7 +68,13 @@ struct Replica {
 
 impl Replica {
     fn start(server: &Server, slots: usize) -> Self {
-        let process = with_rules(&rules())
+        Self::start_with(server, slots, &rules(), &[])
+    }
+
+    fn start_with(server: &Server, slots: usize, rules: &str, env: &[(&str, &str)]) -> Self {
+        let setup = with_rules(rules);
+        let setup = env.iter().fold(setup, |setup, (name, value)| setup.env(name, value));
+        let process = setup
             .env("REDIS_SOCKET_TYPE", "tcp")
             .env("REDIS_URL", server.address())
             .env("TOLLKEEPER_STORE_TIMEOUT", "200ms")
@@ -369,4 +375,28 @@ fn refund_of_more_hits_than_were_charged_leaves_leases_charged() {
 #[test]
 fn reset_leaves_leases_charged() {
     check_leases_outlive("reset", Replica::reset);
+}
+
+#[test]
+fn strict_limit_holds_beside_an_eventual_one_if_rejected_requests_are_spared() {
+    let server = options().start();
+    let rules = "domain: shop
+defaults: {on_store_error: deny}
+descriptors:
+  - {key: strict, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: eventual, rate_limit: {unit: year, requests_per_unit: 1000000, consistency: eventual, max_overshoot: 1}}";
+    let env = [("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")];
+    let replica = Replica::start_with(&server, 2, rules, &env);
+    let both = TestRequest::new("shop").descriptor(&[("strict", "x")]).descriptor(&[("eventual", "x")]).0;
+    // A strict override uses up the counter while a lease is out. Leased hits count as used in Redis, but admit here.
+    let rest = TestRequest::new("shop").descriptor(&[("eventual", "x")]).limit(1_000_000, 6, None).hits(1_000_000).0;
+    wait_for("a lease with hits left", || {
+        replica.offer("eventual", "x", 500);
+        let stats = replica.process.store_stats();
+        let [leased, admitted] = ["leased_hits", "admitted_from_leases"].map(|name| stats[name].as_u64().unwrap());
+        (leased > admitted + 50).then_some(())
+    });
+    store_runtime().block_on(replica.admissions(&rest, 1));
+    let admitted = store_runtime().block_on(replica.admissions(&both, 200));
+    assert!(admitted <= 5, "{admitted} of 5");
 }
