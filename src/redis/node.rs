@@ -116,6 +116,23 @@ impl Node {
         send(&connection, words, asking, deadline).await
     }
 
+    /// Sends a command as [`Node::call`] does, but does not record an error reply that may only reject the command.
+    ///
+    /// For commands that callers can do without.
+    pub(crate) async fn call_optional(
+        &self,
+        words: &[&[u8]],
+        asking: bool,
+        deadline: Instant,
+    ) -> Result<Reply, ReplyError> {
+        let connection = self.connection(deadline).await?;
+        let outcome = send(&connection, words, asking, deadline).await;
+        if !matches!(outcome, Err(ReplyError::Failed(RedisError::Misconfigured))) {
+            self.record_health(&outcome);
+        }
+        outcome
+    }
+
     /// Sends two commands in a row over one connection, and waits for both replies.
     pub(crate) async fn call_pair(
         &self,
@@ -137,7 +154,7 @@ impl Node {
     }
 
     /// Records that a call got no answer in time, and returns the error.
-    pub(crate) fn record_timeout(&self) -> ReplyError {
+    fn record_timeout(&self) -> ReplyError {
         self.state.record_failure(RedisError::Timeout);
         ReplyError::Failed(RedisError::Timeout)
     }

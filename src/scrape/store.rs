@@ -67,6 +67,8 @@ fn redis_metrics(redis: RedisStats, emit: &mut dyn FnMut(Family)) {
     emit(Family::counter("tollkeeper_store_calls_total", "Total number of calls to Redis.", redis.calls));
     let help = "Total number of charges whose caller stopped waiting; they may have been charged.";
     emit(Family::counter("tollkeeper_draws_abandoned_total", help, redis.abandoned));
+    let help = "Total number of refunds dropped because they would have gone below 0, where Redis runs no scripts.";
+    emit(Family::counter("tollkeeper_refunds_dropped_total", help, redis.refunds_dropped));
     let help = "Total number of charges rejected by the over-limit cache, without a call to Redis.";
     emit(Family::counter("tollkeeper_known_over_hits_total", help, redis.rejected_locally));
     eventual(&redis, emit);

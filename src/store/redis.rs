@@ -114,7 +114,8 @@ impl Redis {
         let replicas = Arc::new(Replicas::new(settings.max_replicas));
         // A configured number of replicas is not replaced by the live count.
         let live_count = settings.replicas.is_none().then(|| fallback.replicas().clone());
-        let heartbeat = Heartbeat::new(Arc::clone(&replicas), &deployments.main, &settings.key_prefix, live_count);
+        let heartbeat =
+            Heartbeat::new(Arc::clone(&replicas), &deployments.main.client, &settings.key_prefix, live_count);
         // A rejection expires in real time, not in the time of the charges.
         let cache_bytes = if client_clock { 0 } else { settings.over_limit_cache.capacity_bytes };
         let over_limit_cache =
@@ -295,7 +296,7 @@ impl Redis {
         deadline: Instant,
         filter: impl FnMut(&ParsedKey) -> bool,
     ) -> Result<KeyScan, RedisError> {
-        let nodes = self.deployments.all().flat_map(|deployment| deployment.nodes()).collect();
+        let nodes = self.deployments.clients().flat_map(|deployment| deployment.nodes()).collect();
         scan(nodes, ScanOptions { prefix: self.keys.prefix(), domain, max_paths, deadline }, filter).await
     }
 
@@ -323,6 +324,7 @@ impl Redis {
             charges: self.stats.requested(),
             calls: runner.calls(),
             abandoned: self.stats.abandoned(),
+            refunds_dropped: self.deployments.refunds_dropped(),
             rejected_locally: runner.over_limit_cache.rejected(),
             latency: self.stats.latency(),
             eventual: table.stats(),
@@ -330,8 +332,8 @@ impl Redis {
             slot: replicas.slot(),
             slots: replicas.slots().get(),
             live_replicas: replicas.live().map(NonZeroU32::get),
-            main: self.deployments.main.stats(),
-            per_second: self.deployments.per_second.as_ref().map(|deployment| deployment.stats()),
+            main: self.deployments.main.client.stats(),
+            per_second: self.deployments.per_second.as_ref().map(|deployment| deployment.client.stats()),
         }
     }
 
@@ -346,8 +348,8 @@ impl Redis {
     /// Reports to `health` until it is dropped. The store is lost if a deployment has no server that takes charges.
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
-            health.set_lost(self.deployments.all().any(|deployment| !deployment.is_available()));
-            let misconfigured = self.deployments.all().find_map(|deployment| deployment.misconfigured());
+            health.set_lost(self.deployments.clients().any(|deployment| !deployment.is_available()));
+            let misconfigured = self.deployments.clients().find_map(|deployment| deployment.misconfigured());
             health.set_misconfigured(misconfigured.as_ref().map(|text| text.as_str()));
             sleep(HEALTH_INTERVAL).await;
         }

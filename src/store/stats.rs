@@ -25,6 +25,8 @@ pub struct RedisStats {
     pub calls: u64,
     /// Charges whose caller gave up or timed out; Redis may have counted them.
     pub abandoned: u64,
+    /// Refunds dropped because they would have gone below 0; only with the key format of envoyproxy/ratelimit.
+    pub refunds_dropped: u64,
     /// Charges rejected by the over-limit cache.
     pub rejected_locally: u64,
     /// Latency of charges that needed a Redis round trip.

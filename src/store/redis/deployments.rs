@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::incrby::refunds::Refunds;
 use super::probe::{Probe, ProbeKind};
 use crate::counter::Charge;
 use crate::limit::Limit;
@@ -15,24 +16,42 @@ use crate::settings::redis::{DeploymentSettings, RedisSettings};
 /// The deployment of `REDIS_URL`, and that of `REDIS_PERSECOND_URL` if it is set.
 #[derive(Debug)]
 pub(super) struct Deployments {
-    pub(super) main: Arc<Deployment>,
-    pub(super) per_second: Option<Arc<Deployment>>,
+    pub(super) main: Arc<CounterDeployment>,
+    pub(super) per_second: Option<Arc<CounterDeployment>>,
+}
+
+/// A deployment, and knowledge of its counters.
+#[derive(Debug)]
+pub(super) struct CounterDeployment {
+    pub(super) client: Arc<Deployment>,
+    pub(super) refunds: Refunds,
 }
 
 impl Deployments {
     /// Starts to connect.
     pub(super) fn start(settings: &RedisSettings) -> Self {
-        let start = |deployment| Arc::new(start(settings, deployment));
+        let start = |deployment| {
+            Arc::new(CounterDeployment { client: Arc::new(start(settings, deployment)), refunds: Refunds::default() })
+        };
         Self { main: start(&settings.main), per_second: settings.per_second.as_ref().map(start) }
     }
 
-    /// Returns all deployments.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Deployment>> {
-        [&self.main].into_iter().chain(&self.per_second)
+    /// Returns the clients of all deployments.
+    pub(super) fn clients(&self) -> impl Iterator<Item = &Deployment> {
+        self.all().map(|deployment| &*deployment.client)
+    }
+
+    /// Returns the number of refunds that were dropped.
+    pub(super) fn refunds_dropped(&self) -> u64 {
+        self.all().map(|deployment| deployment.refunds.dropped()).sum()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &CounterDeployment> {
+        [&self.main].into_iter().chain(&self.per_second).map(|deployment| &**deployment)
     }
 
     /// Returns the deployment of a charge: that for limits per second, if its descriptor has no other limits.
-    pub(super) fn of(&self, charge: &Charge<'_>) -> &Arc<Deployment> {
+    pub(super) fn of(&self, charge: &Charge<'_>) -> &Arc<CounterDeployment> {
         match &self.per_second {
             Some(per_second) if charge.counters.iter().all(|counter| is_per_second(counter.limit)) => per_second,
             Some(_) | None => &self.main,

@@ -1,51 +1,79 @@
 //! Strict fixed windows with INCRBY and EXPIRE, on the keys of envoyproxy/ratelimit.
 //!
 //! Both programs can so share one Redis during a migration, and a Redis or a user without scripts can be used. The key
-//! holds the start of the window by this process's clock, in whole seconds, and nothing of the limit. A run of charges
-//! is one INCRBY of their sum: rejected hits count, so their order does not change the count, and the result of each
-//! charge is computed here.
+//! holds the start of the window by this process's clock, in whole seconds, and nothing of the limit. The charges of a
+//! call are one INCRBY of their sum: rejected hits count, so their order does not change the count, and the result of
+//! each charge is computed here.
 //!
-//! Refunds: a refund that makes the count negative adds back as much of the deficit as it caused. Invariant: the count
-//! plus all that is still to be added back is never negative; so once all refunds are done, the count is not either.
+//! Refunds: no step may leave a count below 0, because the connection may break after any step. A call with refunds is
+//! one script, which lowers the count to 0 at most. Where the server rejects scripts, all charges of the call are
+//! counted first. Then its refunds reserve their hits in a second key, and only then read the count. Those that fit
+//! into the count less all other reserved hits are subtracted, the others are dropped; then the reservation ends.
+//! Proof: the refunds that are accepted but not subtracted yet are reserved; the last of them to reserve saw a count of
+//! at least their sum. A reservation that never ends, because its connection broke, only drops refunds, until the
+//! window ends.
+//!
 //! Redirections: work that is done is not repeated at the next node, so nothing is counted twice.
 
+pub(crate) mod refunds;
 pub(crate) mod window_key;
 
 use std::mem::take;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smallvec::SmallVec;
-use tokio::time::timeout;
 
+use self::refunds::Refunds;
 use self::window_key::WindowKey;
 use super::command::ChargeCommand;
+use super::script::compose::window_charges_script;
 use super::script::replay::ScriptOutcome;
 use crate::algorithm::state::{State, charge_together};
-use crate::algorithm::{ChargeResult, MAX_COUNT, fixed_window};
+use crate::algorithm::{ChargeRequest, ChargeResult, MAX_COUNT, fixed_window};
 use crate::clock::Time;
 use crate::limit::algorithm::Algorithm;
-use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::node::Node;
 use crate::redis::reply::{self, Reply};
 use crate::request::Hits;
 
-/// Upper bound on a refund and what it adds back; without a reply by then the connection is gone.
-const REFUND_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Progress of a batch of charges, which are counted in order.
+/// Progress of a batch of charges.
 pub(super) struct IncrBatch<'a> {
     window: &'a WindowKey,
     now: Time,
-    /// Charges that are not counted yet.
-    rest: &'a [ChargeCommand],
+    commands: &'a [ChargeCommand],
+    refunds: &'a Refunds,
+    step: Step,
     states: [State; 1],
+    /// Results of the charges, in their order; empty before they are counted.
     results: Vec<SmallVec<[ChargeResult; 1]>>,
-    /// Hits by which a refund exceeded the count.
-    to_add_back: i64,
     /// True if hits were counted, but EXPIRE was redirected.
     expire_pending: bool,
+}
+
+/// Next step of a batch.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Counts all charges and refunds by a script; `reads_reserved` is false if the second key is not at this node.
+    Script {
+        reads_reserved: bool,
+    },
+    /// Counts the charges.
+    Charge,
+    /// Reserves the hits of all refunds.
+    Reserve,
+    /// Reads the count, to select the refunds that fit; `reserved` are the reserved hits of all replicas.
+    Select {
+        reserved: i64,
+    },
+    /// Subtracts the hits of the selected refunds.
+    Subtract {
+        hits: i64,
+    },
+    /// Ends the reservation.
+    Release,
+    Done,
 }
 
 /// Node to send to, and the deadline.
@@ -63,29 +91,23 @@ struct IncrOutcome {
     expire: Result<(), ReplyError>,
 }
 
-/// Outcome of a refund.
-struct RefundOutcome {
-    /// Count before the refund.
-    before: i64,
-    to_add_back: i64,
-    expire: Result<(), ReplyError>,
-}
-
 impl<'a> IncrBatch<'a> {
     /// Creates a batch of which nothing is counted. `now` is this process's time, within the window.
-    pub(super) fn new(window: &'a WindowKey, commands: &'a [ChargeCommand], now: Time) -> Self {
+    pub(super) fn new(window: &'a WindowKey, commands: &'a [ChargeCommand], now: Time, refunds: &'a Refunds) -> Self {
+        let by_script = commands.iter().any(is_refund) && refunds.may_use_script(Instant::now());
         Self {
             window,
             now,
-            rest: commands,
+            commands,
+            refunds,
+            step: if by_script { Step::Script { reads_reserved: true } } else { Step::Charge },
             states: [State::empty(Algorithm::FixedWindow)],
-            results: Vec::with_capacity(commands.len()),
-            to_add_back: 0,
+            results: vec![SmallVec::new(); commands.len()],
             expire_pending: false,
         }
     }
 
-    /// Counts the rest. After a redirection, call it again with the next node.
+    /// Does the remaining steps. After a redirection, call it again with the next node.
     pub(super) async fn run(
         &mut self,
         node: &Arc<Node>,
@@ -93,21 +115,39 @@ impl<'a> IncrBatch<'a> {
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
         let to = Destination { node, asking, deadline };
-        while self.expire_pending || self.to_add_back > 0 || !self.rest.is_empty() {
+        loop {
             if self.expire_pending {
                 let seconds = self.window.expire_s().to_string();
-                node.call(&expire(self.window, &seconds), asking, deadline).await?;
+                node.call(&expire(self.window.key(), &seconds), asking, deadline).await?;
                 self.expire_pending = false;
-            } else if self.to_add_back > 0 {
-                let added = increment(self.window, self.to_add_back, to).await?;
-                self.to_add_back = 0;
-                self.note_expire(added.expire)?;
-            } else if let Some((command, rest)) = self.rest.split_first()
-                && let Some(hits) = refunded_hits(command)
-            {
-                self.refund(hits, rest, to).await?;
-            } else {
-                self.count_run(to).await?;
+            }
+            match self.step {
+                Step::Script { reads_reserved } => self.run_script(reads_reserved, to).await?,
+                Step::Charge => self.charge(to).await?,
+                Step::Reserve => {
+                    let reserved =
+                        increment(&self.window.reserved_key(), self.window, self.refunded_hits(), to).await?;
+                    self.step = Step::Select { reserved: reserved.after };
+                }
+                Step::Select { reserved } => {
+                    let count = to.node.call_optional(&[b"GET", self.window.key()], asking, deadline).await?;
+                    let hits = self.select(count_of(&count)?, reserved);
+                    self.step = if hits == 0 { Step::Release } else { Step::Subtract { hits } };
+                }
+                Step::Subtract { hits } => {
+                    let subtracted = increment(self.window.key(), self.window, -hits, to).await?;
+                    self.step = Step::Release;
+                    self.note_expire(subtracted.expire)?;
+                }
+                Step::Release => {
+                    let hits = self.refunded_hits();
+                    match increment(&self.window.reserved_key(), self.window, -hits, to).await {
+                        Err(error @ (ReplyError::Moved(_) | ReplyError::Ask(_))) => return Err(error),
+                        // All hits are counted; a reservation that stays is safe.
+                        Ok(_) | Err(_) => self.step = Step::Done,
+                    }
+                }
+                Step::Done => break,
             }
         }
         Ok(ScriptOutcome {
@@ -117,45 +157,133 @@ impl<'a> IncrBatch<'a> {
         })
     }
 
-    /// Makes the refund that is next.
-    async fn refund(&mut self, hits: i64, rest: &'a [ChargeCommand], to: Destination<'_>) -> Result<(), ReplyError> {
-        // In a task of its own: no deadline may separate a refund from what it adds back.
-        let refund = refund(self.window.clone(), hits, Arc::clone(to.node), to.asking);
-        let refunded = tokio::spawn(timeout(REFUND_TIMEOUT, refund));
-        let refunded = timeout_with_grace(refunded, to.deadline).await.ok_or_else(|| to.node.record_timeout())?;
-        let outcome = refunded.ok().and_then(Result::ok).unwrap_or(Err(ReplyError::Failed(RedisError::Broken)))?;
-        self.record(outcome.before, 1, rest);
-        self.to_add_back = outcome.to_add_back;
-        self.note_expire(outcome.expire)
+    /// Counts all charges and refunds in order, as one atomic step.
+    async fn run_script(&mut self, reads_reserved: bool, to: Destination<'_>) -> Result<(), ReplyError> {
+        let hits: Vec<String> = self.commands.iter().map(|command| signed_hits(command).to_string()).collect();
+        let (seconds, reserved_key) = (self.window.expire_s().to_string(), self.window.reserved_key());
+        let script = window_charges_script();
+        let mut words: Vec<&[u8]> = vec![b"EVALSHA", script.sha1.as_bytes(), b"1", self.window.key()];
+        if reads_reserved {
+            words[2] = b"2";
+            words.push(&reserved_key);
+        }
+        words.push(seconds.as_bytes());
+        words.extend(hits.iter().map(String::as_bytes));
+        let mut outcome = to.node.call_optional(&words, to.asking, to.deadline).await;
+        if matches!(outcome, Err(ReplyError::NoScript)) {
+            (words[0], words[1]) = (b"EVAL", script.text.as_bytes());
+            outcome = to.node.call_optional(&words, to.asking, to.deadline).await;
+        }
+        match outcome {
+            Ok(reply) => {
+                self.refunds.record_success();
+                self.record_script(&reply)?;
+                self.step = Step::Done;
+            }
+            // While a slot migrates, a node that has only one of two keys returns TRYAGAIN.
+            Err(ReplyError::Failed(RedisError::SlotDown)) if reads_reserved => {
+                self.step = Step::Script { reads_reserved: false };
+            }
+            Err(error) if self.refunds.record_failure(&error, Instant::now()) => self.step = Step::Charge,
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
-    /// Counts all charges before the next refund.
-    async fn count_run(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
-        let length = self.rest.iter().take_while(|command| refunded_hits(command).is_none()).count();
-        let (run, rest) = self.rest.split_at(length);
-        if run.iter().all(|command| command.dry_run) {
-            let count = to.node.call(&[b"GET", self.window.key()], to.asking, to.deadline).await?;
-            let count = if matches!(count, Reply::Null) { 0 } else { integer(&count)? };
-            self.record(count, run.len(), rest);
+    /// Computes all results from the reply of the script.
+    fn record_script(&mut self, reply: &Reply) -> Result<(), ReplyError> {
+        let Reply::Array(fields) = reply else { return Err(ReplyError::Failed(RedisError::BadReply)) };
+        let [before, reserved] = &fields[..] else { return Err(ReplyError::Failed(RedisError::BadReply)) };
+        let reserved = u64::try_from(integer(reserved)?).unwrap_or(0);
+        self.set_count(integer(before)?);
+        for index in 0..self.commands.len() {
+            let room = self.count().saturating_sub(reserved);
+            self.record(index, |hits| hits.min(room));
+        }
+        Ok(())
+    }
+
+    /// Counts all charges that are no refunds.
+    async fn charge(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
+        let refunds = self.commands.iter().filter(|command| is_refund(command)).count();
+        let next = if refunds == 0 { Step::Done } else { Step::Reserve };
+        if refunds == self.commands.len() {
+            self.step = next;
             return Ok(());
         }
-        let hits = run.iter().map(charged_hits).sum();
-        let counted = increment(self.window, hits, to).await?;
-        let before = counted.after.checked_sub(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-        self.record(before, run.len(), rest);
+        if self.commands.iter().all(|command| is_refund(command) || command.dry_run) {
+            let count = to.node.call(&[b"GET", self.window.key()], to.asking, to.deadline).await?;
+            self.set_count(count_of(&count)?);
+            self.record_charges();
+            self.step = next;
+            return Ok(());
+        }
+        let hits = self.commands.iter().filter(|command| !is_refund(command)).map(signed_hits).sum();
+        let counted = increment(self.window.key(), self.window, hits, to).await?;
+        self.set_count(counted.after.checked_sub(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?);
+        self.record_charges();
+        self.step = next;
         self.note_expire(counted.expire)
     }
 
-    /// Computes the results of the next charges from the count before them.
-    fn record(&mut self, before: i64, charges: usize, rest: &'a [ChargeCommand]) {
-        // A negative count is a refund's deficit that is about to be added back.
-        let count = u64::try_from(before).unwrap_or(0).min(MAX_COUNT);
-        self.states = [State::FixedWindow(fixed_window::State { count, last: self.now })];
-        for command in &self.rest[..charges] {
-            let results = results(command, &mut self.states, self.now);
-            self.results.push(results);
+    fn record_charges(&mut self) {
+        for index in 0..self.commands.len() {
+            if !is_refund(&self.commands[index]) {
+                self.record(index, |hits| hits);
+            }
         }
-        self.rest = rest;
+    }
+
+    /// Selects the refunds that fit into the count; returns the sum of their hits. `reserved` includes this batch's.
+    fn select(&mut self, count: i64, reserved: i64) -> i64 {
+        self.set_count(count);
+        let others = reserved.saturating_sub(self.refunded_hits()).max(0);
+        let mut room = u64::try_from(count.saturating_sub(others)).unwrap_or(0);
+        let (mut selected, mut dropped) = (0, 0);
+        for index in 0..self.commands.len() {
+            if is_refund(&self.commands[index]) {
+                self.record(index, |hits| {
+                    let fits = hits <= room;
+                    let hits = if fits { hits } else { 0 };
+                    (room, selected, dropped) = (room - hits, selected + hits, dropped + u64::from(!fits));
+                    hits
+                });
+            }
+        }
+        self.refunds.count_dropped(dropped);
+        signed(selected)
+    }
+
+    /// Sum of the hits of all refunds.
+    fn refunded_hits(&self) -> i64 {
+        -self.commands.iter().filter(|command| is_refund(command)).map(signed_hits).sum::<i64>()
+    }
+
+    fn count(&self) -> u64 {
+        let [State::FixedWindow(fixed_window::State { count, .. })] = self.states else { return 0 };
+        count
+    }
+
+    /// Sets the count before the next charge. Other programs may have left a negative one; it counts as 0.
+    fn set_count(&mut self, count: i64) {
+        let count = u64::try_from(count).unwrap_or(0).min(MAX_COUNT);
+        self.states = [State::FixedWindow(fixed_window::State { count, last: self.now })];
+    }
+
+    /// Computes the result of a charge from the count before it. `refunded` returns the hits by which a refund of that
+    /// many lowers the count.
+    fn record(&mut self, index: usize, refunded: impl FnOnce(u64) -> u64) {
+        let command = &self.commands[index];
+        let limits = command.limits();
+        let hits = match command.request.hits {
+            Hits::Refund(hits) if is_refund(command) => Hits::Refund(refunded(hits)),
+            hits => hits,
+        };
+        let request = ChargeRequest { hits, ..command.request };
+        self.results[index] = match command.dry_run {
+            true => charge_together(&limits, &mut self.states.clone(), self.now, request),
+            false => charge_together(&limits, &mut self.states, self.now, request),
+        };
     }
 
     /// Keeps what was counted if only EXPIRE was redirected.
@@ -168,17 +296,16 @@ impl<'a> IncrBatch<'a> {
     }
 }
 
-/// Returns the hits of a refund; `None` for all other charges.
-fn refunded_hits(command: &ChargeCommand) -> Option<i64> {
-    match command.request.hits {
-        Hits::Refund(hits) if !command.dry_run => Some(signed(hits)),
-        Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => None,
-    }
+/// Returns true if the charge subtracts hits.
+fn is_refund(command: &ChargeCommand) -> bool {
+    matches!(command.request.hits, Hits::Refund(_)) && !command.dry_run
 }
 
-fn charged_hits(command: &ChargeCommand) -> i64 {
+/// Returns the hits that a charge adds; negative for a refund.
+fn signed_hits(command: &ChargeCommand) -> i64 {
     match command.request.hits {
         Hits::Charge(hits) if !command.dry_run => signed(hits),
+        Hits::Refund(hits) if !command.dry_run => -signed(hits),
         Hits::Charge(_) | Hits::Peek | Hits::Refund(_) => 0,
     }
 }
@@ -188,44 +315,22 @@ fn signed(hits: u64) -> i64 {
     i64::try_from(hits).unwrap_or(i64::MAX)
 }
 
-fn results(command: &ChargeCommand, states: &mut [State; 1], now: Time) -> SmallVec<[ChargeResult; 1]> {
-    let limits = command.limits();
-    if command.dry_run {
-        return charge_together(&limits, &mut states.clone(), now, command.request);
-    }
-    charge_together(&limits, states, now, command.request)
-}
-
-/// Subtracts hits, and adds back those that exceeded the count.
-async fn refund(window: WindowKey, hits: i64, node: Arc<Node>, asking: bool) -> Result<RefundOutcome, ReplyError> {
-    let to = Destination { node: &node, asking, deadline: Instant::now() + REFUND_TIMEOUT };
-    let IncrOutcome { after, expire } = increment(&window, -hits, to).await?;
-    let before = after.checked_add(hits).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-    // Other refunds may have caused a part of the deficit; they add back their own part.
-    let deficit = after.saturating_neg().clamp(0, hits);
-    if deficit == 0 {
-        return Ok(RefundOutcome { before, to_add_back: 0, expire });
-    }
-    match increment(&window, deficit, to).await {
-        Ok(added) => Ok(RefundOutcome { before, to_add_back: 0, expire: added.expire }),
-        Err(ReplyError::Moved(_) | ReplyError::Ask(_)) => {
-            Ok(RefundOutcome { before, to_add_back: deficit, expire: Ok(()) })
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Sends INCRBY and EXPIRE.
-async fn increment(window: &WindowKey, hits: i64, to: Destination<'_>) -> Result<IncrOutcome, ReplyError> {
+/// Sends INCRBY and EXPIRE for a key of the window.
+async fn increment(key: &[u8], window: &WindowKey, hits: i64, to: Destination<'_>) -> Result<IncrOutcome, ReplyError> {
     let (hits, seconds) = (hits.to_string(), window.expire_s().to_string());
-    let incrby: [&[u8]; 3] = [b"INCRBY", window.key(), hits.as_bytes()];
-    let (count, expired) = to.node.call_pair(&incrby, &expire(window, &seconds), to.asking, to.deadline).await;
+    let incrby: [&[u8]; 3] = [b"INCRBY", key, hits.as_bytes()];
+    let (count, expired) = to.node.call_pair(&incrby, &expire(key, &seconds), to.asking, to.deadline).await;
     Ok(IncrOutcome { after: integer(&count?)?, expire: expired.map(|_| ()) })
 }
 
 /// Returns the words of EXPIRE.
-fn expire<'w>(window: &'w WindowKey, seconds: &'w str) -> [&'w [u8]; 3] {
-    [b"EXPIRE", window.key(), seconds.as_bytes()]
+fn expire<'w>(key: &'w [u8], seconds: &'w str) -> [&'w [u8]; 3] {
+    [b"EXPIRE", key, seconds.as_bytes()]
+}
+
+/// Returns the count in the reply to GET.
+fn count_of(reply: &Reply) -> Result<i64, ReplyError> {
+    if matches!(reply, Reply::Null) { Ok(0) } else { integer(reply) }
 }
 
 fn integer(reply: &Reply) -> Result<i64, ReplyError> {

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::algorithms::can_be_lent;
 use super::command::ChargeCommand;
+use super::deployments::CounterDeployment;
 use super::eventual::counters::EventualCounters;
 use super::incrby::IncrBatch;
 use super::key::leases_key;
@@ -23,7 +24,6 @@ use super::script::compose::Script;
 use super::script::replay::{ScriptOutcome, replay};
 use super::spans;
 use crate::clock::Time;
-use crate::redis::deployment::Deployment;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::redirects::Redirects;
@@ -35,7 +35,7 @@ use crate::telemetry::traces::{Span, SpanRef};
 pub(super) struct PreparedCall {
     pub(super) mode: CountingMode,
     pub(super) id: CounterId,
-    pub(super) deployment: Arc<Deployment>,
+    pub(super) deployment: Arc<CounterDeployment>,
     /// Time of the charges, by the clock of this process.
     pub(super) now: Time,
     /// True if the counters follow that clock instead of the server's.
@@ -65,13 +65,15 @@ impl PreparedCall {
         mut span: Option<&mut Span>,
     ) -> Result<ScriptOutcome, RedisError> {
         let slot = || self.slot();
-        let mut redirects = Redirects::start(&self.deployment, slot, deadline).await?;
+        let mut redirects = Redirects::start(&self.deployment.client, slot, deadline).await?;
         let mut attempt = match &self.mode {
             CountingMode::Script { script, keys } => {
                 let arguments = arguments(commands, self.client_clock.then_some(self.now));
                 Attempt::Script { call: ScriptCall::new(script, keys, arguments, leases), commands }
             }
-            CountingMode::Incrby(window) => Attempt::Incrby(IncrBatch::new(window, commands, self.now)),
+            CountingMode::Incrby(window) => {
+                Attempt::Incrby(IncrBatch::new(window, commands, self.now, &self.deployment.refunds))
+            }
         };
         loop {
             if let Some(span) = &mut span {
@@ -104,7 +106,7 @@ impl PreparedCall {
         };
         let unlink = || [&b"UNLINK"[..]].into_iter().chain(self.mode.keys().iter().map(|key| &**key)).collect();
         let mut words: CallWords<'_> = script.as_ref().map_or_else(unlink, ScriptCall::words);
-        let mut redirects = Redirects::start(&self.deployment, slot, deadline).await?;
+        let mut redirects = Redirects::start(&self.deployment.client, slot, deadline).await?;
         loop {
             match (redirects.node.call_unrecorded(&words, redirects.asking, deadline).await, &script) {
                 (Ok(reply), _) => {

@@ -7,6 +7,7 @@ use crate::clock::Time;
 use crate::counter::{Charge, Counter, Path};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{Consistency, Limit};
+use crate::redis::hash_slot::{hash_slot, hash_tag};
 
 /// Key of one window's counter, and its lifetime.
 #[derive(Clone, Debug)]
@@ -36,6 +37,27 @@ impl WindowKey {
     /// Returns the key.
     pub(crate) const fn key(&self) -> &Bytes {
         &self.key
+    }
+
+    /// Returns the key of the hits that are reserved for refunds: the key with a suffix, in the same hash slot.
+    pub(crate) fn reserved_key(&self) -> Bytes {
+        let slot = hash_slot(&self.key);
+        let with_suffix = |tag: &[u8]| [&self.key, &b":refunds"[..], tag].concat();
+        let key = with_suffix(b"");
+        // The hash tag of the key applies, if it has one.
+        if hash_slot(&key) == slot {
+            return key.into();
+        }
+        let is_brace = |byte: &u8| matches!(byte, b'{' | b'}');
+        if !self.key.iter().any(is_brace) {
+            return with_suffix(&[b"{", &self.key[..], b"}"].concat()).into();
+        }
+        // Keys that differ in braces only may share reserved hits, which drops more refunds at worst.
+        let key = [&self.key[..], format!(":refunds{{{}}}", hash_tag(slot)).as_bytes()].concat();
+        let without_braces = |(index, byte): (usize, u8)| {
+            if index < self.key.len() && is_brace(&byte) { b'_' } else { byte }
+        };
+        key.into_iter().enumerate().map(without_braces).collect()
     }
 
     /// Returns the lifetime of the key in seconds, for EXPIRE.
@@ -73,4 +95,27 @@ fn write_key(prefix: &str, path: &Path<'_>, start_s: u64) -> Bytes {
     }
     key.put_slice(start_s.to_string().as_bytes());
     key.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::WindowKey;
+    use crate::redis::hash_slot::hash_slot;
+
+    #[test]
+    fn reserved_key_extends_the_key_within_its_slot() {
+        for key in
+            ["d_k_v_0", "{p}d_k_v_0", "d_k_{v}_0", "d_{}_v_0", "d_{_v_0", "d_}_v_0", "d_}{_0", "d_{}{v}_0", "{a}{b"]
+        {
+            let window = WindowKey { key: Bytes::from_static(key.as_bytes()), expire_s: 1 };
+            let reserved = window.reserved_key();
+            assert_eq!(hash_slot(&reserved), hash_slot(key.as_bytes()), "{key}: {reserved:?}");
+            let head = [key.to_owned(), key.replace(['{', '}'], "_")];
+            assert!(head.iter().any(|head| reserved.starts_with(format!("{head}:refunds").as_bytes())), "{reserved:?}");
+        }
+        let plain = WindowKey { key: Bytes::from_static(b"d_k_v_0"), expire_s: 1 };
+        assert_eq!(plain.reserved_key(), &b"d_k_v_0:refunds{d_k_v_0}"[..]);
+    }
 }

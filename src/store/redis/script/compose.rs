@@ -71,6 +71,12 @@ pub fn replicas_script() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/replicas.lua"), &shared_parts())))
 }
 
+/// Returns the script that charges and refunds a counter in the key format of envoyproxy/ratelimit.
+pub fn window_charges_script() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(expand(include_str!("../lua/window_charges.lua"), &LuaParts::new())))
+}
+
 fn single_counter(algorithm: Algorithm) -> String {
     let helpers = helpers(&[algorithm].into_iter());
     let mut parts = parts_of(algorithm);
