@@ -93,6 +93,7 @@ fn invalid_values_are_rejected() {
         ("probes.readiness.path=/ready", "path"),
         ("podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
         ("existingConfigMaps[0]=Not_A_Name", "existingConfigMaps"),
+        ("fullnameOverride=edge.limits", "fullnameOverride"),
     ] {
         assert_rejected(&[value], &["values don't meet the specifications of the schema", place]);
     }

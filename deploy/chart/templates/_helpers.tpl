@@ -17,7 +17,7 @@
 
 {{- define "tollkeeper.selector" -}}
 app.kubernetes.io/name: {{ include "tollkeeper.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/*
@@ -53,7 +53,7 @@ Selector of a pod that the Service must not select: the rule check and the test.
 {{- define "tollkeeper.roleSelector" -}}
 {{- $ := first . }}
 app.kubernetes.io/name: {{ include "tollkeeper.name" $ | trunc 52 }}-{{ last . }}
-app.kubernetes.io/instance: {{ $.Release.Name }}
+app.kubernetes.io/instance: {{ $.Release.Name | quote }}
 {{- end }}
 
 {{/* Labels of such a pod. Takes a list: the context, the role. */}}
@@ -116,10 +116,7 @@ imagePullSecrets:
 {{- if gt $size 1048576 }}
 {{- fail (printf "rules has %d bytes, and a ConfigMap holds 1048576: put files into ConfigMaps of your own, at most 1 MiB each, and name them in existingConfigMaps, or set rulesVolume" $size) }}
 {{- end }}
-{{- range $name, $text := $files }}
-{{ $name | quote }}: |
-  {{- $text | nindent 2 }}
-{{- end }}
+{{- toYaml $files }}
 {{- end }}
 
 {{/* Volume of the rule files. Takes a list: the context, the name of the chart's ConfigMap. */}}
@@ -132,10 +129,10 @@ imagePullSecrets:
   projected:
     sources:
       {{- if include "tollkeeper.rulesConfigMap" $ }}
-      - configMap: { name: {{ last . }} }
+      - configMap: { name: {{ last . | quote }} }
       {{- end }}
       {{- range $.Values.existingConfigMaps }}
-      - configMap: { name: {{ . }} }
+      - configMap: { name: {{ . | quote }} }
       {{- end }}
   {{- end }}
 {{- end }}

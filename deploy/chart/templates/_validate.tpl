@@ -3,6 +3,9 @@
 {{- if not .Values.enabled }}
 {{- fail "enabled is false and the chart is rendered: give it `condition: tollkeeper.enabled` in the dependencies of the parent chart" }}
 {{- end }}
+{{- if not (regexMatch "^[a-z]" (include "tollkeeper.fullname" .)) }}
+{{- fail (printf "%s is no name of a Service, which must begin with a letter: set fullnameOverride" (include "tollkeeper.fullname" .)) }}
+{{- end }}
 {{- include "tollkeeper.validateReplicas" . }}
 {{- include "tollkeeper.validateSecrets" . }}
 {{- include "tollkeeper.validateNames" . }}
