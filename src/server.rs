@@ -10,6 +10,7 @@ mod addresses;
 mod admission;
 mod admission_service;
 mod background;
+mod buffered_bytes;
 mod coalesced_writer;
 mod connection;
 pub mod error;

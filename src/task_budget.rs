@@ -7,10 +7,13 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::task::coop::{has_budget_remaining, poll_proceed};
 
+/// Units that exceed the whole budget of a poll.
+pub const ALL_UNITS: usize = 256;
+
 /// Consumes up to `units` of the running task's budget. Outside a task it does nothing.
 pub fn consume(units: usize) {
     let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..units {
+    for _ in 0..units.min(ALL_UNITS) {
         match poll_proceed(&mut context) {
             Poll::Ready(unit) => unit.made_progress(),
             Poll::Pending => return,

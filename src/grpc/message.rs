@@ -12,6 +12,7 @@ use tonic::Status;
 use tonic::codec::{CompressionEncoding, DecodeBuf, Decoder, Streaming};
 
 use crate::pb::codec::FRAME_HEAD_BYTES;
+use crate::task_budget;
 
 /// Reads messages of calls with one compression.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,9 @@ pub(super) struct MessageReader {
     /// Maximum size of a message, compressed and decompressed.
     max_bytes: usize,
 }
+
+/// Maximum size of a decompressed message. A thousandth of it is enough on the wire.
+const MAX_DECOMPRESSED_BYTES: usize = 256 * 1024;
 
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
@@ -43,25 +47,23 @@ impl MessageReader {
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {
-        let (mut first, mut joined) = (Bytes::new(), BytesMut::new());
+        let mut joined = BytesMut::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Status::from_error(error.into()))?;
             let Ok(piece) = frame.into_data() else { break };
-            if first.is_empty() {
-                first = piece;
-                self.check(&first)?;
-            } else if !piece.is_empty() {
-                if joined.is_empty() {
-                    joined.extend_from_slice(&first);
-                }
-                joined.extend_from_slice(&piece);
-                self.check(&joined)?;
+            let is_end = body.is_end_stream();
+            if is_end && joined.is_empty() {
+                self.check(&piece)?;
+                return self.message(piece).await;
             }
-            if body.is_end_stream() {
+            // Copied, because the piece keeps the whole buffer that it was received in.
+            joined.extend_from_slice(&piece);
+            self.check(&joined)?;
+            if is_end {
                 break;
             }
         }
-        self.message(if joined.is_empty() { first } else { joined.freeze() }).await
+        self.message(joined.freeze()).await
     }
 
     /// Checks the bytes received so far.
@@ -101,7 +103,9 @@ impl MessageReader {
 
     /// The decompressed message of a whole frame.
     async fn decompress(self, frame: Bytes, compression: CompressionEncoding) -> Result<Bytes, Status> {
-        let max_bytes = Some(self.max_bytes);
+        // Decompressing takes longer than everything else that a call does.
+        task_budget::consume(task_budget::ALL_UNITS);
+        let max_bytes = Some(self.max_bytes.min(MAX_DECOMPRESSED_BYTES));
         let mut messages = Streaming::new_request(RawDecoder, Full::new(frame), Some(compression), max_bytes);
         // Boxed, so that the future of the common call stays small.
         let message = Box::pin(async move { messages.message().await });

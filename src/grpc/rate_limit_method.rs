@@ -15,6 +15,12 @@ use super::message::MessageReader;
 use super::service::Service;
 use crate::pb::codec::{self, frame};
 use crate::pb::{METHOD_PATH, RateLimitRequest};
+use crate::task_budget;
+
+/// Bytes of a message that cost one of the 128 units of a task's budget, so that a connection yields after a long one.
+const BYTES_PER_BUDGET_UNIT: usize = 512;
+/// Descriptors of a request that cost one of these units.
+const DESCRIPTORS_PER_BUDGET_UNIT: usize = 4;
 
 /// Answers calls of `ShouldRateLimit`.
 #[derive(Clone, Debug)]
@@ -51,6 +57,10 @@ impl RateLimitMethod {
                 decode::request(&decoded)
             }
         };
-        Ok(frame(&self.service.call(call, &request).await?))
+        let response = self.service.call(call, &request).await;
+        task_budget::consume(
+            message.len() / BYTES_PER_BUDGET_UNIT + request.descriptors.len() / DESCRIPTORS_PER_BUDGET_UNIT,
+        );
+        Ok(frame(&response?))
     }
 }

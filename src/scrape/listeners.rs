@@ -1,7 +1,7 @@
 //! Metrics of the listeners.
 
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
-use crate::telemetry::listener_stats::ServerStats;
+use crate::telemetry::listener_stats::{RefusedLimit, ServerStats};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the listeners.
@@ -23,8 +23,16 @@ pub(super) fn collect(stats: &ServerStats, emit: &mut dyn FnMut(Family)) {
     emit(expiry);
     let help = "Total number of connections closed on accept because a limit was reached.";
     emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connections()));
-    let help = "Total number of requests rejected at once because a limit on concurrent requests was reached.";
-    emit(Family::counter("tollkeeper_overload_refusals_total", help, stats.rejected_requests()));
+    let mut overload = Family::new(
+        "tollkeeper_overload_refusals_total",
+        MetricKind::Counter,
+        "Total number of requests rejected, and of connections closed, because a limit on clients was reached.",
+    );
+    for limit in RefusedLimit::ALL {
+        let count = MetricValue::Counter(stats.refusals(limit));
+        overload.series.push(Series::new(count).label("reason", limit.name()));
+    }
+    emit(overload);
     let mut refusals = Family::new(
         "tollkeeper_http2_refusals_total",
         MetricKind::Counter,

@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::service::TowerToHyperService;
 
-use super::admission::{ConnectionPermit, ListenerKind, RequestPermit};
+use super::admission::{ConnectionPermit, ListenerKind, ProbePermit, RequestPermit};
 use crate::http::admin_token::ClientAddress;
 
 /// Address of the other end of an accepted connection.
@@ -38,22 +38,29 @@ impl PeerAddr for tokio::net::unix::SocketAddr {
     }
 }
 
-/// Admits a request by its path; operators and health probes need no permit.
-pub(super) fn admit(
-    connection: &Arc<ConnectionPermit>,
-    path: &str,
-) -> Result<Option<RequestPermit>, OverloadRejection> {
+/// Place of an admitted request, which it keeps until its response is taken.
+#[derive(Debug)]
+pub(super) enum Admitted {
+    /// A request that limits admit.
+    Request(RequestPermit),
+    /// A health probe; `None` if it must not wait for anything, because too many are in progress.
+    Probe(Option<ProbePermit>),
+    /// A request of an operator, or a health probe over HTTP, which waits for nothing.
+    Unlimited,
+}
+
+/// Admits a request by its path.
+pub(super) fn admit(connection: &Arc<ConnectionPermit>, path: &str) -> Result<Admitted, OverloadRejection> {
     connection.set_active();
-    let kind = connection.kind();
-    if !kind.is_public() {
-        return Ok(None);
+    match connection.kind() {
+        ListenerKind::Grpc if path.starts_with(HEALTH_SERVICE) => Ok(Admitted::Probe(connection.admit_probe())),
+        ListenerKind::Http if PROBE_PAGES.contains(&path) => Ok(Admitted::Unlimited),
+        kind if kind.is_public() => connection.admit_request().map(Admitted::Request).map_err(|limit| {
+            connection.record_refusal(limit);
+            OverloadRejection(kind)
+        }),
+        _ => Ok(Admitted::Unlimited),
     }
-    let permit = connection.admit_request();
-    if permit.is_none() && !is_probe(kind, path) {
-        connection.record_rejected_request();
-        return Err(OverloadRejection(kind));
-    }
-    Ok(permit)
 }
 
 /// Wraps the pages of an HTTP listener with admission, for one connection.
@@ -66,14 +73,14 @@ pub(super) fn admission_service(
             request.extensions_mut().insert(ClientAddress(address));
         }
         let has_valid_host = has_valid_host(&request);
-        let admitted = admit(&connection, request.uri().path()).map(|permit| (permit, pages.clone()));
+        let admitted = admit(&connection, request.uri().path()).map(|admitted| (admitted, pages.clone()));
         async move {
             if !has_valid_host {
                 return Ok((StatusCode::BAD_REQUEST, "400 Bad Request: missing, repeated or invalid Host header\n")
                     .into_response());
             }
             match admitted {
-                Ok((_permit, pages)) => pages.call(request).await,
+                Ok((_admitted, pages)) => pages.call(request).await,
                 Err(rejection) => Ok(rejection.response()),
             }
         }
@@ -93,13 +100,10 @@ fn has_valid_host(request: &Request<Incoming>) -> bool {
     }
 }
 
-/// True for requests of health probes.
-fn is_probe(kind: ListenerKind, path: &str) -> bool {
-    match kind {
-        ListenerKind::Grpc => path.starts_with("/grpc.health.v1.Health/"),
-        _ => matches!(path, "/healthcheck" | "/livez" | "/readyz"),
-    }
-}
+/// Start of the paths of health probes over gRPC.
+const HEALTH_SERVICE: &str = "/grpc.health.v1.Health/";
+/// Paths of health probes over HTTP.
+const PROBE_PAGES: [&str; 3] = ["/healthcheck", "/livez", "/readyz"];
 
 const TOO_MANY_REQUESTS: &str = "too many concurrent requests; try again later";
 

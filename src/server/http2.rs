@@ -7,6 +7,7 @@
 //! A request is dropped when the client resets its stream or the connection ends.
 
 mod keep_alive;
+mod request_body;
 mod response;
 
 use std::convert::Infallible;
@@ -18,27 +19,30 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
-use bytes::Bytes;
+use axum::http::{HeaderMap, Request};
+use futures_util::FutureExt as _;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Reason, RecvStream};
 use http_body_util::BodyExt as _;
-use hyper::body::Frame;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 use self::keep_alive::{KeepAlive, KeepAliveTimes};
-use self::response::{send_head, send_message, send_page};
-use super::admission::{ConnectionPermit, RequestPermit};
-use super::admission_service::admit;
+use self::request_body::{RequestBody, too_many_bytes};
+use self::response::{ResponseData, send_head, send_message, send_page};
+use super::admission::ConnectionPermit;
+use super::admission_service::{Admitted, admit};
+use super::buffered_bytes::BufferedBytes;
 use super::graceful::GracefulConnection;
 use super::in_flight::InFlightRequests;
-use super::inbound_frames::{FrameLimit, InboundFrames};
+use super::inbound_frames::{InboundFrames, InboundState};
 use crate::grpc::call_head::{CallHead, InvalidHead};
 use crate::grpc::rate_limit_method::RateLimitMethod;
+use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
+use crate::telemetry::listener_stats::RefusedLimit;
 
 /// Configuration of HTTP/2 and the services that answer.
 #[derive(Debug)]
@@ -46,6 +50,8 @@ pub(super) struct Http2Server {
     builder: Builder,
     /// `None` switches pings off.
     keep_alive: Option<KeepAliveTimes>,
+    /// Maximum time for the message of a call, from the first wait for it.
+    message_timeout: Duration,
     rate_limit_method: RateLimitMethod,
     /// Answers calls of the other methods.
     router: TowerToHyperService<Router>,
@@ -71,7 +77,12 @@ fn data_frame_budget(max_concurrent_streams: u32) -> usize {
 
 impl Http2Server {
     /// Server with the limits and keepalive of the settings.
-    pub(super) fn new(settings: &GrpcSettings, rate_limit_method: RateLimitMethod, router: Router) -> Self {
+    pub(super) fn new(
+        bounds: &ClientLimits,
+        settings: &GrpcSettings,
+        rate_limit_method: RateLimitMethod,
+        router: Router,
+    ) -> Self {
         let mut builder = Builder::new();
         builder
             .max_header_list_size(settings.max_header_bytes)
@@ -82,7 +93,8 @@ impl Http2Server {
             .initial_connection_window_size(WINDOW_BYTES);
         let timeout = settings.keepalive_timeout;
         let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
-        Self { builder, keep_alive, rate_limit_method, router: TowerToHyperService::new(router) }
+        let message_timeout = bounds.head_timeout;
+        Self { builder, keep_alive, message_timeout, rate_limit_method, router: TowerToHyperService::new(router) }
     }
 
     /// Serves a connection.
@@ -90,31 +102,27 @@ impl Http2Server {
     where
         I: AsyncRead + AsyncWrite + Unpin + Send,
     {
-        let (io, frame_limit) = InboundFrames::new(io);
+        let (io, inbound) = InboundFrames::new(io);
         let state = State::Handshaking(self.builder.handshake(io));
         let requests = InFlightRequests::new(self.rate_limit_method.is_immediate());
         let keep_alive = self.keep_alive;
-        let respond = move |request, sender| respond(Arc::clone(&self), Arc::clone(&permit), request, sender);
+        let connection = Arc::clone(&permit);
+        let respond = move |request, sender| respond(Arc::clone(&self), Arc::clone(&connection), request, sender);
         Http2Connection {
             state,
+            permit,
             respond,
             requests,
             keep_alive,
-            frame_limit: Some(frame_limit),
+            inbound,
+            is_refused: false,
             is_shutting_down: false,
         }
     }
 
     /// Answers a request through the router.
-    async fn route(
-        &self,
-        request: Request<Body>,
-        permit: Option<RequestPermit>,
-        mut sender: SendResponse<Bytes>,
-    ) -> Result<(), h2::Error> {
-        let page = until_reset(&mut sender, pin!(self.router.call(request))).await;
-        drop(permit);
-        match page {
+    async fn route(&self, request: Request<Body>, mut sender: SendResponse<ResponseData>) -> Result<(), h2::Error> {
+        match until_reset(&mut sender, pin!(self.router.call(request))).await {
             Some(Ok::<_, Infallible>(page)) => send_page(&mut sender, page).await,
             None => Ok(()),
         }
@@ -124,24 +132,26 @@ impl Http2Server {
 /// An HTTP/2 connection with its requests; polling it serves both.
 struct Http2Connection<I, R, F> {
     state: State<I>,
+    permit: Arc<ConnectionPermit>,
     /// Starts the response to a request.
     respond: R,
     requests: InFlightRequests<F>,
     keep_alive: Option<KeepAliveTimes>,
-    /// `None` once the connection closes because it was exceeded.
-    frame_limit: Option<FrameLimit>,
+    inbound: Arc<InboundState>,
+    /// True once the connection closes because it sent too many frames.
+    is_refused: bool,
     is_shutting_down: bool,
 }
 
 enum State<I> {
-    Handshaking(Handshake<InboundFrames<I>, Bytes>),
-    Open(Connection<InboundFrames<I>, Bytes>, Option<KeepAlive>),
+    Handshaking(Handshake<InboundFrames<I>, ResponseData>),
+    Open(Connection<InboundFrames<I>, ResponseData>, Option<KeepAlive>),
 }
 
 impl<I, R, F> GracefulConnection for Http2Connection<I, R, F>
 where
     I: AsyncRead + AsyncWrite + Unpin,
-    R: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Unpin,
+    R: Fn(Request<RecvStream>, SendResponse<ResponseData>) -> F + Unpin,
     F: Future<Output = ()>,
 {
     fn graceful_shutdown(mut self: Pin<&mut Self>) {
@@ -155,7 +165,7 @@ where
 impl<I, R, F> Future for Http2Connection<I, R, F>
 where
     I: AsyncRead + AsyncWrite + Unpin,
-    R: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Unpin,
+    R: Fn(Request<RecvStream>, SendResponse<ResponseData>) -> F + Unpin,
     F: Future<Output = ()>,
 {
     type Output = ();
@@ -188,11 +198,19 @@ where
                     Poll::Pending => break,
                 }
             }
-            if this.frame_limit.take_if(|limit| limit.is_exceeded()).is_some() {
+            if this.inbound.is_exceeded() && !this.is_refused {
+                this.is_refused = true;
+                this.permit.record_refusal(RefusedLimit::Frames);
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                 continue;
             }
-            if !this.requests.poll_pending(context) {
+            let has_completed = this.requests.poll_pending(context);
+            if this.inbound.resume() {
+                // Lets other connections run first.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if !has_completed {
                 return Poll::Pending;
             }
         }
@@ -204,33 +222,57 @@ async fn respond(
     server: Arc<Http2Server>,
     connection: Arc<ConnectionPermit>,
     request: Request<RecvStream>,
-    mut sender: SendResponse<Bytes>,
+    mut sender: SendResponse<ResponseData>,
 ) {
     let (head, body) = request.into_parts();
-    let permit = match admit(&connection, head.uri.path()) {
-        Ok(permit) => permit,
+    let admitted = match admit(&connection, head.uri.path()) {
+        Ok(admitted) => admitted,
         Err(rejection) => {
             let _sent = send_head(&mut sender, rejection.response(), true);
             return;
         }
     };
-    let call = match CallHead::parse(&head) {
-        Ok(call) => call,
-        Err(invalid) => return Box::pin(refuse(invalid, RequestBody(body), sender)).await,
+    let mut buffered = BufferedBytes::new(connection);
+    if let Err(limit) = buffered.add(header_bytes(&head.headers)) {
+        buffered.connection().record_refusal(limit);
+        let _sent = send_head(&mut sender, too_many_bytes().into_http::<Body>(), true);
+        return;
+    }
+    let mut body = RequestBody::new(body, buffered, server.message_timeout);
+    let call = match (CallHead::parse(&head), &admitted) {
+        (Ok(call), _) => call,
+        (Err(_), Admitted::Probe(None)) => return,
+        (Err(invalid), _) => return Box::pin(refuse(invalid, body, sender)).await,
     };
-    let body = RequestBody(body);
-    let _sent = if head.uri.path() == RateLimitMethod::PATH {
-        let answer = pin!(server.rate_limit_method.answer(call, body));
-        let result = until_reset(&mut sender, answer).await;
-        drop(permit);
-        match result {
-            Some(Ok(message)) => send_message(&mut sender, message),
-            Some(Err(status)) => send_head(&mut sender, status.into_http::<Body>(), true).map(drop),
-            None => Ok(()),
+    let _sent = match admitted {
+        Admitted::Request(permit) if head.uri.path() == RateLimitMethod::PATH => {
+            let result = {
+                let answer = pin!(server.rate_limit_method.answer(call, &mut body));
+                until_reset(&mut sender, answer).await
+            };
+            match result.map(|answer| ResponseData::of_request(answer?, permit)) {
+                Some(Ok(message)) => send_message(&mut sender, message),
+                Some(Err(status)) => send_head(&mut sender, status.into_http::<Body>(), true).map(drop),
+                None => Ok(()),
+            }
         }
-    } else {
-        // Boxed, so that the future of the common call stays small.
-        Box::pin(server.route(Request::from_parts(head, Body::new(body)), permit, sender)).await
+        admitted => {
+            let connection = Arc::clone(body.connection());
+            // Boxed, so that the future of the common call stays small.
+            let routed = Box::pin(server.route(Request::from_parts(head, Body::new(body)), sender));
+            match admitted {
+                Admitted::Probe(None) => {
+                    // Dropping it resets the stream.
+                    let result = routed.now_or_never();
+                    if result.is_none() {
+                        connection.record_refusal(RefusedLimit::Probes);
+                    }
+                    result.unwrap_or(Ok(()))
+                }
+                Admitted::Probe(Some(_permit)) => routed.await,
+                _unlimited => routed.await,
+            }
+        }
     };
 }
 
@@ -240,46 +282,23 @@ const MAX_REFUSAL_DELAY: Duration = Duration::from_secs(1);
 /// Refuses an invalid call, if possible after its end.
 ///
 /// An earlier response is followed by a reset of the stream, which many clients report in place of the response.
-async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendResponse<Bytes>) {
+async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
     let rest = async { while let Some(Ok(_discarded)) = body.frame().await {} };
     if until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
         let _sent = send_head(&mut sender, invalid.response(), true);
     }
 }
 
+/// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.
+fn header_bytes(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum()
+}
+
 /// Runs `work`; `None` if the client resets the stream first.
-async fn until_reset<F: Future>(sender: &mut SendResponse<Bytes>, mut work: Pin<&mut F>) -> Option<F::Output> {
+async fn until_reset<F: Future>(sender: &mut SendResponse<ResponseData>, mut work: Pin<&mut F>) -> Option<F::Output> {
     poll_fn(|context| match work.as_mut().poll(context) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending => sender.poll_reset(context).map(|_| None),
     })
     .await
-}
-
-/// Body of a request, which releases flow-control capacity as it is read.
-#[derive(Debug)]
-struct RequestBody(RecvStream);
-
-impl hyper::body::Body for RequestBody {
-    type Data = Bytes;
-    type Error = h2::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        let stream = &mut self.0;
-        Poll::Ready(match ready!(stream.poll_data(context)) {
-            Some(Ok(data)) => {
-                let released = stream.flow_control().release_capacity(data.len());
-                Some(released.map(|()| Frame::data(data)))
-            }
-            Some(Err(error)) => Some(Err(error)),
-            None => ready!(stream.poll_trailers(context)).transpose().map(|trailers| trailers.map(Frame::trailers)),
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
-    }
 }

@@ -4,8 +4,8 @@
 //! by work of the connection, which has to send the response. Polling requests in the connection's task saves a task
 //! and a wake-up per request, and all responses that one read of the connection or of Redis produces share one write.
 //!
-//! To stay fair to other connections, each request consumes one unit of tokio's cooperative budget, and a long one more.
-//! When the budget is used up, the connection yields.
+//! To stay fair to other connections, each request consumes one unit of tokio's cooperative budget, and a long one
+//! more. When the budget is used up, the connection yields.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};

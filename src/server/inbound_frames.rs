@@ -1,21 +1,20 @@
 //! Bounds on the HTTP/2 frames that a client sends, which h2 does not have.
 //!
-//! h2 reads as long as bytes arrive. Here each read consumes task budget for its bytes, so that the connection yields
-//! after [`BYTES_PER_BUDGET_UNIT`] times the budget. A SETTINGS or GOAWAY frame makes h2 visit each open stream, so only
-//! a few are allowed beyond a share of the requests. The bytes are only inspected, never changed.
+//! h2 reads all bytes that have arrived before it hands out a single request. Here reading pauses after
+//! [`BYTES_PER_TURN`], until the requests among them have been started and other connections had their turn. A SETTINGS
+//! or GOAWAY frame makes h2 visit each open stream, so only a few are allowed beyond a share of the requests. The bytes
+//! are only inspected, never changed.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::task_budget;
-
-/// Bytes that cost one of the 128 units of a task's budget.
-const BYTES_PER_BUDGET_UNIT: usize = 256;
+/// Bytes after which reading pauses.
+const BYTES_PER_TURN: usize = 32 * 1024;
 /// Maximum number of SETTINGS and GOAWAY frames of a connection without requests.
 const MAX_ALL_STREAM_FRAMES: u64 = 64;
 /// Number of requests that allow one more of these frames.
@@ -29,26 +28,45 @@ const FRAME_HEAD_BYTES: usize = 9;
 pub(super) struct InboundFrames<I> {
     io: I,
     scanner: FrameScanner,
-    is_exceeded: Arc<AtomicBool>,
+    state: Arc<InboundState>,
 }
 
-/// Tells that a connection has sent more frames than allowed and is no longer read.
-#[derive(Clone, Debug)]
-pub(super) struct FrameLimit(Arc<AtomicBool>);
+/// State of the inbound frames of a connection.
+#[derive(Debug, Default)]
+pub(super) struct InboundState {
+    /// Bytes read since the last pause.
+    read_bytes: AtomicUsize,
+    is_exceeded: AtomicBool,
+}
 
-impl FrameLimit {
-    /// True from the first frame on that is not allowed.
+impl InboundState {
+    /// True from the first frame on that is not allowed; nothing is read any more then.
     pub(super) fn is_exceeded(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.is_exceeded.load(Ordering::Relaxed)
+    }
+
+    /// Ends a pause; false if reading did not pause. The caller must poll the connection again.
+    pub(super) fn resume(&self) -> bool {
+        let was_paused = self.is_paused();
+        self.read_bytes.store(0, Ordering::Relaxed);
+        was_paused
+    }
+
+    fn is_paused(&self) -> bool {
+        self.read_bytes.load(Ordering::Relaxed) >= BYTES_PER_TURN
+    }
+
+    fn add(&self, bytes: usize) {
+        let read_bytes = self.read_bytes.load(Ordering::Relaxed);
+        self.read_bytes.store(read_bytes + bytes, Ordering::Relaxed);
     }
 }
 
 impl<I> InboundFrames<I> {
     /// Bounds the frames that are read from `io`, from the connection preface on.
-    pub(super) fn new(io: I) -> (Self, FrameLimit) {
-        let is_exceeded = Arc::new(AtomicBool::new(false));
-        let limit = FrameLimit(Arc::clone(&is_exceeded));
-        (Self { io, scanner: FrameScanner::new(), is_exceeded }, limit)
+    pub(super) fn new(io: I) -> (Self, Arc<InboundState>) {
+        let state = Arc::new(InboundState::default());
+        (Self { io, scanner: FrameScanner::new(), state: Arc::clone(&state) }, state)
     }
 }
 
@@ -59,17 +77,17 @@ impl<I: AsyncRead + Unpin> AsyncRead for InboundFrames<I> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.is_exceeded.load(Ordering::Relaxed) {
-            // The connection sees the limit after this call and closes.
+        if this.state.is_exceeded() || this.state.is_paused() {
+            // The connection sees this state after its call, so no wake-up is needed.
             return Poll::Pending;
         }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
         let read = &buffer.filled()[before..];
-        task_budget::consume(read.len() / BYTES_PER_BUDGET_UNIT);
         this.scanner.scan(read);
+        this.state.add(read.len());
         if this.scanner.is_exceeded() {
-            this.is_exceeded.store(true, Ordering::Relaxed);
+            this.state.is_exceeded.store(true, Ordering::Relaxed);
         }
         Poll::Ready(Ok(()))
     }

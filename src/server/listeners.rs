@@ -150,7 +150,7 @@ impl BoundListeners {
         let bounds = &self.bounds;
         let service = &state.collector.service;
         let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let http2 = Http2Server::new(settings, method, grpc::routes::routes(settings, health));
+        let http2 = Http2Server::new(bounds, settings, method, grpc::routes::routes(settings, health));
         let policy = ConnectionPolicy::grpc(bounds, settings, http2);
         match self.grpc {
             GrpcSocket::Tcp(listener) => {

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::setting::Setting;
 use super::table::client_limits::*;
+use super::table::grpc::TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES;
+use super::value::size::ByteSize;
 use super::values::Values;
 
 /// Limits on the connections and requests of clients.
@@ -17,10 +19,16 @@ pub struct ClientLimits {
     pub requests: Option<usize>,
     /// Requests in progress of each listener and client address; `None` means no limit.
     pub requests_per_address: Option<usize>,
+    /// Bytes that gRPC requests and responses in progress take; `None` means no limit.
+    pub buffered_bytes: Option<usize>,
+    /// The same for each client address; `None` means no limit.
+    pub buffered_bytes_per_address: Option<usize>,
+    /// The same for each connection; `None` means no limit.
+    pub buffered_bytes_per_connection: Option<usize>,
     /// Maximum size of the headers of an HTTP request, in bytes, at least 8 KiB.
     pub head_bytes: u32,
-    /// Time limit for a TLS handshake, for the first request, and over HTTP/1 for the headers of each request, from the
-    /// end of the previous one.
+    /// Time limit for a TLS handshake, for the first request, for the message of a call, and over HTTP/1 for the
+    /// headers of each request, from the end of the previous one.
     pub head_timeout: Duration,
     /// Time without a new request after which a gRPC connection gets GOAWAY; `None` means never.
     pub idle_timeout: Option<Duration>,
@@ -29,11 +37,19 @@ pub struct ClientLimits {
 impl ClientLimits {
     pub(super) fn read(values: &Values) -> Self {
         let limit = |setting: &Setting<usize>| Some(values.get(setting)).filter(|limit| *limit > 0);
+        // A message of the maximum size must fit.
+        let message_bytes = values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).as_usize();
+        let bytes = |setting: &Setting<ByteSize>| {
+            Some(values.get(setting).as_usize()).filter(|limit| *limit > 0).map(|limit| limit.max(message_bytes))
+        };
         Self {
             connections: limit(&TOLLKEEPER_MAX_CONNECTIONS),
             connections_per_address: limit(&TOLLKEEPER_MAX_CONNECTIONS_PER_ADDRESS),
             requests: limit(&TOLLKEEPER_MAX_CONCURRENT_REQUESTS),
             requests_per_address: limit(&TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS),
+            buffered_bytes: bytes(&TOLLKEEPER_MAX_BUFFERED_BYTES),
+            buffered_bytes_per_address: bytes(&TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS),
+            buffered_bytes_per_connection: bytes(&TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION),
             head_bytes: u32::try_from(values.get(&TOLLKEEPER_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             head_timeout: values.get(&TOLLKEEPER_HEAD_TIMEOUT),
             idle_timeout: values.nonzero(&TOLLKEEPER_IDLE_TIMEOUT),

@@ -14,7 +14,78 @@ pub struct ServerStats {
     /// Metrics for Prometheus.
     pub prometheus: ListenerStats,
     rejected_connections: AtomicU64,
-    rejected_requests: AtomicU64,
+    refusals: [AtomicU64; RefusedLimit::ALL.len()],
+}
+
+/// Limit that a refused request or a closed connection exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedLimit {
+    /// Requests in progress.
+    Requests,
+    /// Requests in progress of one address.
+    RequestsPerAddress,
+    /// Health checks in progress of one connection or address.
+    Probes,
+    /// Bytes of requests and responses in progress.
+    BufferedBytes,
+    /// Bytes of requests and responses in progress of one address.
+    BufferedBytesPerAddress,
+    /// Bytes of requests and responses in progress of one connection.
+    BufferedBytesPerConnection,
+    /// Time for the message of a call.
+    MessageTimeout,
+    /// SETTINGS and GOAWAY frames of one connection.
+    Frames,
+}
+
+impl RefusedLimit {
+    /// All limits.
+    pub const ALL: [Self; 8] = [
+        Self::Requests,
+        Self::RequestsPerAddress,
+        Self::Probes,
+        Self::BufferedBytes,
+        Self::BufferedBytesPerAddress,
+        Self::BufferedBytesPerConnection,
+        Self::MessageTimeout,
+        Self::Frames,
+    ];
+
+    /// Value of the label `reason`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "concurrent_requests",
+            Self::RequestsPerAddress => "concurrent_requests_per_address",
+            Self::Probes => "concurrent_probes",
+            Self::BufferedBytes => "buffered_bytes",
+            Self::BufferedBytesPerAddress => "buffered_bytes_per_address",
+            Self::BufferedBytesPerConnection => "buffered_bytes_per_connection",
+            Self::MessageTimeout => "message_timeout",
+            Self::Frames => "frames",
+        }
+    }
+
+    /// Log line: what happened, why, and what to do.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Requests => {
+                "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached (raise it, or add replicas)"
+            }
+            Self::RequestsPerAddress => {
+                "request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS is reached (raise it, or add replicas)"
+            }
+            Self::Probes => "health check rejected: too many are in progress (end unused watch streams)",
+            Self::BufferedBytes => "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES is reached (raise it)",
+            Self::BufferedBytesPerAddress => {
+                "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS is reached (raise it)"
+            }
+            Self::BufferedBytesPerConnection => {
+                "request rejected: TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION is reached (raise it)"
+            }
+            Self::MessageTimeout => "call rejected: no whole message within TOLLKEEPER_HEAD_TIMEOUT (check the client)",
+            Self::Frames => "connection closed: too many SETTINGS or GOAWAY frames (check the client)",
+        }
+    }
 }
 
 /// Counters of one listener.
@@ -41,14 +112,14 @@ impl ServerStats {
         self.rejected_connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that a request limit rejected.
-    pub fn record_rejected_request(&self) {
-        self.rejected_requests.fetch_add(1, Ordering::Relaxed);
+    /// Counts a request or connection that a limit refused.
+    pub fn record_refusal(&self, limit: RefusedLimit) {
+        self.refusals[limit as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Number of requests that a request limit rejected.
-    pub fn rejected_requests(&self) -> u64 {
-        self.rejected_requests.load(Ordering::Relaxed)
+    /// Number of requests and connections that a limit refused.
+    pub fn refusals(&self, limit: RefusedLimit) -> u64 {
+        self.refusals[limit as usize].load(Ordering::Relaxed)
     }
 }
 

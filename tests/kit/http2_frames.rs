@@ -87,6 +87,15 @@ impl Http2Connection {
         self.open(stream, path, "tollkeeper", more_headers)
     }
 
+    /// Opens a call of a method together with frames that follow, in one write.
+    pub(crate) fn call_method_with(&mut self, stream: u32, path: &str, frames: &[u8]) -> io::Result<()> {
+        let mut block = Vec::new();
+        for (name, value) in call_headers(path, "tollkeeper") {
+            put_literal(&mut block, LITERAL_WITHOUT_INDEXING, name, value);
+        }
+        self.send_bytes(&[&frame(HEADERS, END_HEADERS, stream, &block), frames].concat())
+    }
+
     /// Opens a call of `ShouldRateLimit` with an `:authority`, its message still to come.
     pub(crate) fn call_to(&mut self, authority: &str, stream: u32) -> io::Result<()> {
         self.open(stream, SHOULD_RATE_LIMIT, authority, &[])

@@ -111,7 +111,7 @@ fn excess_request_is_rejected_at_once_but_health_checks_pass() {
     }
     assert!(client.is_serving("").unwrap());
     assert_eq!(stat(&server, "ratelimit_server.Check.total_requests"), 1.0);
-    assert_eq!(stat(&server, "tollkeeper_overload_refusals_total"), 2.0);
+    assert_eq!(stat(&server, "tollkeeper_overload_refusals_total{reason=\"concurrent_requests\"}"), 2.0);
     let log = server.stderr();
     assert_eq!(log.matches("request rejected: TOLLKEEPER_MAX_CONCURRENT_REQUESTS is reached").count(), 1, "{log}");
     drop(halves);

@@ -2,12 +2,22 @@
 //!
 //! `tests/bench/attacks` measures the same attacks with many connections; the tests here check each bound.
 
+use std::collections::HashSet;
+
+use prost::Message as _;
+use tonic::Code;
+
 use crate::kit::grpc::{Client, rate_limit_request};
+use crate::kit::http;
 use crate::kit::http2_frames::{
-    ACK, CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, Http2Connection, PING, PRIORITY, PUSH_PROMISE, RST_STREAM,
-    SETTINGS, WINDOW_UPDATE, frame,
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, Http2Connection, PING, PRIORITY, PUSH_PROMISE,
+    RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::wait_for;
+
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 const RULES: &str = "\
 domain: shop
@@ -69,9 +79,11 @@ fn frames_of_a_client_do_not_write_log_lines() {
     }
     assert_serves(&server);
     let log = server.stderr();
-    // A refusal for malformed headers is logged once a minute.
-    let (refusals, others): (Vec<_>, Vec<_>) = log.lines().partition(|line| line.contains("reason=malformed_headers"));
-    assert_eq!((refusals.len(), others.len()), (1, lines_before), "{}", &log[..log.len().min(3000)]);
+    // Refusals are logged once a minute for each reason.
+    let is_refusal =
+        |line: &&str| line.contains("reason=malformed_headers") || line.contains("too many SETTINGS or GOAWAY frames");
+    let (refusals, others): (Vec<_>, Vec<_>) = log.lines().partition(is_refusal);
+    assert_eq!((refusals.len(), others.len()), (2, lines_before), "{}", &log[..log.len().min(3000)]);
 }
 
 #[test]
@@ -86,4 +98,208 @@ fn flood_of_settings_or_goaway_closes_its_connection() {
         assert_eq!(reason, ENHANCE_YOUR_CALM);
     }
     assert_serves(&server);
+}
+
+/// SETTINGS frame that keeps the server from sending DATA.
+fn close_windows() -> Vec<u8> {
+    frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])
+}
+
+/// SETTINGS and WINDOW_UPDATE frames that let the server send any DATA.
+fn open_windows() -> Vec<u8> {
+    let of_connection = frame(WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes());
+    [frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]), of_connection].concat()
+}
+
+/// A request with this number of equal descriptors.
+fn request(descriptors: usize) -> Vec<u8> {
+    let mut request = rate_limit_request("shop", &[("user", "ann")]);
+    request.descriptors = vec![request.descriptors[0].clone(); descriptors];
+    request.encode_to_vec()
+}
+
+fn length_of(message: &[u8]) -> u32 {
+    u32::try_from(message.len()).unwrap()
+}
+
+/// Sends a call with its whole message.
+fn send_call(connection: &mut Http2Connection, stream: u32, message: &[u8]) {
+    connection.call(stream, &[]).unwrap();
+    connection.message(stream, length_of(message), message, END_STREAM).unwrap();
+}
+
+/// Number of refusals for this reason.
+fn refusals(server: &Tollkeeper, reason: &str) -> usize {
+    let page = http::get(server.debug_port(), "/stats").send().text();
+    let name = format!("tollkeeper_overload_refusals_total{{reason=\"{reason}\"}}: ");
+    page.lines().find_map(|line| line.strip_prefix(&name)).unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+}
+
+/// Streams of these whose responses have a message to come, and those whose calls are refused, in order of arrival.
+fn responses(connection: &mut Http2Connection, streams: impl IntoIterator<Item = u32>) -> (Vec<u32>, Vec<u32>) {
+    let mut awaited: HashSet<u32> = streams.into_iter().collect();
+    let (mut answered, mut refused) = (Vec::new(), Vec::new());
+    while !awaited.is_empty() {
+        let frame = connection.next().expect("the connection lives");
+        if awaited.remove(&frame.stream) {
+            let is_answered = frame.kind == HEADERS && frame.flags & END_STREAM == 0;
+            (if is_answered { &mut answered } else { &mut refused }).push(frame.stream);
+        }
+    }
+    (answered, refused)
+}
+
+/// Waits until this number of calls is refused.
+fn await_refusals(connection: &mut Http2Connection, count: usize) {
+    let mut refused = 0;
+    while refused < count {
+        let frame = connection.next().expect("the connection lives");
+        refused += usize::from(frame.kind == HEADERS && frame.flags & END_STREAM != 0);
+    }
+}
+
+#[test]
+fn call_keeps_its_place_until_its_response_is_taken() {
+    let server = server().env("TOLLKEEPER_MAX_CONCURRENT_REQUESTS_PER_ADDRESS", "10").start();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    connection.send_bytes(&close_windows()).unwrap();
+    for stream in (1..60).step_by(2) {
+        send_call(&mut connection, stream, &request(1));
+    }
+    let (answered, refused) = responses(&mut connection, (1..60).step_by(2));
+    assert_eq!((answered.len(), refused.len()), (10, 20));
+    assert_eq!(refusals(&server, "concurrent_requests_per_address"), 20);
+    connection.send_bytes(&open_windows()).unwrap();
+    let mut messages = 0;
+    while messages < 10 {
+        messages += usize::from(connection.next().expect("the connection lives").kind == DATA);
+    }
+    wait_for("the places to be free", || {
+        Client::connect(server.grpc_port()).call(&rate_limit_request("shop", &[("user", "ann")])).ok()
+    });
+}
+
+#[test]
+fn bytes_of_responses_that_are_not_taken_are_bounded() {
+    let server = server()
+        .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB")
+        .env("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "64KiB")
+        .start();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    connection.send_bytes(&close_windows()).unwrap();
+    let message = request(1000);
+    for stream in (1..60).step_by(2) {
+        send_call(&mut connection, stream, &message);
+    }
+    let (answered, refused) = responses(&mut connection, (1..60).step_by(2));
+    assert!((1..12).contains(&answered.len()), "{answered:?}");
+    assert_eq!(refusals(&server, "buffered_bytes_per_connection"), refused.len());
+    assert_serves(&server);
+    // Other calls of this connection are answered.
+    send_call(&mut connection, 101, &request(1));
+    assert_eq!(responses(&mut connection, [101]).0, [101]);
+}
+
+#[test]
+fn bytes_of_messages_that_never_end_are_bounded() {
+    for (setting, reason) in [
+        ("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "buffered_bytes_per_connection"),
+        ("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS", "buffered_bytes_per_address"),
+        ("TOLLKEEPER_MAX_BUFFERED_BYTES", "buffered_bytes"),
+    ] {
+        let server = server().env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB").env(setting, "64KiB").start();
+        let mut connection = Http2Connection::connect(server.grpc_port());
+        for stream in (1..21).step_by(2) {
+            connection.call(stream, &[]).unwrap();
+            connection.message(stream, 60_000, &[0; 16_000], 0).unwrap();
+        }
+        await_refusals(&mut connection, 6);
+        assert_eq!(refusals(&server, reason), 6, "{setting}");
+        // Small calls are answered, on this connection too.
+        send_call(&mut connection, 101, &request(1));
+        assert_eq!(responses(&mut connection, [101]).0, [101]);
+        assert_serves(&server);
+        // Calls that end free their bytes.
+        for stream in (1..21).step_by(2) {
+            connection.send(RST_STREAM, 0, stream, &[0; 4]).unwrap();
+        }
+        let mut streams = (103..).step_by(2);
+        wait_for("the bytes to be free", || {
+            let stream = streams.next()?;
+            send_call(&mut connection, stream, &request(1000));
+            (responses(&mut connection, [stream]).0 == [stream]).then_some(())
+        });
+    }
+}
+
+#[test]
+fn message_that_takes_too_long_ends_its_call() {
+    let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "500ms").start();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    send_call(&mut connection, 1, &request(1));
+    assert_eq!(responses(&mut connection, [1]).0, [1]);
+    connection.call(3, &[]).unwrap();
+    connection.call(5, &[]).unwrap();
+    connection.message(5, 100, b"half", 0).unwrap();
+    connection.call_method(7, CHECK, &[]).unwrap();
+    let (_, mut refused) = responses(&mut connection, [3, 5, 7]);
+    refused.sort_unstable();
+    assert_eq!(refused, [3, 5, 7]);
+    assert_eq!(refusals(&server, "message_timeout"), 3);
+    send_call(&mut connection, 9, &request(1));
+    assert_eq!(responses(&mut connection, [9]).0, [9]);
+}
+
+#[test]
+fn health_checks_in_progress_are_bounded_but_a_whole_one_is_answered() {
+    for (path, message) in [(WATCH, Some(&[0; 5][..])), (CHECK, None)] {
+        let server = server().start();
+        let mut connection = Http2Connection::connect(server.grpc_port());
+        for stream in (1..80).step_by(2) {
+            connection.call_method(stream, path, &[]).unwrap();
+            if let Some(message) = message {
+                connection.send(DATA, END_STREAM, stream, message).unwrap();
+            }
+        }
+        let mut refused = 0;
+        while refused < 24 {
+            refused += usize::from(connection.next().expect("the connection lives").kind == RST_STREAM);
+        }
+        assert_eq!(refusals(&server, "concurrent_probes"), 24);
+        let message = frame(DATA, END_STREAM, 101, &[0; 5]);
+        connection.call_method_with(101, CHECK, &message).unwrap();
+        let answer = std::iter::from_fn(|| connection.next()).find(|frame| frame.stream == 101);
+        assert_eq!(answer.map(|frame| (frame.kind, frame.flags & END_STREAM)), Some((HEADERS, 0)), "{path}");
+        assert!(Client::connect(server.grpc_port()).is_serving("").unwrap());
+        assert_serves(&server);
+    }
+}
+
+#[test]
+fn compressed_message_is_smaller_than_others() {
+    let server = server().start();
+    let client = Client::connect(server.grpc_port());
+    let call = |length: usize| {
+        let request = rate_limit_request("shop", &[("user", &"x".repeat(length))]);
+        client.call_compressed(&request).map(drop).map_err(|status| status.code())
+    };
+    assert_eq!(call(200 << 10), Ok(()));
+    assert_eq!(call(300 << 10), Err(Code::ResourceExhausted));
+    client.call(&rate_limit_request("shop", &[("user", &"x".repeat(300 << 10))])).unwrap();
+}
+
+#[test]
+fn bytes_of_headers_are_bounded() {
+    let server = server()
+        .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB")
+        .env("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "64KiB")
+        .start();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    for stream in (1..21).step_by(2) {
+        connection.call(stream, &[("x", &"x".repeat(16_000))]).unwrap();
+    }
+    await_refusals(&mut connection, 6);
+    assert_eq!(refusals(&server, "buffered_bytes_per_connection"), 6);
+    send_call(&mut connection, 101, &request(1));
+    assert_eq!(responses(&mut connection, [101]).0, [101]);
 }

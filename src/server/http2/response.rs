@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http_body_util::BodyExt as _;
@@ -14,10 +14,57 @@ use hyper::body::Body as _;
 use tonic::Status;
 use tonic::metadata::GRPC_CONTENT_TYPE;
 
+use super::request_body::too_many_bytes;
+use crate::server::admission::RequestPermit;
+use crate::server::buffered_bytes::BufferedBytes;
+
+/// Data of a response. h2 drops it when it is written, or when its stream ends; until then the request keeps its place.
+#[derive(Debug)]
+pub(super) struct ResponseData {
+    bytes: Bytes,
+    _permit: Option<RequestPermit>,
+    _buffered: Option<BufferedBytes>,
+}
+
+impl ResponseData {
+    /// Data of a response whose request keeps its place elsewhere.
+    const fn without_permit(bytes: Bytes) -> Self {
+        Self { bytes, _permit: None, _buffered: None }
+    }
+
+    /// A whole response; its request keeps `permit` until the client has taken it.
+    ///
+    /// # Errors
+    /// Too many bytes wait for the client.
+    pub(super) fn of_request(bytes: Bytes, permit: RequestPermit) -> Result<Self, Status> {
+        match BufferedBytes::of_response(permit.connection(), bytes.len()) {
+            Ok(buffered) => Ok(Self { bytes, _permit: Some(permit), _buffered: buffered }),
+            Err(limit) => {
+                permit.connection().record_refusal(limit);
+                Err(too_many_bytes())
+            }
+        }
+    }
+}
+
+impl Buf for ResponseData {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
 /// Sends a gRPC message with status OK.
 ///
-/// h2 buffers the message until the client has capacity; messages are small and the number of streams is bounded.
-pub(super) fn send_message(sender: &mut SendResponse<Bytes>, message: Bytes) -> Result<(), h2::Error> {
+/// h2 buffers the message until the client has capacity.
+pub(super) fn send_message(sender: &mut SendResponse<ResponseData>, message: ResponseData) -> Result<(), h2::Error> {
     let mut head = Response::new(());
     head.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     let mut stream = sender.send_response(head, false)?;
@@ -27,16 +74,16 @@ pub(super) fn send_message(sender: &mut SendResponse<Bytes>, message: Bytes) -> 
 
 /// Sends the head of a response and returns its stream and body.
 pub(super) fn send_head(
-    sender: &mut SendResponse<Bytes>,
+    sender: &mut SendResponse<ResponseData>,
     page: Response<Body>,
     is_end_of_stream: bool,
-) -> Result<(SendStream<Bytes>, Body), h2::Error> {
+) -> Result<(SendStream<ResponseData>, Body), h2::Error> {
     let (head, body) = page.into_parts();
     Ok((sender.send_response(Response::from_parts(head, ()), is_end_of_stream)?, body))
 }
 
 /// Sends a response frame by frame, as the client grants capacity.
-pub(super) async fn send_page(sender: &mut SendResponse<Bytes>, page: Response<Body>) -> Result<(), h2::Error> {
+pub(super) async fn send_page(sender: &mut SendResponse<ResponseData>, page: Response<Body>) -> Result<(), h2::Error> {
     let is_empty = page.body().is_end_stream();
     let (mut stream, mut body) = send_head(sender, page, is_empty)?;
     if is_empty {
@@ -54,7 +101,7 @@ pub(super) async fn send_page(sender: &mut SendResponse<Bytes>, page: Response<B
                 stream.send_reset(Reason::INTERNAL_ERROR);
                 return Ok(());
             }
-            Ok(None) => return stream.send_data(Bytes::new(), true),
+            Ok(None) => return stream.send_data(ResponseData::without_permit(Bytes::new()), true),
             Err(_reset) => return Ok(()),
         };
         match frame.into_data() {
@@ -67,14 +114,14 @@ pub(super) async fn send_page(sender: &mut SendResponse<Bytes>, page: Response<B
     }
 }
 
-async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
+async fn send_data(stream: &mut SendStream<ResponseData>, mut data: Bytes) -> Result<(), h2::Error> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let Some(capacity) = poll_fn(|context| stream.poll_capacity(context)).await else { return Ok(()) };
         // The capacity can be 0 again by now; an empty frame must not be sent.
         match capacity?.min(data.len()) {
             0 => {}
-            length => stream.send_data(data.split_to(length), false)?,
+            length => stream.send_data(ResponseData::without_permit(data.split_to(length)), false)?,
         }
     }
     Ok(())
