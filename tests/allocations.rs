@@ -103,7 +103,7 @@ fn unsampled_call_allocates_nothing_for_traces() {
     ];
     for headers in situations {
         let without = allocations(None, headers);
-        assert!(without > CALLS, "something is counted: {without}");
+        assert!(without >= CALLS, "something is counted: {without}");
         assert_eq!(allocations(Some(tracer(0.0)), headers), without, "{headers:?}");
     }
     let sampled = format!("00-{TRACE}-{SPAN}-01");
