@@ -2,11 +2,16 @@
 # Shows tollkeeper behind a real Envoy: 200s turn into 429s, and a limit changes while both run.
 #
 # Needs curl, python3-venv (for Envoy, unless TOLLKEEPER_TEST_ENVOY names a binary) and cargo (unless TOLLKEEPER_BIN
-# names a tollkeeper). Uses the loopback ports of envoy/gateway.yaml. Leaves nothing behind but the installed Envoy
-# and what cargo built. Ends with status 1, saying why, at the first answer that is not the expected one.
+# names a tollkeeper). Leaves nothing behind but the installed Envoy and what cargo built. Ends with status 1, saying
+# why, at the first answer that is not the expected one.
+#
+# Uses the loopback ports of envoy/gateway.yaml. Others are variables, such as:
+#     ENVOY_PORT=20000 UPSTREAM_PORT=20001 ADMIN_PORT=20002 GRPC_PORT=20003 PORT=20004 DEBUG_PORT=20005 envoy/demo.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+export GRPC_PORT=${GRPC_PORT:-8081} PORT=${PORT:-8080} DEBUG_PORT=${DEBUG_PORT:-6070}
+envoy_port=${ENVOY_PORT:-10000} upstream_port=${UPSTREAM_PORT:-10001} admin_port=${ADMIN_PORT:-9901}
 work=$(mktemp -d "${TMPDIR:-/tmp}/tollkeeper-demo.XXXXXX")
 rules=$work/rules.yaml
 started=()
@@ -55,7 +60,7 @@ wait_for() {
 request() {
     local expected=$1 status
     shift
-    status=$(curl -sS --max-time 5 -o "$work/body" -D "$work/head" -w '%{http_code}' "$@" 127.0.0.1:10000/) ||
+    status=$(curl -sS --max-time 5 -o "$work/body" -D "$work/head" -w '%{http_code}' "$@" "127.0.0.1:$envoy_port/") ||
         fail "no answer from Envoy"
     printf '  %s' "$status"
     sed -n 's/\r$//; s/^\(x-ratelimit-remaining\|x-ratelimit-reset\|retry-after\):/ | \1:/ip' "$work/head" | tr -d '\n'
@@ -63,7 +68,7 @@ request() {
     [ "$status" = "$expected" ] || fail "expected the status $expected"
 }
 
-rules_show() { curl -sS --max-time 2 127.0.0.1:6070/rlconfig | grep -q "^gateway.api_key: .*requests_per_unit=$1,"; }
+rules_show() { curl -sS --max-time 2 "127.0.0.1:$DEBUG_PORT/rlconfig" | grep -q "^gateway.api_key: .*requests_per_unit=$1,"; }
 
 # set_limit FROM TO: edits the copy of the rules and waits until the server reports them as loaded.
 set_limit() {
@@ -72,9 +77,10 @@ set_limit() {
 }
 
 command -v curl >/dev/null || fail "curl is missing: apt-get install curl"
-for port in 10000 10001 9901 8081 8080 6070; do
-    if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-        fail "port $port is taken; free it, or change it in envoy/gateway.yaml and here"
+for name in envoy_port upstream_port admin_port GRPC_PORT PORT DEBUG_PORT; do
+    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || fail "${name^^}=${!name} is not a port"
+    if (exec 3<>"/dev/tcp/127.0.0.1/${!name}") 2>/dev/null; then
+        fail "port ${!name} is taken; free it, or set ${name^^} to another one"
     fi
 done
 
@@ -91,13 +97,17 @@ fi
 
 say "starting both: tollkeeper with config/envoy-demo.yaml, Envoy with envoy/gateway.yaml"
 cp config/envoy-demo.yaml "$rules"
-HOST=127.0.0.1 PORT=8080 GRPC_HOST=127.0.0.1 GRPC_PORT=8081 DEBUG_HOST=127.0.0.1 DEBUG_PORT=6070 \
-    TOLLKEEPER_DRAIN_PERIOD=0s "$TOLLKEEPER_BIN" serve --config "$rules" >"$work/tollkeeper.log" 2>&1 &
+HOST=127.0.0.1 GRPC_HOST=127.0.0.1 DEBUG_HOST=127.0.0.1 TOLLKEEPER_DRAIN_PERIOD=0s \
+    TOLLKEEPER_METADATA_VERDICTS=true "$TOLLKEEPER_BIN" serve --config "$rules" >"$work/tollkeeper.log" 2>&1 &
 started+=($!)
-wait_for 20 "tollkeeper to be ready" "${started[0]}" curl -sSf --max-time 2 127.0.0.1:8080/healthcheck
-"$envoy" -c envoy/gateway.yaml --use-dynamic-base-id --concurrency 2 --log-level warning >"$work/envoy.log" 2>&1 &
+wait_for 20 "tollkeeper to be ready" "${started[0]}" curl -sSf --max-time 2 "127.0.0.1:$PORT/healthcheck"
+sed "s/port_value: 10000 /port_value: $envoy_port /; s/port_value: 10001 /port_value: $upstream_port /
+    s/port_value: 9901 /port_value: $admin_port /; s/port_value: 8081 /port_value: $GRPC_PORT /" \
+    envoy/gateway.yaml >"$work/gateway.yaml"
+"$envoy" -c "$work/gateway.yaml" --use-dynamic-base-id --concurrency 2 --log-level warning --file-flush-interval-msec 50 \
+    >"$work/envoy.log" 2>&1 &
 started+=($!)
-wait_for 20 "Envoy to be ready" "${started[1]}" curl -sSf --max-time 2 127.0.0.1:9901/ready
+wait_for 20 "Envoy to be ready" "${started[1]}" curl -sSf --max-time 2 "127.0.0.1:$admin_port/ready"
 echo "  ready"
 
 say "alice, 4 requests a minute: the fifth is rejected"
@@ -105,6 +115,11 @@ for expected in 200 200 200 200 429; do request $expected -H 'x-api-key: alice';
 
 say "a rejection in full"
 sed "s/\r\$//; /^\$/d; s/^/  /" "$work/head"
+
+say "its line in the access log of Envoy names the rule"
+access_log_has_a_line() { grep -q '"over_limit":\[{' "$work/envoy.log"; }
+wait_for 10 "the access log" "${started[1]}" access_log_has_a_line
+grep '"over_limit"' "$work/envoy.log" | sed 's/^/  /'
 
 say "bob has a limit of his own"
 request 200 -H 'x-api-key: bob'

@@ -69,7 +69,9 @@ impl Envoy {
         fs::write(&config, change(bootstrap)).expect("the bootstrap can be written");
         let log = File::create(log).expect("a file can be made");
         let mut command = Command::new(binary());
-        command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning", "-c"]).arg(config);
+        command.args(["--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warning"]);
+        // By default the access log is written every 10 s.
+        command.args(["--file-flush-interval-msec", "50", "-c"]).arg(config);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let (stop, stopped) = mpsc::channel();
         let keeper = thread::spawn(move || keep(command, &stopped));

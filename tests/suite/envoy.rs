@@ -9,12 +9,14 @@ mod call_headers;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::kit::envoy::{Envoy, validate};
 use crate::kit::http::{self, Request, Response};
-use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
+use crate::kit::port::Port;
+use crate::kit::tollkeeper::{self, PROGRAM, Setup, Tollkeeper};
 use crate::kit::{read, repository, wait_for};
 
 /// A tollkeeper with the rules of `envoy/NAME.rules.yaml`, behind an Envoy with `envoy/NAME.yaml`.
@@ -80,10 +82,8 @@ fn shipped_bootstraps_are_valid() {
         }
     }
     checked.sort();
-    assert_eq!(
-        checked,
-        ["egress.yaml", "gateway.yaml", "layers.yaml", "queue.yaml", "replicas.yaml", "tcp.yaml", "usage.yaml"]
-    );
+    let names = ["egress", "gateway", "layers", "overrides", "queue", "replicas", "tcp", "usage"];
+    assert_eq!(checked, names.map(|name| format!("{name}.yaml")));
 }
 
 #[test]
@@ -264,6 +264,65 @@ fn local_layer_rejects_without_a_call_and_global_layer_with_one() {
     let rejection = user.send();
     assert_eq!((rejection.status, rejection.header("x-limited-by").as_deref()), (429, Some("local")));
     assert_eq!(pair.envoy.stat("cluster.tollkeeper.upstream_rq_total"), 11);
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn demo_runs_on_ports_of_its_own() {
+    let names = ["ENVOY_PORT", "UPSTREAM_PORT", "ADMIN_PORT", "GRPC_PORT", "PORT", "DEBUG_PORT"];
+    let ports = names.map(|name| (name, Port::reserve()));
+    let mut demo = Command::new(repository("envoy/demo.sh"));
+    demo.env("TOLLKEEPER_BIN", PROGRAM);
+    demo.envs(ports.iter().map(|(name, port)| (*name, port.number().to_string())));
+    let output = demo.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.ends_with("done: every answer was the expected one\n"), "{text}");
+
+    let refused = Command::new(repository("envoy/demo.sh")).env("ENVOY_PORT", "http").output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text.contains("ENVOY_PORT=http is not a port"), "{text}");
+}
+
+#[test]
+fn override_in_metadata_takes_precedence_over_the_rule() {
+    let pair = Pair::start("overrides");
+    let request = |user: &str| pair.envoy.get("/").header("x-user", user);
+    for (plan, requests) in [("silver", 4), ("gold", 6)] {
+        let request = request(plan).header("x-plan", plan);
+        let rejection = rejection_after(requests, &request);
+        assert_eq!(rejection.header("x-ratelimit-limit"), Some(format!("{requests}, {requests};w=60")));
+        assert!((1..=60).contains(&rejection.number("retry-after")), "{rejection:?}");
+        assert_eq!(rejection.text(), r#"{"error":"your plan has no requests left in this minute"}"#);
+    }
+    rejection_after(2, &request("without"));
+    rejection_after(2, &request("unknown").header("x-plan", "platinum"));
+    pair.assert_no_call_failed();
+}
+
+#[test]
+fn access_log_names_the_rule_that_rejected() {
+    let files = tempfile::tempdir().unwrap();
+    let log = files.path().join("access.log");
+    let rules = read(&repository("envoy/gateway.rules.yaml"));
+    let setup = tollkeeper::with_rules(&rules).env("TOLLKEEPER_METADATA_VERDICTS", "true");
+    let pair = Pair::start_changed("gateway", setup, |bootstrap| {
+        assert!(bootstrap.contains("path: /dev/stdout"));
+        bootstrap.replace("path: /dev/stdout", &format!("path: {}", log.display()))
+    });
+    rejection_after(5, &pair.envoy.get("/"));
+    let searching = pair.envoy.get("/search?q=1").header("x-api-key", "alice");
+    rejection_after(8, &searching);
+    let lines = wait_for("two lines", || {
+        let lines: Vec<_> = read(&log).lines().map(str::to_owned).collect();
+        (lines.len() >= 2).then_some(lines)
+    });
+    let lines: Vec<serde_json::Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rejections: Vec<_> = lines.iter().map(|line| (&line["over_limit"], &line["status"])).collect();
+    let rule = |rule: &str, name: &str| serde_json::json!([{"rule": rule, "name": name}]);
+    let (anonymous, search) = (rule("gateway.api_key_anonymous", "anonymous"), rule("gateway.path_/search*", "search"));
+    let status = serde_json::json!(429);
+    assert_eq!(rejections, [(&anonymous, &status), (&search, &status)], "{lines:#?}");
     pair.assert_no_call_failed();
 }
 
