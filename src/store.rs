@@ -249,7 +249,7 @@ impl Store {
         }
     }
 
-    /// Returns leased hits and releases this process's slot. Takes up to 1.5 s.
+    /// Returns leased hits and releases this process's slot. Takes up to 1 s.
     pub async fn shutdown(&self) {
         match &self.backend {
             StoreBackend::Memory(_) => {}

@@ -1,13 +1,16 @@
 //! Graceful shutdown: drain, close connections, finish responses, send the last metrics and spans.
 //!
 //! The shutdown does not wait for connections to close: a client that is frozen would keep the process until the
-//! timeout. It waits for delayed responses, and then a moment for clients to read them.
+//! timeout. It waits for delayed responses, and then a moment for clients to read them. Part of the timeout is reserved
+//! for the last work, which begins even if responses are still delayed.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
 use super::statsd_reporter::StatsdReporter;
@@ -20,6 +23,8 @@ use crate::telemetry::traces::span_queue::SpanQueue;
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// Interval at which delayed responses are counted.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time to shut down the store and to send the last metrics and spans; half of a shorter shutdown timeout.
+const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time to send the last spans.
 const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -37,14 +42,32 @@ pub(super) struct Draining<'s> {
 impl Draining<'_> {
     /// Serves for the drain period, then stops; all within the shutdown timeout.
     ///
+    /// The last part of the timeout is reserved to shut down the store and to send metrics and spans, so that delayed
+    /// responses do not keep the process from releasing its slot.
+    ///
     /// # Errors
     /// Responses were still delayed at the end of the timeout; a listener's task panicked.
-    pub(super) async fn run(mut self, settings: &ShutdownSettings) -> Result<(), ServerError> {
+    pub(super) async fn run(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
+        let Self { service, statsd, grpc_health, stop, mut serving } = self;
+        let end = Instant::now() + settings.timeout;
+        let reserved_from = end - LAST_WORK_TIMEOUT.min(settings.timeout / 2);
         tracing::warn!(drain_period = ?settings.drain_period, "stopping: reporting unhealthy, still serving");
-        let service = self.service;
-        // Outlives the timeout: dropping the tasks would end the delayed responses before they are counted.
-        let mut serving = std::mem::take(&mut self.serving);
-        match tokio::time::timeout(settings.timeout, self.stop_after(settings.drain_period, &mut serving)).await {
+        let mut serve_last = pin!(async {
+            sleep(settings.drain_period).await;
+            grpc_health.close();
+            stop.send_replace(true);
+            // Outlives the timeout: dropping the tasks would end the delayed responses before they are counted.
+            serve_last(service, &mut serving).await
+        });
+        let served = timeout_at(reserved_from, &mut serve_last).await;
+        let serve_until_end = async {
+            match served {
+                Ok(result) => Ok(result),
+                Err(_) => timeout_at(end, &mut serve_last).await,
+            }
+        };
+        let (served, _) = tokio::join!(serve_until_end, timeout_at(end, finish(service, statsd)));
+        match served {
             Ok(result) => result?,
             Err(_) if service.delayed_responses() > 0 => return Err(ServerError::CutOff(settings.timeout)),
             Err(_) => {}
@@ -52,46 +75,46 @@ impl Draining<'_> {
         tracing::warn!("stopped");
         Ok(())
     }
+}
 
-    async fn stop_after(self, drain_period: Duration, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
-        let Self { service, statsd, grpc_health, stop, .. } = self;
-        tokio::time::sleep(drain_period).await;
-        grpc_health.close();
-        stop.send_replace(true);
-        let all_closed = async {
-            while let Some(result) = serving.join_next().await {
-                result?;
-            }
-            Ok(())
-        };
-        let result = tokio::select! {
-            result = all_closed => result,
-            () = all_answered(service) => Ok(()),
-        };
-        let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
-        let last_spans = async {
-            if let Some(span_queue) = span_queue {
-                export_last_spans(span_queue).await;
-            }
-        };
-        let last_metrics = async {
-            service.decider.store.shutdown().await;
-            statsd.finish().await;
-        };
-        tokio::join!(last_metrics, last_spans);
-        result
+/// Waits until all connections are closed or all responses are sent.
+async fn serve_last(service: &Service, serving: &mut JoinSet<()>) -> Result<(), ServerError> {
+    let all_closed = async {
+        while let Some(result) = serving.join_next().await {
+            result?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        result = all_closed => result,
+        () = all_answered(service) => Ok(()),
     }
+}
+
+/// Shuts down the store, and sends the last metrics and spans; takes up to 2 s.
+async fn finish(service: &Service, statsd: StatsdReporter) {
+    let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
+    let last_spans = async {
+        if let Some(span_queue) = span_queue {
+            export_last_spans(span_queue).await;
+        }
+    };
+    let last_metrics = async {
+        service.decider.store.shutdown().await;
+        statsd.finish().await;
+    };
+    tokio::join!(last_metrics, last_spans);
 }
 
 /// Waits until no response is delayed, and clients had [`CLOSE_GRACE`] to read the last ones.
 async fn all_answered(service: &Service) {
     loop {
-        tokio::time::sleep(CLOSE_GRACE).await;
+        sleep(CLOSE_GRACE).await;
         if service.delayed_responses() == 0 {
             break;
         }
         while service.delayed_responses() > 0 {
-            tokio::time::sleep(POLL_INTERVAL).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -15,7 +15,8 @@ use tonic::Code;
 use crate::kit::grpc::{self, Client};
 use crate::kit::http::{self, Response};
 use crate::kit::http2_frames::{DATA, END_STREAM, GOAWAY, HEADERS, Http2Connection};
-use crate::kit::tollkeeper::{self, Setup};
+use crate::kit::redis;
+use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
 use crate::kit::{PATIENCE, wait_for};
 
 const RULES: &str = "\
@@ -117,6 +118,37 @@ fn shutdown_ends_within_its_timeout() {
     assert_eq!(server.wait().code(), Some(1));
     assert!(outcome.recv_timeout(PATIENCE).unwrap().iter().any(Result::is_err));
     assert!(server.stderr().contains("TOLLKEEPER_SHUTDOWN_TIMEOUT"), "{}", server.stderr());
+}
+
+#[test]
+fn shutdown_that_reaches_its_timeout_releases_the_replica_slot() {
+    let redis = redis::options().start();
+    let replica = || {
+        let setup = server()
+            .env("REDIS_SOCKET_TYPE", "tcp")
+            .env("REDIS_URL", redis.address())
+            .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+            .env("TOLLKEEPER_MAX_REPLICAS", "1");
+        setup.env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "2s")
+    };
+    let registered = |server: &Tollkeeper| {
+        wait_for("the first claim", || {
+            let stats = server.store_stats();
+            stats["live_replicas"].is_u64().then(|| (stats["live_replicas"].clone(), stats["slot"].clone()))
+        })
+    };
+    // Delayed responses, and a drain period without end, use up the time.
+    for drain_period in ["0s", "2s"] {
+        let mut server = replica().env("TOLLKEEPER_DRAIN_PERIOD", drain_period).start();
+        assert_eq!(registered(&server), (json!(1), json!(0)), "{drain_period}");
+        let _outcome = delayed_calls(server.grpc_port(), "slow_queue");
+        let full = || server.post_json(&charge("slow_queue", "x", 0)).status == 429;
+        wait_for("the queue to be full", || full().then_some(()));
+        server.signal("TERM");
+        assert_eq!(server.wait().code(), Some(1), "{}", server.stderr());
+        redis.query::<()>(&["DEL", "tk1:{shop|slow_queue=x}:leaky_bucket:3600s"]);
+    }
+    assert_eq!(registered(&replica().start()), (json!(1), json!(0)));
 }
 
 #[test]
