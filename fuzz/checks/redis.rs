@@ -89,7 +89,7 @@ fn replay_all(bytes: &[u8]) {
             void_from: None,
         };
         let charges = [Hits::Charge(3), Hits::Peek, Hits::Refund(1), Hits::Charge(1 << 32)].map(charge);
-        if let Ok(replayed) = replay(&charges, bytes, false) {
+        for replayed in [false, true].into_iter().flat_map(|has_leases| replay(&charges, bytes, has_leases)) {
             assert_eq!((replayed.results.len(), replayed.states.len()), (charges.len(), counters.len()));
         }
     }

@@ -329,6 +329,24 @@ fn returned_lease_ends_a_cached_rejection() {
 }
 
 #[test]
+fn record_of_leases_is_no_counter_of_the_listing() {
+    let server = options().start();
+    let replica = Replica::start(&server, SLOTS);
+    let key = Algorithm::FixedWindow.name();
+    assert_eq!(replica.offer(key, "listed", 500), 500);
+    let record = format!("tk1:{{shop|{key}=listed}}:leases");
+    assert_eq!(server.query::<u64>(&["STRLEN", &record]) % 16, 0);
+    assert_eq!(server.query::<u64>(&["EXISTS", &record]), 1);
+    server.query::<u64>(&["DEL", &format!("tk1:{{shop|{key}=listed}}:{key}:31536000s")]);
+    assert_eq!(replica.offer(key, "other", 100), 100);
+    let page = http::get(replica.process.debug_port(), &format!("/counters?domain=shop&rule=shop.{key}&most=1"));
+    let page = page.header("authorization", format!("Bearer {TOKEN}")).send();
+    let listing: serde_json::Value = serde_json::from_slice(&page.body).unwrap_or_else(|_| panic!("{page:?}"));
+    assert_eq!(listing["complete"], true, "{listing}");
+    assert_eq!(listing["counters"][0]["entries"][0][1], "other", "{listing}");
+}
+
+#[test]
 fn shutdown_refunds_leases() {
     let server = options().start();
     // With this many slots there are no shares: all admitted hits are counted.

@@ -15,7 +15,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::redis::hash_slot::hash_slot;
 use tollkeeper::request::Entry;
 use tollkeeper::rule::set::counter_tag;
-use tollkeeper::store::redis::key::{MAX_PATH_BYTES, keys};
+use tollkeeper::store::redis::key::{MAX_PATH_BYTES, keys, leases_key};
 
 use crate::kit::replica::Replica;
 use crate::kit::test_service::TestRequest;
@@ -366,6 +366,10 @@ proptest! {
             prop_assert_eq!(parted(bare).1, path);
             prop_assert_eq!(specified_slot(key), specified_slot(path));
             prop_assert_eq!(hash_slot(key), specified_slot(key));
+            // The record of leases has the slot of its counters, and is one for all of them.
+            prop_assert_eq!(specified_slot(&leases_key(key)), specified_slot(path));
+            prop_assert_eq!(leases_key(key), leases_key(&keys[0]));
+            prop_assert!(!keys.contains(&leases_key(key).to_vec()));
             // The longest suffix: an algorithm, a period below 9 digits, and an epoch.
             prop_assert!(key.len() <= 3 * prefix.len() + "tk1:{}".len() + MAX_PATH_BYTES + 60, "{}", key.len());
         }
