@@ -267,7 +267,7 @@ impl Plan {
         for counters in &self.keys {
             let changed = |counter: &OwnedCounter| {
                 let limit = counter.limit;
-                let requests = (limit.requests_per_unit() * chance.between(1, 40) as u32 / 10).max(1);
+                let requests = (limit.requests_per_unit() * chance.pick(&[1, 5, 8, 12, 20, 40]) / 10).max(1);
                 let bucket_size = (limit.algorithm() == Algorithm::TokenBucket).then_some(requests);
                 let spec = LimitSpec { bucket_size, ..LimitSpec::new(limit.algorithm(), requests, limit.period()) };
                 let overshoot = Overshoot::MilliPercent(chance.pick(&[5_000, 20_000, 50_000]));

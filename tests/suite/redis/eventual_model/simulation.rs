@@ -73,7 +73,7 @@ enum Event {
 #[derive(Debug)]
 enum Message {
     Call(Call),
-    Return(usize, ChargeCommand, LeaseCall),
+    Return(usize, Box<ChargeCommand>, LeaseCall),
     Adjust(usize, Adjustment, LeaseCall),
     Claim { sent: Instant },
     Leave,
@@ -86,7 +86,7 @@ struct Call {
     commands: Vec<ChargeCommand>,
     sent: Instant,
     leased: u64,
-    descriptor: EventualCounters,
+    descriptor: Box<EventualCounters>,
 }
 
 #[derive(Debug)]
@@ -309,7 +309,7 @@ impl<'p> World<'p> {
         };
         let it = &self.replicas[replica];
         let leased = it.eventual.lease_size(&it.descriptors[key], sent, live);
-        let descriptor = it.descriptors[key].clone();
+        let descriptor = Box::new(it.descriptors[key].clone());
         if leased > 0 {
             let request = ChargeRequest::new(Hits::Charge(leased), 0);
             commands.push(ChargeCommand::new(descriptor.counters.clone(), request));
@@ -402,7 +402,7 @@ impl<'p> World<'p> {
         self.outcome.calls += 1;
         self.outcome.returns += 1;
         let own = smallvec![OwnLease { lease: ticket.recorded, done: ticket.recorded.hits }];
-        self.send(who, Message::Return(key, command, LeaseCall { purpose: LeasePurpose::Return, own }));
+        self.send(who, Message::Return(key, Box::new(command), LeaseCall { purpose: LeasePurpose::Return, own }));
     }
 
     fn adjusts(&mut self, number: usize) {
@@ -518,7 +518,7 @@ impl<'p> World<'p> {
                 Some(Reply::Call(call, found, now))
             }
             Message::Return(key, command, leases) => {
-                self.redis.call(key, &[command], Some(&leases), now);
+                self.redis.call(key, &[*command], Some(&leases), now);
                 None
             }
             Message::Adjust(key, adjustment, leases) => {
