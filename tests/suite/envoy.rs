@@ -285,6 +285,23 @@ fn demo_runs_on_ports_of_its_own() {
 }
 
 #[test]
+fn replica_without_valid_rules_gets_no_calls() {
+    let good = read(&repository("envoy/replicas.rules.yaml"));
+    let setting = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED";
+    assert!(read(&repository("envoy/replicas.yaml")).contains(&format!("#     {setting}=true ")));
+    let setup = |rules: &str| tollkeeper::with_rules(rules).env(setting, "true");
+    let replicas =
+        [setup(&good).start(), setup("domain: replicas\nrules: []\n").start_unhealthy(), setup(&good).start()];
+    let envoy = Envoy::start("replicas", &replicas.each_ref().map(Tollkeeper::grpc_port));
+    wait_for("health checks of all", || (envoy.stat("cluster.tollkeeper.health_check.attempt") >= 3).then_some(()));
+    wait_for("two healthy replicas", || (envoy.stat("cluster.tollkeeper.membership_healthy") == 2).then_some(()));
+    let request = envoy.get("/").header("x-user", "ann");
+    assert_eq!(statuses(&request, 30), vec![200; 30]);
+    assert_eq!(envoy.stat("cluster.upstream.ratelimit.ok"), 30);
+    assert_eq!(envoy.stat("cluster.upstream.ratelimit.error"), 0);
+}
+
+#[test]
 fn override_in_metadata_takes_precedence_over_the_rule() {
     let pair = Pair::start("overrides");
     let request = |user: &str| pair.envoy.get("/").header("x-user", user);
