@@ -276,6 +276,18 @@ fn compression_is_identity_or_gzip() {
     }
 }
 
+#[test]
+fn call_that_ends_in_trailers_is_answered() {
+    let server = server();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    connection.call(1, &[]).unwrap();
+    connection.send(DATA, 0, 1, &GrpcCall::new().body).unwrap();
+    // An HPACK literal without indexing, `x: y`.
+    connection.send(HEADERS, END_HEADERS | END_STREAM, 1, b"\0\x01x\x01y").unwrap();
+    let kinds = [(); 3].map(|()| connection.next().map(|frame| frame.kind));
+    assert_eq!(kinds, [HEADERS, DATA, HEADERS].map(Some));
+}
+
 /// Number of calls whose first DATA frames exceed h2's own budget for small frames.
 const SMALL_CALLS: u32 = 2500;
 
