@@ -2,7 +2,8 @@
 //!
 //! The sums by hits are those of envoyproxy/ratelimit: total, within the limit, near it, over it. A charge that crosses
 //! the limit contributes to both `within_limit` and `over_limit`; where rejected hits do not count, a rejected charge
-//! is over as a whole. Beside them each decision counts once under its verdict. Recording changes no counter.
+//! is over as a whole. Hits that another limit of the list rejects are neither within the limit nor over it. Beside
+//! them each decision counts once under its verdict. Recording changes no counter.
 
 use std::sync::Arc;
 
@@ -68,6 +69,8 @@ struct LimitResult<'a> {
     result: &'a ChargeResult,
     /// Hits from which on the limit counts as nearly used up.
     near: u64,
+    /// Another limit of the descriptor rejected the hits, so that this one was not charged as admitting them.
+    rejected_elsewhere: bool,
     decided_by: DecidedBy,
 }
 
@@ -106,14 +109,18 @@ impl Recorder<'_> {
             DescriptorOutcome::Unlimited => {}
             DescriptorOutcome::Charged(outcome) => {
                 let result = &outcome.results[at];
-                record_hits(stats, limit, hits, LimitResult { result, near, decided_by: outcome.decided_by });
+                let rejected_elsewhere = is_rejected_elsewhere(selection, &outcome.results, at);
+                let decided_by = outcome.decided_by;
+                record_hits(stats, limit, hits, LimitResult { result, near, rejected_elsewhere, decided_by });
                 stats.add(verdict(limit, result), 1);
             }
             DescriptorOutcome::Failed(failed) => {
                 let policy = failed.policies.for_limit(limit);
                 match failed.fallback.get(at).filter(|_| policy == StorePolicy::Local) {
                     Some(result) => {
-                        record_hits(stats, limit, hits, LimitResult { result, near, decided_by: DecidedBy::Store });
+                        let rejected_elsewhere = is_rejected_elsewhere(selection, &failed.fallback, at);
+                        let decided_by = DecidedBy::Store;
+                        record_hits(stats, limit, hits, LimitResult { result, near, rejected_elsewhere, decided_by });
                     }
                     None => {
                         if let Hits::Charge(hits) = hits {
@@ -214,9 +221,15 @@ fn key_text(path: &Path<'_>) -> Arc<str> {
     text.into()
 }
 
+/// Returns true if a limit of the descriptor rejects the hits for that at `at` too.
+fn is_rejected_elsewhere(selection: &Selection<'_>, results: &[ChargeResult], at: usize) -> bool {
+    let mut others = selection.limits.iter().zip(results).enumerate().filter(|(index, _)| *index != at);
+    others.any(|(_, (other, result))| !other.shadow && !other.quota && !result.admitted)
+}
+
 /// Records the hits of one charge on one limit.
 fn record_hits(stats: &LimitStats, limit: &SelectedLimit<'_>, hits: Hits, result: LimitResult<'_>) {
-    let LimitResult { result, near, decided_by } = result;
+    let LimitResult { result, near, rejected_elsewhere, decided_by } = result;
     let hits = match hits {
         Hits::Charge(hits) => hits,
         Hits::Peek => return,
@@ -224,6 +237,9 @@ fn record_hits(stats: &LimitStats, limit: &SelectedLimit<'_>, hits: Hits, result
     };
     let capacity = u64::from(limit.limit.capacity());
     stats.add(LimitStat::TotalHits, hits);
+    if result.admitted && rejected_elsewhere {
+        return;
+    }
     if result.admitted {
         // Hits that were not charged because another descriptor was rejected count as if they had been, as in
         // envoyproxy/ratelimit.

@@ -19,9 +19,10 @@ pub(super) fn collect(service: &Service, path_label: bool, emit: &mut dyn FnMut(
     for (stat, name, help) in LimitStat::COMPATIBLE {
         emit(compatible(stat, name, help, &limits, path_label));
     }
-    emit(decisions(&limits));
+    // Limits of one domain can have equal dotted names, such as `a` with `b.c` and `a.b` with `c` below it.
+    emit(decisions(&limits).add_up_equal_labels());
     configured(&service.rules, emit);
-    emit(overshoot(&limits));
+    emit(overshoot(&limits).add_up_equal_labels());
     emit(unknown_domains(registry));
     let help = "Number of series named by requests.";
     emit(Family::gauge("tollkeeper_metric_series", help, registry.series()));
@@ -89,7 +90,7 @@ fn configured(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         }
     }
     emit(limits);
-    emit(decisions);
+    emit(decisions.add_up_equal_labels());
 }
 
 fn limit_series(compiled: &CompiledLimit) -> Series {

@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -15,7 +16,12 @@ use serde_json::{Value, json};
 use tollkeeper::clock::Time;
 use tollkeeper::grpc::call_head::CallHead;
 use tollkeeper::grpc::decode;
+use tollkeeper::health::{Health, HealthRequirements};
 use tollkeeper::pb::RateLimitDescriptor;
+use tollkeeper::scrape::MetricsCollector;
+use tollkeeper::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
+use tollkeeper::telemetry::metrics::statsd::{StatsdEncoder, StatsdFormat};
 use tonic::Code;
 
 use crate::kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
@@ -657,6 +663,100 @@ fn retry_after_is_when_the_same_request_could_pass() {
     assert!(decide(&service, &shop_request("log")).over_limit());
     service.advance_us(1);
     assert!(!decide(&service, &shop_request("log")).over_limit());
+}
+
+/// A statistic of each limit, by domain and name.
+fn stats(service: &TestService, stat: LimitStat) -> Vec<(String, String, u64)> {
+    let limits = service.inner.decider.metrics.limits.all();
+    limits.iter().map(|it| (it.name().domain().to_owned(), it.name().key().to_owned(), it.get(stat))).collect()
+}
+
+#[test]
+fn hits_rejected_by_a_limit_of_the_list_are_not_within_the_others() {
+    let service = test_service(
+        &[],
+        "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: second, requests_per_unit: 2}
+      - {unit: day, requests_per_unit: 8, name: day}
+      - {unit: hour, requests_per_unit: 1, quota_mode: true, name: quota}",
+    );
+    (0..100).for_each(|_| drop(decide(&service, &shop_request("k"))));
+    let of = |stat| {
+        let of_rules = stats(&service, stat).into_iter().filter(|(_, name, _)| !name.ends_with("_other"));
+        of_rules.map(|(_, _, count)| count).collect::<Vec<_>>()
+    };
+    // The second, the day, the quota.
+    assert_eq!(of(LimitStat::TotalHits), [100, 100, 100]);
+    assert_eq!(of(LimitStat::WithinLimit), [2, 2, 1]);
+    assert_eq!(of(LimitStat::OverLimit), [98, 0, 99]);
+    assert_eq!(of(LimitStat::NearLimit)[1], 0, "80 % of 8 were not charged");
+}
+
+#[test]
+fn limits_whose_dotted_names_are_equal_have_their_own_statistics() {
+    let service = TestService::new([("LOG_LEVEL", "info")], NOON);
+    let limit = "rate_limit: {unit: hour, requests_per_unit: 100}";
+    service.load([
+        (
+            "a.yaml".to_owned(),
+            format!(
+                "domain: a\ndescriptors:\n  - {{key: b.c, {limit}}}\n  - {{key: b, descriptors: [{{key: c, {limit}}}]}}"
+            ),
+        ),
+        ("a.b.yaml".to_owned(), format!("domain: a.b\ndescriptors: [{{key: c, {limit}}}]")),
+    ]);
+    let decide_times = |times: usize, domain: &str, entries: &[(&str, &str)]| {
+        (0..times).for_each(|_| drop(decide(&service, &TestRequest::new(domain).descriptor(entries))));
+    };
+    decide_times(3, "a.b", &[("c", "")]);
+    decide_times(5, "a", &[("b.c", "")]);
+    decide_times(7, "a", &[("b", ""), ("c", "")]);
+    let mut found = stats(&service, LimitStat::TotalHits);
+    found.retain(|(_, name, _)| !name.ends_with("_other"));
+    found.sort();
+    let name = |domain: &str, hits| (domain.to_owned(), "a.b.c".to_owned(), hits);
+    assert_eq!(found, [name("a", 5), name("a", 7), name("a.b", 3)]);
+
+    // On the page for Prometheus no series occurs twice: those of equal labels are added up.
+    let TestService { inner, .. } = service;
+    let needs = HealthRequirements { domain: false, store: false };
+    let health = Arc::new(Health::new(Arc::clone(&inner.rules), Arc::default(), needs));
+    let collector = MetricsCollector { service: Arc::new(inner), health, listeners: Arc::default(), path_label: false };
+    let mut decisions = Vec::new();
+    collector.collect(&mut |family| {
+        let mut labels: Vec<_> = family.series.iter().map(|series| series.labels.clone()).collect();
+        labels.sort();
+        labels.dedup();
+        assert_eq!(labels.len(), family.series.len(), "{}", family.name);
+        if family.name == "tollkeeper_rule_decisions_total" {
+            decisions = family.series.iter().map(|series| series.value.clone()).collect();
+        }
+    });
+    decisions.sort_by_key(|value| format!("{value:?}"));
+    assert_eq!(decisions, [MetricValue::Counter(12), MetricValue::Counter(3)]);
+}
+
+#[test]
+fn statsd_receives_the_sum_of_series_of_one_name() {
+    let family = |counts: [u64; 2]| {
+        let series = |count| Series::new(MetricValue::Counter(count)).statsd_name("a.b.c");
+        Family::new("n", MetricKind::Counter, "").with(series(counts[0])).with(series(counts[1]))
+    };
+    let mut encoder = StatsdEncoder::new(StatsdFormat::Statsd, Vec::new());
+    for (counts, expected) in [([3, 5], "a.b.c:8|c\n"), ([4, 5], "a.b.c:1|c\n"), ([4, 5], ""), ([4, 7], "a.b.c:2|c\n")]
+    {
+        encoder.add(&family(counts));
+        let mut sent = String::new();
+        encoder
+            .report(|packet| {
+                sent += packet;
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(sent, expected, "{counts:?}");
+    }
 }
 
 #[test]

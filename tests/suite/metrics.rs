@@ -159,7 +159,7 @@ ratelimit_service_rate_limit_total_negative_hits{domain="shop",key1="user"} 2
 ratelimit_service_rate_limit_within_limit{domain="shop",key1="address_10_1_2_3"} 1
 ratelimit_service_rate_limit_within_limit{domain="shop",key1="api_v1",key2="method_GET"} 3
 ratelimit_service_rate_limit_within_limit{domain="shop",key1="idle"} 0
-ratelimit_service_rate_limit_within_limit{domain="shop",key1="pair",key2="yearly"} 4
+ratelimit_service_rate_limit_within_limit{domain="shop",key1="pair",key2="yearly"} 2
 ratelimit_service_rate_limit_within_limit{domain="shop",key1="pair"} 2
 ratelimit_service_rate_limit_within_limit{domain="shop",key1="region",key2="team",key3="user"} 1
 ratelimit_service_rate_limit_within_limit{domain="shop",key1="trial"} 1

@@ -5,6 +5,7 @@
 //! thousand rules do not need memory for all their series at once.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use super::histogram::HistogramSnapshot;
 
@@ -71,6 +72,25 @@ impl Family {
     /// A counter with one series.
     pub fn counter(name: &'static str, help: &'static str, count: u64) -> Self {
         Self::new(name, MetricKind::Counter, help).with(Series::new(MetricValue::Counter(count)))
+    }
+
+    /// Adds up the counters of equal labels, in place of the first of them.
+    #[must_use]
+    pub fn add_up_equal_labels(mut self) -> Self {
+        let mut sums: HashMap<&[Label], u64> = HashMap::with_capacity(self.series.len());
+        for series in &self.series {
+            if let MetricValue::Counter(count) = series.value {
+                *sums.entry(&series.labels).or_default() += count;
+            }
+        }
+        if sums.len() < self.series.len() {
+            let firsts = self.series.iter().filter_map(|series| {
+                let count = sums.remove(&*series.labels)?;
+                Some(Series { value: MetricValue::Counter(count), ..series.clone() })
+            });
+            self.series = firsts.collect();
+        }
+        self
     }
 
     /// Adds a series.

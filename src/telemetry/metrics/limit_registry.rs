@@ -19,8 +19,9 @@ const MAX_IDLE_SWEEPS: u32 = 360;
 /// Registry of the statistics of all limits.
 #[derive(Debug)]
 pub struct LimitRegistry {
-    rules: RwLock<HashMap<Box<str>, Arc<LimitStats>>>,
-    requested: RwLock<HashMap<Box<str>, RequestedLimit>>,
+    /// By all parts of the name: two names can be equal in statsd, such as those of `a.b` with `c` and `a` with `b.c`.
+    rules: RwLock<HashMap<LimitName, Arc<LimitStats>>>,
+    requested: RwLock<HashMap<LimitName, RequestedLimit>>,
     unknown_domains: RwLock<HashMap<Box<str>, UnknownDomain>>,
     /// Size of `requested` and `unknown_domains` together; briefly too high while two threads add the same name.
     series: AtomicUsize,
@@ -65,12 +66,9 @@ impl LimitRegistry {
     /// Returns the statistics of a rule's limit, adding them if needed.
     pub fn of_rule(&self, name: LimitName) -> Arc<LimitStats> {
         let mut rules = write(&self.rules);
-        if let Some(stats) = rules.get(name.key()) {
-            return Arc::clone(stats);
-        }
-        let stats = Arc::new(LimitStats::new(name));
-        rules.insert(stats.name().key().into(), Arc::clone(&stats));
-        stats
+        let entry = rules.entry(name);
+        let name = entry.key().clone();
+        Arc::clone(entry.or_insert_with(|| Arc::new(LimitStats::new(name))))
     }
 
     /// Returns the statistics under a name from a request, adding them if there is room; `None` if there is not.
@@ -79,18 +77,18 @@ impl LimitRegistry {
             self.overflow.fetch_add(1, Ordering::Relaxed);
             return None;
         };
-        if let Some(requested) = read(&self.requested).get(name.key()) {
+        if let Some(requested) = read(&self.requested).get(&name) {
             return Some(Arc::clone(&requested.stats));
         }
         // A rule can have the same name.
-        if let Some(stats) = read(&self.rules).get(name.key()) {
+        if let Some(stats) = read(&self.rules).get(&name) {
             return Some(Arc::clone(stats));
         }
         if !self.has_room() {
             return None;
         }
         let mut requested = write(&self.requested);
-        let entry = requested.entry(name.key().into()).or_insert_with(|| {
+        let entry = requested.entry(name.clone()).or_insert_with(|| {
             self.series.fetch_add(1, Ordering::Relaxed);
             RequestedLimit { stats: Arc::new(LimitStats::new(name)), idle: IdleCount::default() }
         });
@@ -138,7 +136,7 @@ impl LimitRegistry {
     /// Returns all statistics by name, those of rules first.
     pub fn all(&self) -> Vec<Arc<LimitStats>> {
         let sorted = |mut limits: Vec<Arc<LimitStats>>| {
-            limits.sort_unstable_by(|a, b| a.name().key().cmp(b.name().key()));
+            limits.sort_unstable_by(|a, b| a.name().cmp(b.name()));
             limits
         };
         let mut all = sorted(read(&self.rules).values().cloned().collect());

@@ -111,7 +111,7 @@ pub struct DecisionCounts {
 pub const MAX_NAME_BYTES: usize = 512;
 
 /// Name of a limit in metrics.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LimitName {
     /// `domain.composite.composite`, as in statsd.
     key: Box<str>,

@@ -10,7 +10,7 @@ use std::io;
 
 use regex::Regex;
 
-use super::family::{Family, MetricValue, Series};
+use super::family::{Family, MetricValue};
 use super::histogram::{BOUNDS_US, HistogramSnapshot};
 
 /// Encodes families and remembers what one server has received.
@@ -68,8 +68,14 @@ impl StatsdEncoder {
         Self { format, tags, reported: HashMap::new(), round: 0, pending: Vec::new() }
     }
 
-    /// Encodes the changes of a family.
+    /// Encodes the changes of a family. Counters of one name are added up.
     pub fn add(&mut self, family: &Family) {
+        let mut sums: HashMap<&str, u64> = HashMap::new();
+        for series in &family.series {
+            if let (Some(name), MetricValue::Counter(count)) = (&series.statsd_name, &series.value) {
+                *sums.entry(name).or_default() += count;
+            }
+        }
         for series in &family.series {
             let Some(name) = &series.statsd_name else { continue };
             let before = self.reported.get_mut(name).map(|reported| {
@@ -77,19 +83,21 @@ impl StatsdEncoder {
                 reported.value.clone()
             });
             match (&series.value, before) {
-                (MetricValue::Counter(count), before) => {
+                (MetricValue::Counter(_), before) => {
+                    // The first series of a name has the sum.
+                    let Some(count) = sums.remove(&**name) else { continue };
                     let before = if let Some(MetricValue::Counter(before)) = before { before } else { 0 };
                     // The counter of a rule that was removed and added again restarts at 0.
-                    let increase = if *count >= before { count - before } else { *count };
+                    let increase = if count >= before { count - before } else { count };
                     if increase > 0 {
-                        self.add_line(series, name, &format!("{increase}|c"), true);
+                        self.add_line(name, &format!("{increase}|c"), Some(MetricValue::Counter(count)));
                     }
                 }
-                (MetricValue::Gauge(level), _) => self.add_line(series, name, &format!("{level}|g"), false),
+                (MetricValue::Gauge(level), _) => self.add_line(name, &format!("{level}|g"), None),
                 (MetricValue::Histogram(snapshot), before) => {
                     let before =
                         if let Some(MetricValue::Histogram(before)) = before { before } else { Box::default() };
-                    self.add_timings(series, name, snapshot, &before);
+                    self.add_timings(name, snapshot, &before);
                 }
             }
         }
@@ -127,7 +135,7 @@ impl StatsdEncoder {
         self.reported.extend(reported.drain(..).map(|(name, value)| (name, ReportedValue { value, round })));
     }
 
-    fn add_timings(&mut self, series: &Series, name: &str, snapshot: &HistogramSnapshot, before: &HistogramSnapshot) {
+    fn add_timings(&mut self, name: &str, snapshot: &HistogramSnapshot, before: &HistogramSnapshot) {
         for (bucket, (count, before)) in snapshot.counts.iter().zip(before.counts).enumerate() {
             let increase = count.saturating_sub(before);
             if increase == 0 {
@@ -137,16 +145,17 @@ impl StatsdEncoder {
             #[expect(clippy::cast_precision_loss, reason = "a sample rate needs no more digits")]
             let (ms, rate) = (*bound as f64 / 1e3, 1.0 / increase as f64);
             let value = if increase == 1 { format!("{ms}|ms") } else { format!("{ms}|ms|@{rate}") };
-            self.add_line(series, name, &value, true);
+            self.add_line(name, &value, Some(MetricValue::Histogram(Box::new(snapshot.clone()))));
         }
     }
 
-    fn add_line(&mut self, series: &Series, name: &str, value: &str, is_remembered: bool) {
+    /// Adds a line; `reported` is remembered once it is sent.
+    fn add_line(&mut self, name: &str, value: &str, reported: Option<MetricValue>) {
         let text = match &self.format {
             StatsdFormat::Statsd => statsd_line(name, value, &self.tags),
             StatsdFormat::DogStatsd(rewrites) => dogstatsd_line(name, value, &self.tags, rewrites),
         };
-        let reported = is_remembered.then(|| (name.to_owned(), series.value.clone()));
+        let reported = reported.map(|reported| (name.to_owned(), reported));
         self.pending.push(PendingLine { text, reported });
     }
 }
