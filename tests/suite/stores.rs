@@ -126,6 +126,7 @@ on_every_store![
     limit_overrides_of_one_unit_share_a_counter,
     only_values_under_share_threshold_share_a_counter,
     decisions_and_counters_follow_the_reference_model,
+    strict_and_eventual_charges_on_one_log_keep_their_own_periods,
 ];
 
 /// Remaining hits of each descriptor's limit, by a peek.
@@ -276,6 +277,30 @@ fn of_each_algorithm(limit: u32) -> String {
 fn decisions_and_counters_follow_the_reference_model(store: &StoreUnderTest) {
     let is_memory = store.env.is_empty();
     model::compare(store, if is_memory { 300 } else { 20 });
+}
+
+fn strict_and_eventual_charges_on_one_log_keep_their_own_periods(store: &StoreUnderTest) {
+    // The log of the eventual rule keeps hits for longer, the strict override only for its period.
+    let service = store.service(
+        &[],
+        "defaults: {algorithm: sliding_window_log}
+descriptors:
+  - key: k
+    rate_limit: {unit: second, unit_multiplier: 10, requests_per_unit: 10, consistency: eventual}",
+    );
+    let by_override = |request: TestRequest| request.limit(10, 1, Some(10));
+    let eventual_first = by_override(shop_request("k; k"));
+    let mut strict_first = by_override(shop_request("k; k"));
+    strict_first.0.descriptors.reverse();
+    decide(&service, &shop_request("k").hits(10));
+    service.advance_us(10 * SECOND + 100 * MS);
+    let mut admitted = 0;
+    for (request, strict) in [(&eventual_first, 1), (&strict_first, 0)] {
+        for _ in 0..20 {
+            admitted += u32::from(!decide(&service, request).statuses()[strict].0);
+        }
+    }
+    assert!(admitted <= 10, "{admitted} of 10 in 10 s");
 }
 
 fn exceeded_quota_does_not_keep_other_limits_from_being_charged(store: &StoreUnderTest) {

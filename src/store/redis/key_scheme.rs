@@ -6,12 +6,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::eventual::budget::log_extension_us;
 use super::incrby::window_key::WindowKey;
 use super::key;
 use super::script::compose::{Script, script_for};
 use crate::clock::Time;
-use crate::counter::Charge;
+use crate::counter::{Charge, Counter};
 use crate::settings::choices::KeyFormat;
+
+/// Spreads a small number over all bits: 2^128 divided by the golden ratio.
+const MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 
 /// Key format, and the settings that belong to it.
 #[derive(Debug)]
@@ -72,12 +76,16 @@ impl KeyScheme {
 
     /// Identifies the counters of a charge.
     pub(super) fn counter_id(&self, charge: &Charge<'_>, now: Time) -> CounterId {
-        let tags = charge.counters.iter().fold(0_u128, |tags, counter| tags.rotate_left(1) ^ counter.tag);
+        // The log of an eventual limit keeps hits for longer. A call has one period for each counter, so strict and
+        // eventual charges on a log are sent apart.
+        let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
+            tags.rotate_left(1) ^ tag ^ u128::from(log_extension_us(limit)).wrapping_mul(MULTIPLIER)
+        });
         let window = match self.format {
             KeyFormat::Tollkeeper => 0,
             KeyFormat::Ratelimit => {
                 let start_s = WindowKey::start_s(charge, now).unwrap_or(0);
-                u128::from(start_s).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+                u128::from(start_s).wrapping_mul(MULTIPLIER)
             }
         };
         CounterId { counters: charge.key ^ tags ^ window, path: charge.key }
