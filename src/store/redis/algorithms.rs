@@ -7,7 +7,9 @@ use super::command::ChargeCommand;
 use super::script::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
 use crate::algorithm::sliding_window_log::LogRecord;
 use crate::algorithm::state::State;
-use crate::algorithm::{fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket};
+use crate::algorithm::{
+    ChargeRequest, ChargeResult, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
+};
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
@@ -33,6 +35,9 @@ pub(crate) struct AlgorithmRow {
     pub(crate) read_state: fn(&mut ReplyReader<'_>, Time) -> Result<State, MalformedReply>,
     /// Model of leases of eventual limits.
     pub(crate) lease: LeaseModel,
+    /// Computes the time in microseconds until a rejected charge could pass, from the result of another one on the same
+    /// state. The hits are at most the capacity. `None`: the result does not tell.
+    pub(crate) wait_us: fn(&Limit, &ChargeResult, ChargeRequest) -> Option<u64>,
     /// True if a rejection ends at a time that no further hit postpones, even if rejected hits count.
     pub(crate) rejection_end_is_fixed: bool,
 }
@@ -80,6 +85,7 @@ static TOKEN_BUCKET: AlgorithmRow = AlgorithmRow {
         Ok(State::TokenBucket(token_bucket::State { used: reply.number()?, part: reply.number()?, last }))
     },
     lease: LeaseModel::Refill,
+    wait_us: bucket_wait_us,
     rejection_end_is_fixed: false,
 };
 
@@ -94,6 +100,12 @@ static LEAKY_BUCKET: AlgorithmRow = AlgorithmRow {
         Ok(State::LeakyBucket(leaky_bucket::State { queued, part, tail, last }))
     },
     lease: LeaseModel::Never,
+    wait_us: |limit, result, request| {
+        // A request leaves when everything before it has left.
+        let delay_us = request.max_delay_us.min(limit.max_wait_us());
+        let without_delay = ChargeRequest { max_delay_us: 0, ..request };
+        Some(bucket_wait_us(limit, result, without_delay)?.max(result.reset_us.saturating_sub(delay_us)))
+    },
     rejection_end_is_fixed: false,
 };
 
@@ -108,6 +120,7 @@ static FIXED_WINDOW: AlgorithmRow = AlgorithmRow {
     max_delay_us: |_| MAX_EXACT - 1,
     read_state: |reply, last| Ok(State::FixedWindow(fixed_window::State { count: reply.number()?, last })),
     lease: LeaseModel::Window,
+    wait_us: |_, result, _| Some(result.reset_us),
     rejection_end_is_fixed: true,
 };
 
@@ -119,6 +132,7 @@ static SLIDING_WINDOW_LOG: AlgorithmRow = AlgorithmRow {
     max_delay_us: |_| MAX_EXACT - 1,
     read_state: |reply, last| read_log(reply, last).map(State::SlidingWindowLog),
     lease: LeaseModel::Log,
+    wait_us: |_, _, _| None,
     rejection_end_is_fixed: false,
 };
 
@@ -133,6 +147,7 @@ static SLIDING_WINDOW_COUNTER: AlgorithmRow = AlgorithmRow {
         Ok(State::SlidingWindowCounter(sliding_window_counter::State { current, previous, last }))
     },
     lease: LeaseModel::Window,
+    wait_us: |_, _, _| None,
     rejection_end_is_fixed: false,
 };
 
@@ -155,6 +170,16 @@ fn log_reach(commands: &[ChargeCommand], index: usize) -> [i64; 2] {
         }
     }
     [requested + max_debt - min_limit, refunded]
+}
+
+/// Computes the wait of a bucket, whose level falls evenly: `reset_us` is the time until it is 0.
+fn bucket_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+    let Hits::Charge(hits) = request.hits else { return None };
+    let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
+    let room_us = room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
+    let room_us = u64::try_from(room_us).unwrap_or(u64::MAX);
+    let delay_us = request.max_delay_us.min(limit.max_wait_us());
+    Some(result.reset_us.saturating_sub(room_us).saturating_sub(delay_us))
 }
 
 /// Decodes a log: the running sum before the first record, the number of records, then each record.

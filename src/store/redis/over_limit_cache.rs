@@ -3,8 +3,8 @@
 //! A counter over its limit stays so until hits expire or are refunded. The rejection says when hits expire (its
 //! `retry_after`). A refund through another replica is not visible here, so an entry is valid for at most 1 s from the
 //! moment its call was *sent*. An entry applies only to charges that it implies are rejected too: same counters and
-//! limits, at least as many hits, no longer delay. Peeks, refunds and dry runs always go to Redis, and a refund through
-//! this process removes the entry.
+//! limits, at least as many hits, no longer delay; and only if the entry tells when they could pass. Peeks, refunds and
+//! dry runs always go to Redis, and a refund through this process removes the entry.
 //!
 //! Only rejections are cached: a stale entry rejects for up to 1 s, and never admits. A rejection given here is not
 //! counted in Redis, so counters whose rejected hits count are not cached, unless `LOCAL_CACHE_SIZE_IN_BYTES` asks for
@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use super::algorithms::row;
 use super::command::{ChargeCommand, OwnedCounter};
 use super::identity_hasher::{HashKeyMap, SHARDS};
-use crate::algorithm::ChargeResult;
+use super::script::arguments::max_delay_us;
+use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::micros;
 use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
@@ -104,10 +105,11 @@ impl OverLimitCache {
             self.remove_from(&mut shard, id);
             return None;
         }
-        if !commands.iter().all(|command| rejection.covers(command)) {
+        let first = commands.first()?;
+        if commands.iter().any(|command| command != first) {
             return None;
         }
-        let results = rejection.results(now_us);
+        let results = rejection.results(first, now_us)?;
         self.rejected.fetch_add(commands.len() as u64, Ordering::Relaxed);
         Some(results)
     }
@@ -217,28 +219,24 @@ impl OverLimitCache {
 }
 
 impl CachedRejection {
-    /// Returns true if this rejection implies that a charge is rejected too, with the same results.
-    fn covers(&self, command: &ChargeCommand) -> bool {
-        let Hits::Charge(hits) = command.request.hits else { return false };
+    /// Returns the results of a charge if this rejection implies that it is rejected too, and when it could pass; times
+    /// are reduced by what has passed since.
+    fn results(&self, command: &ChargeCommand, now_us: u64) -> Option<ChargeResults> {
+        let Hits::Charge(hits) = command.request.hits else { return None };
         let same_counters = command.counters.iter().eq(self.limits.iter().map(|limit| &limit.counter));
-        let same_result = |CachedLimit { counter, result }: &CachedLimit| {
-            // More hits may exceed the capacity, which has no retry_after, or a limit that had room.
-            let never_fits = |hits| hits > u64::from(counter.limit.capacity());
-            never_fits(hits) == never_fits(self.hits) && (!result.admitted || hits <= u64::from(result.remaining))
-        };
-        !command.dry_run
-            && same_counters
-            && command.request.max_delay_us <= self.max_delay_us
-            && (hits == self.hits || hits > self.hits && self.limits.iter().all(same_result))
-    }
-
-    /// Returns the results, with their times reduced by what has passed since.
-    fn results(&self, now_us: u64) -> ChargeResults {
+        if command.dry_run || !same_counters || hits < self.hits || command.request.max_delay_us > self.max_delay_us {
+            return None;
+        }
         let passed_us = now_us.saturating_sub(self.at_us);
-        let later = |CachedLimit { result, .. }: &CachedLimit| ChargeResult {
-            reset_us: result.reset_us.saturating_sub(passed_us),
-            retry_after_us: result.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
-            ..*result
+        let is_equal = hits == self.hits && command.request.max_delay_us == self.max_delay_us;
+        let request = ChargeRequest { max_delay_us: max_delay_us(command), ..command.request };
+        let later = |limit: &CachedLimit| {
+            let result = if is_equal { limit.result } else { limit.result_of(request)? };
+            Some(ChargeResult {
+                reset_us: result.reset_us.saturating_sub(passed_us),
+                retry_after_us: result.retry_after_us.map(|wait_us| wait_us.saturating_sub(passed_us).max(1)),
+                ..result
+            })
         };
         self.limits.iter().map(later).collect()
     }
@@ -248,6 +246,21 @@ impl CachedRejection {
         const TABLE_ENTRY: usize = (size_of::<(u128, CachedRejection)>() + 1) * 16 / 7;
         const ALLOCATION: usize = 16;
         TABLE_ENTRY + ALLOCATION + size_of_val(&*self.limits)
+    }
+}
+
+impl CachedLimit {
+    /// Returns the result of a charge of at least the cached hits with at most the cached delay; `None` if it cannot be
+    /// known.
+    fn result_of(&self, request: ChargeRequest) -> Option<ChargeResult> {
+        let Self { counter: OwnedCounter { limit, .. }, result } = self;
+        let Hits::Charge(hits) = request.hits else { return None };
+        if result.admitted {
+            return (hits <= u64::from(result.remaining)).then_some(*result);
+        }
+        let never_fits = hits > u64::from(limit.capacity()) || limit.requests_per_unit() == 0;
+        let wait_us = if never_fits { None } else { Some((row(limit.algorithm()).wait_us)(limit, result, request)?) };
+        Some(ChargeResult { retry_after_us: wait_us, ..*result })
     }
 }
 
