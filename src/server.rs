@@ -15,6 +15,7 @@ mod coalesced_writer;
 mod connection;
 pub mod error;
 mod graceful;
+mod header_filter;
 mod http2;
 mod in_flight;
 mod inbound_frames;

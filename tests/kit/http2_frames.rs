@@ -79,7 +79,7 @@ impl Http2Connection {
 
     /// Opens a call of `ShouldRateLimit`, its message still to come.
     pub(crate) fn call(&mut self, stream: u32, more_headers: &[(&str, &str)]) -> io::Result<()> {
-        self.open(stream, SHOULD_RATE_LIMIT, "tollkeeper", more_headers)
+        self.call_method(stream, SHOULD_RATE_LIMIT, more_headers)
     }
 
     /// Opens a call of a method by its path, its message still to come.
@@ -189,8 +189,8 @@ fn put_literal(block: &mut Vec<u8>, kind: u8, name: &str, value: &str) {
     }
 }
 
-/// An HPACK string's length: seven bits, and the rest in further bytes of seven.
-fn put_length(block: &mut Vec<u8>, length: usize) {
+/// Appends the length of an HPACK string: seven bits, and the rest in further bytes of seven.
+pub(crate) fn put_length(block: &mut Vec<u8>, length: usize) {
     let byte = |number: usize| u8::try_from(number).expect("it is less than 256");
     if length < 127 {
         return block.push(byte(length));

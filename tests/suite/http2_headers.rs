@@ -3,9 +3,11 @@
 use ::tollkeeper::pb::RateLimitResponse;
 use prost::Message as _;
 
-use crate::kit::grpc::rate_limit_request;
+use crate::kit::grpc::{SHOULD_RATE_LIMIT, rate_limit_request};
 use crate::kit::http;
-use crate::kit::http2_frames::{DATA, END_STREAM, Frame, GOAWAY, HEADERS, Http2Connection, RST_STREAM};
+use crate::kit::http2_frames::{
+    CONTINUATION, DATA, END_STREAM, Frame, GOAWAY, HEADERS, Http2Connection, RST_STREAM, put_length,
+};
 use crate::kit::tollkeeper::{Tollkeeper, with_rules};
 
 const RULES: &str = "\
@@ -133,4 +135,106 @@ fn malformed_headers_are_refused_counted_and_logged_once() {
         assert_eq!(refusal_lines(server, "malformed_headers"), lines, "{}", server.stderr());
     }
     assert!(warning.stderr().contains("set `authority` in Envoy's grpc_service"), "{}", warning.stderr());
+}
+
+/// Values of `:authority` that are not authorities of URIs.
+const ODD_AUTHORITIES: [&str; 6] = [
+    "outbound|8081||ratelimit.default.svc.cluster.local",
+    "extension/ns/name",
+    "tmp%2Ffoo.sock",
+    "/var/run/tollkeeper.sock",
+    "a b",
+    "caf\u{e9}:\u{1f980}",
+];
+
+#[test]
+fn call_to_any_authority_is_answered() {
+    let server = with_rules(RULES).start();
+    let mut frames = Http2Connection::connect(server.grpc_port());
+    for (stream, authority) in (1..).step_by(2).zip(ODD_AUTHORITIES) {
+        frames.call_to(authority, stream).unwrap();
+        assert_eq!(finish(&mut frames, stream), CallEnd::Decided, "{authority}");
+    }
+    assert_eq!(refusals(&server, "malformed_authority"), 0);
+}
+
+/// Field of a header block: a first byte with the index of its name, and a value.
+fn field(first: u8, value: &[u8]) -> Vec<u8> {
+    let mut field = vec![first];
+    put_length(&mut field, value.len());
+    field.extend(value);
+    field
+}
+
+#[test]
+fn authority_in_the_header_table_is_answered_at_each_reference() {
+    let server = with_rules(RULES).start();
+    let mut frames = Http2Connection::connect(server.grpc_port());
+    // POST, http, and the fields that enter the table, the oldest last: path, content-type, authority.
+    let start = [0x83, 0x86];
+    let first = [
+        &start[..],
+        &field(0x44, SHOULD_RATE_LIMIT.as_bytes()),
+        &field(0x41, b"outbound|8081||tollkeeper"),
+        &field(0x5f, b"application/grpc"),
+    ];
+    frames.header_block(1, &first.concat()).unwrap();
+    assert_eq!(finish(&mut frames, 1), CallEnd::Decided);
+    let again = [&start[..], &[0x80 | 64, 0x80 | 63, 0x80 | 62]].concat();
+    for stream in [3, 5, 7] {
+        frames.header_block(stream, &again).unwrap();
+        assert_eq!(finish(&mut frames, stream), CallEnd::Decided);
+    }
+}
+
+#[test]
+fn value_of_any_length_is_not_held() {
+    let server = with_rules(RULES).start();
+    let mut frames = Http2Connection::connect(server.grpc_port());
+    for (stream, length) in (1..).step_by(2).zip([16_383, 16_384, 16_385, 131_072, 600_000, 8 << 20]) {
+        frames.call(stream, &[("tracestate", &"y".repeat(length)), ("x", "z")]).unwrap();
+        assert_eq!(finish(&mut frames, stream), CallEnd::Decided, "{length} bytes");
+    }
+    let path = field(0x44, SHOULD_RATE_LIMIT.as_bytes());
+    // A value that is larger than the header table empties it; the next fields refer to what follows.
+    let long = [field(0x40, b"tracestate"), string(&vec![b'y'; 300_000])].concat();
+    let first = [&[0x83, 0x86][..], &path, &long, &field(0x5f, b"application/grpc")].concat();
+    frames.header_block(101, &first).unwrap();
+    assert_eq!(finish(&mut frames, 101), CallEnd::Decided);
+    frames.header_block(103, &[&[0x83, 0x86][..], &path, &[0x80 | 63]].concat()).unwrap();
+    assert_eq!(finish(&mut frames, 103), CallEnd::Decided);
+    for reason in ["headers_too_large", "connection_headers_too_large"] {
+        assert_eq!(refusals(&server, reason), 0);
+    }
+    assert!(server.peak_mib() < 100, "{} MiB", server.peak_mib());
+}
+
+/// String of a header block, without the Huffman code.
+fn string(text: &[u8]) -> Vec<u8> {
+    field(0, text).split_off(1)
+}
+
+#[test]
+fn continuation_frames_without_content_close_the_connection() {
+    let server = with_rules(RULES).start();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    // A value of 100 000 bytes begins.
+    let start = [&[0x83, 0x86][..], &[0x00, 0x01, b'x', 0x7f, 0xa1, 0x8c, 0x06]].concat();
+    connection.send(HEADERS, 0, 1, &start).unwrap();
+    for _ in 0..30 {
+        let _ = connection.send(CONTINUATION, 0, 1, b"");
+    }
+    assert_eq!(finish(&mut connection, 1), CallEnd::Closed);
+    assert_eq!(refusals(&server, "connection_headers_too_large"), 1);
+}
+
+#[test]
+fn frame_within_a_header_block_closes_the_connection() {
+    let server = with_rules(RULES).start();
+    for interruption in [DATA, HEADERS, CONTINUATION] {
+        let mut connection = Http2Connection::connect(server.grpc_port());
+        connection.send(HEADERS, 0, 1, &[0x83]).unwrap();
+        connection.send(interruption, 0, 3, &[0x86]).unwrap();
+        assert_eq!(finish(&mut connection, 1), CallEnd::Closed);
+    }
 }

@@ -27,7 +27,7 @@ settings! { "gRPC";
     TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES: ByteSize = 4 << 20,
         "maximum size of a request message" .allowed(SizeRange::new(1 << 10, 1 << 30));
     TOLLKEEPER_GRPC_MAX_HEADER_BYTES: ByteSize = 128 << 10,
-        "maximum size of the headers of a call; must exceed Envoy's max_request_headers_kb"
+        "maximum size of the headers of a call; values above 16 KiB are dropped and do not count"
         .allowed(SizeRange::new(8 << 10, 16 << 20));
     TOLLKEEPER_REFLECTION: bool = false, "offer gRPC server reflection, for tools such as grpcurl";
 }

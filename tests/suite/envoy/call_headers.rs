@@ -41,7 +41,7 @@ tracing:
 #[test]
 fn limit_holds_with_a_tracestate_of_any_length() {
     let pair = Pair::start_changed("gateway", tollkeeper::with_rules(RULES), |bootstrap| with_tracer(&bootstrap));
-    for (key, bytes) in [("a", 1000), ("b", 17_000), ("c", 58_000)] {
+    for (key, bytes) in [("a", 1000), ("b", 17_000), ("c", 58_000), ("d", 400_000)] {
         let request = pair.envoy.get("/").header("x-api-key", key);
         let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let request =
@@ -49,4 +49,28 @@ fn limit_holds_with_a_tracestate_of_any_length() {
         rejection_after(2, &request);
     }
     pair.assert_no_call_failed();
+}
+
+/// Renames the cluster of tollkeeper; Envoy sends the name as `:authority`.
+fn with_cluster_name(bootstrap: &str, name: &str) -> String {
+    let changed = bootstrap.replace("cluster_name: tollkeeper", &format!("cluster_name: \"{name}\""));
+    let changed = changed.replace("- name: tollkeeper\n", &format!("- name: \"{name}\"\n"));
+    assert_ne!(changed, bootstrap);
+    changed
+        .lines()
+        .filter(|line| line.trim_start() != "authority: tollkeeper")
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
+#[test]
+fn limit_holds_with_a_cluster_of_any_name() {
+    for name in ["outbound|8081||ratelimit.default.svc.cluster.local", "extension/ns/name"] {
+        let change = |bootstrap: String| with_cluster_name(&bootstrap, name);
+        let pair = Pair::start_changed("gateway", tollkeeper::with_rules(RULES), change);
+        for key in ["a", "b", "c"] {
+            rejection_after(2, &pair.envoy.get("/").header("x-api-key", key));
+        }
+        pair.assert_no_call_failed();
+    }
 }

@@ -1,0 +1,241 @@
+//! Finds header blocks in the frames of HTTP/2 (RFC 9113, 4.1 and 6.2) and filters them.
+//!
+//! Frames that need no change pass in place. A header block that is changed, or that was not read in one piece, goes
+//! through a buffer: at most one frame that is not complete, and the part of a filtered block that does not fill one.
+//! Malformed frames pass unchanged, for h2 to report.
+
+use bytes::{Buf as _, BufMut as _, BytesMut};
+use tokio::io::ReadBuf;
+
+use super::hpack::{BlockFilter, needs_change};
+
+/// Length of the connection preface in bytes, before the first frame.
+const PREFACE_BYTES: usize = 24;
+const FRAME_HEAD_BYTES: usize = 9;
+/// Maximum length of a payload: HTTP/2's default, which the server does not raise.
+const MAX_PAYLOAD_BYTES: usize = 16_384;
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+/// Length of the fields that [`PRIORITY`] announces, in bytes.
+const PRIORITY_BYTES: usize = 5;
+
+/// Filter of a stream of bytes that arrives in pieces of any length.
+#[derive(Debug)]
+pub(super) struct FrameFilter {
+    /// Bytes that pass unchanged until the next frame head.
+    passing: usize,
+    /// Start of a frame that is not complete.
+    held: BytesMut,
+    /// Filtered bytes that were not given out.
+    output: BytesMut,
+    /// Header block that continues in the next frame.
+    block: Option<OpenBlock>,
+}
+
+/// Header block of which some frames are still to come.
+#[derive(Debug)]
+struct OpenBlock {
+    /// Head of the next frame to write, without its length.
+    head: Http2FrameHead,
+    filter: BlockFilter,
+    /// Filtered bytes that are in no frame.
+    unsent: Vec<u8>,
+}
+
+/// Head of a frame.
+#[derive(Clone, Copy, Debug)]
+struct Http2FrameHead {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    stream: [u8; 4],
+}
+
+impl Http2FrameHead {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let [a, b, c, kind, flags, s, t, u, v] = *bytes.first_chunk::<FRAME_HEAD_BYTES>()?;
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        Some(Self { length, kind, flags, stream: [s, t, u, v] })
+    }
+
+    /// True for frames whose payload is filtered; h2 refuses those that are too long.
+    const fn is_filtered(self) -> bool {
+        matches!(self.kind, HEADERS | CONTINUATION) && self.length <= MAX_PAYLOAD_BYTES
+    }
+
+    const fn ends_block(self) -> bool {
+        self.flags & END_HEADERS != 0
+    }
+}
+
+impl FrameFilter {
+    pub(super) fn new() -> Self {
+        Self { passing: PREFACE_BYTES, held: BytesMut::new(), output: BytesMut::new(), block: None }
+    }
+
+    /// Moves filtered bytes into `buffer`; false if there are none.
+    pub(super) fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        if self.output.is_empty() {
+            return false;
+        }
+        let length = self.output.len().min(buffer.remaining());
+        buffer.put_slice(&self.output[..length]);
+        self.output.advance(length);
+        if self.output.is_empty() {
+            // An idle connection keeps no buffer.
+            self.output = BytesMut::new();
+        }
+        true
+    }
+
+    /// Takes bytes that were read; returns how many of the first ones pass unchanged, before all later output.
+    pub(super) fn take(&mut self, read: &[u8]) -> usize {
+        let passed = if self.held.is_empty() && self.block.is_none() { self.pass(read) } else { 0 };
+        if passed < read.len() {
+            self.held.extend_from_slice(&read[passed..]);
+            self.filter_held();
+        }
+        passed
+    }
+
+    /// Returns the length of the complete frames, and of a passing part, that need no change.
+    fn pass(&mut self, read: &[u8]) -> usize {
+        let mut at = 0;
+        loop {
+            let passed = self.passing.min(read.len() - at);
+            self.passing -= passed;
+            at += passed;
+            let Some(head) = Http2FrameHead::parse(&read[at..]) else { return at };
+            let payload = &read[at + FRAME_HEAD_BYTES..];
+            if head.is_filtered() {
+                let is_whole = head.kind == HEADERS && head.ends_block() && payload.len() >= head.length;
+                let Some(fragment) = is_whole.then(|| Fragment::parse(head, &payload[..head.length])).flatten() else {
+                    return at;
+                };
+                if needs_change(fragment.block) {
+                    return at;
+                }
+            }
+            self.passing = FRAME_HEAD_BYTES + head.length;
+        }
+    }
+
+    /// Moves the complete frames that are held to the output.
+    fn filter_held(&mut self) {
+        loop {
+            let passed = self.passing.min(self.held.len());
+            self.passing -= passed;
+            self.output.unsplit(self.held.split_to(passed));
+            match Http2FrameHead::parse(&self.held) {
+                Some(head) if !head.is_filtered() => {
+                    self.interrupt_block();
+                    self.passing = FRAME_HEAD_BYTES + head.length;
+                }
+                Some(head) if self.held.len() >= FRAME_HEAD_BYTES + head.length => {
+                    let frame = self.held.split_to(FRAME_HEAD_BYTES + head.length);
+                    self.filter(head, &frame);
+                }
+                _ => break,
+            }
+        }
+        if self.held.is_empty() {
+            self.held = BytesMut::new();
+        }
+    }
+
+    /// Filters a HEADERS or CONTINUATION frame.
+    fn filter(&mut self, head: Http2FrameHead, frame: &[u8]) {
+        let is_continued = |block: &mut OpenBlock| head.kind == CONTINUATION && head.stream == block.head.stream;
+        let open = self.block.take_if(is_continued);
+        self.interrupt_block();
+        let fragment = Fragment::parse(head, &frame[FRAME_HEAD_BYTES..]);
+        let (Some(mut block), Some(fragment)) = (open.or_else(|| OpenBlock::new(head)), fragment) else {
+            // h2 reports the malformed frame.
+            self.output.extend_from_slice(frame);
+            return;
+        };
+        block.unsent.extend_from_slice(fragment.priority);
+        block.filter.filter(fragment.block, head.ends_block(), &mut block.unsent);
+        if head.ends_block() {
+            block.put_frames(END_HEADERS, &mut self.output);
+        } else if fragment.block.is_empty() {
+            // h2 bounds the number of such frames.
+            block.put_frames(0, &mut self.output);
+            self.block = Some(block);
+        } else {
+            block.put_full_frames(&mut self.output);
+            self.block = Some(block);
+        }
+    }
+
+    /// Moves the incomplete header block to the output, so that h2 reports the frame that interrupts it.
+    fn interrupt_block(&mut self) {
+        if let Some(mut block) = self.block.take() {
+            block.put_frames(0, &mut self.output);
+        }
+    }
+
+    /// Moves an incomplete frame to the output.
+    pub(super) fn finish(&mut self) {
+        self.interrupt_block();
+        self.output.unsplit(self.held.split());
+    }
+}
+
+impl OpenBlock {
+    /// Begins a block; `None` for a CONTINUATION frame.
+    fn new(head: Http2FrameHead) -> Option<Self> {
+        let head = Http2FrameHead { flags: head.flags & !(END_HEADERS | PADDED), ..head };
+        (head.kind == HEADERS).then(|| Self { head, filter: BlockFilter::default(), unsent: Vec::new() })
+    }
+
+    /// Writes as much as fills frames, so that there are no more frames than the client sent.
+    fn put_full_frames(&mut self, output: &mut BytesMut) {
+        while self.unsent.len() >= MAX_PAYLOAD_BYTES {
+            self.put_frame(MAX_PAYLOAD_BYTES, 0, output);
+        }
+    }
+
+    /// Writes all that is left; `flags` are those of the last frame.
+    fn put_frames(&mut self, flags: u8, output: &mut BytesMut) {
+        while self.unsent.len() > MAX_PAYLOAD_BYTES {
+            self.put_frame(MAX_PAYLOAD_BYTES, 0, output);
+        }
+        self.put_frame(self.unsent.len(), flags, output);
+    }
+
+    fn put_frame(&mut self, length: usize, flags: u8, output: &mut BytesMut) {
+        output.put_uint(length as u64, 3);
+        output.put_slice(&[self.head.kind, self.head.flags | flags]);
+        output.put_slice(&self.head.stream);
+        output.extend(self.unsent.drain(..length));
+        // All other flags belong to the first frame.
+        self.head = Http2FrameHead { kind: CONTINUATION, flags: 0, ..self.head };
+    }
+}
+
+/// Payload of a HEADERS or CONTINUATION frame, without padding.
+struct Fragment<'p> {
+    priority: &'p [u8],
+    block: &'p [u8],
+}
+
+impl<'p> Fragment<'p> {
+    /// Parses a payload; `None` if it is malformed, which h2 reports.
+    fn parse(head: Http2FrameHead, mut payload: &'p [u8]) -> Option<Self> {
+        if head.kind != HEADERS {
+            return Some(Self { priority: &[], block: payload });
+        }
+        if head.flags & PADDED != 0 {
+            let (padding_length, rest) = payload.split_first()?;
+            payload = &rest[..rest.len().checked_sub(usize::from(*padding_length))?];
+        }
+        let priority_length = if head.flags & PRIORITY == 0 { 0 } else { PRIORITY_BYTES };
+        let (priority, block) = payload.split_at_checked(priority_length)?;
+        Some(Self { priority, block })
+    }
+}

@@ -1,0 +1,305 @@
+//! Changes values in an HPACK header block (RFC 7541) without decoding it.
+//!
+//! Later blocks refer to values of earlier ones by their position in a table of 4096 bytes, which both ends derive
+//! from the same fields. A position depends on the lengths of the fields only, so two changes need no table:
+//!
+//! - Each `:authority` becomes one of the same length, `000...`, which is a valid name of a host. Blocks that refer
+//!   to it by its position then get the valid one too.
+//! - A value of more than [`MAX_VALUE_BYTES`] becomes a short one, or one that just exceeds the table if it enters
+//!   the table. Such an entry empties the table, whatever its length.
+//!
+//! A block that is malformed, or names `:authority` by an entry of the table, passes unchanged, for h2 to judge.
+
+/// Maximum length of a value, as it is encoded. A Huffman code has at most 30 bits for one byte, so each longer value
+/// exceeds the table when it is decoded.
+const MAX_VALUE_BYTES: usize = 16 * 1024;
+/// Maximum length of a name that is inspected, as it is encoded.
+const MAX_NAME_BYTES: usize = 1024;
+/// Maximum length of a value that is removed: more than Envoy's highest `max_request_headers_kb`.
+const MAX_REMOVED_BYTES: usize = 16 << 20;
+/// Length of the table that HTTP/2 begins with, which the server does not change, in bytes.
+const TABLE_BYTES: usize = 4096;
+
+/// Position of `:authority` in the static table.
+const AUTHORITY_INDEX: usize = 1;
+const AUTHORITY: &[u8] = b":authority";
+/// `:authority` in the Huffman code.
+const HUFFMAN_AUTHORITY: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
+
+/// Filter of one header block that arrives in fragments.
+#[derive(Debug, Default)]
+pub(super) struct BlockFilter {
+    /// Start of a field that is not complete.
+    incomplete: Vec<u8>,
+    /// Bytes of a removed value that are still to come.
+    removing: usize,
+    /// True once the block proved to be malformed; the rest passes unchanged.
+    is_malformed: bool,
+}
+
+/// True if [`BlockFilter`] would change this complete block.
+pub(super) fn needs_change(mut block: &[u8]) -> bool {
+    while !block.is_empty() {
+        match parse_field(block) {
+            ParsedField::Unchanged { length } => block = &block[length..],
+            ParsedField::Changed { .. } => return true,
+            ParsedField::Incomplete | ParsedField::Malformed => return false,
+        }
+    }
+    false
+}
+
+impl BlockFilter {
+    /// Appends the filtered fragment to `output`; `is_last` ends the block.
+    pub(super) fn filter(&mut self, fragment: &[u8], is_last: bool, output: &mut Vec<u8>) {
+        let removed = self.removing.min(fragment.len());
+        self.removing -= removed;
+        let fragment = &fragment[removed..];
+        if self.incomplete.is_empty() {
+            let filtered = self.filter_fields(fragment, output);
+            self.incomplete.extend_from_slice(&fragment[filtered..]);
+        } else {
+            let mut held = std::mem::take(&mut self.incomplete);
+            held.extend_from_slice(fragment);
+            let filtered = self.filter_fields(&held, output);
+            held.drain(..filtered);
+            self.incomplete = held;
+        }
+        if is_last || self.is_malformed {
+            output.append(&mut self.incomplete);
+        }
+    }
+
+    /// Appends the filtered fields of `bytes` to `output`; returns the length of all that are complete.
+    fn filter_fields(&mut self, bytes: &[u8], output: &mut Vec<u8>) -> usize {
+        let mut at = 0;
+        while at < bytes.len() && !self.is_malformed {
+            let rest = &bytes[at..];
+            match parse_field(rest) {
+                ParsedField::Unchanged { length } => {
+                    output.extend_from_slice(&rest[..length]);
+                    at += length;
+                }
+                ParsedField::Changed { name_length, replacement, length } => {
+                    output.extend_from_slice(&rest[..name_length]);
+                    replacement.put(output);
+                    self.removing = length.saturating_sub(rest.len());
+                    at += length.min(rest.len());
+                }
+                ParsedField::Incomplete => break,
+                ParsedField::Malformed => self.is_malformed = true,
+            }
+        }
+        at
+    }
+}
+
+/// First field of the rest of a block.
+enum ParsedField {
+    Unchanged {
+        /// Length of the field in bytes.
+        length: usize,
+    },
+    Changed {
+        /// Length of all that precedes the value.
+        name_length: usize,
+        replacement: ZeroDigits,
+        /// Length of the field, which can exceed the rest of the fragment.
+        length: usize,
+    },
+    Incomplete,
+    Malformed,
+}
+
+/// Parses the first field of `block`, which is not empty.
+fn parse_field(block: &[u8]) -> ParsedField {
+    try_parse_field(block).unwrap_or_else(|stop| stop)
+}
+
+fn try_parse_field(block: &[u8]) -> Result<ParsedField, ParsedField> {
+    let first = block[0];
+    let (prefix_bits, is_literal, enters_table) = match first {
+        0x80.. => (7, false, false),
+        0x40.. => (6, true, true),
+        // A new size of the table.
+        0x20.. => (5, false, false),
+        _ => (4, true, false),
+    };
+    let (index, mut at) = integer(block, 0, prefix_bits)?;
+    if !is_literal {
+        return Ok(ParsedField::Unchanged { length: at });
+    }
+    let mut is_authority = index == AUTHORITY_INDEX;
+    if index == 0 {
+        let name = StringSpan::parse(block, at)?;
+        if name.end - name.start > MAX_NAME_BYTES {
+            return Err(ParsedField::Malformed);
+        }
+        let bytes = block.get(name.start..name.end).ok_or(ParsedField::Incomplete)?;
+        is_authority = bytes == if name.is_huffman { HUFFMAN_AUTHORITY } else { AUTHORITY };
+        at = name.end;
+    }
+    let value = StringSpan::parse(block, at)?;
+    let value_length = value.end - value.start;
+    if value_length > MAX_VALUE_BYTES {
+        if value_length > MAX_REMOVED_BYTES {
+            return Err(ParsedField::Malformed);
+        }
+        // An entry is 32 bytes longer than its name and value.
+        let count = if enters_table { TABLE_BYTES } else { 1 };
+        let replacement = ZeroDigits { count, is_huffman: true };
+        return Ok(ParsedField::Changed { name_length: at, replacement, length: value.end });
+    }
+    let bytes = block.get(value.start..value.end).ok_or(ParsedField::Incomplete)?;
+    if !is_authority {
+        return Ok(ParsedField::Unchanged { length: value.end });
+    }
+    let is_huffman = value.is_huffman;
+    let count = if is_huffman { huffman_length(bytes).ok_or(ParsedField::Malformed)? } else { bytes.len() };
+    let replacement = ZeroDigits { count, is_huffman };
+    Ok(ParsedField::Changed { name_length: at, replacement, length: value.end })
+}
+/// Place of a string in a block.
+struct StringSpan {
+    is_huffman: bool,
+    start: usize,
+    end: usize,
+}
+
+impl StringSpan {
+    /// Parses the length of the string at `at`; its end can be beyond the block.
+    fn parse(block: &[u8], at: usize) -> Result<Self, ParsedField> {
+        let first = block.get(at).ok_or(ParsedField::Incomplete)?;
+        let (length, start) = integer(block, at, 7)?;
+        Ok(Self { is_huffman: first & 0x80 != 0, start, end: start + length })
+    }
+}
+
+/// Decodes the integer at `at`, which begins in the last `prefix_bits` of a byte; returns it and the place after it.
+fn integer(block: &[u8], at: usize, prefix_bits: u32) -> Result<(usize, usize), ParsedField> {
+    let max_prefix = (1 << prefix_bits) - 1;
+    let first = usize::from(*block.get(at).ok_or(ParsedField::Incomplete)?) & max_prefix;
+    if first < max_prefix {
+        return Ok((first, at + 1));
+    }
+    let mut value = max_prefix;
+    // Four bytes hold lengths up to 256 MiB.
+    for (place, shift) in (at + 1..).zip([0, 7, 14, 21]) {
+        let byte = usize::from(*block.get(place).ok_or(ParsedField::Incomplete)?);
+        value += (byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok((value, place + 1));
+        }
+    }
+    Err(ParsedField::Malformed)
+}
+
+/// String of `count` digits `0`.
+struct ZeroDigits {
+    count: usize,
+    is_huffman: bool,
+}
+
+impl ZeroDigits {
+    /// Appends the string with its length.
+    fn put(&self, output: &mut Vec<u8>) {
+        if !self.is_huffman {
+            put_length(output, 0, self.count);
+            output.resize(output.len() + self.count, b'0');
+            return;
+        }
+        // The Huffman code of `0` is five bits 0, and the last byte is filled with bits 1.
+        let bits = self.count * 5;
+        let length = bits.div_ceil(8);
+        put_length(output, 0x80, length);
+        output.resize(output.len() + length, 0);
+        if let Some(last) = output.last_mut().filter(|_| !bits.is_multiple_of(8)) {
+            *last = 0xff >> (bits % 8);
+        }
+    }
+}
+
+/// Appends the length of a string, with the flag of the Huffman code.
+fn put_length(output: &mut Vec<u8>, flag: u8, length: usize) {
+    let low = |number: usize| u8::try_from(number & 0x7f).unwrap_or_default();
+    if length < 0x7f {
+        return output.push(flag | low(length));
+    }
+    output.push(flag | 0x7f);
+    let mut rest = length - 0x7f;
+    while rest > 0x7f {
+        output.push(low(rest) | 0x80);
+        rest >>= 7;
+    }
+    output.push(low(rest));
+}
+
+/// Number of bytes that a Huffman-coded string decodes to; `None` if it is malformed.
+fn huffman_length(bytes: &[u8]) -> Option<usize> {
+    /// Number of codes of each length in bits. The code is canonical: these numbers define its ranges.
+    const CODES: [u32; 31] = {
+        let mut codes = [0; 31];
+        let lengths = [5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 30];
+        let counts = [10, 26, 32, 6, 5, 3, 2, 6, 2, 3, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 4];
+        let mut at = 0;
+        while at < lengths.len() {
+            codes[lengths[at]] = counts[at];
+            at += 1;
+        }
+        codes
+    };
+    /// The last code of all, which must not occur.
+    const END_OF_STRING: u32 = 0x3fff_ffff;
+
+    let mut count = 0;
+    let (mut code, mut first, mut length) = (0_u32, 0_u32, 0_usize);
+    for byte in bytes {
+        for bit in (0..8).rev() {
+            code = code << 1 | u32::from(byte >> bit & 1);
+            first = (first + CODES[length]) << 1;
+            length += 1;
+            if code < first + CODES[length] {
+                if code == END_OF_STRING {
+                    return None;
+                }
+                count += 1;
+                (code, first, length) = (0, 0, 0);
+            }
+        }
+    }
+    // The rest is padding: fewer than eight bits 1.
+    (length < 8 && code == (1 << length) - 1).then_some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huffman_code_is_complete_and_its_padding_is_checked() {
+        // www.example.com, from RFC 7541, C.4.1.
+        let example = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
+        assert_eq!(huffman_length(&example), Some(15));
+        assert_eq!(huffman_length(&[]), Some(0));
+        assert_eq!(huffman_length(HUFFMAN_AUTHORITY), Some(AUTHORITY.len()));
+        // A byte of padding, bits 0 as padding, and the code that ends a string.
+        assert_eq!(huffman_length(&[0xf4, 0xff, 0xff]), None);
+        assert_eq!(huffman_length(&[0x00, 0x00]), None);
+        assert_eq!(huffman_length(&[0xff, 0xff, 0xff, 0xff]), None);
+    }
+
+    #[test]
+    fn zero_digits_have_the_stated_length() {
+        for count in [1, 2, 7, 8, 9, 126, 127, 128, 254, 255, 4096, 16_511, 16_512] {
+            for is_huffman in [false, true] {
+                let mut string = Vec::new();
+                ZeroDigits { count, is_huffman }.put(&mut string);
+                let Ok(span) = StringSpan::parse(&string, 0) else { panic!("no string of {count} digits") };
+                assert_eq!((span.end, span.is_huffman), (string.len(), is_huffman));
+                let digits = &string[span.start..];
+                let length = if is_huffman { huffman_length(digits) } else { Some(digits.len()) };
+                assert_eq!(length, Some(count));
+            }
+        }
+    }
+}
