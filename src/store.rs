@@ -6,6 +6,7 @@
 pub mod error;
 pub mod fallback;
 pub mod health;
+pub mod key_scan;
 pub mod memory;
 pub mod outcome;
 pub mod redis;
@@ -20,12 +21,11 @@ use smallvec::SmallVec;
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
+use self::key_scan::{CounterPath, KeyScan};
 use self::memory::MemoryStore;
 use self::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 use self::redis::Redis;
 use self::redis::charge_context::{ChargeContext, ChargeMode};
-use self::redis::key::ParsedKey;
-use self::redis::key_scan::KeyScan;
 use self::stats::StoreStats;
 use crate::clock::Time;
 use crate::counter::Charge;
@@ -204,7 +204,7 @@ impl Store {
         domain: &str,
         max: usize,
         deadline: Instant,
-        filter: impl FnMut(&ParsedKey) -> bool,
+        filter: impl FnMut(&CounterPath) -> bool,
     ) -> Result<Option<KeyScan>, AdminError> {
         match &self.backend {
             StoreBackend::Memory(_) => Ok(None),

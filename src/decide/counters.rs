@@ -18,8 +18,8 @@ use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::StoreContext;
 use crate::store::error::{AdminError, ChargeError};
+use crate::store::key_scan::CounterPath;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
-use crate::store::redis::key::ParsedKey;
 
 /// Upper bound on each call of Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -72,7 +72,7 @@ impl Decider {
         max: usize,
     ) -> Result<CounterListing, AdminError> {
         let RuleRef { rules, domain, rule } = of;
-        let is_of_rule = |path: &ParsedKey| {
+        let is_of_rule = |path: &CounterPath| {
             rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
         };
         let scanned = self.store.scan(&domain.name, max, Instant::now() + TIMEOUT, is_of_rule).await?;
@@ -114,7 +114,7 @@ impl Decider {
     }
 
     /// Paths of a rule's recently created counters, as a scan of Redis would return them.
-    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<ParsedKey> {
+    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<CounterPath> {
         let RuleRef { rules, domain, rule } = of;
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
@@ -126,7 +126,7 @@ impl Decider {
                 found.shared.iter().map(|(index, pattern)| (*index, pattern.to_vec())).collect();
             let shared = patterns.iter().map(|(index, _)| *index).collect();
             patterns.into_iter().for_each(|(index, pattern)| entries[index][1] = pattern);
-            let path = ParsedKey { domain: domain.name.clone().into_bytes(), entries, shared };
+            let path = CounterPath { domain: domain.name.clone().into_bytes(), entries, shared };
             known.insert(path.clone()).then_some(path)
         });
         keys.collect()
@@ -137,7 +137,7 @@ impl Decider {
         &self,
         context: DecisionContext<'_>,
         of: RuleRef<'_>,
-        candidates: &[ParsedKey],
+        candidates: &[CounterPath],
     ) -> Vec<ListedCounters> {
         let descriptors = candidates.iter().map(|path| Descriptor {
             entries: borrowed(&path.entries),
@@ -170,7 +170,7 @@ impl Decider {
     }
 }
 
-fn shared(path: &ParsedKey) -> SmallVec<[(usize, &[u8]); 1]> {
+fn shared(path: &CounterPath) -> SmallVec<[(usize, &[u8]); 1]> {
     path.shared.iter().map(|index| (*index, &*path.entries[*index][1])).collect()
 }
 

@@ -22,7 +22,6 @@ mod identity_hasher;
 mod in_flight;
 mod incrby;
 pub mod key;
-pub mod key_scan;
 mod key_scheme;
 pub mod lease_call;
 pub mod over_limit_cache;
@@ -30,6 +29,7 @@ mod pending;
 mod prepared_call;
 mod probe;
 pub mod replicas;
+mod scan;
 pub mod script;
 mod spans;
 
@@ -53,8 +53,6 @@ use self::eventual::admission::Admission;
 use self::eventual::counters::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
 use self::in_flight::InFlightCalls;
-use self::key::ParsedKey;
-use self::key_scan::{KeyScan, ScanOptions, scan};
 use self::key_scheme::{CounterId, KeyScheme};
 use self::lease_call::reset_command;
 use self::over_limit_cache::OverLimitCache;
@@ -62,12 +60,14 @@ use self::pending::{PendingCharges, PendingKind};
 use self::prepared_call::PreparedCall;
 use self::replicas::Replicas;
 use self::replicas::heartbeat::Heartbeat;
+use self::scan::{ScanOptions, scan};
 use crate::clock::Time;
 use crate::counter::Charge;
 use crate::redis::error::RedisError;
 use crate::settings::redis::RedisSettings;
 use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
+use crate::store::key_scan::{CounterPath, KeyScan};
 use crate::store::outcome::{DecidedBy, StoreOutcome};
 use crate::store::stats::RedisStats;
 
@@ -294,7 +294,7 @@ impl Redis {
         domain: &str,
         max_paths: usize,
         deadline: Instant,
-        filter: impl FnMut(&ParsedKey) -> bool,
+        filter: impl FnMut(&CounterPath) -> bool,
     ) -> Result<KeyScan, RedisError> {
         let nodes = self.deployments.clients().flat_map(|deployment| deployment.nodes()).collect();
         scan(nodes, ScanOptions { prefix: self.keys.prefix(), domain, max_paths, deadline }, filter).await

@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 
 use crate::counter::{Counter, Path};
 use crate::limit::Limit;
+use crate::store::key_scan::CounterPath;
 
 /// Longest path in a key, in bytes, without the prefix and the suffix.
 pub const MAX_PATH_BYTES: usize = 200;
@@ -99,17 +100,6 @@ fn truncate(key: &mut BytesMut, start: usize) {
     }
 }
 
-/// Path of a parsed key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ParsedKey {
-    /// The domain.
-    pub domain: Vec<u8>,
-    /// Key and value of each entry.
-    pub entries: Vec<[Vec<u8>; 2]>,
-    /// Indices of the entries whose value is a pattern that several values share.
-    pub shared: Vec<usize>,
-}
-
 /// Returns the SCAN pattern of a domain's counters.
 pub(super) fn pattern_of(prefix: &str, domain: &str) -> Vec<u8> {
     let mut key = head(prefix);
@@ -127,7 +117,7 @@ pub(super) fn pattern_of(prefix: &str, domain: &str) -> Vec<u8> {
 }
 
 /// Parses the path of a key; `None` if the key has another format or its path is truncated.
-pub fn parse(prefix: &str, key: &[u8]) -> Option<ParsedKey> {
+pub fn parse(prefix: &str, key: &[u8]) -> Option<CounterPath> {
     let path = key.strip_prefix(&*head(prefix))?;
     let end = path.iter().position(|byte| *byte == b'}')?;
     let mut parts = path[..end].split(|byte| *byte == b'|');
@@ -145,7 +135,7 @@ pub fn parse(prefix: &str, key: &[u8]) -> Option<ParsedKey> {
         };
         entries.push([unescape(name)?, unescape(value)?]);
     }
-    Some(ParsedKey { domain, entries, shared })
+    Some(CounterPath { domain, entries, shared })
 }
 
 fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {

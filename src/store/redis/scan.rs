@@ -8,26 +8,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::key::{self, ParsedKey};
+use super::key;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::node::Node;
 use crate::redis::reply::{Reply, bytes};
+use crate::store::key_scan::{CounterPath, KeyScan};
 
 /// Upper bound on the keys that a scan visits.
 const MAX_KEYS: usize = 1_000_000;
 /// Keys that a node visits per SCAN.
 const KEYS_PER_SCAN: usize = 1000;
-
-/// Result of a scan.
-#[derive(Debug, Default)]
-pub struct KeyScan {
-    /// Paths that have counters, each once.
-    pub paths: Vec<ParsedKey>,
-    /// True if all keys were visited.
-    pub complete: bool,
-    /// Number of keys of the domain whose path is truncated.
-    pub truncated: usize,
-}
 
 /// Bounds and subject of a scan.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +44,7 @@ struct ScanPage {
 pub(super) async fn scan(
     nodes: Vec<Arc<Node>>,
     options: ScanOptions<'_>,
-    mut filter: impl FnMut(&ParsedKey) -> bool,
+    mut filter: impl FnMut(&CounterPath) -> bool,
 ) -> Result<KeyScan, RedisError> {
     if nodes.is_empty() {
         return Err(RedisError::Unreachable);
