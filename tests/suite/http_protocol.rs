@@ -37,7 +37,9 @@ fn request_without_exactly_one_host_is_400() {
         let status = |version: &str, headers: &str| {
             status_of(port, &format!("GET {path} HTTP/{version}\r\n{headers}connection: close\r\n\r\n"))
         };
-        assert_eq!(status("1.1", "host: a\r\n"), 200, "{path}");
+        for host in ["a", "a_b.c:8080", "192.0.2.1:80", "[2001:db8::1]:8080"] {
+            assert_eq!(status("1.1", &format!("host: {host}\r\n")), 200, "{path}: {host}");
+        }
         assert_eq!(status("1.1", "host:\r\n"), 200, "{path}: an empty host is valid");
         assert_eq!(status("1.1", ""), 400, "{path}: no host");
         assert_eq!(status("1.1", "host: a\r\nhost: a\r\n"), 400, "{path}: two hosts");
