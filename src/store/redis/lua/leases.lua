@@ -9,8 +9,7 @@
 -- last one stands for all above that.
 -- Variables: lent (hits that may still be admitted, so that a refund leaves them charged).
 -- A return takes effect only if its lease is recorded. A reset deletes the counters, or leaves them with the lent hits.
--- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends, at
--- least 1 s.
+-- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends, at least 1 s.
 
 --: leases
 local purpose, requested, kept_us, record, recorded = 0, 0
