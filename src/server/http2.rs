@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, Request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request};
 use futures_util::FutureExt as _;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Reason, RecvStream};
@@ -225,7 +225,7 @@ async fn respond(
     request: Request<RecvStream>,
     mut sender: SendResponse<ResponseData>,
 ) {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let admitted = match admit(&connection, head.uri.path()) {
         Ok(admitted) => admitted,
         Err(rejection) => {
@@ -234,7 +234,7 @@ async fn respond(
         }
     };
     let mut buffered = BufferedBytes::new(connection);
-    if let Err(limit) = buffered.add(header_bytes(&head.headers)) {
+    if let Err(limit) = buffered.add(shrink_headers(&mut head.headers)) {
         buffered.connection().record_refusal(limit);
         let _sent = send_head(&mut sender, too_many_bytes().into_http::<Body>(), true);
         return;
@@ -288,6 +288,32 @@ async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendRes
     if until_reset(&mut sender, pin!(timeout(MAX_REFUSAL_DELAY, rest))).await.is_some() {
         let _sent = send_head(&mut sender, invalid.response(), true);
     }
+}
+
+/// Removes long values from large headers, so that a call does not hold them; returns the size of the rest.
+///
+/// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit.
+fn shrink_headers(headers: &mut HeaderMap) -> usize {
+    /// Size of headers that are left as they are, in bytes.
+    const SMALL_BYTES: usize = 2048;
+    /// Maximum length of a value that is kept: above that of each header that is read, `tracestate` included.
+    const MAX_KEPT_VALUE_BYTES: usize = 1024;
+
+    let size = header_bytes(headers);
+    if size <= SMALL_BYTES {
+        return size;
+    }
+    let is_kept = |(_, value): &(&HeaderName, &HeaderValue)| value.len() <= MAX_KEPT_VALUE_BYTES;
+    // Copied, because a value can be a part of the frame that it came in.
+    let copy = |(name, value): (&HeaderName, &HeaderValue)| {
+        HeaderValue::from_bytes(value.as_bytes()).ok().map(|value| (name.clone(), value))
+    };
+    let mut kept = HeaderMap::new();
+    for (name, value) in headers.iter().filter(is_kept).filter_map(copy) {
+        kept.append(name, value);
+    }
+    *headers = kept;
+    header_bytes(headers)
 }
 
 /// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.

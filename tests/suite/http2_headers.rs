@@ -209,6 +209,21 @@ fn value_of_any_length_is_not_held() {
     assert!(server.peak_mib() < 100, "{} MiB", server.peak_mib());
 }
 
+#[test]
+fn calls_in_progress_do_not_hold_long_values() {
+    let server = with_rules(RULES)
+        .env("TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES", "64KiB")
+        .env("TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION", "64KiB")
+        .start();
+    let mut frames = Http2Connection::connect(server.grpc_port());
+    for stream in (1..21).step_by(2) {
+        frames.call(stream, &[("tracestate", &"y".repeat(16_000)), ("x", "z")]).unwrap();
+    }
+    for stream in (1..21).step_by(2) {
+        assert_eq!(finish(&mut frames, stream), CallEnd::Decided, "stream {stream}");
+    }
+}
+
 /// String of a header block, without the Huffman code.
 fn string(text: &[u8]) -> Vec<u8> {
     field(0, text).split_off(1)
