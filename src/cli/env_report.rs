@@ -8,7 +8,10 @@ use super::print::{counted, table};
 use crate::report::text::plain;
 use crate::server::startup;
 use crate::settings::report::{self, Disposition, ReportedVariable};
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::{Settings, table};
+use crate::telemetry::metrics::mapper::Mapper;
 
 /// A variable of the environment, as `check --env --json` writes it.
 #[derive(Serialize)]
@@ -41,6 +44,10 @@ pub(super) fn variables() -> Vec<VariableReport> {
     let mut variables: Vec<_> = report::report(std::env::vars_os()).into_iter().map(variable).collect();
     // Without valid settings nothing else can be validated; the start fails by them.
     if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
+        if has_regexes(&settings) {
+            row(&mut variables, PROMETHEUS_MAPPER_YAML.name())
+                .set("differs", "its regular expressions match whole names".to_owned());
+        }
         for unusable in startup::unusable_files(&settings) {
             row(&mut variables, unusable.setting).set("unusable", unusable.what);
         }
@@ -51,6 +58,12 @@ pub(super) fn variables() -> Vec<VariableReport> {
         }
     }
     variables
+}
+
+/// Returns `true` if the mapping file of metrics is valid and has regular expressions.
+fn has_regexes(settings: &Settings) -> bool {
+    let path = settings.metrics.prometheus.as_ref().and_then(|prometheus| prometheus.mapper.as_deref());
+    path.is_some_and(|path| Mapper::read(path).is_ok_and(|mapper| mapper.has_regexes()))
 }
 
 /// The row of a variable; a new one if the variable is not set.
@@ -111,7 +124,7 @@ pub(super) fn text(variables: &[VariableReport]) -> String {
     let any = |condition: fn(&VariableReport) -> bool| variables.iter().any(condition);
     let stop = match (any(|variable| variable.prevents_start), any(|variable| !variable.is_usable())) {
         (true, _) => "; a start would fail",
-        (false, true) => "; it would start, and not be ready or not work in part",
+        (false, true) => "; it would start, but not all of it would work",
         (false, false) => "",
     };
     format!("{page}{}: {}{stop}\n", counted(variables.len() as u64, "variable"), sums.join(", "))

@@ -183,8 +183,9 @@ fn explained(
             format!("it ends at a node without a rate_limit, with {children} nodes below it: no limit applies")
         }
         (TraceEnd::TooLong { beyond }, _, _) => {
+            let entries = if *beyond == 1 { "entry" } else { "entries" };
             format!(
-                "it has {beyond} more entries than the path in the rules, which must match in full: no limit applies"
+                "it has {beyond} more {entries} than the path in the rules, which must match in full: no limit applies"
             )
         }
     };

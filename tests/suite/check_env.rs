@@ -207,3 +207,19 @@ fn agree(directory: &Path, env: &[(&str, &str)], expected: Start) {
         process.kill();
     }
 }
+
+#[test]
+fn mapping_file_differs_only_if_it_has_regular_expressions() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("map.yaml");
+    for (match_type, expected) in [("glob", "honoured"), ("regex", "differs")] {
+        fs::write(&path, format!("mappings: [{{match: a, match_type: {match_type}, name: b}}]\n")).unwrap();
+        let mut check = Command::new(PROGRAM);
+        check.args(["check", "--env", "--format", "json"]).env_clear().env("USE_PROMETHEUS", "true");
+        let output = check.env("PROMETHEUS_MAPPER_YAML", &path).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = report["environment"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["name"] == "PROMETHEUS_MAPPER_YAML").unwrap();
+        assert_eq!(row["disposition"], expected, "{report:#}");
+    }
+}

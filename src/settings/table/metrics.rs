@@ -29,7 +29,7 @@ settings! { "Metrics";
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page";
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
-        .differs(Condition::NotEmpty, "an unreadable or invalid file prevents the start; regular expressions match whole names");
+        .differs(Condition::Never, "an unreadable or invalid file prevents the start; regular expressions match whole names");
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
         "report ratelimit_service_response_time_seconds in milliseconds, despite its name";
     TOLLKEEPER_METRIC_PATH_LABEL: bool = false,

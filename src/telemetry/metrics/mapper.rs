@@ -144,6 +144,11 @@ impl Mapper {
         Ok(Self { mappings, cache: Mutex::default() })
     }
 
+    /// Returns `true` if a mapping is a regular expression.
+    pub fn has_regexes(&self) -> bool {
+        self.mappings.iter().any(|mapping| !mapping.is_glob)
+    }
+
     /// Maps a name; `None` drops the series. A name without a mapping stays, with invalid characters replaced by `_`.
     pub fn map(&self, statsd_name: &str, kind: MetricKind) -> Option<Arc<MappedName>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
