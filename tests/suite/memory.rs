@@ -313,6 +313,64 @@ descriptors:
     assert_eq!(peek.statuses(), [(false, 7)]);
 }
 
+/// A service whose store has no room for a new counter; `prepare` runs before it is filled.
+fn full_service(env: &[(&str, &str)], rules: &str, prepare: impl FnOnce(&TestService)) -> TestService {
+    let mut service = TestService::new(env.iter().copied(), NOW);
+    let fill = "  - {key: fill, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: allow}}";
+    service.load([("rules.yaml", format!("domain: shop\ndescriptors:\n{fill}\n{rules}").as_str())]);
+    service.inner.decider.store = MemoryStore::new(SMALLEST).into();
+    prepare(&service);
+    fill_up(&service, 0);
+    service
+}
+
+/// Charges new keys, numbered from `first` on, until one has no room.
+fn fill_up(service: &TestService, first: u32) {
+    let fill = |value: u32| {
+        service.decide(&TestRequest::new("shop").descriptor(&[("fill", &value.to_string())])).unwrap().text()
+    };
+    (first..first + 20_000).find(|value| fill(*value) == "OK [OK]").unwrap();
+}
+
+#[test]
+fn existing_counter_of_a_list_rejects_if_another_has_no_room() {
+    for policy in ["local", "allow", "error"] {
+        let rules = format!(
+            "  - key: list
+    rate_limit:
+      - {{unit: day, requests_per_unit: 3, on_store_error: {policy}}}
+      - {{unit: hour, requests_per_unit: 1000, on_store_error: {policy}}}"
+        );
+        let list = || TestRequest::new("shop").descriptor(&[("list", "x")]);
+        let service =
+            full_service(&[], &rules, |service| assert!(!service.decide(&list().hits(3)).unwrap().over_limit()));
+        // The counter of the hour expires and gives its room to another; that of the day is at its limit and stays.
+        service.advance_us(3 * 3_600_000_000);
+        service.inner.decider.store.sweep(service.now(), 0, 1);
+        fill_up(&service, 20_000);
+        for _ in 0..5 {
+            let response = service.decide(&list()).map(|response| response.over_limit());
+            assert!(matches!(response, Ok(true)), "{policy}: {response:?}");
+        }
+    }
+}
+
+#[test]
+fn spared_limit_is_charged_if_a_policy_admits_the_request_after_all() {
+    let env = [("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")];
+    let rules = "  - {key: new, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: allow}}
+  - {key: limited, rate_limit: {unit: day, requests_per_unit: 3, on_store_error: deny}}";
+    let limited = || TestRequest::new("shop").descriptor(&[("limited", "x")]);
+    // The counter exists, and is refunded once the store is full.
+    let service =
+        full_service(&env, rules, |service| assert!(!service.decide(&limited().hits(3)).unwrap().over_limit()));
+    service.decide(&limited().refund(3)).unwrap();
+    // The dry run rejects two hits of a new key, but the charge has no room, and its policy admits.
+    let request = |key: u32| limited().descriptor(&[("new", &key.to_string())]).hits(2);
+    let admitted = (0..20).filter(|key| !service.decide(&request(*key)).unwrap().over_limit()).count();
+    assert_eq!(admitted, 3);
+}
+
 #[test]
 fn sweep_drops_expired_counters_and_no_others() {
     // Halfway into a second, where rounding would show.

@@ -4,6 +4,8 @@
 //! slot, so that there are no holes: a sweep is a walk, and a random index is a random counter. Nothing doubles:
 //! entries grow by a chunk at a time, the index by a quarter.
 
+mod without_room;
+
 use smallvec::SmallVec;
 
 use super::entry::{CounterEntry, seconds_down};
@@ -78,7 +80,9 @@ impl MemoryShard {
         let may_add = matches!(charge.request.hits, Hits::Charge(_));
         if let [counter] = &*charge.counters {
             let mut slots = [self.slot(charge.key ^ counter.tag, counter.enforced_limit())];
-            self.make_room(&mut slots, charge.request.hits, now)?;
+            if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
+                return self.reject_without_room(&slots, charge, now).ok_or(full);
+            }
             let mut state = self.take_state(&slots[0]);
             let result = state.charge(counter.limit, now, charge.request);
             if slots[0].index.is_some() || may_add {
@@ -91,7 +95,9 @@ impl MemoryShard {
             .iter()
             .map(|counter| self.slot(charge.key ^ counter.tag, counter.enforced_limit()))
             .collect();
-        self.make_room(&mut slots, charge.request.hits, now)?;
+        if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
+            return self.reject_without_room(&slots, charge, now).ok_or(full);
+        }
         let limits: SmallVec<[EnforcedLimit<'_>; 4]> = slots.iter().map(|slot| slot.enforced_limit).collect();
         let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let results = charge_together(&limits, &mut states, now, charge.request);

@@ -92,8 +92,8 @@ impl OverLimitCache {
         }
     }
 
-    /// Returns the result of each of these charges if all are known to be rejected, with times relative to `now`. `id`
-    /// is the hash of their counters.
+    /// Returns the result of each of these charges if all are equal and known to be rejected, with times relative to
+    /// `now`. `id` is the hash of their counters.
     pub fn find(&self, id: u128, commands: &[ChargeCommand], now: Instant) -> Option<ChargeResults> {
         if self.entries() == 0 {
             return None;
@@ -105,8 +105,8 @@ impl OverLimitCache {
             self.remove_from(&mut shard, id);
             return None;
         }
-        let first = commands.first()?;
-        if commands.iter().any(|command| command != first) {
+        let (first, others) = commands.split_first()?;
+        if others.iter().any(|command| command != first) {
             return None;
         }
         let results = rejection.results(first, now_us)?;
