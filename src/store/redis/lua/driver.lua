@@ -37,11 +37,12 @@ while position < #args do
     times = times - 1
   until times == 0
 end
-local rejected = not admitted and requested > 0 and flags % 2 == 1
+local rejected = record and requested > 0 and not admitted and flags % 2 == 1
 --> record_leases
 if changed then
   --> plan
   --> write
 end
+if not record then return pack('<i8', now) .. before end
 if purpose == 2 then return 1 end
-return pack('<i8', now) .. before .. (record and pack('<i8', lent) or '')
+return pack('<i8', now) .. before .. pack('<i8', lent)

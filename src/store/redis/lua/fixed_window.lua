@@ -34,12 +34,12 @@ end
 admitted = hits < 0 or count + hits <= limit
 
 --: apply
+count, last = count + hits, at
 if hits < 0 then
-  count = max(count + hits, min(count, lent))
-else
-  count = min(count + hits, 9007199254740992)
+  count = max(count, min(count - hits, lent))
+elseif count > 9007199254740992 then
+  count = 9007199254740992
 end
-last = at
 
 --: write
 local ttl_ms = period_ms

@@ -12,7 +12,7 @@
 -- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends, at least 1 s.
 
 --: leases
-local purpose, requested, kept_us, record, recorded = 0, 0
+local purpose, requested, kept_us, record, recorded
 if ARGV[2] then
   local start, known, is_known
   purpose, requested, kept_us, start = unpack('<i8i8i8', ARGV[2])
@@ -51,15 +51,15 @@ if ARGV[2] then
 end
 
 --: record_leases
-if requested > 0 and not rejected then
-  if #record < 256 then
-    record[#record + 1] = pack('<I8I8', now + kept_us, requested)
-  else
-    local ends, hits = unpack('<I8I8', record[256])
-    record[256] = pack('<I8I8', max(ends, now + kept_us), hits + requested)
-  end
-end
 if record then
+  if requested > 0 and not rejected then
+    if #record < 256 then
+      record[#record + 1] = pack('<I8I8', now + kept_us, requested)
+    else
+      local ends, hits = unpack('<I8I8', record[256])
+      record[256] = pack('<I8I8', max(ends, now + kept_us), hits + requested)
+    end
+  end
   local text = table.concat(record)
   if text ~= recorded then
     local ttl_us = 1000000
