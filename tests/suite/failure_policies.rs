@@ -96,6 +96,17 @@ descriptors:
 ";
 
 #[test]
+fn rejection_by_a_share_has_retry_after_if_the_limit_has_room_for_the_hits() {
+    // Of 7 a day, this process has 2.
+    let rules = "descriptors: [{key: local, rate_limit: {unit: day, requests_per_unit: 7, on_store_error: local}}]";
+    let service = test_service(&[], 3, rules);
+    for (hits, retry_after) in [(3, " Retry-After: 43200"), (7, " Retry-After: 43200"), (8, "")] {
+        let expected = format!("OVER [OVER 7/DAY left 0 in 43200 s]{retry_after}");
+        assert_eq!(text(&service, &about(&["local"]).hits(hits)), expected, "{hits} hits");
+    }
+}
+
+#[test]
 fn each_policy_gives_its_response() {
     let denied = "OVER [OVER d: 7/DAY left 0 in 1 s] Retry-After: 1";
     let table: &[(&[&str], &str)] = &[
