@@ -230,6 +230,15 @@ fn settings_are_documented_ones() {
 }
 
 #[test]
+fn replica_without_valid_rules_is_unhealthy_in_each_rendering() {
+    for rendering in RENDERINGS.iter() {
+        let environment = rendering.environment();
+        let mut healthy = environment.iter().filter(|(name, _)| *name == "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED");
+        assert_eq!(healthy.next().map(|(_, value)| value.to_string()), Some("true".to_owned()), "{}", rendering.name);
+    }
+}
+
+#[test]
 fn settings_pass_check_env() {
     for rendering in RENDERINGS.iter() {
         let mut check = Command::new(PROGRAM);
