@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes after which reading pauses.
-const BYTES_PER_TURN: usize = 32 * 1024;
+const BYTES_PER_TURN: usize = 16 * 1024;
 /// Maximum number of SETTINGS and GOAWAY frames of a connection without requests.
 const MAX_ALL_STREAM_FRAMES: u64 = 64;
 /// Number of requests that allow one more of these frames.
@@ -162,7 +162,27 @@ impl FrameScanner {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use futures_util::poll;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
     use super::*;
+
+    #[tokio::test]
+    async fn reading_pauses_until_it_is_resumed() {
+        let (mut client, server) = duplex(4 * BYTES_PER_TURN);
+        client.write_all(&vec![0; 2 * BYTES_PER_TURN + 1]).await.expect("the bytes fit");
+        let (mut frames, state) = InboundFrames::new(server);
+        let mut buffer = vec![0; BYTES_PER_TURN];
+        for _ in 0..2 {
+            frames.read_exact(&mut buffer).await.expect("the bytes are there");
+            assert!(poll!(pin!(frames.read_u8())).is_pending());
+            assert!(state.resume() && !state.resume());
+        }
+        assert!(poll!(pin!(frames.read_u8())).is_ready());
+        assert!(!state.resume());
+    }
 
     #[test]
     fn frames_are_counted_however_the_bytes_are_split() {

@@ -3,8 +3,16 @@
 //! `tests/bench/attacks` measures the same attacks with many connections; the tests here check each bound.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
+use ::tollkeeper::clock::Time;
+use ::tollkeeper::grpc::call_head::CallHead;
+use ::tollkeeper::grpc::rate_limit_method::RateLimitMethod;
+use axum::http::{HeaderMap, HeaderName};
+use bytes::Bytes;
+use http_body_util::Full;
 use prost::Message as _;
+use tokio::task::coop::has_budget_remaining;
 use tonic::Code;
 
 use crate::kit::grpc::{Client, rate_limit_request};
@@ -13,6 +21,7 @@ use crate::kit::http2_frames::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, Http2Connection, PING, PRIORITY, PUSH_PROMISE,
     RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
+use crate::kit::test_service::TestService;
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 use crate::kit::wait_for;
 
@@ -304,4 +313,30 @@ fn bytes_of_headers_are_bounded() {
     assert_eq!(refusals(&server, "buffered_bytes_per_connection"), 6);
     send_call(&mut connection, 101, &request(1));
     assert_eq!(responses(&mut connection, [101]).0, [101]);
+}
+
+#[test]
+fn long_call_makes_its_connection_yield() {
+    let service = TestService::new::<&str>([], Time::from_secs(1_783_512_000));
+    service.load([("shop.yaml", RULES)]);
+    let method = RateLimitMethod::new(Arc::new(service.inner), 4 << 20);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let yields_after = |message: Vec<u8>, is_compressed: bool| {
+        let method = method.clone();
+        let frame = [&[u8::from(is_compressed)], &length_of(&message).to_be_bytes()[..], &message].concat();
+        let call = async move {
+            let encoding = if is_compressed { "gzip" } else { "identity" };
+            let headers = HeaderMap::from_iter([(HeaderName::from_static("grpc-encoding"), encoding.parse().unwrap())]);
+            method.answer(CallHead::of_headers(&headers).unwrap(), Full::new(Bytes::from(frame))).await.ok();
+            !has_budget_remaining()
+        };
+        // Only tasks have a budget.
+        runtime.block_on(runtime.spawn(call)).unwrap()
+    };
+    let long_value = rate_limit_request("shop", &[("user", &"x".repeat(100_000))]).encode_to_vec();
+    assert!(!yields_after(request(1), false));
+    assert!(yields_after(request(1000), false));
+    assert!(yields_after(long_value, false));
+    // The message need not be valid: decompressing it was the work.
+    assert!(yields_after(request(1), true));
 }

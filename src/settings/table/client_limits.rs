@@ -26,7 +26,7 @@ settings! { "Limits on clients";
         .allowed(BUFFERED_BYTES);
     TOLLKEEPER_MAX_BUFFERED_BYTES_PER_ADDRESS: ByteSize = 32 << 20,
         "the same per client address; 0 means no limit" .allowed(BUFFERED_BYTES);
-    TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION: ByteSize = 8 << 20,
+    TOLLKEEPER_MAX_BUFFERED_BYTES_PER_CONNECTION: ByteSize = 16 << 20,
         "the same per connection; 0 means no limit" .allowed(BUFFERED_BYTES);
     TOLLKEEPER_MAX_HEADER_BYTES: ByteSize = 16 << 10,
         "maximum size of the headers of an HTTP request, such as to /json" .allowed(SizeRange::new(8 << 10, 1 << 20));

@@ -85,7 +85,7 @@ fn client_limits_have_defaults_and_zero_disables() {
         requests_per_address: Some(16_384),
         buffered_bytes: Some(128 << 20),
         buffered_bytes_per_address: Some(32 << 20),
-        buffered_bytes_per_connection: Some(8 << 20),
+        buffered_bytes_per_connection: Some(16 << 20),
         head_bytes: 16 << 10,
         head_timeout: seconds(60),
         idle_timeout: Some(seconds(3600)),
