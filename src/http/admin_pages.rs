@@ -88,6 +88,9 @@ pub(super) async fn reset(admin: AuthenticatedAdmin, State(state): State<AppStat
     let Some(loaded) = service.rules.load_full() else { return no_rules() };
     let context = service.context(Some(&loaded), DEFAULT_DEADLINE);
     let request = decode::request(&request);
+    if loaded.rules.domain(request.domain).is_none() {
+        return admin.reject(StatusCode::NOT_FOUND, "domain not found");
+    }
     let result = service.decider.reset_counters(context, &request).await;
     let counters = result.as_ref().map_or(0, |reset| reset.iter().sum::<u64>());
     let descriptors = request.descriptors.iter().map(descriptor_text).collect::<Vec<_>>().join("; ");

@@ -286,13 +286,14 @@ fn audit_lines_carry_their_target_and_path_in_text_and_json() {
             put_level(&server, Some(TOKEN), "debug"),
             put_level(&server, Some(TOKEN), "loud"),
             put_level(&server, None, "debug"),
-            by(TOKEN, http::post(server.debug_port(), "/reset", "{}")),
+            reset(&server, TOKEN, "login", "ann"),
+            by(TOKEN, http::post(server.debug_port(), "/reset", r#"{"domain":"misspelled"}"#)),
             by(TOKEN, http::post(server.debug_port(), "/reset", "nonsense")),
             by(TOKEN, http::get(server.debug_port(), "/counters?domain=shop&rule=gone")),
             by(TOKEN, http::get(server.debug_port(), "/counters")),
         ]
         .map(|response| response.status);
-        assert_eq!(statuses, [200, 400, 401, 200, 400, 404, 400]);
+        assert_eq!(statuses, [200, 400, 401, 200, 404, 400, 404, 400]);
         let log = server.stderr();
         let audit: Vec<_> = log.lines().filter(|line| line.contains("tollkeeper::audit")).collect();
         assert_eq!(audit.len(), statuses.len(), "{log}");
