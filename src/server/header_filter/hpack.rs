@@ -31,11 +31,23 @@ const HUFFMAN_AUTHORITY: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7
 pub(super) struct BlockFilter {
     /// Start of a field that is not complete.
     incomplete: Vec<u8>,
-    /// Bytes of a removed value that are still to come.
-    removing: usize,
+    /// Value of which some bytes are still to come.
+    removal: Option<Removal>,
     /// True once the block proved to be malformed; the rest passes unchanged.
     is_malformed: bool,
 }
+
+/// Removal of a long value, which is replaced once it is complete.
+#[derive(Debug)]
+struct Removal {
+    bytes_left: usize,
+    /// Start of the field, up to the value.
+    name: Vec<u8>,
+    replacement: ZeroDigits,
+}
+
+/// Reference to position 0 of the table, which is an error.
+const INVALID_FIELD: u8 = 0x80;
 
 /// True if [`BlockFilter`] would change this complete block.
 pub(super) fn needs_change(mut block: &[u8]) -> bool {
@@ -52,9 +64,7 @@ pub(super) fn needs_change(mut block: &[u8]) -> bool {
 impl BlockFilter {
     /// Appends the filtered fragment to `output`; `is_last` ends the block.
     pub(super) fn filter(&mut self, fragment: &[u8], is_last: bool, output: &mut Vec<u8>) {
-        let removed = self.removing.min(fragment.len());
-        self.removing -= removed;
-        let fragment = &fragment[removed..];
+        let fragment = self.remove(fragment, output);
         if self.incomplete.is_empty() {
             let filtered = self.filter_fields(fragment, output);
             self.incomplete.extend_from_slice(&fragment[filtered..]);
@@ -68,6 +78,22 @@ impl BlockFilter {
         if is_last || self.is_malformed {
             output.append(&mut self.incomplete);
         }
+        if is_last && self.removal.take().is_some() {
+            output.push(INVALID_FIELD);
+        }
+    }
+
+    /// Removes the rest of a long value, as far as it has come; returns what follows it.
+    fn remove<'f>(&mut self, fragment: &'f [u8], output: &mut Vec<u8>) -> &'f [u8] {
+        let Some(removal) = &mut self.removal else { return fragment };
+        let removed = removal.bytes_left.min(fragment.len());
+        removal.bytes_left -= removed;
+        if removal.bytes_left == 0 {
+            output.extend_from_slice(&removal.name);
+            removal.replacement.put(output);
+            self.removal = None;
+        }
+        &fragment[removed..]
     }
 
     /// Appends the filtered fields of `bytes` to `output`; returns the length of all that are complete.
@@ -81,10 +107,11 @@ impl BlockFilter {
                     at += length;
                 }
                 ParsedField::Changed { name_length, replacement, length } => {
-                    output.extend_from_slice(&rest[..name_length]);
-                    replacement.put(output);
-                    self.removing = length.saturating_sub(rest.len());
-                    at += length.min(rest.len());
+                    let name = rest[..name_length].to_vec();
+                    let value = &rest[name_length..length.min(rest.len())];
+                    self.removal = Some(Removal { bytes_left: length - name_length, name, replacement });
+                    self.remove(value, output);
+                    at += name_length + value.len();
                 }
                 ParsedField::Incomplete => break,
                 ParsedField::Malformed => self.is_malformed = true,
@@ -195,6 +222,7 @@ fn integer(block: &[u8], at: usize, prefix_bits: u32) -> Result<(usize, usize), 
 }
 
 /// String of `count` digits `0`.
+#[derive(Debug)]
 struct ZeroDigits {
     count: usize,
     is_huffman: bool,
