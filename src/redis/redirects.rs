@@ -1,5 +1,6 @@
 //! Redirections of one call through a cluster.
 
+use std::mem::replace;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,6 +19,8 @@ pub(crate) struct Redirects<'d> {
     pub(crate) node: Arc<Node>,
     /// True to send ASKING before the call.
     pub(crate) asking: bool,
+    /// Owner of the slot, while the node is one that an ASK reply named.
+    owner: Option<Arc<Node>>,
     followed: usize,
 }
 
@@ -31,7 +34,14 @@ impl<'d> Redirects<'d> {
         slot: impl FnOnce() -> u16,
         deadline: Instant,
     ) -> Result<Self, RedisError> {
-        Ok(Self { deployment, node: deployment.owner(slot, deadline).await?, asking: false, followed: 0 })
+        Ok(Self { deployment, node: deployment.owner(slot, deadline).await?, asking: false, owner: None, followed: 0 })
+    }
+
+    /// Returns to the owner of the slot after a command that an ASK reply redirected: other keys may still be there.
+    pub(crate) fn end_asking(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            (self.node, self.asking, self.followed) = (owner, false, 0);
+        }
     }
 
     /// Follows a redirection, so that the call can be sent again.
@@ -54,7 +64,9 @@ impl<'d> Redirects<'d> {
         if moved {
             self.deployment.set_slot_owner(slot(), &next);
         }
-        (self.node, self.asking) = (next, !moved);
+        let previous = replace(&mut self.node, next);
+        self.asking = !moved;
+        self.owner = if moved { None } else { Some(self.owner.take().unwrap_or(previous)) };
         self.followed += 1;
         if self.followed > MAX_REDIRECTS { Err(RedisError::SlotDown) } else { Ok(()) }
     }

@@ -11,9 +11,11 @@
 //! into the count less all other reserved hits are subtracted, the others are dropped; then the reservation ends.
 //! Proof: the refunds that are accepted but not subtracted yet are reserved; the last of them to reserve saw a count of
 //! at least their sum. A reservation that never ends, because its connection broke, only drops refunds, until the
-//! window ends.
+//! window ends. Other writers are excluded: without scripts, a `/reset` between reading and subtracting leaves a count
+//! below 0.
 //!
-//! Redirections: work that is done is not repeated at the next node, so nothing is counted twice.
+//! Redirections: work that is done is not repeated at the next node, so nothing is counted twice. While a slot
+//! migrates, each key is at one node or the other, so each step begins at the owner of the slot.
 
 pub(crate) mod refunds;
 pub(crate) mod window_key;
@@ -35,6 +37,7 @@ use crate::clock::Time;
 use crate::limit::algorithm::Algorithm;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::node::Node;
+use crate::redis::redirects::Redirects;
 use crate::redis::reply::{self, Reply};
 use crate::request::Hits;
 
@@ -107,54 +110,59 @@ impl<'a> IncrBatch<'a> {
         }
     }
 
-    /// Does the remaining steps. After a redirection, call it again with the next node.
+    /// Does the remaining steps. After a redirection, call it again with the next node in `target`.
     pub(super) async fn run(
         &mut self,
-        node: &Arc<Node>,
-        asking: bool,
+        target: &mut Redirects<'_>,
         deadline: Instant,
     ) -> Result<ScriptOutcome, ReplyError> {
-        let to = Destination { node, asking, deadline };
-        loop {
-            if self.expire_pending {
-                let seconds = self.window.expire_s().to_string();
-                node.call(&expire(self.window.key(), &seconds), asking, deadline).await?;
-                self.expire_pending = false;
-            }
-            match self.step {
-                Step::Script { reads_reserved } => self.run_script(reads_reserved, to).await?,
-                Step::Charge => self.charge(to).await?,
-                Step::Reserve => {
-                    let reserved =
-                        increment(&self.window.reserved_key(), self.window, self.refunded_hits(), to).await?;
-                    self.step = Step::Select { reserved: reserved.after };
-                }
-                Step::Select { reserved } => {
-                    let count = to.node.call_optional(&[b"GET", self.window.key()], asking, deadline).await?;
-                    let hits = self.select(count_of(&count)?, reserved);
-                    self.step = if hits == 0 { Step::Release } else { Step::Subtract { hits } };
-                }
-                Step::Subtract { hits } => {
-                    let subtracted = increment(self.window.key(), self.window, -hits, to).await?;
-                    self.step = Step::Release;
-                    self.note_expire(subtracted.expire)?;
-                }
-                Step::Release => {
-                    let hits = self.refunded_hits();
-                    match increment(&self.window.reserved_key(), self.window, -hits, to).await {
-                        Err(error @ (ReplyError::Moved(_) | ReplyError::Ask(_))) => return Err(error),
-                        // All hits are counted; a reservation that stays is safe.
-                        Ok(_) | Err(_) => self.step = Step::Done,
-                    }
-                }
-                Step::Done => break,
-            }
+        while self.expire_pending || !matches!(self.step, Step::Done) {
+            self.run_step(Destination { node: &target.node, asking: target.asking, deadline }).await?;
+            target.end_asking();
         }
         Ok(ScriptOutcome {
             results: take(&mut self.results),
             states: SmallVec::from(self.states.clone()),
             now: self.now,
         })
+    }
+
+    async fn run_step(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
+        let Destination { node, asking, deadline } = to;
+        if self.expire_pending {
+            let seconds = self.window.expire_s().to_string();
+            node.call(&expire(self.window.key(), &seconds), asking, deadline).await?;
+            self.expire_pending = false;
+            return Ok(());
+        }
+        match self.step {
+            Step::Script { reads_reserved } => self.run_script(reads_reserved, to).await?,
+            Step::Charge => self.charge(to).await?,
+            Step::Reserve => {
+                let reserved = increment(&self.window.reserved_key(), self.window, self.refunded_hits(), to).await?;
+                self.step = Step::Select { reserved: reserved.after };
+            }
+            Step::Select { reserved } => {
+                let count = to.node.call_optional(&[b"GET", self.window.key()], asking, deadline).await?;
+                let hits = self.select(count_of(&count)?, reserved);
+                self.step = if hits == 0 { Step::Release } else { Step::Subtract { hits } };
+            }
+            Step::Subtract { hits } => {
+                let subtracted = increment(self.window.key(), self.window, -hits, to).await?;
+                self.step = Step::Release;
+                self.note_expire(subtracted.expire)?;
+            }
+            Step::Release => {
+                let hits = self.refunded_hits();
+                match increment(&self.window.reserved_key(), self.window, -hits, to).await {
+                    Err(error @ (ReplyError::Moved(_) | ReplyError::Ask(_))) => return Err(error),
+                    // All hits are counted; a reservation that stays is safe.
+                    Ok(_) | Err(_) => self.step = Step::Done,
+                }
+            }
+            Step::Done => {}
+        }
+        Ok(())
     }
 
     /// Counts all charges and refunds in order, as one atomic step.

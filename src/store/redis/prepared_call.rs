@@ -79,7 +79,7 @@ impl PreparedCall {
             if let Some(span) = &mut span {
                 spans::set_server(span, redirects.node.endpoint());
             }
-            match attempt.run(&redirects, deadline).await {
+            match attempt.run(&mut redirects, deadline).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => redirects.follow(error, slot)?,
             }
@@ -132,9 +132,9 @@ enum Attempt<'a> {
 
 impl Attempt<'_> {
     /// Does the rest of the work at the current node.
-    async fn run(&mut self, target: &Redirects<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
+    async fn run(&mut self, target: &mut Redirects<'_>, deadline: Instant) -> Result<ScriptOutcome, ReplyError> {
         match self {
-            Self::Incrby(batch) => batch.run(&target.node, target.asking, deadline).await,
+            Self::Incrby(batch) => batch.run(target, deadline).await,
             Self::Script { call, commands } => {
                 let mut words = call.words();
                 let reply = match target.node.call(&words, target.asking, deadline).await {

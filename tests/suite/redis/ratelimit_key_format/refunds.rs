@@ -201,3 +201,68 @@ fn dropped_refunds_are_counted_and_no_misconfiguration() {
         assert_eq!(stderr.matches("refunds do without scripts").count(), 1, "{stderr}");
     }
 }
+
+#[test]
+fn refunds_without_scripts_are_exact_during_slot_migration() {
+    const KEY: &str = "domain_other_v_1200";
+    let options = redis::options().user("plain", &format!("{LEAST} +cluster|slots +asking"));
+    let cluster = Cluster::start_with(&options, 0);
+    let nodes = cluster.addresses().join(",");
+    let env = [("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str()), WITHOUT_SCRIPTS];
+    let replicas = [(); 2].map(|()| replica_at("", &env, NOW));
+    let request = about(&[("other", "v")]);
+    for replica in &replicas {
+        wait_for("the map of the cluster", || replica.decide(&about(&[("other", "else")])).ok());
+    }
+    let slot = cluster.slot(KEY);
+    let moving = AtomicBool::new(true);
+    let rounds: u64 = std::thread::scope(|scope| {
+        let racers = replicas.each_ref().map(|replica| {
+            scope.spawn(|| {
+                let mut rounds = 0;
+                while moving.load(Ordering::Acquire) {
+                    for step in [request.clone().hits(1), request.clone().refund(1)] {
+                        replica.decide(&step).expect("Redis decides");
+                    }
+                    rounds += 1;
+                }
+                rounds
+            })
+        });
+        for to in [1, 2, 0].repeat(8) {
+            if cluster.primary_of(slot) != to {
+                cluster.migrate_slot(slot, to);
+            }
+        }
+        moving.store(false, Ordering::Release);
+        racers.into_iter().map(|racer| racer.join().expect("it decides")).sum()
+    });
+    let dropped: u64 = replicas.iter().map(|replica| replica.redis.stats().refunds_dropped).sum();
+    let owner = cluster.node(cluster.primary_of(slot));
+    assert_eq!(owner.query::<u64>(&["GET", KEY]), dropped, "{rounds} rounds");
+    assert_eq!(owner.query::<u64>(&["GET", &format!("{KEY}:refunds{{{KEY}}}")]), 0, "{rounds} rounds");
+}
+
+#[test]
+fn refund_finds_the_count_while_its_reservation_is_redirected() {
+    let options = redis::options().user("plain", &format!("{LEAST} +cluster|slots +asking"));
+    let cluster = Cluster::start_with(&options, 0);
+    let nodes = cluster.addresses().join(",");
+    for user in [WITH_SCRIPTS, WITHOUT_SCRIPTS] {
+        let replica = replica_at("", &[("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str()), user], NOW);
+        let request = about(&[("other", user.1)]);
+        let key = format!("domain_other_{}_1200", user.1);
+        let slot = cluster.slot(&key);
+        wait_for("a charge", || replica.decide(&request.clone().hits(3)).ok());
+        // The count stays here; other keys of the slot are missing, so that they are redirected.
+        let to = (cluster.primary_of(slot) + 1) % 3;
+        let from = cluster.begin_migration(slot, to);
+        replica.decide(&request.clone().refund(1)).expect("Redis decides");
+        assert_eq!(cluster.node(from).query::<u64>(&["GET", &key]), 2, "{user:?}");
+        while cluster.migrate_keys(slot, from, to, 100) > 0 {}
+        cluster.end_migration(slot, from, to);
+        replica.decide(&request.clone().refund(1)).expect("Redis decides");
+        assert_eq!(cluster.node(to).query::<u64>(&["GET", &key]), 1, "{user:?}");
+        assert_eq!(replica.redis.stats().refunds_dropped, 0, "{user:?}");
+    }
+}
