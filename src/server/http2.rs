@@ -290,12 +290,14 @@ async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendRes
     }
 }
 
-/// Removes long values from large headers, so that a call does not hold them; returns the size of the rest.
+/// Removes long values from large headers, so that a call does not hold them; returns the memory that the rest takes.
 ///
 /// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit.
 fn shrink_headers(headers: &mut HeaderMap) -> usize {
     /// Size of headers that are left as they are, in bytes.
     const SMALL_BYTES: usize = 2048;
+    /// Memory of an entry of the map, without name and value, in bytes.
+    const ENTRY_BYTES: usize = 128;
     /// Maximum length of a value that is kept: above that of each header that is read, `tracestate` included.
     const MAX_KEPT_VALUE_BYTES: usize = 1024;
 
@@ -313,7 +315,7 @@ fn shrink_headers(headers: &mut HeaderMap) -> usize {
         kept.append(name, value);
     }
     *headers = kept;
-    header_bytes(headers)
+    header_bytes(headers) + headers.len() * ENTRY_BYTES
 }
 
 /// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.

@@ -224,6 +224,25 @@ fn calls_in_progress_do_not_hold_long_values() {
     }
 }
 
+#[test]
+fn many_short_headers_do_not_take_more_memory_than_their_bound() {
+    let server = with_rules(RULES).start();
+    // References to `accept-charset`, entry 15 of HPACK's static table: 2800 are 129 kB as HTTP/2 counts them, and more
+    // in a map of headers. The bound is 128 KiB a call and 8 MiB a connection.
+    let path = field(0x44, SHOULD_RATE_LIMIT.as_bytes());
+    let block = |count| [&[0x83, 0x86][..], &path, &field(0x5f, b"application/grpc"), &vec![0x8f; count]].concat();
+    let mut connections: Vec<_> = (0..4).map(|_| Http2Connection::connect(server.grpc_port())).collect();
+    for frames in &mut connections {
+        for stream in (1..401).step_by(2) {
+            frames.header_block(stream, &block(2800)).unwrap();
+        }
+        // The response to the last one comes after all others were read.
+        frames.header_block(401, &block(3000)).unwrap();
+        assert_eq!(finish(frames, 401), CallEnd::ErrorStatus);
+    }
+    assert!(server.peak_mib() < 75, "{} MiB", server.peak_mib());
+}
+
 /// String of a header block, without the Huffman code.
 fn string(text: &[u8]) -> Vec<u8> {
     field(0, text).split_off(1)
