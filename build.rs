@@ -13,18 +13,20 @@ use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorSet};
 
 const ROOT: &str = "envoy/service/ratelimit/v3/rls.proto";
+/// Of a control plane: for the client, not for reflection.
+const XDS_ROOTS: [&str; 2] = ["envoy/service/discovery/v3/ads.proto", "ratelimit/config/ratelimit/v3/rls_conf.proto"];
 const ENTRY: [&str; 3] = ["envoy.extensions.common.ratelimit.v3", "RateLimitDescriptor", "Entry"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let set = protox::compile([ROOT], ["proto"])?;
-    let text_set = entry_as_text(set.clone()).ok_or("proto/ has no RateLimitDescriptor.Entry")?;
+    let text_set =
+        entry_as_text(protox::compile([ROOT], ["proto"])?).ok_or("proto/ has no RateLimitDescriptor.Entry")?;
     fs::write(Path::new(&env::var("OUT_DIR")?).join("descriptors.bin"), text_set.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(format!(".{}", ENTRY.join(".")))
         .codec_path("crate::pb::codec::BoundedCodec")
         .include_file("pb.rs")
-        .compile_fds(set)?;
+        .compile_fds(protox::compile([ROOT, XDS_ROOTS[0], XDS_ROOTS[1]], ["proto"])?)?;
     Ok(())
 }
 

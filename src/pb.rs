@@ -1,11 +1,19 @@
-//! Protobuf messages and service of Envoy's rate limit API, generated from `proto/`, each under one flat path.
+//! Protobuf messages and services of Envoy's rate limit and discovery APIs, generated from `proto/`, each under one
+//! path.
 //!
 //! `Entry.key` and `Entry.value` are `Bytes`: slices of the received message, UTF-8 or not. Well-known wrappers are
 //! `Option`s, so that a number that was not sent differs from 0. Nothing here interprets a message; `grpc` does.
 
 pub mod codec;
 
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::too_many_lines,
+    reason = "generated"
+)]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/pb.rs"));
 }
@@ -17,6 +25,18 @@ pub use generated::envoy::service::ratelimit::v3::{
     RateLimitRequest, RateLimitResponse, rate_limit_response, rate_limit_service_client, rate_limit_service_server,
 };
 pub use generated::envoy::r#type::v3::RateLimitUnit;
+
+/// Messages and service of a control plane that sends rules.
+pub mod xds {
+    pub use super::generated::envoy::config::core::v3::Node;
+    pub use super::generated::envoy::service::discovery::v3::{
+        DiscoveryRequest, DiscoveryResponse, aggregated_discovery_service_client, aggregated_discovery_service_server,
+    };
+    pub use super::generated::google::rpc::Status;
+    pub use super::generated::ratelimit::config::ratelimit::v3::{
+        RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
+    };
+}
 
 /// Path of the service's only method in HTTP/2 requests.
 pub const METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
