@@ -25,6 +25,8 @@ pub struct Health {
 pub struct HealthRequirements {
     /// The loaded rules must have at least one domain.
     pub domain: bool,
+    /// Rules must be loaded, even if they have no domain.
+    pub rules: bool,
     /// The store must be reachable.
     pub store: bool,
 }
@@ -39,8 +41,9 @@ impl Health {
     pub fn is_healthy(&self) -> bool {
         let has_domain = || self.rules.load().as_ref().is_some_and(|loaded| loaded.rules.domain_count() > 0);
         let lacks_domain = self.requirements.domain && !has_domain();
+        let lacks_rules = self.requirements.rules && self.rules.load().is_none();
         let lacks_store = self.requirements.store && self.store.is_lost();
-        !(self.is_draining.load(Ordering::Relaxed) || lacks_domain || lacks_store)
+        !(self.is_draining.load(Ordering::Relaxed) || lacks_domain || lacks_rules || lacks_store)
     }
 
     /// True if the process can decide requests as its rules demand.

@@ -27,16 +27,19 @@ type NodeId = u32;
 pub struct SourceLocation {
     /// Name of the file in messages.
     pub file: Arc<str>,
-    /// Line, from 1.
+    /// Line, from 1; 0 if the rules were not text.
     pub line: u32,
-    /// Column in characters, from 1.
+    /// Column in characters, from 1; 0 if the rules were not text.
     pub column: u32,
 }
 
-/// Writes `file:line:column`.
+/// Writes `file:line:column`, or the name alone if there is no line.
 impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+        match self.line {
+            0 => f.write_str(&self.file),
+            line => write!(f, "{}:{line}:{}", self.file, self.column),
+        }
     }
 }
 

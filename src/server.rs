@@ -143,6 +143,7 @@ async fn serve_until_stopped(
 fn health(settings: &Settings, rules: &Arc<LiveRules>, store: &Arc<StoreHealth>) -> Arc<Health> {
     let requirements = HealthRequirements {
         domain: settings.rules.healthy_with_at_least_one_config,
+        rules: settings.rules.healthy_with_rules_only,
         store: matches!(&settings.store, StoreSettings::Redis(redis) if redis.health_needs_connection),
     };
     Arc::new(Health::new(Arc::clone(rules), Arc::clone(store), requirements))
@@ -165,7 +166,13 @@ fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> R
     };
     let updates = RuleUpdates::start(reloader, source)
         .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
-    if service.rules.load().is_none() {
+    if service.rules.load().is_some() {
+        return Ok(updates);
+    }
+    if let Some(xds) = &settings.xds {
+        let (server, node_id) = (xds.server(), &xds.node_id);
+        tracing::warn!(server, node_id, "waiting for rules over xDS: every request gets an error until they are there");
+    } else {
         tracing::error!("no rules are loaded: every request gets an error until the rules are valid");
     }
     Ok(updates)

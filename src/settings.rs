@@ -23,6 +23,7 @@ pub mod listeners;
 pub mod client_limits;
 pub mod grpc;
 pub mod rules;
+pub mod xds;
 pub mod decisions;
 mod url;
 pub mod redis;
@@ -49,6 +50,7 @@ use store::{MemorySettings, StoreSettings};
 use table::process::TOLLKEEPER_WORKER_THREADS;
 use tracing::TracingSettings;
 use values::{EnvironmentFindings, Values};
+use xds::XdsSettings;
 
 /// All settings, by concern.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +65,8 @@ pub struct Settings {
     pub grpc: GrpcSettings,
     /// Location of the rules, and their defaults.
     pub rules: RuleSettings,
+    /// Control plane that sends the rules; `None` means that they are files.
+    pub xds: Option<XdsSettings>,
     /// Modes that override the rules, and the contents of responses.
     pub decisions: DecisionSettings,
     /// Store of the counters.
@@ -100,6 +104,7 @@ impl Settings {
             admin: AdminToken::read(&mut values),
             grpc: GrpcSettings::read(&values),
             rules: RuleSettings::read(&values),
+            xds: XdsSettings::read(&mut values),
             decisions: DecisionSettings::read(&mut values),
             store: StoreSettings::read(&mut values, environment.selects_redis()),
             memory: MemorySettings::read(&values),

@@ -10,6 +10,7 @@ use super::print::print_error;
 use crate::config::files::RuleLocation;
 use crate::config::files::watch::WatchTiming;
 use crate::config::source::{FilesConfig, SourceConfig};
+use crate::config::xds::XdsConfig;
 use crate::config::yaml::Documents;
 use crate::report::text::plain;
 use crate::server;
@@ -26,7 +27,7 @@ pub(super) struct Args {
 }
 
 const HELP: &str = "\
-Rules are read from --config, or else from files below RUNTIME_ROOT, and reloaded when they change or on SIGHUP. A set \
+Rules are read from --config, or else from files below RUNTIME_ROOT or a control plane (CONFIG_TYPE), and reloaded when they change or on SIGHUP. A set \
 with errors is rejected as a whole, and the last valid one stays in use. SIGTERM and SIGINT drain and then stop the \
 service; a second signal stops it at once.
 
@@ -109,7 +110,7 @@ pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
     run(&args)
 }
 
-/// Locates the rules: `--config`, or else the RUNTIME_ variables.
+/// Locates the rules: `--config`, or else the control plane or the RUNTIME_ variables.
 fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
     let rules = &settings.rules;
     let timing = WatchTiming {
@@ -117,6 +118,9 @@ fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
         poll_interval: rules.poll_interval.unwrap_or(Duration::MAX),
         events: true,
     };
+    if let Some(xds) = settings.xds.as_ref().filter(|_| args.config.is_empty()) {
+        return SourceConfig::Xds(XdsConfig::new(xds.clone()));
+    }
     if args.config.is_empty() {
         let location = RuleLocation::Runtime {
             root: rules.root.clone(),
@@ -126,6 +130,9 @@ fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
             watch_root: rules.watch_root,
         };
         return SourceConfig::Files(FilesConfig { location, documents: Documents::FirstOnly, timing });
+    }
+    if settings.xds.is_some() {
+        tracing::warn!("--config is given, so CONFIG_TYPE=GRPC_XDS_SOTW has no effect");
     }
     if std::env::vars_os().any(|(name, _)| name.as_encoded_bytes().starts_with(b"RUNTIME_")) {
         tracing::warn!("--config is given, so the RUNTIME_ variables have no effect");

@@ -50,20 +50,19 @@ pub struct Compiled {
 /// # Errors
 /// Every problem of every text, if at least one is an error.
 pub fn compile(texts: &[RuleText], options: &CompileOptions) -> Result<Compiled, Diagnostics> {
-    let mut compiler =
-        Compiler { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() };
+    let mut compiler = Compiler::new(options);
     let documents: Vec<_> = texts.iter().flat_map(|text| compiler.read(text)).collect();
-    let declared: Vec<_> = documents.into_iter().map(|document| compiler.declare(document)).collect();
-    for document in declared {
-        compiler.add_descriptors(document);
-    }
     let files: Vec<_> = texts.iter().map(|text| Arc::clone(&text.name)).collect();
-    compiler.found.sort(&files);
-    if compiler.found.has_errors() {
-        return Err(compiler.found);
-    }
-    let domains = compiler.domains.into_iter().map(|builder| builder.domain).collect();
-    Ok(Compiled { domains, warnings: compiler.found })
+    compiler.compile(documents, &files)
+}
+
+/// Compiles rules that were not written as text, in the order given.
+///
+/// # Errors
+/// Every problem of every document, if at least one is an error.
+pub fn compile_documents(documents: Vec<NamedDocument>, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+    let files: Vec<_> = documents.iter().map(|document| Arc::clone(&document.file)).collect();
+    Compiler::new(options).compile(documents, &files)
 }
 
 struct Compiler<'o> {
@@ -73,10 +72,13 @@ struct Compiler<'o> {
     by_name: HashMap<String, usize>,
 }
 
-/// A document with the name of its file.
-struct NamedDocument {
-    file: Arc<str>,
-    document: Document,
+/// A document with the name of its file or resource.
+#[derive(Clone, Debug)]
+pub struct NamedDocument {
+    /// Name in messages.
+    pub file: Arc<str>,
+    /// The document.
+    pub document: Document,
 }
 
 /// Descriptors of a document, with the index of their domain.
@@ -105,7 +107,25 @@ struct LocatedDefaults {
 /// Index of each descriptor of one level, by composite key.
 type Siblings = HashMap<String, usize>;
 
-impl Compiler<'_> {
+impl<'o> Compiler<'o> {
+    fn new(options: &'o CompileOptions) -> Self {
+        Self { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() }
+    }
+
+    /// Compiles the documents of `files`.
+    fn compile(mut self, documents: Vec<NamedDocument>, files: &[Arc<str>]) -> Result<Compiled, Diagnostics> {
+        let declared: Vec<_> = documents.into_iter().map(|document| self.declare(document)).collect();
+        for document in declared {
+            self.add_descriptors(document);
+        }
+        self.found.sort(files);
+        if self.found.has_errors() {
+            return Err(self.found);
+        }
+        let domains = self.domains.into_iter().map(|builder| builder.domain).collect();
+        Ok(Compiled { domains, warnings: self.found })
+    }
+
     /// Reads the documents of a text.
     fn read(&mut self, source: &RuleText) -> Vec<NamedDocument> {
         let file = &source.name;

@@ -35,9 +35,9 @@ pub struct Diagnostic {
     /// Name of the file as it was given.
     #[serde(serialize_with = "as_text")]
     pub file: Arc<str>,
-    /// Line, from 1.
+    /// Line, from 1; 0 if the rules were not text.
     pub line: u32,
-    /// Column in characters, from 1.
+    /// Column in characters, from 1; 0 if the rules were not text.
     pub column: u32,
     /// Path in the document, such as `descriptors[2].rate_limit.unit`; empty for the document itself.
     pub path: String,
@@ -53,10 +53,16 @@ fn as_text<S: Serializer>(name: &Arc<str>, serializer: S) -> Result<S::Ok, S::Er
 }
 
 /// Writes `file:line:column: message, hint`; a warning says so before its message.
+///
+/// Without a position, as in rules that were not text, it writes `name: message (path), hint`.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let warning = if self.severity == Severity::Warning { "warning: " } else { "" };
-        write!(f, "{}:{}:{}: {warning}{}", self.file, self.line, self.column, self.message)?;
+        match (self.line, self.path.as_str()) {
+            (0, "") => write!(f, "{}: {warning}{}", self.file, self.message)?,
+            (0, path) => write!(f, "{}: {warning}{} ({path})", self.file, self.message)?,
+            (line, _) => write!(f, "{}:{line}:{}: {warning}{}", self.file, self.column, self.message)?,
+        }
         match &self.hint {
             Some(hint) => write!(f, ", {hint}"),
             None => Ok(()),

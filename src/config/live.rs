@@ -3,13 +3,14 @@
 //! A reload replaces all rules or none. A decision loads the rules once and keeps them until it is made, so no decision
 //! sees half a change. Loading them takes no lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwapOption, Guard};
 use serde::Serialize;
 
+use super::xds::status::{StreamReport, StreamStatus};
 use crate::clock::Time;
 use crate::rule::set::RuleSet;
 
@@ -18,6 +19,7 @@ use crate::rule::set::RuleSet;
 pub struct LiveRules {
     current: ArcSwapOption<LoadedRules>,
     attempt: Mutex<LoadAttempt>,
+    stream: OnceLock<Arc<StreamStatus>>,
 }
 
 /// A set of rules that was loaded.
@@ -72,9 +74,27 @@ pub struct LoadStatus {
     pub last_error: Option<String>,
     /// Number of failed attempts since the start.
     pub refused: u64,
+    /// Stream from the control plane; absent if rules come from files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xds: Option<StreamReport>,
 }
 
 impl LiveRules {
+    /// Sets the state of the stream that rules come from, once.
+    pub fn set_stream_status(&self, status: Arc<StreamStatus>) {
+        // A process has one source of rules.
+        let _ = self.stream.set(status);
+    }
+
+    /// Returns the version at the source; `None` if it has no versions.
+    ///
+    /// A control plane may give the same rules a new version.
+    pub fn source_version(&self) -> Option<Arc<str>> {
+        let accepted = self.stream.get().and_then(|stream| stream.report().version);
+        let loaded = || self.current.load().as_ref().and_then(|loaded| loaded.from.version.clone());
+        accepted.map(Arc::from).or_else(loaded)
+    }
+
     /// Returns the loaded rules, if any.
     pub fn load(&self) -> Guard<Option<Arc<LoadedRules>>> {
         self.current.load()
@@ -114,12 +134,13 @@ impl LiveRules {
             version: loaded.map_or(0, |loaded| loaded.version),
             loaded_at: loaded.map(|loaded| loaded.loaded_at.to_string()),
             sources: from.names,
-            source_version: from.version,
+            source_version: self.source_version(),
             domains: loaded.map_or(0, |loaded| loaded.rules.domain_count()),
             rules: loaded.map_or(0, |loaded| loaded.rules.rule_count()),
             last_attempt_at: attempt.at.map(|at| at.to_string()),
             last_error: attempt.error,
             refused: attempt.refused,
+            xds: self.stream.get().map(|stream| stream.report()),
         }
     }
 

@@ -7,10 +7,15 @@
 use std::io;
 use std::sync::Arc;
 
-use super::compile::RuleText;
+use super::compile::options::CompileOptions;
+use super::compile::{Compiled, NamedDocument, RuleText, compile, compile_documents};
+use super::diagnostic::Diagnostics;
 use super::files::read::read;
 use super::files::watch::{Changes, WatchReloader, WatchTiming, Watcher};
-use super::files::{ReadResult, RuleLocation};
+use super::files::{ReadResult, RuleFile, RuleLocation};
+use super::xds::client::ReceivedResources;
+use super::xds::status::StreamStatus;
+use super::xds::{XdsConfig, XdsSource};
 use super::yaml::Documents;
 
 /// Configuration of a rule source.
@@ -18,6 +23,8 @@ use super::yaml::Documents;
 pub enum SourceConfig {
     /// Rule files on disk.
     Files(FilesConfig),
+    /// A control plane.
+    Xds(XdsConfig),
 }
 
 /// Configuration of rule files as a source.
@@ -34,14 +41,52 @@ pub struct FilesConfig {
 /// A complete set of rules as a source delivers it, not compiled yet.
 #[derive(Clone, Debug)]
 pub struct RuleSnapshot {
-    /// Rule texts, in the order in which they are compiled.
-    pub texts: Vec<RuleText>,
+    /// Rules, in the order in which they are compiled.
+    pub rules: SourceRules,
     /// Version that the source gives the set; `None` if it has no versions.
     pub version: Option<Arc<str>>,
     /// Warnings of the source, not of the compiler.
     pub warnings: Vec<String>,
     /// Rejects a set without texts while rules are loaded, instead of lifting every limit.
     pub keep_rules_if_empty: bool,
+}
+
+/// Rules as a source has them.
+#[derive(Clone, Debug)]
+pub enum SourceRules {
+    /// Texts.
+    Texts(Vec<RuleText>),
+    /// Documents that were not text.
+    Documents(Vec<NamedDocument>),
+}
+
+impl SourceRules {
+    /// Returns `true` if there are none.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Texts(texts) => texts.is_empty(),
+            Self::Documents(documents) => documents.is_empty(),
+        }
+    }
+
+    /// Names of the texts or documents.
+    pub fn names(&self) -> Vec<Arc<str>> {
+        match self {
+            Self::Texts(texts) => texts.iter().map(|text| Arc::clone(&text.name)).collect(),
+            Self::Documents(documents) => documents.iter().map(|document| Arc::clone(&document.file)).collect(),
+        }
+    }
+
+    /// Compiles them.
+    ///
+    /// # Errors
+    /// Every problem, if at least one is an error.
+    pub fn compile(self, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
+        match self {
+            Self::Texts(texts) => compile(&texts, options),
+            Self::Documents(documents) => compile_documents(documents, options),
+        }
+    }
 }
 
 /// A new set of rules, or the reasons why the source cannot deliver it.
@@ -52,12 +97,14 @@ pub type RuleUpdate = Result<RuleSnapshot, Vec<String>>;
 pub enum RuleSource {
     /// Rule files on disk.
     Files(FileSource),
+    /// A control plane.
+    Xds(XdsSource),
 }
 
 impl RuleSource {
     /// Starts a source. Returns it with the update that is available at once, if any.
     ///
-    /// Blocks on disk I/O.
+    /// Blocks on disk I/O. A control plane requires a runtime.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -67,6 +114,7 @@ impl RuleSource {
                 let (source, first) = FileSource::start(files)?;
                 Ok((Self::Files(source), Some(first)))
             }
+            SourceConfig::Xds(xds) => Ok((Self::Xds(XdsSource::start(xds)), None)),
         }
     }
 
@@ -74,14 +122,24 @@ impl RuleSource {
     pub async fn next(&mut self) -> Option<RuleUpdate> {
         match self {
             Self::Files(files) => files.next().await,
+            Self::Xds(xds) => xds.next().await.map(xds_update),
         }
     }
 
     /// Reports the result of the last update to the source: applied, or rejected with this message.
-    pub fn acknowledge(&mut self, _result: &Result<(), String>) {
+    pub fn acknowledge(&mut self, result: &Result<(), String>) {
         match self {
             // Files need no answer.
             Self::Files(_) => {}
+            Self::Xds(xds) => xds.acknowledge(result),
+        }
+    }
+
+    /// State of the stream from a control plane; `None` for other sources.
+    pub const fn stream_status(&self) -> Option<&Arc<StreamStatus>> {
+        match self {
+            Self::Files(_) => None,
+            Self::Xds(xds) => Some(xds.status()),
         }
     }
 
@@ -89,6 +147,7 @@ impl RuleSource {
     pub fn reloader(&self) -> SourceReloader {
         match self {
             Self::Files(files) => SourceReloader::Files(files.watcher.reloader()),
+            Self::Xds(_) => SourceReloader::Pushed,
         }
     }
 }
@@ -98,6 +157,8 @@ impl RuleSource {
 pub enum SourceReloader {
     /// Reads the files.
     Files(WatchReloader),
+    /// Does nothing, because the source sends each change by itself.
+    Pushed,
 }
 
 impl SourceReloader {
@@ -105,6 +166,7 @@ impl SourceReloader {
     pub fn reload(&self) {
         match self {
             Self::Files(files) => files.reload(),
+            Self::Pushed => tracing::warn!("rules come over xDS: there is nothing to reload"),
         }
     }
 }
@@ -133,12 +195,29 @@ impl FileSource {
 
 /// Converts files that were read.
 fn update(result: ReadResult, documents: Documents) -> RuleUpdate {
+    let text = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
     let set = result.map_err(|failure| failure.errors.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     Ok(RuleSnapshot {
-        texts: set.files.into_iter().map(|file| RuleText { name: file.name, bytes: file.bytes, documents }).collect(),
+        rules: SourceRules::Texts(set.files.into_iter().map(text).collect()),
         version: None,
         warnings: set.warnings.iter().map(ToString::to_string).collect(),
         // A missing volume is more likely than the wish to lift every limit.
         keep_rules_if_empty: true,
+    })
+}
+
+/// Converts resources of a control plane.
+fn xds_update(ReceivedResources { version, documents }: ReceivedResources) -> RuleUpdate {
+    let documents = documents?;
+    let mut warnings = Vec::new();
+    if documents.is_empty() {
+        warnings.push(format!("version '{version}' of the control plane has no rules: no request is limited"));
+    }
+    Ok(RuleSnapshot {
+        rules: SourceRules::Documents(documents),
+        version: Some(version.into()),
+        warnings,
+        // A control plane says so when the last policy is deleted.
+        keep_rules_if_empty: false,
     })
 }

@@ -1,12 +1,15 @@
 //! Pages about the process: health, loaded rules and the store.
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 
 use super::app_state::AppState;
 use super::response::{error, internal_error, pretty_json, text};
 use crate::rule::render;
+
+/// Header of `/rlconfig`: version of the rules at their source.
+const RULES_VERSION: HeaderName = HeaderName::from_static("x-tollkeeper-rules-version");
 
 /// `/healthcheck`: 200 if the process accepts traffic.
 pub(super) async fn health(State(state): State<AppState>) -> Response {
@@ -28,7 +31,12 @@ pub(super) async fn ready(State(state): State<AppState>) -> Response {
 pub(super) async fn rlconfig(State(state): State<AppState>) -> Response {
     let loaded = state.collector.service.rules.load();
     let lines = loaded.as_ref().map(|loaded| render::rlconfig_lines(&loaded.rules)).unwrap_or_default();
-    text(StatusCode::OK, lines.into_iter().fold(String::new(), |page, line| page + &line + "\n"))
+    let mut page = text(StatusCode::OK, lines.into_iter().fold(String::new(), |page, line| page + &line + "\n"));
+    let version = state.collector.service.rules.source_version();
+    if let Some(version) = version.and_then(|version| HeaderValue::from_str(&version).ok()) {
+        page.headers_mut().insert(RULES_VERSION, version);
+    }
+    page
 }
 
 /// `/rlconfig/status`: version and files of the loaded rules, and the last error.

@@ -1,6 +1,7 @@
 //! Metrics of the loaded rules and of reloads.
 
 use crate::config::live::LiveRules;
+use crate::config::xds::status::StreamState;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the loaded rules and of reloads.
@@ -22,6 +23,18 @@ pub(super) fn collect(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     emit(Family::gauge("tollkeeper_config_last_load_successful", help, is_successful));
     emit(Family::gauge("tollkeeper_domains", "Number of loaded domains.", status.domains));
     emit(Family::gauge("tollkeeper_rules", "Number of loaded rules.", status.rules));
+    if let Some(xds) = &status.xds {
+        let help = "1 if the stream from the control plane is open and was answered.";
+        emit(Family::gauge("tollkeeper_xds_stream_up", help, u8::from(xds.stream == StreamState::Up)));
+        let count = |name, help, count| {
+            Family::new(name, MetricKind::Counter, help).with(Series::new(MetricValue::Counter(count)))
+        };
+        emit(count("tollkeeper_xds_streams_total", "Total number of streams to the control plane.", xds.streams));
+        let help = "Total number of responses of the control plane that were accepted.";
+        emit(count("tollkeeper_xds_accepted_total", help, xds.accepted));
+        let help = "Total number of refusals sent to the control plane, repeated ones included.";
+        emit(count("tollkeeper_xds_refused_total", help, xds.refused));
+    }
     if let Some(loaded) = rules.load().as_ref() {
         let seconds = loaded.loaded_at.as_micros() / 1_000_000;
         let help = "Time when the rules were loaded, in seconds since the Unix epoch.";

@@ -10,7 +10,6 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::config::compile::compile;
 use crate::config::compile::options::CompileOptions;
 use crate::config::live::{LiveRules, LoadedFrom};
 use crate::config::source::{RuleSource, RuleUpdate, SourceConfig, SourceReloader};
@@ -45,6 +44,9 @@ impl RuleUpdates {
     /// The source cannot be started.
     pub(super) fn start(reloader: Reloader, config: SourceConfig) -> io::Result<Self> {
         let (mut source, first) = RuleSource::start(config)?;
+        if let Some(status) = source.stream_status() {
+            reloader.rules.set_stream_status(Arc::clone(status));
+        }
         if let Some(update) = first {
             source.acknowledge(&reloader.apply(update));
         }
@@ -90,11 +92,12 @@ impl Reloader {
             Ok(snapshot) => snapshot,
             Err(errors) => return self.reject(&errors),
         };
-        if snapshot.texts.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
+        if snapshot.rules.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
             return self.reject(&snapshot.warnings);
         }
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let compiled = match compile(&snapshot.texts, &self.options) {
+        let names = snapshot.rules.names();
+        let compiled = match snapshot.rules.compile(&self.options) {
             Ok(compiled) => compiled,
             Err(problems) => {
                 return self.reject(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
@@ -103,7 +106,6 @@ impl Reloader {
         for warning in compiled.warnings.warnings().iter().take(MAX_LOGGED) {
             tracing::warn!("{warning}");
         }
-        let names = snapshot.texts.into_iter().map(|text| text.name).collect();
         let from = LoadedFrom { names, version: snapshot.version };
         let rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
         let version = self.rules.replace(rules, from, self.clock.now());

@@ -10,6 +10,7 @@ use super::addresses;
 use super::error::StartupError;
 use super::listeners::AllGuards;
 use super::tracing_setup;
+use crate::config::xds;
 use crate::http::admin_token;
 use crate::http::app_state::Exposition;
 use crate::redis::connect_options;
@@ -64,6 +65,7 @@ pub fn unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     };
     let deployments = redis.into_iter().flat_map(|redis| [Some(&redis.main), redis.per_second.as_ref()]).flatten();
     let mut unusable: Vec<_> = deployments.flat_map(connect_options::unusable_files).collect();
+    unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::unusable_file));
     // Both deployments have the same certificates.
     unusable.dedup();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::choices::RuleSourceKind;
 use super::table::redis::TOLLKEEPER_MAX_REPLICAS;
 use super::table::responses::TOLLKEEPER_ON_STORE_ERROR;
 use super::table::rules::*;
@@ -26,6 +27,8 @@ pub struct RuleSettings {
     pub merge_domains: bool,
     /// `true` if health needs a loaded domain.
     pub healthy_with_at_least_one_config: bool,
+    /// `true` if health needs loaded rules, even without a domain.
+    pub healthy_with_rules_only: bool,
     /// Interval of comparing file contents; `None` means never.
     pub poll_interval: Option<Duration>,
     /// Time without a further change after which changed files are read.
@@ -46,6 +49,8 @@ impl RuleSettings {
             watch_root: values.get(&RUNTIME_WATCH_ROOT),
             merge_domains: values.get(&MERGE_DOMAIN_CONFIG),
             healthy_with_at_least_one_config: values.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED),
+            healthy_with_rules_only: values.get(&CONFIG_TYPE) == RuleSourceKind::Xds
+                && !values.get(&FORCE_START_WITHOUT_INITIAL_CONFIG),
             poll_interval: values.nonzero(&TOLLKEEPER_POLL_INTERVAL),
             reload_debounce: values.get(&TOLLKEEPER_RELOAD_DEBOUNCE),
             on_store_error: values.get(&TOLLKEEPER_ON_STORE_ERROR),

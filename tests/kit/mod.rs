@@ -23,6 +23,7 @@ pub(crate) mod statsd;
 pub(crate) mod tcp_proxy;
 pub(crate) mod test_service;
 pub(crate) mod tollkeeper;
+pub(crate) mod xds_server;
 
 use std::fs;
 use std::path::{Path, PathBuf};

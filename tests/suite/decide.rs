@@ -721,7 +721,7 @@ fn limits_whose_dotted_names_are_equal_have_their_own_statistics() {
 
     // On the page for Prometheus no series occurs twice: those of equal labels are added up.
     let TestService { inner, .. } = service;
-    let needs = HealthRequirements { domain: false, store: false };
+    let needs = HealthRequirements::default();
     let health = Arc::new(Health::new(Arc::clone(&inner.rules), Arc::default(), needs));
     let collector = MetricsCollector { service: Arc::new(inner), health, listeners: Arc::default(), path_label: false };
     let mut decisions = Vec::new();

@@ -376,7 +376,7 @@ fn health_follows_the_store_as_configured() {
     for (rules, needs_store, expected) in table {
         let service = Arc::new(test_service(&[], 1, rules).inner);
         let store = Arc::new(StoreHealth::default());
-        let needs = HealthRequirements { domain: false, store: needs_store };
+        let needs = HealthRequirements { domain: false, rules: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
         let site = AppState {
             collector: MetricsCollector { service, health, listeners: Arc::default(), path_label: false },
@@ -405,7 +405,7 @@ fn health_watch_reports_store_loss_and_recovery() {
     runtime().block_on(async {
         let rules = Arc::clone(&test_service(&[], 1, RULES).inner.rules);
         let store = Arc::new(StoreHealth::default());
-        let needs = HealthRequirements { domain: false, store: true };
+        let needs = HealthRequirements { domain: false, rules: false, store: true };
         let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default());
         tokio::spawn(health.clone().follow_store());
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

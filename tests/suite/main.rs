@@ -46,3 +46,4 @@ mod traces;
 mod vectors;
 mod watch;
 mod wire;
+mod xds;

@@ -76,10 +76,10 @@ const PEER: &[(&str, &str)] = &[
     ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", ""),
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", ""),
     ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", ""),
-    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s"),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "600ms"),
     // Written 60s in envoyproxy/ratelimit.
-    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "1m"),
-    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5"),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "3s"),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.66"),
     ("XDS_CLIENT_BACKOFF_JITTER", "true"),
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "0"),
     ("USE_DOG_STATSD", "false"),
@@ -493,12 +493,6 @@ fn unimplemented_setting_that_changes_verdicts_stops_the_start() {
             "memcache",
             "counters in memcache leak under load and are not supported; give redis, or unset it to count in this process",
         ),
-        (
-            "CONFIG_TYPE",
-            "GRPC_XDS_SOTW",
-            "GRPC_XDS_SOTW",
-            "this release does not support rules over xDS; unset it and give the rules as files, by --config or RUNTIME_ROOT",
-        ),
     ] {
         assert_eq!(problems(&[(name, value)]), [format!("{name}={shown}: {rest}")]);
     }
@@ -709,26 +703,78 @@ const ENVOY_GATEWAY: Vars<'static> = &[
 ];
 
 #[test]
-fn envoy_gateway_environment_is_accepted_and_gaps_are_named() {
-    let lines = problems(ENVOY_GATEWAY);
-    let names: Vec<&str> = lines.iter().map(|line| line.split('=').next().unwrap()).collect();
-    let missing = ["CONFIG_TYPE"];
-    assert_eq!(names, missing);
+fn envoy_gateway_environment_is_accepted() {
     let lines = report(os(ENVOY_GATEWAY));
     assert_eq!(lines.len(), ENVOY_GATEWAY.len());
     assert!(
         lines.iter().all(|line| !matches!(line.disposition, Disposition::Invalid { .. } | Disposition::Unknown { .. }))
     );
-    // It starts without the unsupported variables.
-    let rest: Vec<(&str, &str)> = ENVOY_GATEWAY.iter().copied().filter(|(name, _)| !missing.contains(name)).collect();
-    let settings = read(&rest);
-    assert_eq!(settings.rules.root, Path::new("/data"));
-    assert!(settings.rules.ignore_dot_files && !settings.rules.watch_root);
+    let ignored = lines.iter().filter(|line| matches!(line.disposition, Disposition::NoEffect { .. }));
+    let ignored: Vec<_> = ignored.map(|line| line.name.as_str()).collect();
+    for name in ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_IGNOREDOTFILES", "RUNTIME_WATCH_ROOT"] {
+        assert!(ignored.contains(&name), "{name} is not reported as ignored: {ignored:?}");
+    }
+    let settings = read(ENVOY_GATEWAY);
+    let xds = settings.xds.unwrap();
+    assert_eq!((xds.server().as_str(), xds.node_id.as_str()), ("envoy-gateway:18001", "envoy-ratelimit"));
+    assert!(xds.tls.is_some_and(|tls| tls.client.is_some() && tls.ca.is_some()));
+    assert_eq!(xds.max_message_bytes, 64 << 20);
+    assert!(!settings.rules.healthy_with_rules_only);
     assert_eq!(settings.logs.level, logs::Level::Info);
     let tls = settings.listeners.grpc_tls.unwrap();
     assert_eq!((tls.key.path.as_path(), tls.clients), (Path::new("/certs/tls.key"), None));
     let StoreSettings::Redis(redis) = settings.store else { panic!("{:?}", settings.store) };
     assert!(redis.main.tls.is_some_and(|tls| tls.client.is_some()));
+}
+
+#[test]
+fn settings_of_the_control_plane_are_checked() {
+    let with = |vars: &[(&'static str, &'static str)]| {
+        let xds = [("CONFIG_TYPE", "GRPC_XDS_SOTW")];
+        problems(&xds.iter().chain(vars).copied().collect::<Vec<_>>())
+    };
+    let address = "not an address; give host:port, with a port of 1 to 65535";
+    let headers = "not headers; give name:value,name:value, with names and values that a header can hold";
+    for (name, value, rest) in [
+        ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway", address),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:0", address),
+        ("CONFIG_GRPC_XDS_NODE_METADATA", "zone", "not a map; give key=value,key=value"),
+        ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "2", "out of range; give a number, 0 to 1"),
+    ] {
+        assert_eq!(with(&[(name, value)]), [format!("{name}={value}: {rest}")]);
+    }
+    for value in ["authorization", "a b:c", "a:\n", "a-bin:x"] {
+        let found = with(&[("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", value)]);
+        assert_eq!(found, [format!("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=***: {headers}")]);
+    }
+    let tls = ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true");
+    let found = with(&[tls, ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt")]);
+    let alone = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/certs/tls.crt: the certificate has no key";
+    assert_eq!(found, [format!("{alone}; give CONFIG_GRPC_XDS_CLIENT_TLS_KEY")]);
+    let san = with(&[tls, ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "*.x")]);
+    assert_eq!((san.len(), san[0].contains("without a wildcard")), (1, true), "{san:?}");
+}
+
+#[test]
+fn address_of_the_control_plane_may_have_the_schemes_of_grpc() {
+    for (url, server) in [
+        ("envoy-gateway:18001", "envoy-gateway:18001"),
+        ("dns:///envoy-gateway:18001", "envoy-gateway:18001"),
+        (":18000", "localhost:18000"),
+        ("[::1]:18000", "[::1]:18000"),
+    ] {
+        let settings = read(&[("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", url)]);
+        assert_eq!(settings.xds.unwrap().server(), server, "{url}");
+    }
+}
+
+#[test]
+fn one_backoff_interval_alone_bounds_the_other() {
+    let backoff = |name, value| read(&[("CONFIG_TYPE", "GRPC_XDS_SOTW"), (name, value)]).xds.unwrap().backoff;
+    let longer = backoff("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s");
+    assert_eq!((longer.initial, longer.max), (Duration::from_secs(10), Duration::from_secs(10)));
+    let shorter = backoff("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "300ms");
+    assert_eq!((shorter.initial, shorter.max), (Duration::from_millis(300), Duration::from_millis(300)));
 }
 
 #[test]
@@ -813,7 +859,7 @@ fn help_names_every_setting_under_its_group() {
     for group in table::GROUPS {
         assert!(help.lines().any(|line| line == format!("{}:", group.title)), "{}", group.title);
     }
-    assert!(help.contains("source of the rules (FILE or GRPC_XDS_SOTW) [refused if GRPC_XDS_SOTW]"));
+    assert!(help.contains("source of the rules: files, or a control plane over xDS (FILE or GRPC_XDS_SOTW)"));
 }
 
 /// The page gives only the names of these twins, and their defaults if they differ.

@@ -5,20 +5,15 @@ use std::time::Duration;
 
 use crate::settings::choices::RuleSourceKind;
 use crate::settings::condition::Condition;
-use crate::settings::setting::{Support, UnsupportedValue, settings};
+use crate::settings::setting::settings;
 use crate::settings::value::number::{DurationRange, IntRange};
 
 const POLL_INTERVAL: DurationRange =
     DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).or_zero();
 const RELOAD_DEBOUNCE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
-const NO_XDS: Support = Support::Refused(&[UnsupportedValue {
-    when: Condition::Is("GRPC_XDS_SOTW"),
-    why: "this release does not support rules over xDS",
-    instead: "unset it and give the rules as files, by --config or RUNTIME_ROOT",
-}]);
 
 settings! { "Rules and their files";
-    CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules" .support(NO_XDS);
+    CONFIG_TYPE: RuleSourceKind = RuleSourceKind::Files, "source of the rules: files, or a control plane over xDS";
     RUNTIME_ROOT: PathBuf = "/srv/runtime_data/current", "directory above the rule files; empty: no rules";
     RUNTIME_SUBDIRECTORY: PathBuf = "", "directory below RUNTIME_ROOT; empty: RUNTIME_ROOT itself";
     RUNTIME_APPDIRECTORY: PathBuf = "config", "directory below RUNTIME_SUBDIRECTORY that holds the rule files";
@@ -28,8 +23,7 @@ settings! { "Rules and their files";
         .differs(Condition::True, "files edited in place are noticed with either value");
     MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of an error"
         .differs(Condition::True, "files are merged in the order of their names");
-    FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "start without waiting for the first rules"
-        .no_effect(Condition::True, "rules come from files, which are read once before the first response");
+    FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "report healthy before the first rules over xDS";
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: bool = false, "report unhealthy until at least one domain is loaded";
     TOLLKEEPER_POLL_INTERVAL: Duration = Duration::from_secs(10),
         "interval of comparing file contents, for file systems without change events; 0 means never"

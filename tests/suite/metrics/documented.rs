@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
+use crate::kit::tollkeeper::without_rules;
 use crate::kit::{read, repository};
 
 /// Metrics of certificates, which these processes do not export.
@@ -58,7 +59,7 @@ fn last_word(piece: &str) -> String {
     if is_end { String::new() } else { generic(piece.rsplit(['{', ',']).next().unwrap_or_default()) }
 }
 
-/// Metrics of a process with the memory store and one with Redis.
+/// Metrics of a process with the memory store, one with Redis and one with rules over xDS.
 fn all() -> Metrics {
     const REDIS: &str = "\
 domain: shop
@@ -89,8 +90,12 @@ descriptors:
             ["ratelimit_service_rate_limit_over_limit_with_local_cache", "tollkeeper_rule_overshoot_hits_total"];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
     });
+    let xds = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
+    // Without a control plane.
+    let xds = xds.iter().fold(without_rules(), |setup, (name, value)| setup.env(name, value));
+    let xds = Watched::start(xds.env("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1"));
     let mut all = scraped(&memory.scrape());
-    for (name, (kind, labels)) in scraped(&scrape) {
+    for (name, (kind, labels)) in scraped(&scrape).into_iter().chain(scraped(&xds.scrape())) {
         let known = all.entry(name).or_insert((kind, BTreeSet::new()));
         known.1.extend(labels);
     }

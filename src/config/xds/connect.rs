@@ -1,0 +1,140 @@
+//! Connection to the control plane.
+//!
+//! Each connection resolves the name and reads the certificates again. The server is missed by TCP keepalive, not by
+//! HTTP/2 pings: servers end connections of clients that ping more often than every 5 minutes.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::ServerName;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint};
+use tower::service_fn;
+
+use crate::settings::pem::{ClientCertificate, trusted_roots};
+use crate::settings::problem::UnusableSetting;
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::xds::CONFIG_GRPC_XDS_SERVER_USE_TLS;
+use crate::settings::xds::{XdsSettings, XdsTls};
+
+/// Upper bound on resolving, connecting and the TLS handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Time without data after which the kernel probes the connection.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+
+/// Interval of further probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time after which the kernel closes a connection with unacknowledged data or probes.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Opens a connection.
+///
+/// # Errors
+/// The reason, with the setting to check.
+pub async fn connect(settings: &XdsSettings) -> Result<Channel, String> {
+    let late = |_| format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
+    timeout(CONNECT_TIMEOUT, open(settings)).await.map_err(late)?
+}
+
+async fn open(settings: &XdsSettings) -> Result<Channel, String> {
+    let server = settings.server();
+    let tls = settings.tls.as_ref().map(client_config).transpose().map_err(|error| error.to_string())?;
+    let stream = open_tcp(settings).await.map_err(|error| error.to_string())?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let origin = format!("{scheme}://{server}").parse().map_err(|error| format!("{server}: {error}"))?;
+    let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| error_chain(&error))?;
+    let endpoint = endpoint.origin(origin);
+    let opened = match tls {
+        None => channel(&endpoint, stream).await,
+        Some(config) => {
+            let name = server_name(settings)?;
+            let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+            channel(&endpoint, stream.map_err(|error| format!("the TLS handshake failed: {error}"))?).await
+        }
+    };
+    opened.map_err(|error| error_chain(&error))
+}
+
+async fn open_tcp(settings: &XdsSettings) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((settings.host.as_str(), settings.port)).await?;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(&stream);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
+    Ok(stream)
+}
+
+/// HTTP/2 over an open connection.
+async fn channel(
+    endpoint: &Endpoint,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<Channel, tonic::transport::Error> {
+    let mut opened = Some(TokioIo::new(stream));
+    let connector = service_fn(move |_| {
+        // A channel is used until its connection is lost.
+        let stream = opened.take().ok_or_else(|| io::Error::other("the connection is lost"));
+        async move { stream }
+    });
+    endpoint.connect_with_connector(connector).await
+}
+
+fn server_name(settings: &XdsSettings) -> Result<ServerName<'static>, String> {
+    let name = settings.tls.as_ref().and_then(|tls| tls.san.clone()).unwrap_or_else(|| settings.host.clone());
+    ServerName::try_from(name.clone()).map_err(|_| format!("{name} is not a name that a certificate can hold"))
+}
+
+/// Reads the certificates.
+///
+/// # Errors
+/// The setting to change.
+pub fn client_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
+    let roots = trusted_roots(tls.ca.as_ref())?;
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| UnusableSetting {
+            setting: CONFIG_GRPC_XDS_SERVER_USE_TLS.name(),
+            shown: "true".to_owned(),
+            what: error.to_string(),
+        })?
+        .with_root_certificates(roots);
+    let mut config = match &tls.client {
+        None => builder.with_no_client_auth(),
+        Some(ClientCertificate { certificate, key }) => {
+            let (chain, secret) = (certificate.contents()?, key.contents()?);
+            builder
+                .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
+                .map_err(|error| key.key_mismatch(certificate, &error))?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
+
+/// Formats an error with its causes.
+pub fn error_chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Some errors repeat their cause.
+        if !text.contains(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
+}

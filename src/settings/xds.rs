@@ -1,0 +1,223 @@
+//! Control plane that sends the rules over xDS.
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use rustls::pki_types::ServerName;
+
+use super::address::{Address, Host};
+use super::choices::RuleSourceKind;
+use super::pem::{ClientCertificate, PemFile};
+use super::secret::Secret;
+use super::setting::AnySetting;
+use super::table::rules::{
+    CONFIG_TYPE, FORCE_START_WITHOUT_INITIAL_CONFIG, RUNTIME_APPDIRECTORY, RUNTIME_IGNOREDOTFILES, RUNTIME_ROOT,
+    RUNTIME_SUBDIRECTORY, RUNTIME_WATCH_ROOT, TOLLKEEPER_POLL_INTERVAL, TOLLKEEPER_RELOAD_DEBOUNCE,
+};
+use super::table::xds::*;
+use super::values::Values;
+
+/// Maximum size of a message if none is set.
+const DEFAULT_MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Control plane that sends the rules.
+#[derive(Clone, Debug, PartialEq)]
+pub struct XdsSettings {
+    /// Name or address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Id by which the control plane selects the rules.
+    pub node_id: String,
+    /// Metadata of the node, by name.
+    pub node_metadata: Vec<(String, String)>,
+    /// Headers of the stream.
+    pub headers: Vec<XdsHeader>,
+    /// TLS; `None` means plaintext.
+    pub tls: Option<XdsTls>,
+    /// Delays after a lost stream.
+    pub backoff: XdsBackoff,
+    /// Maximum size of a message.
+    pub max_message_bytes: usize,
+}
+
+/// A header of the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdsHeader {
+    /// Valid name, in lower case.
+    pub name: String,
+    /// Valid value.
+    pub value: Secret,
+}
+
+/// TLS of the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdsTls {
+    /// CA certificates that are trusted beside the system's.
+    pub ca: Option<PemFile>,
+    /// Certificate to present.
+    pub client: Option<ClientCertificate>,
+    /// Name that the certificate of the server must hold; `None` means the host.
+    pub san: Option<String>,
+}
+
+/// Delays after a lost stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct XdsBackoff {
+    /// First delay.
+    pub initial: Duration,
+    /// Longest delay.
+    pub max: Duration,
+    /// Share of a delay by which it varies, from 0 to 1.
+    pub random_factor: f64,
+    /// `true` if delays vary.
+    pub jitter: bool,
+}
+
+impl XdsSettings {
+    /// Reads the settings; `None` if the rules are files.
+    pub(super) fn read(values: &mut Values) -> Option<Self> {
+        if values.get(&CONFIG_TYPE) != RuleSourceKind::Xds {
+            for setting in GROUP.settings {
+                values.ignore_if_changed(*setting, "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW");
+            }
+            let why = "rules come from files, which are read once before the first response";
+            values.ignore_if_changed(&FORCE_START_WITHOUT_INITIAL_CONFIG, why);
+            return None;
+        }
+        ignore_file_settings(values);
+        let (host, port) = server(values)?;
+        let initial = values.get(&XDS_CLIENT_BACKOFF_INITIAL_INTERVAL);
+        let max = values.get(&XDS_CLIENT_BACKOFF_MAX_INTERVAL);
+        // One of them may be set without the other.
+        let is_max_set = values.is_set(&XDS_CLIENT_BACKOFF_MAX_INTERVAL);
+        let (initial, max) = if is_max_set { (initial.min(max), max) } else { (initial, max.max(initial)) };
+        let max_message_bytes = usize::try_from(values.get(&XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES)).unwrap_or_default();
+        Some(Self {
+            host,
+            port,
+            node_id: values.get(&CONFIG_GRPC_XDS_NODE_ID),
+            node_metadata: node_metadata(values),
+            headers: headers(values),
+            tls: tls(values),
+            backoff: XdsBackoff {
+                initial,
+                max,
+                random_factor: values.get(&XDS_CLIENT_BACKOFF_RANDOM_FACTOR),
+                jitter: values.get(&XDS_CLIENT_BACKOFF_JITTER),
+            },
+            max_message_bytes: if max_message_bytes == 0 { DEFAULT_MAX_MESSAGE_BYTES } else { max_message_bytes },
+        })
+    }
+
+    /// Returns `host:port`.
+    pub fn server(&self) -> String {
+        let brackets = self.host.contains(':');
+        if brackets { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
+    }
+}
+
+fn ignore_file_settings(values: &mut Values) {
+    let unread: [&dyn AnySetting; 7] = [
+        &RUNTIME_ROOT,
+        &RUNTIME_SUBDIRECTORY,
+        &RUNTIME_APPDIRECTORY,
+        &RUNTIME_IGNOREDOTFILES,
+        &RUNTIME_WATCH_ROOT,
+        &TOLLKEEPER_POLL_INTERVAL,
+        &TOLLKEEPER_RELOAD_DEBOUNCE,
+    ];
+    for setting in unread {
+        values.ignore_if_changed(setting, "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)");
+    }
+}
+
+/// Reads the address of the server: `host:port`, after `dns:///` too.
+fn server(values: &mut Values) -> Option<(String, u16)> {
+    let url = values.get(&CONFIG_GRPC_XDS_SERVER_URL);
+    let text = url.reveal();
+    let text = ["dns:///", "passthrough:///"].into_iter().find_map(|scheme| text.strip_prefix(scheme)).unwrap_or(text);
+    let Some(Address { host, port: port @ 1.. }) = Address::parse(text) else {
+        let what = "not an address";
+        values.problem(&CONFIG_GRPC_XDS_SERVER_URL, what, "give host:port, with a port of 1 to 65535");
+        return None;
+    };
+    let host = match host {
+        Host::Wildcard => "localhost".to_owned(),
+        Host::Ip(ip) => ip.to_string(),
+        Host::Name(name) => name,
+    };
+    Some((host, port))
+}
+
+fn node_metadata(values: &mut Values) -> Vec<(String, String)> {
+    let text = values.get(&CONFIG_GRPC_XDS_NODE_METADATA);
+    match pairs(&text, '=') {
+        Some(pairs) => pairs,
+        None => {
+            values.problem(&CONFIG_GRPC_XDS_NODE_METADATA, "not a map", "give key=value,key=value");
+            Vec::new()
+        }
+    }
+}
+
+fn headers(values: &mut Values) -> Vec<XdsHeader> {
+    let text = values.get(&CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS);
+    let header = |(name, value): (String, String)| {
+        let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?.as_str().to_owned();
+        let is_text = !name.ends_with("-bin") && HeaderValue::from_str(&value).is_ok();
+        is_text.then(|| XdsHeader { name, value: Secret::new(&value) })
+    };
+    let headers = pairs(text.as_ref().map_or("", Secret::reveal), ':');
+    let headers = headers.and_then(|pairs| pairs.into_iter().map(header).collect());
+    headers.unwrap_or_else(|| {
+        let fix = "give name:value,name:value, with names and values that a header can hold";
+        values.problem(&CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS, "not headers", fix);
+        Vec::new()
+    })
+}
+
+/// Splits pairs at the first `separator` of each; `None` if a pair has none.
+fn pairs(text: &str, separator: char) -> Option<Vec<(String, String)>> {
+    let pairs = text.split(',').filter(|_| !text.trim().is_empty());
+    let pair = |pair: &str| pair.split_once(separator).map(|(name, value)| (name.to_owned(), value.to_owned()));
+    pairs.map(pair).collect()
+}
+
+fn tls(values: &mut Values) -> Option<XdsTls> {
+    let ca = values.file(&CONFIG_GRPC_XDS_SERVER_TLS_CACERT);
+    let certificate = values.file(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT);
+    let key = values.file(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY);
+    let san = values.get(&CONFIG_GRPC_XDS_SERVER_TLS_SAN);
+    if !values.get(&CONFIG_GRPC_XDS_SERVER_USE_TLS) {
+        let unread: [&dyn AnySetting; 4] = [
+            &CONFIG_GRPC_XDS_SERVER_TLS_CACERT,
+            &CONFIG_GRPC_XDS_CLIENT_TLS_CERT,
+            &CONFIG_GRPC_XDS_CLIENT_TLS_KEY,
+            &CONFIG_GRPC_XDS_SERVER_TLS_SAN,
+        ];
+        for setting in unread {
+            values.ignore_if_changed(setting, "it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
+        }
+        return None;
+    }
+    if san.as_deref().is_some_and(|name| ServerName::try_from(name).is_err()) {
+        let what = "not a name that a certificate can hold";
+        values.problem(&CONFIG_GRPC_XDS_SERVER_TLS_SAN, what, "give one DNS name, without a wildcard");
+    }
+    let client = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
+        (None, None) => None,
+        (Some(_), None) => {
+            let fix = "give CONFIG_GRPC_XDS_CLIENT_TLS_KEY";
+            values.problem(&CONFIG_GRPC_XDS_CLIENT_TLS_CERT, "the certificate has no key", fix);
+            None
+        }
+        (None, Some(_)) => {
+            let fix = "give CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
+            values.problem(&CONFIG_GRPC_XDS_CLIENT_TLS_KEY, "the key has no certificate", fix);
+            None
+        }
+    };
+    Some(XdsTls { ca, client, san })
+}

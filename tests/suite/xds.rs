@@ -1,0 +1,52 @@
+//! Rules over xDS: a scripted control plane, and a tollkeeper that takes its rules from it.
+
+#[path = "xds/delays.rs"]
+mod delays;
+#[path = "xds/resources.rs"]
+mod resources;
+#[path = "xds/streams.rs"]
+mod streams;
+#[path = "xds/subscription.rs"]
+mod subscription;
+#[path = "xds/tls.rs"]
+mod tls;
+
+use serde_json::Value;
+
+use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
+use crate::kit::wait_for;
+use crate::kit::xds_server::XdsServer;
+
+/// A tollkeeper that takes its rules from `server` and is healthy at once.
+fn client_of(server: &XdsServer) -> Setup {
+    waiting_client_of(server).env("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")
+}
+
+/// A tollkeeper that takes its rules from `server` and is healthy once it has some.
+fn waiting_client_of(server: &XdsServer) -> Setup {
+    tollkeeper::without_rules()
+        .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
+        .env("CONFIG_GRPC_XDS_SERVER_URL", format!("127.0.0.1:{}", server.port()))
+        .env("CONFIG_GRPC_XDS_NODE_ID", "test-node")
+}
+
+/// The daily limit of a key in a domain; `None` if no rule matches.
+fn limit(tollkeeper: &Tollkeeper, domain: &str, key: &str) -> Option<u64> {
+    let body = format!(
+        r#"{{"domain":"{domain}","descriptors":[{{"entries":[{{"key":"{key}","value":"x"}}],"hitsAddend":"0"}}]}}"#
+    );
+    let response = tollkeeper.post_json(&body);
+    let body: Value = serde_json::from_slice(&response.body).ok()?;
+    body["statuses"][0]["currentLimit"]["requestsPerUnit"].as_u64()
+}
+
+fn wait_for_limit(tollkeeper: &Tollkeeper, domain: &str, key: &str, expected: u64) {
+    wait_for(&format!("a limit of {expected} for {key}"), || {
+        (limit(tollkeeper, domain, key) == Some(expected)).then_some(())
+    });
+}
+
+/// `xds` of `/rlconfig/status`.
+fn stream_status(tollkeeper: &Tollkeeper) -> Value {
+    tollkeeper.rules_status()["xds"].clone()
+}
