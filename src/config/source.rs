@@ -114,7 +114,10 @@ impl RuleSource {
                 let (source, first) = FileSource::start(files)?;
                 Ok((Self::Files(source), Some(first)))
             }
-            SourceConfig::Xds(xds) => Ok((Self::Xds(XdsSource::start(xds)), None)),
+            SourceConfig::Xds(xds) => {
+                let (source, first) = XdsSource::start(xds);
+                Ok((Self::Xds(source), first.map(xds_update)))
+            }
         }
     }
 

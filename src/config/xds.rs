@@ -8,6 +8,7 @@ pub mod subscription;
 pub mod resource;
 pub mod retry;
 pub mod connect;
+pub mod cache;
 pub mod client;
 
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Time};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::xds::XdsSettings;
+use cache::{CachedResources, ResourceCache};
 use client::{ANSWER_TIMEOUT, ReceivedResources, XdsClient};
 use status::StreamStatus;
 
@@ -45,23 +47,35 @@ pub struct XdsSource {
     results: mpsc::Sender<Result<(), String>>,
     status: Arc<StreamStatus>,
     client: JoinHandle<()>,
+    /// Rules from the cache that are being applied.
+    cached: Option<CachedVersion>,
+}
+
+/// Version of rules from the cache.
+#[derive(Debug)]
+struct CachedVersion {
+    version: String,
+    accepted_at: Time,
 }
 
 impl XdsSource {
-    /// Starts the client. Requires a runtime.
-    pub(super) fn start(config: XdsConfig) -> Self {
+    /// Starts the client, and returns the resources in the cache. Requires a runtime; blocks on disk I/O.
+    pub(super) fn start(config: XdsConfig) -> (Self, Option<ReceivedResources>) {
         let status = Arc::new(StreamStatus::new(&config.settings, Clock::System));
         // The client waits for the result of each update, so there is never more than one.
         let (update_sender, updates) = mpsc::channel(1);
         let (results, result_receiver) = mpsc::channel(1);
+        let cache = ResourceCache::new(&config.settings);
+        let (cached, first) = cache.as_ref().and_then(read_cache).unzip();
         let client = XdsClient {
+            cache,
             settings: config.settings,
             answer_timeout: config.answer_timeout,
             status: Arc::clone(&status),
             updates: update_sender,
             results: result_receiver,
         };
-        Self { updates, results, status, client: tokio::spawn(client.run()) }
+        (Self { updates, results, status, client: tokio::spawn(client.run()), cached }, first)
     }
 
     /// Returns the next resources; `None` after the client has ended. Cancel safe.
@@ -69,8 +83,15 @@ impl XdsSource {
         self.updates.recv().await
     }
 
-    /// Passes the result of the last resources to the client.
-    pub(super) fn acknowledge(&self, result: &Result<(), String>) {
+    /// Passes the result of the last resources to the client, unless they are from the cache.
+    pub(super) fn acknowledge(&mut self, result: &Result<(), String>) {
+        if let Some(CachedVersion { version, accepted_at }) = self.cached.take() {
+            match result {
+                Ok(()) => self.status.loaded_from_cache(version, accepted_at),
+                Err(_) => tracing::warn!("TOLLKEEPER_XDS_CACHE is ignored: its rules cannot be used"),
+            }
+            return;
+        }
         // Fails only if the client has ended.
         let _ = self.results.try_send(result.clone());
     }
@@ -84,6 +105,25 @@ impl XdsSource {
 impl Drop for XdsSource {
     fn drop(&mut self) {
         self.client.abort();
+    }
+}
+
+/// Reads the cache; an unusable one is reported and ignored.
+fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources)> {
+    let path = cache.path().display();
+    match cache.read() {
+        Ok(Some(CachedResources { version, accepted_at, resources })) => {
+            tracing::warn!(
+                "starting with the rules in TOLLKEEPER_XDS_CACHE={path}, version '{version}' of {accepted_at}"
+            );
+            let documents = resource::documents(&resources);
+            Some((CachedVersion { version: version.clone(), accepted_at }, ReceivedResources { version, documents }))
+        }
+        Ok(None) => None,
+        Err(error) => {
+            tracing::warn!("TOLLKEEPER_XDS_CACHE={path} is ignored: {error}");
+            None
+        }
     }
 }
 

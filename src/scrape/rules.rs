@@ -26,6 +26,9 @@ pub(super) fn collect(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     if let Some(xds) = &status.xds {
         let help = "1 if the stream from the control plane is open and was answered.";
         emit(Family::gauge("tollkeeper_xds_stream_up", help, u8::from(xds.stream == StreamState::Up)));
+        let help = "Time when the loaded rules, read from the cache, had been accepted, in Unix seconds; 0 for others.";
+        let cached_s = xds.cached_at.map_or(0, |at| at.as_micros() / 1_000_000);
+        emit(Family::gauge("tollkeeper_xds_cached_rules_timestamp_seconds", help, cached_s));
         let count = |name, help, count| {
             Family::new(name, MetricKind::Counter, help).with(Series::new(MetricValue::Counter(count)))
         };

@@ -1,5 +1,6 @@
 //! Control plane that sends the rules over xDS.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
@@ -39,6 +40,8 @@ pub struct XdsSettings {
     pub backoff: XdsBackoff,
     /// Maximum size of a message.
     pub max_message_bytes: usize,
+    /// File that keeps the last accepted resources.
+    pub cache: Option<PathBuf>,
 }
 
 /// A header of the stream.
@@ -106,6 +109,7 @@ impl XdsSettings {
                 random_factor: values.get(&XDS_CLIENT_BACKOFF_RANDOM_FACTOR),
                 jitter: values.get(&XDS_CLIENT_BACKOFF_JITTER),
             },
+            cache: values.get(&TOLLKEEPER_XDS_CACHE),
             max_message_bytes: if max_message_bytes == 0 { DEFAULT_MAX_MESSAGE_BYTES } else { max_message_bytes },
         })
     }

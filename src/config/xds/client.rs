@@ -10,15 +10,18 @@ use std::time::{Duration, Instant};
 use futures_util::stream;
 use prost_types::{Any, Struct, Value};
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, sleep_until, timeout};
 use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::{Request, Status, Streaming};
 
+use super::cache::ResourceCache;
 use super::connect::{connect, error_chain};
 use super::resource;
 use super::retry::RetryDelays;
 use super::status::StreamStatus;
 use super::subscription::{Reaction, Subscription};
+use crate::clock::Clock;
 use crate::config::compile::NamedDocument;
 use crate::pb::xds::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
@@ -48,6 +51,8 @@ pub struct ReceivedResources {
 pub struct XdsClient {
     /// Settings of the stream.
     pub settings: XdsSettings,
+    /// Keeps the accepted resources, if set.
+    pub cache: Option<ResourceCache>,
     /// Time without a response after which a warning is logged.
     pub answer_timeout: Duration,
     /// State for pages and metrics.
@@ -144,6 +149,16 @@ impl XdsClient {
         answer.await
     }
 
+    /// Writes accepted resources to the cache.
+    async fn keep(&self, version: &str, resources: Vec<Any>) {
+        let Some(cache) = self.cache.clone() else { return };
+        let (version, path) = (version.to_owned(), cache.path().display().to_string());
+        let write = spawn_blocking(move || cache.write(&version, resources, Clock::System.now()));
+        if let Ok(Err(error)) = write.await {
+            tracing::warn!("TOLLKEEPER_XDS_CACHE={path} cannot be written: {error}");
+        }
+    }
+
     /// Passes resources on and waits until they are applied or rejected.
     async fn apply(&mut self, version: String, resources: &[Any]) -> Option<Result<(), String>> {
         let documents = resource::documents(resources);
@@ -203,7 +218,10 @@ impl StreamExchange<'_> {
                     return Err("the process is stopping".to_owned());
                 };
                 match &result {
-                    Ok(()) => client.status.accepted(&version),
+                    Ok(()) => {
+                        client.status.accepted(&version);
+                        client.keep(&version, resources).await;
+                    }
                     Err(error) => {
                         tracing::warn!("xDS version '{version}' is refused; rules stay as they are");
                         client.status.refused(version, error.clone());

@@ -50,7 +50,7 @@ pub async fn connect(settings: &XdsSettings) -> Result<Channel, String> {
 async fn open(settings: &XdsSettings) -> Result<Channel, String> {
     let server = settings.server();
     let tls = settings.tls.as_ref().map(client_config).transpose().map_err(|error| error.to_string())?;
-    let stream = open_tcp(settings).await.map_err(|error| error.to_string())?;
+    let stream = open_tcp(&settings.host, settings.port).await.map_err(|error| error.to_string())?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let origin = format!("{scheme}://{server}").parse().map_err(|error| format!("{server}: {error}"))?;
     let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| error_chain(&error))?;
@@ -66,8 +66,8 @@ async fn open(settings: &XdsSettings) -> Result<Channel, String> {
     opened.map_err(|error| error_chain(&error))
 }
 
-async fn open_tcp(settings: &XdsSettings) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((settings.host.as_str(), settings.port)).await?;
+async fn open_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
@@ -137,4 +137,26 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn kernel_probes_an_idle_connection() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+        let port = listener.local_addr().expect("it has an address").port();
+        let stream = open_tcp("127.0.0.1", port).await.expect("it listens");
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().expect("it can be read"));
+        let probed = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * 2;
+        assert_eq!(socket.tcp_keepalive_time().expect("it can be read"), KEEPALIVE_IDLE);
+        assert_eq!(socket.tcp_keepalive_interval().expect("it can be read"), KEEPALIVE_INTERVAL);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().expect("it can be read"), Some(TCP_USER_TIMEOUT));
+        assert!(probed < Duration::from_secs(60), "a server that vanished is noticed too late");
+    }
 }

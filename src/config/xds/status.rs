@@ -34,6 +34,12 @@ pub struct StreamReport {
     /// Time when that version was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version_since: Option<String>,
+    /// Time when rules that were read from the cache had been accepted; absent for rules of the control plane.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_since: Option<String>,
+    /// That time, for metrics.
+    #[serde(skip)]
+    pub cached_at: Option<Time>,
     /// Last version that was refused; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_refusal: Option<RefusedVersion>,
@@ -86,6 +92,8 @@ impl StreamStatus {
             stream_error: None,
             version: None,
             version_since: None,
+            cached_since: None,
+            cached_at: None,
             last_refusal: None,
             streams: 0,
             accepted: 0,
@@ -125,9 +133,24 @@ impl StreamStatus {
         let now = self.now();
         let mut report = self.lock();
         report.accepted += 1;
-        if report.version.as_deref() != Some(version) {
+        report.cached_since = None;
+        let was_cached = report.cached_at.take().is_some();
+        if was_cached || report.version.as_deref() != Some(version) {
             report.version = Some(version.to_owned());
             report.version_since = Some(now.to_string());
+        }
+    }
+
+    /// Records that rules from the cache are applied.
+    pub(super) fn loaded_from_cache(&self, version: String, accepted_at: Time) {
+        let now = self.now().to_string();
+        let mut report = self.lock();
+        // The control plane may have been faster.
+        if report.accepted == 0 {
+            report.version = Some(version);
+            report.version_since = Some(now);
+            report.cached_since = Some(accepted_at.to_string());
+            report.cached_at = Some(accepted_at);
         }
     }
 

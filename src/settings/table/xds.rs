@@ -33,4 +33,6 @@ settings! { "Rules over xDS";
     XDS_CLIENT_BACKOFF_JITTER: bool = true, "randomize the delays";
     XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: i64 = 0, "maximum size of a message; 0 means 64 MiB"
         .differs(Condition::Never, "0 means 4 MiB in envoyproxy/ratelimit");
+    TOLLKEEPER_XDS_CACHE: Option<PathBuf> = None,
+        "file that keeps the last accepted rules, for a start while the control plane is away";
 }
