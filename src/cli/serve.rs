@@ -119,7 +119,7 @@ fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
         events: true,
     };
     if let Some(xds) = settings.xds.as_ref().filter(|_| args.config.is_empty()) {
-        return SourceConfig::Xds(XdsConfig::new(xds.clone()));
+        return SourceConfig::Xds(Box::new(XdsConfig::new(xds.clone())));
     }
     if args.config.is_empty() {
         let location = RuleLocation::Runtime {

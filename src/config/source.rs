@@ -24,7 +24,7 @@ pub enum SourceConfig {
     /// Rule files on disk.
     Files(FilesConfig),
     /// A control plane.
-    Xds(XdsConfig),
+    Xds(Box<XdsConfig>),
 }
 
 /// Configuration of rule files as a source.
@@ -115,7 +115,7 @@ impl RuleSource {
                 Ok((Self::Files(source), Some(first)))
             }
             SourceConfig::Xds(xds) => {
-                let (source, first) = XdsSource::start(xds);
+                let (source, first) = XdsSource::start(*xds);
                 Ok((Self::Xds(source), first.map(xds_update)))
             }
         }

@@ -13,6 +13,8 @@ mod json;
 mod mapper;
 #[path = "../../fuzz/checks/redis.rs"]
 mod redis;
+#[path = "../../fuzz/checks/resources.rs"]
+mod resources;
 #[path = "../../fuzz/checks/rules.rs"]
 mod rules;
 #[path = "../../fuzz/checks/settings.rs"]
@@ -27,12 +29,13 @@ use crate::kit::repository;
 
 type Check = fn(&[u8]);
 
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 9] = [
     ("decide", decide::check),
     ("charges", charges::check),
     ("json", json::check),
     ("mapper", mapper::check),
     ("redis", redis::check),
+    ("resources", resources::check),
     ("rules", rules::check),
     ("settings", settings::check),
     ("wildcard", wildcard::check),

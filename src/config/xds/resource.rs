@@ -1,7 +1,7 @@
 //! Conversion of resources to rule documents.
 //!
 //! A resource becomes the document that the same rules in YAML become, without positions; the compiler does the rest.
-//! Resources come in random order, so they are sorted by name. Fields that the messages lack pass unnoticed.
+//! Resources come in random order, so they are sorted by name and domain. Fields that the messages lack pass unnoticed.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::config::document::{DescriptorSpec, Document, RateLimitEntry, RateLimi
 use crate::config::yaml::Position;
 use crate::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
-/// Decodes resources to documents, sorted by name.
+/// Decodes resources to documents, sorted by name and domain.
 ///
 /// # Errors
 /// The resources that are of another type or cannot be decoded.
@@ -32,7 +32,8 @@ pub fn documents(resources: &[Any]) -> Result<Vec<NamedDocument>, Vec<String>> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    documents.sort_by(|a: &NamedDocument, b| a.file.cmp(&b.file));
+    let domain = |named: &NamedDocument| named.document.domain.as_ref().map(|domain| domain.value.clone());
+    documents.sort_by_cached_key(|named| (Arc::clone(&named.file), domain(named)));
     Ok(documents)
 }
 

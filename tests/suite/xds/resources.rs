@@ -132,8 +132,10 @@ fn messages_are_those_of_envoyproxy_ratelimit_after_the_name_of_the_resource() {
 
 #[test]
 fn order_of_resources_does_not_matter() {
-    let one = [daily("a", &[("k", 1)]), daily("b", &[("k", 2)])];
-    let other = [daily("b", &[("k", 2)]), daily("a", &[("k", 1)])];
+    let same_name = RateLimitConfig { name: "a".to_owned(), ..daily("c", &[("k", 3)]) };
+    let one = [daily("a", &[("k", 1)]), daily("b", &[("k", 2)]), same_name];
+    let mut other = one.clone();
+    other.reverse();
     assert_eq!(lines(compiled(&one).unwrap()), lines(compiled(&other).unwrap()));
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tollkeeper::config::source::{RuleSource, SourceConfig};
 use tollkeeper::config::xds::XdsConfig;
-use tollkeeper::pb::xds::{DiscoveryRequest, RateLimitUnit};
+use tollkeeper::pb::xds::{DiscoveryRequest, RateLimitDescriptor, RateLimitUnit};
 use tollkeeper::settings::Settings;
 
 use super::{client_of, limit, stream_status, wait_for_limit, waiting_client_of};
@@ -256,11 +256,56 @@ fn server_that_does_not_answer_is_named_with_the_node_id() {
     let config = XdsConfig { answer_timeout: Duration::from_millis(50), ..XdsConfig::new(settings.xds.unwrap()) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _entered = runtime.enter();
-    let (source, first) = RuleSource::start(SourceConfig::Xds(config)).unwrap();
+    let (source, first) = RuleSource::start(SourceConfig::Xds(Box::new(config))).unwrap();
     assert!(first.is_none());
     let status = source.stream_status().unwrap();
     let error = wait_for("the warning", || status.report().stream_error);
     assert!(error.contains("CONFIG_GRPC_XDS_NODE_ID=wrong"), "{error}");
     // The stream stays open: the control plane may still be starting.
     assert_eq!(server.streams(), 1);
+}
+
+/// Envoy AI Gateway's deployment: plaintext, an argument that is unknown, no forced start, and quotas.
+#[test]
+fn environment_of_envoy_ai_gateway_serves_quotas() {
+    let server = XdsServer::start();
+    let (setup, prometheus) = with_prometheus(waiting_client_of(&server));
+    let tollkeeper = setup
+        .invoked_as("ratelimit", &["--quotaRateLimitServiceHost=envoy-ai-gateway"])
+        .env("RUNTIME_ROOT", "/data")
+        .env("CONFIG_GRPC_XDS_NODE_ID", "envoy-ai-gateway-ratelimit")
+        .env("USE_STATSD", "false")
+        .launch();
+    let model = RateLimitDescriptor { quota_mode: true, ..limited("model", RateLimitUnit::Day, 1) };
+    let mut quota = daily("ai-gateway-quota", &[]);
+    quota.descriptors.push(RateLimitDescriptor {
+        key: "backend_name".to_owned(),
+        value: "openai".to_owned(),
+        descriptors: vec![model],
+        ..RateLimitDescriptor::default()
+    });
+    server.send(0, "1", "a", vec![resource(&quota)]);
+    assert_eq!(facts(&server.request(0, 1)), accepted("1", "a"));
+    wait_for("health", || (tollkeeper.healthcheck() == 200).then_some(()));
+    assert!(tollkeeper.stderr().contains("--quotaRateLimitServiceHost=envoy-ai-gateway: this argument has no effect"));
+    let body = r#"{"domain":"ai-gateway-quota","descriptors":[{"entries":[{"key":"backend_name","value":"openai"},{"key":"model","value":"m"}]}]}"#;
+    let statuses: Vec<u16> = (0..2).map(|_| tollkeeper.post_json(body).status).collect();
+    assert_eq!(statuses, [200, 429]);
+    assert_eq!(scrape(prometheus.number()).count("ratelimit_service_config_load_success"), 1);
+}
+
+#[test]
+fn ten_thousand_rules_are_loaded_soon() {
+    let server = XdsServer::start();
+    let tollkeeper = client_of(&server).start();
+    let keys: Vec<String> = (0..10_000).map(|number| format!("rule-{number}")).collect();
+    let limits: Vec<_> = keys.iter().map(|key| (key.as_str(), 1)).collect();
+    server.requests(0, 1);
+    let began = Instant::now();
+    server.send(0, "1", "a", vec![resource(&daily("shop", &limits))]);
+    server.request(0, 1);
+    // Far less in a release build; this is a debug build on a machine with other work.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    println!("10 000 rules after {:?}", began.elapsed());
+    assert_eq!(limit(&tollkeeper, "shop", "rule-9999"), Some(1));
 }

@@ -1,0 +1,26 @@
+//! Responses of a control plane with arbitrary bytes: they fail with messages, or compile to the same rules each time.
+
+use prost::Message as _;
+use tollkeeper::config::compile::compile_documents;
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::xds::resource::documents;
+use tollkeeper::pb::xds::DiscoveryResponse;
+use tollkeeper::rule::render::rlconfig_lines;
+use tollkeeper::rule::set::RuleSet;
+
+pub(crate) fn check(data: &[u8]) {
+    let Ok(mut response) = DiscoveryResponse::decode(data) else { return };
+    let compiled = |response: &DiscoveryResponse| {
+        let documents = documents(&response.resources).map_err(|errors| errors.join("\n"))?;
+        compile_documents(documents, &CompileOptions::default()).map_err(|problems| problems.to_string())
+    };
+    match compiled(&response) {
+        Ok(first) => {
+            response.resources.reverse();
+            let again = compiled(&response).expect("the order does not matter");
+            let lines = |domains| rlconfig_lines(&RuleSet::new(domains));
+            assert_eq!(lines(first.domains), lines(again.domains));
+        }
+        Err(problems) => assert!(!problems.is_empty(), "rejected without a reason"),
+    }
+}
