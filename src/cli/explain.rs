@@ -98,6 +98,9 @@ fn from_server(target: &Target, request: &RateLimitRequest) -> Result<Explanatio
 /// Formats an explanation; `has_counters` is true for that of a server.
 fn text(explanation: &Explanation, has_counters: bool) -> String {
     let mut page = format!("domain {}\n", truncated(&explanation.domain));
+    if let Some(version) = &explanation.source_version {
+        let _ = writeln!(page, "version {} of the rules", truncated(version));
+    }
     for (index, descriptor) in explanation.descriptors.iter().enumerate() {
         let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, truncated(&descriptor.descriptor));
         describe(&mut page, descriptor, has_counters);

@@ -27,6 +27,9 @@ pub struct Explanation {
     pub domain: String,
     /// True if rules for the domain are loaded.
     pub known_domain: bool,
+    /// Version of the rules at their source; absent if it has no versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_version: Option<String>,
     /// One for each descriptor, in its order.
     pub descriptors: Vec<ExplainedDescriptor>,
 }
@@ -121,7 +124,12 @@ impl Explanation {
                     Some(domain) => explained(rules, domain, descriptor, selection, limits),
                 }
             });
-        Self { domain: request.domain.to_owned(), known_domain: domain.is_some(), descriptors: descriptors.collect() }
+        Self {
+            domain: request.domain.to_owned(),
+            known_domain: domain.is_some(),
+            source_version: None,
+            descriptors: descriptors.collect(),
+        }
     }
 }
 

@@ -97,7 +97,9 @@ pub(super) async fn explain(State(state): State<AppState>, body: Bytes) -> Respo
     let counters = service.decider.peek(context, &decode::request(&request)).await;
     let explain = move || {
         let behaviour = &service.decider.behaviour;
-        pretty_json(&Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters))
+        let explained = Explanation::of(behaviour, &loaded.rules, &decode::request(&request), &counters);
+        let source_version = service.rules.source_version().map(|version| version.to_string());
+        pretty_json(&Explanation { source_version, ..explained })
     };
     tokio::task::spawn_blocking(explain).await.unwrap_or_else(|_| internal_error())
 }
