@@ -19,7 +19,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Uri};
 use futures_util::FutureExt as _;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Reason, RecvStream};
@@ -234,7 +235,7 @@ async fn respond(
         }
     };
     let mut buffered = BufferedBytes::new(connection);
-    if let Err(limit) = buffered.add(shrink_headers(&mut head.headers)) {
+    if let Err(limit) = buffered.add(shrink_head(&mut head)) {
         buffered.connection().record_refusal(limit);
         let _sent = send_head(&mut sender, too_many_bytes().into_http::<Body>(), true);
         return;
@@ -293,7 +294,7 @@ async fn refuse(invalid: InvalidHead, mut body: RequestBody, mut sender: SendRes
 /// Removes long values from large headers, so that a call does not hold them; returns the memory that the rest takes.
 ///
 /// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit.
-fn shrink_headers(headers: &mut HeaderMap) -> usize {
+fn shrink_head(head: &mut Parts) -> usize {
     /// Size of headers that are left as they are, in bytes.
     const SMALL_BYTES: usize = 2048;
     /// Memory of an entry of the map, without name and value, in bytes.
@@ -301,21 +302,25 @@ fn shrink_headers(headers: &mut HeaderMap) -> usize {
     /// Maximum length of a value that is kept: above that of each header that is read, `tracestate` included.
     const MAX_KEPT_VALUE_BYTES: usize = 1024;
 
-    let size = header_bytes(headers);
+    let size = header_bytes(&head.headers);
     if size <= SMALL_BYTES {
         return size;
     }
     let is_kept = |(_, value): &(&HeaderName, &HeaderValue)| value.len() <= MAX_KEPT_VALUE_BYTES;
-    // Copied, because a value can be a part of the frame that it came in.
+    // All parts are copied: each can be a slice of the frame that it came in, and would keep the whole frame.
     let copy = |(name, value): (&HeaderName, &HeaderValue)| {
-        HeaderValue::from_bytes(value.as_bytes()).ok().map(|value| (name.clone(), value))
+        let name = HeaderName::from_bytes(name.as_str().as_bytes()).ok()?;
+        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
     };
     let mut kept = HeaderMap::new();
-    for (name, value) in headers.iter().filter(is_kept).filter_map(copy) {
+    for (name, value) in head.headers.iter().filter(is_kept).filter_map(copy) {
         kept.append(name, value);
     }
-    *headers = kept;
-    header_bytes(headers) + headers.len() * ENTRY_BYTES
+    head.headers = kept;
+    if let Ok(uri) = Uri::try_from(head.uri.to_string()) {
+        head.uri = uri;
+    }
+    header_bytes(&head.headers) + head.headers.len() * ENTRY_BYTES
 }
 
 /// Size of headers as HTTP/2 defines it: the bytes of each name and value, and 32.

@@ -225,6 +225,25 @@ fn calls_in_progress_do_not_hold_long_values() {
 }
 
 #[test]
+fn half_sent_calls_do_not_keep_the_frames_of_their_headers() {
+    let server = with_rules(RULES).start();
+    // Neither the path nor the name of `x-kept` is in HPACK's tables, so each is a part of the frame.
+    let path = field(0x04, SHOULD_RATE_LIMIT.as_bytes());
+    let long = [&field(0x00, b"x-long")[..], &string(&[b'y'; 15_000])].concat();
+    let kept = [&field(0x00, b"x-kept")[..], &string(b"z")].concat();
+    let block = [&[0x83, 0x86][..], &path, &field(0x5f, b"application/grpc"), &long, &kept].concat();
+    let mut connections: Vec<_> = (0..4).map(|_| Http2Connection::connect(server.grpc_port())).collect();
+    for frames in &mut connections {
+        for stream in (1..2001).step_by(2) {
+            frames.header_block(stream, &block).unwrap();
+        }
+        frames.call(2001, &[]).unwrap();
+        assert_eq!(finish(frames, 2001), CallEnd::Decided);
+    }
+    assert!(server.peak_mib() < 50, "{} MiB", server.peak_mib());
+}
+
+#[test]
 fn many_short_headers_do_not_take_more_memory_than_their_bound() {
     let server = with_rules(RULES).start();
     // References to `accept-charset`, entry 15 of HPACK's static table: 2800 are 129 kB as HTTP/2 counts them, and more
