@@ -1,7 +1,8 @@
 //! Rate-limit algorithms: pure arithmetic on the state of a counter.
 //!
 //! Each algorithm is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`
-//! and `admits`, which is a charge that changes nothing. [`state`] dispatches to them. Common types are here.
+//! and `admits`, which is a charge that changes nothing. Its `State` implements `AlgorithmState`, the operations that
+//! stores need. [`state`] dispatches to them. Common types are here.
 //!
 //! - A state holds what was *used*, never what is left, so a limit may change under a live counter.
 //! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
@@ -11,9 +12,12 @@
 //!
 //! There is no clock, I/O or logging here, and no knowledge of the store that keeps a state.
 
+pub(crate) mod algorithm_state;
 pub mod fixed_window;
 pub mod leaky_bucket;
 pub(crate) mod leaky_level;
+pub mod reply_reader;
+pub(crate) mod share_ratio;
 pub mod sliding_window_counter;
 pub mod sliding_window_log;
 pub mod state;

@@ -314,7 +314,7 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
     if spec.queue_size == Some(0) {
         return Err(LimitError::Zero { key: "queue_size" });
     }
-    if properties.has_log && spec.requests_per_unit > spec.log_max {
+    if properties.has_log() && spec.requests_per_unit > spec.log_max {
         return Err(LimitError::LogTooLong { limit: spec.requests_per_unit, max: spec.log_max });
     }
     Ok(())

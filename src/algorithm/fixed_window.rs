@@ -14,6 +14,9 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
+use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EffectiveTime, MAX_COUNT, StateChange, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -26,6 +29,38 @@ pub struct State {
     pub count: u64,
     /// Time of the last charge.
     pub last: Time,
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [self.count, 0]
+    }
+
+    #[inline]
+    fn from_words([count, _]: [u64; 2], last: Time) -> Self {
+        Self { count, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { count: reply.number()?, last })
+    }
+
+    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+        Self { count: ratio.rounded_up(self.count), last: self.last.min(now) }
+    }
+
+    /// The number of calendar months in a window, 0 if a window has the period's length.
+    #[inline]
+    fn script_arguments<'c>(mut charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
+        let calendar = charges.next().map(|charge| charge.limit).filter(|limit| limit.calendar_months());
+        [calendar.map_or(0, |limit| i64::from(limit.period().multiplier())), 0]
+    }
+
+    fn wait_us(_limit: &Limit, result: &ChargeResult, _request: ChargeRequest) -> Option<u64> {
+        Some(result.reset_us)
+    }
 }
 
 /// Applies a request to the count.

@@ -10,7 +10,10 @@
 //! A refund takes places from the end of the queue only, never before a departure that was promised. The state
 //! therefore keeps the number of places that belong to the request admitted last.
 
-use super::leaky_level::{LeakyLevel, LevelParts, to_us};
+use super::algorithm_state::AlgorithmState;
+use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, StateChange, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -44,6 +47,40 @@ impl State {
 
     fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
         LeakyLevel::at(limit, LevelParts { whole: u64::from(self.queued), part: self.part }, self.last, now)
+    }
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [u64::from(self.queued) << 32 | u64::from(self.tail), self.part]
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
+    fn from_words([queued_and_tail, part]: [u64; 2], last: Time) -> Self {
+        Self { queued: (queued_and_tail >> 32) as u32, part, tail: queued_and_tail as u32, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { queued: reply.number_u32()?, part: reply.number()?, tail: reply.number_u32()?, last })
+    }
+
+    /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
+    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
+        let Self { queued, part, tail, last } = self.drained(limit, now);
+        let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: u64::from(queued), part }, limit);
+        // Rounded down, because refunds of these hits favour the caller.
+        let tail = to_u32(ratio.rounded_down(u64::from(tail)));
+        Self { queued: to_u32(whole), part, tail, last: last.min(now) }
+    }
+
+    fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+        // A request leaves when everything before it has left.
+        let delay_us = request.max_delay_us.min(limit.max_wait_us());
+        let without_delay = ChargeRequest { max_delay_us: 0, ..request };
+        Some(level_wait_us(limit, result, without_delay)?.max(result.reset_us.saturating_sub(delay_us)))
     }
 }
 

@@ -5,9 +5,10 @@
 //! `requests_per_unit`, so passing time is never rounded; only results are, upwards. A state keeps the level as
 //! quotient and remainder by the period, so that both fit a Lua number.
 
-use super::{ChargeRequest, EffectiveTime, effective_time, to_u32};
+use super::{ChargeRequest, ChargeResult, EffectiveTime, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
+use crate::request::Hits;
 
 /// A level as a state keeps it: `whole` hits and `part`/period of one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +96,15 @@ impl<'l> LeakyLevel<'l> {
     pub(super) fn max_delay_us(&self, request: ChargeRequest) -> u128 {
         u128::from(request.max_delay_us.min(self.limit.max_wait_us()))
     }
+}
+
+/// Computes the wait of a charge on a level, which falls evenly: `reset_us` is the time until it is 0.
+pub(super) fn level_wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+    let Hits::Charge(hits) = request.hits else { return None };
+    let room = u128::from(u64::from(limit.capacity()).checked_sub(hits)?);
+    let room_us = to_us(room * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1)));
+    let delay_us = request.max_delay_us.min(limit.max_wait_us());
+    Some(result.reset_us.saturating_sub(room_us).saturating_sub(delay_us))
 }
 
 /// Clamps a duration in microseconds to 64 bits.

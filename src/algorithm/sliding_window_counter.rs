@@ -8,6 +8,9 @@
 //! The algorithm assumes that the hits of the previous window were evenly spaced, so the weight can be too high or too
 //! low. A state has two counts only. The weight is rounded down: the one rounding in favour of the caller.
 
+use super::algorithm_state::AlgorithmState;
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -21,6 +24,31 @@ pub struct State {
     pub previous: u64,
     /// Time of the last charge.
     pub last: Time,
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [self.current, self.previous]
+    }
+
+    #[inline]
+    fn from_words([current, previous]: [u64; 2], last: Time) -> Self {
+        Self { current, previous, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { current: reply.number()?, previous: reply.number()?, last })
+    }
+
+    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+        Self {
+            current: ratio.rounded_up(self.current),
+            previous: ratio.rounded_up(self.previous),
+            last: self.last.min(now),
+        }
+    }
 }
 
 /// Applies a request to the counts.

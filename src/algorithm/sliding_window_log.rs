@@ -10,9 +10,16 @@
 
 use std::collections::VecDeque;
 
+use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EffectiveTime, StateChange, effective_time, to_u32};
 use crate::clock::Time;
 use crate::limit::Limit;
+use crate::request::Hits;
+
+/// Modulus of the number of hits ever entered in a log; `log.lua` has the same.
+const LOG_MODULUS: u64 = 1 << 52;
 
 /// Hits of the last period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +39,75 @@ pub struct LogRecord {
     pub at: Time,
     /// Number of hits, at least 1.
     pub hits: u32,
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [self.held, 0]
+    }
+
+    #[inline]
+    fn from_words([held, _]: [u64; 2], last: Time) -> Self {
+        Self { held, last, ..Default::default() }
+    }
+
+    /// Decodes a log: the running sum before the first record, the number of records, then each record.
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        let (mut sum, count) = (reply.number()?, reply.number()?);
+        let mut log = Self { last, ..Default::default() };
+        for _ in 0..count {
+            let (at, next_sum) = (reply.time()?, reply.number()?);
+            let hits = (next_sum + LOG_MODULUS).checked_sub(sum).ok_or(MalformedReply)? % LOG_MODULUS;
+            let in_order = at <= last && log.records.back().is_none_or(|newest| newest.at < at);
+            let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(MalformedReply)?;
+            log.held += u64::from(hits);
+            log.records.push_back(LogRecord { at, hits });
+            sum = next_sum;
+        }
+        Ok(log)
+    }
+
+    /// The sum of any record and all later ones is rounded up: as the oldest expire, the share is never less used than
+    /// the limit was.
+    fn scaled(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
+        let mut records: VecDeque<LogRecord> = VecDeque::new();
+        let (mut seen, mut held) = (0, 0);
+        for record in self.records.iter().rev() {
+            seen += u64::from(record.hits);
+            let hits = ratio.rounded_up(seen) - held;
+            held += hits;
+            let (at, hits) = (record.at.min(now), to_u32(hits));
+            match records.front_mut() {
+                // Records with later times were reduced to the same one.
+                Some(next) if next.at == at => next.hits = next.hits.saturating_add(hits),
+                _ if hits > 0 => records.push_front(LogRecord { at, hits }),
+                _ => {}
+            }
+        }
+        Self { records, held, last: self.last.min(now) }
+    }
+
+    /// The number of hits that the reply must cover: from the oldest on, less the hits that the log holds, and from the
+    /// newest back. See `log.lua`.
+    fn script_arguments<'c>(charges: impl Iterator<Item = CallCharge<'c>>) -> [i64; 2] {
+        let signed = |hits| i64::try_from(hits).unwrap_or(i64::MAX);
+        let (mut requested, mut max_debt, mut refunded, mut min_limit) = (0, 0, 0, i64::MAX);
+        for CallCharge { limit, hits } in charges {
+            min_limit = min_limit.min(i64::from(limit.requests_per_unit()));
+            match hits {
+                Hits::Peek => requested += 1,
+                Hits::Charge(hits) => {
+                    requested += signed(hits);
+                    // Rejected hits that count are entered before the hits that a later charge waits for: count them
+                    // twice.
+                    max_debt = max_debt.max(if limit.count_rejected() { signed(hits) } else { 0 });
+                }
+                Hits::Refund(hits) => refunded += signed(hits),
+            }
+        }
+        [requested + max_debt - min_limit, refunded]
+    }
 }
 
 /// Applies a request to the log.

@@ -1,10 +1,13 @@
 //! State of a counter of any algorithm, and charges on several counters at once.
 //!
 //! The enum and its dispatch are generated from the [table of algorithms](crate::limit::algorithm), so an algorithm
-//! without a module, a `State`, `charge` or `admits` does not compile.
+//! without a module, a `State`, `charge`, `admits` or an `AlgorithmState` does not compile.
 
 use smallvec::SmallVec;
 
+use super::algorithm_state::{AlgorithmState, CallCharge};
+use super::reply_reader::{MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, EnforcedLimit, effective_time};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -56,6 +59,77 @@ macro_rules! define_state {
                         super::$module::admits(limit, state, now, request)
                     })*
                     (algorithm, _) => Self::empty(algorithm).admits(limit, now, request),
+                }
+            }
+
+            /// Packs the state into three words; the first is the time of the last charge in microseconds. Records of a
+            /// log are left out.
+            #[inline]
+            pub(crate) fn to_words(&self) -> [u64; 3] {
+                match self {
+                    $(Self::$variant(state) => {
+                        let [a, b] = state.to_words();
+                        [state.last.as_micros(), a, b]
+                    })*
+                }
+            }
+
+            /// Unpacks the words of [`State::to_words`].
+            #[inline]
+            pub(crate) fn from_words(algorithm: Algorithm, [last, a, b]: [u64; 3]) -> Self {
+                let last = Time::from_micros(last);
+                match algorithm {
+                    $(Algorithm::$variant => Self::$variant(AlgorithmState::from_words([a, b], last)),)*
+                }
+            }
+
+            /// Decodes the state that follows the time of the last charge in a script's reply.
+            ///
+            /// # Errors
+            /// The script cannot have returned these numbers.
+            #[inline]
+            pub(crate) fn read(
+                algorithm: Algorithm,
+                reply: &mut ReplyReader<'_>,
+                last: Time,
+            ) -> Result<Self, MalformedReply> {
+                match algorithm {
+                    $(Algorithm::$variant => AlgorithmState::read(reply, last).map(Self::$variant),)*
+                }
+            }
+
+            /// Returns a state that uses the same part of `share` as this one uses of `limit`, rounded up.
+            pub(crate) fn scaled_to_share(&self, limit: &Limit, share: &Limit, now: Time) -> Self {
+                let ratio = ShareRatio::of(share, limit);
+                match self {
+                    $(Self::$variant(state) => Self::$variant(state.scaled(ratio, limit, now)),)*
+                }
+            }
+
+            /// Computes the script arguments `a` and `b` of a call that makes these charges on a counter.
+            #[inline]
+            pub(crate) fn script_arguments<'c>(
+                algorithm: Algorithm,
+                charges: impl Iterator<Item = CallCharge<'c>>,
+            ) -> [i64; 2] {
+                match algorithm {
+                    $(Algorithm::$variant => super::$module::State::script_arguments(charges),)*
+                }
+            }
+
+            /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
+            #[inline]
+            pub(crate) fn max_delay_us(limit: &Limit) -> u64 {
+                match limit.algorithm() {
+                    $(Algorithm::$variant => super::$module::State::max_delay_us(limit),)*
+                }
+            }
+
+            /// Computes the time in microseconds until a rejected charge could pass, from the result of another one on
+            /// the same state. The hits are at most the capacity. `None`: the result does not tell.
+            pub(crate) fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+                match limit.algorithm() {
+                    $(Algorithm::$variant => super::$module::State::wait_us(limit, result, request),)*
                 }
             }
         }

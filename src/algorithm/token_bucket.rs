@@ -7,7 +7,10 @@
 //! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 
-use super::leaky_level::{LeakyLevel, LevelParts, to_us};
+use super::algorithm_state::AlgorithmState;
+use super::leaky_level::{LeakyLevel, LevelParts, level_wait_us, to_us};
+use super::reply_reader::{MAX_EXACT, MalformedReply, ReplyReader};
+use super::share_ratio::ShareRatio;
 use super::{ChargeRequest, ChargeResult, StateChange};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -39,6 +42,40 @@ impl State {
 
     fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
         LeakyLevel::at(limit, LevelParts { whole: self.used, part: self.part }, self.last, now)
+    }
+}
+
+impl AlgorithmState for State {
+    #[inline]
+    fn to_words(&self) -> [u64; 2] {
+        [self.used, self.part]
+    }
+
+    #[inline]
+    fn from_words([used, part]: [u64; 2], last: Time) -> Self {
+        Self { used, part, last }
+    }
+
+    #[inline]
+    fn read(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        Ok(Self { used: reply.number()?, part: reply.number()?, last })
+    }
+
+    /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
+    fn scaled(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
+        let Self { used, part, last } = self.drained(limit, now);
+        let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: used, part }, limit);
+        Self { used: whole, part, last: last.min(now) }
+    }
+
+    /// The time in which 2^52 tokens refill: borrowed tokens must stay countable. At least 12 days.
+    fn max_delay_us(limit: &Limit) -> u64 {
+        let longest_us = (1 << 52) * u128::from(limit.period_us()) / u128::from(limit.requests_per_unit().max(1));
+        to_us(longest_us).min(MAX_EXACT - 1)
+    }
+
+    fn wait_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
+        level_wait_us(limit, result, request)
     }
 }
 

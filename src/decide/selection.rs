@@ -220,7 +220,7 @@ fn limits_of<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) -> SmallVec<[
 fn override_limit(behaviour: &DecisionSettings, defaults: &OverrideDefaults, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
-    let log_is_too_long = defaults.algorithm.properties().has_log && sent.requests_per_unit > behaviour.log_max;
+    let log_is_too_long = defaults.algorithm.properties().has_log() && sent.requests_per_unit > behaviour.log_max;
     let algorithm = if log_is_too_long { Algorithm::SlidingWindowCounter } else { defaults.algorithm };
     let properties = algorithm.properties();
     let spec = LimitSpec {

@@ -2,8 +2,8 @@
 //!
 //! A new algorithm is a row of this table, a module of the same name in `src/algorithm/`, and a Lua file of the same
 //! name in `src/store/redis/lua/`. Everything else is generated from the table or derived from the properties in it:
-//! names, state, dispatch, keys of rule files, schema. Where a store encodes states, a `match` without a wildcard names
-//! each place that a new algorithm still needs.
+//! names, state, dispatch, scripts, keys of rule files, schema. The module implements
+//! `algorithm::algorithm_state::AlgorithmState`, so the compiler names what it lacks.
 
 use std::fmt;
 
@@ -16,48 +16,63 @@ macro_rules! for_each_algorithm {
         $callback! {
             /// Tokens are refilled continuously; idle time earns a burst.
             TokenBucket, token_bucket, AlgorithmProperties {
+                wire_id: 0,
+                lua_helpers: &["divide"],
                 capacity: Capacity::BucketSize,
                 delay: Delay::IfMaxWait,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
+                hit_expiry: HitExpiry::Continuous,
+                rejection_end_is_fixed: false,
                 not_eventual: None,
-                has_log: false,
                 has_calendar_months: false,
             };
             /// Requests leave one by one at a fixed rate; those that find others before them are delayed.
             LeakyBucket, leaky_bucket, AlgorithmProperties {
+                wire_id: 1,
+                lua_helpers: &["divide"],
                 capacity: Capacity::QueueSize,
                 delay: Delay::UntilDeadline,
                 rejected_hits: RejectedHitsPolicy::NeverCounted,
+                hit_expiry: HitExpiry::Continuous,
+                rejection_end_is_fixed: false,
                 not_eventual: Some("leaky_bucket: a queue needs one order of arrival for all replicas"),
-                has_log: false,
                 has_calendar_months: false,
             };
             /// One count for each window; windows are aligned to the Unix epoch.
             #[default]
             FixedWindow, fixed_window, AlgorithmProperties {
+                wire_id: 2,
+                lua_helpers: &[],
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
                 rejected_hits: RejectedHitsPolicy::CountedByDefault,
+                hit_expiry: HitExpiry::WithWindow,
+                rejection_end_is_fixed: true,
                 not_eventual: None,
-                has_log: false,
                 has_calendar_months: true,
             };
             /// One entry for each admitted hit; exact in any window.
             SlidingWindowLog, sliding_window_log, AlgorithmProperties {
+                wire_id: 3,
+                lua_helpers: &["log"],
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
+                hit_expiry: HitExpiry::AfterPeriod,
+                rejection_end_is_fixed: false,
                 not_eventual: None,
-                has_log: true,
                 has_calendar_months: false,
             };
             /// Count of this window plus that of the previous one, weighted by the part of it that still overlaps.
             SlidingWindowCounter, sliding_window_counter, AlgorithmProperties {
+                wire_id: 4,
+                lua_helpers: &["divide"],
                 capacity: Capacity::RequestsPerUnit,
                 delay: Delay::Never,
                 rejected_hits: RejectedHitsPolicy::CountedOnRequest,
+                hit_expiry: HitExpiry::WithWindow,
+                rejection_end_is_fixed: false,
                 not_eventual: None,
-                has_log: false,
                 has_calendar_months: false,
             };
         }
@@ -65,19 +80,25 @@ macro_rules! for_each_algorithm {
 }
 pub(crate) use for_each_algorithm;
 
-/// Properties of an algorithm that decide which keys of a rule apply to it.
+/// Properties of an algorithm: the keys of a rule that apply to it, and what stores need to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmProperties {
+    /// Number of the algorithm in script arguments. Part of the wire format: replicas of all versions must agree.
+    pub wire_id: u8,
+    /// Helper functions that the Lua file calls, by the names of their parts.
+    pub lua_helpers: &'static [&'static str],
     /// Key that sets the number of hits that can pass at once.
     pub capacity: Capacity,
     /// Delay of an admitted request; decides whether `max_wait` applies.
     pub delay: Delay,
     /// Treatment of rejected hits; decides whether `count_rejected` applies.
     pub rejected_hits: RejectedHitsPolicy,
+    /// Expiry of charged hits; decides how long counters are kept, and the size, life and return of leases.
+    pub hit_expiry: HitExpiry,
+    /// A rejection ends at a time that no further hit postpones, even if rejected hits count.
+    pub rejection_end_is_fixed: bool,
     /// Reason why `consistency: eventual` does not apply; `None` if it does.
     pub not_eventual: Option<&'static str>,
-    /// Keeps an entry for each hit, so that its memory is bounded by a setting.
-    pub has_log: bool,
     /// Windows of months can follow the calendar.
     pub has_calendar_months: bool,
 }
@@ -126,6 +147,17 @@ pub enum RejectedHitsPolicy {
     CountedByDefault,
 }
 
+/// Expiry of charged hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HitExpiry {
+    /// Hits belong to an aligned window and expire with it.
+    WithWindow,
+    /// Hits drain at the rate of the limit.
+    Continuous,
+    /// Hits expire one period after they were entered. The state is a log, whose length a setting bounds.
+    AfterPeriod,
+}
+
 macro_rules! define_algorithm {
     ($($(#[$attribute:meta])* $variant:ident, $name:ident, $properties:expr;)*) => {
         /// Algorithm that counts hits against a limit.
@@ -148,7 +180,7 @@ macro_rules! define_algorithm {
                 }
             }
 
-            /// Properties that decide which keys of a rule apply.
+            /// Properties from the table.
             pub const fn properties(self) -> AlgorithmProperties {
                 match self {
                     $(Self::$variant => $properties,)*
@@ -158,6 +190,18 @@ macro_rules! define_algorithm {
     };
 }
 for_each_algorithm!(define_algorithm);
+
+impl AlgorithmProperties {
+    /// True if the state has an entry for each hit, so that a setting bounds its memory.
+    pub fn has_log(&self) -> bool {
+        self.hit_expiry == HitExpiry::AfterPeriod
+    }
+
+    /// True if `consistency: eventual` applies.
+    pub const fn can_be_eventual(&self) -> bool {
+        self.not_eventual.is_none()
+    }
+}
 
 impl Algorithm {
     /// Returns the algorithm of that name.
@@ -169,5 +213,32 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Algorithm;
+
+    #[test]
+    fn wire_ids_of_released_versions_stay() {
+        let released = [
+            ("token_bucket", 0),
+            ("leaky_bucket", 1),
+            ("fixed_window", 2),
+            ("sliding_window_log", 3),
+            ("sliding_window_counter", 4),
+        ];
+        for (name, id) in released {
+            let algorithm = Algorithm::from_name(name).expect(name);
+            assert_eq!(algorithm.properties().wire_id, id, "{name}");
+        }
+    }
+
+    #[test]
+    fn no_two_algorithms_share_a_wire_id() {
+        let mut ids = Algorithm::ALL.map(|algorithm| algorithm.properties().wire_id);
+        ids.sort_unstable();
+        assert!(ids.is_sorted_by(|id, next| id < next), "{ids:?}");
     }
 }

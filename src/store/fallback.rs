@@ -14,15 +14,12 @@
 //! Memory is bounded like that of [`MemoryStore`]. States without room are dropped, and charges without room are
 //! limited in its overflow shard.
 
-mod scale;
-
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
-use self::scale::scaled_to_share;
 use super::memory::MemoryStore;
 use super::memory::usage::MemoryUsage;
 use super::outcome::LimitAdmissions;
@@ -102,7 +99,7 @@ impl Fallback {
         self.memory.put(path, now, |put| {
             for ((limit, tag), state) in counters.iter().zip(states) {
                 let share = limit.share_of(replicas);
-                put(&share, *tag, scaled_to_share(state, limit, &share, now));
+                put(&share, *tag, state.scaled_to_share(limit, &share, now));
             }
         });
     }

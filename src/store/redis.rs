@@ -8,7 +8,6 @@
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
 //! ([`eventual`], [`over_limit_cache`]), and submits the others to `in_flight`.
 
-mod algorithms;
 mod call_runner;
 pub mod charge_context;
 mod charge_group;

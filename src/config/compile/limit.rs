@@ -54,7 +54,7 @@ pub(super) fn check_defaults(reader: &mut DocumentReader<'_>, settings: &Default
     let algorithm = settings.algorithm.map(|spanned| spanned.value);
     let clashes = [
         (
-            algorithm.is_some_and(|algorithm| algorithm.properties().not_eventual.is_some()),
+            algorithm.is_some_and(|algorithm| !algorithm.properties().can_be_eventual()),
             algorithm.map_or("", Algorithm::name),
         ),
         (settings.max_wait_us.is_some_and(|spanned| spanned.value > 0), "`max_wait`"),
@@ -257,7 +257,7 @@ fn limit_spec(written: &RateLimitEntry, period: Period, sole: bool, scope: &Doma
     let own_wait = own.max_wait_us.map(|spanned| spanned.value);
     let own_rejected = own.count_rejected.map(|spanned| spanned.value);
     let own_eventual = own.eventual.map(|spanned| spanned.value);
-    let can_be_eventual = properties.not_eventual.is_none() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
+    let can_be_eventual = properties.can_be_eventual() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
     let eventual = own_eventual.or(scope.default(|d| d.eventual).filter(|_| can_be_eventual)).unwrap_or(false);
     let can_wait = match properties.delay {
         Delay::Never => false,

@@ -4,12 +4,10 @@
 //! index. The remaining bytes are the inputs of expiry and eviction, so that neither needs the limit.
 
 use crate::algorithm::state::State;
-use crate::algorithm::{
-    ChargeResult, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
-};
+use crate::algorithm::{ChargeResult, sliding_window_log};
 use crate::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::{Algorithm, HitExpiry};
 
 /// One counter.
 #[derive(Clone, Copy, Debug)]
@@ -75,36 +73,25 @@ impl CounterEntry {
 
     /// Unpacks the state; `log` has the records of a log.
     pub(super) fn state(&self, log: sliding_window_log::State) -> State {
-        let [last, a, b] = self.words;
-        let last = Time::from_micros(last);
         match self.kind {
-            Algorithm::TokenBucket => State::TokenBucket(token_bucket::State { used: a, part: b, last }),
-            Algorithm::LeakyBucket => {
-                let [queued, tail] = halves(a);
-                State::LeakyBucket(leaky_bucket::State { queued, tail, part: b, last })
-            }
-            Algorithm::FixedWindow => State::FixedWindow(fixed_window::State { count: a, last }),
             Algorithm::SlidingWindowLog => State::SlidingWindowLog(log),
-            Algorithm::SlidingWindowCounter => {
-                State::SlidingWindowCounter(sliding_window_counter::State { current: a, previous: b, last })
-            }
+            algorithm => State::from_words(algorithm, self.words),
         }
     }
 
     /// Packs a state; returns the records of a log, to be stored at [`CounterEntry::log`].
     pub(super) fn set_state(&mut self, state: State) -> Option<sliding_window_log::State> {
-        let log_index = self.words[2];
-        let (words, log) = match state {
-            State::TokenBucket(state) => ([state.last.as_micros(), state.used, state.part], None),
-            State::LeakyBucket(state) => {
-                ([state.last.as_micros(), u64::from(state.queued) << 32 | u64::from(state.tail), state.part], None)
+        match state {
+            // The last word stays the index of the log.
+            State::SlidingWindowLog(log) => {
+                (self.words[0], self.words[1]) = (log.last.as_micros(), log.held);
+                Some(log)
             }
-            State::FixedWindow(state) => ([state.last.as_micros(), state.count, 0], None),
-            State::SlidingWindowLog(state) => ([state.last.as_micros(), state.held, log_index], Some(state)),
-            State::SlidingWindowCounter(state) => ([state.last.as_micros(), state.current, state.previous], None),
-        };
-        self.words = words;
-        log
+            state => {
+                self.words = state.to_words();
+                None
+            }
+        }
     }
 
     /// Updates the inputs of expiry and eviction after a charge at `now`.
@@ -112,10 +99,7 @@ impl CounterEntry {
         let last = Time::from_micros(self.words[0]);
         // A draining level is empty sooner if the limit is higher. It is kept for one more period, so that it still
         // counts if a reload lowers the limit. Windows end at times that do not depend on the limit.
-        let drains = match self.kind {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket => result.reset_us > 0,
-            Algorithm::FixedWindow | Algorithm::SlidingWindowLog | Algorithm::SlidingWindowCounter => false,
-        };
+        let drains = self.kind.properties().hit_expiry == HitExpiry::Continuous && result.reset_us > 0;
         let beyond_us = if drains { limit.period_us() } else { 0 };
         // Kept at least until its own time is past, because a counter's time never runs backwards.
         self.expires_s = seconds_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
@@ -145,9 +129,4 @@ pub(super) fn seconds_down(time: Time) -> u32 {
 #[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
 const fn split(key: u128) -> [u64; 2] {
     [key as u64, (key >> 64) as u64]
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
-const fn halves(word: u64) -> [u32; 2] {
-    [(word >> 32) as u32, word as u32]
 }

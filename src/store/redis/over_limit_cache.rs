@@ -13,10 +13,10 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::algorithms::row;
 use super::command::{ChargeCommand, OwnedCounter};
 use super::identity_hasher::{HashKeyMap, SHARDS};
 use super::script::arguments::max_delay_us;
+use crate::algorithm::state::State;
 use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::micros;
 use crate::request::Hits;
@@ -161,7 +161,7 @@ impl OverLimitCache {
         let Hits::Charge(hits) = command.request.hits else { return };
         let is_cacheable = |counter: &OwnedCounter| {
             let limit = &counter.limit;
-            !limit.count_rejected() || self.cache_counted && row(limit.algorithm()).rejection_end_is_fixed
+            !limit.count_rejected() || self.cache_counted && limit.algorithm().properties().rejection_end_is_fixed
         };
         if !command.counters.iter().all(is_cacheable) {
             return;
@@ -259,7 +259,7 @@ impl CachedLimit {
             return (hits <= u64::from(result.remaining)).then_some(*result);
         }
         let never_fits = hits > u64::from(limit.capacity()) || limit.requests_per_unit() == 0;
-        let wait_us = if never_fits { None } else { Some((row(limit.algorithm()).wait_us)(limit, result, request)?) };
+        let wait_us = if never_fits { None } else { Some(State::wait_us(limit, result, request)?) };
         Some(ChargeResult { retry_after_us: wait_us, ..*result })
     }
 }

@@ -11,7 +11,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::algorithms::can_be_lent;
 use super::command::ChargeCommand;
 use super::deployments::CounterDeployment;
 use super::eventual::counters::EventualCounters;
@@ -95,7 +94,8 @@ impl PreparedCall {
         deadline: Instant,
     ) -> Result<u64, RedisError> {
         let slot = || self.slot();
-        let can_be_lent = command.counters.iter().all(|counter| can_be_lent(counter.limit.algorithm()));
+        let can_be_lent =
+            command.counters.iter().all(|counter| counter.limit.algorithm().properties().can_be_eventual());
         let script = match &self.mode {
             CountingMode::Script { script, keys } if can_be_lent => {
                 let arguments = arguments(slice::from_ref(command), self.client_clock.then_some(self.now));

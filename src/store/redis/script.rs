@@ -5,4 +5,3 @@
 pub mod arguments;
 pub mod compose;
 pub mod replay;
-pub mod reply_reader;

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::counter::{Charge, Counter, Path};
-use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::{Algorithm, HitExpiry};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::{Entry, Hits};
@@ -34,12 +34,12 @@ impl Charging {
     /// Charges by an algorithm, on `keys` keys.
     pub(crate) fn new(algorithm: Algorithm, keys: usize) -> Self {
         let count = u32::try_from(keys).expect("there are few");
-        let (requests_per_unit, step_us) = match algorithm {
+        let (requests_per_unit, step_us) = match algorithm.properties().hit_expiry {
             // Buckets drain at half the rate of the charges, so that they are never empty.
-            Algorithm::TokenBucket | Algorithm::LeakyBucket => (30_000_000 / count, 1),
-            Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => (4_000_000_000, 1),
+            HitExpiry::Continuous => (30_000_000 / count, 1),
+            HitExpiry::WithWindow => (4_000_000_000, 1),
             // Eight charges a minute, so that a log has eight records.
-            Algorithm::SlidingWindowLog => (10, 7_500_000 / u64::from(count)),
+            HitExpiry::AfterPeriod => (10, 7_500_000 / u64::from(count)),
         };
         Self::of((algorithm, requests_per_unit), step_us, keys)
     }

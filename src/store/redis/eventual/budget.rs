@@ -8,8 +8,8 @@ use super::lease::{CallReport, LeaseTicket};
 use crate::algorithm::fixed_window;
 use crate::algorithm::state::State;
 use crate::clock::Time;
+use crate::limit::algorithm::HitExpiry;
 use crate::limit::{Consistency, Limit, Overshoot};
-use crate::store::redis::algorithms::{LeaseModel, row};
 use crate::store::redis::command::OwnedCounter;
 use crate::store::redis::lease_call::RecordedLease;
 
@@ -43,12 +43,11 @@ impl LocalBudget {
         let mut budget = Self { share: u64::MAX, period_us: 0, life_us: MAX_LIFE_US };
         for OwnedCounter { limit, .. } in counters {
             let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
-            let (for_shares, life_us) = match row(limit.algorithm()).lease {
+            let (for_shares, life_us) = match limit.algorithm().properties().hit_expiry {
                 // The other half of the overshoot is for what refills during the life of a lease.
-                LeaseModel::Refill => (milli_hits(limit, overshoot) / 2, refill_life_us(limit, overshoot)),
-                LeaseModel::Window => (milli_hits(limit, overshoot), MAX_LIFE_US),
-                LeaseModel::Log => (milli_hits(limit, overshoot), log_life_us(limit.period().micros())),
-                LeaseModel::Never => return None,
+                HitExpiry::Continuous => (milli_hits(limit, overshoot) / 2, refill_life_us(limit, overshoot)),
+                HitExpiry::WithWindow => (milli_hits(limit, overshoot), MAX_LIFE_US),
+                HitExpiry::AfterPeriod => (milli_hits(limit, overshoot), log_life_us(limit.period().micros())),
             };
             budget.share = budget.share.min(for_shares / 1000 / (2 * u64::from(slots.get())));
             budget.period_us = budget.period_us.max(longest_period_us(limit));
@@ -62,13 +61,16 @@ impl LocalBudget {
 
     /// Returns the life of a lease charged at `now`, in microseconds: it ends before its window.
     pub(super) fn life_at(&self, counters: &[OwnedCounter], states: &[State], now: Time) -> u64 {
-        let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| match row(limit.algorithm()).lease
+        let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| match limit
+            .algorithm()
+            .properties()
+            .hit_expiry
         {
-            LeaseModel::Window => {
+            HitExpiry::WithWindow => {
                 let margin_us = MAX_WINDOW_MARGIN_US.min(limit.period_us() / 20);
                 window_end(limit, state, now).since_us(now).saturating_sub(margin_us)
             }
-            LeaseModel::Refill | LeaseModel::Log | LeaseModel::Never => u64::MAX,
+            HitExpiry::Continuous | HitExpiry::AfterPeriod => u64::MAX,
         };
         counters.iter().zip(states).map(left_us).fold(self.life_us, u64::min)
     }
@@ -81,10 +83,10 @@ impl LocalBudget {
     /// Returns the span of demand that a lease covers, in microseconds. It is shorter where unused hits can be returned
     /// in part or not at all.
     pub(super) fn covered_span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
-        let span_us = |counter: &OwnedCounter| match row(counter.limit.algorithm()).lease {
-            LeaseModel::Log => (life_us / 4).min(MAX_LOG_SPAN_US),
-            LeaseModel::Refill => life_us / 2,
-            LeaseModel::Window | LeaseModel::Never => life_us,
+        let span_us = |counter: &OwnedCounter| match counter.limit.algorithm().properties().hit_expiry {
+            HitExpiry::AfterPeriod => (life_us / 4).min(MAX_LOG_SPAN_US),
+            HitExpiry::Continuous => life_us / 2,
+            HitExpiry::WithWindow => life_us,
         };
         counters.iter().map(span_us).min().unwrap_or(life_us)
     }
@@ -97,12 +99,12 @@ impl LocalBudget {
         let mut void_from = Some(recorded.end);
         let mut refilled = 0;
         for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&report.states) {
-            match row(limit.algorithm()).lease {
-                LeaseModel::Window => {
+            match limit.algorithm().properties().hit_expiry {
+                HitExpiry::WithWindow => {
                     void_from = void_from.map(|time| time.min(window_end(limit, state, report.now)));
                 }
-                LeaseModel::Refill => refilled = refilled.max(refill(limit, return_span_us)),
-                LeaseModel::Log | LeaseModel::Never => void_from = None,
+                HitExpiry::Continuous => refilled = refilled.max(refill(limit, return_span_us)),
+                HitExpiry::AfterPeriod => void_from = None,
             }
         }
         LeaseTicket { serial, end: report.sent + Duration::from_micros(life_us), recorded, void_from, refilled }
@@ -111,10 +113,10 @@ impl LocalBudget {
 
 /// Returns how much longer than a period the log of an eventual limit keeps hits, in microseconds.
 pub fn log_extension_us(limit: &Limit) -> u64 {
-    match (row(limit.algorithm()).lease, limit.consistency()) {
-        (LeaseModel::Log, Consistency::Eventual(_)) => log_life_us(limit.period().micros()),
-        (LeaseModel::Log, Consistency::Strict) => 0,
-        (LeaseModel::Window | LeaseModel::Refill | LeaseModel::Never, _) => 0,
+    match (limit.algorithm().properties().hit_expiry, limit.consistency()) {
+        (HitExpiry::AfterPeriod, Consistency::Eventual(_)) => log_life_us(limit.period().micros()),
+        (HitExpiry::AfterPeriod, Consistency::Strict) => 0,
+        (HitExpiry::WithWindow | HitExpiry::Continuous, _) => 0,
     }
 }
 

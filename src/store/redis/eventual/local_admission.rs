@@ -16,7 +16,6 @@ use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
 use crate::request::Hits;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
-use crate::store::redis::algorithms::can_be_lent;
 use crate::store::redis::command::{ChargeBatch, ChargeCommand};
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use crate::store::redis::over_limit_cache::OverLimitCache;
@@ -107,7 +106,8 @@ impl LocalAdmission {
         requested: u64,
     ) -> Option<LeaseCall> {
         let is_refund = |command: &ChargeCommand| {
-            let can_be_lent = || command.counters.iter().any(|counter| can_be_lent(counter.limit.algorithm()));
+            let can_be_lent =
+                || command.counters.iter().any(|counter| counter.limit.algorithm().properties().can_be_eventual());
             matches!(command.request.hits, Hits::Refund(_)) && !command.dry_run && can_be_lent()
         };
         let has_refund = commands.iter().any(is_refund);

@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, RandomState};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::algorithm::reply_reader::MalformedReply;
 use crate::clock::Time;
 use crate::store::redis::key;
-use crate::store::redis::script::reply_reader::MalformedReply;
 
 /// Random identity of a process, different from all others, earlier ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

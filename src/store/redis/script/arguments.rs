@@ -7,11 +7,12 @@ use std::io::Write as _;
 
 use bytes::Bytes;
 
-use super::reply_reader::MAX_EXACT;
+use crate::algorithm::algorithm_state::CallCharge;
+use crate::algorithm::reply_reader::MAX_EXACT;
+use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::request::Hits;
-use crate::store::redis::algorithms::row;
 use crate::store::redis::command::{ChargeCommand, OwnedCounter};
 
 /// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::redis::command::MAX_CHARGES_PER_CALL) charges.
@@ -22,10 +23,12 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
     let Some(first) = commands.first() else { return encoder.0.into() };
     for (index, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
-        let row = row(limit.algorithm());
-        encoder.push(i64::from(row.wire_id));
+        encoder.push(i64::from(limit.algorithm().properties().wire_id));
         encoder.push(signed(limit.period_us()));
-        let [a, b] = (row.arguments)(commands, index);
+        let charges = commands
+            .iter()
+            .map(|command| CallCharge { limit: &command.counters[index].limit, hits: command.request.hits });
+        let [a, b] = State::script_arguments(limit.algorithm(), charges);
         encoder.push(a);
         encoder.push(b);
         encoder.push_digits(limit.period_us() / 1000);
@@ -47,7 +50,7 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
 
 /// Returns the longest delay of a command in microseconds: as requested, within the bounds of its algorithms.
 pub fn max_delay_us(command: &ChargeCommand) -> u64 {
-    let bound_us = |counter: &OwnedCounter| (row(counter.limit.algorithm()).max_delay_us)(&counter.limit);
+    let bound_us = |counter: &OwnedCounter| State::max_delay_us(&counter.limit);
     command.counters.iter().map(bound_us).fold(command.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
 }
 

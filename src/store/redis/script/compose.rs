@@ -11,8 +11,7 @@ use std::sync::OnceLock;
 
 use sha1::{Digest, Sha1};
 
-use crate::limit::algorithm::Algorithm;
-use crate::store::redis::algorithms::row;
+use crate::limit::algorithm::{Algorithm, for_each_algorithm};
 
 /// Files of parts that any algorithm may use.
 const SHARED_FILES: [&str; 6] = [
@@ -26,6 +25,18 @@ const SHARED_FILES: [&str; 6] = [
 
 /// Parts with helper functions, in the order in which a script defines them.
 const HELPERS: [&str; 2] = ["divide", "log"];
+
+macro_rules! define_lua_files {
+    ($($(#[$attribute:meta])* $variant:ident, $name:ident, $properties:expr;)*) => {
+        /// Returns the text of an algorithm's Lua file.
+        const fn lua_file(algorithm: Algorithm) -> &'static str {
+            match algorithm {
+                $(Algorithm::$variant => include_str!(concat!("../lua/", stringify!($name), ".lua")),)*
+            }
+        }
+    };
+}
+for_each_algorithm!(define_lua_files);
 
 /// Number of algorithms.
 const ALGORITHMS: usize = Algorithm::ALL.len();
@@ -89,7 +100,7 @@ fn several_counters(algorithms: impl Iterator<Item = Algorithm> + Clone) -> Stri
     let constructors: String = algorithms
         .map(|algorithm| {
             let constructor = expand(include_str!("../lua/counter.lua"), &parts_of(algorithm));
-            format!("constructors[{}] = {constructor}", row(algorithm).wire_id)
+            format!("constructors[{}] = {constructor}", algorithm.properties().wire_id)
         })
         .collect();
     let mut parts = shared_parts();
@@ -100,7 +111,7 @@ fn several_counters(algorithms: impl Iterator<Item = Algorithm> + Clone) -> Stri
 /// Returns the helper functions that these algorithms call.
 fn helpers(algorithms: &(impl Iterator<Item = Algorithm> + Clone)) -> String {
     let shared = shared_parts();
-    let is_used = |name: &&str| algorithms.clone().any(|algorithm| row(algorithm).helpers.contains(name));
+    let is_used = |name: &&str| algorithms.clone().any(|algorithm| algorithm.properties().lua_helpers.contains(name));
     HELPERS.into_iter().filter(is_used).map(|name| shared[name]).collect()
 }
 
@@ -113,7 +124,7 @@ fn parts_of(algorithm: Algorithm) -> LuaParts<'static> {
     let mut parts = shared_parts();
     // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
-    parts.extend(split(row(algorithm).lua));
+    parts.extend(split(lua_file(algorithm)));
     parts
 }
 

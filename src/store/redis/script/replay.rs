@@ -7,11 +7,10 @@
 use smallvec::SmallVec;
 
 use super::arguments::max_delay_us;
-use super::reply_reader::{MalformedReply, ReplyReader};
+use crate::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::Time;
-use crate::store::redis::algorithms::row;
 use crate::store::redis::command::ChargeCommand;
 
 /// Outcome of a call.
@@ -37,7 +36,7 @@ pub fn replay(commands: &[ChargeCommand], reply: &[u8], has_leases: bool) -> Res
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
     for counter in counters {
         let last = reader.time()?;
-        states.push((row(counter.limit.algorithm()).read_state)(&mut reader, last)?);
+        states.push(State::read(counter.limit.algorithm(), &mut reader, last)?);
     }
     let lent = if has_leases { reader.number()? } else { 0 };
     if !reader.is_empty() {
