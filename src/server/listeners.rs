@@ -43,7 +43,7 @@ pub(super) struct BoundListeners {
 
 /// Guards of all listeners, with the certificates of those that have TLS.
 #[derive(Debug)]
-pub(super) struct AllGuards {
+pub(super) struct GuardsByListener {
     grpc: ListenerGuards,
     http: ListenerGuards,
     debug: ListenerGuards,
@@ -62,7 +62,7 @@ enum GrpcSocket {
     Unix(std::os::unix::net::UnixListener, PathBuf),
 }
 
-impl AllGuards {
+impl GuardsByListener {
     /// Loads the certificates.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl BoundListeners {
     ///
     /// # Errors
     /// The first listener that cannot be opened.
-    pub(super) fn open(settings: &Settings, guards: AllGuards) -> Result<Self, StartupError> {
+    pub(super) fn open(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
         let open = |listener: ListenerAddress<'_>| listen_tcp(listener.address).map_err(|error| listener.error(error));
         let grpc = match &settings.listeners.grpc {
             GrpcListener::Tcp(address) => GrpcSocket::Tcp(open(addresses::grpc(address))?),
@@ -103,7 +103,7 @@ impl BoundListeners {
                 GrpcSocket::Unix(listener, path.clone())
             }
         };
-        let AllGuards { grpc: grpc_guards, http, debug, prometheus } = guards;
+        let GuardsByListener { grpc: grpc_guards, http, debug, prometheus } = guards;
         Ok(Self {
             grpc,
             grpc_guards,

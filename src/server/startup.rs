@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::addresses;
 use super::error::StartupError;
-use super::listeners::AllGuards;
+use super::listeners::GuardsByListener;
 use super::tracing_setup;
 use crate::config::xds;
 use crate::http::admin_token;
@@ -23,7 +23,7 @@ use crate::telemetry::traces::otlp::OtlpExporter;
 /// Contents of the files that the settings name.
 pub(super) struct StartupResources {
     /// Guards of the listeners, with their certificates.
-    pub(super) guards: AllGuards,
+    pub(super) guards: GuardsByListener,
     /// Page for Prometheus; `None` if it is off.
     pub(super) exposition: Option<Arc<Exposition>>,
     /// Exporter of traces; `None` if there are none.
@@ -37,7 +37,7 @@ impl StartupResources {
     /// All problems, at least one.
     pub(super) fn load(settings: &Settings, stats: &Arc<ServerStats>) -> Result<Self, Vec<StartupError>> {
         let mut errors = addresses::problems(settings);
-        let guards = AllGuards::load(settings, stats).map_err(|unusable| errors.extend(unusable));
+        let guards = GuardsByListener::load(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
         let exposition = metrics.prometheus.as_ref().map(|prometheus| Exposition::new(prometheus, &metrics.tags));
         let exposition = exposition.transpose().map_err(|unusable| errors.push(unusable.into()));

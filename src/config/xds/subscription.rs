@@ -37,7 +37,7 @@ pub struct Subscription {
     /// Last refusal; `None` once other content was accepted.
     refusal: Option<Refusal>,
     /// Refusal that is sent later.
-    delayed: Option<DelayedRefusal>,
+    delayed: Option<DelayedNack>,
 }
 
 /// Reaction to a response.
@@ -69,7 +69,7 @@ struct Refusal {
 }
 
 #[derive(Debug)]
-struct DelayedRefusal {
+struct DelayedNack {
     due: Instant,
     received: ReceivedSet,
 }
@@ -125,7 +125,7 @@ impl Subscription {
                     due
                 }
             };
-            self.delayed = Some(DelayedRefusal { due, received });
+            self.delayed = Some(DelayedNack { due, received });
             return Reaction::RefuseLater;
         }
         self.delayed = None;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::incrby::refunds::Refunds;
+use super::incrby::refunds::RefundSupport;
 use super::probe::{Probe, ProbeKind};
 use crate::counter::Charge;
 use crate::limit::Limit;
@@ -24,14 +24,17 @@ pub(super) struct Deployments {
 #[derive(Debug)]
 pub(super) struct CounterDeployment {
     pub(super) client: Arc<Deployment>,
-    pub(super) refunds: Refunds,
+    pub(super) refunds: RefundSupport,
 }
 
 impl Deployments {
     /// Starts to connect.
     pub(super) fn start(settings: &RedisSettings) -> Self {
         let start = |deployment| {
-            Arc::new(CounterDeployment { client: Arc::new(start(settings, deployment)), refunds: Refunds::default() })
+            Arc::new(CounterDeployment {
+                client: Arc::new(start(settings, deployment)),
+                refunds: RefundSupport::default(),
+            })
         };
         Self { main: start(&settings.main), per_second: settings.per_second.as_ref().map(start) }
     }

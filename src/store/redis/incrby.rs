@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use self::refunds::Refunds;
+use self::refunds::RefundSupport;
 use self::window_key::WindowKey;
 use super::command::ChargeCommand;
 use super::script::compose::window_charges_script;
@@ -46,7 +46,7 @@ pub(super) struct IncrBatch<'a> {
     window: &'a WindowKey,
     now: Time,
     commands: &'a [ChargeCommand],
-    refunds: &'a Refunds,
+    refunds: &'a RefundSupport,
     step: Step,
     states: [State; 1],
     /// Results of the charges, in their order; empty before they are counted.
@@ -96,7 +96,12 @@ struct IncrOutcome {
 
 impl<'a> IncrBatch<'a> {
     /// Creates a batch of which nothing is counted. `now` is this process's time, within the window.
-    pub(super) fn new(window: &'a WindowKey, commands: &'a [ChargeCommand], now: Time, refunds: &'a Refunds) -> Self {
+    pub(super) fn new(
+        window: &'a WindowKey,
+        commands: &'a [ChargeCommand],
+        now: Time,
+        refunds: &'a RefundSupport,
+    ) -> Self {
         let by_script = commands.iter().any(is_refund) && refunds.may_use_script(Instant::now());
         Self {
             window,

@@ -14,9 +14,9 @@ const RETRY_AFTER_REJECTION: Duration = Duration::from_secs(60);
 /// Time from a script without reply to the next attempt. Some proxies close the connection, which fails other charges.
 const RETRY_AFTER_NO_REPLY: Duration = Duration::from_secs(3600);
 
-/// Refunds of one deployment.
+/// Script support of one deployment, and its number of dropped refunds.
 #[derive(Debug, Default)]
-pub(crate) struct Refunds {
+pub(crate) struct RefundSupport {
     scripts: Mutex<ScriptSupport>,
     dropped: AtomicU64,
 }
@@ -31,7 +31,7 @@ enum ScriptSupport {
     },
 }
 
-impl Refunds {
+impl RefundSupport {
     /// Returns false if scripts are known to be rejected at `now`.
     pub(super) fn may_use_script(&self, now: Instant) -> bool {
         let mut support = self.scripts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,12 +87,12 @@ impl Refunds {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::Refunds;
+    use super::RefundSupport;
     use crate::redis::error::{RedisError, ReplyError};
 
     #[test]
     fn scripts_are_tried_again_after_a_rejection() {
-        let (refunds, start) = (Refunds::default(), Instant::now());
+        let (refunds, start) = (RefundSupport::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         let fails = |error, now| refunds.record_failure(&ReplyError::Failed(error), now);
         assert!(refunds.may_use_script(start));
