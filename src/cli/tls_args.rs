@@ -11,7 +11,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use tonic::transport::{ClientTlsConfig, Identity};
 
-use crate::settings::pem::{ClientCertificate, PemFile, trusted_roots};
+use crate::settings::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
 use crate::settings::target::Target;
 
 /// TLS flags.
@@ -92,14 +92,11 @@ impl ClientTls {
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("{}: {error}", files.switch))?
             .with_root_certificates(roots);
-        let (mut config, tonic_config) = match &files.identity {
-            None => (builder.with_no_client_auth(), tonic_config),
+        let mut config = with_client_certificate(builder, files.identity.as_ref())?;
+        let tonic_config = match &files.identity {
+            None => tonic_config,
             Some(ClientCertificate { certificate, key }) => {
-                let (chain, secret) = (certificate.contents()?, key.contents()?);
-                let config = builder
-                    .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
-                    .map_err(|error| key.key_mismatch(certificate, &error))?;
-                (config, tonic_config.identity(Identity::from_pem(chain, secret)))
+                tonic_config.identity(Identity::from_pem(certificate.contents()?, key.contents()?))
             }
         };
         config.alpn_protocols = vec![b"h2".to_vec()];

@@ -8,7 +8,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
-use crate::settings::pem::{ClientCertificate, trusted_roots};
+use crate::settings::pem::{trusted_roots, with_client_certificate};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::RedisTls;
 
@@ -34,15 +34,7 @@ pub(crate) fn client_config(tls: &RedisTls) -> Result<ClientConfig, UnusableSett
     } else {
         builder.with_webpki_verifier(verifier)
     };
-    Ok(match &tls.client {
-        None => builder.with_no_client_auth(),
-        Some(ClientCertificate { certificate, key }) => {
-            let (chain, secret) = (certificate.contents()?, key.contents()?);
-            builder
-                .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
-                .map_err(|error| key.key_mismatch(certificate, &error))?
-        }
-    })
+    with_client_certificate(builder, tls.client.as_ref())
 }
 
 /// Verifier that checks the chain of a certificate and accepts any host name.

@@ -9,9 +9,10 @@ use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use rustls::RootCertStore;
+use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 
 use super::problem::UnusableSetting;
 
@@ -31,6 +32,21 @@ pub struct ClientCertificate {
     pub certificate: PemFile,
     /// Private key of that certificate, not encrypted.
     pub key: PemFile,
+}
+
+/// Completes the configuration of a TLS client, with a client certificate if there is one.
+///
+/// # Errors
+/// The certificate or the key cannot be used.
+pub(crate) fn with_client_certificate(
+    builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    client: Option<&ClientCertificate>,
+) -> Result<ClientConfig, UnusableSetting> {
+    let Some(ClientCertificate { certificate, key }) = client else { return Ok(builder.with_no_client_auth()) };
+    let (chain, secret) = (certificate.contents()?, key.contents()?);
+    builder
+        .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
+        .map_err(|error| key.key_mismatch(certificate, &error))
 }
 
 /// Maximum size of a PEM file in bytes; a larger file is a mistake.

@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
-use crate::settings::pem::{ClientCertificate, trusted_roots};
+use crate::settings::pem::{trusted_roots, with_client_certificate};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
 use crate::settings::table::xds::CONFIG_GRPC_XDS_SERVER_USE_TLS;
@@ -110,15 +110,7 @@ pub fn client_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
             what: error.to_string(),
         })?
         .with_root_certificates(roots);
-    let mut config = match &tls.client {
-        None => builder.with_no_client_auth(),
-        Some(ClientCertificate { certificate, key }) => {
-            let (chain, secret) = (certificate.contents()?, key.contents()?);
-            builder
-                .with_client_auth_cert(certificate.certificates(&chain)?, key.private_key(&secret)?)
-                .map_err(|error| key.key_mismatch(certificate, &error))?
-        }
-    };
+    let mut config = with_client_certificate(builder, tls.client.as_ref())?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
 }
