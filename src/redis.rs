@@ -15,7 +15,6 @@ pub(crate) mod circuit_breaker;
 pub(crate) mod error_dedup;
 pub mod connection;
 pub(crate) mod send;
-pub(crate) mod tls;
 pub(crate) mod tls_mismatch;
 pub(crate) mod connect_error;
 pub(crate) mod connect_options;

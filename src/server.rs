@@ -194,6 +194,10 @@ fn open_store(settings: &Settings) -> Store {
                 "counters are in redis"
             );
         }
+        StoreSettings::Memcache(memcache) => {
+            let timeout_ms = memcache.timeout.as_millis();
+            tracing::warn!(memcache = %memcache.servers, timeout_ms, "counters are in memcache");
+        }
     }
     Store::open(&settings.store, capacity_bytes)
 }

@@ -18,6 +18,7 @@ mod environment;
 pub mod problem;
 pub mod pem;
 mod values;
+pub mod store_tls;
 pub mod tls;
 pub mod listeners;
 pub mod client_limits;
@@ -25,8 +26,10 @@ pub mod grpc;
 pub mod rules;
 pub mod xds;
 pub mod decisions;
+pub mod endpoint;
 mod url;
 pub mod redis;
+pub mod memcache;
 pub mod store;
 pub mod process;
 pub mod metrics;
@@ -106,7 +109,7 @@ impl Settings {
             rules: RuleSettings::read(&values),
             xds: XdsSettings::read(&mut values),
             decisions: DecisionSettings::read(&mut values),
-            store: StoreSettings::read(&mut values, environment.selects_redis()),
+            store: StoreSettings::read(&mut values, environment.backend()),
             memory: MemorySettings::read(&values),
             shutdown: ShutdownSettings::read(&mut values),
             logs: LogSettings::read(&values),

@@ -82,7 +82,10 @@ impl Store {
     /// Opens the store that the settings select. A Redis store connects in the background; call within a tokio runtime.
     pub fn open(settings: &settings::store::StoreSettings, capacity_bytes: u64) -> Self {
         match settings {
-            settings::store::StoreSettings::Memory => MemoryStore::new(capacity_bytes).into(),
+            // Settings with memcache are refused before a store is opened.
+            settings::store::StoreSettings::Memory | settings::store::StoreSettings::Memcache(_) => {
+                MemoryStore::new(capacity_bytes).into()
+            }
             settings::store::StoreSettings::Redis(settings) => {
                 let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
                 let redis = Redis::start(settings, Fallback::new(capacity_bytes, replicas));

@@ -11,7 +11,7 @@ use tollkeeper::redis::hash_slot::HASH_SLOTS;
 use tollkeeper::redis::reply::{self, Reply};
 use tollkeeper::redis::slot_range::slot_ranges;
 use tollkeeper::request::Hits;
-use tollkeeper::settings::redis::Endpoint;
+use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::script::replay::replay;

@@ -17,8 +17,9 @@ use super::connect_options::{AuthCredentials, ConnectOptions};
 use super::connection::{Closed, Connection};
 use super::error::{RedisError, ReplyError, io_error_text};
 use super::send::{ErrorWithText, error_kind, send_with_error_text};
-use super::{tls, tls_mismatch};
-use crate::settings::redis::Endpoint;
+use super::tls_mismatch;
+use crate::settings::endpoint::Endpoint;
+use crate::settings::store_tls::StoreTls;
 
 /// Time after which the kernel closes a connection with unacknowledged data.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,7 +38,7 @@ pub(crate) struct Connected {
 /// The server cannot be reached in time, or rejects the credentials; the text names the setting to check.
 pub(crate) async fn connect(endpoint: &Endpoint, options: &ConnectOptions) -> Result<Connected, ConnectError> {
     let credentials = options.read_auth_credentials()?;
-    let tls = options.tls.as_ref().map(tls::client_config).transpose();
+    let tls = options.tls.as_ref().map(StoreTls::config).transpose();
     let tls = tls.map_err(|unusable| ConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let outcome = timeout(options.connect_timeout, open(endpoint, options, tls, credentials)).await;

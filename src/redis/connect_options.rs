@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect_error::ConnectError;
-use super::tls;
 use crate::settings::problem::UnusableSetting;
-use crate::settings::redis::{Credentials, DeploymentSettings, RedisTls, TopologySettings};
+use crate::settings::redis::{Credentials, DeploymentSettings, TopologySettings};
+use crate::settings::store_tls::StoreTls;
 
 /// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
 ///
@@ -27,7 +27,7 @@ pub(crate) struct ConnectOptions {
     /// Credentials for AUTH.
     pub(crate) credentials: Credentials,
     /// TLS options; `None` for plaintext.
-    pub(crate) tls: Option<RedisTls>,
+    pub(crate) tls: Option<StoreTls>,
     /// Database to SELECT; `None` for database 0.
     pub(crate) database: Option<u8>,
     /// Upper bound on connecting, TLS handshake and login included.
@@ -112,7 +112,7 @@ impl ConnectOptions {
             }),
             Credentials::None | Credentials::Inline { .. } => None,
         };
-        let tls = self.tls.as_ref().and_then(|tls| tls::client_config(tls).err());
+        let tls = self.tls.as_ref().and_then(|tls| tls.config().err());
         credentials.into_iter().chain(tls).collect()
     }
 
@@ -137,10 +137,7 @@ impl ConnectOptions {
             Credentials::File(path) => Some(path),
             Credentials::None | Credentials::Inline { .. } => None,
         };
-        let ca = self.tls.as_ref().and_then(|tls| tls.ca.as_ref());
-        let client = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
-        let pair = client.into_iter().flat_map(|client| [&client.certificate, &client.key]);
-        credentials.into_iter().chain(ca.into_iter().chain(pair).map(|file| &file.path))
+        credentials.into_iter().chain(self.tls.iter().flat_map(StoreTls::files))
     }
 }
 

@@ -17,7 +17,8 @@ use super::connect_error::ConnectError;
 use super::connect_options::ConnectOptions;
 use super::error_dedup::ErrorDedup;
 use super::topology::Topology;
-use crate::settings::redis::{Endpoint, TopologySettings};
+use crate::settings::endpoint::Endpoint;
+use crate::settings::redis::TopologySettings;
 
 /// Interval of sentinel queries.
 const SENTINEL_INTERVAL: Duration = Duration::from_secs(1);

@@ -22,7 +22,7 @@ use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
 use super::reply::Reply;
 use super::send::send;
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Addresses of nodes as servers announce them.
 
 use super::reply::{Reply, integer, text};
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 
 /// Reads the `host` and `port` of a reply; `None` if they are invalid.
 ///

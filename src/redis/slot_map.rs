@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::hash_slot::HASH_SLOTS;
 use super::node::Node;
 use super::slot_range::SlotRange;
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 
 /// Immutable map from slots to nodes; replaced as a whole.
 #[derive(Debug)]

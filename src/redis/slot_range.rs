@@ -3,7 +3,7 @@
 use super::hash_slot::HASH_SLOTS;
 use super::node_address::announced_endpoint;
 use super::reply::{Reply, integer};
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 
 /// Consecutive slots with one owner.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 
 /// Upper bound on the probe.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);

@@ -13,7 +13,8 @@ use super::deployment_context::DeploymentContext;
 use super::node::Node;
 use super::slot_map::SlotMap;
 use super::slot_range::SlotRange;
-use crate::settings::redis::{Endpoint, TopologySettings};
+use crate::settings::endpoint::Endpoint;
+use crate::settings::redis::TopologySettings;
 
 /// Known servers of a deployment.
 #[derive(Debug)]

@@ -59,12 +59,16 @@ pub fn problems(settings: &Settings) -> Vec<StartupError> {
 
 /// Finds files that do not prevent the start and without which a part of the service does not work.
 pub fn unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
-    let redis = match &settings.store {
-        StoreSettings::Memory => None,
-        StoreSettings::Redis(redis) => Some(redis),
+    let mut unusable: Vec<_> = match &settings.store {
+        StoreSettings::Memory => Vec::new(),
+        StoreSettings::Redis(redis) => {
+            let deployments = [Some(&redis.main), redis.per_second.as_ref()].into_iter().flatten();
+            deployments.flat_map(connect_options::unusable_files).collect()
+        }
+        StoreSettings::Memcache(memcache) => {
+            memcache.tls.as_ref().and_then(|tls| tls.config().err()).into_iter().collect()
+        }
     };
-    let deployments = redis.into_iter().flat_map(|redis| [Some(&redis.main), redis.per_second.as_ref()]).flatten();
-    let mut unusable: Vec<_> = deployments.flat_map(connect_options::unusable_files).collect();
     unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::unusable_file));
     // Both deployments have the same certificates.

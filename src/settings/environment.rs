@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 
+use super::choices::BackendType;
 use super::invalid::InvalidSetting;
 use super::setting::{AnySetting, Support, UnsupportedValue};
 use super::table;
@@ -70,13 +71,16 @@ impl Environment {
         environment
     }
 
-    /// Returns `true` if a variable asks for counters in Redis, even one without effect.
-    pub(crate) fn selects_redis(&self) -> bool {
-        self.known.iter().any(|variable| {
-            let text = variable.text.as_deref().unwrap_or_default();
-            (variable.name.starts_with("REDIS_") && !text.is_empty())
-                || (variable.name == "BACKEND_TYPE" && text == "redis")
-        })
+    /// Returns the store that the variables ask for; a variable without effect can ask for Redis too.
+    pub(crate) fn backend(&self) -> Option<BackendType> {
+        let text = |variable: &Variable| variable.text.clone().unwrap_or_default();
+        let is_backend =
+            |text: &str| self.known.iter().any(|v| v.name == "BACKEND_TYPE" && v.text.as_deref() == Some(text));
+        if is_backend("memcache") {
+            return Some(BackendType::Memcache);
+        }
+        let is_redis = |variable: &Variable| variable.name.starts_with("REDIS_") && !text(variable).is_empty();
+        (is_backend("redis") || self.known.iter().any(is_redis)).then_some(BackendType::Redis)
     }
 }
 

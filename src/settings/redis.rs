@@ -7,14 +7,14 @@
 pub(crate) mod read;
 
 use std::fmt;
-use std::net::Ipv6Addr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::choices::KeyFormat;
-use super::pem::{ClientCertificate, PemFile};
+use super::endpoint::Endpoint;
 use super::secret::Secret;
+use super::store_tls::StoreTls;
 
 /// Counters in Redis, shared by all replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub struct DeploymentSettings {
     /// Credentials for its servers.
     pub credentials: Credentials,
     /// TLS of connections; `None` means plaintext.
-    pub tls: Option<RedisTls>,
+    pub tls: Option<StoreTls>,
     /// Connections to each node, at most 128.
     pub connections: NonZeroUsize,
     /// Time limit of a connection attempt, 1 ms to 1 h; responses do not wait for it.
@@ -107,31 +107,6 @@ impl fmt::Display for TopologySettings {
     }
 }
 
-/// Address of a server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Endpoint {
-    /// A TCP port.
-    Tcp {
-        /// Host name or IP address; IPv6 without brackets.
-        host: String,
-        /// The port, at least 1.
-        port: u16,
-    },
-    /// A unix socket at this path.
-    Unix(PathBuf),
-}
-
-/// `host:port`, `[ipv6]:port` or the path.
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp { host, port } if host.parse::<Ipv6Addr>().is_ok() => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
-        }
-    }
-}
-
 /// Credentials for a server.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credentials {
@@ -166,15 +141,4 @@ impl fmt::Debug for Credentials {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
         }
     }
-}
-
-/// TLS of connections to Redis.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RedisTls {
-    /// CA certificates to trust beside the system's.
-    pub ca: Option<PemFile>,
-    /// Client certificate and its key.
-    pub client: Option<ClientCertificate>,
-    /// `true` if a trusted certificate may be for another name.
-    pub skip_hostname: bool,
 }

@@ -1,10 +1,13 @@
-//! The store of the counters: this process or Redis.
+//! The store of the counters: this process, Redis or memcache.
 
+use super::choices::BackendType;
+use super::memcache::MemcacheSettings;
 use super::redis::RedisSettings;
 use super::redis::read;
 use super::setting::AnySetting;
 use super::table::counters::*;
-use super::table::redis::*;
+use super::table::memcache;
+use super::table::redis::{self, *};
 use super::values::Values;
 
 /// Store of the counters.
@@ -15,9 +18,11 @@ pub enum StoreSettings {
     Memory,
     /// Redis, shared by all replicas.
     Redis(RedisSettings),
+    /// Memcached, shared by all replicas.
+    Memcache(MemcacheSettings),
 }
 
-/// Counters in this process: all of them, or the fallback while Redis is unavailable.
+/// Counters in this process: all of them, or the fallback while the store is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySettings {
     /// Memory of the counters, at least 1 MiB.
@@ -30,31 +35,46 @@ impl MemorySettings {
     }
 }
 
-/// Settings of counters in Redis that do not by themselves select Redis.
-static ONLY_WITH_REDIS: [&dyn AnySetting; 12] = [
+/// Settings of any store that all replicas share.
+static SHARED_STORE: [&dyn AnySetting; 7] = [
     &CACHE_KEY_PREFIX,
     &EXPIRATION_JITTER_MAX_SECONDS,
     &TOLLKEEPER_STORE_TIMEOUT,
     &TOLLKEEPER_REPLICAS,
-    &TOLLKEEPER_EVENTUAL_BYTES,
     &TOLLKEEPER_KEY_FORMAT,
     &LOCAL_CACHE_SIZE_IN_BYTES,
     &TOLLKEEPER_OVER_LIMIT_CACHE_BYTES,
-    &TOLLKEEPER_REDIS_AUTH_FILE,
-    &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE,
-    &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE,
-    &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
 ];
 
 impl StoreSettings {
-    /// Reads the store; `in_redis` tells whether the environment selects Redis.
-    pub(super) fn read(values: &mut Values, in_redis: bool) -> Self {
-        if in_redis {
-            return Self::Redis(read::redis(values));
+    /// Reads the store that the environment asks for; `None` means this process.
+    pub(super) fn read(values: &mut Values, backend: Option<BackendType>) -> Self {
+        let is_of_redis = |setting: &&&dyn AnySetting| !is_shared(**setting);
+        let of_redis = redis::GROUP.settings.iter().filter(is_of_redis);
+        if backend != Some(BackendType::Memcache) {
+            for setting in memcache::GROUP.settings {
+                values.ignore_if_changed(*setting, "it is only read with BACKEND_TYPE=memcache");
+            }
         }
-        for setting in ONLY_WITH_REDIS {
-            values.ignore_if_changed(setting, "counters are in this process, not in Redis");
+        match backend {
+            Some(BackendType::Redis) => Self::Redis(read::redis(values)),
+            Some(BackendType::Memcache) => {
+                of_redis
+                    .for_each(|setting| values.ignore_if_changed(*setting, "counters are in memcache, not in Redis"));
+                Self::Memcache(MemcacheSettings::read(values))
+            }
+            None => {
+                // Any REDIS_ variable selects Redis, and lints about rules read TOLLKEEPER_MAX_REPLICAS without it too.
+                let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
+                for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SHARED_STORE) {
+                    values.ignore_if_changed(*setting, "counters are in this process");
+                }
+                Self::Memory
+            }
         }
-        Self::Memory
     }
+}
+
+fn is_shared(setting: &dyn AnySetting) -> bool {
+    SHARED_STORE.iter().any(|shared| shared.name() == setting.name())
 }

@@ -6,8 +6,9 @@
 
 use std::net::Ipv6Addr;
 
+use super::endpoint::Endpoint;
 use super::invalid::InvalidSetting;
-use super::redis::{Credentials, Endpoint};
+use super::redis::Credentials;
 use super::secret::Secret;
 
 /// One address with its credentials, database and TLS.

@@ -226,7 +226,7 @@ fn unsupported_settings_stop_the_start() {
         assert_eq!(ended.stderr.lines().count(), 1, "{name}={value}: {}", ended.stderr);
         assert!(ended.stderr.contains(&format!("{name}={value}")), "{name}={value}: {}", ended.stderr);
     }
-    let ended = server().env("PORT", "x").env("BACKEND_TYPE", "memcache").env("REDIS_URL", "redis://:hunter2").run();
+    let ended = server().env("PORT", "x").env("BACKEND_TYPE", "ring").env("REDIS_URL", "redis://:hunter2").run();
     assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 3), "{}", ended.stderr);
     assert!(!ended.stderr.contains("hunter2"), "{}", ended.stderr);
 }

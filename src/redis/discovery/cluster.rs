@@ -5,7 +5,8 @@ use crate::redis::connect_error::ConnectError;
 use crate::redis::error::RedisError;
 use crate::redis::slot_range::{SlotRange, slot_ranges};
 use crate::redis::topology::Topology;
-use crate::settings::redis::{Endpoint, TopologySettings};
+use crate::settings::endpoint::Endpoint;
+use crate::settings::redis::TopologySettings;
 
 /// Returns the slots that the first available node reports, or else the first seed that answers.
 ///

@@ -7,7 +7,7 @@ use crate::redis::connect_error::ConnectError;
 use crate::redis::error::RedisError;
 use crate::redis::node_address::announced_endpoint;
 use crate::redis::reply::Reply;
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 
 /// Queries all sentinels at once, and returns the primary that most of them name.
 ///

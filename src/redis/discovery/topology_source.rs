@@ -11,7 +11,7 @@ use crate::redis::connect_options::ConnectOptions;
 use crate::redis::error::RedisError;
 use crate::redis::reply::Reply;
 use crate::redis::send::{error_kind, send_with_error_text};
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 
 /// Upper bound on a query, and on connecting.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(400);

@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::redis::connect_error::ConnectError;
 use crate::redis::error::RedisError;
 use crate::redis::health_check::OptionalCommands;
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Minimum time between two log lines about rejected optional commands, and time until a rejection is forgotten.

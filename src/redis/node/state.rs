@@ -19,7 +19,7 @@ use crate::redis::deployment_context::DeploymentContext;
 use crate::redis::error::RedisError;
 use crate::redis::error_dedup::ErrorDedup;
 use crate::redis::health_check;
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Maximum wait for the late reply of a health check before the next check is sent.

@@ -12,15 +12,10 @@ use std::time::Duration;
 
 use super::{OverLimitCacheSettings, RedisSettings};
 use crate::settings::choices::KeyFormat;
-use crate::settings::setting::AnySetting;
 use crate::settings::table::counters::*;
 use crate::settings::table::redis::*;
 use crate::settings::values::Values;
-use deployment::{MAIN, PER_SECOND};
-
-/// Settings of TLS, for both deployments.
-static TLS_SETTINGS: [&dyn AnySetting; 4] =
-    [&REDIS_TLS_CACERT, &REDIS_TLS_CLIENT_CERT, &REDIS_TLS_CLIENT_KEY, &REDIS_TLS_SKIP_HOSTNAME_VERIFICATION];
+use deployment::{CERTIFICATES, MAIN, PER_SECOND};
 
 /// Reads the settings of counters in Redis.
 pub(crate) fn redis(values: &mut Values) -> RedisSettings {
@@ -32,7 +27,7 @@ pub(crate) fn redis(values: &mut Values) -> RedisSettings {
         }
     }
     if [Some(&main), per_second.as_ref()].into_iter().flatten().all(|deployment| deployment.tls.is_none()) {
-        for setting in TLS_SETTINGS {
+        for setting in CERTIFICATES.all() {
             values.ignore_if_changed(setting, "no connection to Redis uses TLS");
         }
     }
@@ -53,7 +48,7 @@ pub(crate) fn redis(values: &mut Values) -> RedisSettings {
 }
 
 /// Reads both sizes of the cache; envoyproxy/ratelimit's, if it is set, can only enlarge it.
-fn over_limit_cache(values: &mut Values) -> OverLimitCacheSettings {
+pub(crate) fn over_limit_cache(values: &mut Values) -> OverLimitCacheSettings {
     let own_bytes = values.get(&TOLLKEEPER_OVER_LIMIT_CACHE_BYTES).as_usize();
     let peer_bytes = values.get(&LOCAL_CACHE_SIZE_IN_BYTES);
     if own_bytes == 0 {
@@ -64,7 +59,7 @@ fn over_limit_cache(values: &mut Values) -> OverLimitCacheSettings {
     OverLimitCacheSettings { capacity_bytes: own_bytes.max(peer_bytes), caches_counting_windows: peer_bytes > 0 }
 }
 
-fn key_prefix(values: &mut Values) -> String {
+pub(crate) fn key_prefix(values: &mut Values) -> String {
     const MAX_PREFIX_BYTES: usize = 256;
     let prefix = values.get(&CACHE_KEY_PREFIX);
     if prefix.len() > MAX_PREFIX_BYTES {
@@ -73,7 +68,7 @@ fn key_prefix(values: &mut Values) -> String {
     prefix
 }
 
-fn expiration_jitter(values: &mut Values, key_format: KeyFormat) -> Duration {
+pub(crate) fn expiration_jitter(values: &mut Values, key_format: KeyFormat) -> Duration {
     const MAX_JITTER_S: u64 = 366 * 86_400;
     if key_format != KeyFormat::Ratelimit {
         let why = "it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit";

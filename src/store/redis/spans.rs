@@ -3,7 +3,7 @@
 //! A call has one span: a child of the first sampled request that it serves, with links to the others. Keys are not
 //! recorded, because they contain descriptor values.
 
-use crate::settings::redis::Endpoint;
+use crate::settings::endpoint::Endpoint;
 use crate::telemetry::traces::{Span, SpanKind, SpanRef};
 
 /// Starts the span of a call of `command` for a number of charges; `None` if no request is sampled.

@@ -5,13 +5,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use tollkeeper::settings::choices::KeyFormat;
+use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
 use tollkeeper::settings::redis::{
-    Credentials, DeploymentSettings, Endpoint, OverLimitCacheSettings, RedisSettings, RedisTls, TopologySettings,
+    Credentials, DeploymentSettings, OverLimitCacheSettings, RedisSettings, TopologySettings,
 };
 use tollkeeper::settings::report::{Disposition, report};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
+use tollkeeper::settings::store_tls::StoreTls;
 use tollkeeper::settings::{Settings, reference, table};
 
 use super::{PEER, Vars, notices, os, problems, read};
@@ -21,7 +23,7 @@ use crate::kit::repository;
 fn redis(vars: Vars<'_>) -> RedisSettings {
     match read(vars).store {
         StoreSettings::Redis(redis) => redis,
-        StoreSettings::Memory => panic!("{vars:?} is no Redis"),
+        store => panic!("{vars:?} is no Redis: {store:?}"),
     }
 }
 
@@ -152,7 +154,12 @@ fn each_redis_variable_reaches_its_setting() {
         topology: single("a", 1),
         database: 0,
         credentials: inline(Some("ann"), "se:cret"),
-        tls: Some(RedisTls { ca: Some(file("REDIS_TLS_CACERT", "/ca")), client, skip_hostname: true }),
+        tls: Some(StoreTls {
+            ca_setting: "REDIS_TLS_CACERT",
+            ca: Some(file("REDIS_TLS_CACERT", "/ca")),
+            client,
+            skip_hostname: true,
+        }),
         connections: NonZeroUsize::new(4).unwrap(),
         connect_timeout: Duration::from_secs(2),
     };
@@ -402,7 +409,7 @@ fn ignored_redis_setting_gets_one_line() {
                     "TOLLKEEPER_STORE_TIMEOUT",
                     "TOLLKEEPER_REPLICAS",
                 ],
-                "counters are in this process, not in Redis",
+                "counters are in this process",
             ),
         ),
         (

@@ -1,15 +1,15 @@
 //! Reading of one Redis deployment.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::addresses::{Addresses, UrlSettings};
 use super::credentials::{CredentialSettings, same_credentials};
 use crate::settings::choices::{DeploymentKind, SocketKind};
-use crate::settings::pem::ClientCertificate;
-use crate::settings::redis::{Credentials, DeploymentSettings, Endpoint, RedisTls, TopologySettings};
+use crate::settings::endpoint::Endpoint;
+use crate::settings::redis::{Credentials, DeploymentSettings, TopologySettings};
 use crate::settings::setting::{AnySetting, Setting};
+use crate::settings::store_tls::{StoreTls, StoreTlsSettings};
 use crate::settings::table::redis::*;
 use crate::settings::url::Url;
 use crate::settings::values::Values;
@@ -43,6 +43,14 @@ pub(super) static PER_SECOND: DeploymentReader = DeploymentReader {
         auth: &REDIS_PERSECOND_SENTINEL_AUTH,
         file: &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
     },
+};
+
+/// Settings of certificates, for both deployments.
+pub(super) static CERTIFICATES: StoreTlsSettings = StoreTlsSettings {
+    ca: &REDIS_TLS_CACERT,
+    certificate: &REDIS_TLS_CLIENT_CERT,
+    key: &REDIS_TLS_CLIENT_KEY,
+    skip_hostname: &REDIS_TLS_SKIP_HOSTNAME_VERIFICATION,
 };
 
 impl DeploymentReader {
@@ -114,7 +122,7 @@ impl DeploymentReader {
         first
     }
 
-    fn tls(&self, values: &mut Values, urls: &[&Url]) -> Option<RedisTls> {
+    fn tls(&self, values: &mut Values, urls: &[&Url]) -> Option<StoreTls> {
         let url_setting = self.url.url;
         let by_url = urls.iter().any(|url| url.tls == Some(true));
         if by_url {
@@ -135,9 +143,7 @@ impl DeploymentReader {
             let fix = format!("unset it, or give host:port as {}", url_setting.name());
             values.problem(self.tls, "a unix socket has no TLS", fix);
         }
-        let client = client_certificate(values);
-        let skip_hostname = values.get(&REDIS_TLS_SKIP_HOSTNAME_VERIFICATION);
-        Some(RedisTls { ca: values.file(&REDIS_TLS_CACERT), client, skip_hostname })
+        Some(CERTIFICATES.read(values))
     }
 
     /// Reads the number of connections, up to a maximum: an environment with more is not wrong.
@@ -150,19 +156,4 @@ impl DeploymentReader {
         }
         connections.min(MAX_CONNECTIONS)
     }
-}
-
-fn client_certificate(values: &mut Values) -> Option<ClientCertificate> {
-    let file = |setting: &Setting<Option<PathBuf>>| values.file(setting);
-    match (file(&REDIS_TLS_CLIENT_CERT), file(&REDIS_TLS_CLIENT_KEY)) {
-        (Some(certificate), Some(key)) => return Some(ClientCertificate { certificate, key }),
-        (Some(_), None) => {
-            values.problem(&REDIS_TLS_CLIENT_CERT, "set without REDIS_TLS_CLIENT_KEY", "give both or none");
-        }
-        (None, Some(_)) => {
-            values.problem(&REDIS_TLS_CLIENT_KEY, "set without REDIS_TLS_CLIENT_CERT", "give both or none");
-        }
-        (None, None) => {}
-    }
-    None
 }

@@ -1,0 +1,180 @@
+//! Memcached servers that hold counters, and access to them.
+//!
+//! A list of servers keeps its order, and a server may be in it twice: both decide which server holds a key. Files are
+//! named, not read; connections read them.
+
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::time::Duration;
+
+use super::choices::KeyFormat;
+use super::endpoint::Endpoint;
+use super::invalid::InvalidSetting;
+use super::redis::OverLimitCacheSettings;
+use super::redis::read::{expiration_jitter, key_prefix, over_limit_cache};
+use super::setting::AnySetting as _;
+use super::store_tls::{StoreTls, StoreTlsSettings};
+use super::table::counters::BACKEND_TYPE;
+use super::table::memcache::*;
+use super::table::redis::{TOLLKEEPER_KEY_FORMAT, TOLLKEEPER_REPLICAS, TOLLKEEPER_STORE_TIMEOUT};
+use super::url;
+use super::values::Values;
+
+/// Counters in memcached, shared by all replicas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemcacheSettings {
+    /// Servers that share the counters.
+    pub servers: MemcacheServers,
+    /// Connections to each server that are kept open, 1 to 128.
+    pub max_idle: NonZeroUsize,
+    /// TLS of connections; `None` means plaintext.
+    pub tls: Option<StoreTls>,
+    /// Time limit of a call, 1 ms to 10 s.
+    pub timeout: Duration,
+    /// Number of replicas that share the limits while a server is unavailable and each counts for itself; `None` means
+    /// one.
+    pub replicas: Option<NonZeroU32>,
+    /// Prefix of all keys, at most 256 bytes.
+    pub key_prefix: String,
+    /// Format of keys.
+    pub key_format: KeyFormat,
+    /// Upper bound of the random time added to the TTL of keys in `KeyFormat::Ratelimit`, in whole seconds, at most a
+    /// year.
+    pub expiration_jitter: Duration,
+    /// Cache of exceeded limits.
+    pub over_limit_cache: OverLimitCacheSettings,
+}
+
+/// Servers that share the counters; the place of a server in the list decides which keys it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemcacheServers {
+    /// At least one server, in the order given.
+    List(Vec<Endpoint>),
+    /// Servers of a DNS SRV record.
+    Srv {
+        /// Name of the record, `_service._proto.name`.
+        name: String,
+        /// Interval of reading it; zero means once.
+        refresh: Duration,
+    },
+}
+
+/// `host:port,host:port`, or `srv _service._proto.name`.
+impl fmt::Display for MemcacheServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::List(servers) => {
+                for (place, server) in servers.iter().enumerate() {
+                    write!(f, "{}{server}", if place == 0 { "" } else { "," })?;
+                }
+                Ok(())
+            }
+            Self::Srv { name, .. } => write!(f, "srv {name}"),
+        }
+    }
+}
+
+static CERTIFICATES: StoreTlsSettings = StoreTlsSettings {
+    ca: &MEMCACHE_TLS_CACERT,
+    certificate: &MEMCACHE_TLS_CLIENT_CERT,
+    key: &MEMCACHE_TLS_CLIENT_KEY,
+    skip_hostname: &MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION,
+};
+
+impl MemcacheSettings {
+    /// Reads the settings; what is wrong is noted in `values`.
+    pub(super) fn read(values: &mut Values) -> Self {
+        let key_format = values.get(&TOLLKEEPER_KEY_FORMAT);
+        let servers = servers(values);
+        Self {
+            tls: tls(values, &servers),
+            servers,
+            max_idle: max_idle(values),
+            timeout: values.get(&TOLLKEEPER_STORE_TIMEOUT),
+            replicas: values.get(&TOLLKEEPER_REPLICAS),
+            key_prefix: key_prefix(values),
+            key_format,
+            expiration_jitter: expiration_jitter(values, key_format),
+            over_limit_cache: over_limit_cache(values),
+        }
+    }
+}
+
+/// Reads the servers; an empty list after a problem.
+fn servers(values: &mut Values) -> MemcacheServers {
+    let (list, srv) = (values.get(&MEMCACHE_HOST_PORT).0, values.get(&MEMCACHE_SRV));
+    if srv.is_empty() {
+        values.ignore_if_changed(&MEMCACHE_SRV_REFRESH, "it is only read with MEMCACHE_SRV");
+    }
+    match (list.is_empty(), srv.is_empty()) {
+        (true, true) => {
+            // A backend that is refused needs no servers.
+            if !values.is_invalid(&BACKEND_TYPE) {
+                values.problem(&BACKEND_TYPE, "there are no servers", "give MEMCACHE_HOST_PORT or MEMCACHE_SRV");
+            }
+        }
+        (false, false) => {
+            values.problem(&MEMCACHE_HOST_PORT, "MEMCACHE_SRV is set too", "unset one of them");
+        }
+        (true, false) if is_srv_name(&srv) => {
+            return MemcacheServers::Srv { name: srv, refresh: values.get(&MEMCACHE_SRV_REFRESH) };
+        }
+        (true, false) => {
+            values.problem(&MEMCACHE_SRV, "not the name of an SRV record", "give _service._proto.name");
+        }
+        (false, true) => match list.iter().map(|server| endpoint(server.trim())).collect() {
+            Ok(servers) => return MemcacheServers::List(servers),
+            Err(InvalidSetting { what, fix }) => values.problem(&MEMCACHE_HOST_PORT, what, fix),
+        },
+    }
+    MemcacheServers::List(Vec::new())
+}
+
+/// Parses `host:port`, or the path of a unix socket.
+fn endpoint(text: &str) -> Result<Endpoint, InvalidSetting> {
+    if text.starts_with('/') {
+        return Ok(url::at_path(text).endpoint);
+    }
+    let fix = "give host:port,host:port, IPv6 in brackets";
+    url::endpoint(text, None).map_err(|_| InvalidSetting::new("not a list of servers", fix))
+}
+
+/// Returns `true` for `_service._proto.name`.
+fn is_srv_name(text: &str) -> bool {
+    let mut labels = text.trim_end_matches('.').splitn(3, '.');
+    let mut label = |prefix: &str| {
+        let name = labels.next().and_then(|label| label.strip_prefix(prefix)).unwrap_or_default();
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+    };
+    text.len() <= 253 && label("_") && label("_") && label("")
+}
+
+fn tls(values: &mut Values, servers: &MemcacheServers) -> Option<StoreTls> {
+    if !values.get(&MEMCACHE_TLS) {
+        for setting in CERTIFICATES.all() {
+            values.ignore_if_changed(setting, "it is only read with MEMCACHE_TLS=true");
+        }
+        return None;
+    }
+    if let MemcacheServers::List(servers) = servers
+        && servers.iter().any(|server| matches!(server, Endpoint::Unix(_)))
+    {
+        let fix = format!("unset it, or give host:port as {}", MEMCACHE_HOST_PORT.name());
+        values.problem(&MEMCACHE_TLS, "a unix socket has no TLS", fix);
+    }
+    Some(CERTIFICATES.read(values))
+}
+
+/// Reads the number of connections; 0 or less means the default, as in envoyproxy/ratelimit.
+fn max_idle(values: &mut Values) -> NonZeroUsize {
+    const DEFAULT_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(2).expect("it is not 0");
+    const MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(128).expect("it is not 0");
+    let connections = usize::try_from(values.get(&MEMCACHE_MAX_IDLE_CONNS)).ok().and_then(NonZeroUsize::new);
+    let connections = connections.unwrap_or(DEFAULT_CONNECTIONS);
+    if connections > MAX_CONNECTIONS {
+        values
+            .notice(&MEMCACHE_MAX_IDLE_CONNS, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
+        values.difference(&MEMCACHE_MAX_IDLE_CONNS, "the maximum is 128, which is used");
+    }
+    connections.min(MAX_CONNECTIONS)
+}

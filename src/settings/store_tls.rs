@@ -1,0 +1,140 @@
+//! TLS of connections to a store; each connection reads the certificate files again.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::ring;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+
+use super::pem::{ClientCertificate, PemFile, trusted_roots, with_client_certificate};
+use super::problem::UnusableSetting;
+use super::setting::{AnySetting, Setting};
+use super::values::Values;
+
+/// TLS of connections to a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreTls {
+    /// The variable that names CA certificates, for error messages.
+    pub ca_setting: &'static str,
+    /// CA certificates to trust beside the system's.
+    pub ca: Option<PemFile>,
+    /// Client certificate and its key.
+    pub client: Option<ClientCertificate>,
+    /// `true` if a trusted certificate may be for another name.
+    pub skip_hostname: bool,
+}
+
+/// Settings of the certificates of one store.
+pub(super) struct StoreTlsSettings {
+    pub(super) ca: &'static Setting<Option<PathBuf>>,
+    pub(super) certificate: &'static Setting<Option<PathBuf>>,
+    pub(super) key: &'static Setting<Option<PathBuf>>,
+    pub(super) skip_hostname: &'static Setting<bool>,
+}
+
+impl StoreTlsSettings {
+    /// Returns all of them.
+    pub(super) fn all(&self) -> [&'static dyn AnySetting; 4] {
+        [self.ca, self.certificate, self.key, self.skip_hostname]
+    }
+
+    /// Reads them; a certificate without its key is a problem, and so is a key without its certificate.
+    pub(super) fn read(&self, values: &mut Values) -> StoreTls {
+        let client = match (values.file(self.certificate), values.file(self.key)) {
+            (Some(certificate), Some(key)) => Some(ClientCertificate { certificate, key }),
+            (None, None) => None,
+            (certificate, _) => {
+                let (lone, missing) =
+                    if certificate.is_some() { (self.certificate, self.key) } else { (self.key, self.certificate) };
+                values.problem(lone, format!("set without {}", missing.name()), "give both or none");
+                None
+            }
+        };
+        let skip_hostname = values.get(self.skip_hostname);
+        StoreTls { ca_setting: self.ca.name(), ca: values.file(self.ca), client, skip_hostname }
+    }
+}
+
+impl StoreTls {
+    /// Builds the configuration of a TLS client.
+    ///
+    /// # Errors
+    /// The setting to change.
+    pub(crate) fn config(&self) -> Result<ClientConfig, UnusableSetting> {
+        let provider = Arc::new(ring::default_provider());
+        let roots = Arc::new(trusted_roots(self.ca.as_ref())?);
+        let unusable = |what: String| UnusableSetting {
+            setting: self.ca_setting,
+            shown: self.ca.as_ref().map(|ca| ca.path.display().to_string()).unwrap_or_default(),
+            what,
+        };
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+            .build()
+            .map_err(|error| unusable(error.to_string()))?;
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unusable(error.to_string()))?;
+        let builder = if self.skip_hostname {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(IgnoreHostname { verifier }))
+        } else {
+            builder.with_webpki_verifier(verifier)
+        };
+        with_client_certificate(builder, self.client.as_ref())
+    }
+
+    /// Paths of the files that connecting reads.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let pair = self.client.iter().flat_map(|client| [&client.certificate, &client.key]);
+        self.ca.iter().chain(pair).map(|file| &file.path)
+    }
+}
+
+/// Verifier that checks the chain of a certificate and accepts any host name.
+#[derive(Debug)]
+struct IgnoreHostname {
+    verifier: Arc<WebPkiServerVerifier>,
+}
+
+impl ServerCertVerifier for IgnoreHostname {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            // The chain is verified before the name.
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            outcome => outcome,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}
