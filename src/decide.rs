@@ -14,6 +14,7 @@ mod failure_policies;
 mod failures;
 mod merge;
 mod metadata;
+pub mod observed;
 mod outcome;
 mod record;
 mod ruling;
@@ -31,6 +32,7 @@ use self::context::DecisionContext;
 use self::error::DecideError;
 use self::failures::Failures;
 use self::merge::merge;
+use self::observed::ObservedDescriptor;
 use self::outcome::DescriptorOutcome;
 use self::record::Recorder;
 use self::selection::{SelectedRequest, Selection, select};
@@ -94,6 +96,19 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
+        self.decide_observed(context, request, |_| ())
+    }
+
+    /// Decides a request as [`Decider::decide_now`], and passes the results of each descriptor's limits to `observe`.
+    ///
+    /// # Errors
+    /// As [`Decider::decide_now`].
+    pub fn decide_observed<'r>(
+        &'r self,
+        context: DecisionContext<'r>,
+        request: &Request<'_>,
+        mut observe: impl FnMut(ObservedDescriptor<'_, 'r>),
+    ) -> Result<Decision<'r>, DecideError> {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
@@ -106,6 +121,9 @@ impl Decider {
         }
         drop(charger.charge_all(&dry_runs, &mut outcomes));
         drop(charger.charge_spared(&dry_runs, &mut outcomes));
+        for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
+            observe(ObservedDescriptor { index, selection, outcome });
+        }
         self.conclude(context, selected, &outcomes)
     }
 

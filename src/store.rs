@@ -58,6 +58,15 @@ pub struct StoreContext<'r> {
     pub deadline: Option<Instant>,
     /// Span that calls belong to, if the request is sampled.
     pub span_ref: Option<&'r SpanRef>,
+    /// Time of the charge of each descriptor, if it differs from `now`; counters in Redis ignore it.
+    pub charge_times: &'r [Time],
+}
+
+impl StoreContext<'_> {
+    /// Time of the charge of the descriptor at `index`, in the memory store.
+    fn time_of(&self, index: usize) -> Time {
+        self.charge_times.get(index).copied().unwrap_or(self.now)
+    }
 }
 
 impl From<MemoryStore> for Store {
@@ -121,7 +130,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
-                    let outcome = memory.charge(&charge, context.now).map(StoreOutcome::by_store);
+                    let outcome = memory.charge(&charge, context.time_of(index)).map(StoreOutcome::by_store);
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
                 None
@@ -163,7 +172,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
-                    each(index, &charge, Ok(memory.admits(&charge, context.now)));
+                    each(index, &charge, Ok(memory.admits(&charge, context.time_of(index))));
                 }
                 None
             }
@@ -275,7 +284,7 @@ async fn in_redis<'a>(
         indices.push(index);
         requested.push(charge);
     }
-    let StoreContext { now, deadline, span_ref } = context;
+    let StoreContext { now, deadline, span_ref, .. } = context;
     let outcomes: SmallVec<[Result<StoreOutcome, RedisError>; 2]> = match deadline {
         Some(until) if !requested.is_empty() => {
             redis.charge_all(&requested, mode, ChargeContext { now, until, span_ref }).await

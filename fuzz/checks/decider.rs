@@ -41,8 +41,14 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Option<RateLimitResponse> {
     let mut answer = None;
     for passed_us in [0, 1, 90_000_000] {
         let now = NOW.plus_us(passed_us);
-        let context =
-            DecisionContext { rules: Some(&SET), now, max_delay_us: 1_000_000, deadline: None, span_ref: None };
+        let context = DecisionContext {
+            rules: Some(&SET),
+            now,
+            max_delay_us: 1_000_000,
+            deadline: None,
+            span_ref: None,
+            charge_times: &[],
+        };
         let decided = decider.decide_now(context, &request);
         let is_invalid = message.domain.is_empty() || message.descriptors.is_empty();
         assert_eq!(decided.is_err(), is_invalid, "{message:?}");

@@ -20,11 +20,15 @@ pub struct DecisionContext<'r> {
     pub deadline: Option<Instant>,
     /// Span of the decision, if the request is sampled.
     pub span_ref: Option<&'r SpanRef>,
+    /// Time of the charge of each descriptor, if it differs from `now`: a replay of charges that Redis timed. The memory
+    /// store uses them; empty in a server.
+    pub charge_times: &'r [Time],
 }
 
 impl<'r> DecisionContext<'r> {
     /// Inputs of the store's operations.
     pub(super) const fn of_store(&self) -> StoreContext<'r> {
-        StoreContext { now: self.now, deadline: self.deadline, span_ref: self.span_ref }
+        let Self { now, deadline, span_ref, charge_times, .. } = *self;
+        StoreContext { now, deadline, span_ref, charge_times }
     }
 }

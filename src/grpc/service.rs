@@ -179,6 +179,7 @@ impl Service {
             max_delay_us: micros(max_delay),
             deadline: (!store_time.is_zero()).then(|| Instant::now() + store_time),
             span_ref: None,
+            charge_times: &[],
         }
     }
 }

@@ -52,6 +52,7 @@ impl ExampleService {
             max_delay_us: 0,
             deadline: None,
             span_ref: None,
+            charge_times: &[],
         };
         let passes = |_: &u64| {
             let decision = self.decider.decide_now(edge, &request);
