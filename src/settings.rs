@@ -98,6 +98,13 @@ impl Settings {
         if problems.is_empty() { Ok((settings, notices)) } else { Err(SettingsError { problems }) }
     }
 
+    /// Reads the settings of an environment, with the default for each variable that has a problem; the flag says that
+    /// there is one. Not for a start: a default may contradict the valid variables.
+    pub fn from_valid_vars(vars: impl Iterator<Item = (OsString, OsString)>) -> (Self, bool) {
+        let (settings, findings) = Self::read(&Environment::read(vars));
+        (settings, !findings.problems.is_empty())
+    }
+
     /// Reads the settings, unusable if the findings have a problem.
     fn read(environment: &Environment) -> (Self, EnvironmentFindings) {
         let mut values = Values::new(environment);

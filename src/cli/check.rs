@@ -33,7 +33,7 @@ pub(super) struct Args {
 
 pub(super) const HELP: &str = "\
 All files together must load as one set: a domain must not repeat, unless domains are merged. These environment variables \
-change the meaning of rules, as for `serve`: MERGE_DOMAIN_CONFIG, TOLLKEEPER_LOG_MAX, TOLLKEEPER_MAX_REPLICAS, \
+change the meaning of rules, as for `serve`: BACKEND_TYPE, MERGE_DOMAIN_CONFIG, TOLLKEEPER_LOG_MAX, TOLLKEEPER_MAX_REPLICAS, \
 TOLLKEEPER_ON_STORE_ERROR and USE_CALENDAR_MONTH_RATE_LIMIT. A file that cannot be read is reported at 1:1.
 
 --format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \

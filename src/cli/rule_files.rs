@@ -1,8 +1,8 @@
 //! Rule files of the commands, read as `serve` reads them, with all problems.
 //!
 //! A file that cannot be read is a problem at line 1, and hides no problem of another file. The settings that change
-//! the meaning of rules come from the environment. An invalid environment is replaced by the defaults, so that rules
-//! can be checked on any machine.
+//! the meaning of rules come from the environment. Invalid ones are replaced by their defaults, so that rules can be
+//! checked on any machine.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -109,11 +109,11 @@ fn at_line_1(error: &PathError, severity: Severity) -> Diagnostic {
     }
 }
 
-/// Returns the settings of the environment, or the defaults with a message if `serve` would refuse it.
+/// Returns the settings of the environment, with the defaults and a message for what `serve` would refuse.
 pub(super) fn settings_or_defaults() -> Settings {
-    if let Ok((settings, _)) = Settings::from_env(std::env::vars_os()) {
-        return settings;
+    let (settings, has_problem) = Settings::from_valid_vars(std::env::vars_os());
+    if has_problem {
+        print_error("invalid settings of the environment are replaced by their defaults; see `tollkeeper check --env`");
     }
-    print_error("the environment has invalid settings, so the defaults are used; see `tollkeeper check --env`");
-    Settings::from_env(std::iter::empty()).map(|(settings, _)| settings).expect("an empty environment is valid")
+    settings
 }

@@ -11,6 +11,7 @@
 
 pub mod limit;
 pub mod lints;
+mod memcache;
 pub mod options;
 
 use std::collections::HashMap;
@@ -164,7 +165,11 @@ impl<'o> Compiler<'o> {
         let domain = self.domain_index(name, &file);
         if let Some(Spanned { value: keys, at }) = document.defaults {
             let mut reader = DocumentReader { file: &file, found: &mut self.found };
-            limit::check_defaults(&mut reader, &keys, &FieldPath::ROOT.key("defaults"));
+            let field_path = FieldPath::ROOT.key("defaults");
+            limit::check_defaults(&mut reader, &keys, &field_path);
+            if self.options.memcache {
+                memcache::check_keys(&mut reader, &keys, &field_path);
+            }
             let defaults = LocatedDefaults { keys, location: location(&file, at) };
             self.domains[domain].set_defaults(&mut reader, defaults, self.options);
         }
@@ -326,6 +331,9 @@ impl DescriptorScope<'_, '_> {
         };
         let over_limit_body = self.over_limit_body(written, limits, &field_path);
         let replaces = limit::replaces(self.reader, limits, &field_path);
+        if self.scope.options.memcache {
+            memcache::check_list(self.reader, at, limits.len(), &field_path);
+        }
         let unlimited = limits.iter().find(|limit| limit.unlimited);
         let allowance = if let Some(only) = unlimited {
             limit::unlimited(self.reader, only, written, &field_path)

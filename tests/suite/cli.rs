@@ -135,6 +135,9 @@ fn check_exit_code_follows_its_findings() {
         (&["-"], &[("TOLLKEEPER_LOG_MAX", "8")], log, 1, "1 file, 1 error, 0 warnings"),
         (&["-"], &[], eventual, 0, "1 file, 0 errors, 1 warning"),
         (&["-"], &[("TOLLKEEPER_MAX_REPLICAS", "2")], eventual, 0, "1 file, 0 errors, 0 warnings"),
+        // Servers are not needed for a check.
+        (&["good.yaml"], &[("BACKEND_TYPE", "memcache")], "", 0, "1 file, 0 errors, 0 warnings"),
+        (&["slow.yaml"], &[("BACKEND_TYPE", "memcache")], "", 1, "1 file, 1 error, 1 warning"),
         // An environment that `serve` rejects does not prevent a check of the rules.
         (&["good.yaml"], &[("GRPC_PORT", "x")], "", 0, "1 file, 0 errors, 0 warnings"),
         (&["gone"], &[], "", 1, "0 files, 1 error, 0 warnings"),

@@ -77,7 +77,8 @@ fn bad_files_give_the_expected_diagnostics() {
         seen += 1;
         let name = path.file_name().expect("a file").to_string_lossy().into_owned();
         let text = std::fs::read(&path).expect("readable");
-        let diagnostics = match compile(&[source(&name, &text)], &CompileOptions::default()) {
+        let options = CompileOptions { memcache: name.starts_with("memcache_"), ..CompileOptions::default() };
+        let diagnostics = match compile(&[source(&name, &text)], &options) {
             Ok(_) => "loads".to_owned(),
             Err(found) => format!("{found}\n"),
         };
@@ -309,6 +310,25 @@ fn all_documents_are_read_or_a_warning_names_ignored_ones() {
         let compiled = compile(&[first], &CompileOptions::default()).expect("it loads");
         assert_eq!(compiled.domains.len(), 1);
         assert!(compiled.warnings.to_string().contains("only the first document of this file is read"), "{rest}");
+    }
+}
+
+#[test]
+fn fixed_window_compiles_to_the_same_limit_with_memcache() {
+    let memcache = CompileOptions { memcache: true, ..CompileOptions::default() };
+    for limit in [
+        "{unit: day, requests_per_unit: 5}",
+        "{unit: day, requests_per_unit: 5, algorithm: fixed_window, count_rejected: true, consistency: strict}",
+        "[{unit: month, unit_multiplier: 2, requests_per_unit: 5, name: a, replaces: [{name: b}]}]",
+        "{unlimited: true}",
+    ] {
+        let text = rule(limit);
+        let domains = compile(&[source("x.yaml", &text)], &memcache)
+            .map_err(|found| format!("{limit}: {found}"))
+            .unwrap()
+            .domains;
+        assert_eq!(format!("{domains:?}"), format!("{:?}", good(&text)), "{limit}");
+        assert!(limits(&domains).iter().all(|limit| limit.limit.count_rejected()), "{limit}");
     }
 }
 

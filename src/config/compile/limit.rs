@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::lints;
+use super::memcache;
 use super::options::CompileOptions;
 use crate::config::diagnostic::quotable;
 use crate::config::document::fields::{DocumentReader, FieldPath};
@@ -199,6 +200,9 @@ fn limit(
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
     let mut spec = limit_spec(written, period, sole, scope);
     check_overshoot(reader, written, &spec, field_path);
+    if scope.options.memcache {
+        memcache::check_keys(reader, &written.defaultable, field_path);
+    }
     let limit = loop {
         match Limit::new(&spec) {
             Ok(limit) => break limit,

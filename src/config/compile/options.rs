@@ -2,6 +2,7 @@
 
 use crate::limit::{DEFAULT_LOG_MAX, StorePolicy};
 use crate::settings::Settings;
+use crate::settings::store::StoreSettings;
 
 /// Settings that change the meaning of rule files.
 #[derive(Clone, Debug)]
@@ -14,6 +15,8 @@ pub struct CompileOptions {
     pub log_max: u32,
     /// Policy of limits without `on_store_error` in their rule or domain.
     pub on_store_error: StorePolicy,
+    /// Counters are in memcache, which only counts fixed windows (`BACKEND_TYPE=memcache`).
+    pub memcache: bool,
     /// Maximum number of replicas that share an eventual limit (`TOLLKEEPER_MAX_REPLICAS`), at least 1; for lints only.
     pub max_replicas: u32,
 }
@@ -25,6 +28,7 @@ impl Default for CompileOptions {
             calendar_months: false,
             log_max: DEFAULT_LOG_MAX,
             on_store_error: StorePolicy::default(),
+            memcache: false,
             max_replicas: 16,
         }
     }
@@ -37,6 +41,7 @@ impl From<&Settings> for CompileOptions {
             calendar_months: settings.decisions.calendar_months,
             log_max: settings.decisions.log_max,
             on_store_error: settings.rules.on_store_error,
+            memcache: matches!(settings.store, StoreSettings::Memcache(_)),
             max_replicas: settings.rules.max_replicas,
         }
     }

@@ -30,6 +30,10 @@ fn recorded() -> Vec<Value> {
 }
 
 fn load(line: &Value) -> Result<Compiled, Diagnostics> {
+    load_with(line, &CompileOptions::default())
+}
+
+fn load_with(line: &Value, options: &CompileOptions) -> Result<Compiled, Diagnostics> {
     let latin1 = line["encoding"] == "latin-1";
     let files = line["files"].as_object().expect("files are an object");
     let sources: Vec<RuleText> = files
@@ -45,7 +49,7 @@ fn load(line: &Value) -> Result<Compiled, Diagnostics> {
         })
         .collect();
     let merge_domains = line["env"]["MERGE_DOMAIN_CONFIG"] == "true";
-    compile(&sources, &CompileOptions { merge_domains, ..CompileOptions::default() })
+    compile(&sources, &CompileOptions { merge_domains, ..*options })
 }
 
 /// The part of the peer's message that ours must contain; `None` where it is the YAML reader's own.
@@ -92,6 +96,22 @@ fn rule_files_load_like_in_envoyproxy_ratelimit() {
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[test]
+fn rule_files_of_envoyproxy_ratelimit_load_with_memcache() {
+    let mut loaded = 0;
+    for line in recorded() {
+        let domains = |result: Result<Compiled, Diagnostics>| match result {
+            Ok(compiled) => Ok(format!("{:?}", compiled.domains)),
+            Err(found) => Err(found.to_string()),
+        };
+        let without = domains(load(&line));
+        let with = domains(load_with(&line, &CompileOptions { memcache: true, ..CompileOptions::default() }));
+        assert_eq!(with, without, "{}", line["name"]);
+        loaded += usize::from(without.is_ok());
+    }
+    assert!(loaded > 50, "only {loaded} files");
 }
 
 #[test]

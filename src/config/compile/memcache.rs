@@ -1,0 +1,36 @@
+//! Checks of rules whose counters are in memcache.
+//!
+//! Memcache adds to a number and reads the sum, whatever the sum is. That counts a fixed window with its rejected hits,
+//! and nothing else.
+
+use crate::config::document::DefaultableKeys;
+use crate::config::document::fields::{DocumentReader, FieldPath};
+use crate::config::yaml::Position;
+use crate::limit::algorithm::Algorithm;
+
+/// Reports the keys of a limit, or of `defaults`, that need more than an increment.
+pub(super) fn check_keys(reader: &mut DocumentReader<'_>, keys: &DefaultableKeys, field_path: &FieldPath<'_>) {
+    let mut check = |at: Option<Position>, key: &str, value: &str| {
+        let Some(at) = at else { return };
+        refuse(reader, at, &field_path.key(key), &format!("`{key}: {value}`"));
+    };
+    let algorithm = keys.algorithm.filter(|algorithm| algorithm.value != Algorithm::FixedWindow);
+    check(algorithm.map(|spanned| spanned.at), "algorithm", algorithm.map_or("", |spanned| spanned.value.name()));
+    let uncounted = keys.count_rejected.filter(|counted| !counted.value);
+    check(uncounted.map(|spanned| spanned.at), "count_rejected", "false");
+    let eventual = keys.eventual.filter(|eventual| eventual.value);
+    check(eventual.map(|spanned| spanned.at), "consistency", "eventual");
+}
+
+/// Reports a list of limits: whether a hit counts in one of them depends on the others.
+pub(super) fn check_list(reader: &mut DocumentReader<'_>, at: Position, count: usize, field_path: &FieldPath<'_>) {
+    if count > 1 {
+        refuse(reader, at, field_path, &format!("a list of {count} limits"));
+    }
+}
+
+fn refuse(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>, what: &str) {
+    let message =
+        format!("{what} is not possible with BACKEND_TYPE=memcache, where an increment cannot be conditional");
+    reader.error(at, field_path, message, "count one fixed window with its rejected hits, or use Redis");
+}
