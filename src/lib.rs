@@ -34,6 +34,7 @@ pub mod rule;
 pub mod counter;
 pub mod store;
 pub mod decision;
+pub mod decision_log;
 pub mod decide;
 pub mod pb;
 pub mod config;

@@ -4,6 +4,7 @@
 //! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
 
 pub mod algorithm;
+mod names;
 pub mod period;
 
 use std::num::NonZeroU32;

@@ -14,6 +14,7 @@ mod cli;
 mod client_limits;
 mod config;
 mod decide;
+mod decision_log;
 mod doc_examples;
 mod envoy;
 mod example_rules;

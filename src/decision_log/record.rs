@@ -1,0 +1,340 @@
+//! Records of the decision log, as they are written and read: one JSON object on each line.
+//!
+//! Every line starts with `v`, the version of the format, and `type`. Readers ignore fields and types that they do not
+//! know; a change that old readers would misread raises [`VERSION`]. `docs/decision-log.schema.json` describes the
+//! fields, and a test compares both. Text is borrowed, when writing from the request and when reading from the line.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::header::HeaderRecord;
+use crate::limit::StorePolicy;
+use crate::limit::algorithm::Algorithm;
+use crate::limit::period::Unit;
+
+/// Version of the format.
+pub const VERSION: u32 = 1;
+
+/// Text of a record, borrowed if possible.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
+
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for Text<'_> {
+    fn from(text: String) -> Self {
+        Self(Cow::Owned(text))
+    }
+}
+
+impl std::ops::Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn is_empty(text: &Text<'_>) -> bool {
+    text.is_empty()
+}
+
+const fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_one(count: &u32) -> bool {
+    *count == 1
+}
+
+/// One line of the log.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record<'a> {
+    /// A decision.
+    Decision(Box<DecisionRecord<'a>>),
+    /// Settings and rules of the decisions that follow.
+    Header(Box<HeaderRecord>),
+    /// Records that are missing.
+    Dropped(DroppedRecord),
+}
+
+/// A decision, with everything that it depended on but the counters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DecisionRecord<'a> {
+    /// Random id of the process.
+    #[serde(borrow)]
+    pub process: Text<'a>,
+    /// Number of the record in its process, from 1; missing numbers are lost records.
+    pub seq: u64,
+    /// Arrival of the request, in microseconds since the Unix epoch.
+    pub time_us: u64,
+    /// Domain of the request.
+    #[serde(borrow)]
+    pub domain: Text<'a>,
+    /// `hits_addend` of the request as sent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub hits_addend: u32,
+    /// Descriptors, in the order of the request.
+    #[serde(borrow)]
+    pub descriptors: SmallVec<[DescriptorRecord<'a>; 2]>,
+    /// Answer.
+    pub verdict: RecordedVerdict,
+    /// Reason why there is no answer, with the verdict `error`.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Text<'a>>,
+    /// Microseconds until a rejected request could pass; absent: it was not rejected, or never will.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_us: Option<u64>,
+    /// Delay of the answer, in microseconds.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub delay_us: u64,
+    /// Longest delay that the caller's deadline allowed, in microseconds.
+    pub max_delay_us: u64,
+    /// Id of the rule set, as in its header; empty if no rules were loaded.
+    #[serde(borrow)]
+    pub rules: Text<'a>,
+    /// Trace of the request in hexadecimal, if it was sampled.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<Text<'a>>,
+    /// Microseconds from the arrival to the decision, a delay excluded.
+    pub duration_us: u64,
+}
+
+/// One descriptor of a decision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DescriptorRecord<'a> {
+    /// Entries, outermost first.
+    #[serde(borrow)]
+    pub entries: SmallVec<[EntryRecord<'a>; 4]>,
+    /// Number of hits: 0 peeks, a negative number refunds.
+    pub hits: i64,
+    /// Limit that came with the request.
+    #[serde(rename = "override", borrow, default, skip_serializing_if = "Option::is_none")]
+    pub limit_override: Option<OverrideRecord<'a>>,
+    /// True if the sample contains the key, so that all of its selected decisions are in the log.
+    pub sampled: bool,
+    /// Rule that matched, unless a limit of the request took precedence.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<RuleRecord<'a>>,
+    /// True if the rule is unlimited.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub unlimited: bool,
+    /// Limits that decided, in the order of the rule.
+    #[serde(borrow, default, skip_serializing_if = "SmallVec::is_empty")]
+    pub limits: SmallVec<[LimitRecord<'a>; 1]>,
+    /// Part of the service that decided; absent without limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided_by: Option<RecordedDecider>,
+    /// Failure policy that decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<StorePolicy>,
+    /// Kind of failure that made the policy decide, as in metrics.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Text<'a>>,
+    /// Time that the counters worked at, if it is not the arrival: the time of Redis, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now_us: Option<u64>,
+    /// Verdict on the descriptor alone.
+    pub verdict: RecordedVerdict,
+}
+
+/// Key and value of a descriptor.
+///
+/// Exactly one of the value's fields is set, or none if values are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryRecord<'a> {
+    /// Key, if it is UTF-8.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<Text<'a>>,
+    /// Bytes of any other key, in base64.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub key_base64: Option<Text<'a>>,
+    /// Value, if it is UTF-8.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<Text<'a>>,
+    /// Bytes of any other value, in base64.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub value_base64: Option<Text<'a>>,
+    /// Keyed hash of the value.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub value_hash: Option<Text<'a>>,
+}
+
+/// Limit that came with a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverrideRecord<'a> {
+    /// Hits in a period.
+    pub requests_per_unit: u32,
+    /// Name of the unit, or the number of an unknown one.
+    #[serde(borrow)]
+    pub unit: Text<'a>,
+    /// Number of units in the period.
+    pub multiplier: u32,
+}
+
+/// Rule that matched a descriptor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleRecord<'a> {
+    /// Path of the rule, as in `/rlconfig` and metrics.
+    #[serde(borrow)]
+    pub path: Text<'a>,
+    /// Rule file.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<Text<'a>>,
+    /// Line in the file, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<u32>,
+    /// Resource of the control plane, in place of a file.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub resource: Option<Text<'a>>,
+}
+
+/// One limit of a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitRecord<'a> {
+    /// Name; empty if it has none.
+    #[serde(borrow, default, skip_serializing_if = "is_empty")]
+    pub name: Text<'a>,
+    /// Algorithm.
+    pub algorithm: Algorithm,
+    /// Hits in a period.
+    pub requests_per_unit: u32,
+    /// Unit of the period.
+    pub unit: Unit,
+    /// Number of units in the period.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub unit_multiplier: u32,
+    /// `bucket_size` or `queue_size`; absent: `requests_per_unit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u32>,
+    /// True in shadow mode.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub shadow: bool,
+    /// True in quota mode.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub quota: bool,
+    /// Result of the charge; absent if a failure policy decided without a counter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<ResultRecord>,
+}
+
+/// Result of a charge on one limit. Durations count from the time that the counters worked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResultRecord {
+    /// True if the limit admits the hits.
+    pub admitted: bool,
+    /// Hits counted before.
+    pub before: u64,
+    /// Hits counted after.
+    pub after: u64,
+    /// Hits that would still pass at once.
+    pub remaining: u32,
+    /// Microseconds until the full limit is available again.
+    pub reset_us: u64,
+    /// Microseconds until the same hits could pass; absent: they passed, or never will.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_us: Option<u64>,
+    /// Delay that the limit asks for, in microseconds.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub delay_us: u64,
+}
+
+/// Verdict on a request or a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecordedVerdict {
+    /// Admitted.
+    Ok,
+    /// Rejected.
+    OverLimit,
+    /// Admitted, and a limit in shadow mode was exceeded.
+    Shadow,
+    /// No answer: the store failed under the policy `error`, or the request was invalid.
+    Error,
+}
+
+/// Part of the service that decided a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecordedDecider {
+    /// The counters.
+    Counter,
+    /// The over-limit cache of this process.
+    OverLimitCache,
+    /// This process's free share of an eventual limit.
+    Share,
+    /// A lease of an eventual limit.
+    Lease,
+    /// A failure policy.
+    Policy,
+}
+
+/// Records that are missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DroppedRecord {
+    /// Random id of the process.
+    pub process: String,
+    /// Time in microseconds since the Unix epoch.
+    pub time_us: u64,
+    /// Number of records.
+    pub count: u64,
+    /// Reason why they were dropped.
+    pub reason: DropReason,
+}
+
+/// Reason why records were dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DropReason {
+    /// The queue was full: the destination is slower than the decisions.
+    QueueFull,
+    /// The destination returned an error.
+    WriteFailed,
+}
+
+impl DecisionRecord<'_> {
+    /// Appends the line of the record.
+    pub fn write(&self, line: &mut Vec<u8>) {
+        write_line(line, b"{\"v\":1,\"type\":\"decision\"", self);
+    }
+}
+
+impl HeaderRecord {
+    /// Appends the line of the record.
+    pub fn write(&self, line: &mut Vec<u8>) {
+        write_line(line, b"{\"v\":1,\"type\":\"header\"", self);
+    }
+}
+
+impl DroppedRecord {
+    /// Appends the line of the record.
+    pub fn write(&self, line: &mut Vec<u8>) {
+        write_line(line, b"{\"v\":1,\"type\":\"dropped\"", self);
+    }
+}
+
+/// Appends a line: the head, then the fields of `record`.
+fn write_line(line: &mut Vec<u8>, head: &[u8], record: &impl Serialize) {
+    let start = line.len();
+    line.extend_from_slice(head);
+    let fields = line.len();
+    if serde_json::to_writer(&mut *line, record).is_err() {
+        // Writing to memory does not fail, and no map has keys that are not text.
+        line.truncate(start);
+        return;
+    }
+    line[fields] = b',';
+    line.push(b'\n');
+}

@@ -1,0 +1,200 @@
+//! Records: what is written can be read, without a loss, and fits the schema.
+
+use proptest::prelude::*;
+use smallvec::smallvec;
+use tollkeeper::decision_log::convert::{hits_of, signed_hits};
+use tollkeeper::decision_log::header::{
+    DocumentFormat, DocumentRecord, HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord,
+};
+use tollkeeper::decision_log::reader::RecordReader;
+use tollkeeper::decision_log::record::{
+    DecisionRecord, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, LimitRecord, OverrideRecord, Record,
+    RecordedDecider, RecordedVerdict, ResultRecord, RuleRecord,
+};
+use tollkeeper::limit::StorePolicy;
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::Unit;
+use tollkeeper::request::{Entry, Hits, LimitOverride};
+
+use super::schema::assert_valid;
+
+/// A decision with every field set.
+pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
+    let entry = Entry { key: b"user", value: b"alice" };
+    let sent = LimitOverride { requests_per_unit: 10, unit: 2, unit_multiplier: 3 };
+    let result = ResultRecord {
+        admitted: false,
+        before: 3,
+        after: 4,
+        remaining: 6,
+        reset_us: 7,
+        retry_after_us: Some(8),
+        delay_us: 9,
+    };
+    let limit = LimitRecord {
+        name: "daily".into(),
+        algorithm: Algorithm::TokenBucket,
+        requests_per_unit: 10,
+        unit: Unit::Day,
+        unit_multiplier: 2,
+        capacity: Some(20),
+        shadow: true,
+        quota: true,
+        result: Some(result),
+    };
+    let descriptor = DescriptorRecord {
+        entries: smallvec![EntryRecord::plain(&entry)],
+        hits: -2,
+        limit_override: Some(OverrideRecord::from(&sent)),
+        sampled: true,
+        rule: Some(RuleRecord {
+            path: "shop.user".into(),
+            file: Some("rules.yaml".into()),
+            line: Some(12),
+            resource: None,
+        }),
+        unlimited: true,
+        limits: smallvec![limit],
+        decided_by: Some(RecordedDecider::Policy),
+        policy: Some(StorePolicy::Local),
+        reason: Some("timeout".into()),
+        now_us: Some(1),
+        verdict: RecordedVerdict::Shadow,
+    };
+    DecisionRecord {
+        process: "0123456789abcdef".into(),
+        seq: 17,
+        time_us: 1_783_512_000_000_000,
+        domain: "shop".into(),
+        hits_addend: 3,
+        descriptors: smallvec![descriptor],
+        verdict: RecordedVerdict::Error,
+        error: Some("store".into()),
+        retry_after_us: Some(5),
+        delay_us: 6,
+        max_delay_us: 7,
+        rules: "abc".into(),
+        trace_id: Some("0123456789abcdef0123456789abcdef".into()),
+        duration_us: 8,
+    }
+}
+
+pub(super) fn header() -> HeaderRecord {
+    let document = |name: &str, format, text: Option<&str>, base64: Option<&str>| DocumentRecord {
+        name: name.to_owned(),
+        format,
+        text: text.map(str::to_owned),
+        base64: base64.map(str::to_owned),
+    };
+    HeaderRecord {
+        event: HeaderEvent::Start,
+        process: "0123456789abcdef".to_owned(),
+        seq: 0,
+        time_us: 1,
+        program: "1.2.3".to_owned(),
+        store: "memory".to_owned(),
+        settings: SettingsRecord {
+            shadow_mode: false,
+            quota_mode: false,
+            stop_cache_key_increment_when_overlimit: false,
+            merge_domains: true,
+            calendar_months: true,
+            log_max: 10_000,
+            on_store_error: StorePolicy::Deny,
+            max_replicas: 16,
+            when: vec!["all".to_owned()],
+            sample: 0.01,
+            values: "plain".to_owned(),
+        },
+        rules: Some(RuleSetRecord {
+            id: "abc".to_owned(),
+            version: Some("3".to_owned()),
+            documents: vec![
+                document("a.yaml", DocumentFormat::Yaml, Some("domain: a\n"), None),
+                document("b.yaml", DocumentFormat::YamlFirst, None, Some("//4=")),
+                document("c", DocumentFormat::Xds, None, Some("CgFj")),
+            ],
+        }),
+    }
+}
+
+fn read_all(lines: &[u8]) -> Vec<Record<'static>> {
+    let reader = RecordReader::new("log", std::io::Cursor::new(lines.to_vec())).unwrap();
+    reader.map(|record| record.unwrap()).collect()
+}
+
+#[test]
+fn records_are_read_as_they_were_written_and_fit_the_schema() {
+    let small = DecisionRecord {
+        hits_addend: 0,
+        error: None,
+        retry_after_us: None,
+        delay_us: 0,
+        trace_id: None,
+        descriptors: smallvec![DescriptorRecord {
+            limit_override: None,
+            rule: None,
+            unlimited: false,
+            limits: smallvec![],
+            decided_by: None,
+            policy: None,
+            reason: None,
+            now_us: None,
+            ..full_decision().descriptors.remove(0)
+        }],
+        ..full_decision()
+    };
+    let dropped = |reason| DroppedRecord { process: "0123456789abcdef".to_owned(), time_us: 1, count: 2, reason };
+    let (queue_full, write_failed) = (dropped(DropReason::QueueFull), dropped(DropReason::WriteFailed));
+    let mut lines = Vec::new();
+    header().write(&mut lines);
+    full_decision().write(&mut lines);
+    small.write(&mut lines);
+    queue_full.write(&mut lines);
+    write_failed.write(&mut lines);
+    assert_valid(std::str::from_utf8(&lines).unwrap());
+    let expected = vec![
+        Record::Header(Box::new(header())),
+        Record::Decision(Box::new(full_decision())),
+        Record::Decision(Box::new(small)),
+        Record::Dropped(queue_full),
+        Record::Dropped(write_failed),
+    ];
+    assert_eq!(read_all(&lines), expected);
+}
+
+proptest! {
+    #[test]
+    fn keys_and_values_of_any_bytes_are_recorded_without_loss(
+        key in prop_oneof![any::<Vec<u8>>(), any::<String>().prop_map(String::into_bytes)],
+        value in prop_oneof![any::<Vec<u8>>(), any::<String>().prop_map(String::into_bytes)],
+    ) {
+        let entry = Entry { key: &key, value: &value };
+        let mut decision = full_decision();
+        decision.descriptors[0].entries = smallvec![EntryRecord::plain(&entry)];
+        let mut line = Vec::new();
+        decision.write(&mut line);
+        let text = std::str::from_utf8(&line).unwrap();
+        prop_assert_eq!(text.matches('\n').count(), 1);
+        assert_valid(text);
+        let records = read_all(&line);
+        let Record::Decision(read) = &records[0] else { panic!("{records:?}") };
+        let entry = &read.descriptors[0].entries[0];
+        prop_assert_eq!(entry.key_bytes().unwrap(), key.as_slice());
+        prop_assert_eq!(entry.value_bytes().unwrap(), value.as_slice());
+    }
+
+    #[test]
+    fn hits_and_overrides_are_recorded_without_loss(
+        count in any::<u64>(),
+        negative in any::<bool>(),
+        requests_per_unit in any::<u32>(),
+        unit in prop_oneof![-2..10, any::<i32>()],
+        unit_multiplier in any::<u32>(),
+    ) {
+        let hits = Hits::new(count, negative);
+        prop_assert_eq!(hits_of(signed_hits(hits)), hits);
+        let sent = LimitOverride { requests_per_unit, unit, unit_multiplier };
+        prop_assert_eq!(OverrideRecord::from(&sent).as_sent(), Some(sent));
+    }
+}
