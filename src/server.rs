@@ -15,7 +15,6 @@ mod coalesced_writer;
 mod connection;
 pub mod error;
 mod graceful;
-mod header_filter;
 mod http2;
 mod in_flight;
 mod inbound_frames;

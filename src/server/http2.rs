@@ -37,7 +37,6 @@ use super::admission::ConnectionPermit;
 use super::admission_service::{Admitted, admit};
 use super::buffered_bytes::BufferedBytes;
 use super::graceful::GracefulConnection;
-use super::header_filter::HeaderFilter;
 use super::in_flight::InFlightRequests;
 use super::inbound_frames::{InboundFrames, InboundState};
 use crate::grpc::call_head::{CallHead, InvalidHead};
@@ -105,7 +104,7 @@ impl Http2Server {
         I: AsyncRead + AsyncWrite + Unpin + Send,
     {
         let (io, inbound) = InboundFrames::new(io);
-        let state = State::Handshaking(self.builder.handshake(HeaderFilter::new(io)));
+        let state = State::Handshaking(self.builder.handshake(io));
         let requests = InFlightRequests::new(self.rate_limit_method.is_immediate());
         let keep_alive = self.keep_alive;
         let connection = Arc::clone(&permit);
@@ -146,8 +145,8 @@ struct Http2Connection<I, R, F> {
 }
 
 enum State<I> {
-    Handshaking(Handshake<HeaderFilter<InboundFrames<I>>, ResponseData>),
-    Open(Connection<HeaderFilter<InboundFrames<I>>, ResponseData>, Option<KeepAlive>),
+    Handshaking(Handshake<InboundFrames<I>, ResponseData>),
+    Open(Connection<InboundFrames<I>, ResponseData>, Option<KeepAlive>),
 }
 
 impl<I, R, F> GracefulConnection for Http2Connection<I, R, F>

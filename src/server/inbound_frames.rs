@@ -1,9 +1,19 @@
-//! Bounds on the HTTP/2 frames that a client sends, which h2 does not have.
+//! Frames of HTTP/2 that a client sends, bounded and changed before h2 reads them.
 //!
 //! h2 reads all bytes that have arrived before it hands out a single request. Here reading pauses after
-//! [`BYTES_PER_TURN`], until the requests among them have been started and other connections had their turn. A SETTINGS
-//! or GOAWAY frame makes h2 visit each open stream, so only a few are allowed beyond a share of the requests. The bytes
-//! are only inspected, never changed.
+//! [`BYTES_PER_TURN`], until the requests among them have been started and other connections had their turn. It ends
+//! at more SETTINGS and GOAWAY frames than `frame_counts.rs` allows.
+//!
+//! h2 resets a stream whose `:authority` is not one of a URI, such as the name of an Istio cluster, and ends the
+//! connection if the headers of one call are far too large. Envoy then lets requests through without a limit. No answer
+//! depends on these headers, so their values are replaced; the file `hpack.rs` says how.
+//!
+//! Frames that need no change are not copied: they are inspected in the buffer of the caller. A header block that is
+//! changed, or that was not read in one piece, goes through a buffer of its own, frame by frame.
+
+mod frame_counts;
+mod frame_filter;
+mod hpack;
 
 use std::io;
 use std::pin::Pin;
@@ -13,21 +23,16 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use self::frame_filter::FrameFilter;
+
 /// Bytes after which reading pauses.
 const BYTES_PER_TURN: usize = 16 * 1024;
-/// Maximum number of SETTINGS and GOAWAY frames of a connection without requests.
-const MAX_ALL_STREAM_FRAMES: u64 = 64;
-/// Number of requests that allow one more of these frames.
-const REQUESTS_PER_ALL_STREAM_FRAME: u64 = 64;
-/// Length of the connection preface in bytes, before the first frame.
-const PREFACE_BYTES: usize = 24;
-const FRAME_HEAD_BYTES: usize = 9;
 
-/// Connection whose inbound frames are bounded.
+/// Connection whose inbound frames are bounded, and whose header blocks are filtered.
 #[derive(Debug)]
 pub(super) struct InboundFrames<I> {
     io: I,
-    scanner: FrameScanner,
+    filter: FrameFilter,
     state: Arc<InboundState>,
 }
 
@@ -63,10 +68,10 @@ impl InboundState {
 }
 
 impl<I> InboundFrames<I> {
-    /// Bounds the frames that are read from `io`, from the connection preface on.
+    /// Filters what is read from `io`, from the connection preface on.
     pub(super) fn new(io: I) -> (Self, Arc<InboundState>) {
         let state = Arc::new(InboundState::default());
-        (Self { io, scanner: FrameScanner::new(), state: Arc::clone(&state) }, state)
+        (Self { io, filter: FrameFilter::new(), state: Arc::clone(&state) }, state)
     }
 }
 
@@ -76,20 +81,34 @@ impl<I: AsyncRead + Unpin> AsyncRead for InboundFrames<I> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if this.state.is_exceeded() || this.state.is_paused() {
-            // The connection sees this state after its call, so no wake-up is needed.
-            return Poll::Pending;
+        let Self { io, filter, state } = &mut *self;
+        loop {
+            if filter.give(buffer) {
+                return Poll::Ready(Ok(()));
+            }
+            if state.is_exceeded() || state.is_paused() {
+                // The connection sees this state after its call, so no wake-up is needed.
+                return Poll::Pending;
+            }
+            let before = buffer.filled().len();
+            ready!(Pin::new(&mut *io).poll_read(context, buffer))?;
+            let read = &buffer.filled()[before..];
+            if read.is_empty() {
+                // An incomplete frame before the end of the stream is an error that h2 reports.
+                filter.finish();
+                filter.give(buffer);
+                return Poll::Ready(Ok(()));
+            }
+            state.add(read.len());
+            let passed = filter.take(read);
+            if filter.is_exceeded() {
+                state.is_exceeded.store(true, Ordering::Relaxed);
+            }
+            buffer.set_filled(before + passed);
+            if passed > 0 {
+                return Poll::Ready(Ok(()));
+            }
         }
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
-        let read = &buffer.filled()[before..];
-        this.scanner.scan(read);
-        this.state.add(read.len());
-        if this.scanner.is_exceeded() {
-            this.state.is_exceeded.store(true, Ordering::Relaxed);
-        }
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -107,72 +126,26 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for InboundFrames<I> {
     }
 }
 
-/// Counts frames in a stream of bytes that arrives in pieces of any length.
-#[derive(Debug)]
-struct FrameScanner {
-    /// Start of the next frame head, `head_length` bytes of it.
-    head: [u8; FRAME_HEAD_BYTES],
-    head_length: usize,
-    /// Bytes left until the next frame head.
-    skip: usize,
-    requests: u64,
-    all_stream_frames: u64,
-}
-
-impl FrameScanner {
-    const fn new() -> Self {
-        Self { head: [0; FRAME_HEAD_BYTES], head_length: 0, skip: PREFACE_BYTES, requests: 0, all_stream_frames: 0 }
-    }
-
-    fn scan(&mut self, mut bytes: &[u8]) {
-        loop {
-            let skipped = self.skip.min(bytes.len());
-            self.skip -= skipped;
-            bytes = &bytes[skipped..];
-            let length = (FRAME_HEAD_BYTES - self.head_length).min(bytes.len());
-            let (head, rest) = bytes.split_at(length);
-            self.head[self.head_length..][..length].copy_from_slice(head);
-            self.head_length += length;
-            bytes = rest;
-            if self.head_length < FRAME_HEAD_BYTES {
-                return;
-            }
-            self.head_length = 0;
-            let [a, b, c, kind, ..] = self.head;
-            self.skip = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-            self.count(kind);
-        }
-    }
-
-    fn count(&mut self, kind: u8) {
-        const HEADERS: u8 = 1;
-        const SETTINGS: u8 = 4;
-        const GOAWAY: u8 = 7;
-        match kind {
-            HEADERS => self.requests += 1,
-            SETTINGS | GOAWAY => self.all_stream_frames += 1,
-            _ => {}
-        }
-    }
-
-    const fn is_exceeded(&self) -> bool {
-        self.all_stream_frames > MAX_ALL_STREAM_FRAMES + self.requests / REQUESTS_PER_ALL_STREAM_FRAME
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::pin::pin;
 
+    use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+    use bytes::Bytes;
     use futures_util::poll;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use proptest::prelude::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, duplex, join, split};
 
     use super::*;
 
     #[tokio::test]
     async fn reading_pauses_until_it_is_resumed() {
         let (mut client, server) = duplex(4 * BYTES_PER_TURN);
-        client.write_all(&vec![0; 2 * BYTES_PER_TURN + 1]).await.expect("the bytes fit");
+        // The preface, and a DATA frame that ends at the last byte.
+        let frame_head = [0, 0x7f, 0xe0, 0, 0, 0, 0, 0, 0];
+        let bytes = [&[0; 24], frame_head.as_slice(), &[0; 2 * BYTES_PER_TURN - 32]].concat();
+        client.write_all(&bytes).await.expect("the bytes fit");
         let (mut frames, state) = InboundFrames::new(server);
         let mut buffer = vec![0; BYTES_PER_TURN];
         for _ in 0..2 {
@@ -184,31 +157,123 @@ mod tests {
         assert!(!state.resume());
     }
 
-    #[test]
-    fn frames_are_counted_however_the_bytes_are_split() {
-        let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4];
-        let headers = [0, 0, 3, 1, 4, 0, 0, 0, 1, 7, 7, 7];
-        let mut bytes = vec![7; PREFACE_BYTES];
-        for _ in 0..100 {
-            bytes.extend(settings);
-            bytes.extend(headers);
-        }
-        for size in 1..40 {
-            let mut scanner = FrameScanner::new();
-            for piece in bytes.chunks(size) {
-                scanner.scan(piece);
+    #[tokio::test]
+    async fn reading_ends_at_too_many_frames_of_a_kind() {
+        let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        let (mut client, server) = duplex(BYTES_PER_TURN);
+        let (mut frames, state) = InboundFrames::new(server);
+        client.write_all(&[[0; 24].as_slice(), &settings.repeat(64)].concat()).await.expect("the bytes fit");
+        frames.read_exact(&mut [0; 24 + 64 * 9]).await.expect("the frames are allowed");
+        assert!(!state.is_exceeded());
+        client.write_all(&settings.repeat(2)).await.expect("the bytes fit");
+        frames.read_exact(&mut [0; 9]).await.expect("the frames were read");
+        assert!(state.is_exceeded());
+        assert!(poll!(pin!(frames.read_u8())).is_pending());
+    }
+
+    /// Request headers: the number of a name, a value, and true if it must not enter the header table.
+    type Headers = Vec<(u8, String, bool)>;
+
+    /// Headers as a server behind a filter gets them, with the authority as `host`; the filter reads up to
+    /// `piece_bytes` at once.
+    async fn filtered(requests: &[Headers], piece_bytes: usize) -> Vec<HeaderMap> {
+        let (client, server) = duplex(1 << 16);
+        let (reader, writer) = split(server);
+        let server = join(Pieces { reader, piece_bytes }, writer);
+        let serving = tokio::spawn(async move {
+            let mut received = Vec::new();
+            let mut builder = h2::server::Builder::new();
+            builder.max_header_list_size(1 << 20);
+            let (io, state) = InboundFrames::new(server);
+            let mut connection = builder.handshake::<_, Bytes>(io).await.expect("it is HTTP/2");
+            let mut accept = |context: &mut Context<'_>| {
+                let request = connection.poll_accept(context);
+                if state.resume() {
+                    context.waker().wake_by_ref();
+                }
+                request
+            };
+            while let Some(request) = poll_fn(&mut accept).await {
+                let (request, mut response) = request.expect("the request is valid");
+                let mut headers = request.headers().clone();
+                let authority = request.uri().authority().expect("it is sent").as_str();
+                headers.insert("host", HeaderValue::from_str(authority).expect("it is text"));
+                received.push(headers);
+                response.send_response(Response::new(()), true).expect("the client waits");
             }
-            assert_eq!((scanner.all_stream_frames, scanner.requests), (100, 100), "pieces of {size} bytes");
-            assert!(scanner.is_exceeded());
+            received
+        });
+        let (mut sender, connection) = h2::client::handshake(client).await.expect("it is HTTP/2");
+        let connection = tokio::spawn(connection);
+        for request in requests {
+            sender = sender.ready().await.expect("the connection lives");
+            let mut message = Request::get("http://tollkeeper.example:8081/path").body(()).expect("it is valid");
+            for (name, value, is_sensitive) in request {
+                let mut value = HeaderValue::from_str(value).expect("it is text");
+                value.set_sensitive(*is_sensitive);
+                message.headers_mut().append(header_name(*name), value);
+            }
+            let (response, _) = sender.send_request(message, true).expect("the connection lives");
+            response.await.expect("the request is answered");
+        }
+        drop(sender);
+        connection.await.expect("no panic").expect("no error");
+        serving.await.expect("no panic")
+    }
+
+    /// Reader that gives at most `piece_bytes` at once.
+    struct Pieces {
+        reader: ReadHalf<DuplexStream>,
+        piece_bytes: usize,
+    }
+
+    impl AsyncRead for Pieces {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let mut piece = vec![0; self.piece_bytes.min(buffer.remaining())];
+            let mut piece = ReadBuf::new(&mut piece);
+            ready!(Pin::new(&mut self.reader).poll_read(context, &mut piece))?;
+            buffer.put_slice(piece.filled());
+            Poll::Ready(Ok(()))
         }
     }
-    #[test]
-    fn client_may_change_its_settings_now_and_then() {
-        let mut scanner = FrameScanner::new();
-        for _ in 0..10_000 {
-            (0..REQUESTS_PER_ALL_STREAM_FRAME).for_each(|_| scanner.count(1));
-            scanner.count(4);
-            assert!(!scanner.is_exceeded());
+
+    fn header_name(number: u8) -> HeaderName {
+        HeaderName::try_from(format!("x-{number}")).expect("it is a name")
+    }
+
+    fn headers() -> impl Strategy<Value = Headers> {
+        let short = "[a-z|~ ]{0,40}".prop_map(|text: String| text.trim().to_owned());
+        let long = (1_usize..40_000, "[a-z|~]").prop_map(|(count, character): (usize, String)| character.repeat(count));
+        prop::collection::vec((0_u8..20, prop_oneof![8 => short, 1 => long], any::<bool>()), 0..12)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 100, max_shrink_iters: 60, ..ProptestConfig::default() })]
+        #[test]
+        fn headers_of_any_size_in_pieces_of_any_size_arrive(
+            requests in prop::collection::vec(headers(), 1..5),
+            piece_bytes in prop_oneof![1 => 1_usize..100, 3 => 100_usize..70_000],
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be built");
+            let received = runtime.block_on(filtered(&requests, piece_bytes));
+            prop_assert_eq!(received.len(), requests.len());
+            for (sent, received) in requests.iter().zip(&received) {
+                prop_assert_eq!(&received["host"], "00000000000000000000000");
+                prop_assert_eq!(received.len(), sent.len() + 1);
+                for number in 0..20 {
+                    let values = sent.iter().filter(|(name, ..)| *name == number).map(|(_, value, _)| value.as_bytes());
+                    let got = received.get_all(header_name(number));
+                    for (value, got) in values.zip(got) {
+                        // A tilde takes 13 bits: the values replaced are those of more than 16 KiB as encoded.
+                        let is_replaced = value.len() > 10_000 && got.as_bytes().iter().all(|byte| *byte == b'0');
+                        prop_assert!(got.as_bytes() == value || is_replaced, "{} bytes", value.len());
+                    }
+                }
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds header blocks in the frames of HTTP/2 (RFC 9113, 4.1 and 6.2) and filters them.
+//! Finds header blocks in the frames of HTTP/2 (RFC 9113, 4.1 and 6.2) and filters them; counts the frames.
 //!
 //! Frames that need no change pass in place. A header block that is changed, or that was not read in one piece, goes
 //! through a buffer: at most one frame that is not complete, and the part of a filtered block that does not fill one.
@@ -7,6 +7,7 @@
 use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::ReadBuf;
 
+use super::frame_counts::{FrameCounts, HEADERS};
 use super::hpack::{BlockFilter, needs_change};
 
 /// Length of the connection preface in bytes, before the first frame.
@@ -15,7 +16,6 @@ const FRAME_HEAD_BYTES: usize = 9;
 /// Maximum length of a payload: HTTP/2's default, which the server does not raise.
 const MAX_PAYLOAD_BYTES: usize = 16_384;
 
-const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
@@ -34,6 +34,8 @@ pub(super) struct FrameFilter {
     output: BytesMut,
     /// Header block that continues in the next frame.
     block: Option<OpenBlock>,
+    /// Frames that passed or were filtered.
+    counts: FrameCounts,
 }
 
 /// Header block of which some frames are still to come.
@@ -74,7 +76,18 @@ impl Http2FrameHead {
 
 impl FrameFilter {
     pub(super) fn new() -> Self {
-        Self { passing: PREFACE_BYTES, held: BytesMut::new(), output: BytesMut::new(), block: None }
+        Self {
+            passing: PREFACE_BYTES,
+            held: BytesMut::new(),
+            output: BytesMut::new(),
+            block: None,
+            counts: FrameCounts::new(),
+        }
+    }
+
+    /// True if the client sent more frames of a kind than allowed.
+    pub(super) const fn is_exceeded(&self) -> bool {
+        self.counts.is_exceeded()
     }
 
     /// Moves filtered bytes into `buffer`; false if there are none.
@@ -120,6 +133,7 @@ impl FrameFilter {
                     return at;
                 }
             }
+            self.counts.count(head.kind);
             self.passing = FRAME_HEAD_BYTES + head.length;
         }
     }
@@ -133,6 +147,7 @@ impl FrameFilter {
             match Http2FrameHead::parse(&self.held) {
                 Some(head) if !head.is_filtered() => {
                     self.interrupt_block();
+                    self.counts.count(head.kind);
                     self.passing = FRAME_HEAD_BYTES + head.length;
                 }
                 Some(head) if self.held.len() >= FRAME_HEAD_BYTES + head.length => {
@@ -149,6 +164,7 @@ impl FrameFilter {
 
     /// Filters a HEADERS or CONTINUATION frame.
     fn filter(&mut self, head: Http2FrameHead, frame: &[u8]) {
+        self.counts.count(head.kind);
         let is_continued = |block: &mut OpenBlock| head.kind == CONTINUATION && head.stream == block.head.stream;
         let open = self.block.take_if(is_continued);
         self.interrupt_block();
@@ -246,8 +262,8 @@ mod tests {
 
     use super::*;
 
-    /// Output for bytes that are read in pieces of these lengths, over and over.
-    fn filtered(bytes: &[u8], pieces: &[usize]) -> Vec<u8> {
+    /// Output for bytes that are read in pieces of these lengths, over and over, and the frames counted.
+    fn filtered(bytes: &[u8], pieces: &[usize]) -> (Vec<u8>, FrameCounts) {
         let mut filter = FrameFilter::new();
         let mut output = Vec::new();
         let mut rest = bytes;
@@ -265,11 +281,41 @@ mod tests {
                 space.clear();
             }
             if later.is_empty() {
-                return output;
+                return (output, filter.counts);
             }
             rest = later;
         }
-        output
+        (output, filter.counts)
+    }
+
+    /// Counts the frames whose heads, and whose payloads if they are filtered, are complete.
+    fn counted(bytes: &[u8]) -> FrameCounts {
+        let mut counts = FrameCounts::new();
+        let mut at = PREFACE_BYTES;
+        while let Some(head) = bytes.get(at..).and_then(Http2FrameHead::parse) {
+            at += FRAME_HEAD_BYTES + head.length;
+            if !head.is_filtered() || at <= bytes.len() {
+                counts.count(head.kind);
+            }
+        }
+        counts
+    }
+
+    #[test]
+    fn frames_are_counted_however_the_bytes_are_split() {
+        let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4];
+        let headers = [0, 0, 3, 1, 4, 0, 0, 0, 1, 7, 7, 7];
+        let goaway = [0, 0, 1, 7, 0, 0, 0, 0, 0, 1];
+        let frames = [settings.as_slice(), &headers, &goaway].concat().repeat(100);
+        let bytes = [vec![7; PREFACE_BYTES], frames].concat();
+        let mut expected = FrameCounts::new();
+        for kind in [4, 1, 7].repeat(100) {
+            expected.count(kind);
+        }
+        assert!(expected.is_exceeded());
+        for size in 1..40 {
+            assert_eq!(filtered(&bytes, &[size]).1, expected, "pieces of {size} bytes");
+        }
     }
 
     /// Payload that often is a header block: fields with short and long values, or any bytes.
@@ -284,7 +330,7 @@ mod tests {
     }
 
     fn frames() -> impl Strategy<Value = Vec<u8>> {
-        let kind = prop_oneof![1 => Just(0_u8), 3 => Just(HEADERS), 3 => Just(CONTINUATION), 1 => any::<u8>()];
+        let kind = prop_oneof![1 => Just(0_u8), 3 => Just(HEADERS), 3 => Just(CONTINUATION), 1 => any::<u8>(), 1 => Just(4), 1 => Just(7)];
         let frame = (kind, any::<u8>(), 1_u8..3, payload()).prop_map(|(kind, flags, stream, payload)| {
             let mut frame = BytesMut::new();
             frame.put_uint(payload.len() as u64, 3);
@@ -299,7 +345,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { max_shrink_iters: 1000, ..ProptestConfig::default() })]
         #[test]
-        fn output_does_not_depend_on_the_pieces_read(
+        fn output_and_counts_do_not_depend_on_the_pieces_read(
             mut bytes in frames(),
             cut in any::<prop::sample::Index>(),
             pieces in prop::collection::vec(1_usize..20_000, 1..6),
@@ -307,10 +353,11 @@ mod tests {
         ) {
             bytes.truncate(cut.index(bytes.len()) + 1);
             let whole = filtered(&bytes, &[bytes.len()]);
+            prop_assert_eq!(&whole.1, &counted(&bytes));
             prop_assert_eq!(&filtered(&bytes, &pieces), &whole);
             prop_assert_eq!(&filtered(&bytes, &small_pieces), &whole);
             // An interrupted block gets an empty frame, and a value that is cut off an error mark.
-            prop_assert!(whole.len() <= 2 * bytes.len(), "{} of {}", whole.len(), bytes.len());
+            prop_assert!(whole.0.len() <= 2 * bytes.len(), "{} of {}", whole.0.len(), bytes.len());
         }
     }
 }

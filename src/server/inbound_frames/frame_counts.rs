@@ -1,0 +1,66 @@
+//! Counts of the frames of a connection that make h2 visit each open stream.
+//!
+//! h2 does not bound SETTINGS and GOAWAY frames. A few are allowed, and more in proportion to the requests.
+
+/// Maximum number of SETTINGS and GOAWAY frames of a connection without requests.
+const MAX_ALL_STREAM_FRAMES: u64 = 64;
+/// Number of requests that allow one more of these frames.
+const REQUESTS_PER_ALL_STREAM_FRAME: u64 = 64;
+
+/// Kind of a frame that opens a request, or ends it with trailers.
+pub(super) const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+
+/// Numbers of frames.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FrameCounts {
+    requests: u64,
+    all_stream_frames: u64,
+}
+
+impl FrameCounts {
+    pub(super) const fn new() -> Self {
+        Self { requests: 0, all_stream_frames: 0 }
+    }
+
+    /// Counts a frame of this kind.
+    pub(super) const fn count(&mut self, kind: u8) {
+        match kind {
+            HEADERS => self.requests += 1,
+            SETTINGS | GOAWAY => self.all_stream_frames += 1,
+            _ => {}
+        }
+    }
+
+    /// True if there were more SETTINGS and GOAWAY frames than allowed.
+    pub(super) const fn is_exceeded(&self) -> bool {
+        self.all_stream_frames > MAX_ALL_STREAM_FRAMES + self.requests / REQUESTS_PER_ALL_STREAM_FRAME
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_may_change_its_settings_now_and_then() {
+        let mut counts = FrameCounts::new();
+        for _ in 0..10_000 {
+            (0..REQUESTS_PER_ALL_STREAM_FRAME).for_each(|_| counts.count(HEADERS));
+            counts.count(SETTINGS);
+            assert!(!counts.is_exceeded());
+        }
+    }
+
+    #[test]
+    fn settings_and_goaway_frames_without_requests_are_bounded() {
+        let mut counts = FrameCounts::new();
+        for kind in [SETTINGS, GOAWAY].into_iter().cycle().take(64) {
+            counts.count(kind);
+        }
+        assert!(!counts.is_exceeded());
+        counts.count(GOAWAY);
+        assert!(counts.is_exceeded());
+    }
+}
