@@ -23,24 +23,10 @@ pub(super) fn collect(stats: &ServerStats, emit: &mut dyn FnMut(Family)) {
     emit(expiry);
     let help = "Total number of connections closed on accept because a limit was reached.";
     emit(Family::counter("tollkeeper_connections_refused_total", help, stats.rejected_connections()));
-    let mut overload = Family::new(
-        "tollkeeper_overload_refusals_total",
-        MetricKind::Counter,
-        "Total number of requests rejected, and of connections closed, because a limit on clients was reached.",
-    );
-    for limit in RefusedLimit::ALL {
-        let count = MetricValue::Counter(stats.refusals(limit));
-        overload.series.push(Series::new(count).label("reason", limit.name()));
-    }
-    emit(overload);
-    let mut refusals = Family::new(
-        "tollkeeper_http2_refusals_total",
-        MetricKind::Counter,
-        "Total number of calls and connections that were refused because of their HTTP/2 headers.",
-    );
-    for reason in RefusalReason::ALL {
-        let count = MetricValue::Counter(HTTP2_REFUSALS.count(reason));
-        refusals.series.push(Series::new(count).label("reason", reason.name()));
-    }
-    emit(refusals);
+    let help = "Total number of requests rejected, and of connections closed, because a limit on clients was reached.";
+    let counts = RefusedLimit::ALL.map(|limit| (limit.name(), stats.refusals(limit)));
+    emit(Family::counters("tollkeeper_overload_refusals_total", help, "reason", counts));
+    let help = "Total number of calls and connections that were refused because of their HTTP/2 headers.";
+    let counts = RefusalReason::ALL.map(|reason| (reason.name(), HTTP2_REFUSALS.count(reason)));
+    emit(Family::counters("tollkeeper_http2_refusals_total", help, "reason", counts));
 }

@@ -29,14 +29,15 @@ pub(super) fn collect(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         let help = "Time when the loaded rules, read from the cache, had been accepted, in Unix seconds; 0 for others.";
         let cached_s = xds.cached_at.map_or(0, |at| at.as_micros() / 1_000_000);
         emit(Family::gauge("tollkeeper_xds_cached_rules_timestamp_seconds", help, cached_s));
-        let count = |name, help, count| {
-            Family::new(name, MetricKind::Counter, help).with(Series::new(MetricValue::Counter(count)))
-        };
-        emit(count("tollkeeper_xds_streams_total", "Total number of streams to the control plane.", xds.streams));
+        emit(Family::counter(
+            "tollkeeper_xds_streams_total",
+            "Total number of streams to the control plane.",
+            xds.streams,
+        ));
         let help = "Total number of responses of the control plane that were accepted.";
-        emit(count("tollkeeper_xds_accepted_total", help, xds.accepted));
+        emit(Family::counter("tollkeeper_xds_accepted_total", help, xds.accepted));
         let help = "Total number of refusals sent to the control plane, repeated ones included.";
-        emit(count("tollkeeper_xds_refused_total", help, xds.refused));
+        emit(Family::counter("tollkeeper_xds_refused_total", help, xds.refused));
     }
     if let Some(loaded) = rules.load().as_ref() {
         let seconds = loaded.loaded_at.as_micros() / 1_000_000;

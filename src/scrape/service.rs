@@ -71,10 +71,7 @@ fn errors(service: &Service) -> Family {
 
 fn spans(span_queue: &SpanQueue) -> Family {
     let ExportCounts { sent, dropped, failed } = span_queue.export_counts();
-    let series = |outcome: &'static str, count| Series::new(MetricValue::Counter(count)).label("outcome", outcome);
     let help = "Total number of ended spans: sent to the collector, dropped by the full queue, or failed to send.";
-    Family::new("tollkeeper_spans_total", MetricKind::Counter, help)
-        .with(series("sent", sent))
-        .with(series("dropped", dropped))
-        .with(series("failed", failed))
+    let counts = [("sent", sent), ("dropped", dropped), ("failed", failed)];
+    Family::counters("tollkeeper_spans_total", help, "outcome", counts)
 }

@@ -15,25 +15,11 @@ pub(super) fn collect(decider: &Decider, health: &Health, emit: &mut dyn FnMut(F
         Family::new("tollkeeper_store_info", MetricKind::Gauge, "Store of the counters; always 1.")
             .with(Series::new(MetricValue::Gauge(1.0)).label("store", stats.store)),
     );
-    let mut errors = Family::new(
-        "tollkeeper_store_errors_total",
-        MetricKind::Counter,
-        "Total number of charges that failed in the store, by kind of failure.",
-    );
-    let failed = decider.failed_charges();
-    errors.series.extend(failed.map(|(kind, count)| Series::new(MetricValue::Counter(count)).label("kind", kind)));
-    emit(errors);
-    let mut policies = Family::new(
-        "tollkeeper_policy_verdicts_total",
-        MetricKind::Counter,
-        "Total number of charges that failed in the store, by the failure policy that decided.",
-    );
-    policies.series.extend(
-        StorePolicy::ALL
-            .into_iter()
-            .map(|policy| Series::new(MetricValue::Counter(decider.decided_by(policy))).label("policy", policy.name())),
-    );
-    emit(policies);
+    let help = "Total number of charges that failed in the store, by kind of failure.";
+    emit(Family::counters("tollkeeper_store_errors_total", help, "kind", decider.failed_charges()));
+    let help = "Total number of charges that failed in the store, by the failure policy that decided.";
+    let counts = StorePolicy::ALL.map(|policy| (policy.name(), decider.decided_by(policy)));
+    emit(Family::counters("tollkeeper_policy_verdicts_total", help, "policy", counts));
     let help = "1 if no server of a deployment accepts charges.";
     emit(Family::gauge("tollkeeper_store_lost", help, u8::from(health.is_store_lost())));
     let help = "1 if the store is misconfigured.";
@@ -96,16 +82,9 @@ fn redis_metrics(redis: RedisStats, emit: &mut dyn FnMut(Family)) {
 /// Shares and leases of eventual rules.
 fn eventual(redis: &RedisStats, emit: &mut dyn FnMut(Family)) {
     let usage = redis.eventual;
-    let series = |from: &'static str, count| Series::new(MetricValue::Counter(count)).label("from", from);
-    emit(
-        Family::new(
-            "tollkeeper_eventual_hits_total",
-            MetricKind::Counter,
-            "Total number of hits that eventual rules admitted in this process, by source.",
-        )
-        .with(series("share", usage.shared))
-        .with(series("lease", usage.leased)),
-    );
+    let help = "Total number of hits that eventual rules admitted in this process, by source.";
+    let counts = [("share", usage.shared), ("lease", usage.leased)];
+    emit(Family::counters("tollkeeper_eventual_hits_total", help, "from", counts));
     emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.lent));
     let help = "Total number of leased hits that were unused when their lease ended.";
     emit(Family::counter("tollkeeper_lease_hits_left_total", help, usage.returned));

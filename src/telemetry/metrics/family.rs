@@ -74,6 +74,18 @@ impl Family {
         Self::new(name, MetricKind::Counter, help).with(Series::new(MetricValue::Counter(count)))
     }
 
+    /// A counter with one series for each value of `label`.
+    pub fn counters(
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        counts: impl IntoIterator<Item = (&'static str, u64)>,
+    ) -> Self {
+        let series =
+            counts.into_iter().map(|(value, count)| Series::new(MetricValue::Counter(count)).label(label, value));
+        Self { series: series.collect(), ..Self::new(name, MetricKind::Counter, help) }
+    }
+
     /// Adds up the counters of equal labels, in place of the first of them.
     #[must_use]
     pub fn add_up_equal_labels(mut self) -> Self {
