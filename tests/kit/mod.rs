@@ -12,6 +12,7 @@ pub(crate) mod fixtures;
 pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod http2_frames;
+pub(crate) mod http_server;
 pub(crate) mod otlp_collector;
 pub(crate) mod port;
 pub(crate) mod redis;

@@ -1,16 +1,12 @@
 //! A collector of traces in this process: accepts OTLP over gRPC or HTTP and keeps the spans.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::service::TowerToHyperService;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
@@ -20,11 +16,10 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tonic::{Request, Response, Status};
 
+use super::http_server::{HttpServer, NextAcceptor};
 use super::redis::certificates::Certificates;
 use super::wait_for;
 
@@ -55,10 +50,9 @@ struct Kept(Arc<Mutex<Vec<ReceivedSpan>>>);
 /// A running collector; stopped when dropped.
 #[derive(Debug)]
 pub(crate) struct OtlpCollector {
-    port: u16,
+    server: HttpServer,
     is_tls: bool,
     kept: Kept,
-    _runtime: Runtime,
 }
 
 impl OtlpCollector {
@@ -81,25 +75,21 @@ impl OtlpCollector {
     }
 
     fn behind(tls: Option<TlsAcceptor>) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("a runtime can be built");
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
-        listener.set_nonblocking(true).expect("a listener need not block");
-        let port = listener.local_addr().expect("it has an address").port();
         let kept = Kept::default();
         let is_tls = tls.is_some();
-        runtime.spawn(serve(kept.clone(), listener, tls));
-        Self { port, is_tls, kept, _runtime: runtime }
+        let tls = tls.map(|acceptor| -> NextAcceptor { Box::new(move || acceptor.clone()) });
+        Self { server: HttpServer::start(0, routes(kept.clone()), tls), is_tls, kept }
     }
 
     /// Its port on 127.0.0.1.
     pub(crate) fn port(&self) -> u16 {
-        self.port
+        self.server.port()
     }
 
     /// Its URL.
     pub(crate) fn url(&self) -> String {
-        if self.is_tls { format!("https://localhost:{}", self.port) } else { format!("http://127.0.0.1:{}", self.port) }
+        let port = self.port();
+        if self.is_tls { format!("https://localhost:{port}") } else { format!("http://127.0.0.1:{port}") }
     }
 
     /// Spans received so far.
@@ -116,9 +106,8 @@ impl OtlpCollector {
     }
 }
 
-/// Accepts connections until it is dropped.
-async fn serve(kept: Kept, listener: TcpListener, tls: Option<TlsAcceptor>) {
-    let listener = tokio::net::TcpListener::from_std(listener).expect("the listener can be used");
+/// Routes of OTLP over gRPC and over HTTP.
+fn routes(kept: Kept) -> Router {
     let over_http = kept.clone();
     let take = |headers: HeaderMap, body: Bytes| async move {
         let Ok(message) = ExportTraceServiceRequest::decode(body) else { return (StatusCode::BAD_REQUEST, Vec::new()) };
@@ -127,23 +116,7 @@ async fn serve(kept: Kept, listener: TcpListener, tls: Option<TlsAcceptor>) {
         (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
     };
     let grpc = tonic::service::Routes::new(TraceServiceServer::new(kept)).prepare().into_axum_router();
-    let routes = grpc.merge(Router::new().route("/v1/traces", post(take)));
-    let mut connections = JoinSet::new();
-    while let Ok((io, _)) = listener.accept().await {
-        let (service, tls) = (TowerToHyperService::new(routes.clone()), tls.clone());
-        connections.spawn(async move {
-            let builder = Builder::new(TokioExecutor::new());
-            // Client I/O errors do not concern the collector.
-            match tls {
-                None => drop(builder.serve_connection(TokioIo::new(io), service).await),
-                Some(tls) => {
-                    if let Ok(io) = tls.accept(io).await {
-                        drop(builder.serve_connection(TokioIo::new(io), service).await);
-                    }
-                }
-            }
-        });
-    }
+    grpc.merge(Router::new().route("/v1/traces", post(take)))
 }
 
 impl Kept {

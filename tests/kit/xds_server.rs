@@ -2,16 +2,12 @@
 //!
 //! Each stream that a client opens is kept with its headers and requests; the test sends responses on it, or ends it.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use futures_util::stream::{BoxStream, StreamExt as _};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::service::TowerToHyperService;
 use prost::Message as _;
 use prost_types::Any;
 use rustls::crypto::ring;
@@ -19,10 +15,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
-use tokio_rustls::TlsAcceptor;
 use tollkeeper::pb::xds::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
@@ -32,6 +25,7 @@ use tollkeeper::pb::xds::{
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::http_server::{HttpServer, NextAcceptor};
 use super::wait_for;
 
 /// Type of the resources.
@@ -40,9 +34,8 @@ pub(crate) const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimi
 /// A running control plane; stopped when dropped.
 #[derive(Debug)]
 pub(crate) struct XdsServer {
-    port: u16,
     script: Script,
-    runtime: Option<Runtime>,
+    server: HttpServer,
 }
 
 /// TLS of a control plane, which reads its files at each handshake and demands client certificates.
@@ -94,26 +87,21 @@ impl XdsServer {
     }
 
     fn bind(port: u16, tls: Option<ServerTls>) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("a runtime can be built");
-        let listener = wait_for("the port to be free", || TcpListener::bind(("127.0.0.1", port)).ok());
-        listener.set_nonblocking(true).expect("a listener need not block");
-        let port = listener.local_addr().expect("it has an address").port();
         let script = Script::default();
-        runtime.spawn(serve(script.clone(), listener, tls));
-        Self { port, script, runtime: Some(runtime) }
+        let service = AggregatedDiscoveryServiceServer::new(script.clone());
+        let routes = tonic::service::Routes::new(service).prepare().into_axum_router();
+        let tls = tls.map(|tls| -> NextAcceptor { Box::new(move || Arc::new(server_config(&tls)).into()) });
+        Self { script, server: HttpServer::start(port, routes, tls) }
     }
 
     /// Its port on 127.0.0.1.
     pub(crate) fn port(&self) -> u16 {
-        self.port
+        self.server.port()
     }
 
     /// Stops it; connections are closed.
     pub(crate) fn stop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        self.server.stop();
         self.script.streams.lock().unwrap().clear();
     }
 
@@ -222,28 +210,6 @@ impl AggregatedDiscoveryService for Script {
         });
         let responses = futures_util::stream::poll_fn(move |context| queued.poll_recv(context));
         Ok(Response::new(responses.boxed()))
-    }
-}
-
-async fn serve(script: Script, listener: TcpListener, tls: Option<ServerTls>) {
-    let listener = tokio::net::TcpListener::from_std(listener).expect("the listener can be used");
-    let routes =
-        tonic::service::Routes::new(AggregatedDiscoveryServiceServer::new(script)).prepare().into_axum_router();
-    let mut connections = JoinSet::new();
-    while let Ok((io, _)) = listener.accept().await {
-        let (service, tls) = (TowerToHyperService::new(routes.clone()), tls.clone());
-        connections.spawn(async move {
-            let builder = Builder::new(TokioExecutor::new());
-            // I/O errors of a client are what some tests are about.
-            match tls {
-                None => drop(builder.serve_connection(TokioIo::new(io), service).await),
-                Some(tls) => {
-                    if let Ok(io) = TlsAcceptor::from(Arc::new(server_config(&tls))).accept(io).await {
-                        drop(builder.serve_connection(TokioIo::new(io), service).await);
-                    }
-                }
-            }
-        });
     }
 }
 

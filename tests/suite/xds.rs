@@ -13,6 +13,8 @@ mod subscription;
 #[path = "xds/tls.rs"]
 mod tls;
 
+use ::tollkeeper::settings::Settings;
+use ::tollkeeper::settings::xds::XdsSettings;
 use serde_json::Value;
 
 use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
@@ -30,6 +32,19 @@ fn waiting_client_of(server: &XdsServer) -> Setup {
         .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
         .env("CONFIG_GRPC_XDS_SERVER_URL", format!("127.0.0.1:{}", server.port()))
         .env("CONFIG_GRPC_XDS_NODE_ID", "test-node")
+}
+
+/// Settings of the stream to a control plane on `port`, with more variables.
+fn xds_settings(port: u16, more: &[(&str, &str)]) -> XdsSettings {
+    let server = format!("127.0.0.1:{port}");
+    let vars = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &server),
+        ("CONFIG_GRPC_XDS_NODE_ID", "test-node"),
+    ];
+    let vars = vars.iter().chain(more).map(|(name, value)| (name.into(), value.into()));
+    let (settings, _) = Settings::from_env(vars).unwrap();
+    settings.xds.unwrap()
 }
 
 /// The daily limit of a key in a domain; `None` if no rule matches.

@@ -2,19 +2,19 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
-use super::{limit, stream_status, waiting_client_of};
-use crate::kit::tollkeeper::Setup;
-use crate::kit::wait_for;
-use crate::kit::xds_server::{XdsServer, daily, limited, resource};
 use prost_types::Any;
+use serde_json::Value;
+use tempfile::TempDir;
 use tollkeeper::clock::Time;
 use tollkeeper::config::xds::cache::ResourceCache;
 use tollkeeper::pb::xds::RateLimitUnit;
-use tollkeeper::settings::Settings;
+
+use super::{limit, stream_status, waiting_client_of, xds_settings};
+use crate::kit::tollkeeper::Setup;
+use crate::kit::wait_for;
+use crate::kit::xds_server::{XdsServer, daily, limited, resource};
 
 fn shop(requests: u32) -> Vec<Any> {
     vec![resource(&daily("shop", &[("user", requests)]))]
@@ -22,6 +22,22 @@ fn shop(requests: u32) -> Vec<Any> {
 
 fn with_cache(server: &XdsServer, path: &Path) -> Setup {
     waiting_client_of(server).env("TOLLKEEPER_XDS_CACHE", path)
+}
+
+/// A cache with the rules `shop(3)`, and the control plane that sent them.
+struct FilledCache {
+    _directory: TempDir,
+    path: PathBuf,
+    server: XdsServer,
+}
+
+impl FilledCache {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, server) = (directory.path().join("rules.cache"), XdsServer::start());
+        fill(&server, &path, shop(3));
+        Self { _directory: directory, path, server }
+    }
 }
 
 /// Accepts `resources` in a process, which then ends.
@@ -35,10 +51,7 @@ fn fill(server: &XdsServer, path: &Path, resources: Vec<Any>) {
 
 #[test]
 fn accepted_rules_apply_at_the_start_while_the_server_is_away() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("rules.cache");
-    let mut server = XdsServer::start();
-    fill(&server, &path, shop(3));
+    let FilledCache { _directory, path, mut server } = FilledCache::new();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (setup, port) = (with_cache(&server, &path), server.port());
     server.stop();
@@ -58,10 +71,7 @@ fn accepted_rules_apply_at_the_start_while_the_server_is_away() {
 
 #[test]
 fn refused_rules_are_not_kept_and_an_empty_set_is() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("rules.cache");
-    let mut server = XdsServer::start();
-    fill(&server, &path, shop(3));
+    let FilledCache { _directory, path, mut server } = FilledCache::new();
     let before = fs::read(&path).unwrap();
     let mut wrong = daily("shop", &[]);
     wrong.descriptors.push(limited("user", RateLimitUnit::Unknown, 1));
@@ -77,10 +87,7 @@ fn refused_rules_are_not_kept_and_an_empty_set_is() {
 
 #[test]
 fn unusable_cache_is_ignored_with_a_warning() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("rules.cache");
-    let mut server = XdsServer::start();
-    fill(&server, &path, shop(3));
+    let FilledCache { _directory, path, mut server } = FilledCache::new();
     let good = fs::read(&path).unwrap();
     let setup = || with_cache(&server, &path);
     let other_node = setup().env("CONFIG_GRPC_XDS_NODE_ID", "other");
@@ -109,16 +116,9 @@ fn cached_rules_that_no_longer_compile_are_ignored() {
     let path = directory.path().join("rules.cache");
     let mut server = XdsServer::start();
     let setup = with_cache(&server, &path);
-    let address = format!("127.0.0.1:{}", server.port());
+    let settings = xds_settings(server.port(), &[("TOLLKEEPER_XDS_CACHE", path.to_str().unwrap())]);
     server.stop();
-    let vars = [
-        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
-        ("CONFIG_GRPC_XDS_SERVER_URL", &address),
-        ("CONFIG_GRPC_XDS_NODE_ID", "test-node"),
-        ("TOLLKEEPER_XDS_CACHE", path.to_str().unwrap()),
-    ];
-    let (settings, _) = Settings::from_env(vars.iter().map(|(name, value)| (name.into(), value.into()))).unwrap();
-    let cache = ResourceCache::new(&settings.xds.unwrap()).unwrap();
+    let cache = ResourceCache::new(&settings).unwrap();
     cache.write("1", vec![resource(&daily("", &[]))], Time::from_secs(1)).unwrap();
     let tollkeeper = setup.start_unhealthy();
     assert!(tollkeeper.stderr().contains("TOLLKEEPER_XDS_CACHE is ignored"), "{}", tollkeeper.stderr());

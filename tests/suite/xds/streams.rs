@@ -6,9 +6,8 @@ use serde_json::Value;
 use tollkeeper::config::source::{RuleSource, SourceConfig};
 use tollkeeper::config::xds::XdsConfig;
 use tollkeeper::pb::xds::{DiscoveryRequest, RateLimitDescriptor, RateLimitUnit};
-use tollkeeper::settings::Settings;
 
-use super::{client_of, limit, stream_status, wait_for_limit, waiting_client_of};
+use super::{client_of, limit, stream_status, wait_for_limit, waiting_client_of, xds_settings};
 use crate::kit::scrape::{scrape, with_prometheus};
 use crate::kit::xds_server::{XdsServer, daily, limited, resource};
 use crate::kit::{http, wait_for};
@@ -250,21 +249,15 @@ fn many_versions_are_each_answered() {
 #[test]
 fn server_that_does_not_answer_is_named_with_the_node_id() {
     let server = XdsServer::start();
-    let address = format!("127.0.0.1:{}", server.port());
-    let vars = [
-        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
-        ("CONFIG_GRPC_XDS_SERVER_URL", &address),
-        ("CONFIG_GRPC_XDS_NODE_ID", "wrong"),
-    ];
-    let (settings, _) = Settings::from_env(vars.iter().map(|(name, value)| (name.into(), value.into()))).unwrap();
-    let config = XdsConfig { answer_timeout: Duration::from_millis(50), ..XdsConfig::new(settings.xds.unwrap()) };
+    let settings = xds_settings(server.port(), &[]);
+    let config = XdsConfig { answer_timeout: Duration::from_millis(50), ..XdsConfig::new(settings) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _entered = runtime.enter();
     let (source, first) = RuleSource::start(SourceConfig::Xds(Box::new(config))).unwrap();
     assert!(first.is_none());
     let status = source.stream_status().unwrap();
     let error = wait_for("the warning", || status.report().stream_error);
-    assert!(error.contains("CONFIG_GRPC_XDS_NODE_ID=wrong"), "{error}");
+    assert!(error.contains("CONFIG_GRPC_XDS_NODE_ID=test-node"), "{error}");
     // The stream stays open: the control plane may still be starting.
     assert_eq!(server.streams(), 1);
 }
