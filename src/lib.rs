@@ -28,6 +28,7 @@ pub mod telemetry;
 pub mod request;
 pub mod limit;
 pub mod settings;
+pub mod upstream;
 pub mod redis;
 pub mod algorithm;
 pub mod rule;

@@ -3,12 +3,18 @@
 //! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is immediate: it completes
 //! every operation without waiting and without a future in memory. A Redis store answers by the caller's deadline.
 
+pub mod charge_context;
+mod charge_stats;
+pub mod command;
+mod detach_on_drop;
 pub mod error;
 pub mod fallback;
 pub mod health;
+mod identity_hasher;
 pub mod key_scan;
 pub mod memory;
 pub mod outcome;
+pub mod over_limit_cache;
 pub mod redis;
 pub mod stats;
 
@@ -18,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use self::charge_context::{ChargeContext, ChargeMode};
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
@@ -25,7 +32,6 @@ use self::key_scan::{CounterPath, KeyScan};
 use self::memory::MemoryStore;
 use self::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 use self::redis::Redis;
-use self::redis::charge_context::{ChargeContext, ChargeMode};
 use self::stats::StoreStats;
 use crate::clock::Time;
 use crate::counter::Charge;

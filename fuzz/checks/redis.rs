@@ -12,7 +12,7 @@ use tollkeeper::redis::reply::{self, Reply};
 use tollkeeper::redis::slot_range::slot_ranges;
 use tollkeeper::request::Hits;
 use tollkeeper::settings::endpoint::Endpoint;
-use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::key;
 use tollkeeper::store::redis::script::replay::replay;
 

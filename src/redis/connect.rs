@@ -1,28 +1,30 @@
 //! Opening of connections: socket, TLS and credentials.
 
 use std::io;
-use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
 use smallvec::SmallVec;
-use socket2::SockRef;
-use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 use super::connect_error::ConnectError;
 use super::connect_options::{AuthCredentials, ConnectOptions};
-use super::connection::{Closed, Connection};
-use super::error::{RedisError, ReplyError, io_error_text};
+use super::connection::Connection;
+use super::error::{RedisError, ReplyError};
 use super::send::{ErrorWithText, error_kind, send_with_error_text};
-use super::tls_mismatch;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
+use crate::upstream::pipeline::Closed;
+use crate::upstream::stream::{self, io_error_text};
+use crate::upstream::tls_advice::TlsSettingNames;
+use crate::upstream::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
 
-/// Time after which the kernel closes a connection with unacknowledged data.
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
+const TLS_SETTINGS: TlsSettingNames = TlsSettingNames {
+    prefix: "REDIS",
+    address: "REDIS_URL",
+    plaintext: "unset REDIS_TLS and write redis:// in REDIS_URL",
+    server: "Redis",
+};
+const PLAINTEXT_PROBE: PlaintextProbe = PlaintextProbe { command: b"PING\r\n", replies: b"+-" };
 
 /// Connection that is ready for commands.
 #[derive(Debug)]
@@ -46,7 +48,8 @@ pub(crate) async fn connect(endpoint: &Endpoint, options: &ConnectOptions) -> Re
     match outcome.unwrap_or_else(|_| late()) {
         // A server with the other protocol closes the connection or waits for more, which looks like an outage.
         Err(error) if matches!(error.kind, RedisError::Timeout | RedisError::Broken) => {
-            Err(tls_mismatch::detect(endpoint, uses_tls).await.map_or(error, ConnectError::misconfigured))
+            let mismatch = tls_mismatch::detect(endpoint, uses_tls, &PLAINTEXT_PROBE).await;
+            Err(mismatch.map_or(error, |mismatch| ConnectError::misconfigured(mismatch_advice(mismatch).to_owned())))
         }
         outcome => outcome,
     }
@@ -58,11 +61,8 @@ async fn open(
     tls: Option<ClientConfig>,
     credentials: Option<AuthCredentials>,
 ) -> Result<Connected, ConnectError> {
-    let opened = match endpoint {
-        Endpoint::Tcp { host, port } => open_tcp(host, *port, tls).await,
-        Endpoint::Unix(path) => UnixStream::connect(path).await.map(Connection::open),
-    };
-    let (connection, closed) = opened.map_err(|error| socket_error(&error, options))?;
+    let stream = stream::open(endpoint, tls).await.map_err(|error| socket_error(&error, options))?;
+    let (connection, closed) = Connection::open_boxed(stream);
     match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err((ReplyError::Failed(RedisError::Broken), text)) => {
@@ -70,20 +70,6 @@ async fn open(
             Err(socket_error(&reason, options))
         }
         Err((error, text)) => Err(login_error(&error, text, options)),
-    }
-}
-
-async fn open_tcp(host: &str, port: u16, tls: Option<ClientConfig>) -> io::Result<(Connection, Closed)> {
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    #[cfg(target_os = "linux")]
-    SockRef::from(&stream).set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
-    match tls {
-        None => Ok(Connection::open(stream)),
-        Some(config) => {
-            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-            TlsConnector::from(Arc::new(config)).connect(name, stream).await.map(Connection::open)
-        }
     }
 }
 
@@ -109,10 +95,16 @@ async fn handshake(
     }
 }
 
+const fn mismatch_advice(mismatch: TlsMismatch) -> &'static str {
+    match mismatch {
+        TlsMismatch::ServerLacksTls => "the server speaks no TLS: unset REDIS_TLS, and write redis:// in the URL",
+        TlsMismatch::ServerNeedsTls => "the server speaks TLS: set REDIS_TLS=true, or write rediss:// in the URL",
+    }
+}
+
 fn socket_error(error: &io::Error, options: &ConnectOptions) -> ConnectError {
     let text = io_error_text(error);
-    let tls_error = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match tls_error.filter(|_| options.tls.is_some()).map(tls_advice) {
+    match options.tls.as_ref().and_then(|_| TLS_SETTINGS.advice(error)) {
         Some(advice) => ConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
         None => ConnectError { kind: RedisError::Broken, text },
     }
@@ -128,23 +120,4 @@ fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> Co
         _ => text,
     };
     ConnectError { kind, text }
-}
-
-/// Setting to check after a failed TLS handshake.
-fn tls_advice(error: &rustls::Error) -> &'static str {
-    const ADVICE: [(&str, &str); 7] = [
-        (
-            "NotValidForName",
-            "the host in REDIS_URL is not a name of the server's certificate; \
-         REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true skips this check",
-        ),
-        ("InvalidCertificate", "REDIS_TLS_CACERT names the authorities that are trusted"),
-        ("CertificateRequired", "REDIS_TLS_CLIENT_CERT and REDIS_TLS_CLIENT_KEY name the certificate to show"),
-        ("AlertReceived", "does the server accept the certificate of REDIS_TLS_CLIENT_CERT?"),
-        ("InvalidMessage", "does the server speak TLS? If not, unset REDIS_TLS and write redis:// in REDIS_URL"),
-        ("PeerIncompatible", "the server offers neither TLS 1.2 nor 1.3 as is needed"),
-        ("PeerMisbehaved", "is the server a Redis?"),
-    ];
-    let name = format!("{error:?}");
-    ADVICE.iter().find(|(kind, _)| name.contains(kind)).map_or("look at REDIS_TLS_CACERT", |(_, advice)| *advice)
 }

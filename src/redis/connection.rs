@@ -1,66 +1,62 @@
-//! One multiplexed connection to one server: commands are pipelined, and replies arrive in the same order.
-//!
-//! A connection is never reused after an error: it closes, all pending commands fail, and its owner opens a new one. A
-//! command is sent once, and not at all if its caller is gone before it is written. The protocol is RESP2, which every
-//! server speaks.
+//! Connection to one Redis server. The protocol is RESP2, which every server speaks.
 //!
 //! This file is the boundary to the protocol: open a connection on a stream, send a command with a deadline, get its
 //! reply, learn that the connection closed. The rest of the client uses nothing below it, so that another connection,
 //! such as `MultiplexedConnection` of the `redis` crate, could take its place by a change of this file alone.
 
 mod command;
-mod deadline_timer;
-mod driver;
-mod send_queue;
 
-use std::fmt;
-use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use bytes::BytesMut;
 
-use self::driver::{ConnectionDriver, Stream};
-use self::send_queue::SendQueue;
+use self::command::write_command;
 use super::error::RedisError;
-use super::reply::Reply;
+use super::reply::{self, Reply};
+use crate::upstream::pipeline::{Closed, Pipeline};
+use crate::upstream::stream::Stream;
+use crate::upstream::wire_protocol::WireProtocol;
 
-/// Receives the reason once the connection is closed.
-pub type Closed = oneshot::Receiver<io::Error>;
+/// RESP2.
+#[derive(Debug)]
+struct Resp;
+
+impl WireProtocol for Resp {
+    type Reply = Reply;
+
+    /// Replies of scripts have a few kilobytes.
+    const MAX_REPLY_BYTES: usize = 16 << 20;
+
+    #[inline]
+    fn encode(out: &mut BytesMut, words: &[&[u8]]) {
+        write_command(out, words);
+    }
+
+    #[inline]
+    fn decode(input: &mut BytesMut) -> io::Result<Option<Reply>> {
+        reply::next(input)
+    }
+
+    fn error_text(reply: &Reply) -> Option<&str> {
+        if let Reply::Error(text) = reply { Some(text) } else { None }
+    }
+}
 
 /// Open connection; dropping it closes it and fails its pending commands.
-pub struct Connection {
-    queue: Arc<SendQueue>,
-    driver: JoinHandle<()>,
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").finish_non_exhaustive()
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
-}
+#[derive(Debug)]
+pub struct Connection(Pipeline<Resp>);
 
 impl Connection {
     /// Opens a connection on `stream`. Needs a tokio runtime.
     pub fn open(stream: impl Stream) -> (Self, Closed) {
-        let queue = Arc::new(SendQueue::default());
-        let mut driver = ConnectionDriver::new(Arc::clone(&queue), stream);
-        let (closed, receiver) = oneshot::channel();
-        let driver = tokio::spawn(async move {
-            let reason = poll_fn(|context| driver.poll(context)).await;
-            // The stream is closed before the owner learns of it.
-            drop(driver);
-            let _no_receiver = closed.send(reason);
-        });
-        (Self { queue, driver }, receiver)
+        Self::open_boxed(Box::new(stream))
+    }
+
+    /// As [`Connection::open`], on a boxed stream.
+    pub(crate) fn open_boxed(stream: Box<dyn Stream>) -> (Self, Closed) {
+        let (pipeline, closed) = Pipeline::open(stream);
+        (Self(pipeline), closed)
     }
 
     /// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.
@@ -69,8 +65,8 @@ impl Connection {
     /// [`RedisError::Timeout`] at the deadline, [`RedisError::Broken`] if the connection closes and
     /// [`RedisError::Overloaded`] if too many commands are queued. An error reply is a reply.
     pub async fn call(&self, words: &[&[u8]], asking: bool, deadline: Option<Instant>) -> Result<Reply, RedisError> {
-        let reply = self.queue.push(words, asking, deadline)?;
-        reply.await.unwrap_or(Err(RedisError::Broken))
+        let prefix: Option<&[&[u8]]> = asking.then_some(&[b"ASKING"]);
+        Ok(self.0.call(words, prefix, deadline).await?)
     }
 }
 

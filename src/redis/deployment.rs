@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use tokio::task::AbortHandle;
 
-use super::deadline::timeout_with_grace;
 use super::deployment_context::{DeploymentContext, DeploymentOptions};
 use super::discovery;
 use super::error::RedisError;
@@ -19,6 +18,7 @@ use super::slot_map::SlotOwner;
 use super::stats::DeploymentStats;
 use super::topology::Topology;
 use crate::settings::redis::TopologySettings;
+use crate::upstream::deadline::timeout_with_grace;
 
 /// Client of a deployment; dropping it stops discovery and closes all connections.
 #[derive(Debug)]

@@ -15,10 +15,10 @@ use tokio::time::{sleep, timeout};
 use self::topology_source::TopologySource;
 use super::connect_error::ConnectError;
 use super::connect_options::ConnectOptions;
-use super::error_dedup::ErrorDedup;
 use super::topology::Topology;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::TopologySettings;
+use crate::upstream::error_dedup::ErrorDedup;
 
 /// Interval of sentinel queries.
 const SENTINEL_INTERVAL: Duration = Duration::from_secs(1);

@@ -3,7 +3,7 @@
 //! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
-use std::io;
+use crate::upstream::wire_protocol::PipelineError;
 
 /// Reason why Redis did not complete a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
@@ -130,6 +130,16 @@ impl RedisError {
     }
 }
 
+impl From<PipelineError> for RedisError {
+    fn from(error: PipelineError) -> Self {
+        match error {
+            PipelineError::Timeout => Self::Timeout,
+            PipelineError::Broken => Self::Broken,
+            PipelineError::Overloaded => Self::Overloaded,
+        }
+    }
+}
+
 /// Meaning of an error reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplyError {
@@ -198,12 +208,6 @@ fn parse_generic_error(text: &str) -> RedisError {
     } else {
         RedisError::BadReply
     }
-}
-
-/// Returns the text of an I/O error without the number of the OS error.
-pub(crate) fn io_error_text(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
 /// Maximum number of characters of an error reply in logs.

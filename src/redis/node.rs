@@ -4,7 +4,6 @@
 //! breaker is open, calls fail at once, and a task checks the server ten times a second. A node sends a command once:
 //! callers follow redirections and load scripts.
 
-mod connection_pool;
 mod misconfiguration;
 mod state;
 mod supervisor;
@@ -17,12 +16,12 @@ use tokio::task::AbortHandle;
 
 use self::state::NodeState;
 use super::connection::Connection;
-use super::deadline::timeout_with_grace;
 use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
 use super::reply::Reply;
 use super::send::send;
 use crate::settings::endpoint::Endpoint;
+use crate::upstream::deadline::timeout_with_grace;
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]

@@ -6,24 +6,18 @@
 //! coalesced into the next call. Every charge ends by its deadline, with an outcome or an error.
 //!
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
-//! ([`eventual`], [`over_limit_cache`]), and submits the others to `in_flight`.
+//! ([`eventual`], [`OverLimitCache`]), and submits the others to `in_flight`.
 
 mod call_runner;
-pub mod charge_context;
 mod charge_group;
-mod charge_stats;
 mod coalescer;
-pub mod command;
 mod deployments;
-mod detach_on_drop;
 pub mod eventual;
-mod identity_hasher;
 mod in_flight;
 mod incrby;
 pub mod key;
 mod key_scheme;
 pub mod lease_call;
-pub mod over_limit_cache;
 mod pending;
 mod prepared_call;
 mod probe;
@@ -42,11 +36,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use self::call_runner::CallRunner;
-use self::charge_context::{ChargeContext, ChargeMode};
 use self::charge_group::{ChargeGroup, group};
-use self::charge_stats::{ChargeOutcome, ChargeStats};
-use self::coalescer::Role;
-use self::command::ChargeBatch;
+use self::coalescer::{ChargeOutcome, Role};
 use self::deployments::Deployments;
 use self::eventual::admission::Admission;
 use self::eventual::counters::EventualCounters;
@@ -54,7 +45,6 @@ use self::eventual::local_admission::LocalAdmission;
 use self::in_flight::InFlightCalls;
 use self::key_scheme::{CounterId, KeyScheme};
 use self::lease_call::reset_command;
-use self::over_limit_cache::OverLimitCache;
 use self::pending::{PendingCharges, PendingKind};
 use self::prepared_call::PreparedCall;
 use self::replicas::Replicas;
@@ -64,10 +54,14 @@ use crate::clock::Time;
 use crate::counter::Charge;
 use crate::redis::error::RedisError;
 use crate::settings::redis::RedisSettings;
+use crate::store::charge_context::{ChargeContext, ChargeMode};
+use crate::store::charge_stats::ChargeStats;
+use crate::store::command::ChargeBatch;
 use crate::store::fallback::Fallback;
 use crate::store::health::StoreHealth;
 use crate::store::key_scan::{CounterPath, KeyScan};
 use crate::store::outcome::{DecidedBy, StoreOutcome};
+use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::stats::RedisStats;
 
 /// Deadlines closer than this count as equal; they were computed from two clock readings.
@@ -170,7 +164,7 @@ impl Redis {
     ) -> SmallVec<[ChargeOutcome; 2]> {
         let guard = self.stats.begin(charges.len());
         let outcomes = self.charge_groups(charges, mode, context).await;
-        guard.finish(&outcomes);
+        guard.finish(&outcomes, |error| *error == RedisError::Timeout);
         outcomes
     }
 

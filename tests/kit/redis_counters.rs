@@ -21,10 +21,10 @@ use tollkeeper::redis::error::RedisError;
 use tollkeeper::request::{Entry, Hits};
 use tollkeeper::rule::set::counter_tag;
 use tollkeeper::settings::{self, Settings};
+use tollkeeper::store::charge_context::{ChargeContext, ChargeMode};
 use tollkeeper::store::fallback::Fallback;
 use tollkeeper::store::outcome::ChargeResults;
 use tollkeeper::store::redis::Redis;
-use tollkeeper::store::redis::charge_context::{ChargeContext, ChargeMode};
 
 use super::test_service::store_runtime;
 use super::wait_for;

@@ -13,7 +13,7 @@ use crate::config::yaml::Position;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
 use crate::rule::RuleNode;
-use crate::store::redis::command::OwnedCounter;
+use crate::store::command::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
 
 /// Default timeout of Envoy's rate limit filter, in microseconds.

@@ -8,19 +8,20 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::connection_pool::ConnectionPool;
 use super::misconfiguration::Misconfiguration;
 use crate::clock::Clock;
-use crate::redis::circuit_breaker::CircuitBreaker;
 use crate::redis::connect::{self, Connected};
 use crate::redis::connect_error::ConnectError;
-use crate::redis::connection::{Closed, Connection};
+use crate::redis::connection::Connection;
 use crate::redis::deployment_context::DeploymentContext;
 use crate::redis::error::RedisError;
-use crate::redis::error_dedup::ErrorDedup;
 use crate::redis::health_check;
 use crate::settings::endpoint::Endpoint;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::upstream::circuit_breaker::CircuitBreaker;
+use crate::upstream::connection_pool::ConnectionPool;
+use crate::upstream::error_dedup::ErrorDedup;
+use crate::upstream::pipeline::Closed;
 
 /// Maximum wait for the late reply of a health check before the next check is sent.
 const LATE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -35,7 +36,7 @@ pub(super) struct NodeState {
     pub(super) endpoint: Endpoint,
     pub(super) context: Arc<DeploymentContext>,
     pub(super) breaker: CircuitBreaker,
-    pub(super) pool: ConnectionPool,
+    pub(super) pool: ConnectionPool<Connection>,
     pub(super) misconfiguration: Misconfiguration,
     /// Notified when the breaker opens.
     pub(super) breaker_opened: Notify,

@@ -8,9 +8,10 @@ use tokio::time::{sleep, timeout};
 
 use super::state::{NodeState, RECONNECT_AFTER};
 use crate::clock::Clock;
-use crate::redis::connection::{Closed, Connection};
-use crate::redis::error::io_error_text;
+use crate::redis::connection::Connection;
 use crate::redis::health_check;
+use crate::upstream::pipeline::Closed;
+use crate::upstream::stream::io_error_text;
 
 /// Pause between two connection attempts or health checks of a failing server.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);

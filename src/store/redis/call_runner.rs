@@ -6,14 +6,14 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::coalescer::CallResults;
-use super::command::{ChargeBatch, OwnedCounter};
 use super::eventual::lease::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
-use super::over_limit_cache::{CallTimes, OverLimitCache};
 use super::prepared_call::PreparedCall;
 use super::script::replay::ScriptOutcome;
 use crate::limit::{Limit, StorePolicy};
+use crate::store::command::{ChargeBatch, OwnedCounter};
 use crate::store::fallback::Fallback;
+use crate::store::over_limit_cache::{CallTimes, OverLimitCache};
 
 /// Sender of calls, with the caches that their reports update.
 #[derive(Debug)]

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::charge_context::ChargeMode;
-use super::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 use super::eventual::budget::log_extension_us;
 use super::key_scheme::{CounterId, KeyScheme};
 use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
 use crate::counter::Charge;
+use crate::store::charge_context::ChargeMode;
+use crate::store::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
 
 /// Number of charges up to which a search is faster than a hash table.
 const MAX_SEARCHED: usize = 16;

@@ -13,19 +13,21 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::charge_context::ChargeContext;
-use super::charge_stats::ChargeOutcome;
-use super::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL};
-use super::identity_hasher::{HashKeyMap, SHARDS};
 use crate::clock::Time;
-use crate::redis::deadline::timeout_with_grace;
 use crate::redis::error::RedisError;
 use crate::sharded::{Sharded, upper_half};
+use crate::store::charge_context::ChargeContext;
+use crate::store::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL};
+use crate::store::identity_hasher::{HashKeyMap, SHARDS};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
+use crate::upstream::deadline::timeout_with_grace;
 
 /// Upper bound on the charges that wait for one counter; further charges fail at once.
 const MAX_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;
+
+/// Outcome of one charge.
+pub(super) type ChargeOutcome = Result<StoreOutcome, RedisError>;
 
 /// Results of a call, for each of its charges.
 pub(super) type CallResults = Result<Vec<ChargeResults>, RedisError>;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::call_runner::CallRunner;
-use super::charge_context::ChargeContext;
 use super::coalescer::{CallResults, Coalescer, FollowerBatch, Role};
-use super::command::ChargeBatch;
-use super::detach_on_drop::DetachOnDrop;
 use super::prepared_call::PreparedCall;
+use crate::store::charge_context::ChargeContext;
+use crate::store::command::ChargeBatch;
+use crate::store::detach_on_drop::DetachOnDrop;
 
 /// Coalescer, and the runner of its calls.
 #[derive(Debug)]

@@ -28,7 +28,6 @@ use smallvec::SmallVec;
 
 use self::refunds::RefundSupport;
 use self::window_key::WindowKey;
-use super::command::ChargeCommand;
 use super::script::compose::window_charges_script;
 use super::script::replay::ScriptOutcome;
 use crate::algorithm::state::{State, charge_together};
@@ -40,6 +39,7 @@ use crate::redis::node::Node;
 use crate::redis::redirects::Redirects;
 use crate::redis::reply::{self, Reply};
 use crate::request::Hits;
+use crate::store::command::ChargeCommand;
 
 /// Progress of a batch of charges.
 pub(super) struct IncrBatch<'a> {

@@ -6,10 +6,10 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::command::{ChargeCommand, OwnedCounter};
 use crate::algorithm::{ChargeRequest, MAX_COUNT};
 use crate::clock::Time;
 use crate::request::Hits;
+use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Lease as the record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,12 +6,11 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::charge_stats::ChargeOutcome;
-use super::coalescer::CallResults;
-use super::detach_on_drop::DetachOnDrop;
-use crate::redis::deadline::timeout_with_grace;
+use super::coalescer::{CallResults, ChargeOutcome};
 use crate::redis::error::RedisError;
+use crate::store::detach_on_drop::DetachOnDrop;
 use crate::store::outcome::StoreOutcome;
+use crate::upstream::deadline::timeout_with_grace;
 
 /// Charges of a request on one counter.
 pub(super) struct PendingCharges {

@@ -11,7 +11,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::command::ChargeCommand;
 use super::deployments::CounterDeployment;
 use super::eventual::counters::EventualCounters;
 use super::incrby::IncrBatch;
@@ -27,6 +26,7 @@ use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::redirects::Redirects;
 use crate::redis::reply::{bytes, integer};
+use crate::store::command::ChargeCommand;
 use crate::telemetry::traces::{Span, SpanRef};
 
 /// Call on the counters of one descriptor.

@@ -2,7 +2,6 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::command::{ChargeCommand, OwnedCounter};
 use super::key;
 use super::script::arguments::arguments;
 use super::script::compose::script_for;
@@ -13,6 +12,7 @@ use crate::limit::{Limit, LimitSpec};
 use crate::redis::error::RedisError;
 use crate::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
 use crate::request::Hits;
+use crate::store::command::{ChargeCommand, OwnedCounter};
 
 /// Commands that most rules are counted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,8 +26,8 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
-use tollkeeper::store::redis::script::arguments::{arguments, max_delay_us};
+use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL, OwnedCounter};
+use tollkeeper::store::redis::script::arguments::arguments;
 use tollkeeper::store::redis::script::compose::script_for;
 use tollkeeper::store::redis::script::replay::{ScriptOutcome, replay};
 
@@ -228,7 +228,7 @@ fn expected(
             .iter()
             .map(|counter| EnforcedLimit { limit: &counter.limit, enforced: counter.enforced })
             .collect();
-        let request = ChargeRequest { max_delay_us: max_delay_us(charge), ..charge.request };
+        let request = ChargeRequest { max_delay_us: charge.max_delay_us(), ..charge.request };
         if charge.dry_run {
             return charge_together(&terms, &mut states.to_vec(), now, request);
         }

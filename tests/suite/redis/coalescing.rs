@@ -24,8 +24,8 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::redis::error::RedisError;
 use tollkeeper::request::Hits;
 use tollkeeper::rule::set::counter_tag;
+use tollkeeper::store::charge_context::ChargeMode;
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::charge_context::ChargeMode;
 
 use crate::algorithms::scenario::config;
 use crate::kit::redis::{Server, options};

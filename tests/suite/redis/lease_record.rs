@@ -14,7 +14,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease, RecordedLease, reset_command};
 use tollkeeper::store::redis::script::arguments::arguments;
 use tollkeeper::store::redis::script::compose::script_for;

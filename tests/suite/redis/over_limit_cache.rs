@@ -16,9 +16,9 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
+use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
-use tollkeeper::store::redis::over_limit_cache::{CallTimes, OverLimitCache};
+use tollkeeper::store::over_limit_cache::{CallTimes, OverLimitCache};
 
 /// Start of an hour.
 const NOW: Time = Time::from_secs(1_783_512_000);

@@ -15,8 +15,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
+use tollkeeper::store::charge_context::ChargeMode;
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::charge_context::ChargeMode;
 
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};

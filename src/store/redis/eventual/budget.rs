@@ -10,7 +10,7 @@ use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::limit::algorithm::HitExpiry;
 use crate::limit::{Consistency, Limit, Overshoot};
-use crate::store::redis::command::OwnedCounter;
+use crate::store::command::OwnedCounter;
 use crate::store::redis::lease_call::RecordedLease;
 
 /// A day in microseconds.

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::budget::LocalBudget;
-use crate::store::redis::command::OwnedCounter;
+use crate::store::command::OwnedCounter;
 
 /// Identity of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

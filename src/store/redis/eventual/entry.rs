@@ -13,8 +13,8 @@ use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::{Time, micros};
 use crate::request::Hits;
+use crate::store::command::{ChargeCommand, OwnedCounter};
 use crate::store::outcome::ChargeResults;
-use crate::store::redis::command::{ChargeCommand, OwnedCounter};
 use crate::store::redis::lease_call::{OwnLease, RecordedLease};
 
 /// Leases of a descriptor at one time: the current one and the next.

@@ -18,9 +18,9 @@ use super::lease::LeaseTicket;
 use super::table::EventualTable;
 use crate::algorithm::ChargeRequest;
 use crate::request::Hits;
-use crate::store::redis::command::{ChargeBatch, ChargeCommand};
+use crate::store::command::{ChargeBatch, ChargeCommand};
+use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
-use crate::store::redis::over_limit_cache::OverLimitCache;
 use crate::store::redis::prepared_call::PreparedCall;
 
 /// Upper bound on outstanding leases.

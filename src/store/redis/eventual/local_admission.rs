@@ -15,10 +15,10 @@ use smallvec::SmallVec;
 use crate::algorithm::ChargeRequest;
 use crate::clock::Time;
 use crate::request::Hits;
+use crate::store::command::{ChargeBatch, ChargeCommand};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
-use crate::store::redis::command::{ChargeBatch, ChargeCommand};
+use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::lease_call::{LeaseCall, LeasePurpose, OwnLease};
-use crate::store::redis::over_limit_cache::OverLimitCache;
 use crate::store::redis::prepared_call::PreparedCall;
 use crate::store::redis::replicas::Replicas;
 

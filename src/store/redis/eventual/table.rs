@@ -11,9 +11,9 @@ use super::entry::EventualEntry;
 use super::lease::{CallReport, LeaseTicket};
 use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
+use crate::store::command::ChargeCommand;
+use crate::store::identity_hasher::{HashKeyMap, SHARDS};
 use crate::store::outcome::{ChargeResults, DecidedBy, StoreOutcome};
-use crate::store::redis::command::ChargeCommand;
-use crate::store::redis::identity_hasher::{HashKeyMap, SHARDS};
 use crate::store::redis::lease_call::OwnLease;
 
 /// Memory of a descriptor, table included, in bytes.

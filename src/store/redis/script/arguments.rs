@@ -13,9 +13,9 @@ use crate::algorithm::state::State;
 use crate::clock::Time;
 use crate::limit::Limit;
 use crate::request::Hits;
-use crate::store::redis::command::{ChargeCommand, OwnedCounter};
+use crate::store::command::{ChargeCommand, OwnedCounter};
 
-/// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::redis::command::MAX_CHARGES_PER_CALL) charges.
+/// Encodes a call of at most [`MAX_CHARGES_PER_CALL`](crate::store::command::MAX_CHARGES_PER_CALL) charges.
 /// The charges happen at `now`, or at the server's own time if `now` is `None`.
 pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
     let mut encoder = ArgEncoder(Vec::with_capacity(128));
@@ -48,12 +48,6 @@ pub fn arguments(commands: &[ChargeCommand], now: Option<Time>) -> Bytes {
     encoder.0.into()
 }
 
-/// Returns the longest delay of a command in microseconds: as requested, within the bounds of its algorithms.
-pub fn max_delay_us(command: &ChargeCommand) -> u64 {
-    let bound_us = |counter: &OwnedCounter| State::max_delay_us(&counter.limit);
-    command.counters.iter().map(bound_us).fold(command.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
-}
-
 /// Returns the hits that a command adds, negative for a refund; `None` if it cannot change a counter.
 fn signed_hits(command: &ChargeCommand) -> Option<i64> {
     match command.request.hits {
@@ -68,7 +62,7 @@ fn signed_hits(command: &ChargeCommand) -> Option<i64> {
 fn wait_us(command: &ChargeCommand, limit: &Limit) -> i64 {
     match command.request.hits {
         Hits::Refund(_) => command.void_from.map_or(0, exact),
-        Hits::Charge(_) | Hits::Peek => signed(max_delay_us(command).min(limit.max_wait_us())),
+        Hits::Charge(_) | Hits::Peek => signed(command.max_delay_us().min(limit.max_wait_us())),
     }
 }
 

@@ -6,12 +6,11 @@
 
 use smallvec::SmallVec;
 
-use super::arguments::max_delay_us;
 use crate::algorithm::reply_reader::{MalformedReply, ReplyReader};
 use crate::algorithm::state::{State, charge_together};
 use crate::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit};
 use crate::clock::Time;
-use crate::store::redis::command::ChargeCommand;
+use crate::store::command::ChargeCommand;
 
 /// Outcome of a call.
 #[derive(Clone, Debug)]
@@ -56,7 +55,7 @@ struct ReplyHead {
 fn replay_one(command: &ChargeCommand, states: &mut [State], head: ReplyHead) -> SmallVec<[ChargeResult; 1]> {
     let ReplyHead { now, lent } = head;
     let limits = command.limits();
-    let request = ChargeRequest { max_delay_us: max_delay_us(command), lent, ..command.request };
+    let request = ChargeRequest { max_delay_us: command.max_delay_us(), lent, ..command.request };
     if command.dry_run {
         charge_together(&limits, &mut states.to_vec(), now, request)
     } else if let Some(void_from) = command.void_from {

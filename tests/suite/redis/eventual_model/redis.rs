@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollkeeper::algorithm::state::{State, charge_together};
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult, EnforcedLimit, MAX_COUNT};
 use tollkeeper::clock::Time;
-use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::lease_call::{LeaseCall, LeasePurpose, RecordedLease};
 
 /// Results of a charge's limits.

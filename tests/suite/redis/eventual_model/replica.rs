@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollkeeper::clock::Time;
-use tollkeeper::store::redis::command::{ChargeCommand, OwnedCounter};
+use tollkeeper::store::command::{ChargeCommand, OwnedCounter};
 use tollkeeper::store::redis::eventual::budget::LocalBudget;
 use tollkeeper::store::redis::eventual::counters::{DescriptorId, EventualCounters};
 use tollkeeper::store::redis::eventual::lease::LeaseTicket;

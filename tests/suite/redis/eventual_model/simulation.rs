@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use tollkeeper::algorithm::ChargeRequest;
 use tollkeeper::clock::Time;
 use tollkeeper::request::Hits;
-use tollkeeper::store::redis::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
+use tollkeeper::store::command::{ChargeCommand, MAX_CHARGES_PER_CALL};
 use tollkeeper::store::redis::eventual::admission::{Admission, AdmitContext};
 use tollkeeper::store::redis::eventual::counters::EventualCounters;
 use tollkeeper::store::redis::eventual::lease::{CallReport, LeaseTicket};

@@ -10,8 +10,8 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::request::Hits;
 use tollkeeper::store::Store;
+use tollkeeper::store::charge_context::ChargeMode;
 use tollkeeper::store::outcome::ChargeResults;
-use tollkeeper::store::redis::charge_context::ChargeMode;
 
 use super::{NOW, limit, yearly};
 use crate::kit::redis::{Server, options};

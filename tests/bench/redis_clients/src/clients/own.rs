@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::net::TcpStream;
-use tollkeeper::redis::connection::{Closed, Connection};
+use tollkeeper::redis::connection::Connection;
 use tollkeeper::redis::reply::Reply;
+use tollkeeper::upstream::pipeline::Closed;
 
 use super::{Call, RedisClient};
 use crate::DEADLINE;

@@ -3,14 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use smallvec::SmallVec;
-
-use crate::redis::error::RedisError;
 use crate::store::outcome::{DecidedBy, StoreOutcome};
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
-
-/// Outcome of one charge.
-pub(super) type ChargeOutcome = Result<StoreOutcome, RedisError>;
 
 /// Charges since the start.
 #[derive(Debug, Default)]
@@ -44,7 +38,7 @@ impl ChargeStats {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Returns the latency of charges that needed a Redis round trip.
+    /// Returns the latency of charges that needed a round trip to the store.
     pub(super) fn latency(&self) -> HistogramSnapshot {
         self.latency.snapshot()
     }
@@ -52,9 +46,10 @@ impl ChargeStats {
 
 impl AbandonGuard<'_> {
     /// Counts the outcomes of all charges: those that timed out are abandoned.
-    pub(super) fn finish(mut self, outcomes: &SmallVec<[ChargeOutcome; 2]>) {
-        self.charges = outcomes.iter().filter(|outcome| matches!(outcome, Err(RedisError::Timeout))).count();
-        let is_local = |outcome: &ChargeOutcome| outcome.as_ref().is_ok_and(|it| it.decided_by != DecidedBy::Store);
+    pub(super) fn finish<E>(mut self, outcomes: &[Result<StoreOutcome, E>], is_timeout: impl Fn(&E) -> bool) {
+        self.charges = outcomes.iter().filter(|outcome| outcome.as_ref().is_err_and(&is_timeout)).count();
+        let is_local =
+            |outcome: &Result<StoreOutcome, E>| outcome.as_ref().is_ok_and(|it| it.decided_by != DecidedBy::Store);
         if !outcomes.iter().all(is_local) {
             self.stats.latency.observe(self.started.elapsed());
         }

@@ -9,9 +9,7 @@ use bytes::BytesMut;
 use futures_util::task::AtomicWaker;
 use tokio::sync::oneshot;
 
-use super::command::write_command;
-use crate::redis::error::RedisError;
-use crate::redis::reply::Reply;
+use crate::upstream::wire_protocol::{PipelineError, WireProtocol};
 
 /// Maximum number of commands that wait for a reply on one connection; bounds memory when a server is frozen.
 const MAX_PENDING_COMMANDS: usize = 16_384;
@@ -19,23 +17,21 @@ const MAX_PENDING_COMMANDS: usize = 16_384;
 const MAX_UNSENT_BYTES: usize = 64 << 20;
 
 /// Reply to a command, or the reason why there is none.
-pub(super) type CallResult = Result<Reply, RedisError>;
+pub(super) type CallResult<P> = Result<<P as WireProtocol>::Reply, PipelineError>;
 
 /// Queue that callers and the driver of a connection share.
-#[derive(Default)]
-pub(super) struct SendQueue {
-    state: Mutex<QueueState>,
+pub(super) struct SendQueue<P: WireProtocol> {
+    state: Mutex<QueueState<P>>,
     /// Waker of the driver.
     pub(super) driver: AtomicWaker,
 }
 
 /// Contents of a [`SendQueue`].
-#[derive(Default)]
-pub(super) struct QueueState {
+pub(super) struct QueueState<P: WireProtocol> {
     closed: bool,
     unsent: BytesMut,
     /// Commands without a reply, in the order in which replies arrive.
-    pending: VecDeque<PendingCommand>,
+    pending: VecDeque<PendingCommand<P>>,
     /// Number of commands at the end of `pending` whose bytes are in `unsent`.
     unsent_commands: usize,
     /// First deadline of all pending commands; `None` if no command has one.
@@ -43,42 +39,55 @@ pub(super) struct QueueState {
 }
 
 /// A command without a reply.
-pub(super) struct PendingCommand {
-    /// Sender of the reply; `None` after the deadline, and for ASKING.
-    caller: Option<oneshot::Sender<CallResult>>,
+pub(super) struct PendingCommand<P: WireProtocol> {
+    /// Sender of the reply; `None` after the deadline, and for a prefix.
+    caller: Option<oneshot::Sender<CallResult<P>>>,
     deadline: Option<Instant>,
     /// Size of the encoded command.
     bytes: usize,
-    /// The command is an ASKING, which belongs to the next command.
-    is_asking: bool,
+    /// The command is a prefix, which belongs to the next command.
+    is_prefix: bool,
 }
 
-impl SendQueue {
+impl<P: WireProtocol> Default for SendQueue<P> {
+    fn default() -> Self {
+        Self { state: Mutex::default(), driver: AtomicWaker::new() }
+    }
+}
+
+impl<P: WireProtocol> Default for QueueState<P> {
+    fn default() -> Self {
+        let unsent = BytesMut::new();
+        Self { closed: false, unsent, pending: VecDeque::new(), unsent_commands: 0, earliest: None }
+    }
+}
+
+impl<P: WireProtocol> SendQueue<P> {
     /// Locks the queue.
-    pub(super) fn lock(&self) -> MutexGuard<'_, QueueState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, QueueState<P>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a command, after an ASKING if `asking`, and wakes the driver if needed.
+    /// Appends a command, after a prefix if there is one, and wakes the driver if needed.
     ///
     /// # Errors
     /// The connection is closed, or the queue is full.
     pub(super) fn push(
         &self,
         words: &[&[u8]],
-        asking: bool,
+        prefix: Option<&[&[u8]]>,
         deadline: Option<Instant>,
-    ) -> Result<oneshot::Receiver<CallResult>, RedisError> {
+    ) -> Result<oneshot::Receiver<CallResult<P>>, PipelineError> {
         let mut state = self.lock();
         if state.closed {
-            return Err(RedisError::Broken);
+            return Err(PipelineError::Broken);
         }
         if state.pending.len() >= MAX_PENDING_COMMANDS || state.unsent.len() >= MAX_UNSENT_BYTES {
-            return Err(RedisError::Overloaded);
+            return Err(PipelineError::Overloaded);
         }
         let mut wakes_driver = state.unsent.is_empty();
-        if asking {
-            state.append(&[b"ASKING"], None, None);
+        if let Some(prefix) = prefix {
+            state.append(prefix, None, None);
         }
         let (caller, reply) = oneshot::channel();
         state.append(words, Some(caller), deadline);
@@ -95,7 +104,7 @@ impl SendQueue {
         Ok(reply)
     }
 
-    /// Closes the queue; all pending and later commands fail with [`RedisError::Broken`].
+    /// Closes the queue; all pending and later commands fail with [`PipelineError::Broken`].
     pub(super) fn close(&self) {
         let mut state = self.lock();
         let pending = std::mem::take(&mut *state).pending;
@@ -106,12 +115,12 @@ impl SendQueue {
     }
 }
 
-impl QueueState {
-    fn append(&mut self, words: &[&[u8]], caller: Option<oneshot::Sender<CallResult>>, deadline: Option<Instant>) {
+impl<P: WireProtocol> QueueState<P> {
+    fn append(&mut self, words: &[&[u8]], caller: Option<oneshot::Sender<CallResult<P>>>, deadline: Option<Instant>) {
         let before = self.unsent.len();
-        write_command(&mut self.unsent, words);
-        let (bytes, is_asking) = (self.unsent.len() - before, caller.is_none());
-        self.pending.push_back(PendingCommand { caller, deadline, bytes, is_asking });
+        P::encode(&mut self.unsent, words);
+        let (bytes, is_prefix) = (self.unsent.len() - before, caller.is_none());
+        self.pending.push_back(PendingCommand { caller, deadline, bytes, is_prefix });
         self.unsent_commands += 1;
     }
 
@@ -140,9 +149,9 @@ impl QueueState {
         }
         let (mut kept, mut from, mut to) = (first, 0, 0);
         for index in first..self.pending.len() {
-            let PendingCommand { bytes, is_asking, .. } = self.pending[index];
-            // The command behind an ASKING decides for both.
-            if !self.pending[index + usize::from(is_asking)].is_abandoned() {
+            let PendingCommand { bytes, is_prefix, .. } = self.pending[index];
+            // The command behind a prefix decides for both.
+            if !self.pending[index + usize::from(is_prefix)].is_abandoned() {
                 self.unsent.copy_within(from..from + bytes, to);
                 to += bytes;
                 self.pending.swap(kept, index);
@@ -156,7 +165,7 @@ impl QueueState {
     }
 
     /// Removes up to `count` commands that got a reply; fewer if fewer were sent.
-    pub(super) fn take_answered(&mut self, count: usize) -> Drain<'_, PendingCommand> {
+    pub(super) fn take_answered(&mut self, count: usize) -> Drain<'_, PendingCommand<P>> {
         let count = count.min(self.pending.len() - self.unsent_commands);
         self.pending.drain(..count)
     }
@@ -170,7 +179,7 @@ impl QueueState {
             if due <= now {
                 *deadline = None;
                 if let Some(caller) = caller.take() {
-                    let _gone = caller.send(Err(RedisError::Timeout));
+                    let _gone = caller.send(Err(PipelineError::Timeout));
                 }
             } else if self.earliest.is_none_or(|earliest| due < earliest) {
                 self.earliest = Some(due);
@@ -180,14 +189,14 @@ impl QueueState {
     }
 }
 
-impl PendingCommand {
-    /// Returns true if no caller waits for the reply. An ASKING has no caller and is never abandoned by itself.
+impl<P: WireProtocol> PendingCommand<P> {
+    /// Returns true if no caller waits for the reply. A prefix has no caller and is never abandoned by itself.
     fn is_abandoned(&self) -> bool {
-        !self.is_asking && self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
+        !self.is_prefix && self.caller.as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
     /// Passes the reply to the caller, if the caller still waits.
-    pub(super) fn answer(self, reply: Reply) {
+    pub(super) fn answer(self, reply: P::Reply) {
         if let Some(caller) = self.caller {
             let _gone = caller.send(Ok(reply));
         }

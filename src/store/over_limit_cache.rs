@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use super::command::{ChargeCommand, OwnedCounter};
 use super::identity_hasher::{HashKeyMap, SHARDS};
-use super::script::arguments::max_delay_us;
 use crate::algorithm::state::State;
 use crate::algorithm::{ChargeRequest, ChargeResult};
 use crate::clock::micros;
@@ -229,7 +228,7 @@ impl CachedRejection {
         }
         let passed_us = now_us.saturating_sub(self.at_us);
         let is_equal = hits == self.hits && command.request.max_delay_us == self.max_delay_us;
-        let request = ChargeRequest { max_delay_us: max_delay_us(command), ..command.request };
+        let request = ChargeRequest { max_delay_us: command.max_delay_us(), ..command.request };
         let later = |limit: &CachedLimit| {
             let result = if is_equal { limit.result } else { limit.result_of(request)? };
             Some(ChargeResult {

@@ -13,48 +13,42 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use super::deadline_timer::DeadlineTimer;
 use super::send_queue::{PendingCommand, SendQueue};
 use crate::coalesce::YieldBarrier;
-use crate::redis::reply::{self, Reply};
+use crate::upstream::stream::Stream;
+use crate::upstream::wire_protocol::WireProtocol;
 
-/// Maximum size of a reply, in bytes; replies of scripts have a few kilobytes.
-const MAX_REPLY_BYTES: usize = 16 << 20;
 /// Free space in the input buffer before each read, in bytes.
 const READ_BYTES: usize = 16 << 10;
 /// Maximum capacity that an unused output buffer keeps, in bytes.
 const MAX_KEPT_BYTES: usize = 64 << 10;
 
-/// Byte stream to a server.
-pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
-
 /// State of the driver task; dropping it closes the queue and the stream.
-pub(super) struct ConnectionDriver {
-    queue: Arc<SendQueue>,
+pub(super) struct ConnectionDriver<P: WireProtocol> {
+    queue: Arc<SendQueue<P>>,
     stream: Box<dyn Stream>,
     input: BytesMut,
     output: BytesMut,
-    replies: Vec<Reply>,
+    replies: Vec<P::Reply>,
     yield_barrier: YieldBarrier,
     timer: DeadlineTimer,
 }
 
-impl Drop for ConnectionDriver {
+impl<P: WireProtocol> Drop for ConnectionDriver<P> {
     fn drop(&mut self) {
         self.queue.close();
     }
 }
 
-impl ConnectionDriver {
+impl<P: WireProtocol> ConnectionDriver<P> {
     /// Creates the driver of `stream` for the commands in `queue`. Needs a tokio runtime.
-    pub(super) fn new(queue: Arc<SendQueue>, stream: impl Stream) -> Self {
+    pub(super) fn new(queue: Arc<SendQueue<P>>, stream: Box<dyn Stream>) -> Self {
         Self {
             queue,
-            stream: Box::new(stream),
+            stream,
             input: BytesMut::new(),
             output: BytesMut::new(),
             replies: Vec::new(),
@@ -82,15 +76,15 @@ impl ConnectionDriver {
             self.input.reserve(READ_BYTES);
             let Poll::Ready(read) = pin!(self.stream.read_buf(&mut self.input)).poll(context) else { return Ok(()) };
             let read = read?;
-            while let Some(reply) = reply::next(&mut self.input)? {
+            while let Some(reply) = P::decode(&mut self.input)? {
                 self.replies.push(reply);
             }
             self.dispatch_replies()?;
             if read == 0 {
                 return Err(io::Error::other("closed by the server"));
             }
-            if self.input.len() > MAX_REPLY_BYTES {
-                return Err(io::Error::other(format!("a reply of more than {MAX_REPLY_BYTES} bytes")));
+            if self.input.len() > P::MAX_REPLY_BYTES {
+                return Err(io::Error::other(format!("a reply of more than {} bytes", P::MAX_REPLY_BYTES)));
             }
         }
     }
@@ -100,15 +94,17 @@ impl ConnectionDriver {
             return Ok(());
         }
         // Collected first, so that no caller is woken while the queue is locked.
-        let answered: Vec<PendingCommand> = self.queue.lock().take_answered(self.replies.len()).collect();
+        let answered: Vec<PendingCommand<P>> = self.queue.lock().take_answered(self.replies.len()).collect();
         let mut replies = self.replies.drain(..);
         for (command, reply) in answered.into_iter().zip(replies.by_ref()) {
             command.answer(reply);
         }
         match replies.next() {
             None => Ok(()),
-            Some(Reply::Error(text)) => Err(io::Error::other(text.to_string())),
-            Some(_) => Err(io::Error::other("a reply without a command")),
+            Some(reply) => {
+                let text = P::error_text(&reply).unwrap_or("a reply without a command");
+                Err(io::Error::other(text.to_owned()))
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Charges in owned form, as calls to Redis carry them.
+//! Charges in owned form, as calls to a store carry them.
 //!
 //! A call outlives the request that started it, so a command owns all that it needs of a
 //! [`Charge`](crate::counter::Charge). The commands of one call have the same counters in the same order; limits and
@@ -6,6 +6,8 @@
 
 use smallvec::SmallVec;
 
+use crate::algorithm::reply_reader::MAX_EXACT;
+use crate::algorithm::state::State;
 use crate::algorithm::{ChargeRequest, EnforcedLimit};
 use crate::clock::Time;
 use crate::limit::Limit;
@@ -46,6 +48,12 @@ impl ChargeCommand {
     /// A charge of `request` that changes the counters.
     pub const fn new(counters: SmallVec<[OwnedCounter; 1]>, request: ChargeRequest) -> Self {
         Self { counters, request, dry_run: false, void_from: None }
+    }
+
+    /// The longest delay in microseconds: as requested, within the bounds of the algorithms.
+    pub fn max_delay_us(&self) -> u64 {
+        let bound_us = |counter: &OwnedCounter| State::max_delay_us(&counter.limit);
+        self.counters.iter().map(bound_us).fold(self.request.max_delay_us.min(MAX_EXACT - 1), u64::min)
     }
 
     /// Limits of the counters, as [`charge_together`](crate::algorithm::state::charge_together) takes them.

@@ -1,0 +1,13 @@
+//! Parts that the clients of upstream servers share: pipelined connections, deadlines, circuit breakers, errors to log.
+//!
+//! Nothing here knows a protocol. `redis` and `memcache` define theirs, and what a failure means.
+
+pub(crate) mod deadline;
+pub(crate) mod circuit_breaker;
+pub(crate) mod error_dedup;
+pub(crate) mod connection_pool;
+pub mod stream;
+pub(crate) mod tls_mismatch;
+pub(crate) mod tls_advice;
+pub mod wire_protocol;
+pub mod pipeline;
