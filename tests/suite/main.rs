@@ -29,6 +29,7 @@ mod http2_headers;
 mod http_protocol;
 mod logs;
 mod mapper_file;
+mod memcache;
 mod memory;
 mod metrics;
 mod process;
