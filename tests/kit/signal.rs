@@ -29,3 +29,9 @@ fn state(child: &Child) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
+
+/// Sends SIGTERM to a process that is no child, such as the first one of a container.
+pub(crate) fn terminate(process: u32) {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw).expect("it is the id of a process");
+    kill_process(process, Signal::TERM).expect("the process runs");
+}

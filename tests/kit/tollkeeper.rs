@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
 
 use super::port::Port;
-use super::{http, read, signal, wait_for};
+use super::{http, read, repository, signal, wait_for};
 
 /// Arguments, environment and rules of a tollkeeper to start.
 #[derive(Debug)]
@@ -22,6 +22,16 @@ pub(crate) struct Setup {
     env: Vec<(String, String)>,
     name: Option<&'static str>,
     arguments: Vec<OsString>,
+    container: Option<Vec<Volume>>,
+}
+
+/// A file or directory that a container sees.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    /// Path outside of the container.
+    pub(crate) source: PathBuf,
+    /// Path in the container.
+    pub(crate) target: &'static str,
 }
 
 /// Rules, and the way to pass their location.
@@ -47,7 +57,7 @@ pub(crate) fn with_runtime_files(files: Vec<(String, String)>) -> Setup {
 
 /// A tollkeeper without rules of its own: `--config` and `RUNTIME_*` are the test's.
 pub(crate) fn without_rules() -> Setup {
-    Setup { rules: Rules::None, env: Vec::new(), name: None, arguments: vec!["serve".into()] }
+    Setup { rules: Rules::None, env: Vec::new(), name: None, arguments: vec!["serve".into()], container: None }
 }
 
 impl Setup {
@@ -68,6 +78,12 @@ impl Setup {
     pub(crate) fn invoked_as(mut self, name: &'static str, arguments: &[&'static str]) -> Self {
         self.name = Some(name);
         self.arguments = arguments.iter().map(OsString::from).collect();
+        self
+    }
+
+    /// Runs it as process 1 of a restricted container that sees these files; see `tests/kit/image.sh`.
+    pub(crate) fn in_container(mut self, volumes: Vec<Volume>) -> Self {
+        self.container = Some(volumes);
         self
     }
 
@@ -97,7 +113,10 @@ impl Setup {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
         let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
-        let mut command = Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| linked_as(files.path(), name)));
+        let mut command = match &self.container {
+            Some(volumes) => container(volumes, self.name.unwrap_or("tollkeeper")),
+            None => Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| linked_as(files.path(), name))),
+        };
         command.env_clear().args(&self.arguments);
         self.rules.write_and_pass(files.path(), &mut command);
         command.envs(inherited_env()).envs(ports.settings()).envs(self.env);
@@ -118,6 +137,16 @@ pub(crate) struct ExitResult {
 
 /// The binary under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tollkeeper");
+
+/// The command that runs the binary under test as `/bin/NAME` of a container; arguments follow.
+fn container(volumes: &[Volume], name: &str) -> Command {
+    let mut command = Command::new(repository("tests/kit/image.sh"));
+    for Volume { source, target } in volumes {
+        command.arg("-v").arg(format!("{}:{target}", source.display()));
+    }
+    command.arg(PROGRAM).arg(format!("/bin/{name}"));
+    command
+}
 
 /// The binary under test under another name: a link in `directory`.
 pub(crate) fn linked_as(directory: &Path, name: &str) -> PathBuf {

@@ -2,6 +2,8 @@
 
 #[path = "xds/cache.rs"]
 mod cache;
+#[path = "xds/containers.rs"]
+mod containers;
 #[path = "xds/delays.rs"]
 mod delays;
 #[path = "xds/resources.rs"]
@@ -13,6 +15,7 @@ mod subscription;
 #[path = "xds/tls.rs"]
 mod tls;
 
+use ::tollkeeper::pb::xds::DiscoveryRequest;
 use ::tollkeeper::settings::Settings;
 use ::tollkeeper::settings::xds::XdsSettings;
 use serde_json::Value;
@@ -66,4 +69,14 @@ fn wait_for_limit(tollkeeper: &Tollkeeper, domain: &str, key: &str, expected: u6
 /// `xds` of `/rlconfig/status`.
 fn stream_status(tollkeeper: &Tollkeeper) -> Value {
     tollkeeper.rules_status()["xds"].clone()
+}
+
+/// Version, nonce and error of a request.
+fn facts(request: &DiscoveryRequest) -> (String, String, Option<String>) {
+    let error = request.error_detail.as_ref().map(|status| status.message.clone());
+    (request.version_info.clone(), request.response_nonce.clone(), error)
+}
+
+fn accepted(version: &str, nonce: &str) -> (String, String, Option<String>) {
+    (version.to_owned(), nonce.to_owned(), None)
 }

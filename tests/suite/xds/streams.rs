@@ -5,22 +5,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tollkeeper::config::source::{RuleSource, SourceConfig};
 use tollkeeper::config::xds::XdsConfig;
-use tollkeeper::pb::xds::{DiscoveryRequest, RateLimitDescriptor, RateLimitUnit};
+use tollkeeper::pb::xds::RateLimitUnit;
 
-use super::{client_of, limit, stream_status, wait_for_limit, waiting_client_of, xds_settings};
+use super::{accepted, client_of, facts, limit, stream_status, wait_for_limit, waiting_client_of, xds_settings};
 use crate::kit::scrape::{scrape, with_prometheus};
 use crate::kit::xds_server::{XdsServer, daily, limited, resource};
 use crate::kit::{http, wait_for};
-
-/// Version, nonce and error of a request.
-fn facts(request: &DiscoveryRequest) -> (String, String, Option<String>) {
-    let error = request.error_detail.as_ref().map(|status| status.message.clone());
-    (request.version_info.clone(), request.response_nonce.clone(), error)
-}
-
-fn accepted(version: &str, nonce: &str) -> (String, String, Option<String>) {
-    (version.to_owned(), nonce.to_owned(), None)
-}
 
 #[test]
 fn rules_are_in_force_before_they_are_accepted_and_change_without_restart() {
@@ -260,35 +250,6 @@ fn server_that_does_not_answer_is_named_with_the_node_id() {
     assert!(error.contains("CONFIG_GRPC_XDS_NODE_ID=test-node"), "{error}");
     // The stream stays open: the control plane may still be starting.
     assert_eq!(server.streams(), 1);
-}
-
-/// Envoy AI Gateway's deployment: plaintext, an argument that is unknown, no forced start, and quotas.
-#[test]
-fn environment_of_envoy_ai_gateway_serves_quotas() {
-    let server = XdsServer::start();
-    let (setup, prometheus) = with_prometheus(waiting_client_of(&server));
-    let tollkeeper = setup
-        .invoked_as("ratelimit", &["--quotaRateLimitServiceHost=envoy-ai-gateway"])
-        .env("RUNTIME_ROOT", "/data")
-        .env("CONFIG_GRPC_XDS_NODE_ID", "envoy-ai-gateway-ratelimit")
-        .env("USE_STATSD", "false")
-        .launch();
-    let model = RateLimitDescriptor { quota_mode: true, ..limited("model", RateLimitUnit::Day, 1) };
-    let mut quota = daily("ai-gateway-quota", &[]);
-    quota.descriptors.push(RateLimitDescriptor {
-        key: "backend_name".to_owned(),
-        value: "openai".to_owned(),
-        descriptors: vec![model],
-        ..RateLimitDescriptor::default()
-    });
-    server.send(0, "1", "a", vec![resource(&quota)]);
-    assert_eq!(facts(&server.request(0, 1)), accepted("1", "a"));
-    wait_for("health", || (tollkeeper.healthcheck() == 200).then_some(()));
-    assert!(tollkeeper.stderr().contains("--quotaRateLimitServiceHost=envoy-ai-gateway: this argument has no effect"));
-    let body = r#"{"domain":"ai-gateway-quota","descriptors":[{"entries":[{"key":"backend_name","value":"openai"},{"key":"model","value":"m"}]}]}"#;
-    let statuses: Vec<u16> = (0..2).map(|_| tollkeeper.post_json(body).status).collect();
-    assert_eq!(statuses, [200, 429]);
-    assert_eq!(scrape(prometheus.number()).count("ratelimit_service_config_load_success"), 1);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::kit::xds_server::{ServerTls, XdsServer, daily, resource};
 const RSA_KEY: &str = include_str!("rsa.key");
 
 /// The key, in PKCS#8 as the library that signs wants it.
-fn rsa_key() -> KeyPair {
+pub(super) fn rsa_key() -> KeyPair {
     let pkcs1 = PrivatePkcs1KeyDer::from_pem_slice(RSA_KEY.as_bytes()).unwrap();
     let pkcs1 = pkcs1.secret_pkcs1_der();
     // INTEGER 0, the algorithm rsaEncryption, OCTET STRING.
@@ -31,7 +31,7 @@ fn rsa_key() -> KeyPair {
 }
 
 /// Writes `ca.crt`, `server.crt`, `server.key`, `client.crt` and `client.key`, for a server of these names.
-fn issue(directory: &Path, authority: KeyPair, names: &[&str]) {
+pub(super) fn issue(directory: &Path, authority: KeyPair, names: &[&str]) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, "envoy-gateway");
@@ -63,7 +63,7 @@ fn tls_client_of(server: &XdsServer, directory: &Path) -> Setup {
         .env("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", directory.join("ca.crt"))
 }
 
-fn start(directory: &Path) -> XdsServer {
+pub(super) fn start(directory: &Path) -> XdsServer {
     XdsServer::start_tls(ServerTls { directory: directory.to_owned() })
 }
 
