@@ -22,6 +22,7 @@ use crate::settings::problem::UnusableSetting;
 use crate::settings::xds::XdsSettings;
 use cache::{CachedResources, ResourceCache};
 use client::{ANSWER_TIMEOUT, ReceivedResources, XdsClient};
+use connect::{ResolveHost, resolve_host};
 use status::StreamStatus;
 
 /// Configuration of a control plane as a source.
@@ -31,12 +32,14 @@ pub struct XdsConfig {
     pub settings: XdsSettings,
     /// Time without a response on a new stream after which a warning is logged.
     pub answer_timeout: Duration,
+    /// Resolver of the server's name.
+    pub resolve: ResolveHost,
 }
 
 impl XdsConfig {
-    /// Configuration with the default times.
+    /// Configuration with the default times and the system's resolver.
     pub const fn new(settings: XdsSettings) -> Self {
-        Self { settings, answer_timeout: ANSWER_TIMEOUT }
+        Self { settings, answer_timeout: ANSWER_TIMEOUT, resolve: resolve_host }
     }
 }
 
@@ -71,6 +74,7 @@ impl XdsSource {
             cache,
             settings: config.settings,
             answer_timeout: config.answer_timeout,
+            resolve: config.resolve,
             status: Arc::clone(&status),
             updates: update_sender,
             results: result_receiver,

@@ -99,6 +99,11 @@ impl XdsServer {
         self.server.port()
     }
 
+    /// Its address, `127.0.0.1:PORT`.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port())
+    }
+
     /// Stops it; connections are closed.
     pub(crate) fn stop(&mut self) {
         self.server.stop();

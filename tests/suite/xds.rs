@@ -2,6 +2,8 @@
 
 #[path = "xds/cache.rs"]
 mod cache;
+#[path = "xds/connection.rs"]
+mod connection;
 #[path = "xds/containers.rs"]
 mod containers;
 #[path = "xds/delays.rs"]
@@ -33,16 +35,15 @@ fn client_of(server: &XdsServer) -> Setup {
 fn waiting_client_of(server: &XdsServer) -> Setup {
     tollkeeper::without_rules()
         .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
-        .env("CONFIG_GRPC_XDS_SERVER_URL", format!("127.0.0.1:{}", server.port()))
+        .env("CONFIG_GRPC_XDS_SERVER_URL", server.address())
         .env("CONFIG_GRPC_XDS_NODE_ID", "test-node")
 }
 
-/// Settings of the stream to a control plane on `port`, with more variables.
-fn xds_settings(port: u16, more: &[(&str, &str)]) -> XdsSettings {
-    let server = format!("127.0.0.1:{port}");
+/// Settings of the stream to a control plane at `host:port`, with more variables.
+fn xds_settings(server: &str, more: &[(&str, &str)]) -> XdsSettings {
     let vars = [
         ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
-        ("CONFIG_GRPC_XDS_SERVER_URL", &server),
+        ("CONFIG_GRPC_XDS_SERVER_URL", server),
         ("CONFIG_GRPC_XDS_NODE_ID", "test-node"),
     ];
     let vars = vars.iter().chain(more).map(|(name, value)| (name.into(), value.into()));

@@ -16,7 +16,7 @@ use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::{Request, Status, Streaming};
 
 use super::cache::ResourceCache;
-use super::connect::{connect, error_chain};
+use super::connect::{ResolveHost, connect, error_chain};
 use super::resource;
 use super::retry::RetryDelays;
 use super::status::StreamStatus;
@@ -55,6 +55,8 @@ pub struct XdsClient {
     pub cache: Option<ResourceCache>,
     /// Time without a response after which a warning is logged.
     pub answer_timeout: Duration,
+    /// Resolver of the server's name.
+    pub resolve: ResolveHost,
     /// State for pages and metrics.
     pub status: Arc<StreamStatus>,
     /// Receives the resources.
@@ -99,7 +101,7 @@ impl XdsClient {
 
     /// Opens a stream and follows it to its end; returns the reason.
     async fn follow_stream(&mut self, subscription: &mut Subscription) -> String {
-        let channel = match connect(&self.settings).await {
+        let channel = match connect(&self.settings, self.resolve).await {
             Ok(channel) => channel,
             Err(error) => return error,
         };

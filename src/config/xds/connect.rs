@@ -1,24 +1,29 @@
 //! Connection to the control plane.
 //!
-//! Each connection resolves the name and reads the certificates again. The server is missed by TCP keepalive, not by
-//! HTTP/2 pings: servers end connections of clients that ping more often than every 5 minutes.
+//! Each connection resolves the name and reads the certificates again. If the name has several addresses, one that does
+//! not answer leaves time for the others. The server is missed by TCP keepalive, not by HTTP/2 pings: servers end
+//! connections of clients that ping more often than every 5 minutes.
 
 use std::error::Error;
 use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
-use tower::service_fn;
+use tower::{ServiceExt as _, service_fn};
 
 use crate::settings::pem::{trusted_roots, with_client_certificate};
 use crate::settings::problem::UnusableSetting;
@@ -38,19 +43,33 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Time after which the kernel closes a connection with unacknowledged data or probes.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Returns the addresses of a host; may block.
+pub type ResolveHost = fn(&str) -> io::Result<Vec<IpAddr>>;
+
+/// Asks the system's resolver.
+///
+/// # Errors
+/// The host has no address, or the resolver fails.
+pub fn resolve_host(host: &str) -> io::Result<Vec<IpAddr>> {
+    Ok((host, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
+}
+
 /// Opens a connection.
 ///
 /// # Errors
 /// The reason, with the setting to check.
-pub async fn connect(settings: &XdsSettings) -> Result<Channel, String> {
-    let late = |_| format!("no connection within {} s", CONNECT_TIMEOUT.as_secs());
-    timeout(CONNECT_TIMEOUT, open(settings)).await.map_err(late)?
+pub async fn connect(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
+    tokio::select! {
+        biased;
+        () = sleep(CONNECT_TIMEOUT) => Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
+        opened = open(settings, resolve) => opened,
+    }
 }
 
-async fn open(settings: &XdsSettings) -> Result<Channel, String> {
+async fn open(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
     let server = settings.server();
     let tls = settings.tls.as_ref().map(client_config).transpose().map_err(|error| error.to_string())?;
-    let stream = open_tcp(&settings.host, settings.port).await.map_err(|error| error.to_string())?;
+    let stream = open_tcp(&server, resolve).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let origin = format!("{scheme}://{server}").parse().map_err(|error| format!("{server}: {error}"))?;
     let endpoint = Endpoint::from_shared(format!("http://{server}")).map_err(|error| error_chain(&error))?;
@@ -66,15 +85,23 @@ async fn open(settings: &XdsSettings) -> Result<Channel, String> {
     opened.map_err(|error| error_chain(&error))
 }
 
-async fn open_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(&stream);
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-    socket.set_tcp_keepalive(&keepalive)?;
+/// Connects to the first address of `server`, `host:port`, that answers.
+async fn open_tcp(server: &str, resolve: ResolveHost) -> Result<TcpStream, String> {
+    let addresses = service_fn(move |name: Name| async move {
+        let addresses = spawn_blocking(move || resolve(name.as_str())).await.map_err(io::Error::other)??;
+        Ok::<_, io::Error>(addresses.into_iter().map(|ip| SocketAddr::new(ip, 0)))
+    });
+    let mut connector = HttpConnector::new_with_resolver(addresses);
+    // Addresses of one family share this time.
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_nodelay(true);
+    connector.set_keepalive(Some(KEEPALIVE_IDLE));
+    connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
-    Ok(stream)
+    connector.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
+    let uri: Uri = format!("http://{server}").parse().map_err(|error| format!("{server}: {error}"))?;
+    let stream = connector.oneshot(uri).await.map_err(|error| error_chain(&error))?;
+    Ok(stream.into_inner())
 }
 
 /// HTTP/2 over an open connection.
@@ -135,13 +162,15 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
 mod tests {
     use std::net::TcpListener;
 
+    use socket2::SockRef;
+
     use super::*;
 
     #[tokio::test]
     async fn kernel_probes_an_idle_connection() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
         let port = listener.local_addr().expect("it has an address").port();
-        let stream = open_tcp("127.0.0.1", port).await.expect("it listens");
+        let stream = open_tcp(&format!("127.0.0.1:{port}"), resolve_host).await.expect("it listens");
         let socket = SockRef::from(&stream);
         assert!(socket.keepalive().expect("it can be read"));
         let probed = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * 2;

@@ -116,7 +116,7 @@ fn cached_rules_that_no_longer_compile_are_ignored() {
     let path = directory.path().join("rules.cache");
     let mut server = XdsServer::start();
     let setup = with_cache(&server, &path);
-    let settings = xds_settings(server.port(), &[("TOLLKEEPER_XDS_CACHE", path.to_str().unwrap())]);
+    let settings = xds_settings(&server.address(), &[("TOLLKEEPER_XDS_CACHE", path.to_str().unwrap())]);
     server.stop();
     let cache = ResourceCache::new(&settings).unwrap();
     cache.write("1", vec![resource(&daily("", &[]))], Time::from_secs(1)).unwrap();

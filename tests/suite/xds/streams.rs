@@ -239,7 +239,7 @@ fn many_versions_are_each_answered() {
 #[test]
 fn server_that_does_not_answer_is_named_with_the_node_id() {
     let server = XdsServer::start();
-    let settings = xds_settings(server.port(), &[]);
+    let settings = xds_settings(&server.address(), &[]);
     let config = XdsConfig { answer_timeout: Duration::from_millis(50), ..XdsConfig::new(settings) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _entered = runtime.enter();
