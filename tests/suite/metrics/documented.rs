@@ -20,18 +20,19 @@ fn documented() -> Metrics {
         line.starts_with("| `ratelimit_") || line.starts_with("| `tollkeeper_") || line.starts_with("| `process_")
     }) {
         let columns: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [name, kind, labels, unit, meaning] = columns[..] else { panic!("five columns: {line}") };
-        assert!(!unit.is_empty() && !meaning.is_empty(), "{line}");
-        let labels = labels.split('`').skip(1).step_by(2).map(generic).collect();
-        let entry = (kind.to_owned(), labels);
-        assert!(metrics.insert(name.trim_matches('`').to_owned(), entry).is_none(), "{name} has two rows");
+        let [series, kind, meaning] = columns[..] else { panic!("`name{{labels}}`, type and meaning: {line}") };
+        assert!(!meaning.is_empty(), "{line}");
+        let series = series.trim_matches('`').trim_end_matches('}');
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let labels = labels.split(',').filter(|label| !label.is_empty()).map(generic).collect();
+        assert!(metrics.insert(name.to_owned(), (kind.to_owned(), labels)).is_none(), "{name} has two rows");
     }
     metrics
 }
 
-/// Removes the number of `key1`, `key2` and so on.
+/// Removes the number of `key1...` and so on.
 fn generic(label: &str) -> String {
-    label.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned()
+    label.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.').to_owned()
 }
 
 /// Families of a scrape with their labels, without `le`.
