@@ -146,27 +146,33 @@ imagePullSecrets:
 {{- toJson $keys }}
 {{- end }}
 
-{{/* `true` if counters are in Redis: by `redis.url`, a REDIS_ variable or BACKEND_TYPE. */}}
-{{- define "tollkeeper.usesRedis" -}}
+{{/* `true` if replicas share counters, in Redis or memcache: by `redis.url`, a REDIS_ variable or BACKEND_TYPE. */}}
+{{- define "tollkeeper.sharesCounters" -}}
 {{- $names := keys .Values.settings }}
 {{- range .Values.extraEnv }}{{ $names = append $names .name }}{{ end }}
-{{- $redis := not (empty .Values.redis.url) }}
-{{- range $names }}{{ if or (hasPrefix "REDIS_" .) (eq "BACKEND_TYPE" .) }}{{ $redis = true }}{{ end }}{{ end }}
-{{- if $redis }}true{{ end }}
+{{- $shares := not (empty .Values.redis.url) }}
+{{- range $names }}{{ if or (hasPrefix "REDIS_" .) (eq "BACKEND_TYPE" .) }}{{ $shares = true }}{{ end }}{{ end }}
+{{- if $shares }}true{{ end }}
 {{- end }}
 
 {{/*
-Ports of Redis as a JSON list: networkPolicy.redisPorts, or those of the addresses. An address without a port is a URL,
-which has the port of its protocol; a unix socket has none.
+Ports of Redis or memcached as a JSON list: networkPolicy.redisPorts, or those of the addresses. An address without a
+port is a URL, which has the port of its protocol; a unix socket has none.
 */}}
-{{- define "tollkeeper.redisPorts" -}}
+{{- define "tollkeeper.storePorts" -}}
 {{- $ports := list }}
 {{- if .Values.networkPolicy.redisPorts }}
 {{- range .Values.networkPolicy.redisPorts }}{{ $ports = append $ports (int .) }}{{ end }}
 {{- else }}
 {{- $settings := include "tollkeeper.settings" . | fromJson }}
 {{- range .Values.extraEnv }}{{ if hasKey . "value" }}{{ $_ := set $settings .name (toString .value) }}{{ end }}{{ end }}
-{{- range $prefix := list "REDIS_" "REDIS_PERSECOND_" }}
+{{- $memcache := eq "memcache" (default "" (get $settings "BACKEND_TYPE")) }}
+{{- if $memcache }}
+{{- range splitList "," (default "" (get $settings "MEMCACHE_HOST_PORT")) }}
+{{- with regexFind ":[0-9]+$" (trim .) }}{{ $ports = append $ports (int (trimPrefix ":" .)) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $prefix := ternary (list) (list "REDIS_" "REDIS_PERSECOND_") $memcache }}
 {{- $sentinel := eq "sentinel" (lower (default "" (get $settings (printf "%sTYPE" $prefix)))) }}
 {{- $addresses := splitList "," (default "" (get $settings (printf "%sURL" $prefix))) }}
 {{- if and $sentinel (gt (len $addresses) 1) }}
@@ -182,8 +188,9 @@ which has the port of its protocol; a unix socket has none.
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and (not $ports) (include "tollkeeper.usesRedis" .) (not (hasPrefix "/" (default "" (get $settings "REDIS_URL")))) }}
-{{- fail "networkPolicy.enabled is true and the address of Redis is in no value, so its port is unknown: set networkPolicy.redisPorts" }}
+{{- $address := get $settings (ternary "MEMCACHE_HOST_PORT" "REDIS_URL" $memcache) }}
+{{- if and (not $ports) (include "tollkeeper.sharesCounters" .) (not (hasPrefix "/" (default "" $address))) }}
+{{- fail "networkPolicy.enabled is true and the address of the store is in no value, so its port is unknown: set networkPolicy.redisPorts" }}
 {{- end }}
 {{- end }}
 {{- $ports | uniq | toJson }}

@@ -30,7 +30,7 @@
 {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas: lower the one or raise the other" }}
 {{- end }}
 {{- end }}
-{{- if and (gt $replicas 1) (not (include "tollkeeper.usesRedis" .)) (not .Values.allowReplicasOnMemory) }}
+{{- if and (gt $replicas 1) (not (include "tollkeeper.sharesCounters" .)) (not .Values.allowReplicasOnMemory) }}
 {{- fail (printf "%s is %d and counters are in the memory of each replica, so a limit would be %d times what the rules say: set redis.url, or %s to 1, or allowReplicasOnMemory to true if that is meant" $value $replicas $replicas $value) }}
 {{- end }}
 {{- end }}
@@ -72,7 +72,7 @@ Secret. Messages never repeat a value.
 {{- if $key }}{{ fail (printf "existingSecretKeys.%s is set and existingSecret is not: set existingSecret" $name) }}{{ end }}
 {{- end }}
 {{- end }}
-{{- if and (or .Values.redis.tls.enabled .Values.existingSecretKeys.redisAuth .Values.existingSecretKeys.redisSentinelAuth) (not (include "tollkeeper.usesRedis" .)) }}
+{{- if and (or .Values.redis.tls.enabled .Values.existingSecretKeys.redisAuth .Values.existingSecretKeys.redisSentinelAuth) (not (include "tollkeeper.sharesCounters" .)) }}
 {{- fail "TLS or a password for Redis is set and redis.url is not: set redis.url" }}
 {{- end }}
 {{- end }}

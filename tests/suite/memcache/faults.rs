@@ -1,0 +1,1 @@
+//! Responses while memcached misbehaves: in time and by policy, and strict again soon after it recovers.

@@ -1,0 +1,1 @@
+//! Health, pages, metrics and logs of a process that counts in memcache.
