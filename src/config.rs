@@ -12,4 +12,5 @@ pub mod schema;
 pub mod files;
 pub mod xds;
 pub mod source;
+pub mod recorded;
 pub mod live;

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::algorithm::{ChargeRequest, EnforcedLimit};
 use crate::limit::Limit;
 use crate::request::Entry;
+use crate::sharded::upper_half;
 
 /// Charge on all counters of one descriptor, which are decided together.
 #[derive(Clone, Debug)]
@@ -75,10 +76,18 @@ static SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
 
 impl Path<'_> {
     /// Hashes the path to the 128-bit key of its counters in this process; other processes have other keys.
-    ///
-    /// Each part is preceded by its length, and a shared value by a mark, so that no two paths hash the same input.
     pub fn key(&self) -> u128 {
-        let mut hasher = *SECRET;
+        self.hash(*SECRET)
+    }
+
+    /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
+    pub fn sample_hash(&self) -> u64 {
+        upper_half(self.hash(SipHasher13::new_with_keys(0, 0)))
+    }
+
+    /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash
+    /// the same input.
+    fn hash(&self, mut hasher: SipHasher13) -> u128 {
         write_part(&mut hasher, 0, self.domain.as_bytes());
         let mut shared = self.shared.iter().peekable();
         for (index, entry) in self.entries.iter().enumerate() {

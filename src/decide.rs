@@ -12,6 +12,7 @@ pub mod error;
 pub mod explain;
 mod failure_policies;
 mod failures;
+mod logging;
 mod merge;
 mod metadata;
 pub mod observed;
@@ -31,12 +32,14 @@ use self::charge::{Charger, DryRuns, Outcomes};
 use self::context::DecisionContext;
 use self::error::DecideError;
 use self::failures::Failures;
+use self::logging::DecidedRequest;
 use self::merge::merge;
 use self::observed::ObservedDescriptor;
 use self::outcome::DescriptorOutcome;
 use self::record::Recorder;
 use self::selection::{SelectedRequest, Selection, select};
 use crate::decision::Decision;
+use crate::decision_log::log::DecisionLog;
 use crate::limit::StorePolicy;
 use crate::request::Request;
 use crate::settings::decisions::DecisionSettings;
@@ -53,13 +56,15 @@ pub struct Decider {
     pub behaviour: DecisionSettings,
     /// Metrics of decisions and limits.
     pub metrics: Arc<ServiceMetrics>,
+    /// Decision log; `None` if it is off.
+    pub log: Option<Arc<DecisionLog>>,
     failures: Failures,
 }
 
 impl Decider {
     /// Creates a decider that has not seen a failure.
     pub fn new(store: Store, behaviour: DecisionSettings, metrics: Arc<ServiceMetrics>) -> Self {
-        Self { store, behaviour, metrics, failures: Failures::default() }
+        Self { store, behaviour, metrics, log: None, failures: Failures::default() }
     }
 
     /// Decides a request, by the context's deadline.
@@ -135,7 +140,7 @@ impl Decider {
         Charger { store: &self.store, behaviour: &self.behaviour, failures: &self.failures, context, selected }
     }
 
-    /// Records metrics of the outcomes, and merges the outcomes.
+    /// Records metrics of the outcomes, merges the outcomes, and logs the decision.
     fn conclude<'r>(
         &'r self,
         context: DecisionContext<'r>,
@@ -150,11 +155,14 @@ impl Decider {
             };
             recorder.record(context, selected, outcomes);
         }
-        let decision = merge(&self.behaviour, selected, outcomes)?;
-        if decision.shadowed {
+        let decided = merge(&self.behaviour, selected, outcomes);
+        if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
             self.metrics.record_global_shadow();
         }
-        Ok(decision)
+        if let Some(log) = &self.log {
+            DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes }.log(log, &decided);
+        }
+        decided
     }
 
     /// Number of charges that the store failed to decide since the start, by kind of failure.
@@ -173,12 +181,16 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
-        if request.domain.is_empty() {
-            return Err(DecideError::EmptyDomain);
+        let error = match context.rules {
+            _ if request.domain.is_empty() => DecideError::EmptyDomain,
+            _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
+            Some(rules) => return Ok(select(&self.behaviour, rules, request)),
+            None => DecideError::NoRules,
+        };
+        if let Some(log) = &self.log {
+            let selected = SelectedRequest { request, selections: &[] };
+            DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes: &[] }.log(log, &Err(error));
         }
-        if request.descriptors.is_empty() {
-            return Err(DecideError::NoDescriptors);
-        }
-        Ok(select(&self.behaviour, context.rules.ok_or(DecideError::NoRules)?, request))
+        Err(error)
     }
 }

@@ -127,6 +127,8 @@ pub struct Rule {
     pub over_limit_body: OverLimitBody,
     /// Metric names contain the whole path with the request's values.
     pub detailed_metric: bool,
+    /// `decision_log`: decisions that are logged, in place of the settings.
+    pub logging: Option<RuleLogging>,
 }
 
 impl Rule {
@@ -182,4 +184,30 @@ pub struct RuleLimit {
     pub quota: bool,
     /// Part of the counter's key: raising it resets the counter.
     pub epoch: u64,
+}
+
+/// A rule's own choice of the decisions that are logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleLogging {
+    /// All decisions.
+    All,
+    /// Rejected requests.
+    Rejected,
+    /// None; the values of its descriptors are never logged.
+    None,
+}
+
+impl RuleLogging {
+    /// Words in rule files.
+    pub const NAMES: [&'static str; 3] = ["all", "rejected", "none"];
+
+    /// Returns the choice of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "all" => Self::All,
+            "rejected" => Self::Rejected,
+            "none" => Self::None,
+            _ => return None,
+        })
+    }
 }

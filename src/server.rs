@@ -47,6 +47,8 @@ use crate::config::compile::options::CompileOptions;
 use crate::config::live::LiveRules;
 use crate::config::source::{SourceConfig, SourceReloader};
 use crate::decide::Decider;
+use crate::decision_log::log::{DecisionLog, ProcessFacts};
+use crate::decision_log::values::ValueForm;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::{Health, HealthRequirements};
@@ -66,7 +68,7 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 /// end of the shutdown.
 pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
     let server_stats = Arc::new(ServerStats::default());
-    let StartupResources { guards, exposition, exporter } =
+    let StartupResources { guards, exposition, exporter, logged_values } =
         StartupResources::load(&settings, &server_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
@@ -77,6 +79,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let health = health(&settings, &rules, &store_health);
     let mut service = service(&settings, rules);
     service.tracer = tracer;
+    service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);
     let updates = load_rules(&settings, source, &service)?;
     let reload = updates.source_reloader();
@@ -155,6 +158,20 @@ fn service(settings: &Settings, rules: Arc<LiveRules>) -> Service {
     Service::new(Clock::System, rules, decider)
 }
 
+/// Starts the decision log, if there is one.
+fn start_decision_log(
+    settings: &Settings,
+    values: Option<ValueForm>,
+    clock: &Clock,
+) -> Result<Option<Arc<DecisionLog>>, ServerError> {
+    let Some((log, values)) = settings.decision_log.as_ref().zip(values) else { return Ok(None) };
+    let facts = ProcessFacts::new(settings, clock.clone());
+    let started = DecisionLog::start(log, values, facts);
+    let started =
+        started.map_err(|error| ServerError::System { resource: "the threads of the decision log", error })?;
+    Ok(Some(Arc::new(started)))
+}
+
 /// Starts the source of the rules and loads them for the first time.
 fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> Result<RuleUpdates, ServerError> {
     let reloader = Reloader {
@@ -162,11 +179,15 @@ fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> R
         options: CompileOptions::from(settings),
         clock: service.clock.clone(),
         metrics: Arc::clone(&service.decider.metrics),
+        log: service.decider.log.clone(),
     };
     let updates = RuleUpdates::start(reloader, source)
         .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
     if service.rules.load().is_some() {
         return Ok(updates);
+    }
+    if let Some(log) = &service.decider.log {
+        log.announce(None);
     }
     if let Some(xds) = &settings.xds {
         let (server, node_id) = (xds.server(), &xds.node_id);

@@ -32,6 +32,7 @@ pub mod redis;
 pub mod memcache;
 pub mod store;
 pub mod process;
+pub mod decision_log;
 pub mod metrics;
 pub mod tracing;
 pub mod report;
@@ -41,6 +42,7 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
 use client_limits::ClientLimits;
+use decision_log::DecisionLogSettings;
 use decisions::DecisionSettings;
 use environment::Environment;
 use grpc::GrpcSettings;
@@ -80,6 +82,8 @@ pub struct Settings {
     pub shutdown: ShutdownSettings,
     /// Level and format of the log.
     pub logs: LogSettings,
+    /// Decision log; `None` means that there is none.
+    pub decision_log: Option<DecisionLogSettings>,
     /// Destinations of metrics.
     pub metrics: MetricsSettings,
     /// Export of traces; `None` means that there are none.
@@ -120,6 +124,7 @@ impl Settings {
             memory: MemorySettings::read(&values),
             shutdown: ShutdownSettings::read(&mut values),
             logs: LogSettings::read(&values),
+            decision_log: DecisionLogSettings::read(&mut values),
             metrics: MetricsSettings::read(&mut values),
             tracing: TracingSettings::read(&mut values),
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),

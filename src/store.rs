@@ -136,7 +136,8 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
-                    let outcome = memory.charge(&charge, context.time_of(index)).map(StoreOutcome::by_store);
+                    let now = context.time_of(index);
+                    let outcome = memory.charge(&charge, now).map(|results| StoreOutcome::by_store(results, now));
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
                 None
@@ -159,7 +160,8 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
-                    let outcome = memory.charge(&charge, context.now).map(StoreOutcome::by_store);
+                    let now = context.now;
+                    let outcome = memory.charge(&charge, now).map(|results| StoreOutcome::by_store(results, now));
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }

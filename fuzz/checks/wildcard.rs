@@ -82,6 +82,7 @@ fn node(key: String, value: String) -> RuleNode {
         metadata: None,
         over_limit_body: OverLimitBody::default(),
         detailed_metric: false,
+        logging: None,
     });
     node
 }

@@ -80,6 +80,8 @@ pub struct NamedDocument {
     pub file: Arc<str>,
     /// The document.
     pub document: Document,
+    /// Encoded resource that it was converted from; empty for a text.
+    pub resource: Vec<u8>,
 }
 
 /// Descriptors of a document, with the index of their domain.
@@ -146,7 +148,7 @@ impl<'o> Compiler<'o> {
         if roots.len() > 1 {
             roots.retain(|root| !root.is_null());
         }
-        let named = |document| NamedDocument { file: Arc::clone(file), document };
+        let named = |document| NamedDocument { file: Arc::clone(file), document, resource: Vec::new() };
         if roots.is_empty() && self.found.error_count() == before {
             return vec![named(Document { at: Position { line: 1, column: 1 }, ..Document::default() })];
         }
@@ -155,7 +157,7 @@ impl<'o> Compiler<'o> {
     }
 
     /// Registers the domain of a document, with its defaults.
-    fn declare(&mut self, NamedDocument { file, document }: NamedDocument) -> DeclaredDescriptors {
+    fn declare(&mut self, NamedDocument { file, document, .. }: NamedDocument) -> DeclaredDescriptors {
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
         if name.value.is_empty() && !document.unreadable {
@@ -348,6 +350,7 @@ impl DescriptorScope<'_, '_> {
             metadata: written.metadata.take(),
             over_limit_body,
             detailed_metric: written.detailed_metric,
+            logging: written.logging,
         })
     }
 

@@ -11,6 +11,7 @@ pub mod read;
 use crate::config::yaml::Position;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{Overshoot, StorePolicy};
+use crate::rule::RuleLogging;
 
 /// A value with its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub struct DescriptorSpec {
     pub quota_mode: bool,
     /// `detailed_metric`.
     pub detailed_metric: bool,
+    /// `decision_log`.
+    pub logging: Option<RuleLogging>,
     /// `value_to_metric`.
     pub value_to_metric: bool,
     /// `share_threshold`, if written.

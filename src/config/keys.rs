@@ -5,6 +5,7 @@
 //! envoyproxy/ratelimit (`peer`) is ignored with a warning, as there; a key of tollkeeper is an error.
 
 use crate::limit::algorithm::Algorithm;
+use crate::rule::RuleLogging;
 use Section::{Defaults, Descriptor, Limit, RateLimit, Replaces, Root};
 use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Table, Tables, Text, Unit};
 
@@ -270,6 +271,13 @@ pub const KEYS: &[RuleKey] = &[
         Flag,
         "false",
         "Metrics of this rule and those below it are named after the request's value of this entry.",
+    ),
+    own(
+        "decision_log",
+        &[Descriptor],
+        Choice(&RuleLogging::NAMES),
+        "",
+        "Decisions of this rule that the decision log has, in place of TOLLKEEPER_DECISION_LOG_WHEN.",
     ),
     peer("share_threshold", &[Descriptor], Flag, "false", "All values that the wildcard matches share one counter."),
     peer(

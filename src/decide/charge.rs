@@ -184,7 +184,7 @@ impl<'a> Charger<'a, '_, '_> {
             let is_allowed = policies.for_limit(selected) == StorePolicy::Allow;
             result.admitted |= is_allowed || charge.request.hits == Hits::Peek;
         }
-        DescriptorOutcome::Failed(FailedCharge { policies, fallback })
+        DescriptorOutcome::Failed(FailedCharge { error, policies, fallback })
     }
 }
 

@@ -20,8 +20,8 @@ pub struct DecisionContext<'r> {
     pub deadline: Option<Instant>,
     /// Span of the decision, if the request is sampled.
     pub span_ref: Option<&'r SpanRef>,
-    /// Time of the charge of each descriptor, if it differs from `now`: a replay of charges that Redis timed. The memory
-    /// store uses them; empty in a server.
+    /// Time of the charge of each descriptor, if it differs from `now`: a replay of charges that Redis timed. The
+    /// memory store uses them; empty in a server.
     pub charge_times: &'r [Time],
 }
 

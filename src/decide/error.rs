@@ -16,3 +16,15 @@ pub enum DecideError {
     #[error("the store failed, and the rule says `on_store_error: error`")]
     Store,
 }
+
+impl DecideError {
+    /// Name of the reason in the decision log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::EmptyDomain => "empty_domain",
+            Self::NoDescriptors => "no_descriptors",
+            Self::NoRules => "no_rules",
+            Self::Store => "store",
+        }
+    }
+}

@@ -4,6 +4,7 @@ use super::failure_policies::FailurePolicies;
 use super::ruling::{DescriptorRuling, LimitRejection};
 use super::selection::Selection;
 use crate::settings::decisions::DecisionSettings;
+use crate::store::error::ChargeError;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
 
 /// Outcome of the charge of one descriptor.
@@ -20,6 +21,8 @@ pub(super) enum DescriptorOutcome {
 /// Charge that the store failed to decide.
 #[derive(Clone, Debug)]
 pub(super) struct FailedCharge {
+    /// Failure of the store.
+    pub(super) error: ChargeError,
     /// Policies that decide.
     pub(super) policies: FailurePolicies,
     /// Results of the fallback counters; empty if no policy is `local`. A limit whose policy is `allow` is admitted.

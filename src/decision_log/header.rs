@@ -17,7 +17,7 @@ pub struct HeaderRecord {
     pub time_us: u64,
     /// Version of the program.
     pub program: String,
-    /// Store of the counters: `memory` or `redis`.
+    /// Store of the counters: `memory`, `redis` or `memcache`.
     pub store: String,
     /// Settings that change answers, and those of the log.
     pub settings: SettingsRecord,

@@ -312,16 +312,20 @@ impl DecisionRecord<'_> {
 }
 
 impl HeaderRecord {
-    /// Appends the line of the record.
-    pub fn write(&self, line: &mut Vec<u8>) {
-        write_line(line, b"{\"v\":1,\"type\":\"header\"", self);
+    /// Returns the line of the record.
+    pub fn line(&self) -> Vec<u8> {
+        let mut line = Vec::new();
+        write_line(&mut line, b"{\"v\":1,\"type\":\"header\"", self);
+        line
     }
 }
 
 impl DroppedRecord {
-    /// Appends the line of the record.
-    pub fn write(&self, line: &mut Vec<u8>) {
-        write_line(line, b"{\"v\":1,\"type\":\"dropped\"", self);
+    /// Returns the line of the record.
+    pub fn line(&self) -> Vec<u8> {
+        let mut line = Vec::new();
+        write_line(&mut line, b"{\"v\":1,\"type\":\"dropped\"", self);
+        line
     }
 }
 

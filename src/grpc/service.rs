@@ -108,7 +108,7 @@ impl Service {
         let begun = metrics.start_timer();
         let span = span.map(|span| span.span_ref().child("decide", SpanKind::Internal));
         let decided = if self.decider.store.is_immediate() {
-            self.decide_now(request, deadline)
+            self.decide_now(request, deadline, span.as_ref())
         } else {
             // Boxed, so that futures of immediate decisions stay small.
             Box::pin(self.decide(request, deadline, span.as_ref())).await
@@ -140,15 +140,22 @@ impl Service {
         self.delayed_responses.load(Ordering::Relaxed)
     }
 
-    /// Decides a request with an immediate store.
+    /// Decides a request with an immediate store. `span` is the span of the decision.
     ///
     /// # Errors
     /// The request is invalid, there is no decision, or the store is not immediate.
-    pub fn decide_now(&self, request: &Request<'_>, deadline: Duration) -> Result<DelayedResponse, AnswerError> {
+    pub fn decide_now(
+        &self,
+        request: &Request<'_>,
+        deadline: Duration,
+        span: Option<&Span>,
+    ) -> Result<DelayedResponse, AnswerError> {
         check_size(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.load();
-        let decision = self.decider.decide_now(self.context(rules.as_deref(), deadline), request)?;
+        let context =
+            DecisionContext { span_ref: span.map(Span::span_ref), ..self.context(rules.as_deref(), deadline) };
+        let decision = self.decider.decide_now(context, request)?;
         Ok(DelayedResponse::of(&decision))
     }
 

@@ -24,6 +24,8 @@ use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 /// All rules, compiled and immutable.
 #[derive(Debug)]
 pub struct RuleSet {
+    /// Id in the decision log; empty without one.
+    pub id: Box<str>,
     domains: HashMap<String, DomainRules>,
     roots: Vec<NodeId>,
     rule_count: usize,
@@ -125,6 +127,7 @@ impl RuleSet {
     pub fn with_stats(domains: Vec<Domain>, limit_stats: &LimitRegistry) -> Self {
         let random = RandomState::new();
         let mut set = Self {
+            id: Box::default(),
             domains: HashMap::with_capacity(domains.len()),
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,

@@ -1,5 +1,6 @@
 //! Metrics of requests, decisions and spans.
 
+use crate::decision_log::log::{DecisionLog, RecordCounts};
 use crate::grpc::service::Service;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -21,6 +22,9 @@ pub(super) fn collect(service: &Service, emit: &mut dyn FnMut(Family)) {
     );
     if let Some(tracer) = &service.tracer {
         emit(spans(&tracer.span_queue));
+    }
+    if let Some(log) = &service.decider.log {
+        emit(records(log));
     }
     emit(Family::gauge(
         "tollkeeper_answers_held",
@@ -74,4 +78,16 @@ fn spans(span_queue: &SpanQueue) -> Family {
     let help = "Total number of ended spans: sent to the collector, dropped by the full queue, or failed to send.";
     let counts = [("sent", sent), ("dropped", dropped), ("failed", failed)];
     Family::counters("tollkeeper_spans_total", help, "outcome", counts)
+}
+
+fn records(log: &DecisionLog) -> Family {
+    let help = "Total number of records of the decision log: written, dropped by the full queue, or failed to write.";
+    let mut family = Family::new("tollkeeper_decision_log_records_total", MetricKind::Counter, help);
+    for RecordCounts { sink, written, dropped, failed } in log.counts() {
+        for (outcome, count) in [("written", written), ("dropped", dropped), ("failed", failed)] {
+            let series = Series::new(MetricValue::Counter(count)).label("sink", sink).label("outcome", outcome);
+            family.series.push(series);
+        }
+    }
+    family
 }

@@ -12,7 +12,9 @@ use tokio::sync::oneshot;
 use crate::clock::Clock;
 use crate::config::compile::options::CompileOptions;
 use crate::config::live::{LiveRules, LoadedFrom};
+use crate::config::recorded;
 use crate::config::source::{RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::decision_log::log::DecisionLog;
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -25,6 +27,7 @@ pub(super) struct Reloader {
     pub(super) options: CompileOptions,
     pub(super) clock: Clock,
     pub(super) metrics: Arc<ServiceMetrics>,
+    pub(super) log: Option<Arc<DecisionLog>>,
 }
 
 /// A reloader with its running source.
@@ -97,6 +100,7 @@ impl Reloader {
         }
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let names = snapshot.rules.names();
+        let recorded = self.log.as_ref().map(|_| recorded::record(&snapshot.rules, snapshot.version.as_deref()));
         let compiled = match snapshot.rules.compile(&self.options) {
             Ok(compiled) => compiled,
             Err(problems) => {
@@ -107,7 +111,11 @@ impl Reloader {
             tracing::warn!("{warning}");
         }
         let from = LoadedFrom { names, version: snapshot.version };
-        let rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
+        let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
+        if let (Some(log), Some(recorded)) = (&self.log, recorded) {
+            rules.id = recorded.id.as_str().into();
+            log.announce(Some(recorded));
+        }
         let version = self.rules.replace(rules, from, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");

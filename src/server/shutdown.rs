@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
 use super::statsd_reporter::StatsdReporter;
+use crate::decision_log::log::DecisionLog;
 use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::settings::process::ShutdownSettings;
@@ -91,7 +92,7 @@ async fn serve_last(service: &Service, serving: &mut JoinSet<()>) -> Result<(), 
     }
 }
 
-/// Shuts down the store, and sends the last metrics and spans; takes up to 2 s.
+/// Shuts down the store, and sends the last metrics, spans and records of decisions; takes up to 2 s.
 async fn finish(service: &Service, statsd: StatsdReporter) {
     let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
     let last_spans = async {
@@ -99,11 +100,16 @@ async fn finish(service: &Service, statsd: StatsdReporter) {
             export_last_spans(span_queue).await;
         }
     };
+    let last_records = async {
+        if let Some(log) = &service.decider.log {
+            write_last_records(Arc::clone(log)).await;
+        }
+    };
     let last_metrics = async {
         service.decider.store.shutdown().await;
         statsd.finish().await;
     };
-    tokio::join!(last_metrics, last_spans);
+    tokio::join!(last_metrics, last_spans, last_records);
 }
 
 /// Waits until no response is delayed, and clients had [`CLOSE_GRACE`] to read the last ones.
@@ -116,6 +122,14 @@ async fn all_answered(service: &Service) {
         while service.delayed_responses() > 0 {
             sleep(POLL_INTERVAL).await;
         }
+    }
+}
+
+/// Writes the queued records of decisions, for at most [`LAST_EXPORT_TIMEOUT`].
+async fn write_last_records(log: Arc<DecisionLog>) {
+    let written = tokio::task::spawn_blocking(move || log.finish(LAST_EXPORT_TIMEOUT)).await;
+    if !written.unwrap_or(false) {
+        tracing::warn!("last records of the decision log not written: a destination takes longer than 1 s");
     }
 }
 

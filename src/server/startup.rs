@@ -11,6 +11,8 @@ use super::error::StartupError;
 use super::listeners::GuardsByListener;
 use super::tracing_setup;
 use crate::config::xds;
+use crate::decision_log::log;
+use crate::decision_log::values::ValueForm;
 use crate::http::admin_token;
 use crate::http::app_state::Exposition;
 use crate::redis::connect_options;
@@ -28,6 +30,8 @@ pub(super) struct StartupResources {
     pub(super) exposition: Option<Arc<Exposition>>,
     /// Exporter of traces; `None` if there are none.
     pub(super) exporter: Option<OtlpExporter>,
+    /// Form of values in the decision log; `None` if there is none.
+    pub(super) logged_values: Option<ValueForm>,
 }
 
 impl StartupResources {
@@ -43,9 +47,11 @@ impl StartupResources {
         let exposition = exposition.transpose().map_err(|unusable| errors.push(unusable.into()));
         let exporter = settings.tracing.as_ref().map(tracing_setup::exporter);
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
-        match (guards, exposition, exporter) {
-            (Ok(guards), Ok(exposition), Ok(exporter)) if errors.is_empty() => {
-                Ok(Self { guards, exposition: exposition.map(Arc::new), exporter })
+        let values = settings.decision_log.as_ref().map(log::check).transpose();
+        let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
+        match (guards, exposition, exporter, values) {
+            (Ok(guards), Ok(exposition), Ok(exporter), Ok(logged_values)) if errors.is_empty() => {
+                Ok(Self { guards, exposition: exposition.map(Arc::new), exporter, logged_values })
             }
             _ => Err(errors),
         }

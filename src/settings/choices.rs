@@ -178,3 +178,19 @@ pub enum KeyFormat {
 impl Choice for KeyFormat {
     const WORDS: &'static [(&'static str, Self)] = &[("tollkeeper", Self::Tollkeeper), ("ratelimit", Self::Ratelimit)];
 }
+
+/// Form of the values of descriptors in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoggedValues {
+    /// As sent.
+    Plain,
+    /// Keyed hash.
+    Hashed,
+    /// Left out.
+    None,
+}
+
+impl Choice for LoggedValues {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("plain", Self::Plain), ("hashed", Self::Hashed), ("none", Self::None)];
+}

@@ -12,6 +12,7 @@ pub mod responses;
 pub mod counters;
 pub mod process;
 pub mod logs;
+pub mod decision_log;
 pub mod metrics;
 pub mod tracing;
 pub mod xds;
@@ -21,7 +22,7 @@ pub mod memcache;
 use super::setting::{AnySetting, SettingGroup};
 
 /// All groups of settings.
-pub static GROUPS: [&SettingGroup; 14] = [
+pub static GROUPS: [&SettingGroup; 15] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -31,6 +32,7 @@ pub static GROUPS: [&SettingGroup; 14] = [
     &counters::GROUP,
     &process::GROUP,
     &logs::GROUP,
+    &decision_log::GROUP,
     &metrics::GROUP,
     &tracing::GROUP,
     &xds::GROUP,

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::ChargeResult;
+use crate::clock::Time;
 
 /// Results of a descriptor's limits, in their order.
 pub type ChargeResults = SmallVec<[ChargeResult; 1]>;
@@ -17,6 +18,8 @@ pub struct StoreOutcome {
     pub results: ChargeResults,
     /// Decided by the store, or locally on its behalf.
     pub decided_by: DecidedBy,
+    /// Time that the counters worked at: that of Redis, if Redis decided.
+    pub now: Time,
 }
 
 /// Part of the store that decided a charge.
@@ -34,7 +37,7 @@ pub enum DecidedBy {
 
 impl StoreOutcome {
     /// An outcome that the counters decided.
-    pub const fn by_store(results: ChargeResults) -> Self {
-        Self { results, decided_by: DecidedBy::Store }
+    pub const fn by_store(results: ChargeResults, now: Time) -> Self {
+        Self { results, decided_by: DecidedBy::Store, now }
     }
 }

@@ -208,7 +208,7 @@ impl Redis {
         }
         let started = Instant::now();
         if let Some(results) = runner.over_limit_cache.find(group.id.counters, &group.commands, started) {
-            let outcome = StoreOutcome { results, decided_by: DecidedBy::KnownOver };
+            let outcome = StoreOutcome { results, decided_by: DecidedBy::KnownOver, now };
             return PendingCharges::known(group.commands.len(), outcome);
         }
         // A caller's short deadline must not count against the server: the call continues until the store's timeout.

@@ -102,6 +102,11 @@ struct ParentSpan {
 }
 
 impl SpanRef {
+    /// Id of the trace.
+    pub fn trace_id(&self) -> TraceId {
+        self.0.context.trace_id()
+    }
+
     /// Starts a child span.
     pub fn child(&self, name: &'static str, kind: SpanKind) -> Span {
         let SpanIdentity { context, span_queue } = &*self.0;

@@ -14,8 +14,12 @@ use tollkeeper::clock::{Clock, Time};
 use tollkeeper::config::compile::options::CompileOptions;
 use tollkeeper::config::compile::{RuleText, compile};
 use tollkeeper::config::live::{LiveRules, LoadedFrom};
+use tollkeeper::config::recorded;
+use tollkeeper::config::source::SourceRules;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
+use tollkeeper::decision_log;
+use tollkeeper::decision_log::log::{DecisionLog, ProcessFacts};
 use tollkeeper::grpc::answer::{AnswerError, DelayedResponse};
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
@@ -48,8 +52,15 @@ impl TestService {
             ..CompileOptions::default()
         };
         let memory = MemoryStore::new(settings.memory.capacity_bytes as u64);
-        let decider = Decider::new(memory.into(), settings.decisions, Arc::default());
-        let service = Service::new(Clock::manual(start), Arc::new(LiveRules::default()), decider);
+        let clock = Clock::manual(start);
+        let log = settings.decision_log.as_ref().map(|log| {
+            let values = decision_log::log::check(log).expect("the log can be opened");
+            let facts = ProcessFacts::new(&settings, clock.clone());
+            Arc::new(DecisionLog::start(log, values, facts).expect("threads can be started"))
+        });
+        let mut decider = Decider::new(memory.into(), settings.decisions, Arc::default());
+        decider.log = log;
+        let service = Service::new(clock, Arc::new(LiveRules::default()), decider);
         Self { inner: service, options }
     }
 
@@ -70,10 +81,21 @@ impl TestService {
             })
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let names = sources.into_iter().map(|source| source.name).collect();
+        let names = sources.iter().map(|source| Arc::clone(&source.name)).collect();
         let from = LoadedFrom { names, version: None };
-        let rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);
+        let mut rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);
+        if let Some(log) = &self.inner.decider.log {
+            let recorded = recorded::record(&SourceRules::Texts(sources), None);
+            rules.id = recorded.id.as_str().into();
+            log.announce(Some(recorded));
+        }
         self.inner.rules.replace(rules, from, self.now());
+    }
+
+    /// Writes all records of the decision log and ends it.
+    pub(crate) fn finish_log(&self) {
+        let log = self.inner.decider.log.as_ref().expect("TOLLKEEPER_DECISION_LOG is set");
+        assert!(log.finish(Duration::from_secs(30)), "a sink did not take the records");
     }
 
     /// Current time of the manual clock.
@@ -95,7 +117,7 @@ impl TestService {
     pub(crate) fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
         let request = decode::request(&request.0);
         let decided = match self.inner.decider.store.is_immediate() {
-            true => self.inner.decide_now(&request, deadline),
+            true => self.inner.decide_now(&request, deadline, None),
             false => store_runtime().block_on(self.inner.decide(&request, deadline, None)),
         };
         decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })

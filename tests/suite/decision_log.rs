@@ -1,5 +1,49 @@
-//! Decision log: the format and its schema, and reading it back.
+//! Decision log: the format and its schema, reading it back, and what the service writes.
 
+mod decisions;
+mod files;
 mod reader;
 mod record;
+mod sample;
 mod schema;
+mod stalled;
+
+use std::path::Path;
+
+use tollkeeper::clock::Time;
+use tollkeeper::decision_log::reader::RecordReader;
+use tollkeeper::decision_log::record::{DecisionRecord, Record};
+
+use self::schema::assert_valid;
+use crate::kit::test_service::TestService;
+
+/// Noon on Wednesday the 8th of July 2026.
+const NOON: Time = Time::from_secs(1_783_512_000);
+
+/// A service that logs to `file`, with these settings and rules of the domain `shop` in `rules.yaml`.
+fn logging_service(file: &Path, env: &[(&str, &str)], rules: &str) -> TestService {
+    let sink = format!("file:{}", file.display());
+    let own = [("TOLLKEEPER_DECISION_LOG", &*sink)];
+    let service = TestService::new(own.into_iter().chain(env.iter().copied()), NOON);
+    service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
+    service
+}
+
+/// Records of a file, all of which fit the schema.
+fn records(file: &Path) -> Vec<Record<'static>> {
+    let reader = RecordReader::open(file).unwrap();
+    // Others are compressed.
+    if let Ok(lines) = String::from_utf8(std::fs::read(file).unwrap()) {
+        assert_valid(&lines);
+    }
+    reader.map(|record| record.unwrap()).collect()
+}
+
+/// Decisions in a file.
+fn decisions(file: &Path) -> Vec<DecisionRecord<'static>> {
+    let decision = |record| match record {
+        Record::Decision(decision) => Some(*decision),
+        Record::Header(_) | Record::Dropped(_) => None,
+    };
+    records(file).into_iter().filter_map(decision).collect()
+}

@@ -12,6 +12,7 @@ use crate::config::yaml::scalar::{Scalar, ScalarValue};
 use crate::config::yaml::{YamlContent, YamlNode};
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
+use crate::rule::RuleLogging;
 
 /// Reads a document. Reports a `root` that is not a mapping and returns `None`.
 pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {
@@ -73,6 +74,10 @@ impl DocumentReader<'_> {
                 "shadow_mode" => read.shadow_mode = self.is_on(&field, &field_path),
                 "quota_mode" => read.quota_mode = self.is_on(&field, &field_path),
                 "detailed_metric" => read.detailed_metric = self.is_on(&field, &field_path),
+                "decision_log" => {
+                    let logging = self.choice(&field, RuleLogging::from_name, &field_path);
+                    read.logging = logging.map(|spanned| spanned.value);
+                }
                 "value_to_metric" => read.value_to_metric = self.is_on(&field, &field_path),
                 "share_threshold" => read.share_threshold = self.flag(&field, &field_path),
                 "metadata" => read.metadata = self.metadata(&field, &field_path),

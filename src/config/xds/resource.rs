@@ -37,12 +37,22 @@ pub fn documents(resources: &[Any]) -> Result<Vec<NamedDocument>, Vec<String>> {
     Ok(documents)
 }
 
+/// Decodes resources that were accepted before, from [`NamedDocument::resource`].
+///
+/// # Errors
+/// The resources that cannot be decoded.
+pub fn recorded_documents(resources: Vec<Vec<u8>>) -> Result<Vec<NamedDocument>, Vec<String>> {
+    let resources = resources.into_iter().map(|value| Any { type_url: TYPE_URL.to_owned(), value });
+    documents(&resources.collect::<Vec<_>>())
+}
+
 fn decode(resource: &Any) -> Result<NamedDocument, String> {
     if resource.type_url != TYPE_URL {
         return Err(format!("it is a '{}', not a RateLimitConfig", quotable(&resource.type_url)));
     }
     let config = RateLimitConfig::decode(resource.value.as_slice());
-    config.map(document).map_err(|error| format!("it cannot be decoded: {error}"))
+    let config = config.map_err(|error| format!("it cannot be decoded: {error}"))?;
+    Ok(NamedDocument { resource: resource.value.clone(), ..document(config) })
 }
 
 fn document(config: RateLimitConfig) -> NamedDocument {
@@ -50,7 +60,7 @@ fn document(config: RateLimitConfig) -> NamedDocument {
     let file: Arc<str> = quotable(if name.is_empty() { &domain } else { &name }).into();
     let document =
         Document { domain: Some(without_position(domain)), descriptors: levels(descriptors), ..Document::default() };
-    NamedDocument { file, document }
+    NamedDocument { file, document, resource: Vec::new() }
 }
 
 fn levels(descriptors: Vec<RateLimitDescriptor>) -> Vec<DescriptorSpec> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::coalescer::CallResults;
+use super::coalescer::{CallReply, CallResults};
 use super::eventual::lease::CallReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
 use super::prepared_call::PreparedCall;
@@ -45,7 +45,7 @@ impl CallRunner {
         let sent = Instant::now();
         let lease_hits = self.local_admission.request_lease(call, commands, sent);
         if commands.is_empty() {
-            return Ok(Vec::new());
+            return Ok(CallReply::default());
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
         let mut span = call.span(commands.len());
@@ -66,7 +66,7 @@ impl CallRunner {
         let report = CallReport { sent, now, states, leased: 0 };
         self.update_fallback(call, commands, &report);
         self.local_admission.record(call, report, lease);
-        Ok(results)
+        Ok(CallReply { results, now })
     }
 
     /// Ends leases when their life is over; runs until it is dropped.

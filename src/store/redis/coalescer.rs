@@ -29,8 +29,17 @@ const MAX_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;
 /// Outcome of one charge.
 pub(super) type ChargeOutcome = Result<StoreOutcome, RedisError>;
 
-/// Results of a call, for each of its charges.
-pub(super) type CallResults = Result<Vec<ChargeResults>, RedisError>;
+/// Reply to a call.
+#[derive(Debug, Default)]
+pub(super) struct CallReply {
+    /// Results of each charge.
+    pub(super) results: Vec<ChargeResults>,
+    /// Time at which the charges were made.
+    pub(super) now: Time,
+}
+
+/// Reply to a call, or its failure.
+pub(super) type CallResults = Result<CallReply, RedisError>;
 
 /// Counters with a call in flight, by the hash of their keys, and the charges that wait for it.
 #[derive(Debug)]
@@ -188,11 +197,14 @@ impl FollowerBatch {
 
     /// Sends all outcomes that are still missing.
     pub(super) fn answer(self, results: CallResults) {
-        let mut results = results.map(Vec::into_iter);
+        let mut results = results.map(|reply| (reply.results.into_iter(), reply.now));
         for waiter in self.waiters {
             // Consume the results of charges that already have an outcome too, to keep the order.
             let outcome = match &mut results {
-                Ok(results) => results.next().map(StoreOutcome::by_store).ok_or(RedisError::BadReply),
+                Ok((results, now)) => {
+                    let results = results.next().ok_or(RedisError::BadReply);
+                    results.map(|results| StoreOutcome::by_store(results, *now))
+                }
                 Err(error) => Err(*error),
             };
             if let Some(waiter) = waiter {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::call_runner::CallRunner;
-use super::coalescer::{CallResults, Coalescer, FollowerBatch, Role};
+use super::coalescer::{CallReply, CallResults, Coalescer, FollowerBatch, Role};
 use super::prepared_call::PreparedCall;
 use crate::store::charge_context::ChargeContext;
 use crate::store::command::ChargeBatch;
@@ -102,7 +102,7 @@ async fn follow(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: Fol
         batch.answer_locally(|command| guard.calls.runner.local_admission.admit_waiting(&call, command));
         let mut commands = std::mem::take(&mut batch.commands);
         let results = match commands.is_empty() {
-            true => Ok(Vec::new()),
+            true => Ok(CallReply::default()),
             false => batch.wait_for(guard.calls.runner.run(&call, &mut commands, deadline)).await,
         };
         // Take the next batch before answering: a caller that returns at once then finds no call in flight.

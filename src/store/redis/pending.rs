@@ -6,7 +6,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::coalescer::{CallResults, ChargeOutcome};
+use super::coalescer::{CallReply, CallResults, ChargeOutcome};
 use crate::redis::error::RedisError;
 use crate::store::detach_on_drop::DetachOnDrop;
 use crate::store::outcome::StoreOutcome;
@@ -41,7 +41,9 @@ impl PendingCharges {
             PendingKind::Known { charges, outcome } => (0..charges).map(|_| Ok(outcome.clone())).collect(),
             PendingKind::Leading { charges, call } => {
                 match within(call, self.until).await.unwrap_or(Err(RedisError::Timeout)) {
-                    Ok(results) => results.into_iter().map(|results| Ok(StoreOutcome::by_store(results))).collect(),
+                    Ok(CallReply { results, now }) => {
+                        results.into_iter().map(|results| Ok(StoreOutcome::by_store(results, now))).collect()
+                    }
                     Err(error) => (0..charges).map(|_| Err(error)).collect(),
                 }
             }

@@ -17,7 +17,7 @@ fn reader(bytes: impl Into<Vec<u8>>) -> RecordReader {
 /// Lines of a header and three decisions.
 fn lines() -> Vec<u8> {
     let mut lines = Vec::new();
-    header().write(&mut lines);
+    lines.extend(header().line());
     (0..3).for_each(|_| full_decision().write(&mut lines));
     lines
 }

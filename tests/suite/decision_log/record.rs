@@ -147,11 +147,11 @@ fn records_are_read_as_they_were_written_and_fit_the_schema() {
     let dropped = |reason| DroppedRecord { process: "0123456789abcdef".to_owned(), time_us: 1, count: 2, reason };
     let (queue_full, write_failed) = (dropped(DropReason::QueueFull), dropped(DropReason::WriteFailed));
     let mut lines = Vec::new();
-    header().write(&mut lines);
+    lines.extend(header().line());
     full_decision().write(&mut lines);
     small.write(&mut lines);
-    queue_full.write(&mut lines);
-    write_failed.write(&mut lines);
+    lines.extend(queue_full.line());
+    lines.extend(write_failed.line());
     assert_valid(std::str::from_utf8(&lines).unwrap());
     let expected = vec![
         Record::Header(Box::new(header())),

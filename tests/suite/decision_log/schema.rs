@@ -58,3 +58,16 @@ fn schema_rejects_unknown_fields_versions_and_words() {
         assert!(!validator.is_valid(&record), "{record}");
     }
 }
+
+#[test]
+fn examples_of_the_documentation_are_records() {
+    let page = crate::kit::read(&repository("docs/decision-log.md"));
+    let examples: Vec<&str> = page.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(!examples.is_empty());
+    for example in examples {
+        assert_valid(example);
+        let reader =
+            tollkeeper::decision_log::reader::RecordReader::new("docs", std::io::Cursor::new(example.to_owned()));
+        assert_eq!(reader.unwrap().map(|record| record.unwrap()).count(), example.lines().count());
+    }
+}

@@ -70,7 +70,8 @@ descriptors:
   - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
 ";
     // Spans are counted if tracing is on, even if none is sampled.
-    let traced = [("TRACING_ENABLED", "true"), ("TRACING_SAMPLING_RATE", "0")];
+    let traced =
+        [("TRACING_ENABLED", "true"), ("TRACING_SAMPLING_RATE", "0"), ("TOLLKEEPER_DECISION_LOG", "file:/dev/null")];
     let memory = Watched::start(traced.iter().fold(with_rules(SHOP), |setup, (name, value)| setup.env(name, value)));
     send_traffic(&memory.server);
     let (main, per_second) = (redis::options().start(), redis::options().start());

@@ -9,6 +9,7 @@ use super::admission::{Admission, AdmitContext};
 use super::counters::{DescriptorId, EventualCounters};
 use super::entry::EventualEntry;
 use super::lease::{CallReport, LeaseTicket};
+use crate::clock::Time;
 use crate::request::Hits;
 use crate::sharded::{Sharded, upper_half};
 use crate::store::command::ChargeCommand;
@@ -86,11 +87,11 @@ impl EventualTable {
             }
             if let Some(results) = entry.admit_leased(hits, command, context) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
-                let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease };
+                let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease, now: context.now };
                 return Admission::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
             }
             let results = if may_share { entry.admit_shared(hits, command, budget, context) } else { None };
-            return results.map_or(Admission::CallRedis, |results| self.admitted_shared(hits, results));
+            return results.map_or(Admission::CallRedis, |results| self.admitted_shared(hits, results, context.now));
         }
         if !(may_share && self.has_room(&mut shard, context.at)) {
             return Admission::CallRedis;
@@ -99,12 +100,12 @@ impl EventualTable {
         entry.demand.record(hits, context.at);
         let Some(results) = entry.admit_shared(hits, command, budget, context) else { return Admission::CallRedis };
         shard.entries.insert(id.path, entry);
-        self.admitted_shared(hits, results)
+        self.admitted_shared(hits, results, context.now)
     }
 
-    fn admitted_shared(&self, hits: u64, results: ChargeResults) -> Admission {
+    fn admitted_shared(&self, hits: u64, results: ChargeResults, now: Time) -> Admission {
         self.counts.shared.fetch_add(hits, Ordering::Relaxed);
-        Admission::Local { outcome: StoreOutcome { results, decided_by: DecidedBy::Share }, lease_ahead: false }
+        Admission::Local { outcome: StoreOutcome { results, decided_by: DecidedBy::Share, now }, lease_ahead: false }
     }
 
     /// Returns the number of hits to lease with a call that is about to be sent; `live` replicas share what is left.

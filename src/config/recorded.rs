@@ -1,0 +1,110 @@
+//! Rules in the headers of the decision log, and back: a tool compiles from them the rule set of the decisions.
+
+use std::sync::Arc;
+
+use super::compile::RuleText;
+use super::compile::options::CompileOptions;
+use super::source::SourceRules;
+use super::xds::resource::recorded_documents;
+use super::yaml::Documents;
+use crate::decision_log::header::{DocumentFormat, DocumentRecord, RuleSetRecord, SettingsRecord};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+
+/// Length of a rule set's id in bytes.
+const ID_BYTES: usize = 16;
+
+/// Records rules as their source delivered them, with the version at the source.
+pub fn record(rules: &SourceRules, version: Option<&str>) -> RuleSetRecord {
+    let documents: Vec<DocumentRecord> = match rules {
+        SourceRules::Texts(texts) => texts.iter().map(of_text).collect(),
+        SourceRules::Documents(documents) => {
+            let resource = |bytes: &[u8]| Some(BASE64_STANDARD.encode(bytes));
+            documents
+                .iter()
+                .map(|named| DocumentRecord {
+                    name: named.file.to_string(),
+                    format: DocumentFormat::Xds,
+                    text: None,
+                    base64: resource(&named.resource),
+                })
+                .collect()
+        }
+    };
+    RuleSetRecord { id: id(&documents), version: version.map(str::to_owned), documents }
+}
+
+fn of_text(text: &RuleText) -> DocumentRecord {
+    let format = match text.documents {
+        Documents::All => DocumentFormat::Yaml,
+        Documents::FirstOnly => DocumentFormat::YamlFirst,
+    };
+    let (utf8, base64) = match std::str::from_utf8(&text.bytes) {
+        Ok(utf8) => (Some(utf8.to_owned()), None),
+        Err(_) => (None, Some(BASE64_STANDARD.encode(&text.bytes))),
+    };
+    DocumentRecord { name: text.name.to_string(), format, text: utf8, base64 }
+}
+
+/// Hash of the documents and their order. Each part is preceded by its length.
+fn id(documents: &[DocumentRecord]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for DocumentRecord { name, format, text, base64 } in documents {
+        let contents = text.as_ref().or(base64.as_ref()).map(String::as_str).unwrap_or_default();
+        for part in [name.as_str(), contents] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+        hasher.update(&[*format as u8]);
+    }
+    hasher.finalize().to_hex()[..2 * ID_BYTES].to_owned()
+}
+
+/// Returns recorded rules as their source delivered them; [`SourceRules::compile`] makes the same rule set of them.
+///
+/// # Errors
+/// The documents that cannot be decoded.
+pub fn rules(record: RuleSetRecord) -> Result<SourceRules, Vec<String>> {
+    let mut errors = Vec::new();
+    let (mut texts, mut resources) = (Vec::new(), Vec::new());
+    for DocumentRecord { name, format, text, base64 } in record.documents {
+        let decoded = base64.map(|base64| BASE64_STANDARD.decode(base64)).transpose();
+        let bytes = match (text, decoded) {
+            (Some(text), _) => text.into_bytes(),
+            (None, Ok(Some(bytes))) => bytes,
+            (None, Ok(None)) => {
+                errors.push(format!("{name}: the document has no contents"));
+                continue;
+            }
+            (None, Err(error)) => {
+                errors.push(format!("{name}: the document is not base64: {error}"));
+                continue;
+            }
+        };
+        let name: Arc<str> = name.into();
+        match format {
+            DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: Documents::All }),
+            DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: Documents::FirstOnly }),
+            DocumentFormat::Xds => resources.push(bytes),
+        }
+    }
+    if !texts.is_empty() && !resources.is_empty() {
+        errors.push("the rule set has both files and resources".to_owned());
+    }
+    match (errors.is_empty(), resources.is_empty()) {
+        (false, _) => Err(errors),
+        (true, true) => Ok(SourceRules::Texts(texts)),
+        (true, false) => recorded_documents(resources).map(SourceRules::Documents),
+    }
+}
+
+/// Returns the recorded settings that change the meaning of rules.
+pub fn compile_options(settings: &SettingsRecord) -> CompileOptions {
+    CompileOptions {
+        merge_domains: settings.merge_domains,
+        calendar_months: settings.calendar_months,
+        log_max: settings.log_max,
+        on_store_error: settings.on_store_error,
+        max_replicas: settings.max_replicas,
+        ..CompileOptions::default()
+    }
+}

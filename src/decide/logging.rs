@@ -1,0 +1,224 @@
+//! Decisions as records of the decision log.
+//!
+//! It runs after a decision and changes none. A decision that is not logged costs the verdicts on its descriptors and,
+//! with a sample, a hash of their keys.
+
+use smallvec::SmallVec;
+
+use super::context::DecisionContext;
+use super::error::DecideError;
+use super::outcome::DescriptorOutcome;
+use super::ruling::{Ruling, retry_after_us};
+use super::selection::{SelectedLimit, SelectedRequest, Selection};
+use crate::algorithm::ChargeResult;
+use crate::counter::Path;
+use crate::decision::Decision;
+use crate::decision_log::convert::signed_hits;
+use crate::decision_log::log::{DecisionLog, RecordStamp};
+use crate::decision_log::record::{
+    DecisionRecord, DescriptorRecord, EntryRecord, LimitRecord, OverrideRecord, RecordedDecider, RecordedVerdict,
+    ResultRecord, RuleRecord,
+};
+use crate::decision_log::selection::DecisionFacts;
+use crate::rule::{Rule, RuleLogging};
+use crate::settings::decisions::DecisionSettings;
+use crate::store::outcome::{DecidedBy, StoreOutcome};
+
+/// A request, and all that led to its decision.
+#[derive(Clone, Copy)]
+pub(super) struct DecidedRequest<'a, 'r, 'm> {
+    pub(super) behaviour: &'a DecisionSettings,
+    pub(super) context: DecisionContext<'r>,
+    /// No selections if the request is invalid or there are no rules.
+    pub(super) selected: SelectedRequest<'a, 'r, 'm>,
+    pub(super) outcomes: &'a [DescriptorOutcome],
+}
+
+/// Verdicts on a request and its descriptors.
+struct Verdicts {
+    descriptors: SmallVec<[RecordedVerdict; 2]>,
+    request: RecordedVerdict,
+}
+
+impl<'a> DecidedRequest<'a, '_, '_> {
+    /// Logs the decision if it is selected.
+    #[inline(never)]
+    pub(super) fn log(self, log: &'a DecisionLog, decided: &Result<Decision<'_>, DecideError>) {
+        let verdicts = self.verdicts(decided);
+        let facts = DecisionFacts {
+            rejected: verdicts.request == RecordedVerdict::OverLimit,
+            shadow: verdicts.request == RecordedVerdict::Shadow,
+            error: decided.is_err() || self.outcomes.iter().any(|it| matches!(it, DescriptorOutcome::Failed(_))),
+        };
+        let is_selected = |index: usize| {
+            facts.are_selected(self.rule_logging(index), log.when) && log.sample.contains(&self.path(index))
+        };
+        // Without descriptors there is neither a rule nor a key.
+        let is_logged = match verdicts.descriptors.len() {
+            0 => facts.are_selected(None, log.when),
+            count => (0..count).any(is_selected),
+        };
+        if is_logged {
+            log.write(|stamp| self.record(log, stamp, &verdicts, decided));
+        }
+    }
+
+    fn verdicts(self, decided: &Result<Decision<'_>, DecideError>) -> Verdicts {
+        let count = self.selected.request.descriptors.len();
+        let descriptors: SmallVec<[RecordedVerdict; 2]> = (0..count).map(|index| self.verdict(index)).collect();
+        let request = match decided {
+            Err(_) => RecordedVerdict::Error,
+            Ok(decision) if decision.over_limit => RecordedVerdict::OverLimit,
+            Ok(decision) if decision.shadowed || descriptors.contains(&RecordedVerdict::Shadow) => {
+                RecordedVerdict::Shadow
+            }
+            Ok(_) => RecordedVerdict::Ok,
+        };
+        Verdicts { descriptors, request }
+    }
+
+    /// Verdict on the descriptor at `index` alone.
+    fn verdict(self, index: usize) -> RecordedVerdict {
+        let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
+            return RecordedVerdict::Error;
+        };
+        let ruling = outcome.ruling(self.behaviour, selection);
+        if ruling.enforced == Ruling::Fails || ruling.quotas == Some(Ruling::Fails) {
+            return RecordedVerdict::Error;
+        }
+        let in_shadow = |(at, limit): (usize, &SelectedLimit<'_>)| limit.shadow && outcome.rejects(at);
+        match ruling.rejects() {
+            true => RecordedVerdict::OverLimit,
+            false if selection.limits.iter().enumerate().any(in_shadow) => RecordedVerdict::Shadow,
+            false => RecordedVerdict::Ok,
+        }
+    }
+
+    fn rule_logging(self, index: usize) -> Option<RuleLogging> {
+        self.selected.selections.get(index)?.rule?.rule.logging
+    }
+
+    /// Path of the counters of the descriptor at `index`, or the path that was sent.
+    fn path(self, index: usize) -> Path<'a> {
+        let SelectedRequest { request, selections } = self.selected;
+        match selections.get(index) {
+            Some(selection) => selection.path(request, index),
+            None => Path { domain: request.domain, entries: &request.descriptors[index].entries, shared: &[] },
+        }
+    }
+
+    fn record(
+        self,
+        log: &DecisionLog,
+        stamp: RecordStamp<'a>,
+        verdicts: &Verdicts,
+        decided: &Result<Decision<'_>, DecideError>,
+    ) -> DecisionRecord<'a> {
+        let SelectedRequest { request, selections } = self.selected;
+        let rulings = selections.iter().zip(self.outcomes);
+        let rulings = rulings.map(|(selection, outcome)| outcome.ruling(self.behaviour, selection));
+        let is_rejected = verdicts.request == RecordedVerdict::OverLimit;
+        let descriptors = verdicts.descriptors.iter().enumerate();
+        let time_us = self.context.now.as_micros();
+        DecisionRecord {
+            process: stamp.process.into(),
+            seq: stamp.seq,
+            time_us,
+            domain: request.domain.into(),
+            hits_addend: request.hits_addend,
+            descriptors: descriptors.map(|(index, verdict)| self.descriptor(log, index, *verdict)).collect(),
+            verdict: verdicts.request,
+            error: decided.as_ref().err().map(|error| error.name().into()),
+            retry_after_us: if is_rejected { retry_after_us(rulings) } else { None },
+            delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
+            max_delay_us: self.context.max_delay_us,
+            rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),
+            trace_id: self.context.span_ref.map(|span_ref| span_ref.trace_id().to_string().into()),
+            duration_us: stamp.now_us.saturating_sub(time_us),
+        }
+    }
+
+    fn descriptor(self, log: &DecisionLog, index: usize, verdict: RecordedVerdict) -> DescriptorRecord<'a> {
+        let SelectedRequest { request, selections } = self.selected;
+        let descriptor = &request.descriptors[index];
+        let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
+        let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
+        let entry = |entry| if is_hidden { EntryRecord::of_key(entry) } else { log.values.record(entry) };
+        let failed = match outcome {
+            Some(DescriptorOutcome::Failed(failed)) => Some(failed),
+            _ => None,
+        };
+        let charged_at = match outcome {
+            Some(DescriptorOutcome::Charged(charged)) => Some(charged.now),
+            _ => None,
+        };
+        DescriptorRecord {
+            entries: descriptor.entries.iter().map(entry).collect(),
+            hits: signed_hits(descriptor.hits),
+            limit_override: descriptor.limit_override.as_ref().map(OverrideRecord::from),
+            sampled: log.sample.contains(&self.path(index)),
+            rule: selection.and_then(|selection| selection.rule).map(|compiled| rule_record(&compiled.rule)),
+            unlimited: selection.is_some_and(|selection| selection.unlimited),
+            limits: selection.map(|selection| limit_records(selection, outcome)).unwrap_or_default(),
+            decided_by: outcome.and_then(decider),
+            policy: failed.map(|failed| failed.policies.strictest()),
+            reason: failed.map(|failed| failed.error.name().into()),
+            now_us: charged_at.filter(|at| *at != self.context.now).map(|at| at.as_micros()),
+            verdict,
+        }
+    }
+}
+
+fn rule_record(rule: &Rule) -> RuleRecord<'_> {
+    let source = &*rule.location.file;
+    // Resources of a control plane have no lines.
+    let (file, line, resource) = match rule.location.line {
+        0 => (None, None, Some(source.into())),
+        line => (Some(source.into()), Some(line), None),
+    };
+    RuleRecord { path: (&*rule.path).into(), file, line, resource }
+}
+
+fn limit_records<'a>(
+    selection: &'a Selection<'_>,
+    outcome: Option<&DescriptorOutcome>,
+) -> SmallVec<[LimitRecord<'a>; 1]> {
+    let results: &[ChargeResult] = match outcome {
+        Some(DescriptorOutcome::Charged(charged)) => &charged.results,
+        Some(DescriptorOutcome::Failed(failed)) => &failed.fallback,
+        Some(DescriptorOutcome::Unlimited) | None => &[],
+    };
+    let record = |(at, selected): (usize, &'a SelectedLimit<'_>)| {
+        let (limit, period) = (&selected.limit, selected.limit.period());
+        LimitRecord {
+            name: selected.name.into(),
+            algorithm: limit.algorithm(),
+            requests_per_unit: limit.requests_per_unit(),
+            unit: period.unit(),
+            unit_multiplier: period.multiplier(),
+            capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
+            shadow: selected.shadow,
+            quota: selected.quota,
+            result: results.get(at).map(result_record),
+        }
+    };
+    selection.limits.iter().enumerate().map(record).collect()
+}
+
+const fn result_record(result: &ChargeResult) -> ResultRecord {
+    let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us } = result;
+    ResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }
+}
+
+const fn decider(outcome: &DescriptorOutcome) -> Option<RecordedDecider> {
+    Some(match outcome {
+        DescriptorOutcome::Unlimited => return None,
+        DescriptorOutcome::Failed(_) => RecordedDecider::Policy,
+        DescriptorOutcome::Charged(StoreOutcome { decided_by, .. }) => match decided_by {
+            DecidedBy::Store => RecordedDecider::Counter,
+            DecidedBy::KnownOver => RecordedDecider::OverLimitCache,
+            DecidedBy::Share => RecordedDecider::Share,
+            DecidedBy::Lease => RecordedDecider::Lease,
+        },
+    })
+}

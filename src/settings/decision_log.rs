@@ -1,0 +1,201 @@
+//! Decision log: destinations, and the decisions and values that it contains.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::choices::LoggedValues;
+use super::problem::UnusableSetting;
+use super::secret::Secret;
+use super::setting::AnySetting as _;
+use super::table::decision_log::*;
+use super::value::text::TextList;
+use super::values::Values;
+
+/// Settings of the decision log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecisionLogSettings {
+    /// Destinations, at least one.
+    pub sinks: Vec<SinkSettings>,
+    /// Decisions that are logged.
+    pub when: LoggedDecisions,
+    /// Share of the keys that is logged, 0 to 1.
+    pub sample: f64,
+    /// Form of the values of descriptors.
+    pub values: LoggedValues,
+    /// Key of hashed values; set if `values` is `Hashed`.
+    pub hash_key: Option<HashKey>,
+    /// Maximum size of a file in bytes.
+    pub max_file_bytes: u64,
+    /// Number of files that are kept, the current one included; at least 1.
+    pub max_files: u32,
+    /// Maximum size of the records that wait for one sink, in bytes.
+    pub queue_bytes: usize,
+}
+
+/// Destination of the decision log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SinkSettings {
+    /// Standard output.
+    Stdout,
+    /// A file, compressed if its name ends in `.zst`.
+    File(PathBuf),
+}
+
+/// Decisions that are logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoggedDecisions {
+    /// Rejected requests.
+    pub rejected: bool,
+    /// Admitted requests that exceed a limit in shadow mode.
+    pub shadow: bool,
+    /// Decisions by a failure policy, and requests without a decision.
+    pub errors: bool,
+    /// All decisions.
+    pub all: bool,
+}
+
+impl LoggedDecisions {
+    /// Words of `TOLLKEEPER_DECISION_LOG_WHEN`.
+    const WORDS: [&'static str; 4] = ["rejected", "shadow", "errors", "all"];
+
+    /// Words that are set.
+    pub fn words(self) -> impl Iterator<Item = &'static str> {
+        let Self { rejected, shadow, errors, all } = self;
+        Self::WORDS.into_iter().zip([rejected, shadow, errors, all]).filter_map(|(word, is_set)| is_set.then_some(word))
+    }
+
+    fn of(words: &[String]) -> Option<Self> {
+        let mut logged = Self::default();
+        for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
+            match word {
+                "rejected" => logged.rejected = true,
+                "shadow" => logged.shadow = true,
+                "errors" => logged.errors = true,
+                "all" => logged.all = true,
+                _ => return None,
+            }
+        }
+        (logged != Self::default()).then_some(logged)
+    }
+}
+
+/// Key of hashed values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HashKey {
+    /// The key itself.
+    Text(Secret),
+    /// A file that holds the key.
+    File(PathBuf),
+}
+
+impl HashKey {
+    /// Minimum length of a key in bytes, so that values cannot be guessed without it.
+    pub const MIN_BYTES: usize = 16;
+    /// Maximum size of a key file in bytes.
+    const MAX_BYTES: u64 = 4096;
+
+    fn read(values: &mut Values) -> Option<Self> {
+        let (text, file) =
+            (values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY), values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE));
+        if text.is_some() && file.is_some() {
+            let what = "set beside TOLLKEEPER_DECISION_LOG_HASH_KEY";
+            values.problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, what, "give one of them");
+        }
+        if text.as_ref().is_some_and(|text| text.reveal().len() < Self::MIN_BYTES) {
+            let fix = format!("give {} bytes or more, as from `openssl rand -hex 32`", Self::MIN_BYTES);
+            values.problem(&TOLLKEEPER_DECISION_LOG_HASH_KEY, "too short to be a secret", fix);
+        }
+        text.map(Self::Text).or_else(|| file.map(Self::File))
+    }
+
+    /// Returns the key; white space at the end of a file is ignored.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds less than [`HashKey::MIN_BYTES`] or more than 4096 bytes.
+    pub fn secret(&self) -> Result<Secret, UnusableSetting> {
+        let path = match self {
+            Self::Text(secret) => return Ok(secret.clone()),
+            Self::File(path) => path,
+        };
+        let unusable = |what: String| UnusableSetting {
+            setting: TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name(),
+            shown: path.display().to_string(),
+            what,
+        };
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(Self::MAX_BYTES + 1).read_to_string(&mut text));
+        read.map_err(|error| unusable(format!("cannot be read: {error}; name a readable file")))?;
+        let key = text.trim_end();
+        if key.len() < Self::MIN_BYTES || text.len() as u64 > Self::MAX_BYTES {
+            let (min, max) = (Self::MIN_BYTES, Self::MAX_BYTES);
+            return Err(unusable(format!("holds {} bytes; give {min} to {max}", text.len())));
+        }
+        Ok(Secret::new(key))
+    }
+}
+
+impl DecisionLogSettings {
+    pub(super) fn read(values: &mut Values) -> Option<Self> {
+        let sinks = sinks(values);
+        let hash_key = HashKey::read(values);
+        let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
+        let when = LoggedDecisions::of(&words);
+        if when.is_none() {
+            let fix = "give rejected, shadow and errors, or fewer of them, or all";
+            values.problem(&TOLLKEEPER_DECISION_LOG_WHEN, "not a list of decisions", fix);
+        }
+        let logged_values = values.get(&TOLLKEEPER_DECISION_LOG_VALUES);
+        if sinks.is_empty() {
+            return None;
+        }
+        if logged_values == LoggedValues::Hashed && hash_key.is_none() {
+            let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
+            values.problem(&TOLLKEEPER_DECISION_LOG_VALUES, "there is no key to hash with", fix);
+        }
+        if logged_values != LoggedValues::Hashed {
+            const WHY: &str = "TOLLKEEPER_DECISION_LOG_VALUES is not hashed";
+            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY, WHY);
+            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, WHY);
+        }
+        Some(Self {
+            sinks,
+            when: when.unwrap_or_default(),
+            sample: values.get(&TOLLKEEPER_DECISION_LOG_SAMPLE),
+            values: logged_values,
+            hash_key: hash_key.filter(|_| logged_values == LoggedValues::Hashed),
+            max_file_bytes: values.get(&TOLLKEEPER_DECISION_LOG_FILE_BYTES).0,
+            max_files: values.get(&TOLLKEEPER_DECISION_LOG_FILES),
+            queue_bytes: values.get(&TOLLKEEPER_DECISION_LOG_QUEUE_BYTES).as_usize(),
+        })
+    }
+}
+
+fn sinks(values: &mut Values) -> Vec<SinkSettings> {
+    let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG);
+    let mut sinks = Vec::new();
+    for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
+        let sink = match word.split_once(':') {
+            None if word == "stdout" => SinkSettings::Stdout,
+            Some(("file", path)) if !path.is_empty() && !path.contains('\0') => {
+                SinkSettings::File(Path::new(path).to_owned())
+            }
+            Some(("redis", _)) | None if word.starts_with("redis:") || word == "otlp" => {
+                let fix = "give stdout or file:PATH";
+                values.problem(&TOLLKEEPER_DECISION_LOG, "names a destination that is not supported yet", fix);
+                continue;
+            }
+            _ => {
+                let fix = "give stdout, file:PATH, redis:STREAM or otlp, or a list of them";
+                values.problem(&TOLLKEEPER_DECISION_LOG, "names an unknown destination", fix);
+                continue;
+            }
+        };
+        if sinks.contains(&sink) {
+            values.problem(&TOLLKEEPER_DECISION_LOG, "names a destination twice", "give each once");
+        } else {
+            sinks.push(sink);
+        }
+    }
+    sinks
+}

@@ -1,0 +1,33 @@
+//! The decision log.
+
+use std::path::PathBuf;
+
+use crate::settings::choices::LoggedValues;
+use crate::settings::secret::Secret;
+use crate::settings::setting::settings;
+use crate::settings::value::number::{FloatRange, IntRange};
+use crate::settings::value::size::{ByteSize, SizeRange};
+use crate::settings::value::text::TextList;
+
+settings! { "Decision log";
+    TOLLKEEPER_DECISION_LOG: TextList = "",
+        "destinations of the decision log: stdout, file:PATH (.zst: compressed), redis:STREAM, otlp; empty: no log";
+    TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
+        "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
+    TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
+        "share of the keys whose decisions are logged; all replicas choose the same keys"
+        .allowed(FloatRange::new(0.0, 1.0));
+    TOLLKEEPER_DECISION_LOG_VALUES: LoggedValues = LoggedValues::Plain,
+        "values of descriptors in the log: as sent, as a keyed hash, or left out";
+    TOLLKEEPER_DECISION_LOG_HASH_KEY: Option<Secret> = None,
+        "key of hashed values, 16 bytes or more; equal keys give equal hashes in all replicas";
+    TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE: Option<PathBuf> = None,
+        "file that holds the key of hashed values, read at the start";
+    TOLLKEEPER_DECISION_LOG_FILE_BYTES: ByteSize = 100 << 20, "size at which a log file is rotated"
+        .allowed(SizeRange::new(64 << 10, 1 << 40));
+    TOLLKEEPER_DECISION_LOG_FILES: u32 = 10, "number of log files kept, the current one included"
+        .allowed(IntRange::new(1, 10_000));
+    TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = 8 << 20,
+        "memory for records that a destination has not taken yet; more are dropped and counted"
+        .allowed(SizeRange::new(64 << 10, 1 << 32));
+}

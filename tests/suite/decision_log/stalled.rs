@@ -1,0 +1,108 @@
+//! Destinations that stall or fail: decisions go on, and what is lost is counted and told.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tempfile::tempdir;
+use tollkeeper::decision_log::log::RecordCounts;
+use tollkeeper::decision_log::record::{DropReason, Record};
+
+use super::{logging_service, records};
+use crate::kit::fixtures::shop_request;
+use crate::kit::test_service::TestService;
+
+const RULES: &str = "descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]\n";
+const ENV: [(&str, &str); 2] =
+    [("TOLLKEEPER_DECISION_LOG_WHEN", "all"), ("TOLLKEEPER_DECISION_LOG_QUEUE_BYTES", "64KiB")];
+
+fn counts(service: &TestService) -> RecordCounts {
+    service.inner.decider.log.as_ref().unwrap().counts().next().unwrap()
+}
+
+fn decide(service: &TestService, count: u32) {
+    (0..count).for_each(|number| drop(service.decide(&shop_request(&format!("user={number}"))).unwrap()));
+}
+
+/// Waits for a condition; panics after 30 s.
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn fifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[test]
+fn pipe_without_a_reader_delays_neither_a_decision_nor_the_end() {
+    let directory = tempdir().unwrap();
+    let file = directory.path().join("pipe");
+    fifo(&file);
+    let service = logging_service(&file, &ENV, RULES);
+    // The queue takes about a hundred records.
+    decide(&service, 1000);
+    let stalled = counts(&service);
+    assert!(stalled.dropped > 500 && stalled.written == 0, "{stalled:?}");
+    // The end does not wait for the pipe either.
+    assert!(!service.inner.decider.log.as_ref().unwrap().finish(Duration::from_millis(10)));
+}
+
+#[test]
+fn losses_are_told_when_a_pipe_gets_a_reader() {
+    let directory = tempdir().unwrap();
+    let file = directory.path().join("pipe");
+    fifo(&file);
+    let service = logging_service(&file, &ENV, RULES);
+    decide(&service, 1000);
+    let lost = counts(&service).dropped;
+    let reader = std::thread::spawn(move || fs::read_to_string(file).unwrap());
+    service.finish_log();
+    let lines = reader.join().unwrap();
+    let told = |record: serde_json::Value| (record["type"] == "dropped").then(|| record["count"].as_u64().unwrap());
+    let told: u64 = lines.lines().filter_map(|line| told(serde_json::from_str(line).unwrap())).sum();
+    assert_eq!((told, counts(&service).written), (lost, 1000 - lost));
+    assert!(lost > 500);
+}
+
+#[test]
+fn full_disk_is_counted() {
+    let service = logging_service(Path::new("/dev/full"), &ENV, RULES);
+    decide(&service, 10);
+    service.finish_log();
+    let counts = counts(&service);
+    assert_eq!((counts.written, counts.failed, counts.dropped), (0, 10, 0));
+}
+
+#[test]
+fn records_that_a_destination_refused_are_told_when_it_works_again() {
+    let directory = tempdir().unwrap();
+    let logs = directory.path().join("logs");
+    let file = logs.join("log");
+    fs::create_dir(&logs).unwrap();
+    let service = logging_service(&file, &ENV, RULES);
+    // The writer opens the file with its first write.
+    fs::remove_dir_all(&logs).unwrap();
+    wait_until("no record failed", || {
+        decide(&service, 1);
+        counts(&service).failed > 0
+    });
+    fs::create_dir(&logs).unwrap();
+    wait_until("no record was written", || {
+        decide(&service, 1);
+        counts(&service).written > 0
+    });
+    service.finish_log();
+    let told: u64 = records(&file)
+        .iter()
+        .filter_map(|record| match record {
+            Record::Dropped(dropped) if dropped.reason == DropReason::WriteFailed => Some(dropped.count),
+            _ => None,
+        })
+        .sum();
+    assert_eq!(told, counts(&service).failed);
+}
