@@ -30,6 +30,7 @@ pub mod limit;
 pub mod settings;
 pub mod upstream;
 pub mod redis;
+pub mod memcache;
 pub mod algorithm;
 pub mod rule;
 pub mod counter;

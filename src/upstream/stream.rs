@@ -37,7 +37,8 @@ pub(crate) async fn open(endpoint: &Endpoint, tls: Option<ClientConfig>) -> io::
     match tls {
         None => Ok(Box::new(stream)),
         Some(config) => {
-            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+            // A name in DNS may end in a dot, and a name in a certificate never does.
+            let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(io::Error::other)?;
             Ok(Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await?))
         }
     }

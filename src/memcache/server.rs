@@ -1,0 +1,104 @@
+//! One memcached server: its connections and its circuit breaker.
+//!
+//! Background tasks keep the connections open; calls wait only for the first connection. While the breaker is open,
+//! calls fail at once, and a task checks the server ten times a second. A command is sent once.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tokio::task::AbortHandle;
+
+use super::connect::{MemcacheConnection, MemcacheOptions};
+use super::error::MemcacheError;
+use super::reply::MemcacheReply;
+use super::server_state::ServerState;
+use crate::settings::endpoint::Endpoint;
+use crate::upstream::deadline::timeout_with_grace;
+
+/// Client of one server; dropping it closes its connections once their pending commands are done.
+#[derive(Debug)]
+pub(crate) struct MemcacheServer {
+    state: Arc<ServerState>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Drop for MemcacheServer {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.state.pool.clear();
+    }
+}
+
+impl MemcacheServer {
+    /// Starts to connect to `endpoint`. Needs a tokio runtime.
+    pub(super) fn start(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Arc<Self> {
+        let state = Arc::new(ServerState::new(endpoint, options));
+        let tasks = state.start();
+        Arc::new(Self { state, tasks })
+    }
+
+    /// Address of the server.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.state.endpoint
+    }
+
+    /// Returns true if calls are sent to the server now.
+    pub(crate) fn is_available(&self) -> bool {
+        !self.is_breaker_open() && self.state.pool.get().is_some()
+    }
+
+    /// Returns true while calls fail at once because the server failed too often.
+    pub(crate) fn is_breaker_open(&self) -> bool {
+        self.state.breaker.is_open()
+    }
+
+    /// Number of open connections.
+    pub(crate) fn connections(&self) -> usize {
+        self.state.pool.open()
+    }
+
+    /// Number of connections opened since the start.
+    pub(crate) fn opened(&self) -> u64 {
+        self.state.opened.load(Ordering::Relaxed)
+    }
+
+    /// Text of a configuration error, free of secrets; `None` without one.
+    pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
+        self.state.misconfigured.load_full()
+    }
+
+    /// Sends a command and waits for its reply until `deadline`. An error reply is an error.
+    pub(crate) async fn call(&self, words: &[&[u8]], deadline: Instant) -> Result<MemcacheReply, MemcacheError> {
+        let connection = self.connection(deadline).await?;
+        let outcome = match connection.call(words, None, Some(deadline)).await {
+            Ok(MemcacheReply::Error(text)) => Err(MemcacheError::from_reply(&text)),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(error.into()),
+        };
+        match &outcome {
+            Ok(_) => self.state.record_success(),
+            Err(error) => self.state.record_failure(*error),
+        }
+        outcome
+    }
+
+    /// Returns a connection, unless the breaker is open.
+    async fn connection(&self, deadline: Instant) -> Result<Arc<MemcacheConnection>, MemcacheError> {
+        if self.is_breaker_open() {
+            return Err(MemcacheError::Unreachable);
+        }
+        if let Some(connection) = self.state.pool.get() {
+            return Ok(connection);
+        }
+        match timeout_with_grace(self.state.pool.get_after_first_attempt(), deadline).await {
+            Some(connection) => connection.ok_or(MemcacheError::Unreachable),
+            None => {
+                self.state.record_failure(MemcacheError::Timeout);
+                Err(MemcacheError::Timeout)
+            }
+        }
+    }
+}
