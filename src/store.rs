@@ -1,7 +1,7 @@
-//! Counters: in this process, or in Redis with this process as the fallback.
+//! Counters: in this process, or in Redis or memcached with this process as the fallback.
 //!
 //! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is immediate: it completes
-//! every operation without waiting and without a future in memory. A Redis store answers by the caller's deadline.
+//! every operation without waiting and without a future in memory. Any other store answers by the caller's deadline.
 
 pub mod charge_context;
 mod charge_stats;
@@ -12,11 +12,14 @@ pub mod fallback;
 pub mod health;
 mod identity_hasher;
 pub mod key_scan;
+pub mod memcache;
 pub mod memory;
 pub mod outcome;
 pub mod over_limit_cache;
 pub mod redis;
+mod spans;
 pub mod stats;
+mod window_key;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -29,15 +32,19 @@ use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
 use self::key_scan::{CounterPath, KeyScan};
+use self::memcache::Memcache;
 use self::memory::MemoryStore;
 use self::outcome::{ChargeResults, LimitAdmissions, StoreOutcome};
 use self::redis::Redis;
 use self::stats::StoreStats;
 use crate::clock::Time;
 use crate::counter::Charge;
+use crate::memcache::error::MemcacheError;
+use crate::redis::connect_options;
 use crate::redis::error::RedisError;
 use crate::request::Hits;
-use crate::settings;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::store::StoreSettings;
 use crate::telemetry::traces::SpanRef;
 
 /// Counters of all rules.
@@ -53,6 +60,8 @@ enum StoreBackend {
     Memory(MemoryStore),
     /// All replicas share the counters.
     Redis(Arc<Redis>),
+    /// All replicas share the counters.
+    Memcache(Memcache),
 }
 
 /// Inputs of store operations that come from the request.
@@ -93,20 +102,25 @@ impl From<Arc<Redis>> for Store {
     }
 }
 
+impl From<Memcache> for Store {
+    fn from(memcache: Memcache) -> Self {
+        Self { backend: StoreBackend::Memcache(memcache) }
+    }
+}
+
 impl Store {
-    /// Opens the store that the settings select. A Redis store connects in the background; call within a tokio runtime.
-    pub fn open(settings: &settings::store::StoreSettings, capacity_bytes: u64) -> Self {
+    /// Opens the store that the settings select. A shared store connects in the background; call within a tokio runtime.
+    pub fn open(settings: &StoreSettings, capacity_bytes: u64) -> Self {
         match settings {
             // Settings with memcache are refused before a store is opened.
-            settings::store::StoreSettings::Memory | settings::store::StoreSettings::Memcache(_) => {
-                MemoryStore::new(capacity_bytes).into()
-            }
-            settings::store::StoreSettings::Redis(settings) => {
+            StoreSettings::Memory => MemoryStore::new(capacity_bytes).into(),
+            StoreSettings::Redis(settings) => {
                 let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
                 let redis = Redis::start(settings, Fallback::new(capacity_bytes, replicas));
                 redis.claim_slot();
                 redis.into()
             }
+            StoreSettings::Memcache(settings) => Memcache::start(settings, capacity_bytes).into(),
         }
     }
 
@@ -120,6 +134,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(_) => Duration::ZERO,
             StoreBackend::Redis(redis) => redis.timeout(),
+            StoreBackend::Memcache(memcache) => memcache.timeout(),
         }
     }
 
@@ -142,7 +157,7 @@ impl Store {
                 }
                 None
             }
-            StoreBackend::Redis(redis) => Some(in_redis(redis, charges, ChargeMode::Commit, context, each)),
+            shared => Some(shared.charge_all(charges, ChargeMode::Commit, context, each)),
         }
     }
 
@@ -165,7 +180,7 @@ impl Store {
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }
-            StoreBackend::Redis(redis) => in_redis(redis, charges, ChargeMode::DryRun, context, each).await,
+            shared => shared.charge_all(charges, ChargeMode::DryRun, context, each).await,
         }
     }
 
@@ -184,12 +199,12 @@ impl Store {
                 }
                 None
             }
-            StoreBackend::Redis(redis) => {
+            shared => {
                 let admits = |outcome: StoreOutcome| outcome.results.iter().map(|result| result.admitted).collect();
                 let each = move |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
                     each(index, charge, outcome.map(admits));
                 };
-                Some(in_redis(redis, charges, ChargeMode::DryRun, context, each))
+                Some(shared.charge_all(charges, ChargeMode::DryRun, context, each))
             }
         }
     }
@@ -199,6 +214,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => memory.charge_overflow(charge, now),
             StoreBackend::Redis(redis) => redis.fallback().charge(charge, now),
+            StoreBackend::Memcache(memcache) => memcache.fallback().charge(charge, now),
         }
     }
 
@@ -207,10 +223,11 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => memory.admits(charge, now),
             StoreBackend::Redis(redis) => redis.fallback().admits(charge, now),
+            StoreBackend::Memcache(memcache) => memcache.fallback().admits(charge, now),
         }
     }
 
-    /// True if [`Store::scan`] can list keys. The memory store keeps hashes of keys only.
+    /// True if [`Store::scan`] can list keys. The memory store keeps hashes of keys only; memcached lists none.
     pub const fn can_scan(&self) -> bool {
         matches!(self.backend, StoreBackend::Redis(_))
     }
@@ -218,7 +235,7 @@ impl Store {
     /// Lists up to `max` paths of a domain that have counters and pass `filter`; `None` if the store cannot scan.
     ///
     /// # Errors
-    /// Redis failed, or its user may not run SCAN.
+    /// The store failed, or its user may not run SCAN.
     pub async fn scan(
         &self,
         domain: &str,
@@ -227,28 +244,37 @@ impl Store {
         filter: impl FnMut(&CounterPath) -> bool,
     ) -> Result<Option<KeyScan>, AdminError> {
         match &self.backend {
-            StoreBackend::Memory(_) => Ok(None),
-            StoreBackend::Redis(redis) => redis.scan(domain, max, deadline, filter).await.map(Some).map_err(AdminError),
+            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => Ok(None),
+            StoreBackend::Redis(redis) => {
+                redis.scan(domain, max, deadline, filter).await.map(Some).map_err(AdminError::Redis)
+            }
         }
     }
 
     /// Deletes the counters of a charge; returns how many existed.
     ///
     /// # Errors
-    /// Redis failed, or its user may not run UNLINK.
+    /// The store failed, or its user may not run UNLINK.
     pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
         match &self.backend {
             StoreBackend::Memory(memory) => Ok(memory.reset(charge) as u64),
-            StoreBackend::Redis(redis) => redis.reset(charge, now, deadline).await.map_err(AdminError),
+            StoreBackend::Redis(redis) => redis.reset(charge, now, deadline).await.map_err(AdminError::Redis),
+            StoreBackend::Memcache(memcache) => {
+                memcache.reset(charge, now, deadline).await.map_err(AdminError::Memcache)
+            }
         }
     }
 
     /// Statistics since the start.
     pub fn stats(&self) -> StoreStats {
         match &self.backend {
-            StoreBackend::Memory(memory) => StoreStats { store: "memory", memory: memory.usage(), redis: None },
+            StoreBackend::Memory(memory) => StoreStats { store: "memory", memory: memory.usage(), shared: None },
             StoreBackend::Redis(redis) => {
-                StoreStats { store: "redis", memory: redis.fallback().usage(), redis: Some(redis.stats()) }
+                StoreStats { store: "redis", memory: redis.fallback().usage(), shared: Some(redis.stats()) }
+            }
+            StoreBackend::Memcache(memcache) => {
+                let (memory, stats) = (memcache.fallback().usage(), memcache.stats());
+                StoreStats { store: "memcache", memory, shared: Some(stats) }
             }
         }
     }
@@ -258,6 +284,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(_) => {}
             StoreBackend::Redis(redis) => redis.report_health(health).await,
+            StoreBackend::Memcache(memcache) => memcache.report_health(health).await,
         }
     }
 
@@ -266,40 +293,76 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => memory.sweep(now, part, parts),
             StoreBackend::Redis(redis) => redis.sweep(now, part, parts),
+            StoreBackend::Memcache(memcache) => memcache.sweep(now, part, parts),
         }
     }
 
     /// Returns leased hits and releases this process's slot. Takes up to 1 s.
     pub async fn shutdown(&self) {
         match &self.backend {
-            StoreBackend::Memory(_) => {}
+            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => {}
             StoreBackend::Redis(redis) => redis.shutdown().await,
         }
     }
 }
 
-/// Makes all charges of a request in Redis: those of one request are sent together.
-async fn in_redis<'a>(
-    redis: &Redis,
-    charges: impl Iterator<Item = (usize, Charge<'a>)>,
-    mode: ChargeMode,
-    context: StoreContext<'_>,
-    mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
-) {
-    let mut indices: SmallVec<[usize; 2]> = SmallVec::new();
-    let mut requested: SmallVec<[Charge<'a>; 2]> = SmallVec::new();
-    for (index, charge) in charges {
-        indices.push(index);
-        requested.push(charge);
-    }
-    let StoreContext { now, deadline, span_ref, .. } = context;
-    let outcomes: SmallVec<[Result<StoreOutcome, RedisError>; 2]> = match deadline {
-        Some(until) if !requested.is_empty() => {
-            redis.charge_all(&requested, mode, ChargeContext { now, until, span_ref }).await
+impl StoreBackend {
+    /// Makes all charges of a request in a store that is not immediate: those of one request are sent together.
+    async fn charge_all<'a>(
+        &self,
+        charges: impl Iterator<Item = (usize, Charge<'a>)>,
+        mode: ChargeMode,
+        context: StoreContext<'_>,
+        mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
+    ) {
+        let mut indices: SmallVec<[usize; 2]> = SmallVec::new();
+        let mut requested: SmallVec<[Charge<'a>; 2]> = SmallVec::new();
+        for (index, charge) in charges {
+            indices.push(index);
+            requested.push(charge);
         }
-        _ => requested.iter().map(|_| Err(RedisError::NoTime)).collect(),
-    };
-    for ((index, charge), outcome) in indices.into_iter().zip(&requested).zip(outcomes) {
-        each(index, charge, outcome.map_err(ChargeError::from));
+        let StoreContext { now, deadline, span_ref, .. } = context;
+        let context = deadline.map(|until| ChargeContext { now, until, span_ref });
+        let requested_at = indices.into_iter().zip(&requested);
+        match (self, context.filter(|_| !requested.is_empty())) {
+            (Self::Redis(redis), Some(context)) => {
+                let outcomes = redis.charge_all(&requested, mode, context).await;
+                for ((index, charge), outcome) in requested_at.zip(outcomes) {
+                    each(index, charge, outcome.map_err(ChargeError::from));
+                }
+            }
+            (Self::Memcache(memcache), Some(context)) => {
+                let outcomes = memcache.charge_all(&requested, mode, context).await;
+                for ((index, charge), outcome) in requested_at.zip(outcomes) {
+                    each(index, charge, outcome.map_err(ChargeError::from));
+                }
+            }
+            (Self::Redis(_), None) => {
+                requested_at.for_each(|(index, charge)| each(index, charge, Err(RedisError::NoTime.into())));
+            }
+            (Self::Memcache(_), None) => {
+                requested_at.for_each(|(index, charge)| each(index, charge, Err(MemcacheError::NoTime.into())));
+            }
+            (Self::Memory(memory), _) => {
+                for (index, charge) in requested_at {
+                    let outcome = memory.charge(charge, now).map(|results| StoreOutcome::by_store(results, now));
+                    each(index, charge, outcome.map_err(ChargeError::from));
+                }
+            }
+        }
+    }
+}
+
+/// Finds files that do not prevent the start and without which the store does not connect.
+pub fn unusable_files(settings: &StoreSettings) -> Vec<UnusableSetting> {
+    match settings {
+        StoreSettings::Memory => Vec::new(),
+        StoreSettings::Redis(redis) => {
+            let deployments = [Some(&redis.main), redis.per_second.as_ref()].into_iter().flatten();
+            deployments.flat_map(connect_options::unusable_files).collect()
+        }
+        StoreSettings::Memcache(memcache) => {
+            memcache.tls.as_ref().and_then(|tls| tls.config().err()).into_iter().collect()
+        }
     }
 }

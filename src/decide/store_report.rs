@@ -6,60 +6,77 @@ use serde::Serialize;
 
 use super::Decider;
 use crate::limit::StorePolicy;
-use crate::store::stats::RedisStats;
+use crate::store::stats::{EventualSharing, SharedStoreStats};
 
 /// Charges and hits since the start of the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct StoreReport {
-    /// `memory` or `redis`.
+    /// `memory`, `redis` or `memcache`.
     pub store: &'static str,
     /// Charges that the store failed to decide, by kind of failure; kinds without any are left out.
     pub failed_charges: BTreeMap<&'static str, u64>,
     /// The same charges by the failure policy that decided. Hits that `local` and `allow` admit come on top of limits.
     pub decided_by_policy: BTreeMap<&'static str, u64>,
-    /// Figures of a Redis store.
+    /// Figures of a store that all replicas share.
     #[serde(flatten)]
-    pub redis: Option<RedisReport>,
+    pub shared: Option<SharedStoreReport>,
 }
 
-/// Figures of a Redis store.
+/// Figures of a store that all replicas share.
 #[derive(Clone, Debug, Serialize)]
-pub struct RedisReport {
-    /// Calls of scripts, or of commands in their place.
+pub struct SharedStoreReport {
+    /// Calls that count charges.
     pub calls: u64,
     /// Charges rejected by the over-limit cache.
     pub rejected_locally: u64,
-    /// Hits of eventual rules admitted from this process's free shares.
+    /// Figures of eventual rules, if the store has them.
+    #[serde(flatten)]
+    pub eventual: Option<EventualReport>,
+}
+
+/// Figures of eventual rules.
+#[derive(Clone, Debug, Serialize)]
+pub struct EventualReport {
+    /// Hits admitted from this process's free shares.
     pub admitted_from_shares: u64,
-    /// Hits of eventual rules admitted from leases.
+    /// Hits admitted from leases.
     pub admitted_from_leases: u64,
     /// Hits leased.
     pub leased_hits: u64,
     /// Hits left over when their leases ended.
     pub lease_hits_left: u64,
-    /// Descriptors of eventual rules that are tracked now.
+    /// Descriptors that are tracked now.
     pub eventual_descriptors: usize,
     /// Slot whose free share this process may use; `null`: it has no slot.
     pub slot: Option<u32>,
     /// Number of slots.
     pub slots: u32,
-    /// Processes that share this Redis, at the last count; `null`: unknown.
+    /// Processes that share the store, at the last count; `null`: unknown.
     pub live_replicas: Option<u32>,
 }
 
-impl From<RedisStats> for RedisReport {
-    fn from(stats: RedisStats) -> Self {
+impl From<SharedStoreStats> for SharedStoreReport {
+    fn from(stats: SharedStoreStats) -> Self {
         Self {
             calls: stats.calls,
             rejected_locally: stats.rejected_locally,
-            admitted_from_shares: stats.eventual.shared,
-            admitted_from_leases: stats.eventual.leased,
-            leased_hits: stats.eventual.lent,
-            lease_hits_left: stats.eventual.returned,
-            eventual_descriptors: stats.eventual_descriptors,
-            slot: stats.slot,
-            slots: stats.slots,
-            live_replicas: stats.live_replicas,
+            eventual: stats.eventual.map(EventualReport::from),
+        }
+    }
+}
+
+impl From<EventualSharing> for EventualReport {
+    fn from(sharing: EventualSharing) -> Self {
+        let EventualSharing { hits, descriptors, slot, slots, live_replicas } = sharing;
+        Self {
+            admitted_from_shares: hits.shared,
+            admitted_from_leases: hits.leased,
+            leased_hits: hits.lent,
+            lease_hits_left: hits.returned,
+            eventual_descriptors: descriptors,
+            slot,
+            slots,
+            live_replicas,
         }
     }
 }
@@ -73,7 +90,7 @@ impl Decider {
             store: stats.store,
             failed_charges: self.failed_charges().filter(|(_, count)| *count > 0).collect(),
             decided_by_policy: policies.into_iter().filter(|(_, count)| *count > 0).collect(),
-            redis: stats.redis.map(RedisReport::from),
+            shared: stats.shared.map(SharedStoreReport::from),
         }
     }
 }

@@ -3,9 +3,8 @@
 use crate::decide::Decider;
 use crate::health::Health;
 use crate::limit::StorePolicy;
-use crate::redis::stats::DeploymentStats;
 use crate::store::memory::usage::MemoryUsage;
-use crate::store::stats::RedisStats;
+use crate::store::stats::{CommandCount, EventualSharing, PoolStats, ServerStats, SharedStoreStats};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the store.
@@ -25,8 +24,8 @@ pub(super) fn collect(decider: &Decider, health: &Health, emit: &mut dyn FnMut(F
     let help = "1 if the store is misconfigured.";
     emit(Family::gauge("tollkeeper_store_misconfigured", help, u8::from(health.is_store_misconfigured())));
     memory_usage(stats.memory, emit);
-    if let Some(redis) = stats.redis {
-        redis_metrics(redis, emit);
+    if let Some(shared) = stats.shared {
+        shared_store(shared, emit);
     }
 }
 
@@ -40,77 +39,98 @@ fn memory_usage(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
     emit(Family::counter("tollkeeper_keys_evicted_total", help, usage.evicted));
 }
 
-fn redis_metrics(redis: RedisStats, emit: &mut dyn FnMut(Family)) {
+/// A store that all replicas share.
+fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
     emit(
         Family::new(
             "tollkeeper_store_duration_seconds",
             MetricKind::Histogram,
-            "Duration of charges that needed a Redis round trip, per request, in seconds.",
+            "Duration of charges that needed a round trip to the store, per request, in seconds.",
         )
-        .with(Series::new(MetricValue::Histogram(Box::new(redis.latency.clone())))),
+        .with(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
     );
-    emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", redis.charges));
-    emit(Family::counter("tollkeeper_store_calls_total", "Total number of calls to Redis.", redis.calls));
+    emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", stats.charges));
+    emit(Family::counter("tollkeeper_store_calls_total", "Total number of calls to the store.", stats.calls));
     let help = "Total number of charges whose caller stopped waiting; they may have been charged.";
-    emit(Family::counter("tollkeeper_draws_abandoned_total", help, redis.abandoned));
-    let help = "Total number of refunds dropped because they would have gone below 0, where Redis runs no scripts.";
-    emit(Family::counter("tollkeeper_refunds_dropped_total", help, redis.refunds_dropped));
-    let help = "Total number of charges rejected by the over-limit cache, without a call to Redis.";
-    emit(Family::counter("tollkeeper_known_over_hits_total", help, redis.rejected_locally));
-    eventual(&redis, emit);
-    let RedisStats { main, per_second, .. } = redis;
+    emit(Family::counter("tollkeeper_draws_abandoned_total", help, stats.abandoned));
+    if let Some(dropped) = stats.refunds_dropped {
+        let help = "Total number of refunds dropped because they would have gone below 0, where Redis runs no scripts.";
+        emit(Family::counter("tollkeeper_refunds_dropped_total", help, dropped));
+    }
+    let help = "Total number of charges rejected by the over-limit cache, without a call to the store.";
+    emit(Family::counter("tollkeeper_known_over_hits_total", help, stats.rejected_locally));
+    if let Some(sharing) = &stats.eventual {
+        eventual(sharing, emit);
+    }
+    breakers(stats.servers, emit);
+    stats.pools.iter().for_each(|connections| pool(connections, emit));
+    commands(&stats.commands, emit);
+}
+
+fn breakers(mut servers: Vec<ServerStats>, emit: &mut dyn FnMut(Family)) {
     let mut breakers = Family::new(
         "tollkeeper_breaker_open",
         MetricKind::Gauge,
-        "1 if the circuit breaker of a Redis server is open.",
+        "1 if the circuit breaker of a server of the store is open.",
     );
-    let nodes = main.nodes.iter().chain(per_second.iter().flat_map(|deployment| &deployment.nodes));
-    let mut nodes: Vec<&(String, bool)> = nodes.collect();
-    nodes.sort_unstable();
-    nodes.dedup_by(|a, b| a.0 == b.0);
-    let series = |(node, is_open): &(String, bool)| {
-        Series::new(MetricValue::level(u8::from(*is_open))).label("node", node.clone())
-    };
-    breakers.series.extend(nodes.into_iter().map(series));
+    servers.sort_unstable();
+    servers.dedup_by(|a, b| a.address == b.address);
+    breakers.series.extend(servers.into_iter().map(|ServerStats { address, is_breaker_open }| {
+        Series::new(MetricValue::level(u8::from(is_breaker_open))).label("node", address)
+    }));
     emit(breakers);
-    pool("redis_pool", &main, emit);
-    if let Some(per_second) = &per_second {
-        pool("redis_per_second_pool", per_second, emit);
-    }
 }
 
 /// Shares and leases of eventual rules.
-fn eventual(redis: &RedisStats, emit: &mut dyn FnMut(Family)) {
-    let usage = redis.eventual;
+fn eventual(sharing: &EventualSharing, emit: &mut dyn FnMut(Family)) {
+    let usage = sharing.hits;
     let help = "Total number of hits that eventual rules admitted in this process, by source.";
     let counts = [("share", usage.shared), ("lease", usage.leased)];
     emit(Family::counters("tollkeeper_eventual_hits_total", help, "from", counts));
     emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.lent));
     let help = "Total number of leased hits that were unused when their lease ended.";
     emit(Family::counter("tollkeeper_lease_hits_left_total", help, usage.returned));
-    if let Some(live) = redis.live_replicas {
+    if let Some(live) = sharing.live_replicas {
         let help = "Number of processes that share this Redis, as last counted.";
         emit(Family::gauge("tollkeeper_live_replicas", help, live));
     }
-    if let Some(slot) = redis.slot {
+    if let Some(slot) = sharing.slot {
         let help = "Slot whose share of eventual limits this process may use.";
         emit(Family::gauge("tollkeeper_slot", help, slot));
     }
 }
 
-/// Connections of a deployment, under the names of envoyproxy/ratelimit.
-fn pool(prefix: &'static str, deployment: &DeploymentStats, emit: &mut dyn FnMut(Family)) {
+/// Connections to servers, under the names of envoyproxy/ratelimit.
+fn pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
+    let PoolStats { name: prefix, connections, opened } = *stats;
     let statsd_name = |metric: &str| format!("ratelimit.{prefix}.{metric}");
     let name = |metric: &str| format!("ratelimit_{prefix}_{metric}");
-    let closed = deployment.opened.saturating_sub(deployment.connections as u64);
+    let closed = opened.saturating_sub(connections as u64);
     let counter = |metric, help, count| {
         Family::new(name(metric), MetricKind::Counter, help)
             .with(Series::new(MetricValue::Counter(count)).statsd_name(statsd_name(metric)))
     };
     emit(
-        Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to Redis.")
-            .with(Series::new(MetricValue::level(deployment.connections)).statsd_name(statsd_name("cx_active"))),
+        Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to the store.")
+            .with(Series::new(MetricValue::level(connections)).statsd_name(statsd_name("cx_active"))),
     );
-    emit(counter("cx_total", "Total number of connections to Redis that were opened.", deployment.opened));
-    emit(counter("cx_local_close", "Total number of connections to Redis that were closed.", closed));
+    emit(counter("cx_total", "Total number of connections to the store that were opened.", opened));
+    emit(counter("cx_local_close", "Total number of connections to the store that were closed.", closed));
+}
+
+/// Commands, under the names of envoyproxy/ratelimit, which writes the outcome as a tag.
+fn commands(counts: &[CommandCount], emit: &mut dyn FnMut(Family)) {
+    for counts in counts.chunk_by(|a, b| a.name == b.name) {
+        let name = format!("ratelimit_{}", counts[0].name.replace('.', "_"));
+        let mut family =
+            Family::new(name, MetricKind::Counter, "Total number of commands to memcached, or of their keys.");
+        family.series.extend(counts.iter().map(|CommandCount { name, code, count }| {
+            let series = Series::new(MetricValue::Counter(*count));
+            match code {
+                None => series.statsd_name(format!("ratelimit.{name}")),
+                Some(code) => series.label("code", *code).statsd_name(format!("ratelimit.{name}.__code={code}")),
+            }
+        }));
+        emit(family);
+    }
 }

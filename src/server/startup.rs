@@ -15,10 +15,9 @@ use crate::decision_log::log;
 use crate::decision_log::values::ValueForm;
 use crate::http::admin_token;
 use crate::http::app_state::Exposition;
-use crate::redis::connect_options;
 use crate::settings::Settings;
 use crate::settings::problem::UnusableSetting;
-use crate::settings::store::StoreSettings;
+use crate::store;
 use crate::telemetry::listener_stats::ServerStats;
 use crate::telemetry::traces::otlp::OtlpExporter;
 
@@ -65,16 +64,7 @@ pub fn problems(settings: &Settings) -> Vec<StartupError> {
 
 /// Finds files that do not prevent the start and without which a part of the service does not work.
 pub fn unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
-    let mut unusable: Vec<_> = match &settings.store {
-        StoreSettings::Memory => Vec::new(),
-        StoreSettings::Redis(redis) => {
-            let deployments = [Some(&redis.main), redis.per_second.as_ref()].into_iter().flatten();
-            deployments.flat_map(connect_options::unusable_files).collect()
-        }
-        StoreSettings::Memcache(memcache) => {
-            memcache.tls.as_ref().and_then(|tls| tls.config().err()).into_iter().collect()
-        }
-    };
+    let mut unusable = store::unusable_files(&settings.store);
     unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::unusable_file));
     // Both deployments have the same certificates.

@@ -1,9 +1,12 @@
 //! Inputs of a charge besides its counters and hits.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::clock::Time;
 use crate::telemetry::traces::SpanRef;
+
+/// Deadlines closer than this count as equal; they were computed from two clock readings.
+pub(super) const DEADLINE_TOLERANCE: Duration = Duration::from_millis(1);
 
 /// Effect of charges on the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Reasons why a store did not decide a charge, or did not run an operator's command.
 
 use super::memory::usage::MemoryFull;
+use crate::memcache::error::MemcacheError;
 use crate::redis::error::RedisError;
 
 /// Failure of one charge. The rule's failure policy decides instead.
@@ -12,23 +13,26 @@ pub enum ChargeError {
     /// Redis did not decide.
     #[error(transparent)]
     Redis(#[from] RedisError),
+    /// Memcached did not decide.
+    #[error(transparent)]
+    Memcache(#[from] MemcacheError),
 }
 
 impl ChargeError {
-    /// Number of kinds.
-    pub const KINDS: usize = 1 + RedisError::ALL.len();
+    /// Upper bound on the number of kinds.
+    pub const KINDS: usize = 1 + RedisError::ALL.len() + MemcacheError::ALL.len();
 
-    /// All kinds, in the order of [`ChargeError::index`].
+    /// All kinds, in the order of [`ChargeError::index`]. Stores share kinds of one name.
     pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::Full(MemoryFull)).chain(RedisError::ALL.into_iter().map(Self::Redis))
+        let is_only_of_memcache =
+            |error: &MemcacheError| RedisError::ALL.iter().all(|kind| kind.name() != error.name());
+        let of_memcache = MemcacheError::ALL.into_iter().filter(is_only_of_memcache).map(Self::Memcache);
+        std::iter::once(Self::Full(MemoryFull)).chain(RedisError::ALL.into_iter().map(Self::Redis)).chain(of_memcache)
     }
 
     /// Index of the kind, below [`ChargeError::KINDS`].
     pub fn index(self) -> usize {
-        match self {
-            Self::Full(MemoryFull) => 0,
-            Self::Redis(error) => 1 + RedisError::ALL.iter().position(|kind| *kind == error).unwrap_or(0),
-        }
+        Self::all().position(|kind| kind.name() == self.name()).unwrap_or(0)
     }
 
     /// Name of the kind, as in metrics.
@@ -36,6 +40,7 @@ impl ChargeError {
         match self {
             Self::Full(MemoryFull) => "memory_full",
             Self::Redis(error) => error.name(),
+            Self::Memcache(error) => error.name(),
         }
     }
 
@@ -44,11 +49,18 @@ impl ChargeError {
         match self {
             Self::Full(MemoryFull) => "raise TOLLKEEPER_MEMORY_BYTES",
             Self::Redis(error) => error.advice(),
+            Self::Memcache(error) => error.advice(),
         }
     }
 }
 
 /// Failure to list or to reset counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("redis: {0}; the user needs +scan and +unlink for this")]
-pub struct AdminError(pub RedisError);
+pub enum AdminError {
+    /// Redis failed.
+    #[error("redis: {0}; the user needs +scan and +unlink for this")]
+    Redis(RedisError),
+    /// Memcached failed.
+    #[error("memcache: {0}")]
+    Memcache(MemcacheError),
+}

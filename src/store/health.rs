@@ -5,9 +5,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use tokio::sync::Notify;
+
+/// Time between two reports of health.
+pub(super) const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Health of the store; healthy until the store reports otherwise.
 #[derive(Debug, Default)]

@@ -24,7 +24,6 @@ mod probe;
 pub mod replicas;
 mod scan;
 pub mod script;
-mod spans;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -53,21 +52,18 @@ use self::scan::{ScanOptions, scan};
 use crate::clock::Time;
 use crate::counter::Charge;
 use crate::redis::error::RedisError;
+use crate::redis::stats::DeploymentStats;
 use crate::settings::redis::RedisSettings;
-use crate::store::charge_context::{ChargeContext, ChargeMode};
+use crate::store::charge_context::{ChargeContext, ChargeMode, DEADLINE_TOLERANCE};
 use crate::store::charge_stats::ChargeStats;
 use crate::store::command::ChargeBatch;
 use crate::store::fallback::Fallback;
-use crate::store::health::StoreHealth;
+use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
 use crate::store::key_scan::{CounterPath, KeyScan};
 use crate::store::outcome::{DecidedBy, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::stats::RedisStats;
+use crate::store::stats::{EventualSharing, PoolStats, ServerStats, SharedStoreStats};
 
-/// Deadlines closer than this count as equal; they were computed from two clock readings.
-const DEADLINE_TOLERANCE: Duration = Duration::from_millis(1);
-/// Time between two reports of health.
-const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// Upper bound on returning leased hits at shutdown.
 const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -310,23 +306,36 @@ impl Redis {
     }
 
     /// Returns statistics since the start.
-    pub fn stats(&self) -> RedisStats {
+    pub fn stats(&self) -> SharedStoreStats {
         let runner = &self.calls.runner;
         let (table, replicas) = (runner.local_admission.table(), self.replicas());
-        RedisStats {
+        let main = ("redis_pool", Some(&self.deployments.main));
+        let per_second = ("redis_per_second_pool", self.deployments.per_second.as_ref());
+        let (mut servers, mut pools) = (Vec::new(), Vec::new());
+        for (name, deployment) in [main, per_second] {
+            let Some(deployment) = deployment else { continue };
+            let DeploymentStats { connections, opened, nodes } = deployment.client.stats();
+            let server = |(address, is_breaker_open)| ServerStats { address, is_breaker_open };
+            servers.extend(nodes.into_iter().map(server));
+            pools.push(PoolStats { name, connections, opened });
+        }
+        SharedStoreStats {
             charges: self.stats.requested(),
             calls: runner.calls(),
             abandoned: self.stats.abandoned(),
-            refunds_dropped: self.deployments.refunds_dropped(),
+            refunds_dropped: Some(self.deployments.refunds_dropped()),
             rejected_locally: runner.over_limit_cache.rejected(),
             latency: self.stats.latency(),
-            eventual: table.stats(),
-            eventual_descriptors: table.descriptors(),
-            slot: replicas.slot(),
-            slots: replicas.slots().get(),
-            live_replicas: replicas.live().map(NonZeroU32::get),
-            main: self.deployments.main.client.stats(),
-            per_second: self.deployments.per_second.as_ref().map(|deployment| deployment.client.stats()),
+            eventual: Some(EventualSharing {
+                hits: table.stats(),
+                descriptors: table.descriptors(),
+                slot: replicas.slot(),
+                slots: replicas.slots().get(),
+                live_replicas: replicas.live().map(NonZeroU32::get),
+            }),
+            servers,
+            pools,
+            commands: Vec::new(),
         }
     }
 

@@ -2,47 +2,86 @@
 
 use super::memory::usage::MemoryUsage;
 use super::redis::eventual::table::EventualStats;
-use crate::redis::stats::DeploymentStats;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 
 /// Statistics of a store since the start of the process.
 #[derive(Clone, Debug)]
 pub struct StoreStats {
-    /// `memory` or `redis`.
+    /// `memory`, `redis` or `memcache`.
     pub store: &'static str,
-    /// Counters in this process: all counters of the memory store, the fallback counters of a Redis store.
+    /// Counters in this process: all counters of the memory store, the fallback counters of any other.
     pub memory: MemoryUsage,
-    /// Statistics that only a Redis store has.
-    pub redis: Option<RedisStats>,
+    /// Statistics of a store that all replicas share.
+    pub shared: Option<SharedStoreStats>,
 }
 
-/// Statistics of a Redis store since the start of the process.
+/// Statistics of a store that all replicas share, since the start of the process.
 #[derive(Clone, Debug)]
-pub struct RedisStats {
+pub struct SharedStoreStats {
     /// Charges requested.
     pub charges: u64,
-    /// Calls of scripts, or of commands in their place; coalesced charges share one.
+    /// Calls that count charges; coalesced charges share one.
     pub calls: u64,
-    /// Charges whose caller gave up or timed out; Redis may have counted them.
+    /// Charges whose caller gave up or timed out; the store may have counted them.
     pub abandoned: u64,
-    /// Refunds dropped because they would have gone below 0; only with the key format of envoyproxy/ratelimit.
-    pub refunds_dropped: u64,
+    /// Refunds dropped because they would have gone below 0; `None` if the store never drops one.
+    pub refunds_dropped: Option<u64>,
     /// Charges rejected by the over-limit cache.
     pub rejected_locally: u64,
-    /// Latency of charges that needed a Redis round trip.
+    /// Latency of charges that needed a round trip to the store.
     pub latency: HistogramSnapshot,
+    /// Sharing of eventual limits; `None` if the store has no such limits.
+    pub eventual: Option<EventualSharing>,
+    /// Servers in use.
+    pub servers: Vec<ServerStats>,
+    /// Connections, by the settings that name their servers.
+    pub pools: Vec<PoolStats>,
+    /// Commands sent, as envoyproxy/ratelimit counts them.
+    pub commands: Vec<CommandCount>,
+}
+
+/// Sharing of eventual limits between replicas.
+#[derive(Clone, Copy, Debug)]
+pub struct EventualSharing {
     /// Hits of eventual rules.
-    pub eventual: EventualStats,
+    pub hits: EventualStats,
     /// Descriptors of eventual rules that are tracked now.
-    pub eventual_descriptors: usize,
+    pub descriptors: usize,
     /// Slot whose free share this process may use; `None`: it has no slot.
     pub slot: Option<u32>,
     /// Number of slots.
     pub slots: u32,
-    /// Processes that share this Redis, at the last count; `None`: unknown.
+    /// Processes that share the store, at the last count; `None`: unknown.
     pub live_replicas: Option<u32>,
-    /// Connections and servers of `REDIS_URL`.
-    pub main: DeploymentStats,
-    /// Connections and servers of `REDIS_PERSECOND_URL`.
-    pub per_second: Option<DeploymentStats>,
+}
+
+/// One server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServerStats {
+    /// Address of the server.
+    pub address: String,
+    /// True while calls fail at once because the server failed too often.
+    pub is_breaker_open: bool,
+}
+
+/// Connections to servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Name in metrics, such as `redis_pool`.
+    pub name: &'static str,
+    /// Connections in use.
+    pub connections: usize,
+    /// Connections opened since the start.
+    pub opened: u64,
+}
+
+/// Number of commands of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommandCount {
+    /// Name in statsd, after `ratelimit.`; series of one name are in a row.
+    pub name: &'static str,
+    /// Outcome; `None` if the name says all.
+    pub code: Option<&'static str>,
+    /// Commands since the start.
+    pub count: u64,
 }

@@ -165,17 +165,17 @@ fn check_env_shows_the_disposition_of_each_variable() {
 VARIABLE             VALUE     DISPOSITION  NOTE
 GRPC_PORT            99999     invalid      out of range; give a whole number, 0 to 65535
 MERGE_DOMAIN_CONFIG  true      different    files are merged in the order of their names
-BACKEND_TYPE         memcache  refused      counters in memcache leak under load and are not supported; give redis, or unset it to count in this process
+BACKEND_TYPE         memcache  invalid      there are no servers; give MEMCACHE_HOST_PORT or MEMCACHE_SRV
 LOG_LEVEL            debug     honoured
 TOLLKEEPER_LOG_MAXX            unknown      not known; did you mean TOLLKEEPER_LOG_MAX?
-5 variables: 1 honoured, 1 different, 1 unknown, 1 refused, 1 invalid; a start would fail
+5 variables: 1 honoured, 1 different, 1 unknown, 2 invalid; a start would fail
 ";
     assert_eq!((ended.code, ended.stdout.as_str()), (1, expected), "{ended:?}");
 
     let cases = [
         (&env[..0], 0, "no variable for tollkeeper is set, so the defaults apply\n"),
         (&env[1..3], 0, "2 variables: 1 honoured, 1 different\n"),
-        (&env[3..4], 1, "1 variable: 1 refused; a start would fail\n"),
+        (&env[3..4], 1, "1 variable: 1 invalid; a start would fail\n"),
     ];
     for (env, code, end) in cases {
         let ended = Run { env, ..Run::default() }.with(&["check", "--env"]);

@@ -484,15 +484,10 @@ fn value_that_is_not_utf8_is_an_error_naming_the_variable() {
 }
 
 #[test]
-fn unimplemented_setting_that_changes_verdicts_stops_the_start() {
+fn backend_without_a_server_stops_the_start() {
     for (name, value, shown, rest) in [
         ("BACKEND_TYPE", "", "", "set but empty; unset it or give redis or memcache"),
-        (
-            "BACKEND_TYPE",
-            "memcache",
-            "memcache",
-            "counters in memcache leak under load and are not supported; give redis, or unset it to count in this process",
-        ),
+        ("BACKEND_TYPE", "memcache", "memcache", "there are no servers; give MEMCACHE_HOST_PORT or MEMCACHE_SRV"),
     ] {
         assert_eq!(problems(&[(name, value)]), [format!("{name}={shown}: {rest}")]);
     }

@@ -1,19 +1,13 @@
-//! Counters, in this process or in Redis.
+//! Counters, in this process, Redis or memcached.
 
 use crate::settings::choices::BackendType;
 use crate::settings::condition::Condition;
-use crate::settings::setting::{Support, UnsupportedValue, settings};
+use crate::settings::setting::settings;
 use crate::settings::value::size::{ByteSize, SizeRange};
-
-const NO_MEMCACHE: Support = Support::Refused(&[UnsupportedValue {
-    when: Condition::Is("memcache"),
-    why: "counters in memcache leak under load and are not supported",
-    instead: "give redis, or unset it to count in this process",
-}]);
 
 settings! { "Counters";
     BACKEND_TYPE: Option<BackendType> = None,
-        "store of counters; not set: Redis if a REDIS_ variable is set, else this process" .support(NO_MEMCACHE);
+        "store of counters; not set: Redis if a REDIS_ variable is set, else this process";
     TOLLKEEPER_MEMORY_BYTES: ByteSize = 512 << 20,
         "memory for counters in this process; beyond it, those with the least of their limit used are evicted"
         .allowed(SizeRange::new(1 << 20, 1 << 40));

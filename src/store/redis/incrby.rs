@@ -18,7 +18,6 @@
 //! migrates, each key is at one node or the other, so each step begins at the owner of the slot.
 
 pub(crate) mod refunds;
-pub(crate) mod window_key;
 
 use std::mem::take;
 use std::sync::Arc;
@@ -27,7 +26,6 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use self::refunds::RefundSupport;
-use self::window_key::WindowKey;
 use super::script::compose::window_charges_script;
 use super::script::replay::ScriptOutcome;
 use crate::algorithm::state::{State, charge_together};
@@ -40,6 +38,7 @@ use crate::redis::redirects::Redirects;
 use crate::redis::reply::{self, Reply};
 use crate::request::Hits;
 use crate::store::command::ChargeCommand;
+use crate::store::window_key::WindowKey;
 
 /// Progress of a batch of charges.
 pub(super) struct IncrBatch<'a> {

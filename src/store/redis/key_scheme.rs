@@ -1,18 +1,17 @@
 //! Identity of a descriptor's counters: their keys in Redis, and the hashes that stand for them in this process.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::eventual::budget::log_extension_us;
-use super::incrby::window_key::WindowKey;
 use super::key;
 use super::script::compose::{Script, script_for};
 use crate::clock::Time;
 use crate::counter::{Charge, Counter};
 use crate::settings::choices::KeyFormat;
+use crate::store::window_key::{Jitter, WindowKey};
 
 /// Spreads a small number over all bits: 2^128 divided by the golden ratio.
 const MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
@@ -22,7 +21,7 @@ const MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 pub(super) struct KeyScheme {
     prefix: String,
     format: KeyFormat,
-    jitter_s: u64,
+    jitter: Jitter,
 }
 
 /// Hashes that identify the counters of a descriptor in this process.
@@ -61,7 +60,7 @@ impl CountingMode {
 impl KeyScheme {
     /// Creates a scheme; `jitter` is the bound on the random extra life of keys in the format of envoyproxy/ratelimit.
     pub(super) fn new(prefix: &str, format: KeyFormat, jitter: Duration) -> Self {
-        Self { prefix: prefix.to_owned(), format, jitter_s: jitter.as_secs() }
+        Self { prefix: prefix.to_owned(), format, jitter: Jitter::below(jitter) }
     }
 
     /// Returns `CACHE_KEY_PREFIX`.
@@ -96,7 +95,7 @@ impl KeyScheme {
     pub(super) fn counting_mode(&self, charge: &Charge<'_>, now: Time) -> CountingMode {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
-            KeyFormat::Ratelimit => WindowKey::of(&self.prefix, charge, now, self.random_jitter_s()),
+            KeyFormat::Ratelimit => WindowKey::of(&self.prefix, charge, now, self.jitter.random_s()),
         };
         window.map_or_else(
             || CountingMode::Script {
@@ -105,10 +104,5 @@ impl KeyScheme {
             },
             CountingMode::Incrby,
         )
-    }
-
-    /// Returns a number below the bound, random enough to spread expirations.
-    fn random_jitter_s(&self) -> u64 {
-        if self.jitter_s == 0 { 0 } else { RandomState::new().hash_one(0_u8) % self.jitter_s }
     }
 }

@@ -20,13 +20,13 @@ use super::lease_call::{LeaseCall, LeasePurpose, OwnLease};
 use super::script::arguments::arguments;
 use super::script::compose::Script;
 use super::script::replay::{ScriptOutcome, replay};
-use super::spans;
 use crate::clock::Time;
 use crate::redis::error::{RedisError, ReplyError};
 use crate::redis::hash_slot::hash_slot;
 use crate::redis::redirects::Redirects;
 use crate::redis::reply::{bytes, integer};
 use crate::store::command::ChargeCommand;
+use crate::store::spans;
 use crate::telemetry::traces::{Span, SpanRef};
 
 /// Call on the counters of one descriptor.
@@ -52,7 +52,7 @@ impl PreparedCall {
             CountingMode::Script { .. } => "EVALSHA",
             CountingMode::Incrby(_) => "INCRBY",
         };
-        spans::start(&self.span_refs, command, charges)
+        spans::start("redis", &self.span_refs, command, charges)
     }
 
     /// Sends the call, and follows redirections. Ends by `deadline`, or later only if other tasks delay this one.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
+use crate::kit::memcached::memcached;
 use crate::kit::tollkeeper::without_rules;
 use crate::kit::{read, repository};
 
@@ -60,7 +61,7 @@ fn last_word(piece: &str) -> String {
     if is_end { String::new() } else { generic(piece.rsplit(['{', ',']).next().unwrap_or_default()) }
 }
 
-/// Metrics of a process with the memory store, one with Redis and one with rules over xDS.
+/// Metrics of processes with the memory store, with Redis, with memcached and with rules over xDS.
 fn all() -> Metrics {
     const REDIS: &str = "\
 domain: shop
@@ -96,8 +97,11 @@ descriptors:
     // Without a control plane.
     let xds = xds.iter().fold(without_rules(), |setup, (name, value)| setup.env(name, value));
     let xds = Watched::start(xds.env("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1"));
+    let servers = memcached().start();
+    let setup = with_rules(SHOP).env("BACKEND_TYPE", "memcache").env("MEMCACHE_HOST_PORT", servers.address());
+    let memcache = Watched::start(setup);
     let mut all = scraped(&memory.scrape());
-    for (name, (kind, labels)) in scraped(&scrape).into_iter().chain(scraped(&xds.scrape())) {
+    for (name, (kind, labels)) in [scrape, xds.scrape(), memcache.scrape()].iter().flat_map(scraped) {
         let known = all.entry(name).or_insert((kind, BTreeSet::new()));
         known.1.extend(labels);
     }

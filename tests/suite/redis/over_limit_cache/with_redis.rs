@@ -231,7 +231,10 @@ fn cached_response_equals_that_of_redis() {
     (0..3).for_each(|_| assert!(!fixtures::decide(&service, &one).over_limit()));
     let from_redis = fixtures::decide(&service, &one);
     assert_eq!(
-        (from_redis.over_limit(), service.inner.decider.store_report().redis.map_or(0, |redis| redis.rejected_locally)),
+        (
+            from_redis.over_limit(),
+            service.inner.decider.store_report().shared.map_or(0, |redis| redis.rejected_locally)
+        ),
         (true, 0)
     );
     let from_here = fixtures::decide(&service, &one);
@@ -241,6 +244,6 @@ fn cached_response_equals_that_of_redis() {
     assert!((0..=1 + 30).contains(&(resets[0] - resets[1])), "{resets:?}");
     wait_for("a refusal from here", || {
         fixtures::decide(&service, &one);
-        (service.inner.decider.store_report().redis.map_or(0, |redis| redis.rejected_locally) > 0).then_some(())
+        (service.inner.decider.store_report().shared.map_or(0, |redis| redis.rejected_locally) > 0).then_some(())
     });
 }

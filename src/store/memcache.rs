@@ -1,0 +1,288 @@
+//! Counters in memcached, shared by all replicas: strict fixed windows that count rejected hits.
+//!
+//! A charge is one increment at the server that holds its key, and the number that the increment returns decides. The
+//! window is that of this process's clock. Every charge ends by its deadline, with an outcome or an error. A counter is
+//! lost when memcached evicts it, restarts or leaves the list of servers.
+
+mod command_stats;
+mod counter_key;
+mod counting;
+
+use std::num::NonZeroU32;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::time::sleep;
+
+use self::command_stats::CommandStats;
+use self::counter_key::{CounterKey, CounterKeys};
+use self::counting::ServerCounter;
+use super::charge_context::{ChargeContext, ChargeMode, DEADLINE_TOLERANCE};
+use super::charge_stats::ChargeStats;
+use super::command::{ChargeCommand, OwnedCounter};
+use super::detach_on_drop::DetachOnDrop;
+use super::fallback::Fallback;
+use super::health::{HEALTH_INTERVAL, StoreHealth};
+use super::outcome::{ChargeResults, DecidedBy, StoreOutcome};
+use super::over_limit_cache::{CallTimes, OverLimitCache};
+use super::spans;
+use super::stats::{PoolStats, ServerStats, SharedStoreStats};
+use super::window_key::Jitter;
+use crate::algorithm::fixed_window;
+use crate::algorithm::state::{State, charge_together};
+use crate::clock::Time;
+use crate::counter::Charge;
+use crate::limit::algorithm::Algorithm;
+use crate::limit::{Consistency, StorePolicy};
+use crate::memcache::connect::MemcacheOptions;
+use crate::memcache::error::MemcacheError;
+use crate::memcache::reply::MemcacheReply;
+use crate::memcache::server_list::ServerList;
+use crate::request::Hits;
+use crate::settings::memcache::MemcacheSettings;
+use crate::telemetry::traces::SpanRef;
+use crate::upstream::deadline::timeout_with_grace;
+
+/// Outcome of one charge.
+type MemcacheOutcome = Result<StoreOutcome, MemcacheError>;
+
+/// Counters in memcached.
+#[derive(Debug)]
+pub struct Memcache {
+    shared: Arc<SharedState>,
+    keys: CounterKeys,
+    timeout: Duration,
+    stats: ChargeStats,
+}
+
+/// State that calls need after their caller has gone.
+#[derive(Debug)]
+struct SharedState {
+    servers: ServerList,
+    over_limit_cache: OverLimitCache,
+    fallback: Fallback,
+    calls: AtomicU64,
+    commands: CommandStats,
+}
+
+/// Call for one charge, in owned form.
+struct MemcacheCall {
+    key: CounterKey,
+    command: ChargeCommand,
+    /// Hash of the counter, for the over-limit cache.
+    id: u128,
+    /// Hash of the path, which the fallback counters are keyed by.
+    path: u128,
+    now: Time,
+    span_ref: Option<SpanRef>,
+}
+
+impl Memcache {
+    /// Starts to connect in the background; the fallback, of about `capacity_bytes`, decides while a server is away.
+    /// Must be called within a tokio runtime.
+    pub fn start(settings: &MemcacheSettings, capacity_bytes: u64) -> Self {
+        let options = MemcacheOptions {
+            tls: settings.tls.clone(),
+            connections: settings.max_idle.get(),
+            call_timeout: settings.timeout,
+        };
+        let cache = settings.over_limit_cache;
+        Self {
+            shared: Arc::new(SharedState {
+                servers: ServerList::start(&settings.servers, options),
+                over_limit_cache: OverLimitCache::new(
+                    cache.capacity_bytes,
+                    cache.caches_counting_windows,
+                    Instant::now(),
+                ),
+                fallback: Fallback::new(capacity_bytes, settings.replicas.unwrap_or(NonZeroU32::MIN)),
+                calls: AtomicU64::new(0),
+                commands: CommandStats::default(),
+            }),
+            keys: CounterKeys {
+                prefix: settings.key_prefix.clone(),
+                format: settings.key_format,
+                jitter: Jitter::below(settings.expiration_jitter),
+            },
+            timeout: settings.timeout,
+            stats: ChargeStats::default(),
+        }
+    }
+
+    /// Returns the counters that decide while a server is away.
+    pub fn fallback(&self) -> &Fallback {
+        &self.shared.fallback
+    }
+
+    /// Returns the upper bound on the duration of a charge.
+    pub const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Makes all charges of a request; returns one outcome for each, in their order, by the deadline of `context`.
+    pub(super) async fn charge_all(
+        &self,
+        charges: &[Charge<'_>],
+        mode: ChargeMode,
+        context: ChargeContext<'_>,
+    ) -> Vec<MemcacheOutcome> {
+        let guard = self.stats.begin(charges.len());
+        let outcomes = join_all(charges.iter().map(|charge| self.charge(charge, mode, context))).await;
+        guard.finish(&outcomes, |error| *error == MemcacheError::Timeout);
+        outcomes
+    }
+
+    async fn charge(&self, charge: &Charge<'_>, mode: ChargeMode, context: ChargeContext<'_>) -> MemcacheOutcome {
+        let ChargeContext { now, until, span_ref } = context;
+        let Some(mut call) = self.prepare(charge, mode, now) else { return Err(MemcacheError::Unsupported) };
+        let started = Instant::now();
+        let shared = &self.shared;
+        if let Some(results) = shared.over_limit_cache.find(call.id, slice::from_ref(&call.command), started) {
+            return Ok(StoreOutcome { results, decided_by: DecidedBy::KnownOver, now });
+        }
+        call.span_ref = span_ref.cloned();
+        // A caller's short deadline must not count against the server: the call continues until the store's timeout.
+        let deadline = started + self.timeout;
+        let is_hurried = until + DEADLINE_TOLERANCE < deadline;
+        let deadline = if is_hurried { deadline } else { until };
+        let detached = Arc::clone(shared);
+        let call = DetachOnDrop::new(async move { detached.run(call, deadline).await });
+        let results = if is_hurried {
+            timeout_with_grace(call, until).await.unwrap_or(Err(MemcacheError::Timeout))
+        } else {
+            call.await
+        };
+        results.map(|results| StoreOutcome::by_store(results, now))
+    }
+
+    /// Prepares a call; `None` if an increment cannot count the charge.
+    fn prepare(&self, charge: &Charge<'_>, mode: ChargeMode, now: Time) -> Option<MemcacheCall> {
+        let [counter] = &*charge.counters else { return None };
+        let limit = *counter.limit;
+        let is_supported = limit.algorithm() == Algorithm::FixedWindow
+            && limit.consistency() == Consistency::Strict
+            && limit.count_rejected();
+        if !is_supported {
+            return None;
+        }
+        let owned = OwnedCounter { limit, enforced: counter.enforced, quota: counter.quota, tag: counter.tag };
+        let command = ChargeCommand {
+            dry_run: mode == ChargeMode::DryRun,
+            ..ChargeCommand::new(SmallVec::from_iter([owned]), charge.request)
+        };
+        let key = self.keys.key(charge, now)?;
+        Some(MemcacheCall { key, command, id: charge.key ^ counter.tag, path: charge.key, now, span_ref: None })
+    }
+
+    /// Deletes the counter of a charge, in memcached and in the caches of this process; returns 1 if it existed.
+    ///
+    /// # Errors
+    /// The server failed.
+    pub(super) async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, MemcacheError> {
+        let call = self.prepare(charge, ChargeMode::Commit, now).ok_or(MemcacheError::Unsupported)?;
+        let server = self.shared.servers.owner(&call.key.bytes, deadline).await?;
+        let deleted = match server.call(&[b"delete", &call.key.bytes], deadline).await? {
+            MemcacheReply::Deleted => 1,
+            MemcacheReply::Missing => 0,
+            _ => return Err(MemcacheError::BadReply),
+        };
+        self.shared.over_limit_cache.remove(call.id);
+        self.shared.fallback.reset(charge);
+        Ok(deleted)
+    }
+
+    /// Returns statistics since the start.
+    pub fn stats(&self) -> SharedStoreStats {
+        let servers = self.shared.servers.servers();
+        SharedStoreStats {
+            charges: self.stats.requested(),
+            calls: self.shared.calls.load(Ordering::Relaxed),
+            abandoned: self.stats.abandoned(),
+            refunds_dropped: None,
+            rejected_locally: self.shared.over_limit_cache.rejected(),
+            latency: self.stats.latency(),
+            eventual: None,
+            servers: servers
+                .iter()
+                .map(|server| ServerStats {
+                    address: server.endpoint().to_string(),
+                    is_breaker_open: server.is_breaker_open(),
+                })
+                .collect(),
+            pools: vec![PoolStats {
+                name: "memcache_pool",
+                connections: servers.iter().map(|server| server.connections()).sum(),
+                opened: servers.iter().map(|server| server.opened()).sum(),
+            }],
+            commands: self.shared.commands.counts(),
+        }
+    }
+
+    /// Drops expired entries from one of `parts` equal parts of the tables in this process: the part with index `part`.
+    pub fn sweep(&self, now: Time, part: usize, parts: usize) {
+        self.shared.fallback.sweep(now, part, parts);
+        self.shared.over_limit_cache.sweep(Instant::now(), part, parts);
+    }
+
+    /// Reports to `health` until it is dropped. The store is lost if a server does not take charges: it holds keys.
+    pub async fn report_health(&self, health: &StoreHealth) {
+        loop {
+            health.set_lost(!self.shared.servers.is_available());
+            let misconfigured = self.shared.servers.servers().iter().find_map(|server| server.misconfigured());
+            health.set_misconfigured(misconfigured.as_ref().map(|text| text.as_str()));
+            sleep(HEALTH_INTERVAL).await;
+        }
+    }
+}
+
+impl SharedState {
+    /// Counts the hits of a call and decides, by `deadline`; updates the caches of this process.
+    async fn run(&self, call: MemcacheCall, deadline: Instant) -> Result<ChargeResults, MemcacheError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let hits = if call.command.dry_run { Hits::Peek } else { call.command.request.hits };
+        let verb = match hits {
+            Hits::Peek => "get",
+            Hits::Charge(_) => "incr",
+            Hits::Refund(_) => "decr",
+        };
+        let mut span = spans::start("memcached", call.span_ref.as_slice(), verb, 1);
+        let sent = Instant::now();
+        let counted = async {
+            let server = self.servers.owner(&call.key.bytes, deadline).await?;
+            if let Some(span) = &mut span {
+                spans::set_server(span, server.endpoint());
+            }
+            ServerCounter { server, key: &call.key, deadline, stats: &self.commands }.count(hits).await
+        };
+        let counted = counted.await;
+        if let (Some(span), Err(error)) = (&mut span, &counted) {
+            span.fail(error.name(), error.to_string());
+        }
+        drop(span);
+        let mut states = [State::FixedWindow(fixed_window::State { count: counted?, last: call.now })];
+        let results = call.decide(&mut states);
+        let times = CallTimes { sent, answered: Instant::now() };
+        self.over_limit_cache.update(call.id, slice::from_ref(&call.command), slice::from_ref(&results), times);
+        for OwnedCounter { limit, enforced, tag, .. } in &call.command.counters {
+            if *enforced && limit.on_store_error() == StorePolicy::Local {
+                self.fallback.remember(call.path, &[(*limit, *tag)], &states, call.now);
+            }
+        }
+        Ok(results)
+    }
+}
+
+impl MemcacheCall {
+    /// Computes the results from the count before the charge, and applies the charge to it.
+    fn decide(&self, states: &mut [State; 1]) -> ChargeResults {
+        let limits = self.command.limits();
+        match self.command.dry_run {
+            true => charge_together(&limits, &mut states.clone(), self.now, self.command.request),
+            false => charge_together(&limits, states, self.now, self.command.request),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Keys of counters in memcached, their lifetimes and bounds.
+//!
+//! A counter has one key for each window. In the format of envoyproxy/ratelimit that is its key; otherwise
+//! `<key in Redis>:<start of the window in seconds>`. A key that memcached or envoyproxy/ratelimit refuses (over 250
+//! bytes, spaces, control bytes) becomes `tkh:` and the 64 hexadecimal digits of its BLAKE3.
+
+use bytes::Bytes;
+
+use crate::algorithm::{MAX_COUNT, fixed_window};
+use crate::clock::Time;
+use crate::counter::Charge;
+use crate::settings::choices::KeyFormat;
+use crate::store::redis::key;
+use crate::store::window_key::{Jitter, WindowKey};
+
+/// Longest key that memcached takes, in bytes.
+const MAX_KEY_BYTES: usize = 250;
+/// Longest relative lifetime in seconds; memcached takes a greater number as a Unix time.
+const MAX_RELATIVE_S: u64 = 30 * 86_400;
+/// Greatest Unix time that memcached takes; it parses 32 bits.
+const MAX_ABSOLUTE_S: u64 = i32::MAX as u64;
+/// Time in seconds that a key outlives its window: memcached counts seconds in whole ticks of its clock, and clocks of
+/// replicas differ.
+const MARGIN_S: u64 = 5;
+/// Greatest count that envoyproxy/ratelimit reads; it takes a greater one as 0.
+const MAX_SHARED_COUNT: u64 = i32::MAX as u64;
+
+/// Key format, and the settings that belong to it.
+#[derive(Debug)]
+pub(super) struct CounterKeys {
+    pub(super) prefix: String,
+    pub(super) format: KeyFormat,
+    pub(super) jitter: Jitter,
+}
+
+/// Key of a counter in one window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CounterKey {
+    pub(super) bytes: Bytes,
+    /// Lifetime of the key in seconds.
+    pub(super) life_s: u64,
+    /// Count that increments do not exceed for long.
+    pub(super) max_count: u64,
+}
+
+impl CounterKeys {
+    /// Returns the key of a charge on a fixed window at `now`; `None` if the charge has no single counter.
+    pub(super) fn key(&self, charge: &Charge<'_>, now: Time) -> Option<CounterKey> {
+        let [counter] = &*charge.counters else { return None };
+        let shared = (self.format == KeyFormat::Ratelimit)
+            .then(|| WindowKey::of(&self.prefix, charge, now, self.jitter.random_s()))
+            .flatten();
+        if let Some(window) = shared {
+            // A limit above what envoyproxy/ratelimit can read is never shared with it.
+            let is_readable = u64::from(counter.limit.requests_per_unit()) < MAX_SHARED_COUNT;
+            let max_count = if is_readable { MAX_SHARED_COUNT } else { MAX_COUNT };
+            let bytes = accepted(window.key().clone());
+            return Some(CounterKey { bytes, life_s: window.expire_s() + MARGIN_S, max_count });
+        }
+        let (start, end) = fixed_window::window(counter.limit, now);
+        let [in_redis] = &key::keys(&self.prefix, &charge.path, &charge.counters)[..] else { return None };
+        let start_s = start.as_micros() / 1_000_000;
+        let bytes = accepted([in_redis, format!(":{start_s}").as_bytes()].concat().into());
+        let life_s = end.since_us(now).div_ceil(1_000_000) + MARGIN_S;
+        Some(CounterKey { bytes, life_s, max_count: MAX_COUNT })
+    }
+}
+
+impl CounterKey {
+    /// Returns the expiration as `add` takes it; `now_s` is the Unix time.
+    pub(super) fn expiration(&self, now_s: u64) -> u64 {
+        match now_s.saturating_add(self.life_s) {
+            _ if self.life_s <= MAX_RELATIVE_S => self.life_s.max(1),
+            at if at <= MAX_ABSOLUTE_S => at,
+            _ => MAX_RELATIVE_S,
+        }
+    }
+}
+
+/// Returns the key, or its hash if memcached or envoyproxy/ratelimit refuses the key.
+fn accepted(key: Bytes) -> Bytes {
+    let is_refused = |byte: &u8| *byte <= b' ' || *byte == 0x7f;
+    if key.len() <= MAX_KEY_BYTES && !key.iter().any(is_refused) {
+        return key;
+    }
+    format!("tkh:{}", blake3::hash(&key).to_hex()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::{CounterKey, MAX_ABSOLUTE_S, MAX_KEY_BYTES, accepted};
+
+    fn expiration(life_s: u64, now_s: u64) -> u64 {
+        CounterKey { bytes: Default::default(), life_s, max_count: 0 }.expiration(now_s)
+    }
+
+    #[test]
+    fn life_of_more_than_thirty_days_is_a_unix_time() {
+        const NOW: u64 = 1_800_000_000;
+        const MONTH: u64 = 2_592_000;
+        assert_eq!([0, 1, 3600, MONTH].map(|life| expiration(life, NOW)), [1, 1, 3600, MONTH]);
+        assert_eq!(expiration(MONTH + 1, NOW), NOW + MONTH + 1);
+        assert_eq!(expiration(31_536_000, NOW), NOW + 31_536_000);
+        // Beyond 32 bits, the longest relative life is the best there is.
+        assert_eq!(expiration(31_536_000, MAX_ABSOLUTE_S), MONTH);
+        assert_eq!(expiration(u64::MAX, NOW), MONTH);
+    }
+
+    #[test]
+    fn refused_keys_are_hashed() {
+        let longest = "k".repeat(MAX_KEY_BYTES);
+        for kept in [&longest[..], "d_k_v_1", "d_k_\u{e9}_1", "tkh"] {
+            assert_eq!(accepted(kept.to_owned().into()), kept);
+        }
+        let too_long = "k".repeat(MAX_KEY_BYTES + 1);
+        for refused in [&too_long[..], "a b", "a\r\nflush_all", "a\0", "a\x7f"] {
+            let key = accepted(refused.to_owned().into());
+            assert_eq!((key.len(), &key[..4]), (68, &b"tkh:"[..]), "{key:?}");
+        }
+        assert_ne!(accepted("a b".into()), accepted("a  b".into()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_key_is_a_word_of_at_most_250_bytes(bytes in vec(any::<u8>(), 0..400)) {
+            let key = accepted(bytes.into());
+            prop_assert!(key.len() <= MAX_KEY_BYTES && key.iter().all(|byte| *byte > b' ' && *byte != 0x7f));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Keys of envoyproxy/ratelimit: `<prefix><domain>_<key>_<value>_..._<start of the window in seconds>`.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::algorithm::fixed_window;
+use crate::clock::Time;
+use crate::counter::{Charge, Counter, Path};
+use crate::limit::algorithm::Algorithm;
+use crate::limit::{Consistency, Limit};
+use crate::redis::hash_slot::{hash_slot, hash_tag};
+
+/// Key of one window's counter, and its lifetime.
+#[derive(Clone, Debug)]
+pub(crate) struct WindowKey {
+    key: Bytes,
+    expire_s: u64,
+}
+
+/// Random addition to the lifetime of keys, so that they do not expire together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Jitter {
+    bound_s: u64,
+}
+
+impl Jitter {
+    /// Creates a jitter below `bound`, in whole seconds; none if that is 0.
+    pub(crate) const fn below(bound: Duration) -> Self {
+        Self { bound_s: bound.as_secs() }
+    }
+
+    /// Returns a number of seconds below the bound, random enough to spread expirations.
+    pub(crate) fn random_s(self) -> u64 {
+        if self.bound_s == 0 { 0 } else { RandomState::new().hash_one(0_u8) % self.bound_s }
+    }
+}
+
+impl WindowKey {
+    /// Creates the key of the window in which `charge` counts; `None` if envoyproxy/ratelimit has no such counter. The
+    /// key outlives the window by `jitter_s`.
+    pub(crate) fn of(prefix: &str, charge: &Charge<'_>, now: Time, jitter_s: u64) -> Option<Self> {
+        let limit = ratelimit_limit(charge)?;
+        let (start, end) = fixed_window::window(limit, now);
+        // As envoyproxy/ratelimit: a calendar month's key expires with the month, others one window after the last hit.
+        let from = if limit.calendar_months() { now } else { start };
+        let expire_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
+        Some(Self { key: write_key(prefix, &charge.path, seconds(start)), expire_s })
+    }
+
+    /// Returns the start of the window in which `charge` counts, in seconds since the Unix epoch; `None` if
+    /// envoyproxy/ratelimit has no such counter.
+    pub(crate) fn start_s(charge: &Charge<'_>, now: Time) -> Option<u64> {
+        ratelimit_limit(charge).map(|limit| seconds(fixed_window::window(limit, now).0))
+    }
+
+    /// Returns the key.
+    pub(crate) const fn key(&self) -> &Bytes {
+        &self.key
+    }
+
+    /// Returns the key of the hits that are reserved for refunds: the key with a suffix, in the same hash slot.
+    pub(crate) fn reserved_key(&self) -> Bytes {
+        let slot = hash_slot(&self.key);
+        let with_suffix = |tag: &[u8]| [&self.key, &b":refunds"[..], tag].concat();
+        let key = with_suffix(b"");
+        // The hash tag of the key applies, if it has one.
+        if hash_slot(&key) == slot {
+            return key.into();
+        }
+        let is_brace = |byte: &u8| matches!(byte, b'{' | b'}');
+        if !self.key.iter().any(is_brace) {
+            return with_suffix(&[b"{", &self.key[..], b"}"].concat()).into();
+        }
+        // Keys that differ in braces only may share reserved hits, which drops more refunds at worst.
+        let key = [&self.key[..], format!(":refunds{{{}}}", hash_tag(slot)).as_bytes()].concat();
+        let without_braces = |(index, byte): (usize, u8)| {
+            if index < self.key.len() && is_brace(&byte) { b'_' } else { byte }
+        };
+        key.into_iter().enumerate().map(without_braces).collect()
+    }
+
+    /// Returns the lifetime of the key in seconds.
+    pub(crate) const fn expire_s(&self) -> u64 {
+        self.expire_s
+    }
+}
+
+/// Returns the limit of a charge that envoyproxy/ratelimit could make.
+fn ratelimit_limit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
+    let [Counter { limit, epoch: 0, .. }] = *charge.counters else { return None };
+    let is_known = limit.algorithm() == Algorithm::FixedWindow
+        && limit.consistency() == Consistency::Strict
+        && limit.count_rejected()
+        && limit.period().multiplier() == 1;
+    is_known.then_some(limit)
+}
+
+fn seconds(time: Time) -> u64 {
+    time.as_micros() / 1_000_000
+}
+
+fn write_key(prefix: &str, path: &Path<'_>, start_s: u64) -> Bytes {
+    let mut key = BytesMut::with_capacity(128);
+    key.put_slice(prefix.as_bytes());
+    key.put_slice(path.domain.as_bytes());
+    key.put_u8(b'_');
+    let mut shared = path.shared.iter().peekable();
+    for (index, entry) in path.entries.iter().enumerate() {
+        let pattern = shared.next_if(|(shared_index, _)| *shared_index == index);
+        key.put_slice(entry.key);
+        key.put_u8(b'_');
+        key.put_slice(pattern.map_or(entry.value, |(_, pattern)| pattern));
+        key.put_u8(b'_');
+    }
+    key.put_slice(start_s.to_string().as_bytes());
+    key.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::WindowKey;
+    use crate::redis::hash_slot::hash_slot;
+
+    #[test]
+    fn reserved_key_extends_the_key_within_its_slot() {
+        for key in
+            ["d_k_v_0", "{p}d_k_v_0", "d_k_{v}_0", "d_{}_v_0", "d_{_v_0", "d_}_v_0", "d_}{_0", "d_{}{v}_0", "{a}{b"]
+        {
+            let window = WindowKey { key: Bytes::from_static(key.as_bytes()), expire_s: 1 };
+            let reserved = window.reserved_key();
+            assert_eq!(hash_slot(&reserved), hash_slot(key.as_bytes()), "{key}: {reserved:?}");
+            let head = [key.to_owned(), key.replace(['{', '}'], "_")];
+            assert!(head.iter().any(|head| reserved.starts_with(format!("{head}:refunds").as_bytes())), "{reserved:?}");
+        }
+        let plain = WindowKey { key: Bytes::from_static(b"d_k_v_0"), expire_s: 1 };
+        assert_eq!(plain.reserved_key(), &b"d_k_v_0:refunds{d_k_v_0}"[..]);
+    }
+}
