@@ -16,7 +16,7 @@ use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::{Request, Status, Streaming};
 
 use super::cache::ResourceCache;
-use super::connect::{ResolveHost, connect, error_chain};
+use super::connect::{ResolveHost, connect, with_causes};
 use super::resource;
 use super::retry::RetryDelays;
 use super::status::StreamStatus;
@@ -256,9 +256,5 @@ async fn next_message(
 }
 
 fn status_text(status: &Status) -> String {
-    let code = status.code();
-    match std::error::Error::source(status) {
-        Some(_) => format!("{code}: {}", error_chain(status)),
-        None => format!("{code}: {}", status.message()),
-    }
+    with_causes(format!("{}: {}", status.code(), status.message()), std::error::Error::source(status))
 }

@@ -144,8 +144,11 @@ pub fn client_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
 
 /// Formats an error with its causes.
 pub fn error_chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
+    with_causes(error.to_string(), error.source())
+}
+
+/// Appends the causes of an error to its text.
+pub(super) fn with_causes(mut text: String, mut cause: Option<&(dyn Error + 'static)>) -> String {
     while let Some(error) = cause {
         let next = error.to_string();
         // Some errors repeat their cause.
