@@ -70,7 +70,7 @@ enum CliCommand {
     Bench(Box<bench::Args>),
     /// Print the JSON Schema of rule files, for editors
     #[command(after_long_help = schema::HELP)]
-    Schema,
+    Schema(schema::Args),
 }
 
 const AFTER_HELP: &str = "\
@@ -116,6 +116,6 @@ fn run(cli: Cli) -> CommandOutcome {
         Some(CliCommand::Call(args)) => call::run(&args),
         Some(CliCommand::Top(args)) => top::run(&args),
         Some(CliCommand::Bench(args)) => bench::run(&args),
-        Some(CliCommand::Schema) => schema::run(),
+        Some(CliCommand::Schema(args)) => schema::run(&args),
     }
 }

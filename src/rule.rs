@@ -17,6 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::limit::algorithm::Algorithm;
+use crate::limit::period::Unit;
 use crate::limit::{Consistency, Limit, StorePolicy};
 
 /// Index of a node in the compiled tree.
@@ -50,6 +51,8 @@ pub struct Domain {
     pub name: String,
     /// Defaults for limits that are sent with a request.
     pub defaults: OverrideDefaults,
+    /// Those for limits of a unit, instead.
+    pub defaults_by_unit: Vec<UnitOverrideDefaults>,
     /// Outermost descriptors, in file order, with distinct composite keys.
     pub descriptors: Vec<RuleNode>,
 }
@@ -73,6 +76,15 @@ pub struct OverrideDefaults {
     pub epoch: u64,
     /// Body of a rejection.
     pub over_limit_body: OverLimitBody,
+}
+
+/// Defaults of a domain for limits of one unit that are sent with a request.
+#[derive(Clone, Debug)]
+pub struct UnitOverrideDefaults {
+    /// The unit.
+    pub unit: Unit,
+    /// The defaults.
+    pub defaults: OverrideDefaults,
 }
 
 /// Body of a rejection, beside its code.
@@ -184,6 +196,8 @@ pub struct RuleLimit {
     pub quota: bool,
     /// Part of the counter's key: raising it resets the counter.
     pub epoch: u64,
+    /// Defaults of `TOLLKEEPER_RULE_DEFAULTS` that the limit cannot have, each with the reason.
+    pub left_out_defaults: Vec<String>,
 }
 
 /// A rule's own choice of the decisions that are logged.

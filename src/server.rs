@@ -37,15 +37,17 @@ use tokio::task::JoinSet;
 use self::background::{report_store, sweep};
 use self::error::ServerError;
 use self::listeners::BoundListeners;
-use self::reload::{Reloader, RuleUpdates};
+use self::reload::{Reloader, RuleReloader, RuleUpdates};
 use self::shutdown::Draining;
 use self::signals::{SignalAction, Signals};
 use self::startup::StartupResources;
 use self::statsd_reporter::StatsdReporter;
 use crate::clock::Clock;
 use crate::config::compile::options::CompileOptions;
+use crate::config::defaults_file::DefaultsStatus;
+use crate::config::files::watch::WatchTiming;
 use crate::config::live::LiveRules;
-use crate::config::source::{SourceConfig, SourceReloader};
+use crate::config::source::SourceConfig;
 use crate::decide::Decider;
 use crate::decision_log::log::{DecisionLog, ProcessFacts};
 use crate::decision_log::values::ValueForm;
@@ -82,7 +84,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);
     let updates = load_rules(&settings, source, &service)?;
-    let reload = updates.source_reloader();
+    let reload = updates.reloader();
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
@@ -124,7 +126,7 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
 /// Serves until a signal asks to stop; reloads the rules on SIGHUP.
 async fn serve_until_stopped(
     signals: &mut Signals,
-    reload: &SourceReloader,
+    reload: &RuleReloader,
     serving: &mut JoinSet<()>,
 ) -> Result<(), ServerError> {
     loop {
@@ -180,8 +182,10 @@ fn load_rules(settings: &Settings, source: SourceConfig, service: &Service) -> R
         clock: service.clock.clone(),
         metrics: Arc::clone(&service.decider.metrics),
         log: service.decider.log.clone(),
+        defaults: settings.rules.defaults.clone().map(|path| Arc::new(DefaultsStatus::new(path))),
+        last: Arc::default(),
     };
-    let updates = RuleUpdates::start(reloader, source)
+    let updates = RuleUpdates::start(reloader, source, WatchTiming::from(&settings.rules))
         .map_err(|error| ServerError::System { resource: "the source of the rules", error })?;
     if service.rules.load().is_some() {
         return Ok(updates);

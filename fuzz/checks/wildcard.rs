@@ -27,7 +27,12 @@ pub(crate) fn check(data: &[u8]) {
         })
         .collect();
     let patterns: Vec<String> = nodes.iter().map(RuleNode::composite).collect();
-    let domain = Domain { name: "d".to_owned(), defaults: OverrideDefaults::default(), descriptors: nodes };
+    let domain = Domain {
+        name: "d".to_owned(),
+        defaults: OverrideDefaults::default(),
+        defaults_by_unit: Vec::new(),
+        descriptors: nodes,
+    };
     let rules = RuleSet::new(vec![domain]);
     let (key, value) = pair(entry).unwrap_or((entry.to_owned(), String::new()));
     let entries = [Entry { key: key.as_bytes(), value: value.as_bytes() }];
@@ -64,7 +69,8 @@ fn node(key: String, value: String) -> RuleNode {
     let location = SourceLocation { file: Arc::from("f"), line: 1, column: 1 };
     let spec = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
     let limit = Limit::new(&spec).expect("a plain limit");
-    let limit = RuleLimit { limit, name: String::new(), shadow: false, quota: false, epoch: 0 };
+    let limit =
+        RuleLimit { limit, name: String::new(), shadow: false, quota: false, epoch: 0, left_out_defaults: Vec::new() };
     let mut node = RuleNode {
         key,
         value,

@@ -10,15 +10,15 @@ use serde::Serialize;
 use super::env_report::{self, VariableReport};
 use super::outcome::CommandOutcome;
 use super::print::{counted, finish, print};
-use super::rule_files::{CheckedRules, settings_or_defaults};
+use super::rule_files::{self, CheckedRules, settings_or_defaults};
 use crate::config::compile::options::CompileOptions;
-use crate::config::diagnostic::Diagnostic;
+use crate::config::diagnostic::{Diagnostic, Diagnostics};
 
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Rule files, directories of rule files (.yaml, .yml and .json, recursively), or - for standard input
-    #[arg(value_name = "PATH", required_unless_present = "env")]
+    #[arg(value_name = "PATH", required_unless_present_any = ["env", "defaults"])]
     paths: Vec<PathBuf>,
     /// Check the environment variables, as a start would
     #[arg(long)]
@@ -26,6 +26,9 @@ pub(super) struct Args {
     /// Merge files with the same domain, as MERGE_DOMAIN_CONFIG=true does
     #[arg(long)]
     merge_domains: bool,
+    /// File of defaults to check, and to apply to the rules, as TOLLKEEPER_RULE_DEFAULTS does
+    #[arg(long, value_name = "FILE")]
+    defaults: Option<PathBuf>,
     /// Format of the output
     #[arg(long, value_enum, default_value_t)]
     format: OutputFormat,
@@ -34,7 +37,7 @@ pub(super) struct Args {
 pub(super) const HELP: &str = "\
 All files together must load as one set: a domain must not repeat, unless domains are merged. These environment variables \
 change the meaning of rules, as for `serve`: BACKEND_TYPE, MERGE_DOMAIN_CONFIG, TOLLKEEPER_LOG_MAX, TOLLKEEPER_MAX_REPLICAS, \
-TOLLKEEPER_ON_STORE_ERROR and USE_CALENDAR_MONTH_RATE_LIMIT. A file that cannot be read is reported at 1:1.
+TOLLKEEPER_ON_STORE_ERROR, TOLLKEEPER_RULE_DEFAULTS and USE_CALENDAR_MONTH_RATE_LIMIT. A file that cannot be read is reported at 1:1.
 
 --format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
 (numbers) and `diagnostics` (severity, file, line, column, path, message, optional hint; the first 1000 of each \
@@ -48,6 +51,7 @@ uses are found only by the start.
 Examples:
   tollkeeper check config/example.yaml
   tollkeeper check --merge-domains shop.yaml more/
+  tollkeeper check --defaults defaults.yaml
   kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
     | tollkeeper check -
   env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --format json
@@ -86,12 +90,11 @@ struct RuleFilesReport<'r> {
 /// Checks the files and the environment.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     let environment = args.env.then(env_report::variables);
-    let rules = (!args.paths.is_empty()).then(|| {
-        let options = CompileOptions::from(&settings_or_defaults());
-        CheckedRules::read(
-            &args.paths,
-            &CompileOptions { merge_domains: options.merge_domains || args.merge_domains, ..options },
-        )
+    let rules = (!args.paths.is_empty() || args.defaults.is_some()).then(|| {
+        let mut found = Diagnostics::default();
+        let options = rule_files::options(&settings_or_defaults(), args.defaults.as_deref(), &mut found);
+        let merge_domains = options.merge_domains || args.merge_domains;
+        CheckedRules::read(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
     let ok = rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
         && environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable));

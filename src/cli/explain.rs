@@ -10,8 +10,8 @@ use super::debug_listener;
 use super::outcome::CommandOutcome;
 use super::print::{finish, micros_text, print, print_error, truncated};
 use super::request_args::RequestArgs;
-use super::rule_files::{CheckedRules, settings_or_defaults};
-use crate::config::compile::options::CompileOptions;
+use super::rule_files::{self, CheckedRules, settings_or_defaults};
+use crate::config::diagnostic::Diagnostics;
 use crate::decide::explain::{ExplainedCounter, ExplainedDescriptor, ExplainedLimit, ExplainedStep, Explanation};
 use crate::grpc::decode;
 use crate::http::json::request_to_json;
@@ -78,7 +78,9 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 /// Explains with rule files, without counters.
 fn from_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<Explanation, String> {
     let settings = settings_or_defaults();
-    let rules = CheckedRules::read(paths, &CompileOptions::from(&settings));
+    let mut found = Diagnostics::default();
+    let options = rule_files::options(&settings, None, &mut found);
+    let rules = CheckedRules::read(paths, &options, found);
     let Some(set) = &rules.set else {
         return Err(format!("the rules have errors\n{}", rules.text().trim_end()));
     };

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use super::print::print_error;
 use crate::config::compile::options::CompileOptions;
 use crate::config::compile::{Compiled, RuleText, compile};
-use crate::config::diagnostic::{Diagnostic, Diagnostics, Severity};
+use crate::config::defaults_file;
+use crate::config::diagnostic::{Diagnostics, Severity};
 use crate::config::files::read::read;
 use crate::config::files::{MAX_FILE_BYTES, PathError, PathProblem, ReadFailure, RuleFile, RuleLocation};
 use crate::config::yaml::{Documents, text};
@@ -34,16 +35,17 @@ const STDIN: &str = "-";
 
 impl CheckedRules {
     /// Reads and compiles files, directories and `-`.
-    pub(super) fn read(paths: &[PathBuf], options: &CompileOptions) -> Self {
-        let mut diagnostics = Diagnostics::default();
+    ///
+    /// `diagnostics` are problems found before.
+    pub(super) fn read(paths: &[PathBuf], options: &CompileOptions, mut diagnostics: Diagnostics) -> Self {
         let mut sources = Vec::new();
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN));
         if !paths.is_empty() {
             let read = read(&RuleLocation::Paths(paths)).unwrap_or_else(|ReadFailure { errors, readable }| {
-                errors.iter().for_each(|error| diagnostics.push(at_line_1(error, Severity::Error)));
+                errors.iter().for_each(|error| diagnostics.push(error.diagnostic(Severity::Error)));
                 readable
             });
-            read.warnings.iter().for_each(|warning| diagnostics.push(at_line_1(warning, Severity::Warning)));
+            read.warnings.iter().for_each(|warning| diagnostics.push(warning.diagnostic(Severity::Warning)));
             let source = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: Documents::All };
             sources.extend(read.files.into_iter().map(source));
         }
@@ -52,7 +54,7 @@ impl CheckedRules {
             // One more byte makes the compiler report that it is too large.
             if let Err(error) = io::stdin().lock().take(MAX_FILE_BYTES + 1).read_to_end(&mut text) {
                 let problem = PathProblem::Unreadable(error.to_string());
-                diagnostics.push(at_line_1(&PathError { path: STDIN.into(), problem }, Severity::Error));
+                diagnostics.push(PathError { path: STDIN.into(), problem }.diagnostic(Severity::Error));
             }
             sources.push(RuleText { name: STDIN.into(), bytes: text, documents: Documents::All });
         }
@@ -96,17 +98,20 @@ impl CheckedRules {
     }
 }
 
-/// Builds the diagnostic of a file that cannot be read.
-fn at_line_1(error: &PathError, severity: Severity) -> Diagnostic {
-    Diagnostic {
-        severity,
-        file: error.path.to_string_lossy().into(),
-        line: 1,
-        column: 1,
-        path: String::new(),
-        message: error.problem.to_string(),
-        hint: Some(error.problem.fix().to_owned()),
+/// Options by the settings, with the defaults of a file, or of `TOLLKEEPER_RULE_DEFAULTS`. Problems of the file go to
+/// `found`.
+pub(super) fn options(settings: &Settings, defaults: Option<&Path>, found: &mut Diagnostics) -> CompileOptions {
+    let mut options = CompileOptions::from(settings);
+    if let Some(path) = defaults.or(settings.rules.defaults.as_deref()) {
+        match defaults_file::load(path) {
+            Ok((defaults, warnings)) => {
+                options.rule_defaults = Arc::new(defaults);
+                found.append(warnings);
+            }
+            Err(problems) => found.append(problems),
+        }
     }
+    options
 }
 
 /// Returns the settings of the environment, with the defaults and a message for what `serve` would refuse.

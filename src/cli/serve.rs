@@ -3,7 +3,6 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::outcome::CommandOutcome;
 use super::print::print_error;
@@ -113,11 +112,7 @@ pub(super) fn as_ratelimit(arguments: &[OsString]) -> CommandOutcome {
 /// Locates the rules: `--config`, or else the control plane or the RUNTIME_ variables.
 fn rule_source(args: &Args, settings: &Settings) -> SourceConfig {
     let rules = &settings.rules;
-    let timing = WatchTiming {
-        debounce: rules.reload_debounce,
-        poll_interval: rules.poll_interval.unwrap_or(Duration::MAX),
-        events: true,
-    };
+    let timing = WatchTiming::from(rules);
     if let Some(xds) = settings.xds.as_ref().filter(|_| args.config.is_empty()) {
         return SourceConfig::Xds(Box::new(XdsConfig::new(xds.clone())));
     }

@@ -9,21 +9,27 @@
 //! The work is linear in the size of the texts: siblings are compared by hash, and strings are moved from the document
 //! into the rules. Rules without an error are complete, so `RuleSet::new` checks nothing.
 
-pub mod limit;
-pub mod lints;
-mod memcache;
 pub mod options;
+pub mod lints;
+mod limit_spec;
+mod memcache;
+mod rule_defaults;
+mod domain;
+pub mod limit;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use crate::config::diagnostic::{Diagnostic, Diagnostics, Severity, quotable};
+use crate::config::document::defaults::check_defaults;
 use crate::config::document::fields::{DocumentReader, FieldPath};
-use crate::config::document::{self, DefaultableKeys, DescriptorSpec, Document, RateLimitSpec, Spanned, read};
+use crate::config::document::{self, DescriptorSpec, Document, RateLimitSpec, Spanned, read};
 use crate::config::yaml::{self, Documents, Position, text};
-use crate::rule::{Allowance, Domain, OverLimitBody, OverrideDefaults, Rule, RuleNode, SourceLocation};
-use limit::DomainScope;
+use crate::limit::period::Unit;
+use crate::rule::{Allowance, Domain, OverLimitBody, Rule, RuleNode, SourceLocation};
+use domain::{DomainBuilder, LocatedDefaults, Siblings};
+use limit_spec::DomainScope;
 use options::CompileOptions;
 
 /// Text of rules, such as a rule file.
@@ -91,25 +97,6 @@ struct DeclaredDescriptors {
     descriptors: Vec<DescriptorSpec>,
 }
 
-/// A domain to which documents add descriptors.
-struct DomainBuilder {
-    domain: Domain,
-    /// Indices of the outermost descriptors.
-    siblings: Siblings,
-    location: SourceLocation,
-    /// `defaults` of the first document that has them.
-    defaults: Option<LocatedDefaults>,
-}
-
-/// `defaults` of a document, with their location.
-struct LocatedDefaults {
-    keys: DefaultableKeys,
-    location: SourceLocation,
-}
-
-/// Index of each descriptor of one level, by composite key.
-type Siblings = HashMap<String, usize>;
-
 impl<'o> Compiler<'o> {
     fn new(options: &'o CompileOptions) -> Self {
         Self { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() }
@@ -125,7 +112,8 @@ impl<'o> Compiler<'o> {
         if self.found.has_errors() {
             return Err(self.found);
         }
-        let domains = self.domains.into_iter().map(|builder| builder.domain).collect();
+        let options = self.options;
+        let domains = self.domains.into_iter().map(|builder| builder.finish(options)).collect();
         Ok(Compiled { domains, warnings: self.found })
     }
 
@@ -168,12 +156,12 @@ impl<'o> Compiler<'o> {
         if let Some(Spanned { value: keys, at }) = document.defaults {
             let mut reader = DocumentReader { file: &file, found: &mut self.found };
             let field_path = FieldPath::ROOT.key("defaults");
-            limit::check_defaults(&mut reader, &keys, &field_path);
+            check_defaults(&mut reader, &keys, &field_path);
             if self.options.memcache {
                 memcache::check_keys(&mut reader, &keys, &field_path);
             }
             let defaults = LocatedDefaults { keys, location: location(&file, at) };
-            self.domains[domain].set_defaults(&mut reader, defaults, self.options);
+            self.domains[domain].set_defaults(&mut reader, defaults);
         }
         DeclaredDescriptors { file, domain, descriptors: document.descriptors }
     }
@@ -181,7 +169,11 @@ impl<'o> Compiler<'o> {
     /// Compiles the descriptors of a document, with the defaults of their domain.
     fn add_descriptors(&mut self, DeclaredDescriptors { file, domain, descriptors }: DeclaredDescriptors) {
         let DomainBuilder { domain, siblings, defaults, .. } = &mut self.domains[domain];
-        let scope = DomainScope { defaults: defaults.as_ref().map(|defaults| &defaults.keys), options: self.options };
+        let scope = DomainScope {
+            defaults: defaults.as_ref().map(|defaults| &defaults.keys),
+            layers: self.options.rule_defaults.layers(&domain.name),
+            options: self.options,
+        };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let level = DescriptorLevel { nodes: &mut domain.descriptors, siblings, path: &domain.name };
         DescriptorScope { reader: &mut reader, scope: &scope }.extend(level, descriptors, &FieldPath::ROOT);
@@ -209,30 +201,8 @@ impl<'o> Compiler<'o> {
             }
         }
         // A rejected duplicate becomes a domain of its own, so that its descriptors are still checked.
-        let defaults =
-            OverrideDefaults { on_store_error: Some(self.options.on_store_error), ..OverrideDefaults::default() };
-        let domain = Domain { name: domain.value, defaults, descriptors: Vec::new() };
-        self.domains.push(DomainBuilder { domain, siblings: Siblings::new(), location, defaults: None });
+        self.domains.push(DomainBuilder::new(domain.value, location));
         self.domains.len() - 1
-    }
-}
-
-impl DomainBuilder {
-    /// Sets the defaults of a domain from the first document that has them; those of other documents must be the same.
-    fn set_defaults(&mut self, reader: &mut DocumentReader<'_>, defaults: LocatedDefaults, options: &CompileOptions) {
-        match &self.defaults {
-            None => {
-                self.domain.defaults = limit::defaults(&defaults.keys, options);
-                self.defaults = Some(defaults);
-            }
-            Some(first) if first.keys.has_values_of(&defaults.keys) => {}
-            Some(LocatedDefaults { location: first, .. }) => {
-                let at = Position { line: defaults.location.line, column: defaults.location.column };
-                let message = format!("domain '{}' has two different `defaults`", quotable(&self.domain.name));
-                let hint = format!("make them the same as in {first}, or state them in one file only");
-                reader.error(at, &FieldPath::ROOT.key("defaults"), message, hint);
-            }
-        }
     }
 }
 
@@ -354,7 +324,7 @@ impl DescriptorScope<'_, '_> {
         })
     }
 
-    /// Body of a rejection: beside or in the `rate_limit`, else that of the domain.
+    /// Body of a rejection: beside or in the `rate_limit`, else that of the defaults.
     fn over_limit_body(
         &mut self,
         beside: &DescriptorSpec,
@@ -362,7 +332,10 @@ impl DescriptorScope<'_, '_> {
         field_path: &FieldPath<'_>,
     ) -> OverLimitBody {
         let inside = limits.first().map(|limit| &limit.defaultable.over_limit_body);
-        let domain = self.scope.defaults.map(|defaults| &defaults.over_limit_body);
+        let unit = limits.first().and_then(|limit| Unit::from_name(&limit.unit.as_ref()?.value));
+        let defaults = || self.scope.defaults.into_iter().chain(self.scope.layers.of_unit(unit));
+        let default_body = defaults().find_map(|keys| keys.over_limit_body.body.as_ref());
+        let default_type = defaults().find_map(|keys| keys.over_limit_body.content_type.as_ref());
         let body = self.beside_or_inside(
             beside.over_limit_body.body.as_ref(),
             inside.and_then(|over_limit_body| over_limit_body.body.as_ref()),
@@ -373,21 +346,21 @@ impl DescriptorScope<'_, '_> {
             inside.and_then(|over_limit_body| over_limit_body.content_type.as_ref()),
             &field_path.key("over_limit_content_type"),
         );
-        let body = body.or_else(|| domain?.body.as_ref());
+        let body = body.or(default_body);
         if let Some(content_type) = content_type.filter(|_| body.is_none()) {
             let message = "`over_limit_content_type` without `over_limit_body`";
             self.reader.warning(content_type.at, field_path, message, "it has no effect; add a body");
         }
-        limit::over_limit_body(body, content_type.or_else(|| domain?.content_type.as_ref()))
+        limit::over_limit_body(body, content_type.or(default_type))
     }
 
     /// Value of a key that may be written beside or inside `rate_limit`, but not both.
     fn beside_or_inside<'w>(
         &mut self,
-        beside: Option<&'w Spanned<String>>,
-        inside: Option<&'w Spanned<String>>,
+        beside: Option<&'w Spanned<Arc<str>>>,
+        inside: Option<&'w Spanned<Arc<str>>>,
         field_path: &FieldPath<'_>,
-    ) -> Option<&'w Spanned<String>> {
+    ) -> Option<&'w Spanned<Arc<str>>> {
         if let (Some(_), Some(inside)) = (beside, inside) {
             let message = "this is written beside `rate_limit` too";
             self.reader.error(inside.at, field_path, message, "write it in one of the two places");

@@ -6,7 +6,10 @@
 
 pub mod value;
 pub mod fields;
+pub mod defaults;
 pub mod read;
+
+use std::sync::Arc;
 
 use crate::config::yaml::Position;
 use crate::limit::algorithm::Algorithm;
@@ -141,6 +144,19 @@ pub struct DefaultableKeys {
 }
 
 impl DefaultableKeys {
+    /// No keys.
+    pub const NONE: Self = Self {
+        algorithm: None,
+        queue_size: None,
+        max_wait_us: None,
+        count_rejected: None,
+        eventual: None,
+        max_overshoot: None,
+        on_store_error: None,
+        epoch: None,
+        over_limit_body: OverLimitBodySpec { body: None, content_type: None },
+    };
+
     /// Returns `true` if both have the same keys with the same values, at any position.
     pub fn has_values_of(&self, other: &Self) -> bool {
         fn same<T: PartialEq>(one: Option<&Spanned<T>>, other: Option<&Spanned<T>>) -> bool {
@@ -170,6 +186,36 @@ impl DefaultableKeys {
             && same(content_type.as_ref(), other.over_limit_body.content_type.as_ref())
     }
 
+    /// Returns these keys, and those of `lower` that are not written here.
+    pub fn or(self, lower: &Self) -> Self {
+        // Exhaustive, so that a new key cannot be forgotten here.
+        let Self {
+            algorithm,
+            queue_size,
+            max_wait_us,
+            count_rejected,
+            eventual,
+            max_overshoot,
+            on_store_error,
+            epoch,
+            over_limit_body: OverLimitBodySpec { body, content_type },
+        } = self;
+        Self {
+            algorithm: algorithm.or(lower.algorithm),
+            queue_size: queue_size.or(lower.queue_size),
+            max_wait_us: max_wait_us.or(lower.max_wait_us),
+            count_rejected: count_rejected.or(lower.count_rejected),
+            eventual: eventual.or(lower.eventual),
+            max_overshoot: max_overshoot.or(lower.max_overshoot),
+            on_store_error: on_store_error.or(lower.on_store_error),
+            epoch: epoch.or(lower.epoch),
+            over_limit_body: OverLimitBodySpec {
+                body: body.or_else(|| lower.over_limit_body.body.clone()),
+                content_type: content_type.or_else(|| lower.over_limit_body.content_type.clone()),
+            },
+        }
+    }
+
     /// Returns the name of the first written key that does not apply to an unlimited rule.
     pub fn first(&self) -> Option<Spanned<&'static str>> {
         fn named<T>(name: &'static str, spanned: Option<&Spanned<T>>) -> Option<Spanned<&'static str>> {
@@ -191,10 +237,10 @@ impl DefaultableKeys {
 /// `over_limit_body` and `over_limit_content_type`.
 #[derive(Clone, Debug, Default)]
 pub struct OverLimitBodySpec {
-    /// `over_limit_body`.
-    pub body: Option<Spanned<String>>,
+    /// `over_limit_body`; rules share the text.
+    pub body: Option<Spanned<Arc<str>>>,
     /// `over_limit_content_type`.
-    pub content_type: Option<Spanned<String>>,
+    pub content_type: Option<Spanned<Arc<str>>>,
 }
 
 impl<T: Default> Default for Spanned<T> {

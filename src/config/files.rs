@@ -15,6 +15,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::diagnostic::{Diagnostic, Severity};
+
 /// Maximum size of a rule file, in bytes.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Maximum size of all rule files together, in bytes.
@@ -93,6 +95,19 @@ pub struct PathError {
 impl PathError {
     fn new(path: &Path, problem: PathProblem) -> Self {
         Self { path: path.to_owned(), problem }
+    }
+
+    /// Returns it as a diagnostic of the file, at line 1.
+    pub fn diagnostic(&self, severity: Severity) -> Diagnostic {
+        Diagnostic {
+            severity,
+            file: self.path.to_string_lossy().into(),
+            line: 1,
+            column: 1,
+            path: String::new(),
+            message: self.problem.to_string(),
+            hint: Some(self.problem.fix().to_owned()),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::limit::algorithm::Algorithm;
 use crate::rule::RuleLogging;
-use Section::{Defaults, Descriptor, Limit, RateLimit, Replaces, Root};
+use Section::{Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, RateLimit, Replaces, Root};
 use ValueKind::{Choice, Count, Duration, Flag, Free, Limits, Overshoot, Table, Tables, Text, Unit};
 
 /// Kind of mapping in a rule file.
@@ -24,10 +24,14 @@ pub enum Section {
     Limit,
     /// An element of `replaces:`.
     Replaces,
+    /// The file of `TOLLKEEPER_RULE_DEFAULTS`.
+    DefaultsFile,
+    /// A domain in that file.
+    DomainDefaults,
 }
 
 impl Section {
-    /// All sections, outermost first.
+    /// All sections of a rule file, outermost first.
     pub const ALL: [Self; 6] = [Root, Defaults, Descriptor, RateLimit, Limit, Replaces];
 
     /// Name in messages, after "in".
@@ -39,7 +43,14 @@ impl Section {
             RateLimit => "a `rate_limit`",
             Limit => "a list of limits",
             Replaces => "`replaces`",
+            DefaultsFile => "a file of defaults",
+            DomainDefaults => "a domain of a file of defaults",
         }
+    }
+
+    /// Returns `true` for a section of a rule file.
+    pub(crate) fn is_of_rule_files(self) -> bool {
+        Self::ALL.contains(&self)
     }
 
     /// Name in the schema.
@@ -51,6 +62,8 @@ impl Section {
             RateLimit => "rate_limit",
             Limit => "limit",
             Replaces => "replaces",
+            DefaultsFile => "defaults_file",
+            DomainDefaults => "domain_defaults",
         }
     }
 }
@@ -289,6 +302,27 @@ pub const KEYS: &[RuleKey] = &[
     ),
 ];
 
+/// The key that only the file of `TOLLKEEPER_RULE_DEFAULTS` has.
+pub const BY_UNIT: RuleKey = own(
+    "by_unit",
+    &[DomainDefaults],
+    Free,
+    "",
+    "Defaults for limits of a unit, by its name; they take precedence over those of the domain.",
+);
+
+impl RuleKey {
+    /// Returns `true` if the key can be written in `section`.
+    pub fn belongs_in(&self, section: Section) -> bool {
+        self.sections.contains(&section)
+            || match section {
+                DefaultsFile => self.name == "defaults",
+                DomainDefaults => self.sections.contains(&Defaults),
+                _ => false,
+            }
+    }
+}
+
 const fn peer(
     name: &'static str,
     sections: &'static [Section],
@@ -311,7 +345,7 @@ const fn own(
 
 /// Returns the key of that name, in any section.
 pub fn find(name: &str) -> Option<&'static RuleKey> {
-    KEYS.iter().find(|key| key.name == name)
+    KEYS.iter().chain([&BY_UNIT]).find(|key| key.name == name)
 }
 
 /// Returns the key of `section` that is most similar to `name`, if one is similar enough.
@@ -322,7 +356,8 @@ pub(crate) fn nearest(name: &str, section: Option<Section>) -> Option<&'static s
     }
     let lower = name.to_ascii_lowercase().replace('-', "_");
     KEYS.iter()
-        .filter(|key| section.is_none_or(|section| key.sections.contains(&section)))
+        .chain([&BY_UNIT])
+        .filter(|key| section.is_none_or(|section| key.belongs_in(section)))
         .map(|key| (strsim::normalized_damerau_levenshtein(&lower, key.name), key.name))
         .filter(|(likeness, _)| *likeness >= 0.6)
         .max_by(|a, b| a.0.total_cmp(&b.0))

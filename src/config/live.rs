@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwapOption, Guard};
 use serde::Serialize;
 
+use super::defaults_file::{DefaultsReport, DefaultsStatus};
 use super::xds::status::{StreamReport, StreamStatus};
 use crate::clock::Time;
 use crate::rule::set::RuleSet;
@@ -20,6 +21,7 @@ pub struct LiveRules {
     current: ArcSwapOption<LoadedRules>,
     attempt: Mutex<LoadAttempt>,
     stream: OnceLock<Arc<StreamStatus>>,
+    defaults: OnceLock<Arc<DefaultsStatus>>,
 }
 
 /// A set of rules that was loaded.
@@ -77,6 +79,9 @@ pub struct LoadStatus {
     /// Stream from the control plane; absent if rules come from files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xds: Option<StreamReport>,
+    /// File of `TOLLKEEPER_RULE_DEFAULTS`; absent without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule_defaults: Option<DefaultsReport>,
 }
 
 impl LiveRules {
@@ -84,6 +89,12 @@ impl LiveRules {
     pub fn set_stream_status(&self, status: Arc<StreamStatus>) {
         // A process has one source of rules.
         let _ = self.stream.set(status);
+    }
+
+    /// Sets the state of the file of `TOLLKEEPER_RULE_DEFAULTS`, once.
+    pub fn set_defaults_status(&self, status: Arc<DefaultsStatus>) {
+        // A process has one such file.
+        let _ = self.defaults.set(status);
     }
 
     /// Returns the version at the source; `None` if it has no versions.
@@ -141,6 +152,7 @@ impl LiveRules {
             last_error: attempt.error,
             refused: attempt.refused,
             xds: self.stream.get().map(|stream| stream.report()),
+            rule_defaults: self.defaults.get().map(|defaults| defaults.report()),
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::compile::RuleText;
 use super::compile::options::CompileOptions;
+use super::rule_defaults::RuleDefaults;
 use super::source::SourceRules;
 use super::xds::resource::recorded_documents;
 use super::yaml::Documents;
@@ -14,9 +15,9 @@ use base64::prelude::BASE64_STANDARD;
 /// Length of a rule set's id in bytes.
 const ID_BYTES: usize = 16;
 
-/// Records rules as their source delivered them, with the version at the source.
-pub fn record(rules: &SourceRules, version: Option<&str>) -> RuleSetRecord {
-    let documents: Vec<DocumentRecord> = match rules {
+/// Records rules as their source delivered them, with the version at the source and the defaults.
+pub fn record(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefaults) -> RuleSetRecord {
+    let mut documents: Vec<DocumentRecord> = match rules {
         SourceRules::Texts(texts) => texts.iter().map(of_text).collect(),
         SourceRules::Documents(documents) => {
             let resource = |bytes: &[u8]| Some(BASE64_STANDARD.encode(bytes));
@@ -31,6 +32,7 @@ pub fn record(rules: &SourceRules, version: Option<&str>) -> RuleSetRecord {
                 .collect()
         }
     };
+    documents.extend(defaults.text().map(|(file, text)| contents(file, text, DocumentFormat::RuleDefaults)));
     RuleSetRecord { id: id(&documents), version: version.map(str::to_owned), documents }
 }
 
@@ -39,11 +41,15 @@ fn of_text(text: &RuleText) -> DocumentRecord {
         Documents::All => DocumentFormat::Yaml,
         Documents::FirstOnly => DocumentFormat::YamlFirst,
     };
-    let (utf8, base64) = match std::str::from_utf8(&text.bytes) {
+    contents(&text.name, &text.bytes, format)
+}
+
+fn contents(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord {
+    let (utf8, base64) = match std::str::from_utf8(bytes) {
         Ok(utf8) => (Some(utf8.to_owned()), None),
-        Err(_) => (None, Some(BASE64_STANDARD.encode(&text.bytes))),
+        Err(_) => (None, Some(BASE64_STANDARD.encode(bytes))),
     };
-    DocumentRecord { name: text.name.to_string(), format, text: utf8, base64 }
+    DocumentRecord { name: name.to_owned(), format, text: utf8, base64 }
 }
 
 /// Hash of the documents and their order. Each part is preceded by its length.
@@ -59,11 +65,21 @@ fn id(documents: &[DocumentRecord]) -> String {
     hasher.finalize().to_hex()[..2 * ID_BYTES].to_owned()
 }
 
-/// Returns recorded rules as their source delivered them; [`SourceRules::compile`] makes the same rule set of them.
+/// Rules as their source delivered them, with their defaults.
+#[derive(Clone, Debug)]
+pub struct RecordedRules {
+    /// The rules.
+    pub rules: SourceRules,
+    /// Defaults to compile them with.
+    pub defaults: RuleDefaults,
+}
+
+/// Returns recorded rules; [`SourceRules::compile`] with the recorded defaults and settings makes the same rule set.
 ///
 /// # Errors
 /// The documents that cannot be decoded.
-pub fn rules(record: RuleSetRecord) -> Result<SourceRules, Vec<String>> {
+pub fn rules(record: RuleSetRecord) -> Result<RecordedRules, Vec<String>> {
+    let mut defaults = RuleDefaults::default();
     let mut errors = Vec::new();
     let (mut texts, mut resources) = (Vec::new(), Vec::new());
     for DocumentRecord { name, format, text, base64 } in record.documents {
@@ -85,16 +101,21 @@ pub fn rules(record: RuleSetRecord) -> Result<SourceRules, Vec<String>> {
             DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: Documents::All }),
             DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: Documents::FirstOnly }),
             DocumentFormat::Xds => resources.push(bytes),
+            DocumentFormat::RuleDefaults => match RuleDefaults::read(&name, &bytes) {
+                Ok((read, _)) => defaults = read,
+                Err(problems) => errors.extend(problems.errors().iter().map(ToString::to_string)),
+            },
         }
     }
     if !texts.is_empty() && !resources.is_empty() {
         errors.push("the rule set has both files and resources".to_owned());
     }
-    match (errors.is_empty(), resources.is_empty()) {
-        (false, _) => Err(errors),
-        (true, true) => Ok(SourceRules::Texts(texts)),
-        (true, false) => recorded_documents(resources).map(SourceRules::Documents),
-    }
+    let rules = match (errors.is_empty(), resources.is_empty()) {
+        (false, _) => return Err(errors),
+        (true, true) => SourceRules::Texts(texts),
+        (true, false) => SourceRules::Documents(recorded_documents(resources)?),
+    };
+    Ok(RecordedRules { rules, defaults })
 }
 
 /// Returns the recorded settings that change the meaning of rules.

@@ -1,4 +1,4 @@
-//! JSON Schema of a rule file, for completion and checks in editors.
+//! JSON Schemas of a rule file and of a file of defaults, for completion and checks in editors.
 //!
 //! Generated from the table of keys, with one definition for each section. It is stricter than the reader where that
 //! helps (it marks keys that would be ignored), and looser where a schema cannot express a rule (contradictions between
@@ -6,10 +6,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::config::keys::{KEYS, RuleKey, Section, ValueKind};
+use crate::config::keys::{BY_UNIT, KEYS, RuleKey, Section, ValueKind};
 use crate::limit::period::Unit;
 
-/// Returns the schema, draft 2020-12.
+/// Returns the schema of a rule file, draft 2020-12.
 pub fn json_schema() -> Value {
     let definitions: Map<String, Value> =
         Section::ALL.into_iter().skip(1).map(|section| (section.name().to_owned(), mapping(section))).collect();
@@ -24,9 +24,42 @@ pub fn json_schema() -> Value {
     Value::Object(schema)
 }
 
+/// Returns the schema of the file of `TOLLKEEPER_RULE_DEFAULTS`, draft 2020-12.
+pub fn defaults_schema() -> Value {
+    let units = Unit::ALL.map(|unit| any_case(unit.name())).join("|");
+    let mut of_domain = mapping(Section::DomainDefaults);
+    of_domain["properties"][BY_UNIT.name] = json!({
+        "type": ["object", "null"],
+        "description": BY_UNIT.doc,
+        "patternProperties": { (format!("^({units})$")): nullable(Section::Defaults) },
+        "additionalProperties": false,
+    });
+    let domains = json!({
+        "type": ["object", "null"],
+        "description": "Defaults by domain; `*` stands for all domains.",
+        "additionalProperties": nullable(Section::DomainDefaults),
+    });
+    let definitions =
+        json!({ (Section::DomainDefaults.name()): of_domain, (Section::Defaults.name()): mapping(Section::Defaults) });
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tollkeeper defaults",
+        "description": "Defaults for rules of any source: the file of TOLLKEEPER_RULE_DEFAULTS.",
+        "type": "object",
+        "properties": { "defaults": domains },
+        "required": ["defaults"],
+        "additionalProperties": false,
+        "$defs": definitions,
+    })
+}
+
+fn nullable(section: Section) -> Value {
+    json!({ "anyOf": [reference(section), { "type": "null" }] })
+}
+
 /// Schema of a mapping with the keys of a section.
 fn mapping(section: Section) -> Value {
-    let keys = KEYS.iter().filter(|key| key.sections.contains(&section));
+    let keys = KEYS.iter().filter(|key| key.belongs_in(section));
     let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), property(key))).collect();
     let mut mapping = Map::new();
     mapping.insert("type".into(), json!("object"));
@@ -39,7 +72,7 @@ fn mapping(section: Section) -> Value {
         Section::Descriptor => mapping.insert("required".into(), json!(["key"])),
         Section::Replaces => mapping.insert("required".into(), json!(["name"])),
         Section::Limit => mapping.insert("required".into(), json!(["unit"])),
-        Section::Defaults | Section::RateLimit => None,
+        Section::Defaults | Section::RateLimit | Section::DefaultsFile | Section::DomainDefaults => None,
     };
     Value::Object(mapping)
 }
@@ -81,7 +114,7 @@ fn kind(kind: ValueKind) -> Value {
             // The names are for completion, the pattern for other cases.
             json!({ "anyOf": [{ "enum": Unit::ALL.map(Unit::name) }, { "type": "string", "pattern": format!("^({any_case})$") }] })
         }
-        ValueKind::Table(section) => json!({ "anyOf": [reference(section), { "type": "null" }] }),
+        ValueKind::Table(section) => nullable(section),
         ValueKind::Tables(section) => json!({ "type": ["array", "null"], "items": reference(section) }),
         ValueKind::Limits => {
             let list = json!({ "type": "array", "minItems": 1, "items": reference(Section::Limit) });

@@ -14,7 +14,7 @@ use crate::limit::period::{Period, Unit};
 use crate::limit::{Limit, LimitSpec};
 use crate::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, counter_tag};
-use crate::rule::{Allowance, OverLimitBody, OverrideDefaults};
+use crate::rule::{Allowance, OverLimitBody};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::outcome::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
@@ -100,7 +100,7 @@ impl<'r> Selection<'r> {
         descriptor: &Descriptor<'_>,
     ) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
-            match override_limit(behaviour, &domain.defaults, limit_override) {
+            match override_limit(behaviour, domain, limit_override) {
                 Some(limit) => return Self::of_override(limit, domain, behaviour.quota_mode),
                 None => warn_ignored(limit_override),
             }
@@ -120,7 +120,7 @@ impl<'r> Selection<'r> {
     }
 
     fn of_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
-        let defaults = &domain.defaults;
+        let defaults = domain.override_defaults(limit.period().unit());
         let (tag, epoch) = (counter_tag(&limit, defaults.epoch), defaults.epoch);
         let selected = SelectedLimit { limit, index: 0, name: "", shadow: false, quota, stats: None, tag, epoch };
         let (limits, over_limit_body) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
@@ -222,9 +222,10 @@ fn limits_of<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) -> SmallVec<[
 }
 
 /// Limit that came with a request, under the domain's defaults; `None` if its period is invalid.
-fn override_limit(behaviour: &DecisionSettings, defaults: &OverrideDefaults, sent: &LimitOverride) -> Option<Limit> {
+fn override_limit(behaviour: &DecisionSettings, domain: &DomainRules, sent: &LimitOverride) -> Option<Limit> {
     let unit = Unit::ALL.into_iter().find(|unit| unit.number() == sent.unit)?;
     let period = Period::new(unit, sent.unit_multiplier)?;
+    let defaults = domain.override_defaults(unit);
     let log_is_too_long = defaults.algorithm.properties().has_log() && sent.requests_per_unit > behaviour.log_max;
     let algorithm = if log_is_too_long { Algorithm::SlidingWindowCounter } else { defaults.algorithm };
     let properties = algorithm.properties();

@@ -102,4 +102,6 @@ pub enum DocumentFormat {
     YamlFirst,
     /// A `RateLimitConfig` of a control plane, in protobuf.
     Xds,
+    /// The file of `TOLLKEEPER_RULE_DEFAULTS`, in YAML or JSON.
+    RuleDefaults,
 }

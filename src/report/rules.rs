@@ -1,8 +1,8 @@
 //! Report of the decisions of each limit, with findings.
 //!
-//! Four things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
-//! once, and one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate. A
-//! finding is advice and names the numbers that it is based on.
+//! Five things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
+//! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, and a
+//! default that a limit cannot have. A finding is advice and names what it is based on.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::clock::Time;
 use crate::decide::explain::limit_text;
 use crate::limit::Limit;
 use crate::limit::algorithm::Capacity;
-use crate::rule::set::{CompiledLimit, CompiledRule, RuleSet};
+use crate::rule::set::{CompiledRule, RuleSet};
 use crate::telemetry::hyperloglog::STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
 use crate::telemetry::top_keys::{BURST_SECONDS, MINUTES, TopKeys, TopKeysSnapshot};
@@ -109,6 +109,8 @@ pub enum FindingKind {
     KeysSeenOnce,
     /// Most rejected hits came in short bursts.
     TokenBucket,
+    /// A default of `TOLLKEEPER_RULE_DEFAULTS` was left out.
+    DefaultLeftOut,
 }
 
 /// Rejected hits of a limit in the last minutes.
@@ -123,12 +125,12 @@ impl RuleUsageReport {
     /// Computes the report for the limits of `rules`.
     pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
         let bursts = burst_stats(&top_keys.snapshot(now, MINUTES, |name| query.matches(name)));
-        let limits = rules.rules().flat_map(|rule| rule.limits.iter().map(move |limit| (rule, limit)));
+        let limits = rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| (rule, index)));
         let mut reports: Vec<LimitReport> = limits
-            .filter(|(_, limit)| query.matches(limit.stats.name()))
-            .map(|(rule, limit)| {
-                let bursts = bursts.get(limit.stats.shared_name()).copied();
-                LimitReport::new(rule, limit, bursts.unwrap_or_default())
+            .filter(|(rule, index)| query.matches(rule.limits[*index].stats.name()))
+            .map(|(rule, index)| {
+                let bursts = bursts.get(rule.limits[index].stats.shared_name()).copied();
+                LimitReport::new(rule, index, bursts.unwrap_or_default())
             })
             .filter(|limit| query.finding.is_none_or(|kind| limit.findings.iter().any(|found| found.kind == kind)))
             .collect();
@@ -165,7 +167,8 @@ impl RulesQuery {
 }
 
 impl LimitReport {
-    fn new(rule: &CompiledRule, limit: &CompiledLimit, bursts: BurstStats) -> Self {
+    fn new(rule: &CompiledRule, index: usize, bursts: BurstStats) -> Self {
+        let limit = &rule.limits[index];
         let stats = &limit.stats;
         // Keys of a rule are counted with its first limit.
         let first = rule.limits.first().map_or(stats, |first| &first.stats);
@@ -187,6 +190,10 @@ impl LimitReport {
             findings: Vec::new(),
         };
         report.findings = report.findings(&limit.limit, bursts);
+        let left_out = rule.left_out_defaults(index).iter();
+        report
+            .findings
+            .extend(left_out.map(|text| Finding { kind: FindingKind::DefaultLeftOut, advice: text.clone() }));
         report
     }
 

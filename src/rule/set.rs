@@ -16,7 +16,8 @@ use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
 use super::wildcard::Wildcards;
-use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation};
+use super::{Allowance, Domain, NodeId, OverrideDefaults, Rule, RuleNode, SourceLocation, UnitOverrideDefaults};
+use crate::limit::period::Unit;
 use crate::limit::{Limit, StorePolicy};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OTHER};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
@@ -40,8 +41,8 @@ pub struct RuleSet {
 pub struct DomainRules {
     /// Name of the domain.
     pub name: String,
-    /// Defaults for limits that are sent with a request.
-    pub defaults: OverrideDefaults,
+    defaults: OverrideDefaults,
+    defaults_by_unit: Vec<UnitOverrideDefaults>,
     pub(super) root: NodeId,
     /// Counts for limits that come with requests and for which there are no statistics of their own.
     pub others: Arc<LimitStats>,
@@ -115,6 +116,14 @@ pub struct CompiledLimit {
     pub stats: Arc<LimitStats>,
 }
 
+impl DomainRules {
+    /// Defaults for limits of `unit` that are sent with a request.
+    pub fn override_defaults(&self, unit: Unit) -> &OverrideDefaults {
+        let of_unit = self.defaults_by_unit.iter().find(|of_unit| of_unit.unit == unit);
+        of_unit.map_or(&self.defaults, |of_unit| &of_unit.defaults)
+    }
+}
+
 impl RuleSet {
     /// Compiles domains, without exported statistics.
     ///
@@ -140,13 +149,17 @@ impl RuleSet {
             let root = set.add_node(0, 0, Box::default());
             set.add_children(root, domain.descriptors, &domain.name, limit_stats);
             let others = limit_stats.of_rule(LimitName::new([&*domain.name, OTHER]));
-            let rules = DomainRules { name: domain.name.clone(), defaults: domain.defaults, root, others };
+            let Domain { name, defaults, defaults_by_unit, .. } = domain;
+            let rules = DomainRules { name: name.clone(), defaults, defaults_by_unit, root, others };
             set.roots.push(root);
-            set.domains.insert(domain.name, rules);
+            set.domains.insert(name, rules);
         }
         set.nodes.shrink_to_fit();
         let rules = || set.nodes.iter().filter_map(|node| node.rule.as_deref());
-        let override_can_error = |domain: &DomainRules| domain.defaults.on_store_error == Some(StorePolicy::Error);
+        let override_can_error = |domain: &DomainRules| {
+            let by_unit = domain.defaults_by_unit.iter().map(|of_unit| &of_unit.defaults);
+            by_unit.chain([&domain.defaults]).any(|defaults| defaults.on_store_error == Some(StorePolicy::Error))
+        };
         set.rule_count = rules().count();
         set.can_error = rules().any(CompiledRule::can_error) || set.domains.values().any(override_can_error);
         set
@@ -327,6 +340,14 @@ impl CompiledRule {
         match &self.rule.allowance {
             Allowance::Unlimited { name, .. } => name,
             Allowance::Limits(limits) => limits.get(index).map_or("", |limit| &limit.name),
+        }
+    }
+
+    /// Defaults that were left out of the limit at `index`, each with the reason.
+    pub fn left_out_defaults(&self, index: usize) -> &[String] {
+        match &self.rule.allowance {
+            Allowance::Unlimited { .. } => &[],
+            Allowance::Limits(limits) => limits.get(index).map_or(&[], |limit| &limit.left_out_defaults),
         }
     }
 }

@@ -23,6 +23,14 @@ pub(super) fn collect(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     emit(Family::gauge("tollkeeper_config_last_load_successful", help, is_successful));
     emit(Family::gauge("tollkeeper_domains", "Number of loaded domains.", status.domains));
     emit(Family::gauge("tollkeeper_rules", "Number of loaded rules.", status.rules));
+    if let Some(defaults) = &status.rule_defaults {
+        let help = "1 if the file of TOLLKEEPER_RULE_DEFAULTS can be used as it is now.";
+        emit(Family::gauge("tollkeeper_rule_defaults_valid", help, u8::from(defaults.last_error.is_none())));
+        let help = "Total number of contents of that file that could not be used.";
+        emit(Family::counter("tollkeeper_rule_defaults_refused_total", help, defaults.refused));
+        let help = "Number of its defaults that the loaded limits cannot have.";
+        emit(Family::gauge("tollkeeper_rule_defaults_left_out", help, defaults.left_out));
+    }
     if let Some(xds) = &status.xds {
         let help = "1 if the stream from the control plane is open and was answered.";
         emit(Family::gauge("tollkeeper_xds_stream_up", help, u8::from(xds.stream == StreamState::Up)));

@@ -1,19 +1,28 @@
 //! Applies rules: at the start, and whenever their source delivers an update.
 //!
 //! Rules are compiled on a thread of their own, so a large set delays no decision. A set with errors is rejected as a
-//! whole, with every problem in the log, and the last good set stays. The outcome is reported to the source.
+//! whole, with every problem in the log, and the last good set stays. The outcome is reported to the source. With
+//! `TOLLKEEPER_RULE_DEFAULTS` the accepted rules are kept, and compiled again when that file changes.
 
+use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
+use crate::config::compile::Compiled;
 use crate::config::compile::options::CompileOptions;
+use crate::config::defaults_file::{self, DefaultsStatus, DefaultsWatch};
+use crate::config::diagnostic::Diagnostics;
+use crate::config::files::ReadResult;
+use crate::config::files::watch::{WatchReloader, WatchTiming};
 use crate::config::live::{LiveRules, LoadedFrom};
 use crate::config::recorded;
-use crate::config::source::{RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::config::rule_defaults::RuleDefaults;
+use crate::config::source::{RuleSnapshot, RuleSource, RuleUpdate, SourceConfig, SourceReloader};
+use crate::decision_log::header::RuleSetRecord;
 use crate::decision_log::log::DecisionLog;
 use crate::grpc::health::GrpcHealth;
 use crate::rule::set::RuleSet;
@@ -28,6 +37,27 @@ pub(super) struct Reloader {
     pub(super) clock: Clock,
     pub(super) metrics: Arc<ServiceMetrics>,
     pub(super) log: Option<Arc<DecisionLog>>,
+    /// State of the file of defaults, if there is one.
+    pub(super) defaults: Option<Arc<DefaultsStatus>>,
+    /// Warnings of the last set, which are not logged again, and its rules.
+    pub(super) last: Arc<Mutex<LastLoad>>,
+}
+
+/// The last set that was accepted.
+#[derive(Debug, Default)]
+pub(super) struct LastLoad {
+    /// Its rules, if there is a file of defaults.
+    accepted: Option<RuleSnapshot>,
+    /// Its warnings.
+    warnings: HashSet<String>,
+}
+
+/// A compiled set that replaces the rules.
+struct LoadedSet {
+    compiled: Compiled,
+    from: LoadedFrom,
+    /// For the decision log, if there is one.
+    recorded: Option<RuleSetRecord>,
 }
 
 /// A reloader with its running source.
@@ -35,17 +65,36 @@ pub(super) struct Reloader {
 pub(super) struct RuleUpdates {
     reloader: Reloader,
     source: RuleSource,
+    defaults: Option<DefaultsWatch>,
 }
+
+/// Requests the rules and the file of defaults again.
+#[derive(Clone, Debug)]
+pub(super) struct RuleReloader {
+    source: SourceReloader,
+    defaults: Option<WatchReloader>,
+}
+
+/// Result of work on a thread of its own.
+type ThreadResult = Result<(), String>;
 
 /// Maximum number of problems of one set that are logged.
 const MAX_LOGGED: usize = 20;
 
 impl RuleUpdates {
-    /// Starts the source and applies the update that it has at once, if any.
+    /// Reads the defaults, starts the source and applies the update that it has at once, if any.
     ///
     /// # Errors
-    /// The source cannot be started.
-    pub(super) fn start(reloader: Reloader, config: SourceConfig) -> io::Result<Self> {
+    /// The source or the watcher of the defaults cannot be started.
+    pub(super) fn start(reloader: Reloader, config: SourceConfig, timing: WatchTiming) -> io::Result<Self> {
+        let mut watch = None;
+        if let Some(status) = &reloader.defaults {
+            reloader.rules.set_defaults_status(Arc::clone(status));
+            let (started, first) = DefaultsWatch::start(status.path(), timing)?;
+            // A file that cannot be used is logged; the built-in defaults apply.
+            let _ = reloader.apply_defaults(status, first);
+            watch = Some(started);
+        }
         let (mut source, first) = RuleSource::start(config)?;
         if let Some(status) = source.stream_status() {
             reloader.rules.set_stream_status(Arc::clone(status));
@@ -53,40 +102,107 @@ impl RuleUpdates {
         if let Some(update) = first {
             source.acknowledge(&reloader.apply(update));
         }
-        Ok(Self { reloader, source })
+        Ok(Self { reloader, source, defaults: watch })
     }
 
     /// Handle that requests the rules again.
-    pub(super) fn source_reloader(&self) -> SourceReloader {
-        self.source.reloader()
+    pub(super) fn reloader(&self) -> RuleReloader {
+        let defaults = self.defaults.as_ref().map(DefaultsWatch::reloader);
+        RuleReloader { source: self.source.reloader(), defaults }
     }
 
     /// Applies updates until the source ends.
     pub(super) async fn follow(mut self, health: GrpcHealth) {
-        while let Some(update) = self.source.next().await {
-            let result = self.reloader.apply_on_thread(update).await;
-            self.source.acknowledge(&result);
+        loop {
+            tokio::select! {
+                update = self.source.next() => {
+                    let Some(update) = update else { return };
+                    let result = self.reloader.clone().on_thread(move |reloader| reloader.apply(update)).await;
+                    let result = result.unwrap_or_else(|failure| self.reloader.reject(&[failure]));
+                    self.source.acknowledge(&result);
+                }
+                Some(changed) = next_change(&mut self.defaults) => self.reloader.change_defaults(changed).await,
+            }
             health.sync();
         }
     }
 }
 
+/// Returns the next change of the file of defaults; waits for ever without one. Cancel safe.
+async fn next_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
+    match defaults {
+        Some(defaults) => defaults.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl RuleReloader {
+    /// Requests an update even if nothing changed.
+    pub(super) fn reload(&self) {
+        if let Some(defaults) = &self.defaults {
+            defaults.reload();
+        }
+        // A source that sends each change by itself only says so.
+        if self.defaults.is_none() || !matches!(self.source, SourceReloader::Pushed) {
+            self.source.reload();
+        }
+    }
+}
+
 impl Reloader {
-    /// Applies an update on a thread of its own.
-    async fn apply_on_thread(&self, update: RuleUpdate) -> Result<(), String> {
-        let reloader = self.clone();
-        let (done, applied) = oneshot::channel();
+    /// Works on a thread of its own.
+    ///
+    /// # Errors
+    /// The thread cannot be started, or it panicked.
+    async fn on_thread(
+        self,
+        work: impl FnOnce(&Self) -> ThreadResult + Send + 'static,
+    ) -> Result<ThreadResult, String> {
+        let (done, finished) = oneshot::channel();
         let apply = move || {
             thread_priority::lower();
-            let _ = done.send(reloader.apply(update));
+            let _ = done.send(work(&self));
         };
         match thread::Builder::new().name("rules".to_owned()).spawn(apply) {
-            Ok(_) => match applied.await {
-                Ok(result) => result,
-                Err(_) => self.reject(&["loading the rules panicked".to_owned()]),
-            },
-            Err(error) => self.reject(&[format!("cannot start a thread to load the rules: {error}")]),
+            Ok(_) => finished.await.map_err(|_| "loading the rules panicked".to_owned()),
+            Err(error) => Err(format!("cannot start a thread to load the rules: {error}")),
         }
+    }
+
+    /// Applies a changed file of defaults, or keeps the last one.
+    async fn change_defaults(&self, changed: ReadResult) {
+        let Some(status) = self.defaults.clone() else { return };
+        let applied = Arc::clone(&status);
+        let result = self.clone().on_thread(move |reloader| reloader.apply_defaults(&applied, changed)).await;
+        if let Err(failure) = result {
+            refuse_defaults(&status, &[failure]);
+        }
+    }
+
+    /// Reads the file of defaults and compiles the rules again with it.
+    ///
+    /// # Errors
+    /// The file cannot be used; it was logged, and nothing changed.
+    fn apply_defaults(&self, status: &DefaultsStatus, changed: ReadResult) -> ThreadResult {
+        let texts = |problems: &Diagnostics| problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (defaults, warnings) = defaults_file::parse(status.path(), changed)
+            .map_err(|problems| refuse_defaults(status, &texts(&problems)))?;
+        let defaults = Arc::new(defaults);
+        let accepted = self.last().accepted.clone();
+        if let Some(snapshot) = accepted {
+            let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
+            let recorded = self.recorded(&snapshot, &defaults);
+            let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
+            // Defaults make no rule invalid, so this does not fail.
+            let compiled = snapshot.rules.compile(&options).map_err(|found| refuse_defaults(status, &texts(&found)))?;
+            self.replace(LoadedSet { compiled, from, recorded }, &defaults);
+        }
+        for warning in warnings.warnings().iter().take(MAX_LOGGED) {
+            tracing::warn!("TOLLKEEPER_RULE_DEFAULTS: {warning}");
+        }
+        tracing::warn!(path = %status.path().display(), "defaults of rules loaded");
+        status.accept(defaults, &warnings, self.clock.now());
+        Ok(())
     }
 
     /// Compiles an update and replaces the rules, or rejects it with all its errors.
@@ -99,27 +215,49 @@ impl Reloader {
             return self.reject(&snapshot.warnings);
         }
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        let names = snapshot.rules.names();
-        let recorded = self.log.as_ref().map(|_| recorded::record(&snapshot.rules, snapshot.version.as_deref()));
-        let compiled = match snapshot.rules.compile(&self.options) {
+        let kept = self.defaults.is_some().then(|| snapshot.clone());
+        let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
+        let recorded = self.recorded(&snapshot, &defaults);
+        let from = LoadedFrom { names: snapshot.rules.names(), version: snapshot.version };
+        let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
+        let compiled = match snapshot.rules.compile(&options) {
             Ok(compiled) => compiled,
             Err(problems) => {
                 return self.reject(&problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>());
             }
         };
-        for warning in compiled.warnings.warnings().iter().take(MAX_LOGGED) {
-            tracing::warn!("{warning}");
-        }
-        let from = LoadedFrom { names, version: snapshot.version };
+        self.replace(LoadedSet { compiled, from, recorded }, &defaults);
+        self.last().accepted = kept;
+        Ok(())
+    }
+
+    /// Replaces the rules. Logs warnings that the last set did not have.
+    fn replace(&self, set: LoadedSet, defaults: &RuleDefaults) {
+        let LoadedSet { compiled, from, recorded } = set;
+        let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED).map(ToString::to_string);
+        let warnings: Vec<String> = warnings.collect();
+        let known = std::mem::replace(&mut self.last().warnings, warnings.iter().cloned().collect());
+        warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
         let mut rules = RuleSet::with_stats(compiled.domains, &self.metrics.limits);
         if let (Some(log), Some(recorded)) = (&self.log, recorded) {
             rules.id = recorded.id.as_str().into();
             log.announce(Some(recorded));
         }
+        if let Some(status) = &self.defaults {
+            status.record_use(&rules, defaults);
+        }
         let version = self.rules.replace(rules, from, self.clock.now());
         let status = self.rules.status();
         tracing::warn!(version, domains = status.domains, rules = status.rules, "rules loaded");
-        Ok(())
+    }
+
+    /// Returns the rules as the decision log records them, if there is one.
+    fn recorded(&self, snapshot: &RuleSnapshot, defaults: &RuleDefaults) -> Option<RuleSetRecord> {
+        self.log.as_ref().map(|_| recorded::record(&snapshot.rules, snapshot.version.as_deref(), defaults))
+    }
+
+    fn last(&self) -> MutexGuard<'_, LastLoad> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn has_rules(&self) -> bool {
@@ -138,4 +276,15 @@ impl Reloader {
         self.rules.reject(error.clone(), self.clock.now());
         Err(error)
     }
+}
+
+/// Logs and records why a file of defaults cannot be used. Returns the problems as an error.
+fn refuse_defaults(status: &DefaultsStatus, problems: &[String]) -> String {
+    let kept = if status.is_loaded() { "the last usable defaults stay" } else { "the built-in defaults apply" };
+    for problem in problems.iter().take(MAX_LOGGED) {
+        tracing::error!("TOLLKEEPER_RULE_DEFAULTS cannot be used, {kept}: {problem}");
+    }
+    let error = problems.join("\n");
+    status.refuse(error.clone());
+    error
 }

@@ -10,7 +10,7 @@ use super::addresses;
 use super::error::StartupError;
 use super::listeners::GuardsByListener;
 use super::tracing_setup;
-use crate::config::xds;
+use crate::config::{defaults_file, xds};
 use crate::decision_log::log;
 use crate::decision_log::values::ValueForm;
 use crate::http::admin_token;
@@ -66,6 +66,7 @@ pub fn problems(settings: &Settings) -> Vec<StartupError> {
 pub fn unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::unusable_files(&settings.store);
     unusable.extend(settings.xds.as_ref().and_then(xds::unusable_file));
+    unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::unusable_file));
     // Both deployments have the same certificates.
     unusable.dedup();

@@ -23,6 +23,8 @@ pub struct RuleSettings {
     pub ignore_dot_files: bool,
     /// `true` if `root` is watched for a swapped symbolic link.
     pub watch_root: bool,
+    /// File of defaults for the rules.
+    pub defaults: Option<PathBuf>,
     /// `true` if files with the same domain are merged.
     pub merge_domains: bool,
     /// `true` if health needs a loaded domain.
@@ -47,6 +49,7 @@ impl RuleSettings {
             app_directory: values.get(&RUNTIME_APPDIRECTORY),
             ignore_dot_files: values.get(&RUNTIME_IGNOREDOTFILES),
             watch_root: values.get(&RUNTIME_WATCH_ROOT),
+            defaults: values.get(&TOLLKEEPER_RULE_DEFAULTS),
             merge_domains: values.get(&MERGE_DOMAIN_CONFIG),
             healthy_with_at_least_one_config: values.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED),
             healthy_with_rules_only: values.get(&CONFIG_TYPE) == RuleSourceKind::Xds

@@ -14,6 +14,7 @@ use super::setting::AnySetting;
 use super::table::rules::{
     CONFIG_TYPE, FORCE_START_WITHOUT_INITIAL_CONFIG, RUNTIME_APPDIRECTORY, RUNTIME_IGNOREDOTFILES, RUNTIME_ROOT,
     RUNTIME_SUBDIRECTORY, RUNTIME_WATCH_ROOT, TOLLKEEPER_POLL_INTERVAL, TOLLKEEPER_RELOAD_DEBOUNCE,
+    TOLLKEEPER_RULE_DEFAULTS,
 };
 use super::table::xds::*;
 use super::values::Values;
@@ -122,16 +123,12 @@ impl XdsSettings {
 }
 
 fn ignore_file_settings(values: &mut Values) {
-    let unread: [&dyn AnySetting; 7] = [
-        &RUNTIME_ROOT,
-        &RUNTIME_SUBDIRECTORY,
-        &RUNTIME_APPDIRECTORY,
-        &RUNTIME_IGNOREDOTFILES,
-        &RUNTIME_WATCH_ROOT,
-        &TOLLKEEPER_POLL_INTERVAL,
-        &TOLLKEEPER_RELOAD_DEBOUNCE,
-    ];
-    for setting in unread {
+    let unread: [&dyn AnySetting; 5] =
+        [&RUNTIME_ROOT, &RUNTIME_SUBDIRECTORY, &RUNTIME_APPDIRECTORY, &RUNTIME_IGNOREDOTFILES, &RUNTIME_WATCH_ROOT];
+    // Defaults are watched like rule files.
+    let intervals: [&dyn AnySetting; 2] = [&TOLLKEEPER_POLL_INTERVAL, &TOLLKEEPER_RELOAD_DEBOUNCE];
+    let has_defaults = values.get(&TOLLKEEPER_RULE_DEFAULTS).is_some();
+    for setting in unread.into_iter().chain(intervals.into_iter().filter(|_| !has_defaults)) {
         values.ignore_if_changed(setting, "rules come over xDS (CONFIG_TYPE=GRPC_XDS_SOTW)");
     }
 }

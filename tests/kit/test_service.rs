@@ -12,13 +12,14 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tollkeeper::clock::{Clock, Time};
 use tollkeeper::config::compile::options::CompileOptions;
-use tollkeeper::config::compile::{RuleText, compile};
+use tollkeeper::config::compile::{Compiled, RuleText, compile};
 use tollkeeper::config::live::{LiveRules, LoadedFrom};
 use tollkeeper::config::recorded;
 use tollkeeper::config::source::SourceRules;
 use tollkeeper::config::yaml::Documents;
 use tollkeeper::decide::Decider;
 use tollkeeper::decision_log;
+use tollkeeper::decision_log::header::RuleSetRecord;
 use tollkeeper::decision_log::log::{DecisionLog, ProcessFacts};
 use tollkeeper::grpc::answer::{AnswerError, DelayedResponse};
 use tollkeeper::grpc::decode;
@@ -81,11 +82,16 @@ impl TestService {
             })
             .collect();
         let compiled = compile(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let names = sources.iter().map(|source| Arc::clone(&source.name)).collect();
+        let recorded = recorded::record(&SourceRules::Texts(sources), None, &self.options.rule_defaults);
+        self.replace(compiled, recorded);
+    }
+
+    /// Replaces the rules by compiled ones, which the decision log records so.
+    pub(crate) fn replace(&self, compiled: Compiled, recorded: RuleSetRecord) {
+        let names = recorded.documents.iter().map(|document| Arc::from(document.name.as_str())).collect();
         let from = LoadedFrom { names, version: None };
         let mut rules = RuleSet::with_stats(compiled.domains, &self.inner.decider.metrics.limits);
         if let Some(log) = &self.inner.decider.log {
-            let recorded = recorded::record(&SourceRules::Texts(sources), None);
             rules.id = recorded.id.as_str().into();
             log.announce(Some(recorded));
         }

@@ -82,6 +82,7 @@ impl Servers {
             ("more/shop.yaml", rules("shop", "b")),
             ("rules/one.yaml", rules("one", "a")),
             ("more.yaml", rules("two", "a")),
+            ("defaults.yaml", "defaults: {\"*\": {on_store_error: deny}}\n".to_owned()),
             ("request.json", request.to_string()),
             ("refund.json", refund().to_string()),
             ("mix.json", json!([{"weight": 9, "request": request}]).to_string()),

@@ -38,6 +38,7 @@ mod redis;
 mod reload;
 mod reports;
 mod rolling;
+mod rule_defaults;
 mod rule_files;
 mod settings;
 mod stores;

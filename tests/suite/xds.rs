@@ -6,6 +6,8 @@ mod cache;
 mod connection;
 #[path = "xds/containers.rs"]
 mod containers;
+#[path = "xds/defaults.rs"]
+mod defaults;
 #[path = "xds/delays.rs"]
 mod delays;
 #[path = "xds/resources.rs"]

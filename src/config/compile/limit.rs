@@ -5,66 +5,24 @@
 
 use std::sync::Arc;
 
-use super::lints;
-use super::memcache;
+use super::limit_spec::{CompiledEntry, DomainScope, has_same_counter, limit_spec};
 use super::options::CompileOptions;
+use super::{lints, memcache, rule_defaults};
 use crate::config::diagnostic::quotable;
 use crate::config::document::fields::{DocumentReader, FieldPath};
 use crate::config::document::{DefaultableKeys, DescriptorSpec, RateLimitEntry, Spanned};
 use crate::config::yaml::Position;
-use crate::limit::algorithm::{Algorithm, Capacity, Delay, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
+use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
 
-/// Settings that apply to all limits of a domain.
-pub(super) struct DomainScope<'s> {
-    /// `defaults` of the domain.
-    pub(super) defaults: Option<&'s DefaultableKeys>,
-    /// Settings of the process.
-    pub(super) options: &'s CompileOptions,
-}
-
-impl<'s> DomainScope<'s> {
-    /// Value of a key in the defaults.
-    fn default<T: Copy>(&self, key: impl Fn(&'s DefaultableKeys) -> Option<Spanned<T>>) -> Option<T> {
-        key(self.defaults?).map(|spanned| spanned.value)
-    }
-}
-
 /// Creates the body of a rejection.
-pub(super) fn over_limit_body(body: Option<&Spanned<String>>, content_type: Option<&Spanned<String>>) -> OverLimitBody {
-    let shared = |spanned: &Spanned<String>| Arc::from(spanned.value.as_str());
+pub(super) fn over_limit_body(
+    body: Option<&Spanned<Arc<str>>>,
+    content_type: Option<&Spanned<Arc<str>>>,
+) -> OverLimitBody {
+    let shared = |spanned: &Spanned<Arc<str>>| Arc::clone(&spanned.value);
     OverLimitBody { body: body.map(shared), content_type: content_type.map(shared) }
-}
-
-/// Reports contradictions within `defaults`.
-pub(super) fn check_defaults(reader: &mut DocumentReader<'_>, settings: &DefaultableKeys, field_path: &FieldPath<'_>) {
-    let eventual = settings.eventual.filter(|eventual| eventual.value);
-    let strict = settings.eventual.is_some() && eventual.is_none();
-    if let Some(overshoot) = settings.max_overshoot.filter(|_| strict) {
-        let message = "`max_overshoot` without `consistency: eventual`";
-        reader.error(
-            overshoot.at,
-            &field_path.key("max_overshoot"),
-            message,
-            "a strict limit is never exceeded; remove one",
-        );
-    }
-    let Some(eventual) = eventual else { return };
-    let algorithm = settings.algorithm.map(|spanned| spanned.value);
-    let clashes = [
-        (
-            algorithm.is_some_and(|algorithm| !algorithm.properties().can_be_eventual()),
-            algorithm.map_or("", Algorithm::name),
-        ),
-        (settings.max_wait_us.is_some_and(|spanned| spanned.value > 0), "`max_wait`"),
-        (settings.count_rejected.is_some_and(|spanned| spanned.value), "`count_rejected: true`"),
-    ];
-    for (_, with) in clashes.into_iter().filter(|(clash, _)| *clash) {
-        let message = format!("`consistency: eventual` cannot be kept with {with}");
-        reader.error(eventual.at, &field_path.key("consistency"), message, "set one of them in the rules instead");
-    }
 }
 
 /// Converts `defaults` to those of limits that are sent with a request.
@@ -146,22 +104,17 @@ pub(super) fn limits(
     field_path: &FieldPath<'_>,
 ) -> Vec<RuleLimit> {
     let sole = written.len() == 1;
-    let mut limits: Vec<RuleLimit> = Vec::with_capacity(written.len());
+    let mut compiled: Vec<CompiledEntry<'_>> = Vec::with_capacity(written.len());
     // Bounded, because the checks below compare all pairs.
     if let Some(extra) = written.get(MAX_LIMITS) {
         let message = format!("{} limits on one descriptor", written.len());
         reader.error(extra.at, field_path, message, format!("at most {MAX_LIMITS} are decided together"));
-        return limits;
+        return Vec::new();
     }
     for one in written {
         let field_path = one.index.map_or(*field_path, |index| field_path.index(index));
         let Some(limit) = limit(reader, one, sole, scope, &field_path) else { continue };
-        let same = |other: &&RuleLimit| {
-            other.limit.algorithm() == limit.algorithm()
-                && other.limit.period_us() == limit.period_us()
-                && other.limit.calendar_months() == limit.calendar_months()
-        };
-        if limits.iter().any(|other| same(&other)) {
+        if compiled.iter().any(|other| has_same_counter(&other.limit.limit, &limit)) {
             let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
             reader.error(
                 one.at,
@@ -171,19 +124,26 @@ pub(super) fn limits(
             );
         }
         let name = &one.name;
-        if !name.value.is_empty() && limits.iter().any(|other| other.name == name.value) {
+        if !name.value.is_empty() && compiled.iter().any(|other| other.limit.name == name.value) {
             let message = format!("two limits named '{}' on one descriptor", quotable(&name.value));
             reader.error(name.at, &field_path.key("name"), message, "rename one");
         }
-        limits.push(RuleLimit {
+        let limit = RuleLimit {
             limit,
             name: name.value.clone(),
             shadow: descriptor.shadow_mode || one.shadow_mode,
             quota: descriptor.quota_mode || one.quota_mode,
-            epoch: one.defaultable.epoch.map(|spanned| spanned.value).or(scope.default(|d| d.epoch)).unwrap_or(0),
-        });
+            epoch: one.defaultable.epoch.or(scope.file_defaults().epoch).map_or(0, |spanned| spanned.value),
+            left_out_defaults: Vec::new(),
+        };
+        compiled.push(CompiledEntry { limit, written: one });
     }
-    limits
+    rule_defaults::apply(reader, &mut compiled, scope, field_path);
+    for CompiledEntry { limit, written } in compiled.iter().filter(|entry| !entry.written.unreadable) {
+        let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
+        lints::on_limit(reader, written, &limit.limit, scope.options, &field_path);
+    }
+    compiled.into_iter().map(|entry| entry.limit).collect()
 }
 
 /// Maximum number of limits of one descriptor.
@@ -198,14 +158,14 @@ fn limit(
 ) -> Option<Limit> {
     let period = period(reader, written, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
-    let mut spec = limit_spec(written, period, sole, scope);
+    let mut spec = limit_spec(written, period, sole, scope.file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::check_keys(reader, &written.defaultable, field_path);
     }
-    let limit = loop {
+    loop {
         match Limit::new(&spec) {
-            Ok(limit) => break limit,
+            Ok(limit) => return Some(limit),
             Err(error) => {
                 report(reader, written, error, field_path);
                 // Clear the reported key, to find further errors.
@@ -214,11 +174,7 @@ fn limit(
                 }
             }
         }
-    };
-    if !written.unreadable {
-        lints::on_limit(reader, written, &limit, scope.options, field_path);
     }
-    Some(limit)
 }
 
 /// Returns the period, or reports its errors.
@@ -250,55 +206,6 @@ fn unit_hint(name: &str) -> String {
         Some(unit) => format!("did you mean `{}`?", unit.name()),
         None => format!("write one of {}", Unit::ALL.map(Unit::name).join(", ")),
     }
-}
-
-/// The limit as written, completed by the defaults that apply to it.
-fn limit_spec(written: &RateLimitEntry, period: Period, sole: bool, scope: &DomainScope<'_>) -> LimitSpec {
-    let own = &written.defaultable;
-    let value = |spanned: Spanned<u32>| spanned.value;
-    let algorithm = own.algorithm.map(|spanned| spanned.value).or(scope.default(|d| d.algorithm)).unwrap_or_default();
-    let properties = algorithm.properties();
-    let own_wait = own.max_wait_us.map(|spanned| spanned.value);
-    let own_rejected = own.count_rejected.map(|spanned| spanned.value);
-    let own_eventual = own.eventual.map(|spanned| spanned.value);
-    let can_be_eventual = properties.can_be_eventual() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
-    let eventual = own_eventual.or(scope.default(|d| d.eventual).filter(|_| can_be_eventual)).unwrap_or(false);
-    let can_wait = match properties.delay {
-        Delay::Never => false,
-        Delay::IfMaxWait => !eventual,
-        Delay::UntilDeadline => true,
-    };
-    let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
-    let overshoot = own.max_overshoot.map(|spanned| spanned.value).or_else(|| {
-        // A default of more hits than this limit has means all of them.
-        scope.default(|d| d.max_overshoot).map(|overshoot| match overshoot {
-            Overshoot::Hits(hits) => Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1)),
-            Overshoot::MilliPercent(_) => overshoot,
-        })
-    });
-    LimitSpec {
-        bucket_size: written.bucket_size.map(value),
-        queue_size: own
-            .queue_size
-            .map(value)
-            .or(scope.default(|d| d.queue_size).filter(|_| properties.capacity == Capacity::QueueSize)),
-        max_wait_us: own_wait.or(scope.default(|d| d.max_wait_us).filter(|_| can_wait)),
-        count_rejected: own_rejected
-            .or(scope.default(|d| d.count_rejected).filter(|counted| !counted || can_count_rejected)),
-        consistency: eventual.then(|| Consistency::Eventual(overshoot.unwrap_or(Overshoot::DEFAULT))),
-        on_store_error: Some(policy(own, scope)),
-        sole,
-        calendar_months: scope.options.calendar_months,
-        log_max: scope.options.log_max,
-        ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
-    }
-}
-
-fn policy(own: &DefaultableKeys, scope: &DomainScope<'_>) -> StorePolicy {
-    own.on_store_error
-        .map(|spanned| spanned.value)
-        .or(scope.default(|d| d.on_store_error))
-        .unwrap_or(scope.options.on_store_error)
 }
 
 /// Reports a `max_overshoot` that has no effect or exceeds the limit.

@@ -6,6 +6,7 @@
 use crate::config::document::DefaultableKeys;
 use crate::config::document::fields::{DocumentReader, FieldPath};
 use crate::config::yaml::Position;
+use crate::limit::LimitSpec;
 use crate::limit::algorithm::Algorithm;
 
 /// Reports the keys of a limit, or of `defaults`, that need more than an increment.
@@ -20,6 +21,21 @@ pub(super) fn check_keys(reader: &mut DocumentReader<'_>, keys: &DefaultableKeys
     check(uncounted.map(|spanned| spanned.at), "count_rejected", "false");
     let eventual = keys.eventual.filter(|eventual| eventual.value);
     check(eventual.map(|spanned| spanned.at), "consistency", "eventual");
+}
+
+/// Returns `true` if a limit needs more than an increment.
+pub(super) fn is_conditional(spec: &LimitSpec) -> bool {
+    spec.algorithm != Algorithm::FixedWindow || spec.count_rejected == Some(false) || spec.consistency.is_some()
+}
+
+/// Removes the keys of defaults that need more than an increment.
+pub(super) fn without_conditions(keys: DefaultableKeys) -> DefaultableKeys {
+    DefaultableKeys {
+        algorithm: keys.algorithm.filter(|algorithm| algorithm.value == Algorithm::FixedWindow),
+        count_rejected: keys.count_rejected.filter(|counted| counted.value),
+        eventual: keys.eventual.filter(|eventual| !eventual.value),
+        ..keys
+    }
 }
 
 /// Reports a list of limits: whether a hit counts in one of them depends on the others.

@@ -1,5 +1,8 @@
 //! The settings of a process that change the meaning of rule files.
 
+use std::sync::Arc;
+
+use crate::config::rule_defaults::RuleDefaults;
 use crate::limit::{DEFAULT_LOG_MAX, StorePolicy};
 use crate::settings::Settings;
 use crate::settings::store::StoreSettings;
@@ -19,6 +22,8 @@ pub struct CompileOptions {
     pub memcache: bool,
     /// Maximum number of replicas that share an eventual limit (`TOLLKEEPER_MAX_REPLICAS`), at least 1; for lints only.
     pub max_replicas: u32,
+    /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`; none until its file is read.
+    pub rule_defaults: Arc<RuleDefaults>,
 }
 
 impl Default for CompileOptions {
@@ -30,6 +35,7 @@ impl Default for CompileOptions {
             on_store_error: StorePolicy::default(),
             memcache: false,
             max_replicas: 16,
+            rule_defaults: Arc::default(),
         }
     }
 }
@@ -43,6 +49,7 @@ impl From<&Settings> for CompileOptions {
             on_store_error: settings.rules.on_store_error,
             memcache: matches!(settings.store, StoreSettings::Memcache(_)),
             max_replicas: settings.rules.max_replicas,
+            rule_defaults: Arc::default(),
         }
     }
 }

@@ -131,7 +131,7 @@ impl DocumentReader<'_> {
         let mut fields = Vec::with_capacity(map.len());
         for (name, node) in map.iter() {
             let Some(known) = self.known(name, Some(section), field_path) else { continue };
-            if known.sections.contains(&section) {
+            if known.belongs_in(section) {
                 fields.push(Field { key: known, at: name.at, node });
             } else {
                 self.misplaced(Field { key: known, at: name.at, node }, section, field_path);
@@ -176,7 +176,7 @@ impl DocumentReader<'_> {
                 "`unlimited` in a list of limits",
                 "write `rate_limit: {unlimited: true}` alone",
             );
-        } else if key.peer {
+        } else if key.peer && section.is_of_rule_files() {
             self.warning(at, &field_path, message, format!("it is ignored; it belongs in {belongs}"));
             self.ignored(node, &field_path);
         } else {

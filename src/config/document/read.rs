@@ -34,7 +34,8 @@ pub fn document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<
             }
             "descriptors" => document.descriptors = reader.descriptors(&field, &field_path),
             "defaults" if !field.node.is_null() => {
-                document.defaults = reader.defaults(&field, &field_path).map(|value| Spanned { value, at: field.at });
+                document.defaults =
+                    reader.defaults(field.node, &field_path).map(|value| Spanned { value, at: field.at });
             }
             _ => {}
         }
@@ -180,15 +181,17 @@ impl DocumentReader<'_> {
         names
     }
 
-    fn defaults(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
+    /// Reads a mapping with the keys of `defaults`.
+    pub fn defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DefaultableKeys> {
         let mut settings = DefaultableKeys::default();
-        for field in self.fields(field.node, Section::Defaults, "defaults", field_path)? {
+        for field in self.fields(node, Section::Defaults, "defaults", field_path)? {
             self.setting(&field, &mut settings, &field_path.key(field.key.name));
         }
         Some(settings)
     }
 
-    fn setting(&mut self, field: &Field<'_, '_>, settings: &mut DefaultableKeys, field_path: &FieldPath<'_>) {
+    /// Reads a key of a limit or of `defaults`.
+    pub fn setting(&mut self, field: &Field<'_, '_>, settings: &mut DefaultableKeys, field_path: &FieldPath<'_>) {
         match field.key.name {
             "algorithm" => settings.algorithm = self.choice(field, Algorithm::from_name, field_path),
             "queue_size" => settings.queue_size = self.small(field, field_path),
@@ -214,12 +217,13 @@ impl DocumentReader<'_> {
         field_path: &FieldPath<'_>,
     ) {
         let Some(text) = self.text(field, field_path) else { return };
+        let shared = |value: &str| Some(Spanned { value: value.into(), at: text.at });
         if field.key.name == "over_limit_body" {
             if text.value.len() > MAX_BODY_BYTES {
                 let message = format!("an `over_limit_body` of {} bytes", text.value.len());
                 self.error(text.at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
             }
-            over_limit_body.body = Some(text);
+            over_limit_body.body = shared(&text.value);
         } else {
             // A header value: anything but visible ASCII would break the response or split it.
             let visible = text.value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
@@ -227,7 +231,7 @@ impl DocumentReader<'_> {
                 let message = format!("`{}` is not a content type", quotable(&text.value));
                 self.error(text.at, field_path, message, "write one such as application/json");
             }
-            over_limit_body.content_type = Some(Spanned { value: text.value.trim().to_owned(), at: text.at });
+            over_limit_body.content_type = shared(text.value.trim());
         }
     }
 }

@@ -22,6 +22,7 @@ use super::read::load;
 use super::wakeup::{WakeReason, Wakeup, lock};
 use super::walk::search;
 use super::{ReadResult, RuleLocation};
+use crate::settings::rules::RuleSettings;
 use crate::thread_priority;
 
 /// Intervals of the watcher.
@@ -40,6 +41,13 @@ pub struct WatchTiming {
 impl Default for WatchTiming {
     fn default() -> Self {
         Self { debounce: Duration::from_millis(100), poll_interval: Duration::from_secs(10), events: true }
+    }
+}
+
+impl From<&RuleSettings> for WatchTiming {
+    fn from(settings: &RuleSettings) -> Self {
+        let poll_interval = settings.poll_interval.unwrap_or(Duration::MAX);
+        Self { debounce: settings.reload_debounce, poll_interval, events: true }
     }
 }
 

@@ -21,6 +21,8 @@ settings! { "Rules and their files";
     RUNTIME_WATCH_ROOT: bool = true,
         "watch RUNTIME_ROOT for a swapped symbolic link, instead of the directory of the rule files"
         .differs(Condition::True, "files edited in place are noticed with either value");
+    TOLLKEEPER_RULE_DEFAULTS: Option<PathBuf> = None,
+        "file of defaults for rules of any source, by domain and unit; reloaded like rules";
     MERGE_DOMAIN_CONFIG: bool = false, "merge files with the same domain, instead of an error"
         .differs(Condition::True, "files are merged in the order of their names");
     FORCE_START_WITHOUT_INITIAL_CONFIG: bool = false, "report healthy before the first rules over xDS";

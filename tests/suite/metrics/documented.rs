@@ -93,8 +93,12 @@ descriptors:
             ["ratelimit_service_rate_limit_over_limit_with_local_cache", "tollkeeper_rule_overshoot_hits_total"];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
     });
-    let xds = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
-    // Without a control plane.
+    let xds = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("TOLLKEEPER_RULE_DEFAULTS", "/nonexistent"),
+    ];
+    // Without a control plane, and without the file.
     let xds = xds.iter().fold(without_rules(), |setup, (name, value)| setup.env(name, value));
     let xds = Watched::start(xds.env("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1"));
     let servers = memcached().start();

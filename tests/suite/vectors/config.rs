@@ -49,7 +49,7 @@ fn load_with(line: &Value, options: &CompileOptions) -> Result<Compiled, Diagnos
         })
         .collect();
     let merge_domains = line["env"]["MERGE_DOMAIN_CONFIG"] == "true";
-    compile(&sources, &CompileOptions { merge_domains, ..*options })
+    compile(&sources, &CompileOptions { merge_domains, ..options.clone() })
 }
 
 /// The part of the peer's message that ours must contain; `None` where it is the YAML reader's own.

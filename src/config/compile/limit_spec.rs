@@ -1,0 +1,89 @@
+//! One limit as written, completed by the defaults that apply to it.
+
+use super::options::CompileOptions;
+use crate::config::document::{DefaultableKeys, RateLimitEntry, Spanned};
+use crate::config::rule_defaults::DefaultLayers;
+use crate::limit::algorithm::{Capacity, Delay, RejectedHitsPolicy};
+use crate::limit::period::Period;
+use crate::limit::{Consistency, Limit, LimitSpec, Overshoot};
+use crate::rule::RuleLimit;
+
+/// Settings that apply to all limits of a domain.
+pub(super) struct DomainScope<'s> {
+    /// `defaults` of the domain in its rule file.
+    pub(super) defaults: Option<&'s DefaultableKeys>,
+    /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`, which come after those.
+    pub(super) layers: DefaultLayers<'s>,
+    /// Settings of the process.
+    pub(super) options: &'s CompileOptions,
+}
+
+impl<'s> DomainScope<'s> {
+    /// `defaults` of the domain in its rule file, or none.
+    pub(super) fn file_defaults(&self) -> &'s DefaultableKeys {
+        self.defaults.unwrap_or(const { &DefaultableKeys::NONE })
+    }
+}
+
+/// A limit with the entry that it was compiled from.
+pub(super) struct CompiledEntry<'w> {
+    pub(super) limit: RuleLimit,
+    pub(super) written: &'w RateLimitEntry,
+}
+
+/// Returns `true` if two limits of one descriptor would share a counter.
+pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
+    one.algorithm() == other.algorithm()
+        && one.period_us() == other.period_us()
+        && one.calendar_months() == other.calendar_months()
+}
+
+/// Completes a limit. Defaults that do not apply to its other keys are left out.
+pub(super) fn limit_spec(
+    written: &RateLimitEntry,
+    period: Period,
+    sole: bool,
+    defaults: &DefaultableKeys,
+    options: &CompileOptions,
+) -> LimitSpec {
+    let own = &written.defaultable;
+    fn value<T>(spanned: Spanned<T>) -> T {
+        spanned.value
+    }
+    let algorithm = own.algorithm.or(defaults.algorithm).map(value).unwrap_or_default();
+    let properties = algorithm.properties();
+    let own_wait = own.max_wait_us.map(value);
+    let own_rejected = own.count_rejected.map(value);
+    let can_be_eventual = properties.can_be_eventual() && own_wait.unwrap_or(0) == 0 && own_rejected != Some(true);
+    let default_eventual = defaults.eventual.map(value).filter(|_| can_be_eventual);
+    let eventual = own.eventual.map(value).or(default_eventual).unwrap_or(false);
+    let can_wait = match properties.delay {
+        Delay::Never => false,
+        Delay::IfMaxWait => !eventual,
+        Delay::UntilDeadline => true,
+    };
+    let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
+    let overshoot = own.max_overshoot.map(value).or_else(|| {
+        // A default of more hits than this limit has means all of them.
+        defaults.max_overshoot.map(value).map(|overshoot| match overshoot {
+            Overshoot::Hits(hits) => Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1)),
+            Overshoot::MilliPercent(_) => overshoot,
+        })
+    });
+    let default_queue = defaults.queue_size.map(value).filter(|_| properties.capacity == Capacity::QueueSize);
+    let default_rejected = defaults.count_rejected.map(value).filter(|counted| !counted || can_count_rejected);
+    LimitSpec {
+        bucket_size: written.bucket_size.map(value),
+        queue_size: own.queue_size.map(value).or(default_queue),
+        max_wait_us: own_wait.or(defaults.max_wait_us.map(value).filter(|_| can_wait)),
+        count_rejected: own_rejected.or(default_rejected),
+        consistency: eventual.then(|| Consistency::Eventual(overshoot.unwrap_or(Overshoot::DEFAULT))),
+        on_store_error: Some(
+            own.on_store_error.or(defaults.on_store_error).map_or(options.on_store_error, |spanned| spanned.value),
+        ),
+        sole,
+        calendar_months: options.calendar_months,
+        log_max: options.log_max,
+        ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
+    }
+}

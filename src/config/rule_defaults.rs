@@ -1,0 +1,234 @@
+//! Defaults for the rules of any source, from the file of `TOLLKEEPER_RULE_DEFAULTS`.
+//!
+//! The file has the keys of `defaults` in a rule file, by domain and by unit. A value of a rule, or of the `defaults`
+//! of its rule file, takes precedence; then come those of the domain and unit, the domain, `*` and the unit, and `*`.
+//! The file is read as a whole or not at all.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::diagnostic::{Diagnostics, quotable};
+use super::document::defaults::check_defaults;
+use super::document::fields::{DocumentReader, Field, FieldPath};
+use super::document::{DefaultableKeys, Spanned};
+use super::keys::{BY_UNIT, Section};
+use super::yaml::{Documents, Position, YamlContent, YamlNode, parse, text};
+use crate::limit::period::Unit;
+
+/// Maximum size of the file, in bytes.
+pub const MAX_BYTES: usize = 1 << 20;
+
+/// Name that stands for all domains.
+const ALL_DOMAINS: &str = "*";
+
+/// Defaults by domain and unit.
+#[derive(Clone, Debug, Default)]
+pub struct RuleDefaults {
+    file: Arc<str>,
+    /// Text of the file; `None` without one.
+    text: Option<Arc<[u8]>>,
+    domains: HashMap<String, DomainDefaults>,
+}
+
+/// Defaults of one domain, or of all.
+#[derive(Clone, Debug, Default)]
+struct DomainDefaults {
+    keys: DefaultableKeys,
+    by_unit: Vec<UnitDefaults>,
+}
+
+/// Defaults for limits of a unit.
+#[derive(Clone, Debug)]
+struct UnitDefaults {
+    unit: Unit,
+    keys: DefaultableKeys,
+}
+
+/// Defaults that apply to a domain.
+#[derive(Clone, Copy, Debug)]
+pub struct DefaultLayers<'d> {
+    file: &'d Arc<str>,
+    /// Those of the domain itself, then those of all domains.
+    domains: [Option<&'d DomainDefaults>; 2],
+}
+
+impl RuleDefaults {
+    /// Reads a file. Returns the warnings too.
+    ///
+    /// # Errors
+    /// Every problem, if at least one is an error.
+    pub fn read(file: &Arc<str>, bytes: &[u8]) -> Result<(Self, Diagnostics), Diagnostics> {
+        let mut found = Diagnostics::default();
+        let domains = read_domains(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
+        if found.has_errors() {
+            return Err(found);
+        }
+        Ok((Self { file: Arc::clone(file), text: Some(bytes.into()), domains }, found))
+    }
+
+    /// Name and text of the file; `None` without one.
+    pub fn text(&self) -> Option<(&str, &[u8])> {
+        Some((&*self.file, self.text.as_deref()?))
+    }
+
+    /// Names of the domains with defaults of their own, sorted.
+    pub fn domains(&self) -> Vec<&str> {
+        let mut names: Vec<_> = self.domains.keys().map(String::as_str).filter(|name| *name != ALL_DOMAINS).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Defaults that apply to the domain of that name.
+    pub fn layers(&self, domain: &str) -> DefaultLayers<'_> {
+        DefaultLayers { file: &self.file, domains: [domain, ALL_DOMAINS].map(|name| self.domains.get(name)) }
+    }
+}
+
+impl<'d> DefaultLayers<'d> {
+    /// Returns `true` if there are none.
+    pub fn is_empty(self) -> bool {
+        self.domains.iter().all(Option::is_none)
+    }
+
+    /// Name of the file in messages.
+    pub const fn file(self) -> &'d Arc<str> {
+        self.file
+    }
+
+    /// Defaults for limits of `unit`, in the order of their precedence. Without a unit those by unit do not apply.
+    pub fn of_unit(self, unit: Option<Unit>) -> impl Iterator<Item = &'d DefaultableKeys> {
+        self.domains.into_iter().flatten().flat_map(move |domain| {
+            let by_unit = domain.by_unit.iter().filter(move |of_unit| Some(of_unit.unit) == unit);
+            by_unit.map(|of_unit| &of_unit.keys).chain([&domain.keys])
+        })
+    }
+
+    /// Units with defaults of their own, each once.
+    pub fn units(self) -> impl Iterator<Item = Unit> {
+        let has = move |unit: &Unit| {
+            self.domains.iter().flatten().any(|domain| domain.by_unit.iter().any(|of_unit| of_unit.unit == *unit))
+        };
+        Unit::ALL.into_iter().filter(has)
+    }
+}
+
+/// Reads the text; `None` if it was reported.
+fn read_domains(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
+    let start = Position { line: 1, column: 1 };
+    if bytes.len() > MAX_BYTES {
+        let message = format!("a file of defaults of {} bytes", bytes.len());
+        reader.error(start, &FieldPath::ROOT, message, format!("at most {MAX_BYTES} are read"));
+        return None;
+    }
+    let text = match text::decode(bytes) {
+        Ok(text) => text,
+        Err(text::Unreadable { at, message, hint }) => {
+            reader.error(at, &FieldPath::ROOT, format!("error loading config file: yaml: {message}"), hint);
+            return None;
+        }
+    };
+    let roots = parse::parse(&text, Documents::All, reader.file, reader.found);
+    let mut roots = roots.iter().filter(|root| !root.is_null());
+    let (root, second) = (roots.next(), roots.next());
+    if let Some(second) = second {
+        reader.error(second.at, &FieldPath::ROOT, "a second document", "write all defaults in one document");
+    }
+    let field = match root {
+        Some(root) => reader.fields(root, Section::DefaultsFile, "defaults", &FieldPath::ROOT)?.into_iter().next(),
+        None => None,
+    };
+    let Some(field) = field else {
+        if !reader.found.has_errors() {
+            let hint = "begin the file with `defaults:`, or write `defaults: {}` for none";
+            reader.error(root.map_or(start, |root| root.at), &FieldPath::ROOT, "there are no `defaults`", hint);
+        }
+        return None;
+    };
+    reader.domains(&field)
+}
+
+impl DocumentReader<'_> {
+    fn domains(&mut self, field: &Field<'_, '_>) -> Option<HashMap<String, DomainDefaults>> {
+        let field_path = FieldPath::ROOT.key(field.key.name);
+        let mut domains = HashMap::new();
+        for (name, node) in self.named(field.node, &field_path)? {
+            let field_path = field_path.key(&name.value);
+            if name.value.is_empty() || (name.value.contains('*') && name.value != ALL_DOMAINS) {
+                let message = format!("'{}' is not the name of a domain", quotable(&name.value));
+                self.error(name.at, &field_path, message, "write a whole name, or \"*\" for all domains");
+            }
+            let defaults = if node.is_null() { None } else { self.domain_defaults(node, &field_path) };
+            domains.insert(name.value, defaults.unwrap_or_default());
+        }
+        Some(domains)
+    }
+
+    fn domain_defaults(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<DomainDefaults> {
+        let mut read = DomainDefaults::default();
+        for field in self.fields(node, Section::DomainDefaults, "defaults", field_path)? {
+            let field_path = field_path.key(field.key.name);
+            if field.key.name == BY_UNIT.name {
+                read.by_unit = self.by_unit(&field, &field_path);
+            } else {
+                self.setting(&field, &mut read.keys, &field_path);
+            }
+        }
+        check_defaults(self, &read.keys, field_path);
+        Some(read)
+    }
+
+    fn by_unit(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Vec<UnitDefaults> {
+        let mut read: Vec<UnitDefaults> = Vec::new();
+        if field.node.is_null() {
+            return read;
+        }
+        for (name, node) in self.named(field.node, field_path).unwrap_or_default() {
+            let field_path = field_path.key(&name.value);
+            let Some(unit) = Unit::from_name(&name.value) else {
+                let message = format!("invalid rate limit unit '{}'", quotable(&name.value));
+                self.error(
+                    name.at,
+                    &field_path,
+                    message,
+                    format!("write one of {}", Unit::ALL.map(Unit::name).join(", ")),
+                );
+                continue;
+            };
+            if read.iter().any(|of_unit| of_unit.unit == unit) {
+                self.error(name.at, &field_path, format!("the unit {} is written twice", unit.name()), "remove one");
+            }
+            if node.is_null() {
+                continue;
+            }
+            if let Some(keys) = self.defaults(node, &field_path) {
+                check_defaults(self, &keys, &field_path);
+                read.push(UnitDefaults { unit, keys });
+            }
+        }
+        read
+    }
+
+    /// Returns the entries of a mapping with free names; none for null.
+    fn named<'n, 'a>(
+        &mut self,
+        node: &'n YamlNode<'a>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Vec<(Spanned<String>, &'n YamlNode<'a>)>> {
+        let map = match &node.content {
+            YamlContent::Map(map) => map,
+            _ if node.is_null() => return Some(Vec::new()),
+            _ => {
+                self.wrong_type(node, "defaults", "write a mapping here", field_path);
+                return None;
+            }
+        };
+        let mut entries = Vec::with_capacity(map.len());
+        for (name, node) in map.iter() {
+            match name.scalar() {
+                Some(scalar) => entries.push((Spanned { value: scalar.text().to_owned(), at: name.at }, node)),
+                None => self.error(name.at, field_path, "a name that is not text", "write a name here"),
+            }
+        }
+        Some(entries)
+    }
+}
