@@ -109,7 +109,8 @@ impl From<Memcache> for Store {
 }
 
 impl Store {
-    /// Opens the store that the settings select. A shared store connects in the background; call within a tokio runtime.
+    /// Opens the store that the settings select. A shared store connects in the background; call within a tokio
+    /// runtime.
     pub fn open(settings: &StoreSettings, capacity_bytes: u64) -> Self {
         match settings {
             // Settings with memcache are refused before a store is opened.

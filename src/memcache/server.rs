@@ -1,7 +1,8 @@
 //! One memcached server: its connections and its circuit breaker.
 //!
 //! Background tasks keep the connections open; calls wait only for the first connection. While the breaker is open,
-//! calls fail at once, and a task checks the server ten times a second. A command is sent once.
+//! calls fail at once, and a task checks the server ten times a second. A command is sent once. Commands on one key use
+//! one connection, so they run in the order of their calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -70,9 +71,10 @@ impl MemcacheServer {
         self.state.misconfigured.load_full()
     }
 
-    /// Sends a command and waits for its reply until `deadline`. An error reply is an error.
+    /// Sends a command, whose second word is the key, and waits for its reply until `deadline`. An error reply is an
+    /// error.
     pub(crate) async fn call(&self, words: &[&[u8]], deadline: Instant) -> Result<MemcacheReply, MemcacheError> {
-        let connection = self.connection(deadline).await?;
+        let connection = self.connection(words.get(1).copied().unwrap_or_default(), deadline).await?;
         let outcome = match connection.call(words, None, Some(deadline)).await {
             Ok(MemcacheReply::Error(text)) => Err(MemcacheError::from_reply(&text)),
             Ok(reply) => Ok(reply),
@@ -86,11 +88,13 @@ impl MemcacheServer {
     }
 
     /// Returns a connection, unless the breaker is open.
-    async fn connection(&self, deadline: Instant) -> Result<Arc<MemcacheConnection>, MemcacheError> {
+    async fn connection(&self, key: &[u8], deadline: Instant) -> Result<Arc<MemcacheConnection>, MemcacheError> {
         if self.is_breaker_open() {
             return Err(MemcacheError::Unreachable);
         }
-        if let Some(connection) = self.state.pool.get() {
+        // The lower bits have selected the server.
+        let slot = (crc32fast::hash(key) >> 16) as usize;
+        if let Some(connection) = self.state.pool.get_from(slot) {
             return Ok(connection);
         }
         match timeout_with_grace(self.state.pool.get_after_first_attempt(), deadline).await {

@@ -4,7 +4,7 @@ use crate::decide::Decider;
 use crate::health::Health;
 use crate::limit::StorePolicy;
 use crate::store::memory::usage::MemoryUsage;
-use crate::store::stats::{CommandCount, EventualSharing, PoolStats, ServerStats, SharedStoreStats};
+use crate::store::stats::{CommandCount, EventualSharing, PoolStats, SharedStoreStats, StoreServerStats};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the store.
@@ -67,7 +67,7 @@ fn shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
     commands(&stats.commands, emit);
 }
 
-fn breakers(mut servers: Vec<ServerStats>, emit: &mut dyn FnMut(Family)) {
+fn breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family)) {
     let mut breakers = Family::new(
         "tollkeeper_breaker_open",
         MetricKind::Gauge,
@@ -75,7 +75,7 @@ fn breakers(mut servers: Vec<ServerStats>, emit: &mut dyn FnMut(Family)) {
     );
     servers.sort_unstable();
     servers.dedup_by(|a, b| a.address == b.address);
-    breakers.series.extend(servers.into_iter().map(|ServerStats { address, is_breaker_open }| {
+    breakers.series.extend(servers.into_iter().map(|StoreServerStats { address, is_breaker_open }| {
         Series::new(MetricValue::level(u8::from(is_breaker_open))).label("node", address)
     }));
     emit(breakers);

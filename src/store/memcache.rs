@@ -30,7 +30,7 @@ use super::health::{HEALTH_INTERVAL, StoreHealth};
 use super::outcome::{ChargeResults, DecidedBy, StoreOutcome};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
 use super::spans;
-use super::stats::{PoolStats, ServerStats, SharedStoreStats};
+use super::stats::{PoolStats, SharedStoreStats, StoreServerStats};
 use super::window_key::Jitter;
 use crate::algorithm::fixed_window;
 use crate::algorithm::state::{State, charge_together};
@@ -208,7 +208,7 @@ impl Memcache {
             eventual: None,
             servers: servers
                 .iter()
-                .map(|server| ServerStats {
+                .map(|server| StoreServerStats {
                     address: server.endpoint().to_string(),
                     is_breaker_open: server.is_breaker_open(),
                 })

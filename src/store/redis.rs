@@ -62,7 +62,7 @@ use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
 use crate::store::key_scan::{CounterPath, KeyScan};
 use crate::store::outcome::{DecidedBy, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::stats::{EventualSharing, PoolStats, ServerStats, SharedStoreStats};
+use crate::store::stats::{EventualSharing, PoolStats, SharedStoreStats, StoreServerStats};
 
 /// Upper bound on returning leased hits at shutdown.
 const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
@@ -315,7 +315,7 @@ impl Redis {
         for (name, deployment) in [main, per_second] {
             let Some(deployment) = deployment else { continue };
             let DeploymentStats { connections, opened, nodes } = deployment.client.stats();
-            let server = |(address, is_breaker_open)| ServerStats { address, is_breaker_open };
+            let server = |(address, is_breaker_open)| StoreServerStats { address, is_breaker_open };
             servers.extend(nodes.into_iter().map(server));
             pools.push(PoolStats { name, connections, opened });
         }

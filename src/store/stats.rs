@@ -33,7 +33,7 @@ pub struct SharedStoreStats {
     /// Sharing of eventual limits; `None` if the store has no such limits.
     pub eventual: Option<EventualSharing>,
     /// Servers in use.
-    pub servers: Vec<ServerStats>,
+    pub servers: Vec<StoreServerStats>,
     /// Connections, by the settings that name their servers.
     pub pools: Vec<PoolStats>,
     /// Commands sent, as envoyproxy/ratelimit counts them.
@@ -57,7 +57,7 @@ pub struct EventualSharing {
 
 /// One server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ServerStats {
+pub struct StoreServerStats {
     /// Address of the server.
     pub address: String,
     /// True while calls fail at once because the server failed too often.

@@ -40,7 +40,11 @@ impl<C> ConnectionPool<C> {
         if let [slot] = &*self.slots {
             return slot.load_full();
         }
-        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        self.get_from(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the first open connection from slot `first` on, modulo the number of slots; `None` if none is open.
+    pub(crate) fn get_from(&self, first: usize) -> Option<Arc<C>> {
         let size = self.slots.len();
         (0..size).find_map(|step| self.slots[first.wrapping_add(step) % size].load_full())
     }

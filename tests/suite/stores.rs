@@ -1,4 +1,5 @@
-//! Behaviour that is the same in every store: in memory, in one Redis, and in a cluster.
+//! Behaviour that is the same in every store: in memory, in one Redis, in a cluster, and in memcached as far as its fixed
+//! windows go.
 //!
 //! Each behaviour is a function of a store, and a test on each of them, so that a failure names both. Tests set the
 //! time, in Redis too. Other tests cover the decisions of the algorithms and the behaviour of a single store.
@@ -12,13 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tollkeeper::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 
 use crate::kit::fixtures::{assert_responses, decide, in_parallel, load_shop_rules, shop_request};
+use crate::kit::memcached::{Memcached, memcached};
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::{Server, options};
 use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::{TestRequest, TestService};
+use crate::kit::test_service::{TestRequest, TestService, store_runtime};
+use crate::kit::wait_for;
 
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);
@@ -28,29 +32,38 @@ const HOUR: u64 = 3_600 * SECOND;
 
 /// A store, and the settings that select it.
 struct StoreUnderTest {
-    /// Variables that name the Redis; empty for memory.
+    /// Variables that name the servers; empty for memory.
     env: Vec<(&'static str, String)>,
+    /// Algorithms that the store has.
+    algorithms: &'static [Algorithm],
     /// Keeps the servers running while a test uses them.
     _servers: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl StoreUnderTest {
     fn memory() -> Self {
-        Self { env: Vec::new(), _servers: None }
+        Self { env: Vec::new(), algorithms: &Algorithm::ALL, _servers: None }
     }
 
     fn redis() -> Self {
         static SERVER: Shared<Server> = Shared::new();
         let server = SERVER.get_or_start(|| options().start());
         let env = vec![("REDIS_SOCKET_TYPE", "tcp".to_owned()), ("REDIS_URL", server.address())];
-        Self { env, _servers: Some(server) }
+        Self { env, algorithms: &Algorithm::ALL, _servers: Some(server) }
     }
 
     fn cluster() -> Self {
         static CLUSTER: Shared<Cluster> = Shared::new();
         let cluster = CLUSTER.get_or_start(Cluster::start);
         let env = vec![("REDIS_TYPE", "cluster".to_owned()), ("REDIS_URL", cluster.addresses().join(","))];
-        Self { env, _servers: Some(cluster) }
+        Self { env, algorithms: &Algorithm::ALL, _servers: Some(cluster) }
+    }
+
+    fn memcache() -> Self {
+        static SERVER: Shared<Memcached> = Shared::new();
+        let server = SERVER.get_or_start(|| memcached().start());
+        let env = vec![("BACKEND_TYPE", "memcache".to_owned()), ("MEMCACHE_HOST_PORT", server.address())];
+        Self { env, algorithms: &[Algorithm::FixedWindow], _servers: Some(server) }
     }
 
     /// A service with its own counters in this store and rules of the domain `shop`, at noon.
@@ -59,15 +72,31 @@ impl StoreUnderTest {
         let mut service = TestService::new(env.iter().copied().chain([("TOLLKEEPER_ON_STORE_ERROR", "error")]), NOON);
         if !self.env.is_empty() {
             let prefix = format!("{}:", SERVICES.fetch_add(1, Ordering::Relaxed));
-            let mut of_redis = vec![("CACHE_KEY_PREFIX", &*prefix), ("TOLLKEEPER_STORE_TIMEOUT", "5s")];
-            of_redis.extend(self.env.iter().map(|(name, value)| (*name, &**value)));
-            let redis = start_store(&of_redis, TimeSource::Caller);
-            wait_until_connected(&redis);
-            service = service.with_store(Store::from(redis));
+            let mut of_store = vec![("CACHE_KEY_PREFIX", &*prefix), ("TOLLKEEPER_STORE_TIMEOUT", "5s")];
+            of_store.extend(self.env.iter().map(|(name, value)| (*name, &**value)));
+            service = service.with_store(start_shared_store(&of_store));
         }
         load_shop_rules(&service, rules);
         service
     }
+}
+
+/// A store in the servers that these variables name, connected.
+fn start_shared_store(env: &[(&str, &str)]) -> Store {
+    if env.iter().all(|(name, _)| *name != "BACKEND_TYPE") {
+        let redis = start_store(env, TimeSource::Caller);
+        wait_until_connected(&redis);
+        return Store::from(redis);
+    }
+    let variables = env.iter().map(|(name, value)| (name.into(), value.into()));
+    let (settings, _) = Settings::from_env(variables).expect("the settings are valid");
+    let _within = store_runtime().enter();
+    let store = Store::open(&settings.store, 1 << 20);
+    wait_for("all connections", || {
+        let pools = store.stats().shared.expect("replicas share the store").pools;
+        pools.iter().all(|pool| pool.connections == 2).then_some(())
+    });
+    store
 }
 
 /// Servers that tests running at the same time share; the last test to end stops them.
@@ -89,7 +118,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Makes each behaviour a test on every store: `memory::NAME`, `redis::NAME` and `cluster::NAME`.
+/// Makes each behaviour a test on every store that has all algorithms: `memory::NAME`, `redis::NAME` and `cluster::NAME`.
 macro_rules! on_every_store {
     ($($behaviour:ident),+ $(,)?) => {
         on_every_store!(@store memory: $($behaviour),+);
@@ -108,9 +137,29 @@ macro_rules! on_every_store {
     };
 }
 
-on_every_store![
+/// Makes each behaviour of fixed windows a test on every store: `memcache::NAME` too.
+macro_rules! on_memcache_too {
+    ($($behaviour:ident),+ $(,)?) => {
+        on_every_store!(@store memcache: $($behaviour),+);
+        mod fixed_windows {
+            use super::{StoreUnderTest, $($behaviour),+};
+            on_every_store!($($behaviour),+);
+        }
+    };
+}
+
+on_memcache_too![
     charge_refund_and_peek_report_what_remains,
     concurrent_charges_admit_exactly_the_limit,
+    new_epoch_starts_a_new_counter,
+    limit_overrides_of_one_unit_share_a_counter,
+    only_values_under_share_threshold_share_a_counter,
+    rejected_hits_count_until_the_window_ends,
+    counter_outlives_a_change_of_its_rule,
+    stop_cache_key_increment_spares_a_fixed_window,
+];
+
+on_every_store![
     limits_of_a_descriptor_are_charged_all_or_none,
     hits_rejected_by_one_limit_are_not_charged_to_the_others,
     shadow_limit_beside_an_enforced_limit_rejects_nothing,
@@ -118,13 +167,10 @@ on_every_store![
     peek_changes_nothing,
     refund_to_an_unused_counter_changes_nothing,
     reload_keeps_counters_of_limits_with_the_same_identity,
-    new_epoch_starts_a_new_counter,
     changed_limit_counts_hits_charged_before,
     windows_expire_and_buckets_refill,
     queued_requests_are_delayed_in_order,
     stop_cache_key_increment_spares_limits_beside_a_rejecting_one,
-    limit_overrides_of_one_unit_share_a_counter,
-    only_values_under_share_threshold_share_a_counter,
     decisions_and_counters_follow_the_reference_model,
     strict_and_eventual_charges_on_one_log_keep_their_own_periods,
 ];
@@ -164,7 +210,7 @@ fn charge_refund_and_peek_report_what_remains(store: &StoreUnderTest) {
 }
 
 fn concurrent_charges_admit_exactly_the_limit(store: &StoreUnderTest) {
-    for algorithm in Algorithm::ALL {
+    for &algorithm in store.algorithms {
         let leaky = algorithm == Algorithm::LeakyBucket;
         // One leaves every 40 ms, and the last one in the bucket within the caller's deadline.
         let (unit, limit, queue) = if leaky { ("second", 25, ", queue_size: 50") } else { ("hour", 50, "") };
@@ -392,7 +438,7 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
 
 fn new_epoch_starts_a_new_counter(store: &StoreUnderTest) {
     let service = store.service(NO_HEADER, "descriptors: []");
-    for algorithm in Algorithm::ALL {
+    for &algorithm in store.algorithms {
         // A leaky bucket has one request, which leaves within the hour.
         let used_up = |epoch: u32| {
             load_shop_rules(
@@ -546,4 +592,53 @@ fn only_values_under_share_threshold_share_a_counter(store: &StoreUnderTest) {
     let long = |end: &str| shop_request(&format!("each={}{end}", "x".repeat(5_000)));
     let remaining = |request: &TestRequest| decide(&service, request).statuses()[0].1;
     assert_eq!([remaining(&long("1")), remaining(&long("2")), remaining(&long("1"))], [4, 4, 3]);
+}
+
+fn rejected_hits_count_until_the_window_ends(store: &StoreUnderTest) {
+    let service = store.service(NO_HEADER, "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5}}]");
+    let k = || shop_request("k");
+    let used_up = [
+        // A refund and peeks leave an unused counter as it is.
+        (k().refund(3), "OK [OK 5/HOUR left 5 in 3600 s]"),
+        (k().hits(0), "OK [OK 5/HOUR left 5 in 3600 s]"),
+        (k().hits(4), "OK [OK 5/HOUR left 1 in 3600 s]"),
+        (k().hits(2), "OVER [OVER 5/HOUR left 0 in 3600 s]"),
+        (k().refund(2), "OK [OK 5/HOUR left 1 in 3600 s]"),
+        (k().hits(2), "OVER [OVER 5/HOUR left 0 in 3600 s]"),
+        (k().refund(1), "OK [OK 5/HOUR left 0 in 3600 s]"),
+    ];
+    assert_responses(&service, &used_up);
+    service.advance_us(HOUR - SECOND);
+    assert_responses(
+        &service,
+        &[(k().hits(0), "OK [OK 5/HOUR left 0 in 1 s]"), (k(), "OVER [OVER 5/HOUR left 0 in 1 s]")],
+    );
+    service.advance_us(SECOND);
+    assert_responses(&service, &used_up);
+}
+
+fn counter_outlives_a_change_of_its_rule(store: &StoreUnderTest) {
+    let service = store.service(NO_HEADER, "descriptors: []");
+    for (rate_limit, expected) in [
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 20}", "OK [OK 20/60 MINUTE left 18 in 3600 s]"),
+        ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
+        ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
+    ] {
+        load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
+        assert_eq!(decide(&service, &shop_request("k")).text(), expected, "{rate_limit}");
+    }
+}
+
+fn stop_cache_key_increment_spares_a_fixed_window(store: &StoreUnderTest) {
+    let rules = "descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
+  - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}";
+    let service = store
+        .service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", ""), ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")], rules);
+    for expected in [[0, 8], [0, 8]] {
+        decide(&service, &shop_request("a; b"));
+        assert_eq!(left(&service, "a; b"), expected);
+    }
 }
