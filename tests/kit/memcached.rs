@@ -60,7 +60,8 @@ impl MemcachedOptions {
         let (port, plain) = (Port::reserve(), self.tls.then(Port::reserve));
         let mut addresses = format!("127.0.0.1:{}", port.number());
         if let Some(plain) = &plain {
-            addresses += &format!(",notls:127.0.0.1:{}", plain.number());
+            // The second address is not in its certificate.
+            addresses += &format!(",127.0.0.2:{},notls:127.0.0.1:{}", port.number(), plain.number());
         }
         // Only root needs a user to run as; without one it refuses to start.
         let arguments = [&["-u".to_owned(), "root".to_owned(), "-l".to_owned(), addresses], &*self.arguments].concat();

@@ -6,7 +6,7 @@ mod agreement;
 mod coalescing;
 mod eventual;
 mod eventual_model;
-mod faults;
+pub(crate) mod faults;
 mod keys;
 mod lease_record;
 mod over_limit_cache;

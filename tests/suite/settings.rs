@@ -23,6 +23,7 @@ use tollkeeper::settings::value::text::{TextList, TextMap};
 use tollkeeper::settings::{Settings, reference, table};
 use tollkeeper::telemetry::logs;
 
+mod memcache;
 mod redis;
 mod tls;
 

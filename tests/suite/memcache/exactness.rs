@@ -2,6 +2,7 @@
 
 use tollkeeper::pb::rate_limit_response::Code;
 
+use super::servers::keys_with;
 use super::{call, call_with_hits, client_of, counting_in};
 use crate::kit::PATIENCE;
 use crate::kit::fixtures::in_parallel;
@@ -11,8 +12,7 @@ use crate::kit::tollkeeper::Tollkeeper;
 
 /// Counts of all counters whose key contains `part`.
 fn counts(server: &Memcached, part: &str) -> Vec<u64> {
-    let keys = server.keys().into_keys().map(|key| String::from_utf8(key).expect("keys are ASCII"));
-    keys.filter(|key| key.contains(part)).filter_map(|key| server.count(&key)).collect()
+    keys_with(server, part).iter().filter_map(|key| server.count(key)).collect()
 }
 
 #[test]

@@ -50,8 +50,7 @@ fn service(server: &Memcached, env: &[(&str, &str)], start: Time) -> TestService
     };
     let service = TestService::new(variables, start).with_store(store);
     service.load([("rules.yaml", RULES)]);
-    let peek = about(&[("year", "peek")]).hits(0);
-    wait_for("a charge", || service.decide(&peek).ok());
+    wait_for("a charge", || service.decide(&about(&[("year", "wait")])).ok());
     server.command("flush_all", "OK");
     service
 }
@@ -193,7 +192,7 @@ fn hostile_bytes_of_a_client_reach_no_command() {
         server.command("set canary 0 0 1\r\n7", "STORED");
         let flushes = server.stat("cmd_flush");
         for value in values {
-            // Twice as long as a key may be, too.
+            // Beyond the maximum length of a key, too.
             for value in [value.to_owned(), value.repeat(2 * MAX_KEY_BYTES)] {
                 let seen = [(); 4].map(|()| call(&client, "user", &value));
                 assert_eq!(seen, [(true, 2), (true, 1), (true, 0), (false, 0)].map(Ok), "{format} {value:.40?}");

@@ -7,7 +7,7 @@ use crate::kit::memcached::{Memcached, memcached};
 use crate::kit::wait_for;
 
 /// Number of counters of a test, enough for each server to hold some.
-const USERS: usize = 60;
+pub(super) const USERS: usize = 60;
 
 fn three_servers() -> [Memcached; 3] {
     [(); 3].map(|()| memcached().start())
@@ -17,18 +17,23 @@ fn list(servers: &[&Memcached]) -> String {
     servers.iter().map(|server| server.address()).collect::<Vec<_>>().join(",")
 }
 
-fn names() -> impl Iterator<Item = String> {
+pub(super) fn names() -> impl Iterator<Item = String> {
     (0..USERS).map(|number| format!("user{number}"))
 }
 
-/// Keys of a server as text, without those of peeks and health checks.
-fn keys(server: &Memcached) -> Vec<String> {
+/// Keys of the counters of users.
+pub(super) fn keys(server: &Memcached) -> Vec<String> {
+    keys_with(server, "user")
+}
+
+/// Keys of a server that contain `part`.
+pub(super) fn keys_with(server: &Memcached, part: &str) -> Vec<String> {
     let keys = server.keys().into_keys().map(|key| String::from_utf8(key).expect("keys are ASCII"));
-    keys.filter(|key| key.contains("user")).collect()
+    keys.filter(|key| key.contains(part)).collect()
 }
 
 /// CRC-32 of IEEE 802.3, bit by bit.
-fn crc32(bytes: &[u8]) -> u32 {
+pub(super) fn crc32(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
     !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
 }

@@ -74,6 +74,6 @@ fn plaintext_and_tls_that_meet_are_reported() {
     let certificates = Certificates::new(files.path());
     let (plain, tls) = (memcached().start(), memcached().tls(&certificates, false).start());
     let ca = certificates.path("ca.crt");
-    assert_refused(over_tls(&plain.address(), ca), &["speaks no TLS", "MEMCACHE_TLS"]);
+    assert_refused(over_tls(&plain.address(), ca), &["does the server speak TLS?", "unset MEMCACHE_TLS"]);
     assert_refused(counting_in(&tls.address()), &["speaks TLS", "MEMCACHE_TLS=true"]);
 }

@@ -6,7 +6,7 @@
 //! | back after ms`. Tests that judge latencies run one at a time.
 
 mod fake_server;
-mod load;
+pub(crate) mod load;
 mod topology;
 mod rotation;
 mod misconfiguration;
@@ -22,21 +22,21 @@ use crate::kit::tollkeeper::Tollkeeper;
 use crate::kit::wait_for;
 
 /// Number of calls during a fault.
-const CALLS_PER_FAULT: usize = 100;
+pub(crate) const CALLS_PER_FAULT: usize = 100;
 
 /// Serializes the tests that judge latencies.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Files and connections that the process has open.
-fn open_files(tollkeeper: &Tollkeeper) -> usize {
+pub(crate) fn open_files(tollkeeper: &Tollkeeper) -> usize {
     fs::read_dir(format!("/proc/{}/fd", tollkeeper.id())).expect("the process runs").count()
 }
 
 /// Checks that the process leaks nothing after a fault.
-fn keeps_no_more_files_than(tollkeeper: &Tollkeeper, before: usize) {
+pub(crate) fn keeps_no_more_files_than(tollkeeper: &Tollkeeper, before: usize) {
     wait_for("old connections to be closed", || (open_files(tollkeeper) <= before + 2).then_some(()));
 }
 

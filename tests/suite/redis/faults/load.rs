@@ -69,17 +69,17 @@ fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A tollkeeper with the rules that a [`Load`] calls; callers add the address of Redis.
-pub(super) fn with_policies() -> Setup {
+pub(crate) fn with_policies() -> Setup {
     with_rules(RULES).env("TOLLKEEPER_REPLICAS", "2")
 }
 
 /// Hash tag of the Redis keys of a call.
-pub(super) fn tag(number: usize) -> String {
+pub(crate) fn tag(number: usize) -> String {
     format!("{{faults|{}={}}}", KEYS[number % KEYS.len()], value(number))
 }
 
 /// Hash tags of all counters.
-pub(super) fn tags() -> impl Iterator<Item = String> {
+pub(crate) fn tags() -> impl Iterator<Item = String> {
     (0..KEYS.len() * VALUES).map(tag)
 }
 
@@ -109,7 +109,7 @@ struct Call {
 }
 
 /// A caller at work; it stops when dropped.
-pub(super) struct Load {
+pub(crate) struct Load {
     calls: Arc<Mutex<Vec<Call>>>,
     stop: Arc<AtomicBool>,
     worker: Option<JoinHandle<()>>,
@@ -118,7 +118,7 @@ pub(super) struct Load {
 
 impl Load {
     /// Starts to call.
-    pub(super) fn on(tollkeeper: &Tollkeeper) -> Self {
+    pub(crate) fn on(tollkeeper: &Tollkeeper) -> Self {
         let (calls, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
         let well = options().start();
         let twin = with_policies().env("REDIS_URL", well.address()).start();
@@ -132,20 +132,20 @@ impl Load {
     }
 
     /// Starts to call, and waits until all calls are strict.
-    pub(super) fn strict_on(tollkeeper: &Tollkeeper) -> Self {
+    pub(crate) fn strict_on(tollkeeper: &Tollkeeper) -> Self {
         let load = Self::on(tollkeeper);
         load.wait_until_strict_since(Instant::now());
         load
     }
 
     /// Waits for `calls` more undisturbed calls.
-    pub(super) fn wait_for_calls(&self, calls: usize) {
+    pub(crate) fn wait_for_calls(&self, calls: usize) {
         let began = Instant::now();
         wait_for("calls to be over", || (self.judged(began).len() >= calls).then_some(()));
     }
 
     /// Runs a fault until the store has recovered, then waits until all calls are strict.
-    pub(super) fn run_fault(&self, name: &str, fault: impl FnOnce(&Self)) -> FaultEffects {
+    pub(crate) fn run_fault(&self, name: &str, fault: impl FnOnce(&Self)) -> FaultEffects {
         self.wait_until_strict_since(Instant::now());
         let began = Instant::now();
         fault(self);
@@ -154,7 +154,7 @@ impl Load {
     }
 
     /// Same as [`Load::run_fault`], with a store that was unreachable from the first call on.
-    pub(super) fn run_recovery(&self, name: &str, appear: impl FnOnce()) -> FaultEffects {
+    pub(crate) fn run_recovery(&self, name: &str, appear: impl FnOnce()) -> FaultEffects {
         let began = self.calls()[0].sent;
         appear();
         self.fault_effects(name, began, Instant::now())
@@ -264,7 +264,7 @@ fn judge(key: &str, response: &RateLimitResponse) -> Verdict {
 
 /// Effects of a fault on callers.
 #[derive(Debug)]
-pub(super) struct FaultEffects {
+pub(crate) struct FaultEffects {
     name: String,
     /// Undisturbed calls from the start of the fault until all were strict again.
     calls: Vec<Call>,
@@ -277,7 +277,7 @@ pub(super) struct FaultEffects {
 
 impl FaultEffects {
     /// Checks the effects against the contract, and adds a row to the table of faults if one is requested.
-    pub(super) fn expect_contract(self) -> Self {
+    pub(crate) fn expect_contract(self) -> Self {
         self.note();
         let wrong = self.calls.iter().find_map(|call| match &call.verdict {
             Verdict::Wrong(what) => Some(what),
@@ -300,14 +300,14 @@ impl FaultEffects {
     }
 
     /// Checks that policy decided most calls during the fault, and Redis none.
-    pub(super) fn expect_by_policy(self) -> Self {
+    pub(crate) fn expect_by_policy(self) -> Self {
         let share = self.share(&Verdict::Policy, |_| true);
         assert!(share >= 50.0, "{}: answered by policy: {share:.1} %", self.name);
         self
     }
 
     /// Checks that most calls were decided at once during the fault: a breaker was open.
-    pub(super) fn expect_immediate_decisions(self) -> Self {
+    pub(crate) fn expect_immediate_decisions(self) -> Self {
         let during: Vec<_> = self.calls.iter().filter(|call| call.sent < self.recovered_at).collect();
         let waited = during.iter().filter(|call| call.took >= CHARGE_TIMEOUT).count();
         let share = percent(waited, during.len());
@@ -320,12 +320,12 @@ impl FaultEffects {
     }
 
     /// True if policy decided most calls on these keys, by their tag, during the fault.
-    pub(super) fn is_mostly_by_policy(&self, of: impl Fn(&str) -> bool) -> bool {
+    pub(crate) fn is_mostly_by_policy(&self, of: impl Fn(&str) -> bool) -> bool {
         self.share(&Verdict::Policy, |call| of(&tag(call.number))) >= 50.0
     }
 
     /// Checks that `percent` of the calls on these keys, by their tag, were strict during the fault.
-    pub(super) fn expect_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
+    pub(crate) fn expect_strict(self, percent: f64, of: impl Fn(&str) -> bool) -> Self {
         let share = self.share(&Verdict::Strict, |call| of(&tag(call.number)));
         assert!(share >= percent - self.tolerance_percent(), "{}: strict: {share:.1} %", self.name);
         self
