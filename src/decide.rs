@@ -8,6 +8,7 @@
 mod charge;
 pub mod context;
 pub mod counters;
+mod debug_line;
 pub mod error;
 pub mod explain;
 mod failure_policies;
@@ -40,6 +41,7 @@ use self::record::Recorder;
 use self::selection::{SelectedRequest, Selection, select};
 use crate::decision::Decision;
 use crate::decision_log::log::DecisionLog;
+use crate::decision_log::values::ValueForm;
 use crate::limit::StorePolicy;
 use crate::request::Request;
 use crate::settings::decisions::DecisionSettings;
@@ -159,10 +161,19 @@ impl Decider {
         if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
             self.metrics.record_global_shadow();
         }
-        if let Some(log) = &self.log {
-            DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes }.log(log, &decided);
-        }
+        self.log(DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes }, &decided);
         decided
+    }
+
+    /// Logs a decision: in the decision log, and as a line at the level debug.
+    fn log(&self, request: DecidedRequest<'_, '_, '_>, decided: &Result<Decision<'_>, DecideError>) {
+        if let Some(log) = &self.log {
+            request.log(log, decided);
+        }
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let values = self.log.as_ref().map_or(&ValueForm::Plain, |log| &log.values);
+            request.log_debug_line(values, decided);
+        }
     }
 
     /// Number of charges that the store failed to decide since the start, by kind of failure.
@@ -187,10 +198,8 @@ impl Decider {
             Some(rules) => return Ok(select(&self.behaviour, rules, request)),
             None => DecideError::NoRules,
         };
-        if let Some(log) = &self.log {
-            let selected = SelectedRequest { request, selections: &[] };
-            DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes: &[] }.log(log, &Err(error));
-        }
+        let selected = SelectedRequest { request, selections: &[] };
+        self.log(DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes: &[] }, &Err(error));
         Err(error)
     }
 }

@@ -35,9 +35,9 @@ pub(super) struct DecidedRequest<'a, 'r, 'm> {
 }
 
 /// Verdicts on a request and its descriptors.
-struct Verdicts {
-    descriptors: SmallVec<[RecordedVerdict; 2]>,
-    request: RecordedVerdict,
+pub(super) struct Verdicts {
+    pub(super) descriptors: SmallVec<[RecordedVerdict; 2]>,
+    pub(super) request: RecordedVerdict,
 }
 
 impl<'a> DecidedRequest<'a, '_, '_> {
@@ -63,7 +63,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    fn verdicts(self, decided: &Result<Decision<'_>, DecideError>) -> Verdicts {
+    pub(super) fn verdicts(self, decided: &Result<Decision<'_>, DecideError>) -> Verdicts {
         let count = self.selected.request.descriptors.len();
         let descriptors: SmallVec<[RecordedVerdict; 2]> = (0..count).map(|index| self.verdict(index)).collect();
         let request = match decided {
@@ -78,7 +78,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     }
 
     /// Verdict on the descriptor at `index` alone.
-    fn verdict(self, index: usize) -> RecordedVerdict {
+    pub(super) fn verdict(self, index: usize) -> RecordedVerdict {
         let (Some(selection), Some(outcome)) = (self.selected.selections.get(index), self.outcomes.get(index)) else {
             return RecordedVerdict::Error;
         };
@@ -94,7 +94,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    fn rule_logging(self, index: usize) -> Option<RuleLogging> {
+    pub(super) fn rule_logging(self, index: usize) -> Option<RuleLogging> {
         self.selected.selections.get(index)?.rule?.rule.logging
     }
 
@@ -183,11 +183,6 @@ fn limit_records<'a>(
     selection: &'a Selection<'_>,
     outcome: Option<&DescriptorOutcome>,
 ) -> SmallVec<[LimitRecord<'a>; 1]> {
-    let results: &[ChargeResult] = match outcome {
-        Some(DescriptorOutcome::Charged(charged)) => &charged.results,
-        Some(DescriptorOutcome::Failed(failed)) => &failed.fallback,
-        Some(DescriptorOutcome::Unlimited) | None => &[],
-    };
     let record = |(at, selected): (usize, &'a SelectedLimit<'_>)| {
         let (limit, period) = (&selected.limit, selected.limit.period());
         LimitRecord {
@@ -199,7 +194,7 @@ fn limit_records<'a>(
             capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
             shadow: selected.shadow,
             quota: selected.quota,
-            result: results.get(at).map(result_record),
+            result: outcome.and_then(|outcome| outcome.result(at)).map(result_record),
         }
     };
     selection.limits.iter().enumerate().map(record).collect()

@@ -3,6 +3,7 @@
 use super::failure_policies::FailurePolicies;
 use super::ruling::{DescriptorRuling, LimitRejection};
 use super::selection::Selection;
+use crate::algorithm::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::error::ChargeError;
 use crate::store::outcome::{ChargeResults, StoreOutcome};
@@ -42,13 +43,18 @@ impl DescriptorOutcome {
         }
     }
 
-    /// Tells whether the limit at `index` rejected the charge.
-    pub(super) fn rejects(&self, index: usize) -> bool {
+    /// Result of the limit at `index`; `None` if no counter decided it.
+    pub(super) fn result(&self, index: usize) -> Option<&ChargeResult> {
         match self {
-            Self::Unlimited => false,
+            Self::Unlimited => None,
             Self::Charged(StoreOutcome { results, .. }) | Self::Failed(FailedCharge { fallback: results, .. }) => {
-                results.get(index).is_some_and(|result| !result.admitted)
+                results.get(index)
             }
         }
+    }
+
+    /// Tells whether the limit at `index` rejected the charge.
+    pub(super) fn rejects(&self, index: usize) -> bool {
+        self.result(index).is_some_and(|result| !result.admitted)
     }
 }

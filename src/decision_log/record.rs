@@ -265,6 +265,18 @@ pub enum RecordedVerdict {
     Error,
 }
 
+impl RecordedVerdict {
+    /// Name in records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::OverLimit => "over_limit",
+            Self::Shadow => "shadow",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// Part of the service that decided a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -23,6 +23,7 @@ pub(crate) struct Setup {
     name: Option<&'static str>,
     arguments: Vec<OsString>,
     container: Option<Vec<Volume>>,
+    stdout: Option<File>,
 }
 
 /// A file or directory that a container sees.
@@ -57,7 +58,14 @@ pub(crate) fn with_runtime_files(files: Vec<(String, String)>) -> Setup {
 
 /// A tollkeeper without rules of its own: `--config` and `RUNTIME_*` are the test's.
 pub(crate) fn without_rules() -> Setup {
-    Setup { rules: Rules::None, env: Vec::new(), name: None, arguments: vec!["serve".into()], container: None }
+    Setup {
+        rules: Rules::None,
+        env: Vec::new(),
+        name: None,
+        arguments: vec!["serve".into()],
+        container: None,
+        stdout: None,
+    }
 }
 
 impl Setup {
@@ -84,6 +92,12 @@ impl Setup {
     /// Runs it as process 1 of a restricted container that sees these files; see `tests/kit/image.sh`.
     pub(crate) fn in_container(mut self, volumes: Vec<Volume>) -> Self {
         self.container = Some(volumes);
+        self
+    }
+
+    /// Passes this file as its standard output.
+    pub(crate) fn stdout(mut self, file: File) -> Self {
+        self.stdout = Some(file);
         self
     }
 
@@ -120,7 +134,7 @@ impl Setup {
         command.env_clear().args(&self.arguments);
         self.rules.write_and_pass(files.path(), &mut command);
         command.envs(inherited_env()).envs(ports.settings()).envs(self.env);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        command.stdin(Stdio::null()).stdout(self.stdout.map_or_else(Stdio::null, Stdio::from)).stderr(stderr);
         let child = command.spawn().expect("the binary under test can be started");
         Tollkeeper { child, ports, files }
     }

@@ -1,9 +1,13 @@
 //! Decision log: the format and its schema, reading it back, and what the service writes.
 
 mod decisions;
+mod debug_line;
 mod files;
+mod process;
 mod reader;
 mod record;
+mod redis;
+mod rules;
 mod sample;
 mod schema;
 mod stalled;

@@ -55,7 +55,7 @@ Secret. Messages never repeat a value.
   "REDIS_PERSECOND_AUTH" "redisPerSecondAuth" "REDIS_PERSECOND_URL" "redisPerSecondAuth"
   "REDIS_PERSECOND_SENTINEL_AUTH" "redisPerSecondSentinelAuth" "TOLLKEEPER_ADMIN_TOKEN" "adminToken") $name }}
 {{- $remedy := ternary (printf "%s.%s=KEY" $fix $key) (printf "set %s by extraEnv with valueFrom.secretKeyRef" $name) (not (empty $key)) }}
-{{- if regexMatch "_(AUTH|TOKEN|PASSWORD|SECRET|HEADERS)$" $name }}
+{{- if regexMatch "_(AUTH|TOKEN|PASSWORD|SECRET|HEADERS|HASH_KEY)$" $name }}
 {{- fail (printf "%s is a secret, which Helm would store and print: %s" $it.place $remedy) }}
 {{- end }}
 {{- if include "tollkeeper.secretInUrl" $it.value }}

@@ -1,0 +1,104 @@
+//! A decision as one line of the process's log, at the level debug.
+//!
+//! Each descriptor is shown with the rule that matched it, its limits and its verdict. The line has the values of the
+//! decision log's form, so that values that are hashed there are not readable here. Text of the request is bounded
+//! here; the log escapes it.
+
+use std::fmt::Write as _;
+
+use super::error::DecideError;
+use super::explain::limit_text;
+use super::logging::DecidedRequest;
+use super::outcome::DescriptorOutcome;
+use crate::decision::Decision;
+use crate::decision_log::convert::signed_hits;
+use crate::decision_log::record::EntryRecord;
+use crate::decision_log::values::ValueForm;
+use crate::request::Entry;
+use crate::rule::RuleLogging;
+
+/// Maximum number of descriptors in a line.
+const MAX_DESCRIPTORS: usize = 16;
+/// Maximum number of entries of a descriptor in a line.
+const MAX_ENTRIES: usize = 16;
+/// Maximum length of a key or value in a line, in bytes.
+const MAX_TEXT_BYTES: usize = 256;
+
+impl DecidedRequest<'_, '_, '_> {
+    /// Logs the decision as one line.
+    #[inline(never)]
+    pub(super) fn log_debug_line(self, values: &ValueForm, decided: &Result<Decision<'_>, DecideError>) {
+        let domain = bounded(self.selected.request.domain.as_bytes());
+        let (verdict, delay_us) = (self.verdicts(decided).request.name(), decided.as_ref().map_or(0, |it| it.delay_us));
+        let error = decided.as_ref().err().map(|error| error.name());
+        let descriptors = self.debug_text(values);
+        tracing::debug!(domain, verdict, error, delay_us, descriptors, "decision");
+    }
+
+    /// Describes each descriptor: `user=alice -> shop.user (rules.yaml:3:17): 10 per minute by token_bucket: ok`.
+    fn debug_text(self, values: &ValueForm) -> String {
+        let count = self.selected.request.descriptors.len();
+        let shown = (0..count.min(MAX_DESCRIPTORS)).map(|index| self.debug_descriptor(index, values));
+        let mut text = shown.collect::<Vec<_>>().join("; ");
+        if count > MAX_DESCRIPTORS {
+            // Writing to a String does not fail.
+            let _ = write!(text, "; {} more", count - MAX_DESCRIPTORS);
+        }
+        text
+    }
+
+    fn debug_descriptor(self, index: usize, values: &ValueForm) -> String {
+        let descriptor = &self.selected.request.descriptors[index];
+        let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
+        let values = if is_hidden { &ValueForm::Omitted } else { values };
+        let entries = descriptor.entries.iter().take(MAX_ENTRIES).map(|entry| entry_text(entry, values));
+        let mut text = entries.collect::<Vec<_>>().join(",");
+        if descriptor.entries.len() > MAX_ENTRIES {
+            text += ",...";
+        }
+        let hits = signed_hits(descriptor.hits);
+        if hits != 1 {
+            let _ = write!(text, " ({hits} hits)");
+        }
+        let (selection, outcome) = (self.selected.selections.get(index), self.outcomes.get(index));
+        let Some(selection) = selection else { return text };
+        let _ = match selection.rule {
+            Some(compiled) => write!(text, " -> {} ({})", compiled.rule.path, compiled.rule.location),
+            None if selection.limits.is_empty() => write!(text, " -> no rule"),
+            None => write!(text, " -> limit of the request"),
+        };
+        for (at, limit) in selection.limits.iter().enumerate() {
+            let result = outcome.and_then(|outcome| outcome.result(at));
+            let mode = if limit.shadow { ", in shadow mode" } else { "" };
+            let _ = write!(text, ": {}{mode}", limit_text(&limit.limit));
+            if let Some(result) = result {
+                let _ = write!(text, ", {} used, {} remaining", result.after, result.remaining);
+            }
+        }
+        if let Some(DescriptorOutcome::Failed(failed)) = outcome {
+            let _ = write!(text, ": {}, policy {}", failed.error, failed.policies.strictest().name());
+        }
+        let _ = write!(text, ": {}", self.verdict(index).name());
+        text
+    }
+}
+
+/// Text of the first [`MAX_TEXT_BYTES`].
+fn bounded(bytes: &[u8]) -> String {
+    match bytes.get(..MAX_TEXT_BYTES) {
+        Some(start) if bytes.len() > MAX_TEXT_BYTES => format!("{}...", String::from_utf8_lossy(start)),
+        _ => String::from_utf8_lossy(bytes).into_owned(),
+    }
+}
+
+fn entry_text(entry: &Entry<'_>, values: &ValueForm) -> String {
+    let key = bounded(entry.key);
+    match values {
+        ValueForm::Plain => format!("{key}={}", bounded(entry.value)),
+        ValueForm::Hashed(_) => {
+            let EntryRecord { value_hash, .. } = values.record(entry);
+            format!("{key}=#{}", value_hash.as_deref().unwrap_or_default())
+        }
+        ValueForm::Omitted => key,
+    }
+}
