@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tollkeeper::config::compile::RuleText;
 use tollkeeper::config::compile::options::CompileOptions;
 use tollkeeper::config::recorded;
+use tollkeeper::config::rule_defaults::RuleDefaults;
 use tollkeeper::config::source::SourceRules;
 use tollkeeper::config::xds::resource::documents;
 use tollkeeper::config::yaml::Documents;
@@ -29,11 +30,11 @@ fn lines(rules: SourceRules) -> Vec<String> {
 
 /// Asserts that the record, read from its JSON, gives the same rules. Returns its id.
 fn assert_round_trip(rules: SourceRules) -> String {
-    let record = recorded::record(&rules, Some("7"));
+    let record = recorded::record(&rules, Some("7"), &RuleDefaults::default());
     let json = serde_json::to_string(&record).unwrap();
     let read: RuleSetRecord = serde_json::from_str(&json).unwrap();
     assert_eq!(read, record);
-    assert_eq!(lines(recorded::rules(read).unwrap()), lines(rules));
+    assert_eq!(lines(recorded::rules(read).unwrap().rules), lines(rules));
     record.id
 }
 
