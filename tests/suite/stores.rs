@@ -1,5 +1,5 @@
-//! Behaviour that is the same in every store: in memory, in one Redis, in a cluster, and in memcached as far as its fixed
-//! windows go.
+//! Behaviour that is the same in every store: in memory, in one Redis, and in a cluster; that of fixed windows in
+//! memcached too.
 //!
 //! Each behaviour is a function of a store, and a test on each of them, so that a failure names both. Tests set the
 //! time, in Redis too. Other tests cover the decisions of the algorithms and the behaviour of a single store.
