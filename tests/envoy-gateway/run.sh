@@ -425,6 +425,16 @@ wait_for 60 "gateway" gateway_listens
 check_soon "what changed meanwhile applies" "$(time_until 200 changed "$(milliseconds)")" 30000
 check "the status says that they are no longer cached" None "$(stream cached_since)"
 
+echo "== defaults for the rules of the gateway"
+echo 'defaults: { "*": { by_unit: { day: { algorithm: sliding_window_counter } } } }' >defaults.yaml
+kill_service
+start_service -v "$WORK/defaults.yaml:/defaults.yaml" -- TOLLKEEPER_RULE_DEFAULTS=/defaults.yaml
+wait_for 60 "rules" stream_is up
+wait_for 30 "connection of Envoy" answers 429 zero
+check "limits per day have the algorithm" "$(cat resources/*.yaml | grep -c 'unit: Day')" \
+    "$(page /rlconfig | grep -c 'algorithm: sliding_window_counter')"
+check "and reject" "200 200 429" "$(statuses 3 header -H 'x-user: eve')"
+
 echo "== log of the service"
 grep -v level=info service.log | cut -c 1-300 || true
 [ $failed = 0 ] && echo "all checks passed"
