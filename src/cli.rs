@@ -19,6 +19,7 @@ mod explain;
 mod call;
 mod top;
 mod bench;
+mod simulate;
 mod schema;
 mod go_flags;
 mod config_check_cmd;
@@ -68,6 +69,9 @@ enum CliCommand {
     /// Load-test any rate limit service: throughput, latencies, accuracy
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::Args>),
+    /// Show the effect that rules would have had on recorded traffic
+    #[command(after_long_help = simulate::HELP)]
+    Simulate(Box<simulate::Args>),
     /// Print the JSON Schema of rule files, for editors
     #[command(after_long_help = schema::HELP)]
     Schema(schema::Args),
@@ -117,5 +121,6 @@ fn run(cli: Cli) -> CommandOutcome {
         Some(CliCommand::Top(args)) => top::run(&args),
         Some(CliCommand::Bench(args)) => bench::run(&args),
         Some(CliCommand::Schema(args)) => schema::run(&args),
+        Some(CliCommand::Simulate(args)) => simulate::run(&args),
     }
 }

@@ -21,6 +21,7 @@
 pub mod clock;
 pub mod go_syntax;
 pub mod thread_priority;
+pub mod thread_time;
 pub mod coalesce;
 pub mod task_budget;
 pub mod sharded;
@@ -47,4 +48,6 @@ pub mod report;
 pub mod http;
 pub mod server;
 pub mod bench;
+pub mod replay;
+pub mod simulate;
 pub mod cli;

@@ -10,7 +10,7 @@ mod detach_on_drop;
 pub mod error;
 pub mod fallback;
 pub mod health;
-mod identity_hasher;
+pub(crate) mod identity_hasher;
 pub mod key_scan;
 pub mod memcache;
 pub mod memory;

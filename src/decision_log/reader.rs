@@ -238,7 +238,10 @@ impl Iterator for RecordReader {
 }
 
 /// Decompresses zstd and gzip, recognized by their first bytes.
-fn decompressed(input: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
+///
+/// # Errors
+/// The input cannot be read.
+pub fn decompressed(input: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
     let mut start = Vec::new();
     let mut input = input;
     (&mut input).take(4).read_to_end(&mut start)?;

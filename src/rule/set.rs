@@ -197,6 +197,12 @@ impl RuleSet {
         .filter_map(|node| node.rule.as_deref())
     }
 
+    /// Location of the first descriptor that matches on a value; `None` if all match on keys alone.
+    pub fn first_with_value(&self) -> Option<&SourceLocation> {
+        let has_value = |node: &&CompiledNode| node.composite.len() > node.key_length;
+        self.nodes.iter().find(has_value).and_then(|node| node.location.as_ref())
+    }
+
     /// Returns the child of `parent` whose composite key is the concatenation of the parts.
     pub(super) fn child(&self, parent: NodeId, composite: &[&[u8]]) -> Option<NodeId> {
         self.edges.find(self.edge_hash(parent, composite), |child| self.is_child(*child, parent, composite)).copied()

@@ -6,14 +6,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::sharded::lower_half;
 
 /// Number of shards of a table, so that threads rarely wait for one another.
-pub(super) const SHARDS: usize = 64;
+pub(crate) const SHARDS: usize = 64;
 
 /// Map from 128-bit hashes to values.
-pub(super) type HashKeyMap<V> = HashMap<u128, V, BuildHasherDefault<IdentityHasher>>;
+pub(crate) type HashKeyMap<V> = HashMap<u128, V, BuildHasherDefault<IdentityHasher>>;
 
 /// Hasher of keys that are keyed hashes already.
 #[derive(Debug, Default)]
-pub(super) struct IdentityHasher(u64);
+pub(crate) struct IdentityHasher(u64);
 
 impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {

@@ -13,9 +13,10 @@ use crate::kit::port::Port;
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
 use crate::kit::{http, read, repository, wait_for};
+use crate::simulate::Log;
 
 /// Commands with a help text of their own; the empty one is the program itself.
-const COMMANDS: [&str; 8] = ["", "serve", "check", "explain", "call", "top", "bench", "schema"];
+const COMMANDS: [&str; 9] = ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "schema"];
 /// Width of a terminal that shows each line whole, so that it can be copied.
 const COLUMNS: usize = 80;
 
@@ -83,6 +84,11 @@ impl Servers {
             ("rules/one.yaml", rules("one", "a")),
             ("more.yaml", rules("two", "a")),
             ("defaults.yaml", "defaults: {\"*\": {on_store_error: deny}}\n".to_owned()),
+            ("new.yaml", rules("shop", "login")),
+            ("old.yaml", rules("shop", "login")),
+            ("decisions.jsonl", decision_log(&rules("shop", "login"))),
+            ("access.log", json!({"start_time": "2026-01-01T00:00:00Z", "user": "ann"}).to_string() + "\n"),
+            ("map.yaml", "time: start_time\ndomain: shop\ndescriptors: [[{key: login, field: user}]]\n".to_owned()),
             ("request.json", request.to_string()),
             ("refund.json", refund().to_string()),
             ("mix.json", json!([{"weight": 9, "request": request}]).to_string()),
@@ -149,6 +155,12 @@ impl Servers {
     fn run(&self, example: &str) -> Output {
         self.shell(&self.adapted(example)).output().unwrap()
     }
+}
+
+/// A decision log of one request.
+fn decision_log(rules: &str) -> String {
+    let log = Log::new("p", rules).request(0, &["login=ann"]);
+    log.text()
 }
 
 /// The request file that the help of `call` shows.

@@ -41,6 +41,7 @@ mod rolling;
 mod rule_defaults;
 mod rule_files;
 mod settings;
+mod simulate;
 mod stores;
 mod textbook;
 mod tidy;

@@ -1,0 +1,14 @@
+//! Replay of recorded traffic through the decider: the base of the tools that predict the effect of rules.
+//!
+//! `source` reads decision logs and other files as [`recorded::RecordedRequest`]s, `merge` puts the requests of all
+//! files in order, and [`replayer::Replayer`] decides them, with counters of its own in memory and the recorded time as
+//! its clock. Nothing here prints or knows statistics.
+
+pub mod recorded;
+pub mod field_map;
+mod fields;
+pub mod source;
+mod log_records;
+mod reorder;
+pub mod merge;
+pub mod replayer;

@@ -1,0 +1,19 @@
+//! Simulation: the effect that rules would have had on recorded traffic.
+//!
+//! [`simulation::Simulation`] replays each request under the new rules and, to compare, under the old ones.
+//! [`results::SimulationResults`] has the figures, from which the command makes text, JSON and an HTML page. Memory is
+//! bounded whatever the traffic is: keys are counted exactly up to a bound and estimated above it, and the keys of the
+//! lists come from sketches.
+
+pub mod timeline;
+pub mod key_tallies;
+pub mod limit_tally;
+pub mod replay_tally;
+pub mod verification;
+pub mod simulation;
+pub mod results;
+mod collect;
+pub mod warnings;
+pub mod fail_condition;
+pub mod plot;
+pub mod page;

@@ -1,0 +1,184 @@
+//! Conditions under which a simulation fails, for CI: `rejected(shop.login) > 1%`.
+//!
+//! A condition compares a figure of one limit, or of all requests (`*`), with a number or, with `%`, a share.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::results::{ConditionResult, LimitFigures, LimitResults, SimulationResults, share};
+
+/// Condition on the figures of a simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FailCondition {
+    text: String,
+    metric: ConditionMetric,
+    /// Path of a limit; `None`: all requests.
+    subject: Option<String>,
+    comparison: Comparison,
+    threshold: f64,
+    is_percentage: bool,
+}
+
+/// Figure of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ConditionMetric {
+    Rejected,
+    RejectedKeys,
+    NewlyRejected,
+    NewlyAdmitted,
+    Delayed,
+    LongestRun,
+}
+
+/// Comparison of a figure with a threshold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    Above,
+    AtLeast,
+    Below,
+    AtMost,
+}
+
+/// A figure, with its whole for a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Figure {
+    part: u64,
+    /// `None` if the figure is not a share.
+    whole: Option<u64>,
+    what: &'static str,
+}
+
+const METRICS: [(&str, ConditionMetric); 6] = [
+    ("rejected", ConditionMetric::Rejected),
+    ("rejected_keys", ConditionMetric::RejectedKeys),
+    ("newly_rejected", ConditionMetric::NewlyRejected),
+    ("newly_admitted", ConditionMetric::NewlyAdmitted),
+    ("delayed", ConditionMetric::Delayed),
+    ("longest_run", ConditionMetric::LongestRun),
+];
+/// Longer comparisons first, because `>` begins `>=`.
+const COMPARISONS: [(&str, Comparison); 4] =
+    [(">=", Comparison::AtLeast), ("<=", Comparison::AtMost), (">", Comparison::Above), ("<", Comparison::Below)];
+/// Subject that stands for all requests.
+const ALL: &str = "*";
+
+/// The error completes a sentence that begins with the condition, and shows the fix.
+impl FromStr for FailCondition {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = "write METRIC(LIMIT) > NUMBER, such as 'rejected(shop.login) > 1%'";
+        let text = text.trim();
+        let (metric, rest) = text.split_once('(').ok_or_else(|| format!("there is no `(` ({form})"))?;
+        let (subject, rest) = rest.rsplit_once(')').ok_or_else(|| format!("there is no `)` ({form})"))?;
+        let metric = metric.trim();
+        let metric =
+            METRICS.into_iter().find(|(name, _)| *name == metric).map(|(_, known)| known).ok_or_else(|| {
+                let names = METRICS.map(|(name, _)| name).join(", ");
+                format!("'{metric}' is no metric (use one of {names})")
+            })?;
+        let subject = subject.trim();
+        if subject.is_empty() {
+            return Err("the limit is missing (write its path, such as shop.login, or * for all requests)".to_owned());
+        }
+        let rest = rest.trim();
+        let compared =
+            COMPARISONS.into_iter().find_map(|(sign, comparison)| Some((comparison, rest.strip_prefix(sign)?.trim())));
+        let (comparison, number) = compared.ok_or_else(|| format!("there is no >, >=, < or <= after `)` ({form})"))?;
+        let percentage = number.strip_suffix('%').map(str::trim);
+        let threshold =
+            percentage.unwrap_or(number).parse().ok().filter(|number: &f64| *number >= 0.0 && number.is_finite());
+        let threshold = threshold.ok_or_else(|| format!("'{number}' is not a number from 0 on ({form})"))?;
+        let is_percentage = percentage.is_some();
+        if is_percentage && metric == ConditionMetric::LongestRun {
+            return Err("longest_run is a number of requests (leave out the %)".to_owned());
+        }
+        if metric != ConditionMetric::Rejected && subject == ALL && !metric.is_of_requests() {
+            return Err("this metric needs a limit (write its path, such as shop.login)".to_owned());
+        }
+        let subject = (subject != ALL).then(|| subject.to_owned());
+        Ok(Self { text: text.to_owned(), metric, subject, comparison, threshold, is_percentage })
+    }
+}
+
+impl fmt::Display for FailCondition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl ConditionMetric {
+    /// True if there is such a figure of all requests.
+    const fn is_of_requests(self) -> bool {
+        matches!(self, Self::Rejected | Self::NewlyRejected | Self::NewlyAdmitted)
+    }
+}
+
+impl FailCondition {
+    /// Path of the limit; `None`: all requests.
+    pub fn subject(&self) -> Option<&str> {
+        self.subject.as_deref()
+    }
+
+    /// True if the condition is about a change, so that there must be old rules.
+    pub const fn compares(&self) -> bool {
+        matches!(self.metric, ConditionMetric::NewlyRejected | ConditionMetric::NewlyAdmitted)
+    }
+
+    /// Evaluates the condition. A limit without traffic has the figure 0.
+    pub fn evaluate(&self, results: &SimulationResults) -> ConditionResult {
+        let figure = match &self.subject {
+            None => self.of_requests(results),
+            Some(path) => self.of_limit(results.limits.iter().find(|limit| limit.path == *path)),
+        };
+        let value = match figure.whole {
+            Some(whole) if self.is_percentage => share(figure.part, whole) * 100.0,
+            _ => figure.part as f64,
+        };
+        let fails = match self.comparison {
+            Comparison::Above => value > self.threshold,
+            Comparison::AtLeast => value >= self.threshold,
+            Comparison::Below => value < self.threshold,
+            Comparison::AtMost => value <= self.threshold,
+        };
+        ConditionResult { condition: self.text.clone(), figure: figure.to_string(), fails }
+    }
+
+    fn of_requests(&self, results: &SimulationResults) -> Figure {
+        let changes = results.changes.as_ref();
+        let part = match self.metric {
+            ConditionMetric::NewlyRejected => changes.map_or(0, |changes| changes.newly_rejected),
+            ConditionMetric::NewlyAdmitted => changes.map_or(0, |changes| changes.newly_admitted),
+            _ => results.new.rejected,
+        };
+        Figure { part, whole: Some(results.traffic.requests), what: "requests" }
+    }
+
+    fn of_limit(&self, limit: Option<&LimitResults>) -> Figure {
+        let (none, none_before) = (LimitFigures::default(), LimitFigures::default());
+        let new = limit.and_then(|limit| limit.new.as_ref()).unwrap_or(&none);
+        let old = limit.and_then(|limit| limit.old.as_ref()).unwrap_or(&none_before);
+        let of_requests = |part, whole| Figure { part, whole: Some(whole), what: "requests" };
+        match self.metric {
+            ConditionMetric::Rejected => of_requests(new.rejected, new.requests),
+            ConditionMetric::RejectedKeys => Figure { part: new.rejected_keys, whole: Some(new.keys), what: "keys" },
+            ConditionMetric::NewlyRejected => of_requests(new.rejected_here_only, new.requests),
+            ConditionMetric::NewlyAdmitted => of_requests(old.rejected_here_only, old.requests),
+            ConditionMetric::Delayed => of_requests(new.delays.map_or(0, |delays| delays.requests), new.requests),
+            ConditionMetric::LongestRun => {
+                let part = new.longest_run.as_ref().map_or(0, |run| u64::from(run.requests));
+                Figure { part, whole: None, what: "requests" }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { part, whole, what } = self;
+        match whole {
+            Some(whole) => write!(f, "{:.2} % ({part} of {whole} {what})", share(*part, *whole) * 100.0),
+            None => write!(f, "{part} {what}"),
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Figures of a simulation. The field names of the JSON are an interface.
+
+use serde::Serialize;
+
+use super::verification::Verification;
+
+/// Figures of a simulation.
+#[derive(Clone, Debug, Serialize)]
+pub struct SimulationResults {
+    /// Version of the format.
+    pub version: u32,
+    /// The traffic.
+    pub traffic: TrafficResults,
+    /// Speed of the replay.
+    pub speed: ReplaySpeed,
+    /// Agreement with the record under the recorded rules, if these were replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
+    /// Reasons why the figures may differ from those of a server.
+    pub warnings: Vec<String>,
+    /// All requests under the new rules.
+    pub new: ReplayTotals,
+    /// All requests under the old rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub old: Option<ReplayTotals>,
+    /// Changes by request; absent without old rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes: Option<ChangeResults>,
+    /// Every limit with traffic, by path.
+    pub limits: Vec<LimitResults>,
+    /// Top rejected keys; only without old rules.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rejected_keys: Vec<RejectedKeyResults>,
+    /// All requests over time.
+    pub timeline: TimelineResults,
+    /// Conditions of `--fail-if`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<ConditionResult>,
+}
+
+/// The replayed traffic.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TrafficResults {
+    /// Requests.
+    pub requests: u64,
+    /// Time of the first request, RFC 3339 in UTC.
+    pub first: Option<String>,
+    /// Latest time.
+    pub last: Option<String>,
+    /// Records that the log lost.
+    pub dropped: u64,
+    /// Rows without a descriptor.
+    pub skipped: u64,
+    /// Rows too far out of order to be sorted.
+    pub late: u64,
+    /// Share of keys in the log, 0 to 1; absent without a header.
+    pub sample: Option<f64>,
+}
+
+/// Speed of a replay, in CPU time of one thread.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct ReplaySpeed {
+    /// Replayed decisions: one per request and rule set.
+    pub decisions: u64,
+    /// CPU time of the replay and its statistics, in seconds.
+    pub replay_seconds: f64,
+    /// CPU time of reading and decoding, in seconds.
+    pub decode_seconds: f64,
+    /// Replayed decisions per second of CPU time.
+    pub decisions_per_second: f64,
+    /// Decoded requests per second of CPU time.
+    pub decoded_per_second: f64,
+}
+
+/// All requests under one rule set.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct ReplayTotals {
+    /// Rejected requests, also those that SHADOW_MODE admits.
+    pub rejected: u64,
+    /// Share of the requests, 0 to 1.
+    pub rejected_share: f64,
+    /// Descriptors without a rule.
+    pub unmatched_descriptors: u64,
+    /// Requests without an answer: no rules, or no room for a counter.
+    pub failed: u64,
+    /// Counters evicted from a full memory.
+    pub evicted_counters: u64,
+    /// Charges for which a full memory had no room.
+    pub charges_without_counter: u64,
+    /// Charges of keys beyond the bound of keys.
+    pub untracked_requests: u64,
+}
+
+/// Changes by request.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChangeResults {
+    /// Requests that only the new rules reject.
+    pub newly_rejected: u64,
+    /// Requests that only the old rules reject.
+    pub newly_admitted: u64,
+    /// Keys with most newly rejected requests.
+    pub newly_rejected_keys: Vec<RejectedKeyResults>,
+    /// Keys with most newly admitted requests.
+    pub newly_admitted_keys: Vec<RejectedKeyResults>,
+}
+
+/// One limit.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LimitResults {
+    /// Path, as in `/rlconfig` and metrics.
+    pub path: String,
+    /// File, line and column of the rule.
+    pub location: String,
+    /// Name; empty if it has none.
+    pub name: String,
+    /// The limit in words.
+    pub limit: String,
+    /// Shadow mode: its rejections are those that it would make.
+    pub shadow_mode: bool,
+    /// Quota mode.
+    pub quota_mode: bool,
+    /// Figures under the new rules; absent if they lack the limit.
+    pub new: Option<LimitFigures>,
+    /// Figures under the old rules; absent if they lack the limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub old: Option<LimitFigures>,
+}
+
+/// Figures of one limit under one rule set.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct LimitFigures {
+    /// The limit in words.
+    pub limit: String,
+    /// Charges.
+    pub requests: u64,
+    /// Hits of the charges.
+    pub hits: u64,
+    /// Peeks.
+    pub peeks: u64,
+    /// Refunds.
+    pub refunds: u64,
+    /// Rejected charges.
+    pub rejected: u64,
+    /// Share of the charges, 0 to 1.
+    pub rejected_share: f64,
+    /// Requests that only these rules reject, and this limit first.
+    pub rejected_here_only: u64,
+    /// Distinct keys.
+    pub keys: u64,
+    /// Keys with a rejected charge.
+    pub rejected_keys: u64,
+    /// Share of the keys, 0 to 1.
+    pub rejected_keys_share: f64,
+    /// The numbers of keys are estimates.
+    pub keys_are_estimates: bool,
+    /// Longest run of rejections of one key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_run: Option<RunResults>,
+    /// Delays; absent if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delays: Option<DelayResults>,
+    /// Charges over time; absent beyond 1000 limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<TimelineResults>,
+}
+
+/// Longest run of rejections of one key.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunResults {
+    /// Rejected requests.
+    pub requests: u32,
+    /// Seconds from the first to the last.
+    pub seconds: f64,
+    /// `key=value,key=value`.
+    pub key: String,
+}
+
+/// Delays of admitted requests, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DelayResults {
+    /// Delayed requests.
+    pub requests: u64,
+    /// Median.
+    pub p50_us: u64,
+    /// 99th percentile.
+    pub p99_us: u64,
+    /// Longest.
+    pub max_us: u64,
+}
+
+/// A key with many rejected requests.
+#[derive(Clone, Debug, Serialize)]
+pub struct RejectedKeyResults {
+    /// Path of the limit that rejects it.
+    pub limit: String,
+    /// `key=value,key=value`.
+    pub key: String,
+    /// Number of requests, at most.
+    pub requests: u64,
+    /// Maximum overestimate in `requests`.
+    pub error: u64,
+}
+
+/// Counts in equal spans of time.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TimelineResults {
+    /// Start of the first span, RFC 3339 in UTC.
+    pub start: String,
+    /// Length of a span.
+    pub span_seconds: u64,
+    /// Requests of each span.
+    pub requests: Vec<u64>,
+    /// Rejected requests of each span.
+    pub rejected: Vec<u64>,
+    /// Requests of each span that the old rules reject.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rejected_before: Option<Vec<u64>>,
+}
+
+/// A condition of `--fail-if` with its figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct ConditionResult {
+    /// The condition.
+    pub condition: String,
+    /// The figure in words.
+    pub figure: String,
+    /// The condition holds, so the command fails.
+    pub fails: bool,
+}
+
+impl ReplaySpeed {
+    /// Speed of `decisions` of `requests`, by the CPU time of each part in seconds.
+    pub fn new(decisions: u64, requests: u64, replay_seconds: f64, decode_seconds: f64) -> Self {
+        let per_second = |count: u64, seconds: f64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+        Self {
+            decisions,
+            replay_seconds,
+            decode_seconds,
+            decisions_per_second: per_second(decisions, replay_seconds),
+            decoded_per_second: per_second(requests, decode_seconds),
+        }
+    }
+}
+
+/// Share of a whole, 0 to 1; 0 of nothing.
+pub fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
