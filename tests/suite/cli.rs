@@ -461,6 +461,46 @@ fn schema_command_prints_the_committed_schema() {
         (ended.code, ended.json()),
         (0, serde_json::from_str(&read(&repository("config/rules.schema.json"))).unwrap())
     );
+    let ended = run(&["schema", "--defaults"]);
+    let committed = read(&repository("config/rule-defaults.schema.json"));
+    assert_eq!((ended.code, ended.json()), (0, serde_json::from_str(&committed).unwrap()));
+}
+
+#[test]
+fn check_and_explain_apply_defaults_of_rules() {
+    let log = "defaults: {\"*\": {algorithm: sliding_window_log}}\n";
+    let large = "domain: large\ndescriptors:\n  - {key: a, rate_limit: {unit: day, requests_per_unit: 99999}}\n";
+    let wrong = "defaults: {good: {algoritm: fixed_window}}\n";
+    let files = [("good.yaml", GOOD), ("large.yaml", large), ("log.yml", log), ("wrong.yml", wrong)];
+    let directory = directory(&files);
+    let run = |arguments: &[&str], env: &[(&str, &str)]| {
+        Run { directory: directory.path(), env, ..Run::default() }.with(arguments)
+    };
+    let finding = "large.yaml:3:26: warning: the default `algorithm: sliding_window_log` of log.yml:1:18 is left out: ";
+    for (arguments, env) in [
+        (&["check", "--defaults", "log.yml", "good.yaml", "large.yaml"][..], &[][..]),
+        (&["check", "good.yaml", "large.yaml"], &[("TOLLKEEPER_RULE_DEFAULTS", "log.yml")]),
+    ] {
+        let ended = run(arguments, env);
+        let last = "2 files, 0 errors, 1 warning";
+        assert_eq!((ended.code, ended.stdout.lines().last()), (0, Some(last)), "{ended:?}");
+        assert!(ended.stdout.starts_with(finding), "{ended:?}");
+    }
+    let ended = run(&["check", "--defaults", "log.yml"], &[]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, "0 files, 0 errors, 0 warnings\n"), "{ended:?}");
+    let ended = run(&["check", "--defaults", "wrong.yml"], &[]);
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(
+        ended.stdout.starts_with("wrong.yml:1:19: config error, unknown key 'algoritm', did you mean"),
+        "{ended:?}"
+    );
+    let env = [("TOLLKEEPER_RULE_DEFAULTS", "gone.yml")];
+    let ended = run(&["check", "--env"], &env);
+    assert!(ended.code == 1 && ended.stdout.contains("unusable"), "{ended:?}");
+
+    let explain = ["explain", "--config", "good.yaml", "--domain", "good", "--descriptor", "a=1"];
+    let ended = run(&explain, &[("TOLLKEEPER_RULE_DEFAULTS", "log.yml")]);
+    assert!(ended.stdout.contains("1 per day by sliding_window_log"), "{ended:?}");
 }
 
 #[test]

@@ -8,7 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::kit::repository;
+use tollkeeper::config::compile::options::CompileOptions;
+use tollkeeper::config::compile::{RuleText, compile};
+use tollkeeper::config::rule_defaults::RuleDefaults;
+use tollkeeper::config::yaml::Documents;
+use tollkeeper::rule::set::RuleSet;
+
+use crate::kit::{read, repository};
 
 /// Checks a file of rules with nft.
 fn nft(file: &Path) -> Result<(), String> {
@@ -130,4 +136,28 @@ assert limit({"RateLimit-Limit": "12"}) == 12 and limit({"X-RateLimit-Limit": "m
     let output = python.args(["-B", "-c", program]).current_dir(repository("docs/examples")).output();
     let output = output.expect("python3 can be run");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn defaults_of_the_documentation_apply_to_rules() {
+    let page = read(&repository("docs/envoy-gateway.md"));
+    let block =
+        page.split("```yaml\n").find_map(|rest| rest.starts_with("defaults:").then(|| rest.split("```").next()));
+    let example = read(&repository("config/rule-defaults.yaml"));
+    assert!(example.starts_with("# yaml-language-server: $schema=rule-defaults.schema.json\n"));
+    for text in [block.flatten().expect("the page has an example"), example.as_str()] {
+        let (defaults, warnings) = RuleDefaults::read(&"defaults.yaml".into(), text.as_bytes()).unwrap();
+        assert!(warnings.is_empty() && defaults.domains() == ["default/eg/http"], "{warnings}");
+        let limits = [("minute", "sliding_window_counter"), ("second", "token_bucket")];
+        for (unit, algorithm) in limits {
+            let rules = format!(
+                "domain: default/eg/http\ndescriptors: [{{key: k, rate_limit: {{unit: {unit}, requests_per_unit: 9}}}}]\n"
+            );
+            let rules = RuleText { name: "rules".into(), bytes: rules.into_bytes(), documents: Documents::All };
+            let options = CompileOptions { rule_defaults: Arc::new(defaults.clone()), ..CompileOptions::default() };
+            let rules = RuleSet::new(compile(&[rules], &options).unwrap().domains);
+            let limit = rules.rules().next().expect("there is a rule").limits[0].limit;
+            assert_eq!((limit.algorithm().name(), limit.on_store_error().name()), (algorithm, "deny"));
+        }
+    }
 }

@@ -119,6 +119,16 @@ imagePullSecrets:
 {{- toYaml $files }}
 {{- end }}
 
+{{/* Name of the ConfigMap of ruleDefaults. */}}
+{{- define "tollkeeper.defaultsConfigMap" -}}
+{{- printf "%s-rule-defaults" (include "tollkeeper.fullname" . | trunc 49) }}
+{{- end }}
+
+{{/* File of defaults. */}}
+{{- define "tollkeeper.defaultsData" -}}
+{{- dict "defaults.yaml" (dict "defaults" .Values.ruleDefaults | toYaml) | toYaml }}
+{{- end }}
+
 {{/* Volume of the rule files. Takes a list: the context, the name of the chart's ConfigMap. */}}
 {{- define "tollkeeper.rulesVolume" -}}
 {{- $ := first . }}
@@ -209,6 +219,9 @@ port is a URL, which has the port of its protocol; a unix socket has none.
   "TOLLKEEPER_MEMORY_BYTES" .Values.memoryBytes
   "TOLLKEEPER_DRAIN_PERIOD" (printf "%ds" (int .Values.shutdown.drainSeconds))
   "TOLLKEEPER_SHUTDOWN_TIMEOUT" (printf "%ds" (int .Values.shutdown.timeoutSeconds)) }}
+{{- if .Values.ruleDefaults }}
+{{- $_ := set $all "TOLLKEEPER_RULE_DEFAULTS" "/etc/tollkeeper/rule-defaults/defaults.yaml" }}
+{{- end }}
 {{- if .Values.metrics.enabled }}
 {{- $_ := merge $all (dict
   "USE_PROMETHEUS" "true" "PROMETHEUS_ADDR" (printf ":%d" (int .Values.metrics.port)) "PROMETHEUS_PATH" .Values.metrics.path) }}
