@@ -61,7 +61,7 @@ enum StoreBackend {
     /// All replicas share the counters.
     Redis(Arc<Redis>),
     /// All replicas share the counters.
-    Memcache(Memcache),
+    Memcache(Box<Memcache>),
 }
 
 /// Inputs of store operations that come from the request.
@@ -104,7 +104,7 @@ impl From<Arc<Redis>> for Store {
 
 impl From<Memcache> for Store {
     fn from(memcache: Memcache) -> Self {
-        Self { backend: StoreBackend::Memcache(memcache) }
+        Self { backend: StoreBackend::Memcache(Box::new(memcache)) }
     }
 }
 
