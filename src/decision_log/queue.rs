@@ -83,13 +83,16 @@ impl RecordQueue {
     /// Appends a line, or counts it as dropped if the queue is full or closed.
     pub fn push(&self, line: &[u8]) {
         let mut state = self.lock();
+        let was_empty = state.is_empty();
         if state.is_closed || state.bytes + line.len() > self.max_bytes {
             state.dropped += 1;
             drop(state);
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            if was_empty {
+                self.filled.notify_one();
+            }
             return;
         }
-        let was_empty = state.is_empty();
         let was_half_full = state.bytes >= self.max_bytes / 2;
         match state.chunks.last_mut() {
             Some(last) if last.len() + line.len() <= CHUNK_BYTES => last.extend_from_slice(line),

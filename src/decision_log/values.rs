@@ -69,7 +69,5 @@ fn value_hash(key: &[u8; 32], entry: &Entry<'_>) -> String {
     let mut hasher = blake3::Hasher::new_keyed(key);
     // The length keeps key and value apart.
     hasher.update(&(entry.key.len() as u64).to_le_bytes()).update(entry.key).update(entry.value);
-    let mut hash = [0; HASH_BYTES];
-    hasher.finalize_xof().fill(&mut hash);
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    hasher.finalize().to_hex()[..2 * HASH_BYTES].to_owned()
 }

@@ -87,6 +87,8 @@ fn sliding_window_log(keys: usize) -> Charging {
 #[benches::rejected(args = [1, 2, 5, 10], setup = rejected)]
 #[benches::without_metrics(args = [1, 10], setup = without_metrics)]
 #[benches::among_100_000_rules(args = [1, 10], setup = among_many_rules)]
+#[benches::logged_1_percent(args = [1, 10], setup = logged_1_percent)]
+#[benches::logged(args = [1, 10], setup = logged)]
 fn decide(situation: Deciding) -> Deciding {
     steps(situation)
 }
@@ -105,6 +107,14 @@ fn without_metrics(descriptors: usize) -> Deciding {
 
 fn among_many_rules(descriptors: usize) -> Deciding {
     Deciding::new(Options { descriptors, rules: 100_000, ..Options::default() })
+}
+
+fn logged_1_percent(descriptors: usize) -> Deciding {
+    Deciding::new(Options { descriptors, logged: "0.01", ..Options::default() })
+}
+
+fn logged(descriptors: usize) -> Deciding {
+    Deciding::new(Options { descriptors, logged: "1", ..Options::default() })
 }
 
 #[library_benchmark(teardown = forget)]

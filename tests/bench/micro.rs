@@ -39,6 +39,7 @@ fn main() {
     matches(&mut criterion.benchmark_group("match"));
     charges(&mut criterion.benchmark_group("charge"));
     decisions(&mut criterion.benchmark_group("decide"));
+    logged_decisions(&mut criterion.benchmark_group("decide with log"));
     messages(&mut criterion);
     criterion.final_summary();
 }
@@ -127,6 +128,13 @@ fn decisions(group: &mut Group<'_>) {
                 measure(group, &name, || Deciding::new(options));
             }
         }
+    }
+}
+
+fn logged_decisions(group: &mut Group<'_>) {
+    for logged in ["0.01", "1"] {
+        let options = Options { logged, ..Options::default() };
+        measure(group, &format!("1 descriptors/10 rules/admitted/logged {logged}"), || Deciding::new(options));
     }
 }
 

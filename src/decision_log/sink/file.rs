@@ -82,9 +82,13 @@ impl FileSink {
             current = self.rotate()?;
         }
         let written = current.append(&bytes);
-        if written.is_ok() || current.has_open_line || current.undo() {
-            self.current = Some(current);
-        }
+        let is_usable = match &written {
+            Ok(()) => true,
+            // The reader of a pipe went away: opening it waits for the next one.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => false,
+            Err(_) => current.has_open_line || current.undo(),
+        };
+        self.current = is_usable.then_some(current);
         written
     }
 

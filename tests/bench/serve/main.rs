@@ -6,7 +6,7 @@
 //! bench asserts nothing.
 //!
 //! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload, redis-keys,
-//! redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape.
+//! redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape, log.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
@@ -14,6 +14,7 @@
 #[allow(dead_code, reason = "the suite uses all of the kit, this bench a part")]
 mod kit;
 
+mod decision_log;
 mod load;
 mod metrics;
 mod process;
@@ -67,6 +68,9 @@ fn main() {
         }
         if selected("metrics") {
             metrics::cost().await;
+        }
+        if selected("log") {
+            decision_log::cost().await;
         }
         if selected("scrape") {
             metrics::scrape().await;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use tollkeeper::clock::Clock;
 use tollkeeper::config::live::{LiveRules, LoadedFrom};
 use tollkeeper::decide::Decider;
+use tollkeeper::decision_log::log::{DecisionLog, ProcessFacts};
+use tollkeeper::decision_log::values::ValueForm;
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::service::{DEFAULT_DEADLINE, Service};
 use tollkeeper::pb::codec::FRAME_HEAD_BYTES;
@@ -39,12 +41,14 @@ pub(crate) struct Options {
     pub(crate) metrics: bool,
     /// True if the response has headers that describe the limits.
     pub(crate) headers: bool,
+    /// Share of the keys in the decision log, as text; the log goes to /dev/null. Empty: no log.
+    pub(crate) logged: &'static str,
 }
 
 impl Default for Options {
     /// One descriptor, admitted; counted; no headers.
     fn default() -> Self {
-        Self { descriptors: 1, rules: 10, rejected: false, metrics: true, headers: false }
+        Self { descriptors: 1, rules: 10, rejected: false, metrics: true, headers: false, logged: "" }
     }
 }
 
@@ -57,7 +61,8 @@ impl Options {
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
         behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
         let metrics = if self.metrics { ServiceMetrics::default() } else { ServiceMetrics::default().disabled() };
-        let decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
+        let mut decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
+        decider.log = (!self.logged.is_empty()).then(|| Arc::new(log(self.logged)));
         let service = Service::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::with_stats(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
@@ -73,6 +78,20 @@ impl Options {
         let descriptors: String = met.chain([other]).collect();
         many_rules(&descriptors, self.rules - MAX_DESCRIPTORS, |i, node| node.value = format!("/service/{i}/items"))
     }
+}
+
+/// Log of all decisions on a share of the keys.
+fn log(share: &str) -> DecisionLog {
+    let vars = [
+        ("TOLLKEEPER_DECISION_LOG", "file:/dev/null"),
+        ("TOLLKEEPER_DECISION_LOG_WHEN", "all"),
+        ("TOLLKEEPER_DECISION_LOG_SAMPLE", share),
+    ];
+    let vars = vars.into_iter().map(|(name, value)| (name.into(), value.into()));
+    let (settings, _) = Settings::from_env(vars).expect("the settings are valid");
+    let log = settings.decision_log.as_ref().expect("it is on");
+    let facts = ProcessFacts::new(&settings, Clock::manual(BEGIN));
+    DecisionLog::start(log, ValueForm::Plain, facts).expect("a thread can be started")
 }
 
 /// Decisions on requests of all users in turn.

@@ -1,6 +1,7 @@
 //! Destinations that stall or fail: decisions go on, and what is lost is counted and told.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -67,6 +68,40 @@ fn losses_are_told_when_a_pipe_gets_a_reader() {
     let told: u64 = lines.lines().filter_map(|line| told(serde_json::from_str(line).unwrap())).sum();
     assert_eq!((told, counts(&service).written), (lost, 1000 - lost));
     assert!(lost > 500);
+}
+
+#[test]
+fn record_larger_than_the_queue_is_dropped_and_holds_up_no_other() {
+    let directory = tempdir().unwrap();
+    let file = directory.path().join("log");
+    let service = logging_service(&file, &ENV, RULES);
+    wait_until("no header was written", || file.exists());
+    service.decide(&shop_request(&format!("user={}", "x".repeat(100_000)))).unwrap();
+    wait_until("the loss was not told", || {
+        records(&file).iter().any(|record| matches!(record, Record::Dropped(dropped) if dropped.count == 1))
+    });
+    decide(&service, 1);
+    wait_until("no record was written", || counts(&service).written == 1);
+}
+
+#[test]
+fn pipe_whose_reader_goes_away_is_written_again_for_the_next_reader() {
+    let directory = tempdir().unwrap();
+    let file = directory.path().join("pipe");
+    fifo(&file);
+    let service = logging_service(&file, &ENV, RULES);
+    let read_line = |file: &Path| {
+        let mut line = String::new();
+        BufReader::new(fs::File::open(file).unwrap()).read_line(&mut line).unwrap();
+        line
+    };
+    assert!(read_line(&file).contains("\"type\":\"header\""));
+    wait_until("no record failed", || {
+        decide(&service, 1);
+        counts(&service).failed > 0
+    });
+    decide(&service, 1);
+    assert!(read_line(&file).starts_with("{\"v\":1,"));
 }
 
 #[test]
