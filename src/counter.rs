@@ -1,8 +1,9 @@
 //! Counters of a matched descriptor: its path, and the limits that apply to it.
 //!
 //! A counter is identified by its path (domain and entries, with a pattern in place of a shared value) and by its
-//! limit's algorithm, period and epoch. Two paths never share a counter: every part of a key is delimited. The number
-//! of hits that a limit allows is not part of the key, so a counter survives a change of it.
+//! limit's algorithm, period and epoch; that of a candidate limit by its name too. Two paths never share a counter:
+//! every part of a key is delimited. The number of hits that a limit allows is not part of the key, so a counter
+//! survives a change of it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
@@ -66,6 +67,8 @@ pub struct Path<'a> {
     pub entries: &'a [Entry<'a>],
     /// Indices of entries whose values share one counter, ascending, with the pattern that replaces the value.
     pub shared: &'a [(usize, &'a [u8])],
+    /// Name of the candidate limit that counts alone; `None`: the limits that decide.
+    pub candidate: Option<&'a str>,
 }
 
 /// Random hash key of this process. Clients choose the values, and must not be able to choose two that collide.
@@ -96,6 +99,10 @@ impl Path<'_> {
                 Some((_, pattern)) => write_part(&mut hasher, 1, pattern),
                 None => write_part(&mut hasher, 0, entry.value),
             }
+        }
+        // Entries are pairs of parts, so a single part after them is the name of a candidate.
+        if let Some(name) = self.candidate {
+            write_part(&mut hasher, 0, name.as_bytes());
         }
         hasher.finish128().as_u128()
     }

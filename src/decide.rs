@@ -5,6 +5,7 @@
 //! charged together, and their verdicts merge. A failure of the store becomes a verdict by the rule's failure policy
 //! here and nowhere else.
 
+mod candidates;
 mod charge;
 pub mod context;
 pub mod counters;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use futures_util::future::OptionFuture;
 use smallvec::SmallVec;
 
+use self::candidates::CandidateCharges;
 use self::charge::{Charger, DryRuns, Outcomes};
 use self::context::DecisionContext;
 use self::error::DecideError;
@@ -80,6 +82,7 @@ impl Decider {
     ) -> Result<Decision<'r>, DecideError> {
         let selections = self.select(context, request)?;
         let selected = SelectedRequest { request, selections: &selections };
+        let candidates = CandidateCharges::begin(&self.store, context, selected);
         let charger = self.charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
         // `if let` would keep a second copy of each future in the state of this one.
@@ -88,7 +91,7 @@ impl Decider {
         }
         OptionFuture::from(charger.charge_all(&dry_runs, &mut outcomes)).await;
         OptionFuture::from(charger.charge_spared(&dry_runs, &mut outcomes)).await;
-        self.conclude(context, selected, &outcomes)
+        self.conclude(context, selected, &outcomes, candidates)
     }
 
     /// Decides a request with an immediate store.
@@ -121,6 +124,7 @@ impl Decider {
         }
         let selections = self.select(context, request)?;
         let selected = SelectedRequest { request, selections: &selections };
+        let candidates = CandidateCharges::begin(&self.store, context, selected);
         let charger = self.charger(context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), Outcomes::new());
         if self.behaviour.stop_cache_key_increment_when_overlimit {
@@ -129,9 +133,9 @@ impl Decider {
         drop(charger.charge_all(&dry_runs, &mut outcomes));
         drop(charger.charge_spared(&dry_runs, &mut outcomes));
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
-            observe(ObservedDescriptor { index, selection, outcome });
+            observe(ObservedDescriptor { index, selection, outcome, candidates: candidates.as_ref() });
         }
-        self.conclude(context, selected, &outcomes)
+        self.conclude(context, selected, &outcomes, candidates)
     }
 
     const fn charger<'a, 'r, 'm>(
@@ -148,14 +152,13 @@ impl Decider {
         context: DecisionContext<'r>,
         selected: SelectedRequest<'_, 'r, '_>,
         outcomes: &[DescriptorOutcome],
+        candidates: Option<CandidateCharges>,
     ) -> Result<Decision<'r>, DecideError> {
         if !self.metrics.is_off() {
-            let recorder = Recorder {
-                metrics: &self.metrics,
-                near_limit_ratio: self.behaviour.near_limit_ratio,
-                records_recent_keys: !self.store.can_scan(),
-            };
-            recorder.record(context, selected, outcomes);
+            self.recorder().record(context, selected, outcomes);
+        }
+        if let Some(candidates) = candidates {
+            candidates.record(self.recorder(), context, selected);
         }
         let decided = merge(&self.behaviour, selected, outcomes);
         if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
@@ -173,6 +176,14 @@ impl Decider {
         if tracing::enabled!(tracing::Level::DEBUG) {
             let values = self.log.as_ref().map_or(&ValueForm::Plain, |log| &log.values);
             request.log_debug_line(values, decided);
+        }
+    }
+
+    fn recorder(&self) -> Recorder<'_> {
+        Recorder {
+            metrics: &self.metrics,
+            near_limit_ratio: self.behaviour.near_limit_ratio,
+            records_recent_keys: !self.store.can_scan(),
         }
     }
 

@@ -235,6 +235,12 @@ impl Limit {
         }
     }
 
+    /// Returns the limit with another answer while the store fails.
+    #[must_use]
+    pub const fn under_policy(&self, on_store_error: StorePolicy) -> Self {
+        Self { on_store_error, ..*self }
+    }
+
     /// Returns the limit with its period extended by `by_us` microseconds.
     ///
     /// The extension is rounded down to whole milliseconds and is at most 10 s.

@@ -157,7 +157,7 @@ impl Rule {
     /// Suffix of a later limit: its name, or its period and algorithm. `None` for the first.
     pub fn limit_suffix(&self, index: usize) -> Option<String> {
         let Allowance::Limits(limits) = &self.allowance else { return None };
-        let RuleLimit { limit, name, .. } = limits.get(index).filter(|_| index > 0)?;
+        let RuleLimit { limit, name, .. } = limits.get(index).filter(|one| index > 0 || one.candidate)?;
         Some(match name.is_empty() {
             true => format!("{}_{}", limit.period(), limit.algorithm()),
             false => name.clone(),
@@ -179,7 +179,7 @@ pub enum Allowance {
         /// `quota_mode` as written; without effect, but `/rlconfig` prints it.
         quota: bool,
     },
-    /// Traffic within all of these limits, at least one.
+    /// Traffic within all of these limits, at least one; candidates are the last ones.
     Limits(Vec<RuleLimit>),
 }
 
@@ -192,8 +192,10 @@ pub struct RuleLimit {
     pub name: String,
     /// Shadow mode: counted and reported, but never rejects.
     pub shadow: bool,
-    /// Quota mode: rejects the request only together with all its other quotas.
+    /// Quota mode: rejects the request only together with all its other quotas. Candidates are no quotas.
     pub quota: bool,
+    /// Candidate: in shadow mode, and charged as if it were the only limit of the rule.
+    pub candidate: bool,
     /// Part of the counter's key: raising it resets the counter.
     pub epoch: u64,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS` that the limit cannot have, each with the reason.

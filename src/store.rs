@@ -6,6 +6,7 @@
 pub mod charge_context;
 mod charge_stats;
 pub mod command;
+pub mod deferred;
 mod detach_on_drop;
 pub mod error;
 pub mod fallback;
@@ -28,6 +29,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use self::charge_context::{ChargeContext, ChargeMode};
+use self::deferred::DeferredOutcomes;
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
@@ -182,6 +184,32 @@ impl Store {
                 }
             }
             shared => shared.charge_all(charges, ChargeMode::DryRun, context, each).await,
+        }
+    }
+
+    /// Makes charges that no answer waits for, each with the index of its descriptor: at once in memory, and in Redis
+    /// within the timeout of the store, whatever the deadline of `context` is. What can be sent is sent on return.
+    pub fn charge_deferred(&self, charges: &[(usize, Charge<'_>)], context: StoreContext<'_>) -> DeferredOutcomes {
+        match &self.backend {
+            StoreBackend::Memory(memory) => {
+                let charges = charges.iter();
+                let outcomes = charges.map(|(index, charge)| {
+                    let now = context.time_of(*index);
+                    let outcome = memory.charge(charge, now).map(|results| StoreOutcome::by_store(results, now));
+                    outcome.map_err(ChargeError::from)
+                });
+                DeferredOutcomes::Ready(outcomes.collect())
+            }
+            StoreBackend::Redis(redis) => {
+                let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
+                let until = Instant::now() + redis.timeout();
+                let context = ChargeContext { now: context.now, until, span_ref: context.span_ref };
+                DeferredOutcomes::begin(redis.charge_deferred(&charges, context))
+            }
+            // Rules for memcache have no lists of limits, so no charges of this kind.
+            StoreBackend::Memcache(_) => {
+                DeferredOutcomes::Ready(charges.iter().map(|_| Err(MemcacheError::Unsupported.into())).collect())
+            }
         }
     }
 

@@ -84,7 +84,7 @@ fn charged(memory: &MemoryStore, limits: &[EnforcedLimit<'_>], now: Time, reques
             epoch: 0,
         })
         .collect();
-    let charge = Charge::new(Path { domain: "d", entries: &entries, shared: &[] }, counters, request);
+    let charge = Charge::new(Path { domain: "d", entries: &entries, shared: &[], candidate: None }, counters, request);
     memory.charge(&charge, now).expect("two counters find room").to_vec()
 }
 

@@ -69,8 +69,15 @@ fn node(key: String, value: String) -> RuleNode {
     let location = SourceLocation { file: Arc::from("f"), line: 1, column: 1 };
     let spec = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
     let limit = Limit::new(&spec).expect("a plain limit");
-    let limit =
-        RuleLimit { limit, name: String::new(), shadow: false, quota: false, epoch: 0, left_out_defaults: Vec::new() };
+    let limit = RuleLimit {
+        limit,
+        name: String::new(),
+        shadow: false,
+        quota: false,
+        candidate: false,
+        epoch: 0,
+        left_out_defaults: Vec::new(),
+    };
     let mut node = RuleNode {
         key,
         value,

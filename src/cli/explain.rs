@@ -149,7 +149,8 @@ fn limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bool) {
     let _ = writeln!(page, "     limit {}{name}", plain(&limit.limit));
     let _ = writeln!(page, "       {}", plain(&limit.guarantee));
     for (is_so, what) in [
-        (limit.shadow_mode, "shadow_mode: it rejects nothing"),
+        (limit.candidate, "candidate: charged on its own, and it rejects nothing"),
+        (limit.shadow_mode && !limit.candidate, "shadow_mode: it rejects nothing"),
         (limit.quota_mode, "quota_mode: it rejects only together with all other quotas"),
     ] {
         if is_so {

@@ -11,6 +11,7 @@
 
 pub mod options;
 pub mod lints;
+mod candidate;
 mod limit_spec;
 mod memcache;
 mod rule_defaults;

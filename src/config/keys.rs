@@ -260,7 +260,7 @@ pub const KEYS: &[RuleKey] = &[
         &[Descriptor, Limit],
         Flag,
         "false",
-        "Shadow mode: the limit is counted and reported, but rejects nothing.",
+        "Shadow mode: the limit is counted and reported, but rejects nothing. With a name in a list, beside a limit without these two: a candidate, which is charged as if it were the only limit.",
     ),
     peer(
         "quota_mode",

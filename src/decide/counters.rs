@@ -12,14 +12,11 @@ use smallvec::SmallVec;
 use super::Decider;
 use super::context::DecisionContext;
 use super::explain::ExplainedCounter;
-use super::selection::{Selection, select};
-use crate::counter::Charge;
+use super::selection::{SelectedRequest, Selection, select};
 use crate::request::{Descriptor, Entry, Hits, Request};
 use crate::rule::set::{CompiledRule, DomainRules, RuleSet};
-use crate::store::StoreContext;
-use crate::store::error::{AdminError, ChargeError};
+use crate::store::error::AdminError;
 use crate::store::key_scan::CounterPath;
-use crate::store::outcome::{ChargeResults, StoreOutcome};
 
 /// Upper bound on each call of Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,7 +39,7 @@ pub struct CounterListing {
 pub struct ListedCounters {
     /// Key and value of each entry; the pattern in place of a shared value.
     pub entries: Vec<[String; 2]>,
-    /// Counter of each limit of the rule.
+    /// Counter of each limit of the rule, candidates last.
     pub limits: Vec<ExplainedCounter>,
 }
 
@@ -76,12 +73,12 @@ impl Decider {
             rules.find(domain, &borrowed(&path.entries)).is_some_and(|found| std::ptr::eq(found.rule, rule))
         };
         let scanned = self.store.scan(&domain.name, max, Instant::now() + TIMEOUT, is_of_rule).await?;
-        let (candidates, complete, note) = match scanned {
+        let (paths, complete, note) = match scanned {
             Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, BY_SCAN),
             None => (self.recently_created_keys(of), false, BY_MEMORY),
         };
         let mut counters = Vec::new();
-        let mut rest = &*candidates;
+        let mut rest = &*paths;
         while !rest.is_empty() && counters.len() < max {
             let (batch, others) = rest.split_at(rest.len().min(BATCH_SIZE));
             counters.extend(self.peek_at(context, of, batch).await);
@@ -105,10 +102,11 @@ impl Decider {
         let selections = select(&self.behaviour, rules, request);
         let mut deleted = Vec::with_capacity(selections.len());
         for (index, selection) in selections.iter().enumerate() {
-            deleted.push(match selection.charge(request, index, 0) {
-                Some(charge) => self.store.reset(&charge, context.now, Instant::now() + TIMEOUT).await?,
-                None => 0,
-            });
+            let mut of_descriptor = 0;
+            for charge in selection.all_charges(request, index, 0) {
+                of_descriptor += self.store.reset(&charge, context.now, Instant::now() + TIMEOUT).await?;
+            }
+            deleted.push(of_descriptor);
         }
         Ok(deleted)
     }
@@ -132,39 +130,32 @@ impl Decider {
         keys.collect()
     }
 
-    /// Counters of the candidates that are above zero.
+    /// Counters of these paths that are above zero.
     async fn peek_at(
         &self,
         context: DecisionContext<'_>,
         of: RuleRef<'_>,
-        candidates: &[CounterPath],
+        paths: &[CounterPath],
     ) -> Vec<ListedCounters> {
-        let descriptors = candidates.iter().map(|path| Descriptor {
+        let descriptors = paths.iter().map(|path| Descriptor {
             entries: borrowed(&path.entries),
             hits: Hits::Peek,
             hits_addend: None,
             limit_override: None,
         });
         let request = Request { domain: &of.domain.name, descriptors: descriptors.collect(), hits_addend: 0 };
-        let selections: Vec<Selection<'_>> = candidates
+        let selections: Vec<Selection<'_>> = paths
             .iter()
             .enumerate()
             .map(|(index, path)| Selection::of_rule(of.rule, shared(path), &request, index))
             .collect();
-        let charges = selections.iter().enumerate();
-        let charges = charges
-            .filter_map(|(index, selection)| Some((index, selection.charge(&request, index, context.max_delay_us)?)));
-        let mut found = vec![None; candidates.len()];
-        let record = |index: usize, _: &Charge<'_>, outcome: Result<StoreOutcome, ChargeError>| {
-            found[index] = outcome.ok().map(|outcome| outcome.results);
-        };
-        let context = StoreContext { deadline: Some(Instant::now() + TIMEOUT), ..context.of_store() };
-        self.store.peek_all(charges, context, record).await;
-        let counting = candidates.iter().zip(found).filter_map(|(candidate, results): (_, Option<ChargeResults>)| {
-            let results = results.filter(|results| results.iter().any(|result| result.after > 0))?;
+        let context = DecisionContext { deadline: Some(Instant::now() + TIMEOUT), ..context };
+        let found = self.peek_selected(context, SelectedRequest { request: &request, selections: &selections }).await;
+        let counting = paths.iter().zip(found).filter_map(|(path, results)| {
+            results.iter().flatten().any(|result| result.after > 0).then_some(())?;
             let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
-            let entries = candidate.entries.iter().map(|[key, value]| [text(key), text(value)]).collect();
-            Some(ListedCounters { entries, limits: results.iter().map(ExplainedCounter::of).collect() })
+            let entries = path.entries.iter().map(|[key, value]| [text(key), text(value)]).collect();
+            Some(ListedCounters { entries, limits: results.iter().flatten().map(ExplainedCounter::of).collect() })
         });
         counting.collect()
     }

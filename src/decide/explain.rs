@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use super::Decider;
 use super::context::DecisionContext;
-use super::selection::{SelectedLimit, Selection, select};
+use super::selection::{SelectedLimit, SelectedRequest, Selection, select};
 use crate::algorithm::ChargeResult;
 use crate::counter::Charge;
 use crate::limit::{Consistency, Limit, Overshoot};
@@ -84,6 +84,9 @@ pub struct ExplainedLimit {
     pub shadow_mode: bool,
     /// The limit rejects only together with all other quotas.
     pub quota_mode: bool,
+    /// The limit is a candidate: charged as if it were the only one.
+    #[serde(default)]
+    pub candidate: bool,
     /// The counter; `null` if the store failed.
     pub counter: Option<ExplainedCounter>,
 }
@@ -104,21 +107,27 @@ pub struct ExplainedCounter {
 }
 
 impl Explanation {
-    /// Explains `request` by these rules. `counters` has the results of each descriptor's limits, as far as known.
+    /// Explains `request` by these rules. `counters` has the results of each descriptor's limits, as [`Decider::peek`]
+    /// returns them.
     pub fn of(
         behaviour: &DecisionSettings,
         rules: &RuleSet,
         request: &Request<'_>,
-        counters: &[Vec<ChargeResult>],
+        counters: &[Vec<Option<ChargeResult>>],
     ) -> Self {
         let domain = rules.domain(request.domain);
         let selections = select(behaviour, rules, request);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
-                let results = counters.get(index).map_or(&[][..], Vec::as_slice);
+                let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
                 let strict = selection.limits.iter().any(|one| one.limit.consistency() == Consistency::Strict);
-                let limit = |(at, selected)| explained_limit(selected, strict, results.get(at));
-                let limits = selection.limits.iter().enumerate().map(limit).collect();
+                let deciding = selection.limits.iter().map(|one| explained_limit(one, strict, false));
+                let candidates = selection.candidates.iter().map(|one| explained_limit(one, false, true));
+                let with_counter = |mut limit: ExplainedLimit| {
+                    limit.counter = results.next().flatten().map(ExplainedCounter::of);
+                    limit
+                };
+                let limits = deciding.chain(candidates).map(with_counter).collect();
                 match domain {
                     None => unknown_domain(descriptor),
                     Some(domain) => explained(rules, domain, descriptor, selection, limits),
@@ -134,19 +143,36 @@ impl Explanation {
 }
 
 impl Decider {
-    /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, none where there are
-    /// no limits or the store failed.
-    pub async fn peek(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<Vec<ChargeResult>> {
-        let mut counters = vec![Vec::new(); request.descriptors.len()];
-        let Some(rules) = context.rules else { return counters };
+    /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, candidates last;
+    /// `None` where the store failed.
+    pub async fn peek(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<Vec<Option<ChargeResult>>> {
+        let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
         let selections = select(&self.behaviour, rules, request);
-        let charges = selections.iter().enumerate();
-        let charges = charges
-            .filter_map(|(index, selection)| Some((index, selection.charge(request, index, context.max_delay_us)?)));
-        let record = |index: usize, _: &Charge<'_>, outcome: Result<StoreOutcome, ChargeError>| {
-            counters[index] = outcome.map(|outcome| outcome.results.into_vec()).unwrap_or_default();
+        self.peek_selected(context, SelectedRequest { request, selections: &selections }).await
+    }
+
+    /// Peeks at the counters of selected limits, as [`Decider::peek`] does.
+    pub(super) async fn peek_selected(
+        &self,
+        context: DecisionContext<'_>,
+        selected: SelectedRequest<'_, '_, '_>,
+    ) -> Vec<Vec<Option<ChargeResult>>> {
+        let SelectedRequest { request, selections } = selected;
+        let charges = selections.iter().enumerate().flat_map(|(index, selection)| {
+            selection.all_charges(request, index, context.max_delay_us).map(move |charge| (index, charge))
+        });
+        let charges: Vec<(usize, Charge<'_>)> = charges.collect();
+        let mut outcomes = vec![None; charges.len()];
+        let record = |at: usize, _: &Charge<'_>, outcome: Result<StoreOutcome, ChargeError>| {
+            outcomes[at] = outcome.ok().map(|outcome| outcome.results);
         };
-        self.store.peek_all(charges, context.of_store(), record).await;
+        let peeks = charges.iter().map(|(_, charge)| charge.clone()).enumerate();
+        self.store.peek_all(peeks, context.of_store(), record).await;
+        let mut counters = vec![Vec::new(); selections.len()];
+        for ((index, charge), results) in charges.iter().zip(outcomes) {
+            let result = |at: usize| results.as_ref().and_then(|results| results.get(at).copied());
+            counters[*index].extend((0..charge.counters.len()).map(result));
+        }
         counters
     }
 }
@@ -237,14 +263,15 @@ fn explained_step(step: &TraceStep<'_>, entry: &Entry<'_>) -> ExplainedStep {
     }
 }
 
-fn explained_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, result: Option<&ChargeResult>) -> ExplainedLimit {
+fn explained_limit(selected: &SelectedLimit<'_>, any_is_strict: bool, candidate: bool) -> ExplainedLimit {
     ExplainedLimit {
         name: selected.name.to_owned(),
         limit: limit_text(&selected.limit),
         guarantee: guarantee(&selected.limit, any_is_strict),
         shadow_mode: selected.shadow,
         quota_mode: selected.quota,
-        counter: result.map(ExplainedCounter::of),
+        candidate,
+        counter: None,
     }
 }
 

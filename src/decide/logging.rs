@@ -103,7 +103,10 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let SelectedRequest { request, selections } = self.selected;
         match selections.get(index) {
             Some(selection) => selection.path(request, index),
-            None => Path { domain: request.domain, entries: &request.descriptors[index].entries, shared: &[] },
+            None => {
+                let entries = &request.descriptors[index].entries;
+                Path { domain: request.domain, entries, shared: &[], candidate: None }
+            }
         }
     }
 

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use super::candidates::CandidateCharges;
 use super::outcome::DescriptorOutcome;
 use super::record::key_text;
-use super::selection::Selection;
+use super::selection::{SelectedLimit, Selection};
 use crate::algorithm::ChargeResult;
 use crate::counter::Path;
 use crate::limit::Limit;
 use crate::request::Request;
 use crate::rule::set::{CompiledRule, DomainRules};
-use crate::telemetry::metrics::limit_stats::LimitStats;
 
 /// A decided descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,7 @@ pub struct ObservedDescriptor<'a, 'r> {
     pub index: usize,
     pub(super) selection: &'a Selection<'r>,
     pub(super) outcome: &'a DescriptorOutcome,
+    pub(super) candidates: Option<&'a CandidateCharges>,
 }
 
 /// A limit of a decided descriptor.
@@ -36,8 +37,18 @@ pub struct ObservedLimit<'a, 'r> {
     pub quota: bool,
     /// Identifier of its statistics, unique in this process. Limits that came with requests share that of their domain.
     pub id: u64,
+    /// Candidate: charged as if it were the only limit of its rule.
+    pub candidate: bool,
     /// Result of the charge.
     pub result: &'a ChargeResult,
+}
+
+impl<'a, 'r> ObservedLimit<'a, 'r> {
+    fn new(selected: &'a SelectedLimit<'r>, result: &'a ChargeResult, others: u64, candidate: bool) -> Self {
+        let SelectedLimit { ref limit, index, name, shadow, quota, stats, .. } = *selected;
+        let id = stats.map_or(others, |stats| stats.id());
+        Self { limit, index, name, shadow, quota, id, candidate, result }
+    }
 }
 
 impl<'a, 'r> ObservedDescriptor<'a, 'r> {
@@ -66,22 +77,21 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
         key_text(&self.selection.path(request, self.index))
     }
 
-    /// Limits with their results; none if the store failed.
+    /// Limits with their results, candidates last; none if the store failed, for a candidate: failed to charge it.
     pub fn limits(&self) -> impl Iterator<Item = ObservedLimit<'a, 'r>> + use<'a, 'r> {
         let results: &[ChargeResult] = match self.outcome {
             DescriptorOutcome::Charged(outcome) => &outcome.results,
             DescriptorOutcome::Unlimited | DescriptorOutcome::Failed(_) => &[],
         };
         let others = self.selection.domain.map_or(u64::MAX, |domain| domain.others.id());
-        self.selection.limits.iter().zip(results).map(move |(selected, result)| ObservedLimit {
-            limit: &selected.limit,
-            index: selected.index,
-            name: selected.name,
-            shadow: selected.shadow,
-            quota: selected.quota,
-            id: selected.stats.map_or(others, LimitStats::id),
-            result,
-        })
+        let (index, selection) = (self.index, self.selection);
+        let known = self.candidates.into_iter().flat_map(CandidateCharges::known);
+        let candidates = known.filter(move |known| known.candidate.descriptor == index).filter_map(move |known| {
+            let result = known.outcome.as_ref().ok()?.results.first()?;
+            Some(ObservedLimit::new(&selection.candidates[known.candidate.at], result, others, true))
+        });
+        let deciding = selection.limits.iter().zip(results);
+        deciding.map(move |(selected, result)| ObservedLimit::new(selected, result, others, false)).chain(candidates)
     }
 
     /// True if the store had no room for a counter, so that a failure policy decided.
@@ -93,5 +103,5 @@ impl<'a, 'r> ObservedDescriptor<'a, 'r> {
 /// Text of the key of the descriptor at `index`, whose values share no counter.
 pub fn plain_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
     let entries = request.descriptors.get(index).map_or(&[][..], |descriptor| &descriptor.entries);
-    key_text(&Path { domain: request.domain, entries, shared: &[] })
+    key_text(&Path { domain: request.domain, entries, shared: &[], candidate: None })
 }

@@ -15,7 +15,7 @@ use super::selection::{SelectedLimit, SelectedRequest, Selection};
 use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::Path;
-use crate::limit::StorePolicy;
+use crate::limit::{Limit, StorePolicy};
 use crate::request::{Descriptor, Entry, Hits};
 use crate::rule::naming::override_name;
 use crate::rule::set::DomainRules;
@@ -28,7 +28,7 @@ use crate::telemetry::top_keys::{KeyRejection, MAX_KEY_BYTES};
 /// Records outcomes in the metrics.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recorder<'d> {
-    pub(super) metrics: &'d ServiceMetrics,
+    pub(super) metrics: &'d Arc<ServiceMetrics>,
     /// Share of a limit from which on it counts as nearly used up.
     pub(super) near_limit_ratio: f32,
     /// Keys of new counters are recorded, because the store cannot list its keys.
@@ -36,9 +36,9 @@ pub(super) struct Recorder<'d> {
 }
 
 /// Statistics that a limit counts under.
-enum StatsRef<'r> {
+pub(super) enum StatsRef<'r> {
     /// Those of its rule.
-    Rule(&'r LimitStats),
+    Rule(&'r Arc<LimitStats>),
     /// Those of a name that the request makes.
     Request(Arc<LimitStats>),
 }
@@ -65,13 +65,15 @@ struct DecidedDescriptor<'a, 'r, 'm> {
 
 /// Result of a charge on one limit.
 #[derive(Clone, Copy)]
-struct LimitResult<'a> {
-    result: &'a ChargeResult,
+pub(super) struct LimitResult<'a> {
+    pub(super) result: &'a ChargeResult,
     /// Hits from which on the limit counts as nearly used up.
-    near: u64,
+    pub(super) near: u64,
+    /// The limit is in shadow mode.
+    pub(super) shadow: bool,
     /// Another limit of the descriptor rejected the hits, so that this one was not charged as admitting them.
-    rejected_elsewhere: bool,
-    decided_by: DecidedBy,
+    pub(super) rejected_elsewhere: bool,
+    pub(super) decided_by: DecidedBy,
 }
 
 impl Recorder<'_> {
@@ -103,15 +105,16 @@ impl Recorder<'_> {
     /// Records the outcome of the limit at `at` of a descriptor.
     fn record_limit(self, stats: &LimitStats, decided: DecidedDescriptor<'_, '_, '_>, at: usize) {
         let DecidedDescriptor { descriptor, selection, outcome, .. } = decided;
-        let (limit, hits) = (&selection.limits[at], descriptor.hits);
-        let near = near_hits(limit, self.near_limit_ratio);
+        let (limit, hits, shadow) = (&selection.limits[at], descriptor.hits, selection.limits[at].shadow);
+        let near = near_hits(&limit.limit, self.near_limit_ratio);
         match outcome {
             DescriptorOutcome::Unlimited => {}
             DescriptorOutcome::Charged(outcome) => {
                 let result = &outcome.results[at];
                 let rejected_elsewhere = is_rejected_elsewhere(selection, &outcome.results, at);
                 let decided_by = outcome.decided_by;
-                record_hits(stats, limit, hits, LimitResult { result, near, rejected_elsewhere, decided_by });
+                let result_of = LimitResult { result, near, shadow, rejected_elsewhere, decided_by };
+                record_hits(stats, &limit.limit, hits, result_of);
                 stats.add(verdict(limit, result), 1);
             }
             DescriptorOutcome::Failed(failed) => {
@@ -120,7 +123,8 @@ impl Recorder<'_> {
                     Some(result) => {
                         let rejected_elsewhere = is_rejected_elsewhere(selection, &failed.fallback, at);
                         let decided_by = DecidedBy::Store;
-                        record_hits(stats, limit, hits, LimitResult { result, near, rejected_elsewhere, decided_by });
+                        let result_of = LimitResult { result, near, shadow, rejected_elsewhere, decided_by };
+                        record_hits(stats, &limit.limit, hits, result_of);
                     }
                     None => {
                         if let Hits::Charge(hits) = hits {
@@ -145,7 +149,7 @@ impl Recorder<'_> {
         let key = selection.key;
         for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
             // Limits that came with a request share the statistics of their domain.
-            let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &*domain.others)) else {
+            let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else {
                 continue;
             };
             // The lower half chooses the shard of the rejected keys.
@@ -159,7 +163,7 @@ impl Recorder<'_> {
             }
             if !result.admitted {
                 stats.rejected_keys.add(hash);
-                let id = key ^ u128::from(stats.id()).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+                let id = stats.id_with_key(key);
                 let named = (limit.stats.is_none()).then(|| self.of_override(selection, descriptor)).flatten();
                 let limit = named.as_deref().unwrap_or(stats);
                 self.metrics.top_keys.record(KeyRejection { id, limit, hits }, now, || key_text(&path));
@@ -168,7 +172,7 @@ impl Recorder<'_> {
     }
 
     /// Statistics that a limit counts under: those of its rule, or of a name that the request makes.
-    fn stats_of<'r>(
+    pub(super) fn stats_of<'r>(
         self,
         context: DecisionContext<'r>,
         selection: &Selection<'r>,
@@ -228,14 +232,14 @@ fn is_rejected_elsewhere(selection: &Selection<'_>, results: &[ChargeResult], at
 }
 
 /// Records the hits of one charge on one limit.
-fn record_hits(stats: &LimitStats, limit: &SelectedLimit<'_>, hits: Hits, result: LimitResult<'_>) {
-    let LimitResult { result, near, rejected_elsewhere, decided_by } = result;
+pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result: LimitResult<'_>) {
+    let LimitResult { result, near, shadow, rejected_elsewhere, decided_by } = result;
     let hits = match hits {
         Hits::Charge(hits) => hits,
         Hits::Peek => return,
         Hits::Refund(hits) => return stats.add(LimitStat::TotalNegativeHits, hits),
     };
-    let capacity = u64::from(limit.limit.capacity());
+    let capacity = u64::from(limit.capacity());
     stats.add(LimitStat::TotalHits, hits);
     if result.admitted && rejected_elsewhere {
         return;
@@ -254,7 +258,7 @@ fn record_hits(stats: &LimitStats, limit: &SelectedLimit<'_>, hits: Hits, result
         }
         return;
     }
-    let is_counted = limit.limit.count_rejected() && decided_by != DecidedBy::KnownOver;
+    let is_counted = limit.count_rejected() && decided_by != DecidedBy::KnownOver;
     let over =
         if is_counted && result.before < capacity { (result.before + hits).saturating_sub(capacity) } else { hits };
     stats.add(LimitStat::OverLimit, over);
@@ -262,13 +266,13 @@ fn record_hits(stats: &LimitStats, limit: &SelectedLimit<'_>, hits: Hits, result
     if decided_by == DecidedBy::KnownOver {
         stats.add(LimitStat::OverLimitWithLocalCache, hits);
     }
-    if limit.shadow {
+    if shadow {
         stats.add(LimitStat::ShadowMode, over);
     }
 }
 
 /// Hits from which on a limit counts as nearly used up.
-fn near_hits(limit: &SelectedLimit<'_>, ratio: f32) -> u64 {
+pub(super) fn near_hits(limit: &Limit, ratio: f32) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -276,7 +280,7 @@ fn near_hits(limit: &SelectedLimit<'_>, ratio: f32) -> u64 {
         reason = "in single precision and floored, as envoyproxy/ratelimit has it; never negative"
     )]
     {
-        (limit.limit.capacity() as f32 * ratio).floor() as u64
+        (limit.capacity() as f32 * ratio).floor() as u64
     }
 }
 

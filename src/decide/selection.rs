@@ -1,9 +1,10 @@
 //! Selection of the limits that decide each descriptor of a request.
 //!
 //! A limit that came with the request takes precedence over the rules if its period is valid; otherwise it is ignored
-//! and the rules decide. A rule may replace named limits of the same request, on any descriptor.
+//! and the rules decide. A rule may replace named limits of the same request, on any descriptor. Candidates are kept
+//! apart from the limits that decide, so that nothing that decides can see them.
 
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use smallvec::SmallVec;
 
@@ -26,6 +27,8 @@ pub(super) struct Selection<'r> {
     pub(super) rule: Option<&'r CompiledRule>,
     /// Limits to charge; none if nothing matched or all were replaced.
     pub(super) limits: SmallVec<[SelectedLimit<'r>; 1]>,
+    /// Candidates of the rule, each charged on its own; empty for most rules.
+    pub(super) candidates: Vec<SelectedLimit<'r>>,
     /// The rule is unlimited.
     pub(super) unlimited: bool,
     /// Entries whose values share a counter: index of the entry, and pattern of the value.
@@ -49,7 +52,7 @@ pub(super) struct SelectedLimit<'r> {
     /// Rejects a request only together with all its other quotas; all limits do under QUOTA_MODE.
     pub(super) quota: bool,
     /// Statistics of the limit; `None`: it came with the request.
-    pub(super) stats: Option<&'r LimitStats>,
+    pub(super) stats: Option<&'r Arc<LimitStats>>,
     tag: u128,
     epoch: u64,
 }
@@ -87,7 +90,9 @@ fn drop_replaced(selections: &mut [Selection<'_>]) {
         .collect();
     if !replaced.is_empty() {
         for selection in selections {
-            selection.limits.retain(|selected| selected.name.is_empty() || !replaced.contains(&selected.name));
+            let stays = |selected: &SelectedLimit<'_>| selected.name.is_empty() || !replaced.contains(&selected.name);
+            selection.limits.retain(|selected| stays(selected));
+            selection.candidates.retain(stays);
         }
     }
 }
@@ -110,6 +115,7 @@ impl<'r> Selection<'r> {
             Some(found) => Self {
                 rule: Some(found.rule),
                 limits: limits_of(found.rule, behaviour.quota_mode),
+                candidates: candidates_of(found.rule),
                 unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
                 shared: found.shared,
                 key: 0,
@@ -138,13 +144,7 @@ impl<'r> Selection<'r> {
             return None;
         }
         let hits = request.descriptors[index].hits;
-        let counter = |selected: &'a SelectedLimit<'_>| Counter {
-            limit: &selected.limit,
-            enforced: !selected.shadow,
-            quota: selected.quota,
-            tag: selected.tag,
-            epoch: selected.epoch,
-        };
+        let counter = |selected: &'a SelectedLimit<'_>| Counter { enforced: !selected.shadow, ..selected.counter() };
         Some(Charge {
             path: self.path(request, index),
             key: self.key,
@@ -153,9 +153,36 @@ impl<'r> Selection<'r> {
         })
     }
 
+    /// The charge of the candidate at `at`: that of its limit if it were the only one, and enforced.
+    pub(super) fn candidate_charge<'a>(
+        &'a self,
+        request: &'a Request<'_>,
+        index: usize,
+        at: usize,
+        max_delay_us: u64,
+    ) -> Charge<'a> {
+        let selected = &self.candidates[at];
+        let path = Path { candidate: Some(selected.name), ..self.path(request, index) };
+        let counters = SmallVec::from_iter([selected.counter()]);
+        Charge::new(path, counters, ChargeRequest::new(request.descriptors[index].hits, max_delay_us))
+    }
+
+    /// All charges of this selection: that of the limits that decide, if there are any, then those of candidates.
+    pub(super) fn all_charges<'a>(
+        &'a self,
+        request: &'a Request<'_>,
+        index: usize,
+        max_delay_us: u64,
+    ) -> impl Iterator<Item = Charge<'a>> {
+        let candidates = 0..self.candidates.len();
+        let candidates = candidates.map(move |at| self.candidate_charge(request, index, at, max_delay_us));
+        self.charge(request, index, max_delay_us).into_iter().chain(candidates)
+    }
+
     /// Path of the counters of this selection, which is that of the descriptor at `index`.
     pub(super) fn path<'a>(&'a self, request: &'a Request<'_>, index: usize) -> Path<'a> {
-        Path { domain: request.domain, entries: &request.descriptors[index].entries, shared: &self.shared }
+        let entries = &request.descriptors[index].entries;
+        Path { domain: request.domain, entries, shared: &self.shared, candidate: None }
     }
 
     /// True if values of an entry share a counter.
@@ -171,7 +198,8 @@ impl<'r> Selection<'r> {
         request: &Request<'_>,
         index: usize,
     ) -> Self {
-        let mut selection = Self { rule: Some(rule), limits: limits_of(rule, false), shared, ..Self::default() };
+        let (limits, candidates) = (limits_of(rule, false), candidates_of(rule));
+        let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
         selection.find_key(request, index);
         selection
     }
@@ -206,19 +234,40 @@ impl<'r> Selection<'r> {
     }
 }
 
-/// Limits of a rule; `all_are_quotas` under QUOTA_MODE.
+impl<'r> SelectedLimit<'r> {
+    fn of(compiled: &'r CompiledRule, index: usize, limit: &'r CompiledLimit) -> Self {
+        Self {
+            limit: limit.limit,
+            index,
+            name: compiled.limit_name(index),
+            shadow: limit.shadow,
+            quota: limit.quota,
+            stats: Some(&limit.stats),
+            tag: limit.tag,
+            epoch: limit.epoch,
+        }
+    }
+
+    /// Counter of the limit, as if it were enforced.
+    const fn counter(&self) -> Counter<'_> {
+        let Self { limit, quota, tag, epoch, .. } = self;
+        Counter { limit, enforced: true, quota: *quota, tag: *tag, epoch: *epoch }
+    }
+}
+
+/// Limits of a rule that decide; `all_are_quotas` under QUOTA_MODE.
 fn limits_of<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) -> SmallVec<[SelectedLimit<'r>; 1]> {
-    let select = |(index, limit): (usize, &'r CompiledLimit)| SelectedLimit {
-        limit: limit.limit,
-        index,
-        name: compiled.limit_name(index),
-        shadow: limit.shadow,
-        quota: limit.quota || all_are_quotas,
-        stats: Some(&limit.stats),
-        tag: limit.tag,
-        epoch: limit.epoch,
+    let select = |(index, limit): (usize, &'r CompiledLimit)| {
+        let selected = SelectedLimit::of(compiled, index, limit);
+        SelectedLimit { quota: selected.quota || all_are_quotas, ..selected }
     };
-    compiled.limits.iter().enumerate().map(select).collect()
+    compiled.deciding_limits().iter().enumerate().map(select).collect()
+}
+
+/// Candidates of a rule; never allocates for a rule without any.
+fn candidates_of(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
+    let candidates = compiled.limits.iter().enumerate().skip(compiled.deciding_limits().len());
+    candidates.map(|(index, limit)| SelectedLimit::of(compiled, index, limit)).collect()
 }
 
 /// Limit that came with a request, under the domain's defaults; `None` if its period is invalid.

@@ -70,6 +70,9 @@ pub struct LimitReport {
     pub limit: String,
     /// True in shadow mode: rejections were only counted.
     pub shadow_mode: bool,
+    /// True for a candidate: charged as if it were the only limit of the rule.
+    #[serde(default)]
+    pub candidate: bool,
     /// Time since counting began, in seconds.
     pub age_s: u64,
     /// Number of decisions.
@@ -180,6 +183,7 @@ impl LimitReport {
             origin: rule.rule.location.to_string(),
             limit: limit_text(&limit.limit),
             shadow_mode: limit.shadow,
+            candidate: limit.candidate,
             age_s: stats.age().as_secs(),
             matched: decisions.total,
             rejected: decisions.rejected,
@@ -203,7 +207,11 @@ impl LimitReport {
         let numbers =
             [self.matched, self.rejected, self.near_limit_hits, self.distinct_keys, self.distinct_rejected_keys];
         let [matched, rejected, near, keys, rejected_keys] = numbers.map(|number| number.to_string());
-        let shadow = if self.shadow_mode { " (shadow mode)" } else { "" };
+        let shadow = match (self.candidate, self.shadow_mode) {
+            (true, _) => " (candidate)",
+            (false, true) => " (shadow mode)",
+            (false, false) => "",
+        };
         [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", plain(&self.rule))]
     }
 

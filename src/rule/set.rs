@@ -69,8 +69,10 @@ pub(super) struct CompiledNode {
 pub struct CompiledRule {
     /// The rule.
     pub rule: Rule,
-    /// Limits with their counters' tags; empty if the rule is unlimited.
+    /// Limits with their counters' tags, candidates last; empty if the rule is unlimited.
     pub limits: SmallVec<[CompiledLimit; 1]>,
+    /// Number of limits before the candidates.
+    deciding: usize,
     /// State of the one-time warning about peeks.
     pub peek_warning: PeekWarning,
     /// Metric names contain the values of each request.
@@ -112,6 +114,8 @@ pub struct CompiledLimit {
     pub shadow: bool,
     /// Quota mode.
     pub quota: bool,
+    /// Candidate: charged as if it were the only limit of the rule.
+    pub candidate: bool,
     /// Statistics of the limit.
     pub stats: Arc<LimitStats>,
 }
@@ -317,7 +321,7 @@ pub fn counter_tag(limit: &Limit, epoch: u64) -> u128 {
 
 impl CompiledRule {
     fn new(rule: Rule, by_value: bool, stats: impl Fn(Option<&str>) -> Arc<LimitStats>) -> Self {
-        let limits = match &rule.allowance {
+        let limits: SmallVec<[CompiledLimit; 1]> = match &rule.allowance {
             Allowance::Unlimited { .. } => SmallVec::new(),
             Allowance::Limits(limits) => limits
                 .iter()
@@ -328,12 +332,19 @@ impl CompiledRule {
                     epoch: of_rule.epoch,
                     shadow: of_rule.shadow,
                     quota: of_rule.quota,
+                    candidate: of_rule.candidate,
                     stats: stats(rule.limit_suffix(index).as_deref()),
                 })
                 .collect(),
         };
         let named_by_request = by_value || rule.detailed_metric;
-        Self { rule, limits, peek_warning: PeekWarning::default(), named_by_request }
+        let deciding = limits.iter().take_while(|limit| !limit.candidate).count();
+        Self { rule, limits, deciding, peek_warning: PeekWarning::default(), named_by_request }
+    }
+
+    /// Limits that decide: all but the candidates, which are last.
+    pub fn deciding_limits(&self) -> &[CompiledLimit] {
+        &self.limits[..self.deciding]
     }
 
     /// Returns `true` if a limit answers with an error while the store fails. Shadow limits never fail a request.

@@ -29,7 +29,6 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
@@ -44,7 +43,7 @@ use self::eventual::local_admission::LocalAdmission;
 use self::in_flight::InFlightCalls;
 use self::key_scheme::{CounterId, KeyScheme};
 use self::lease_call::reset_command;
-use self::pending::{PendingCharges, PendingKind};
+use self::pending::{PendingCharges, PendingGroups, PendingKind};
 use self::prepared_call::PreparedCall;
 use self::replicas::Replicas;
 use self::replicas::heartbeat::Heartbeat;
@@ -175,19 +174,34 @@ impl Redis {
             let mut outcomes = self.submit(group, charges, context).outcomes().await;
             return outcomes.pop().into_iter().collect();
         }
-        // Submit all groups before the first await, so that their calls are sent together.
-        let mut indices: SmallVec<[usize; 2]> = SmallVec::new();
-        let mut pending: SmallVec<[PendingCharges; 2]> = SmallVec::new();
+        self.submit_all(charges, mode, context).outcomes().await
+    }
+
+    /// Makes charges that no answer waits for. They are in the order of arrival from now on; their calls are sent when
+    /// the future is polled.
+    pub fn charge_deferred(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        context: ChargeContext<'_>,
+    ) -> impl Future<Output = SmallVec<[ChargeOutcome; 2]>> + Send + use<> {
+        let (redis, count) = (Arc::clone(self), charges.len());
+        let groups = self.submit_all(charges, ChargeMode::Commit, context);
+        async move {
+            let guard = redis.stats.begin(count);
+            let outcomes = groups.outcomes().await;
+            guard.finish(&outcomes, |error| *error == RedisError::Timeout);
+            outcomes
+        }
+    }
+
+    /// Submits all groups of charges before the first await, so that their calls are sent together.
+    fn submit_all(&self, charges: &[Charge<'_>], mode: ChargeMode, context: ChargeContext<'_>) -> PendingGroups {
+        let mut groups = PendingGroups::default();
         for group in group(&self.keys, charges, mode, context.now) {
-            indices.extend_from_slice(&group.indices);
-            pending.push(self.submit(group, charges, context));
+            groups.indices.extend_from_slice(&group.indices);
+            groups.pending.push(self.submit(group, charges, context));
         }
-        let completed = join_all(pending.into_iter().map(PendingCharges::outcomes)).await;
-        let mut outcomes: SmallVec<[ChargeOutcome; 2]> = charges.iter().map(|_| Err(RedisError::Broken)).collect();
-        for (index, outcome) in indices.into_iter().zip(completed.into_iter().flatten()) {
-            outcomes[index] = outcome;
-        }
-        outcomes
+        groups
     }
 
     /// Decides a group in this process if possible; otherwise sends it, or adds it to the call in flight.

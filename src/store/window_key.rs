@@ -90,7 +90,9 @@ impl WindowKey {
 /// Returns the limit of a charge that envoyproxy/ratelimit could make.
 fn ratelimit_limit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
     let [Counter { limit, epoch: 0, .. }] = *charge.counters else { return None };
-    let is_known = limit.algorithm() == Algorithm::FixedWindow
+    // A key of envoyproxy/ratelimit has no room for the name of a candidate.
+    let is_known = charge.path.candidate.is_none()
+        && limit.algorithm() == Algorithm::FixedWindow
         && limit.consistency() == Consistency::Strict
         && limit.count_rejected()
         && limit.period().multiplier() == 1;

@@ -123,7 +123,7 @@ impl RedisCounters {
             .iter()
             .zip(&entries)
             .map(|(test_charges, entries)| {
-                let path = Path { domain: "counters", entries, shared: &[] };
+                let path = Path { domain: "counters", entries, shared: &[], candidate: None };
                 Charge::new(path, counters(&test_charges.limits), test_charges.request)
             })
             .collect();
@@ -146,7 +146,7 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
     let limits = [(limit.expect("a limit"), true)];
     let entries = [Entry { key: b"known", value: b"" }];
     wait_for("a charge from redis", || {
-        let path = Path { domain: "counters", entries: &entries, shared: &[] };
+        let path = Path { domain: "counters", entries: &entries, shared: &[], candidate: None };
         let peek = Charge::new(path, counters(&limits), ChargeRequest::new(Hits::Peek, 0));
         let until = Instant::now() + LONG_TIMEOUT;
         let responses = store_runtime().block_on(redis.charge_all(

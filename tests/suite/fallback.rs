@@ -36,7 +36,7 @@ impl FallbackCounter {
         let counter =
             Counter { limit: &self.limit, enforced: true, quota: false, tag: counter_tag(&self.limit, 0), epoch: 0 };
         then(&Charge::new(
-            Path { domain: "shop", entries: &entries, shared: &[] },
+            Path { domain: "shop", entries: &entries, shared: &[], candidate: None },
             [counter].into_iter().collect(),
             ChargeRequest::new(hits, 0),
         ))

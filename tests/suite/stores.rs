@@ -4,6 +4,7 @@
 //! Each behaviour is a function of a store, and a test on each of them, so that a failure names both. Tests set the
 //! time, in Redis too. Other tests cover the decisions of the algorithms and the behaviour of a single store.
 
+mod candidates;
 mod model;
 
 use std::any::Any;
@@ -16,6 +17,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 
+use self::candidates::candidate_changes_no_verdict_and_counts_as_if_alone;
 use crate::kit::fixtures::{assert_responses, decide, in_parallel, load_shop_rules, shop_request};
 use crate::kit::memcached::{Memcached, memcached};
 use crate::kit::redis::cluster::Cluster;
@@ -173,6 +175,7 @@ on_every_store![
     stop_cache_key_increment_spares_limits_beside_a_rejecting_one,
     decisions_and_counters_follow_the_reference_model,
     strict_and_eventual_charges_on_one_log_keep_their_own_periods,
+    candidate_changes_no_verdict_and_counts_as_if_alone,
 ];
 
 /// Remaining hits of each descriptor's limit, by a peek.

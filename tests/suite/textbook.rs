@@ -124,7 +124,7 @@ fn textbook_cases_hold_in_memory() {
                     epoch: 0,
                 })
                 .collect();
-            let path = Path { domain: "textbook", entries: &entries, shared: &[] };
+            let path = Path { domain: "textbook", entries: &entries, shared: &[], candidate: None };
             store.charge(&Charge::new(path, counters, request), now).expect("there is room").into_vec()
         });
     }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use super::candidate;
 use super::limit_spec::{CompiledEntry, DomainScope, has_same_counter, limit_spec};
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
@@ -13,7 +14,7 @@ use crate::config::document::fields::{DocumentReader, FieldPath};
 use crate::config::document::{DefaultableKeys, DescriptorSpec, RateLimitEntry, Spanned};
 use crate::config::yaml::Position;
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot};
+use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, StorePolicy};
 use crate::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
 
 /// Creates the body of a rejection.
@@ -103,7 +104,7 @@ pub(super) fn limits(
     scope: &DomainScope<'_>,
     field_path: &FieldPath<'_>,
 ) -> Vec<RuleLimit> {
-    let sole = written.len() == 1;
+    let deciding = candidate::deciding_count(written);
     let mut compiled: Vec<CompiledEntry<'_>> = Vec::with_capacity(written.len());
     // Bounded, because the checks below compare all pairs.
     if let Some(extra) = written.get(MAX_LIMITS) {
@@ -113,37 +114,60 @@ pub(super) fn limits(
     }
     for one in written {
         let field_path = one.index.map_or(*field_path, |index| field_path.index(index));
+        let candidate = candidate::is_candidate(one, deciding);
+        // Each side counts as if the other were not there.
+        let sole = candidate || written.len() == 1 || deciding == 1;
         let Some(limit) = limit(reader, one, sole, scope, &field_path) else { continue };
-        if compiled.iter().any(|other| has_same_counter(&other.limit.limit, &limit)) {
-            let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
-            reader.error(
-                one.at,
-                &field_path,
-                message,
-                "keep the lower one, or change the period or the algorithm of one",
-            );
-        }
-        let name = &one.name;
-        if !name.value.is_empty() && compiled.iter().any(|other| other.limit.name == name.value) {
-            let message = format!("two limits named '{}' on one descriptor", quotable(&name.value));
-            reader.error(name.at, &field_path.key("name"), message, "rename one");
-        }
         let limit = RuleLimit {
             limit,
-            name: name.value.clone(),
+            name: one.name.value.clone(),
             shadow: descriptor.shadow_mode || one.shadow_mode,
-            quota: descriptor.quota_mode || one.quota_mode,
+            quota: !candidate && (descriptor.quota_mode || one.quota_mode),
+            candidate,
             epoch: one.defaultable.epoch.or(scope.file_defaults().epoch).map_or(0, |spanned| spanned.value),
             left_out_defaults: Vec::new(),
         };
-        compiled.push(CompiledEntry { limit, written: one });
+        let entry = CompiledEntry { limit, written: one, sole };
+        check_beside(reader, &entry, &compiled, &field_path);
+        compiled.push(entry);
     }
     rule_defaults::apply(reader, &mut compiled, scope, field_path);
-    for CompiledEntry { limit, written } in compiled.iter().filter(|entry| !entry.written.unreadable) {
+    for CompiledEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
         let field_path = written.index.map_or(*field_path, |index| field_path.index(index));
         lints::on_limit(reader, written, &limit.limit, scope.options, &field_path);
     }
-    compiled.into_iter().map(|entry| entry.limit).collect()
+    let mut limits: Vec<RuleLimit> = compiled.into_iter().map(|entry| entry.limit).collect();
+    limits.sort_by_key(|limit| limit.candidate);
+    for candidate in limits.iter_mut().filter(|limit| limit.candidate) {
+        // A candidate that fails is counted, and nothing else.
+        candidate.limit = candidate.limit.under_policy(StorePolicy::Allow);
+    }
+    limits
+}
+
+/// Reports a limit that cannot stand beside `others`.
+fn check_beside(
+    reader: &mut DocumentReader<'_>,
+    entry: &CompiledEntry<'_>,
+    others: &[CompiledEntry<'_>],
+    field_path: &FieldPath<'_>,
+) {
+    let CompiledEntry { limit: RuleLimit { limit, name, candidate, .. }, written, .. } = entry;
+    let shares_counter =
+        |other: &CompiledEntry<'_>| !candidate && !other.limit.candidate && has_same_counter(&other.limit.limit, limit);
+    if others.iter().any(shares_counter) {
+        let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
+        let hint = "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, \
+                    in `shadow_mode` and with a `name`";
+        reader.error(written.at, field_path, message, hint);
+    }
+    if *candidate {
+        candidate::check(reader, written, field_path);
+    }
+    if !name.is_empty() && others.iter().any(|other| other.limit.name == *name) {
+        let message = format!("two limits named '{}' on one descriptor", quotable(name));
+        reader.error(written.name.at, &field_path.key("name"), message, "rename one");
+    }
 }
 
 /// Maximum number of limits of one descriptor.

@@ -29,6 +29,8 @@ impl<'s> DomainScope<'s> {
 pub(super) struct CompiledEntry<'w> {
     pub(super) limit: RuleLimit,
     pub(super) written: &'w RateLimitEntry,
+    /// The only limit of the descriptor that decides, or a candidate.
+    pub(super) sole: bool,
 }
 
 /// Returns `true` if two limits of one descriptor would share a counter.

@@ -22,12 +22,15 @@ pub(super) fn apply(
     if scope.layers.is_empty() {
         return;
     }
-    let sole = entries.len() == 1;
     for index in 0..entries.len() {
-        let others: Vec<Limit> = entries.iter().map(|entry| entry.limit.limit).collect();
-        let CompiledEntry { limit, written } = &mut entries[index];
-        let mut completion = Completion::of(written, &limit.limit, sole, scope);
-        completion.others = others.into_iter().enumerate().filter(|(at, _)| *at != index).map(|(_, it)| it).collect();
+        // Candidates share no counter.
+        let candidate = entries[index].limit.candidate;
+        let others =
+            entries.iter().enumerate().filter(|(at, other)| *at != index && !candidate && !other.limit.candidate);
+        let others: Vec<Limit> = others.map(|(_, other)| other.limit.limit).collect();
+        let CompiledEntry { limit, written, sole } = &mut entries[index];
+        let mut completion = Completion::of(written, &limit.limit, *sole, scope);
+        completion.others = others;
         for layer in scope.layers.of_unit(Some(limit.limit.period().unit())) {
             completion.add_layer(layer);
         }

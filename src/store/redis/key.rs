@@ -1,11 +1,14 @@
-//! Keys of counters in Redis: `<prefix>tk1:{<domain>|<key>=<value>|...}:<algorithm>:<period>[:<epoch>]`.
+//! Keys of counters in Redis: `<prefix>tk1:{<path>}[:candidate=<name>]:<algorithm>:<period>[:<epoch>]`, with the path
+//! `<domain>|<key>=<value>|...`.
 //!
 //! - The path is in braces: it is the hash tag, so all limits of a descriptor have one hash slot.
 //! - `\ | = { }` in a path are escaped as `\` and two hexadecimal digits, so two paths never have the same key, and a
 //!   value cannot choose its slot. The pattern of a shared value follows `\*`.
-//! - A path over 200 bytes is truncated and ends in `\#` and its BLAKE3-128.
+//! - A path or a candidate's name over 200 bytes is truncated and ends in `\#` and its BLAKE3-128.
 //! - `\ { }` in the prefix are escaped too: the first brace of a key is the one before its path.
-//! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor.
+//! - The name of a candidate limit is escaped as a path is, and `:` too.
+//! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor, `...}:candidate=<name>:leases` that of a
+//!   candidate.
 //!
 //! The format is public: other programs read it, and counters survive an upgrade. An incompatible format becomes `tk2`.
 
@@ -31,19 +34,32 @@ pub fn keys(prefix: &str, path: &Path<'_>, counters: &[Counter<'_>]) -> SmallVec
     write_path(&mut head, path);
     truncate(&mut head, start);
     head.extend_from_slice(b"}");
+    if let Some(name) = path.candidate {
+        head.extend_from_slice(CANDIDATE);
+        let start = head.len();
+        escape(&mut head, name.as_bytes(), br"\|={}:");
+        truncate(&mut head, start);
+    }
     let Some((last, others)) = counters.split_last() else { return SmallVec::new() };
     let mut keys: SmallVec<[Bytes; 1]> = others.iter().map(|counter| with_suffix(head.clone(), counter)).collect();
     keys.push(with_suffix(head, last));
     keys
 }
 
-/// End of the key of a record of leases; all other keys end in a period or an epoch.
-const LEASES_SUFFIX: &[u8] = b"}:leases";
+/// Begins the name of a candidate, after the path. No algorithm has this name.
+const CANDIDATE: &[u8] = b":candidate=";
 
-/// Returns the key of the record of leases beside a counter: it has the same path.
+/// End of the key of a record of leases; all other keys end in a period or an epoch.
+const LEASES_SUFFIX: &[u8] = b":leases";
+
+/// Returns the key of the record of leases beside a counter: it has the same path, and the same candidate.
 pub fn leases_key(counter_key: &[u8]) -> Bytes {
-    let path_end = counter_key.iter().position(|byte| *byte == b'}').unwrap_or(counter_key.len());
-    [&counter_key[..path_end], LEASES_SUFFIX].concat().into()
+    let path_end = counter_key.iter().position(|byte| *byte == b'}').map_or(counter_key.len(), |brace| brace + 1);
+    let (path, rest) = counter_key.split_at(path_end);
+    let candidate_end = rest
+        .strip_prefix(CANDIDATE)
+        .map_or(0, |name| CANDIDATE.len() + name.iter().position(|byte| *byte == b':').unwrap_or(name.len()));
+    [path, &rest[..candidate_end], LEASES_SUFFIX].concat().into()
 }
 
 /// Returns true for the key of a record of leases.

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Instant;
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
@@ -17,6 +18,14 @@ pub(super) struct PendingCharges {
     pub(super) kind: PendingKind,
     /// Latest time for the outcomes; `None`: the call itself ends in time.
     pub(super) until: Option<Instant>,
+}
+
+/// Submitted charges of a request, in groups.
+#[derive(Default)]
+pub(super) struct PendingGroups {
+    /// Index of each charge in the request, group by group.
+    pub(super) indices: SmallVec<[usize; 2]>,
+    pub(super) pending: SmallVec<[PendingCharges; 2]>,
 }
 
 /// Progress of submitted charges.
@@ -59,6 +68,19 @@ impl PendingCharges {
                 outcomes
             }
         }
+    }
+}
+
+impl PendingGroups {
+    /// Waits for all outcomes, in the order of the request's charges.
+    pub(super) async fn outcomes(self) -> SmallVec<[ChargeOutcome; 2]> {
+        let Self { indices, pending } = self;
+        let completed = join_all(pending.into_iter().map(PendingCharges::outcomes)).await;
+        let mut outcomes: SmallVec<[ChargeOutcome; 2]> = indices.iter().map(|_| Err(RedisError::Broken)).collect();
+        for (index, outcome) in indices.into_iter().zip(completed.into_iter().flatten()) {
+            outcomes[index] = outcome;
+        }
+        outcomes
     }
 }
 

@@ -194,6 +194,11 @@ impl LimitStats {
         &self.name
     }
 
+    /// Combines the hash of a key with the identifier of the limit.
+    pub const fn id_with_key(&self, key: u128) -> u128 {
+        key ^ (self.id as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+    }
+
     /// Identifier that is unique in this process.
     pub const fn id(&self) -> u64 {
         self.id

@@ -73,7 +73,7 @@ fn keys_of(prefix: &str, domain: &str, entries: &[(Vec<u8>, Value)], limits: &[(
             epoch: *epoch,
         })
         .collect();
-    let path = Path { domain, entries: &sent, shared: &shared };
+    let path = Path { domain, entries: &sent, shared: &shared, candidate: None };
     keys(prefix, &path, &counters).into_iter().map(|key| key.to_vec()).collect()
 }
 

@@ -325,24 +325,24 @@ fn peek(service: &TestService, request: &[ModelDescriptor]) -> Vec<Vec<u64>> {
     let rules = service.inner.rules.load_full();
     let context = service.inner.context(rules.as_deref(), DEFAULT_DEADLINE);
     let results = store_runtime().block_on(service.inner.decider.peek(context, &request));
-    results.iter().map(|results| results.iter().map(|result| result.after).collect()).collect()
+    results.iter().map(|results| results.iter().flatten().map(|result| result.after).collect()).collect()
 }
 
 /// Reproducible random numbers: the upper bits of a linear congruential generator.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 
-    fn index(&mut self, bound: usize) -> usize {
+    pub(super) fn index(&mut self, bound: usize) -> usize {
         usize::try_from(self.below(bound as u64)).unwrap()
     }
 
     /// True once in `times`.
-    fn is(&mut self, times: u64) -> bool {
+    pub(super) fn is(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 }

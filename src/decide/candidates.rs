@@ -1,0 +1,200 @@
+//! Candidate limits: each is charged as if it were the only limit of its rule, and changes no answer.
+//!
+//! The charges are begun before those of the limits that decide, and are never waited for: outcomes that are missing
+//! when the answer is ready are recorded by a task. A dry run does not concern candidates, nor does a rejection by any
+//! other limit: a looser candidate would otherwise see only the hits that a stricter limit has admitted. A charge that
+//! fails is counted as an error of the candidate.
+
+use std::sync::Arc;
+
+use super::context::DecisionContext;
+use super::record::{LimitResult, Recorder, StatsRef, key_text, near_hits, record_hits};
+use super::selection::{SelectedLimit, SelectedRequest};
+use crate::clock::Time;
+use crate::counter::{Charge, Path};
+use crate::limit::Limit;
+use crate::request::Hits;
+use crate::sharded::upper_half;
+use crate::store::Store;
+use crate::store::deferred::{DeferredOutcomes, spawn_wait};
+use crate::store::error::ChargeError;
+use crate::store::outcome::StoreOutcome;
+use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
+use crate::telemetry::service_metrics::ServiceMetrics;
+use crate::telemetry::top_keys::KeyRejection;
+use crate::telemetry::traces::{SpanKind, SpanRef};
+
+/// Charges of the candidates of a request.
+#[derive(Debug)]
+pub(super) struct CandidateCharges {
+    refs: Vec<CandidateRef>,
+    /// One for each of `refs`.
+    outcomes: DeferredOutcomes,
+}
+
+/// Candidate of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CandidateRef {
+    /// Index of the descriptor.
+    pub(super) descriptor: usize,
+    /// Index among the candidates of its selection.
+    pub(super) at: usize,
+}
+
+/// Candidate with its outcome.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CandidateOutcome<'a> {
+    pub(super) candidate: CandidateRef,
+    pub(super) outcome: &'a Result<StoreOutcome, ChargeError>,
+}
+
+impl CandidateCharges {
+    /// Begins to charge the candidates of a request; `None` if it has none.
+    pub(super) fn begin(
+        store: &Store,
+        context: DecisionContext<'_>,
+        selected: SelectedRequest<'_, '_, '_>,
+    ) -> Option<Self> {
+        let SelectedRequest { request, selections } = selected;
+        if selections.iter().all(|selection| selection.candidates.is_empty()) {
+            return None;
+        }
+        let of_descriptor = |descriptor: usize| {
+            (0..selections[descriptor].candidates.len()).map(move |at| CandidateRef { descriptor, at })
+        };
+        let refs: Vec<_> = (0..selections.len()).flat_map(of_descriptor).collect();
+        let charge = |&CandidateRef { descriptor, at }: &CandidateRef| {
+            (descriptor, selections[descriptor].candidate_charge(request, descriptor, at, context.max_delay_us))
+        };
+        let charges: Vec<(usize, Charge<'_>)> = refs.iter().map(charge).collect();
+        Some(Self { refs, outcomes: store.charge_deferred(&charges, context.of_store()) })
+    }
+
+    /// Outcomes that are known by now.
+    pub(super) fn known(&self) -> impl Iterator<Item = CandidateOutcome<'_>> + Clone {
+        let outcomes: &[_] = match &self.outcomes {
+            DeferredOutcomes::Ready(outcomes) => outcomes,
+            DeferredOutcomes::Pending(_) => &[],
+        };
+        self.refs.iter().zip(outcomes).map(|(candidate, outcome)| CandidateOutcome { candidate: *candidate, outcome })
+    }
+
+    /// Records the outcomes, those that are still missing as soon as they are known.
+    pub(super) fn record<'r>(
+        self,
+        recorder: Recorder<'_>,
+        context: DecisionContext<'r>,
+        selected: SelectedRequest<'_, 'r, '_>,
+    ) {
+        let Self { refs, outcomes } = self;
+        let record_of = |candidate| CandidateRecord::new(recorder, context, selected, candidate);
+        match outcomes.poll() {
+            DeferredOutcomes::Ready(outcomes) => {
+                for (candidate, outcome) in refs.iter().zip(outcomes) {
+                    let text = || key_text(&path_of(selected, *candidate));
+                    record_of(*candidate).record(recorder.metrics, &outcome, text);
+                }
+            }
+            DeferredOutcomes::Pending(pending) => {
+                let records = refs.iter().map(|candidate| (record_of(*candidate), path_of(selected, *candidate)));
+                let records: Vec<_> = records.map(|(record, path)| (record, key_text(&path))).collect();
+                let metrics = Arc::clone(recorder.metrics);
+                spawn_wait(pending, move |outcomes| {
+                    for ((record, text), outcome) in records.into_iter().zip(outcomes) {
+                        record.record(&metrics, &outcome, || text);
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn path_of<'a>(selected: SelectedRequest<'a, '_, '_>, CandidateRef { descriptor, at }: CandidateRef) -> Path<'a> {
+    let selection = &selected.selections[descriptor];
+    Path { candidate: Some(selection.candidates[at].name), ..selection.path(selected.request, descriptor) }
+}
+
+/// What the metrics need of a candidate's charge; outlives the request.
+struct CandidateRecord {
+    limit: Limit,
+    /// Hits from which on the limit counts as nearly used up.
+    near: u64,
+    hits: Hits,
+    key: u128,
+    now: Time,
+    /// Span of the decision, if the request is sampled.
+    span_ref: Option<SpanRef>,
+    /// Statistics of the limit; `None` if metrics are off.
+    of_rule: Option<Arc<LimitStats>>,
+    /// Statistics of the name that the request makes, in place of the former.
+    of_request: Option<Arc<LimitStats>>,
+}
+
+impl CandidateRecord {
+    fn new<'r>(
+        recorder: Recorder<'_>,
+        context: DecisionContext<'r>,
+        selected: SelectedRequest<'_, 'r, '_>,
+        candidate: CandidateRef,
+    ) -> Self {
+        let CandidateRef { descriptor, at } = candidate;
+        let selection = &selected.selections[descriptor];
+        let (limit, sent): (&SelectedLimit<'_>, _) =
+            (&selection.candidates[at], &selected.request.descriptors[descriptor]);
+        let is_on = !recorder.metrics.is_off();
+        let stats = is_on.then(|| recorder.stats_of(context, selection, limit, &sent.entries)).flatten();
+        Self {
+            limit: limit.limit,
+            near: near_hits(&limit.limit, recorder.near_limit_ratio),
+            hits: sent.hits,
+            key: path_of(selected, candidate).key(),
+            now: context.now,
+            span_ref: context.span_ref.cloned(),
+            of_rule: limit.stats.filter(|_| is_on).map(Arc::clone),
+            of_request: stats.and_then(|stats| match stats {
+                StatsRef::Request(stats) => Some(stats),
+                StatsRef::Rule(_) => None,
+            }),
+        }
+    }
+
+    /// Records an outcome. `text` returns the key as `/top` shows it.
+    fn record(
+        self,
+        metrics: &ServiceMetrics,
+        outcome: &Result<StoreOutcome, ChargeError>,
+        text: impl FnOnce() -> Arc<str>,
+    ) {
+        let Self { limit, near, hits, key, now, span_ref, of_rule: Some(of_rule), of_request } = self else { return };
+        let stats = of_request.as_ref().unwrap_or(&of_rule);
+        let result = outcome.as_ref().ok().and_then(|outcome| Some((outcome.results.first()?, outcome.decided_by)));
+        let is_rejected = result.is_some_and(|(result, _)| !result.admitted);
+        let (verdict, verdict_name) = match result {
+            Some((result, decided_by)) => {
+                let result = LimitResult { result, near, shadow: true, rejected_elsewhere: false, decided_by };
+                record_hits(stats, &limit, hits, result);
+                if is_rejected { (LimitStat::Shadow, "shadow") } else { (LimitStat::Ok, "ok") }
+            }
+            None => {
+                if let Hits::Charge(hits) = hits {
+                    stats.add(LimitStat::TotalHits, hits);
+                }
+                (LimitStat::Error, "error")
+            }
+        };
+        stats.add(verdict, 1);
+        if let Some(span_ref) = span_ref {
+            let mut span = span_ref.child("candidate", SpanKind::Internal);
+            span.set_text("tollkeeper.limit", of_rule.name().key());
+            span.set("tollkeeper.verdict", verdict_name);
+        }
+        if of_request.is_some() {
+            of_rule.record_under_request_name(is_rejected);
+        }
+        if let (true, Hits::Charge(hits)) = (is_rejected, hits) {
+            of_rule.rejected_keys.add(upper_half(key));
+            let id = of_rule.id_with_key(key);
+            metrics.top_keys.record(KeyRejection { id, limit: &of_rule, hits }, now, text);
+        }
+    }
+}
