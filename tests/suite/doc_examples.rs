@@ -50,7 +50,7 @@ fn nft_accepts_the_nftables_example() {
     nft(&file).unwrap_or_else(|error_text| panic!("{error_text}"));
     let directory = tempfile::tempdir().unwrap();
     let broken = directory.path().join("broken.conf");
-    std::fs::write(&broken, crate::kit::read(&file).replace("limit rate over", "limit rate above")).unwrap();
+    std::fs::write(&broken, read(&file).replace("limit rate over", "limit rate above")).unwrap();
     assert!(nft(&broken).unwrap_err().contains("syntax error"));
 }
 
