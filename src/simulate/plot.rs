@@ -51,7 +51,7 @@ pub fn timeline_plot(timeline: &TimelineResults) -> Result<String, PlotError> {
             .margin(10)
             .x_label_area_size(36)
             .y_label_area_size(64)
-            .build_cartesian_2d(0.0..last, 0.0..(per_second(highest) * 1.05).max(1.0))?;
+            .build_cartesian_2d(0.0..last, 0.0..(per_second(highest) * 1.4).max(1.0))?;
         chart
             .configure_mesh()
             .disable_x_mesh()

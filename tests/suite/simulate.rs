@@ -1,5 +1,6 @@
 //! `simulate`: the effect of rules on recorded traffic.
 
+mod fidelity;
 mod formats;
 mod page;
 mod results;
