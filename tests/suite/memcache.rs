@@ -2,6 +2,7 @@
 //!
 //! All of it needs `memcached`. Rules count years, so that no window ends during a test.
 
+mod count_bounds;
 mod eviction;
 mod exactness;
 mod faults;
