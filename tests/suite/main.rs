@@ -10,6 +10,7 @@ mod admin;
 mod algorithms;
 mod bench_command;
 mod check_env;
+mod candidates;
 mod cli;
 mod client_limits;
 mod config;

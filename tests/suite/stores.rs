@@ -120,7 +120,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Makes each behaviour a test on every store that has all algorithms: `memory::NAME`, `redis::NAME` and `cluster::NAME`.
+/// Makes each behaviour a test on every store with all algorithms: `memory::NAME`, `redis::NAME` and `cluster::NAME`.
 macro_rules! on_every_store {
     ($($behaviour:ident),+ $(,)?) => {
         on_every_store!(@store memory: $($behaviour),+);
