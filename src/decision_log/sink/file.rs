@@ -3,14 +3,15 @@
 //! `PATH` is the current file, `PATH.1` the last one, and so on. The disk never has more than the configured size: if a
 //! rotation fails, records are lost and counted. A failed write is undone, so that a full disk leaves no half line. A
 //! file that a crash left with half a line, and any compressed one, is rotated at the start. Every file begins with a
-//! header, so that each can be read by itself. A path that is no regular file, such as a pipe, is written as it is.
+//! header, so that each can be read by itself. A file that others move or truncate is followed, as logrotate expects. A
+//! path that is no regular file, such as a pipe, is written as it is.
 //!
 //! Compressed, each write is a zstd frame of its own; frames in a row are a valid file.
 
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -75,7 +76,13 @@ impl FileSink {
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         let bytes = self.encode(lines)?;
         let mut current = match self.current.take() {
-            Some(current) => current,
+            Some(mut current) => {
+                if current.is_at(&self.path) {
+                    current
+                } else {
+                    self.open_next()?
+                }
+            }
             None => self.open_first()?,
         };
         if current.is_full(bytes.len(), self.max_bytes) {
@@ -124,8 +131,13 @@ impl FileSink {
         if self.max_files == 1 {
             fs::remove_file(&self.path)?;
         }
+        self.open_next()
+    }
+
+    /// Opens a file that follows another; a new one begins with a header.
+    fn open_next(&self) -> io::Result<CurrentFile> {
         let mut current = CurrentFile::open(&self.path)?;
-        if let Some(header) = &self.header {
+        if let (Some(header), Some(0)) = (&self.header, current.length) {
             let header = HeaderRecord { event: HeaderEvent::Rotation, ..HeaderRecord::clone(header) };
             current.append(&self.encode(&header.line())?)?;
             current.header_length = current.length.unwrap_or(0);
@@ -158,6 +170,18 @@ impl CurrentFile {
             file.set_permissions(Permissions::from_mode(MODE))?;
         }
         Ok(Self { file, length, header_length: 0, has_open_line: false })
+    }
+
+    /// True if the path still leads to the file; notes its size, which others may have changed.
+    fn is_at(&mut self, path: &Path) -> bool {
+        let Some(length) = &mut self.length else { return true };
+        match (fs::metadata(path), self.file.metadata()) {
+            (Ok(at_path), Ok(own)) if (at_path.dev(), at_path.ino()) == (own.dev(), own.ino()) => {
+                *length = own.len();
+                true
+            }
+            _ => false,
+        }
     }
 
     /// True if the file must be rotated before this many bytes are appended.

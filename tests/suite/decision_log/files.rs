@@ -93,6 +93,29 @@ fn file_of_an_earlier_process_is_continued_unless_its_end_is_damaged() {
 }
 
 #[test]
+fn file_that_others_truncate_or_move_is_followed() {
+    let directory = tempdir().unwrap();
+    let (file, moved) = (directory.path().join("log"), directory.path().join("moved"));
+    let env = [ALL, ("TOLLKEEPER_DECISION_LOG_FILE_BYTES", "64KiB")];
+    let service = logging_service(&file, &env, RULES);
+    let written = || service.inner.decider.log.as_ref().unwrap().counts().next().unwrap().written;
+    let wait_for_records = |count| crate::kit::wait_for("the records", || (written() == count).then_some(()));
+    decide(&service, 100);
+    wait_for_records(100);
+    // As logrotate does with copytruncate; the room counts again.
+    fs::File::create(&file).unwrap();
+    decide(&service, 100);
+    wait_for_records(200);
+    assert!(!numbered(&file, 1).exists());
+    assert_eq!(decisions(&file).len(), 100);
+    fs::rename(&file, &moved).unwrap();
+    decide(&service, 50);
+    service.finish_log();
+    assert_eq!((decisions(&moved).len(), decisions(&file).len()), (100, 50));
+    assert!(matches!(&records(&file)[0], Record::Header(_)));
+}
+
+#[test]
 fn destination_that_cannot_be_written_is_refused_at_the_start() {
     let directory = tempdir().unwrap();
     let problem = |path: &Path| {
