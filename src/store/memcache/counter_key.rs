@@ -88,10 +88,22 @@ fn accepted(key: Bytes) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::collection::vec;
     use proptest::prelude::*;
+    use smallvec::smallvec;
 
-    use super::{CounterKey, MAX_ABSOLUTE_S, MAX_KEY_BYTES, accepted};
+    use super::{CounterKey, CounterKeys, MAX_ABSOLUTE_S, MAX_KEY_BYTES, accepted};
+    use crate::algorithm::ChargeRequest;
+    use crate::clock::Time;
+    use crate::counter::{Charge, Counter, Path};
+    use crate::limit::algorithm::Algorithm;
+    use crate::limit::period::{Period, Unit};
+    use crate::limit::{Limit, LimitSpec};
+    use crate::request::{Entry, Hits};
+    use crate::settings::choices::KeyFormat;
+    use crate::store::window_key::Jitter;
 
     fn expiration(life_s: u64, now_s: u64) -> u64 {
         CounterKey { bytes: Default::default(), life_s, max_count: 0 }.expiration(now_s)
@@ -107,6 +119,26 @@ mod tests {
         // Beyond 32 bits, the longest relative life is the best there is.
         assert_eq!(expiration(31_536_000, MAX_ABSOLUTE_S), MONTH);
         assert_eq!(expiration(u64::MAX, NOW), MONTH);
+    }
+
+    #[test]
+    fn key_outlives_its_window_by_ticks_of_the_clock_of_memcached() {
+        let period = Period::new(Unit::Second, 1).expect("a period");
+        let spec = LimitSpec { count_rejected: Some(true), ..LimitSpec::new(Algorithm::FixedWindow, 1, period) };
+        let limit = Limit::new(&spec).expect("a limit");
+        let entries = [Entry { key: b"k", value: b"v" }];
+        let counter = Counter { limit: &limit, enforced: true, quota: false, tag: 0, epoch: 0 };
+        let path = Path { domain: "d", entries: &entries, shared: &[], candidate: None };
+        let charge = Charge::new(path, smallvec![counter], ChargeRequest::new(Hits::Charge(1), 0));
+        for (format, bytes) in
+            [(KeyFormat::Tollkeeper, "p:tk1:{d|k=v}:fixed_window:1s:7"), (KeyFormat::Ratelimit, "p:d_k_v_7")]
+        {
+            let keys = CounterKeys { prefix: "p:".to_owned(), format, jitter: Jitter::below(Duration::ZERO) };
+            let key = keys.key(&charge, Time::from_secs(7)).expect("a key");
+            // A tick may come at once, so a life of 1 s may end within the window.
+            assert!(key.life_s > 2, "{key:?}");
+            assert_eq!(key.bytes, bytes);
+        }
     }
 
     #[test]
