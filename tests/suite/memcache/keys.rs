@@ -76,7 +76,8 @@ fn keys_are_those_of_envoyproxy_ratelimit() {
     let window = |length_s: u64| seconds / length_s * length_s;
     let prefixed: &[(&str, &str)] = &[("CACHE_KEY_PREFIX", "prefix:")];
     let minute = window(60);
-    let table: &[(&[(&str, &str)], TestRequest, String)] = &[
+    type Case<'c> = (&'c [(&'c str, &'c str)], TestRequest, String);
+    let table: &[Case<'_>] = &[
         (&[], about(&[("key", "value")]), format!("domain_key_value_{seconds}")),
         (prefixed, about(&[("minute", "v")]), format!("prefix:domain_minute_v_{minute}")),
         (&[], about(&[("minute", "")]), format!("domain_minute__{minute}")),
