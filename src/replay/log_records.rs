@@ -52,6 +52,12 @@ impl RecordConverter {
         Self { cache, defaults, rule_ids: HashMap::new(), by_id: HashMap::new(), process, domain, hidden: 0 }
     }
 
+    /// Copies the text that requests share.
+    pub(super) fn renew_shared_text(&mut self) {
+        self.process = Arc::from(&*self.process);
+        self.domain = Arc::from(&*self.domain);
+    }
+
     /// Converts a header.
     pub(super) fn header(&mut self, record: HeaderRecord) -> Result<RecordedHeader, String> {
         let HeaderRecord { event, process, seq, time_us, store, settings, rules, .. } = record;

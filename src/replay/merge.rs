@@ -100,6 +100,15 @@ impl MergedTraffic {
                 self.advance(file)?;
             }
         }
+        if let [only] = &mut *self.files {
+            // One file needs no order.
+            if let Some(event) = only.next.take().or_else(|| only.batch.next()) {
+                return Ok(Some(event));
+            }
+            self.heads.clear();
+            self.advance(0)?;
+            return Ok(self.files[0].next.take());
+        }
         let Some(Reverse(FileHead { file, .. })) = self.heads.pop() else { return Ok(None) };
         let event = self.files[file].next.take();
         self.advance(file)?;
@@ -152,6 +161,7 @@ fn decode(mut source: TrafficSource, sender: &SyncSender<Decoded>) {
             Ok(Some(event)) => {
                 batch.push(event);
                 if batch.len() == BATCH_EVENTS {
+                    source.renew_shared_text();
                     let full = std::mem::replace(&mut batch, Vec::with_capacity(BATCH_EVENTS));
                     if sender.send(Decoded::Batch(full)).is_err() {
                         return;

@@ -179,6 +179,13 @@ impl TrafficSource {
         }
     }
 
+    /// Copies the text that requests share, so that this thread and that of earlier requests do not share its counter.
+    pub(super) fn renew_shared_text(&mut self) {
+        if let SourceFormat::Log { converter, .. } = &mut self.format {
+            converter.renew_shared_text();
+        }
+    }
+
     /// Properties of the part that was read.
     pub fn summary(&self) -> SourceSummary {
         match &self.format {

@@ -86,6 +86,7 @@ fn limits(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> Vec<LimitResu
                 limit: label.text.clone(),
                 shadow_mode: label.shadow,
                 quota_mode: label.quota,
+                candidate: label.candidate,
                 new: figures_in(new),
                 old: figures_in(old),
             }

@@ -19,6 +19,7 @@ pub struct KeyTallies {
 struct KeyTally {
     /// Rejections since the last admission.
     run: u32,
+    is_known: bool,
     was_rejected: bool,
     run_start_us: u64,
 }
@@ -63,12 +64,12 @@ impl KeyTallies {
     /// Counts a charge; `None` if the key is beyond the bound.
     pub fn add(&mut self, key: KeyId, at: Time, rejected: bool) -> Option<KeyChange> {
         let is_full = self.keys.len() >= self.max_keys;
-        let is_new = !is_full && !self.keys.contains_key(&key.0);
         let tally = if is_full { self.keys.get_mut(&key.0) } else { Some(self.keys.entry(key.0).or_default()) };
         let Some(tally) = tally else {
             self.untracked += 1;
             return None;
         };
+        let is_new = !std::mem::replace(&mut tally.is_known, true);
         if !rejected {
             tally.run = 0;
             return Some(KeyChange { is_new, ..KeyChange::default() });

@@ -62,6 +62,8 @@ pub struct LimitLabel {
     pub shadow: bool,
     /// Quota mode.
     pub quota: bool,
+    /// Candidate: charged as if it were the only limit of its rule.
+    pub candidate: bool,
 }
 
 /// Number of distinct keys: exact while keys are tracked, else estimated.
@@ -90,7 +92,8 @@ impl LimitLabel {
                 (path.clone(), path, String::new(), String::new())
             }
         };
-        Self { path, rule, location, text, name: limit.name.to_owned(), shadow: limit.shadow, quota: limit.quota }
+        let ObservedLimit { shadow, quota, candidate, .. } = *limit;
+        Self { path, rule, location, text, name: limit.name.to_owned(), shadow, quota, candidate }
     }
 }
 

@@ -32,6 +32,8 @@ pub struct ReplayTally {
     pub limits: Vec<LimitTally>,
     by_id: HashMap<u64, usize>,
     by_path: HashMap<String, usize>,
+    /// Id and index of the limit that was counted last.
+    last: Option<(u64, usize)>,
     /// Counts by key.
     pub keys: KeyTallies,
     start: Time,
@@ -62,6 +64,7 @@ impl ReplayTally {
             limits: Vec::new(),
             by_id: HashMap::new(),
             by_path: HashMap::new(),
+            last: None,
             keys: KeyTallies::new(max_keys),
             start,
         }
@@ -108,7 +111,11 @@ impl ReplayTally {
 
     /// Index of a limit, which is added if it is new. Limits of one path are one, as after a reload.
     fn index(&mut self, descriptor: &ObservedDescriptor<'_, '_>, limit: &ObservedLimit<'_, '_>) -> usize {
+        if let Some((_, index)) = self.last.filter(|(id, _)| *id == limit.id) {
+            return index;
+        }
         if let Some(index) = self.by_id.get(&limit.id) {
+            self.last = Some((limit.id, *index));
             return *index;
         }
         let label = LimitLabel::new(descriptor, limit);

@@ -119,6 +119,8 @@ pub struct LimitResults {
     pub shadow_mode: bool,
     /// Quota mode.
     pub quota_mode: bool,
+    /// Candidate: charged as if it were the only limit of its rule.
+    pub candidate: bool,
     /// Figures under the new rules; absent if they lack the limit.
     pub new: Option<LimitFigures>,
     /// Figures under the old rules; absent if they lack the limit.

@@ -36,10 +36,12 @@ impl Timeline {
     /// Counts a request at `at`; one before the start counts in the first span.
     pub fn add(&mut self, at: Time, rejected: bool) {
         let since_us = at.since_us(self.start);
-        while since_us / self.span_us >= MAX_SPANS as u64 {
+        let mut index = since_us / self.span_us;
+        while index >= MAX_SPANS as u64 {
             self.join_neighbours();
+            index = since_us / self.span_us;
         }
-        let index = usize::try_from(since_us / self.span_us).unwrap_or(MAX_SPANS - 1);
+        let index = usize::try_from(index).unwrap_or(MAX_SPANS - 1);
         if index >= self.spans.len() {
             self.spans.resize(index + 1, SpanCounts::default());
         }

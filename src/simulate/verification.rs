@@ -22,9 +22,9 @@ pub struct Verification {
 /// Admissions by the limits of a descriptor.
 pub type Admissions = SmallVec<[bool; 8]>;
 
-/// Returns the admissions by the limits of a replayed descriptor.
+/// Returns the admissions by the limits of a replayed descriptor that decide; the log does not have its candidates.
 pub fn admissions(descriptor: &ObservedDescriptor<'_, '_>) -> Admissions {
-    descriptor.limits().map(|limit| limit.result.admitted).collect()
+    descriptor.limits().filter(|limit| !limit.candidate).map(|limit| limit.result.admitted).collect()
 }
 
 impl Verification {

@@ -139,13 +139,13 @@ impl Log {
                 "entries": [{"key": key, "value": value}], "hits": 1, "sampled": true, "verdict": "ok",
             })
         };
-        let descriptors = descriptors.iter().map(descriptor).collect();
-        self.push(at_ms, descriptors);
+        let descriptors: Vec<Value> = descriptors.iter().map(descriptor).collect();
+        self.push(at_ms, &descriptors);
         self
     }
 
     /// Adds a request with these descriptors.
-    fn push(&mut self, at_ms: u64, descriptors: Vec<Value>) {
+    fn push(&mut self, at_ms: u64, descriptors: &[Value]) {
         self.seq += 1;
         let decision = json!({
             "v": 1, "type": "decision", "process": self.process, "seq": self.seq,

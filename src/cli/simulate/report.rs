@@ -77,7 +77,11 @@ fn limits(limits: &[LimitResults], has_old: bool) -> String {
     headings.extend(has_old.then_some("BEFORE"));
     headings.extend(["KEYS", "REJECTED KEYS", "LONGEST RUN", "DELAYED"]);
     let row = |limit: &LimitResults| {
-        let mode = if limit.shadow_mode { " (shadow)" } else { "" };
+        let mode = match (limit.candidate, limit.shadow_mode) {
+            (true, _) => " (candidate)",
+            (false, true) => " (shadow)",
+            (false, false) => "",
+        };
         let mut row = vec![format!("{}{mode}", plain(&limit.path))];
         let none = LimitFigures::default();
         let new = limit.new.as_ref().unwrap_or(&none);

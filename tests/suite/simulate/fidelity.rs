@@ -88,7 +88,8 @@ fn decide_randomly(service: &TestService, seed: u64, count: u32) {
             60 => service.advance_us(random.random_range(1..90_000_000)),
             _ => {}
         }
-        let deadline = Duration::from_millis(random.random_range(10..2000));
+        // Beyond the time that the store may take, it bounds the delay.
+        let deadline = service.inner.decider.store.timeout() + Duration::from_millis(random.random_range(10..2000));
         service.decide_within(&random_request(&mut random), deadline).unwrap();
     }
     service.finish_log();
@@ -139,7 +140,7 @@ fn replay_repeats_every_verdict_of_counters_in_redis() {
     let env = [
         ("REDIS_SOCKET_TYPE", "tcp"),
         ("REDIS_URL", address.as_str()),
-        ("TOLLKEEPER_STORE_TIMEOUT", "10s"),
+        ("TOLLKEEPER_STORE_TIMEOUT", "2s"),
         ("TOLLKEEPER_OVER_LIMIT_CACHE_BYTES", "0"),
     ];
     for (seed, clock) in [(1, TimeSource::Caller), (2, TimeSource::Caller), (3, TimeSource::Redis)] {

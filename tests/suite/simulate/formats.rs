@@ -87,6 +87,22 @@ fn csv_has_a_line_of_headings_and_quoted_values() {
 }
 
 #[test]
+fn mapping_of_the_documentation_reads_an_access_log() {
+    let page = crate::kit::read(&crate::kit::repository("docs/simulate.md"));
+    let (_, block) = page.split_once("```text\n").unwrap();
+    let (map, _) = block.split_once("```").unwrap();
+    let row = |user: &str, ip: &str| {
+        json!({"start_time": "2026-01-01T00:00:00Z", "user": user, "ip": ip, "cost": 1}).to_string() + "\n"
+    };
+    let log = row("ann", "192.0.2.1").repeat(4) + &row("ann", "-");
+    let files = Files::new().with("map.yaml", map).with("access.log", log);
+    let results = files.simulate("--rules new.yaml --traffic access.log --map map.yaml --json").json();
+    // The first descriptor needs only the name; the second matches no rule, and the last row lacks it.
+    assert_eq!((&results["traffic"]["requests"], &results["new"]["rejected"]), (&json!(5), &json!(2)));
+    assert_eq!(results["new"]["unmatched_descriptors"], 4);
+}
+
+#[test]
 fn traffic_and_mappings_with_errors_are_refused_with_a_fix() {
     let log = Log::new("p", OLD_RULES).ten_of_ann_and_two_of_bob().text();
     let endless = format!("user,cost,start_time\n\"{}", "x".repeat(17 << 20));

@@ -99,7 +99,7 @@ fn keys_outside_the_sample_are_not_counted() {
     let mut log = Log::with_settings("p", OLD_RULES, &json!({"sample": 0.5}));
     let descriptor = |value: &str, sampled: bool| json!({"entries": [{"key": "login", "value": value}], "hits": 1, "sampled": sampled, "verdict": "ok"});
     for at_ms in 0..4 {
-        log.push(at_ms, vec![descriptor("ann", true), descriptor("bob", false)]);
+        log.push(at_ms, &[descriptor("ann", true), descriptor("bob", false)]);
     }
     let files = Files::new().with("log.jsonl", log.text());
     let results = files.simulate("--rules new.yaml --traffic log.jsonl --json").json();
@@ -150,7 +150,7 @@ fn redis_times_of_charges_are_those_of_the_replay() {
     for (number, minutes) in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 2)] {
         log.push(
             number,
-            vec![json!({
+            &[json!({
                 "entries": [{"key": "login", "value": "ann"}], "hits": 1, "sampled": true, "verdict": "ok",
                 "now_us": super::START_US + number * 1000 + minutes * 60_000_000,
             })],
@@ -159,4 +159,24 @@ fn redis_times_of_charges_are_those_of_the_replay() {
     let files = Files::new().with("log.jsonl", log.text());
     let results = files.simulate("--rules new.yaml --traffic log.jsonl --json").json();
     assert_eq!(results["new"]["rejected"], 1);
+}
+
+#[test]
+fn candidates_are_counted_beside_the_limits_that_decide() {
+    let rules = "\
+domain: shop
+descriptors:
+- key: login
+  rate_limit:
+  - {unit: minute, requests_per_unit: 5, algorithm: sliding_window_log}
+  - {unit: minute, requests_per_unit: 8, algorithm: sliding_window_log, name: looser, shadow_mode: true}
+";
+    let files = Files::new().with("candidate.yaml", rules);
+    let files = files.with("log.jsonl", Log::new("p", OLD_RULES).ten_of_ann_and_two_of_bob().text());
+    let results = files.simulate("--rules candidate.yaml --traffic log.jsonl --json").json();
+    assert_eq!((&results["new"]["rejected"], &results["old"]["rejected"]), (&json!(5), &json!(5)));
+    let candidate = limit(&results, "shop.login.looser");
+    assert_eq!((&candidate["candidate"], &candidate["new"]["rejected"]), (&json!(true), &json!(2)));
+    assert_eq!(limit(&results, "shop.login")["candidate"], false);
+    assert_eq!(files.simulate("--rules new.yaml --traffic log.jsonl --fail-if rejected(*)>11").code(), 0);
 }
