@@ -157,14 +157,16 @@ impl Decider {
         if !self.metrics.is_off() {
             self.recorder().record(context, selected, outcomes);
         }
-        if let Some(candidates) = candidates {
-            candidates.record(self.recorder(), context, selected);
-        }
+        let candidates = candidates.map(CandidateCharges::poll);
         let decided = merge(&self.behaviour, selected, outcomes);
         if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
             self.metrics.record_global_shadow();
         }
-        self.log(DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes }, &decided);
+        let (behaviour, charges) = (&self.behaviour, candidates.as_ref());
+        self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates: charges }, &decided);
+        if let Some(candidates) = candidates {
+            candidates.record(self.recorder(), context, selected);
+        }
         decided
     }
 
@@ -210,7 +212,8 @@ impl Decider {
             None => DecideError::NoRules,
         };
         let selected = SelectedRequest { request, selections: &[] };
-        self.log(DecidedRequest { behaviour: &self.behaviour, context, selected, outcomes: &[] }, &Err(error));
+        let behaviour = &self.behaviour;
+        self.log(DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None }, &Err(error));
         Err(error)
     }
 }

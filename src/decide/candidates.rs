@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::context::DecisionContext;
 use super::record::{LimitResult, Recorder, StatsRef, key_text, near_hits, record_hits};
 use super::selection::{SelectedLimit, SelectedRequest};
+use crate::algorithm::ChargeResult;
 use crate::clock::Time;
 use crate::counter::{Charge, Path};
 use crate::limit::Limit;
@@ -27,13 +28,14 @@ use crate::telemetry::traces::{SpanKind, SpanRef};
 /// Charges of the candidates of a request.
 #[derive(Debug)]
 pub(super) struct CandidateCharges {
+    /// In ascending order.
     refs: Vec<CandidateRef>,
     /// One for each of `refs`.
     outcomes: DeferredOutcomes,
 }
 
 /// Candidate of a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CandidateRef {
     /// Index of the descriptor.
     pub(super) descriptor: usize,
@@ -79,6 +81,24 @@ impl CandidateCharges {
         self.refs.iter().zip(outcomes).map(|(candidate, outcome)| CandidateOutcome { candidate: *candidate, outcome })
     }
 
+    /// Takes up the outcomes if they have arrived.
+    pub(super) fn poll(self) -> Self {
+        Self { outcomes: self.outcomes.poll(), ..self }
+    }
+
+    /// Result of a candidate; `None`: not known by now, or the charge failed.
+    pub(super) fn result(&self, candidate: CandidateRef) -> Option<&ChargeResult> {
+        let DeferredOutcomes::Ready(outcomes) = &self.outcomes else { return None };
+        let at = self.refs.binary_search(&candidate).ok()?;
+        outcomes.get(at)?.as_ref().ok()?.results.first()
+    }
+
+    /// True if a candidate is known to be exceeded.
+    pub(super) fn would_reject(&self) -> bool {
+        let mut charged = self.known().filter_map(|known| known.outcome.as_ref().ok()?.results.first());
+        charged.any(|result| !result.admitted)
+    }
+
     /// Records the outcomes, those that are still missing as soon as they are known.
     pub(super) fn record<'r>(
         self,
@@ -88,7 +108,7 @@ impl CandidateCharges {
     ) {
         let Self { refs, outcomes } = self;
         let record_of = |candidate| CandidateRecord::new(recorder, context, selected, candidate);
-        match outcomes.poll() {
+        match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
                     let text = || key_text(&path_of(selected, *candidate));

@@ -5,6 +5,7 @@
 
 use smallvec::SmallVec;
 
+use super::candidates::{CandidateCharges, CandidateRef};
 use super::context::DecisionContext;
 use super::error::DecideError;
 use super::outcome::DescriptorOutcome;
@@ -32,6 +33,8 @@ pub(super) struct DecidedRequest<'a, 'r, 'm> {
     /// No selections if the request is invalid or there are no rules.
     pub(super) selected: SelectedRequest<'a, 'r, 'm>,
     pub(super) outcomes: &'a [DescriptorOutcome],
+    /// Charges of candidates, if the rules have any.
+    pub(super) candidates: Option<&'a CandidateCharges>,
 }
 
 /// Verdicts on a request and its descriptors.
@@ -47,7 +50,8 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let verdicts = self.verdicts(decided);
         let facts = DecisionFacts {
             rejected: verdicts.request == RecordedVerdict::OverLimit,
-            shadow: verdicts.request == RecordedVerdict::Shadow,
+            shadow: verdicts.request == RecordedVerdict::Shadow
+                || self.candidates.is_some_and(CandidateCharges::would_reject),
             error: decided.is_err() || self.outcomes.iter().any(|it| matches!(it, DescriptorOutcome::Failed(_))),
         };
         let is_selected = |index: usize| {
@@ -162,13 +166,25 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             sampled: log.sample.contains(&self.path(index)),
             rule: selection.and_then(|selection| selection.rule).map(|compiled| rule_record(&compiled.rule)),
             unlimited: selection.is_some_and(|selection| selection.unlimited),
-            limits: selection.map(|selection| limit_records(selection, outcome)).unwrap_or_default(),
+            limits: selection.map(|selection| self.limit_records(selection, index)).unwrap_or_default(),
             decided_by: outcome.and_then(decider),
             policy: failed.map(|failed| failed.policies.strictest()),
             reason: failed.map(|failed| failed.error.name().into()),
             now_us: charged_at.filter(|at| *at != self.context.now).map(|at| at.as_micros()),
             verdict,
         }
+    }
+
+    /// Limits of the descriptor at `index`, candidates last.
+    fn limit_records(self, selection: &'a Selection<'_>, index: usize) -> SmallVec<[LimitRecord<'a>; 1]> {
+        let outcome = self.outcomes.get(index);
+        let deciding = selection.limits.iter().enumerate();
+        let deciding = deciding.map(|(at, selected)| limit_record(selected, outcome.and_then(|it| it.result(at))));
+        let candidates = selection.candidates.iter().enumerate().map(|(at, selected)| {
+            let charged = self.candidates.and_then(|charges| charges.result(CandidateRef { descriptor: index, at }));
+            LimitRecord { candidate: true, ..limit_record(selected, charged) }
+        });
+        deciding.chain(candidates).collect()
     }
 }
 
@@ -182,25 +198,20 @@ fn rule_record(rule: &Rule) -> RuleRecord<'_> {
     RuleRecord { path: (&*rule.path).into(), file, line, resource }
 }
 
-fn limit_records<'a>(
-    selection: &'a Selection<'_>,
-    outcome: Option<&DescriptorOutcome>,
-) -> SmallVec<[LimitRecord<'a>; 1]> {
-    let record = |(at, selected): (usize, &'a SelectedLimit<'_>)| {
-        let (limit, period) = (&selected.limit, selected.limit.period());
-        LimitRecord {
-            name: selected.name.into(),
-            algorithm: limit.algorithm(),
-            requests_per_unit: limit.requests_per_unit(),
-            unit: period.unit(),
-            unit_multiplier: period.multiplier(),
-            capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
-            shadow: selected.shadow,
-            quota: selected.quota,
-            result: outcome.and_then(|outcome| outcome.result(at)).map(result_record),
-        }
-    };
-    selection.limits.iter().enumerate().map(record).collect()
+fn limit_record<'a>(selected: &SelectedLimit<'a>, result: Option<&ChargeResult>) -> LimitRecord<'a> {
+    let (limit, period) = (&selected.limit, selected.limit.period());
+    LimitRecord {
+        name: selected.name.into(),
+        algorithm: limit.algorithm(),
+        requests_per_unit: limit.requests_per_unit(),
+        unit: period.unit(),
+        unit_multiplier: period.multiplier(),
+        capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
+        shadow: selected.shadow,
+        candidate: false,
+        quota: selected.quota,
+        result: result.map(result_record),
+    }
 }
 
 const fn result_record(result: &ChargeResult) -> ResultRecord {

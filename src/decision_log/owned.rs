@@ -100,6 +100,7 @@ impl LimitRecord<'_> {
             unit_multiplier: self.unit_multiplier,
             capacity: self.capacity,
             shadow: self.shadow,
+            candidate: self.candidate,
             quota: self.quota,
             result: self.result,
         }

@@ -222,10 +222,14 @@ pub struct LimitRecord<'a> {
     /// True in shadow mode.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shadow: bool,
+    /// True for a candidate: it was charged apart, and changed no verdict.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub candidate: bool,
     /// True in quota mode.
     #[serde(default, skip_serializing_if = "is_default")]
     pub quota: bool,
-    /// Result of the charge; absent if a failure policy decided without a counter.
+    /// Result of the charge; absent if a failure policy decided without a counter, and for a candidate whose result
+    /// came after the answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<ResultRecord>,
 }

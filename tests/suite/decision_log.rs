@@ -1,5 +1,6 @@
 //! Decision log: the format and its schema, reading it back, and what the service writes.
 
+mod candidates;
 mod decisions;
 mod debug_line;
 mod files;

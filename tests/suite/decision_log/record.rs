@@ -39,6 +39,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         unit_multiplier: 2,
         capacity: Some(20),
         shadow: true,
+        candidate: true,
         quota: true,
         result: Some(result),
     };
