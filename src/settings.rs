@@ -1,9 +1,9 @@
 //! The settings of the process, read from its environment.
 //!
 //! `table` declares each variable as a typed constant. `Settings` is what the program uses, validated and by concern;
-//! `Settings::from_env` is the only way from one to the other and reports all problems at once. A variable that would
-//! change a verdict and is not supported prevents the start; a harmless one gets a notice. Rule files given on the
-//! command line are not settings, and neither is anything that can change while the process runs.
+//! `Settings::from_env` is the only way from one to the other and reports all problems at once. A variable without
+//! effect gets a notice. Rule files given on the command line are not settings, and neither is anything that can change
+//! while the process runs.
 
 pub mod address;
 pub mod target;
@@ -95,8 +95,7 @@ pub struct Settings {
 impl Settings {
     /// Reads the settings of an environment, with notices about it.
     ///
-    /// The error names every variable that does not parse, that contradicts another, or that asks for something that
-    /// would change verdicts or security and is not supported. Neither result shows secrets.
+    /// The error names every variable that does not parse or that contradicts another. Neither result shows secrets.
     pub fn from_env(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<(Self, Vec<Notice>), SettingsError> {
         let (settings, EnvironmentFindings { problems, notices, .. }) = Self::read(&Environment::read(vars));
         if problems.is_empty() { Ok((settings, notices)) } else { Err(SettingsError { problems }) }

@@ -42,7 +42,7 @@ TOLLKEEPER_ON_STORE_ERROR, TOLLKEEPER_RULE_DEFAULTS and USE_CALENDAR_MONTH_RATE_
 --format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
 (numbers) and `diagnostics` (severity, file, line, column, path, message, optional hint; the first 1000 of each \
 severity). With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
-disposition is honoured, differs, no_effect, unknown, refused, unusable (a file without which a part of the service does \
+disposition is honoured, differs, no_effect, unknown, unusable (a file without which a part of the service does \
 not work) or invalid.
 
 --env runs the validation of the start: run it where the service will run, with its files. Ports that another process \

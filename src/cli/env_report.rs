@@ -29,12 +29,11 @@ pub(super) struct VariableReport {
 }
 
 /// Words for dispositions, in JSON and in text.
-const DISPOSITIONS: [(&str, &str); 7] = [
+const DISPOSITIONS: [(&str, &str); 6] = [
     ("honoured", "honoured"),
     ("differs", "different"),
     ("no_effect", "without effect"),
     ("unknown", "unknown"),
-    ("refused", "refused"),
     ("unusable", "unusable"),
     ("invalid", "invalid"),
 ];
@@ -94,7 +93,6 @@ fn variable(reported: ReportedVariable) -> VariableReport {
         Disposition::Honoured => ("honoured", None, None),
         Disposition::Differs { why } => ("differs", Some(why.to_owned()), None),
         Disposition::NoEffect { why } => ("no_effect", Some(why.to_owned()), None),
-        Disposition::Refused { why, instead } => ("refused", Some(why.to_owned()), Some(instead.to_owned())),
         Disposition::Invalid { what, fix } => ("invalid", Some(what), Some(fix)),
         Disposition::Unknown { nearest } => {
             ("unknown", Some("not known".to_owned()), nearest.map(|name| format!("did you mean {name}?")))

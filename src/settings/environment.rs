@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use super::choices::BackendType;
 use super::invalid::InvalidSetting;
-use super::setting::{AnySetting, Support, UnsupportedValue};
+use super::setting::{AnySetting, Support};
 use super::table;
 
 /// The variables of an environment, by name; of two with one name the first counts.
@@ -42,8 +42,6 @@ pub(crate) enum VariableEffect {
     Used,
     /// Its value is valid and has no effect.
     None(&'static str),
-    /// Its value is not supported, which prevents the start.
-    Refused(UnsupportedValue),
     /// Its value is invalid, which prevents the start.
     Invalid(InvalidSetting),
 }
@@ -85,18 +83,12 @@ impl Environment {
 }
 
 impl Variable {
-    /// Returns its effect. An unsupported value takes precedence over an invalid value: a missing feature matters more.
+    /// Returns its effect.
     pub(crate) fn effect(&self) -> VariableEffect {
         let Some(text) = &self.text else {
             return VariableEffect::Invalid(InvalidSetting::new("not UTF-8", "give plain text"));
         };
-        let support = self.setting.info().support;
-        if let Support::Refused(unsupported) = support
-            && let Some(value) = unsupported.iter().find(|value| value.when.applies(text))
-        {
-            return VariableEffect::Refused(*value);
-        }
-        match (self.setting.check(text), support) {
+        match (self.setting.check(text), self.setting.info().support) {
             (Err(invalid), _) => VariableEffect::Invalid(invalid),
             (Ok(()), Support::NoEffect { when, why }) if when.applies(text) => VariableEffect::None(why),
             (Ok(()), _) => VariableEffect::Used,

@@ -78,7 +78,7 @@ fn row(setting: &dyn AnySetting) -> String {
 fn no_effect(setting: &dyn AnySetting) -> Option<&'static str> {
     match setting.info().support {
         Support::NoEffect { why, .. } => Some(why),
-        Support::Honoured | Support::Differs { .. } | Support::Refused(_) => None,
+        Support::Honoured | Support::Differs { .. } => None,
     }
 }
 
@@ -141,8 +141,7 @@ tollkeeper check --env
 - A bool is `true`, `false`, `1`, `0`, `t` or `f`. A duration is one or more numbers with units (`150us`, `1.5s`, `1h30m`);
   only `0` needs no unit. A bool, number or duration that is set but empty is an error.
 - All invalid settings are reported at once, and the process does not start (exit code 2).
-- A setting that would change verdicts or security and that this release does not support prevents the start. A harmless one
-  gets a warning and has no effect. *Differs*: from envoyproxy/ratelimit.
+- A setting without effect gets a warning. *Differs*: from envoyproxy/ratelimit.
 
 This page is generated from the program's own table, and a test compares them.
 ";
@@ -161,7 +160,6 @@ fn mark(setting: &dyn AnySetting) -> Option<String> {
     match setting.info().support {
         Support::Honoured | Support::Differs { .. } => None,
         Support::NoEffect { .. } => Some("no effect".to_owned()),
-        Support::Refused(unsupported) => unsupported.last().map(|value| format!("refused {}", value.when)),
     }
 }
 
@@ -178,9 +176,5 @@ fn note(setting: &dyn AnySetting) -> Option<String> {
         Support::Honoured => None,
         Support::Differs { how, .. } => Some(format!("Differs: {how}")),
         Support::NoEffect { why, .. } => Some(format!("No effect: {why}")),
-        Support::Refused(unsupported) => {
-            let each = unsupported.iter().map(|value| format!("Refused {}: {}", value.when, value.why));
-            Some(each.collect::<Vec<_>>().join(". "))
-        }
     }
 }

@@ -38,13 +38,6 @@ pub enum Disposition {
         /// The reason.
         why: &'static str,
     },
-    /// The variable prevents the start: its value is not supported.
-    Refused {
-        /// The missing feature.
-        why: &'static str,
-        /// The correction.
-        instead: &'static str,
-    },
     /// The variable prevents the start: its value is invalid.
     Invalid {
         /// Description of the mistake.
@@ -62,7 +55,7 @@ pub enum Disposition {
 impl Disposition {
     /// Returns `true` if a start with this variable fails.
     pub const fn prevents_start(&self) -> bool {
-        matches!(self, Self::Refused { .. } | Self::Invalid { .. })
+        matches!(self, Self::Invalid { .. })
     }
 }
 
@@ -132,9 +125,6 @@ pub fn report(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedV
 fn disposition(variable: &Variable, findings: &EnvironmentFindings) -> Disposition {
     match variable.effect() {
         VariableEffect::None(why) => return Disposition::NoEffect { why },
-        VariableEffect::Refused(unsupported) => {
-            return Disposition::Refused { why: unsupported.why, instead: unsupported.instead };
-        }
         VariableEffect::Invalid(invalid) => return Disposition::Invalid { what: invalid.what, fix: invalid.fix },
         VariableEffect::Used => {}
     }

@@ -61,19 +61,6 @@ pub enum Support {
         /// Reason for the notice.
         why: &'static str,
     },
-    /// The first of these that applies prevents the start; other values are honoured.
-    Refused(&'static [UnsupportedValue]),
-}
-
-/// Values that would change verdicts or security and are not implemented.
-#[derive(Clone, Copy, Debug)]
-pub struct UnsupportedValue {
-    /// Values that are refused.
-    pub when: Condition,
-    /// Missing feature.
-    pub why: &'static str,
-    /// Correction.
-    pub instead: &'static str,
 }
 
 impl<T: SettingValue> Setting<T> {

@@ -67,10 +67,6 @@ impl Values {
                     let text = variable.text.clone().unwrap_or_default();
                     values.given.insert(name, GivenValue { text, shown });
                 }
-                VariableEffect::Refused(unsupported) => {
-                    let (what, fix) = (unsupported.why.to_owned(), unsupported.instead.to_owned());
-                    values.problems.push(SettingProblem { name, shown, what, fix });
-                }
                 VariableEffect::Invalid(invalid) => {
                     values.problems.push(SettingProblem { name, shown, what: invalid.what, fix: invalid.fix });
                 }

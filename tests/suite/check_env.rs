@@ -96,6 +96,15 @@ const FILES: &[Case] = &[
     ),
     (
         &[
+            ("BACKEND_TYPE", "memcache"),
+            ("MEMCACHE_HOST_PORT", "127.0.0.1:1"),
+            ("MEMCACHE_TLS", "true"),
+            ("MEMCACHE_TLS_CACERT", "{}/gone"),
+        ],
+        WorksInPart("MEMCACHE_TLS_CACERT"),
+    ),
+    (
+        &[
             ("REDIS_TYPE", "sentinel"),
             ("REDIS_URL", "primary,127.0.0.1:1"),
             ("TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE", "{}/gone"),
@@ -128,6 +137,15 @@ const ADDRESSES: &[Case] = &[
         Fails(&["REDIS_TLS_CLIENT_CERT"]),
     ),
     (&[("BACKEND_TYPE", "memcache")], Fails(&["BACKEND_TYPE"])),
+    (&[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "127.0.0.1:1")], Works),
+    (&[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "127.0.0.1")], Fails(&["MEMCACHE_HOST_PORT"])),
+    (&[("BACKEND_TYPE", "memcache"), ("MEMCACHE_SRV", "_memcache._tcp.no-such-host.invalid")], Works),
+    (
+        &[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "a:1"), ("MEMCACHE_SRV", "_memcache._tcp.a")],
+        Fails(&["MEMCACHE_HOST_PORT"]),
+    ),
+    // Redis is not read then.
+    (&[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "127.0.0.1:1"), ("REDIS_URL", "127.0.0.1:port")], Works),
     (&[("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1s")], Fails(&["TOLLKEEPER_SHUTDOWN_TIMEOUT"])),
 ];
 
