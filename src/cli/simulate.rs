@@ -160,7 +160,7 @@ fn replay(
     while let Some(event) = traffic.next_event()? {
         match event {
             TrafficEvent::Request(request) => {
-                simulation.add(&request)?;
+                simulation.add(request)?;
                 if simulation.requests.is_multiple_of(1 << 14) {
                     bar.set_position(bytes.load(Ordering::Relaxed));
                     bar.set_message(format!("{} requests", simulation.requests));
@@ -170,7 +170,7 @@ fn replay(
                 if header.hashed_values {
                     refuse_hashed_values(fixed.iter().chain(&header.rules))?;
                 }
-                simulation.apply(&header)?;
+                simulation.apply(header)?;
             }
             TrafficEvent::Dropped(count) => simulation.log.dropped += count,
         }

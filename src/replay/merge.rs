@@ -33,21 +33,23 @@ enum Decoded {
 /// All traffic, in order.
 pub struct MergedTraffic {
     files: Vec<OpenFile>,
+    /// Next event of each file but the current one; unused for a single file.
     heads: BinaryHeap<Reverse<FileHead>>,
+    /// File of the last event.
+    current: Option<usize>,
     /// Properties of all files that ended, summed up.
     pub summary: SourceSummary,
     /// CPU time of decoding the files that ended.
     pub decode_time: Duration,
-    started: bool,
 }
 
 /// A file that is decoded.
 struct OpenFile {
     batches: Receiver<Decoded>,
-    batch: std::vec::IntoIter<TrafficEvent>,
-    /// Event to be merged next.
-    next: Option<TrafficEvent>,
-    /// Time, process and number of the last event.
+    batch: Vec<TrafficEvent>,
+    /// Index of the next event in the batch.
+    next: usize,
+    /// Order of the last event.
     last: EventOrder,
 }
 
@@ -78,14 +80,14 @@ impl MergedTraffic {
             let (sender, batches) = sync_channel(WAITING_BATCHES);
             // The thread ends when its file does, or when the receiver is dropped.
             thread::spawn(move || decode(source, &sender));
-            OpenFile { batches, batch: Vec::new().into_iter(), next: None, last: EventOrder::default() }
+            OpenFile { batches, batch: Vec::new(), next: 0, last: EventOrder::default() }
         });
         Ok(Self {
             files: files.collect(),
             heads: BinaryHeap::new(),
+            current: None,
             summary: SourceSummary::default(),
             decode_time: Duration::ZERO,
-            started: false,
         })
     }
 
@@ -93,51 +95,27 @@ impl MergedTraffic {
     ///
     /// # Errors
     /// A file cannot be read further.
-    pub fn next_event(&mut self) -> Result<Option<TrafficEvent>, SourceError> {
-        if !self.started {
-            self.started = true;
-            for file in 0..self.files.len() {
-                self.advance(file)?;
+    pub fn next_event(&mut self) -> Result<Option<&TrafficEvent>, SourceError> {
+        match self.current {
+            Some(file) => {
+                self.files[file].next += 1;
+                self.compare(file)?;
             }
+            None => (0..self.files.len()).try_for_each(|file| self.compare(file))?,
         }
-        if let [only] = &mut *self.files {
-            // One file needs no order.
-            if let Some(event) = only.next.take().or_else(|| only.batch.next()) {
-                return Ok(Some(event));
-            }
-            self.heads.clear();
-            self.advance(0)?;
-            return Ok(self.files[0].next.take());
-        }
-        let Some(Reverse(FileHead { file, .. })) = self.heads.pop() else { return Ok(None) };
-        let event = self.files[file].next.take();
-        self.advance(file)?;
-        Ok(event)
+        let file = if self.files.len() == 1 { 0 } else { self.heads.pop().map_or(0, |Reverse(head)| head.file) };
+        self.current = Some(file);
+        let OpenFile { batch, next, .. } = &self.files[file];
+        Ok(batch.get(*next))
     }
 
-    /// Takes the next event of a file.
-    fn advance(&mut self, file: usize) -> Result<(), SourceError> {
+    /// Compares the next event of a file with those of the others.
+    fn compare(&mut self, file: usize) -> Result<(), SourceError> {
+        if !self.receive(file)? || self.files.len() == 1 {
+            return Ok(());
+        }
         let open = &mut self.files[file];
-        let event = loop {
-            if let Some(event) = open.batch.next() {
-                break event;
-            }
-            match open.batches.recv() {
-                Ok(Decoded::Batch(batch)) => open.batch = batch.into_iter(),
-                Ok(Decoded::End { summary, cpu_time }) => {
-                    self.summary.skipped += summary.skipped;
-                    self.summary.hidden += summary.hidden;
-                    self.summary.late += summary.late;
-                    self.summary.truncated |= summary.truncated;
-                    self.decode_time += cpu_time;
-                    return Ok(());
-                }
-                Ok(Decoded::Failed(error)) => return Err(error),
-                // Every thread sends an end or an error last.
-                Err(_) => return Ok(()),
-            }
-        };
-        let order = match &event {
+        let order = match &open.batch[open.next] {
             TrafficEvent::Request(request) => {
                 EventOrder { at: request.order_time(), process: Arc::clone(&request.process), seq: request.seq }
             }
@@ -147,9 +125,29 @@ impl MergedTraffic {
             TrafficEvent::Dropped(_) => open.last.clone(),
         };
         open.last = order.clone();
-        open.next = Some(event);
         self.heads.push(Reverse(FileHead { order, file }));
         Ok(())
+    }
+
+    /// Waits for the next event of a file; false at its end.
+    fn receive(&mut self, file: usize) -> Result<bool, SourceError> {
+        let open = &mut self.files[file];
+        while open.next >= open.batch.len() {
+            match open.batches.recv() {
+                Ok(Decoded::Batch(batch)) => (open.batch, open.next) = (batch, 0),
+                Ok(Decoded::End { summary, cpu_time }) => {
+                    self.summary.skipped += summary.skipped;
+                    self.summary.hidden += summary.hidden;
+                    self.summary.late += summary.late;
+                    self.summary.truncated |= summary.truncated;
+                    self.decode_time += cpu_time;
+                }
+                Ok(Decoded::Failed(error)) => return Err(error),
+                // Every thread sends an end or an error last.
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 }
 
