@@ -139,7 +139,9 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     descriptor.limit_override = limit_override.transpose()?;
     descriptor.charged_at = record.now_us.map(Time::from_micros);
     descriptor.is_sampled = record.sampled && record.entries.iter().all(has_value);
-    descriptor.admitted = record.limits.iter().filter_map(|limit| Some(limit.result?.admitted)).collect();
+    // A candidate's result may come after the answer, and be absent.
+    let deciding = record.limits.iter().filter(|limit| !limit.candidate);
+    descriptor.admitted = deciding.filter_map(|limit| Some(limit.result?.admitted)).collect();
     request.push_descriptor(descriptor);
     let entries = record.entries.iter().map(entry).collect::<Result<Option<SmallVec<[_; 4]>>, String>>()?;
     // Without entries it matches no rule.

@@ -52,7 +52,7 @@ pub struct RecordedDescriptor {
     pub charged_at: Option<Time>,
     /// The traffic contains all requests of the key.
     pub is_sampled: bool,
-    /// For each limit, in the order of the rule: true if it admitted the hits. Empty if that is not known.
+    /// For each limit that decides, in the order of the rule: true if it admitted the hits. Empty if that is not known.
     pub admitted: SmallVec<[bool; 8]>,
     entries_end: usize,
 }

@@ -22,7 +22,7 @@ pub struct Verification {
 /// Admissions by the limits of a descriptor.
 pub type Admissions = SmallVec<[bool; 8]>;
 
-/// Returns the admissions by the limits of a replayed descriptor that decide; the log does not have its candidates.
+/// Returns the admissions by the limits of a replayed descriptor that decide.
 pub fn admissions(descriptor: &ObservedDescriptor<'_, '_>) -> Admissions {
     descriptor.limits().filter(|limit| !limit.candidate).map(|limit| limit.result.admitted).collect()
 }
