@@ -2,7 +2,7 @@
 //!
 //! A decision appends its line under a lock that is held for a copy of the line, and never for I/O; a full queue drops
 //! the line and counts it. Lines wait in chunks, so that appending never moves those that wait. The writer takes all
-//! chunks at once. It is woken for the first line and for a queue that is half full; in between lines gather for a
+//! chunks at once. It is woken for the first line and for many lines; in between lines gather for a
 //! moment, so that most decisions wake no thread.
 
 use std::collections::VecDeque;
@@ -15,7 +15,9 @@ use super::header::HeaderRecord;
 /// Size of a chunk in bytes; a longer line has its own.
 const CHUNK_BYTES: usize = 32 * 1024;
 /// Empty chunks that are kept for reuse.
-const MAX_SPARE_CHUNKS: usize = 4;
+const MAX_SPARE_CHUNKS: usize = 16;
+/// Lines that wake the writer at once, in bytes, so that they are still in the processor's cache.
+const MAX_GATHERED_BYTES: usize = 256 * 1024;
 /// Headers that wait; the oldest is dropped when there are more.
 const MAX_HEADERS: usize = 4;
 
@@ -26,6 +28,8 @@ pub struct RecordQueue {
     /// Wakes the writer.
     filled: Condvar,
     max_bytes: usize,
+    /// Lines that wake the writer at once, in bytes.
+    wake_bytes: usize,
     counters: RecordCounters,
 }
 
@@ -72,7 +76,13 @@ pub struct Batch {
 impl RecordQueue {
     /// Creates an empty queue for `max_bytes` of lines.
     pub fn new(max_bytes: usize) -> Self {
-        Self { state: Mutex::default(), filled: Condvar::new(), max_bytes, counters: RecordCounters::default() }
+        Self {
+            state: Mutex::default(),
+            filled: Condvar::new(),
+            max_bytes,
+            wake_bytes: MAX_GATHERED_BYTES.min(max_bytes / 2),
+            counters: RecordCounters::default(),
+        }
     }
 
     /// Counters of the sink's records.
@@ -93,7 +103,7 @@ impl RecordQueue {
             }
             return;
         }
-        let was_half_full = state.bytes >= self.max_bytes / 2;
+        let had_enough = state.bytes >= self.wake_bytes;
         match state.chunks.last_mut() {
             Some(last) if last.len() + line.len() <= CHUNK_BYTES => last.extend_from_slice(line),
             _ => {
@@ -103,9 +113,9 @@ impl RecordQueue {
             }
         }
         state.bytes += line.len();
-        let is_half_full = state.bytes >= self.max_bytes / 2;
+        let has_enough = state.bytes >= self.wake_bytes;
         drop(state);
-        if was_empty || is_half_full && !was_half_full {
+        if was_empty || has_enough && !had_enough {
             self.filled.notify_one();
         }
     }
@@ -121,7 +131,7 @@ impl RecordQueue {
         self.filled.notify_one();
     }
 
-    /// Waits for lines, and then for more of them: `gather` long, or until the queue is half full. Returns `None` once
+    /// Waits for lines, and then for more of them: `gather` long, or until there are many. Returns `None` once
     /// the queue is closed and empty.
     pub fn take(&self, gather: Duration) -> Option<Batch> {
         let is_empty = |state: &mut WaitingRecords| state.is_empty() && !state.is_closed;
@@ -130,7 +140,7 @@ impl RecordQueue {
             return None;
         }
         let until = Instant::now() + gather;
-        let gathers = |state: &mut WaitingRecords| state.bytes < self.max_bytes / 2 && !state.is_closed;
+        let gathers = |state: &mut WaitingRecords| state.bytes < self.wake_bytes && !state.is_closed;
         let left = until.saturating_duration_since(Instant::now());
         let waited = self.filled.wait_timeout_while(state, left, gathers);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
