@@ -47,31 +47,31 @@ pub fn markdown() -> String {
     for group in GROUPS {
         let _ = write!(text, "\n## {}\n\n", group.title);
         if let Some(note) = shared_note(group) {
-            let rows: String = group.settings.iter().map(|setting| format!("| `{}` |\n", setting.name())).collect();
-            let _ = write!(text, "{note}.\n\n| name |\n|---|\n{rows}");
+            let rows: String = group.settings.iter().map(|setting| format!("- `{}`\n", setting.name())).collect();
+            let _ = write!(text, "{note}.\n\n{rows}");
             continue;
         }
         let is_twin = |setting: &dyn AnySetting| TWINS.iter().any(|twins| twins.base(setting).is_some());
         let settings = group.settings.iter().copied().filter(|setting| !is_twin(*setting));
         let (ignored, honoured): (Vec<_>, Vec<_>) = settings.partition(|setting| no_effect(*setting).is_some());
-        text += "| name | default | value | meaning |\n|---|---|---|---|\n";
         honoured.into_iter().for_each(|setting| text += &row(setting));
         TWINS.iter().for_each(|twins| text += &twins.markdown(group));
         if !ignored.is_empty() {
-            text += "\n| no effect | because |\n|---|---|\n";
+            text += "\nNo effect:\n\n";
         }
         for setting in ignored {
-            let _ = writeln!(text, "| `{}` | {} |", setting.name(), no_effect(setting).unwrap_or_default());
+            let _ = writeln!(text, "- `{}`: {}", setting.name(), no_effect(setting).unwrap_or_default());
         }
     }
     text
 }
 
-/// Formats the row of a setting that has an effect.
+/// Formats the list item of a setting that has an effect.
 fn row(setting: &dyn AnySetting) -> String {
     let note = note(setting).map(|note| format!(". *{note}*")).unwrap_or_default();
-    let (name, help, default) = (setting.name(), setting.info().help, code(&setting.default_text()));
-    format!("| `{name}` | {default} | {} | {help}{note} |\n", value_text(setting))
+    let (name, help, default) = (setting.name(), setting.info().help, setting.default_text());
+    let assigned = if default.is_empty() { name.to_owned() } else { format!("{name}={default}") };
+    format!("- `{assigned}` ({}): {help}{note}\n", value_text(setting))
 }
 
 /// Returns the reason why a setting has no effect, if it has none.
@@ -107,23 +107,17 @@ impl Twins {
         table::all().find(|base| name != setting.name() && base.name() == name)
     }
 
-    /// Formats the table of those in a group; empty if there are none.
+    /// Formats the list of those in a group; empty if there are none.
     fn markdown(&self, group: &SettingGroup) -> String {
         let mut rows = String::new();
         for setting in group.settings {
             let Some(base) = self.base(*setting) else { continue };
             let (default, usual) = (setting.default_text(), base.default_text());
-            let own =
-                if default.is_empty() || default == usual { String::new() } else { format!(": {}", code(&default)) };
-            let _ = writeln!(rows, "| `{}`{own} |", setting.name());
+            let own = if default.is_empty() || default == usual { String::new() } else { format!("={default}") };
+            let _ = writeln!(rows, "- `{}{own}`", setting.name());
         }
-        if rows.is_empty() { rows } else { format!("\n{}\n\n| name |\n|---|\n{rows}", self.introduction) }
+        if rows.is_empty() { rows } else { format!("\n{}\n\n{rows}", self.introduction) }
     }
-}
-
-/// Formats text as code; empty text stays empty.
-fn code(text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!("`{text}`") }
 }
 
 const INTRODUCTION: &str = "\
@@ -137,6 +131,8 @@ Check an environment before you deploy it:
 ```sh
 tollkeeper check --env
 ```
+
+Each line: `NAME=default` (allowed values): meaning.
 
 - A bool is `true`, `false`, `1`, `0`, `t` or `f`. A duration is one or more numbers with units (`150us`, `1.5s`, `1h30m`);
   only `0` needs no unit. A bool, number or duration that is set but empty is an error.

@@ -160,9 +160,8 @@ fn secrets_are_mounted_as_files_not_environment() {
 #[test]
 fn secret_settings_are_rejected_in_plain_values() {
     let page = read(&repository("docs/settings.md"));
-    let kind = |line: &str| line.split(" | ").nth(2).unwrap_or_default().to_owned();
-    let rows = page.lines().filter_map(|line| Some((line.strip_prefix("| `")?.split('`').next()?, kind(line))));
-    let secrets: Vec<_> = rows.filter(|(_, kind)| kind == "secret text").map(|(name, _)| name).collect();
+    let items = page.lines().filter_map(|line| line.strip_prefix("- `")?.split_once("` ("));
+    let secrets: Vec<_> = items.filter(|(_, rest)| rest.starts_with("secret text)")).map(|(name, _)| name).collect();
     assert!(secrets.len() >= 4, "{secrets:?}");
     for name in secrets {
         let value = format!("settings.{name}=0123456789abcdef");
