@@ -59,8 +59,10 @@ pub fn markdown() -> String {
         if !ignored.is_empty() {
             text += "\nNo effect:\n\n";
         }
-        for setting in ignored {
-            let _ = writeln!(text, "- `{}`: {}", setting.name(), no_effect(setting).unwrap_or_default());
+        for alike in ignored.chunk_by(|a, b| no_effect(*a) == no_effect(*b)) {
+            let names: Vec<_> = alike.iter().map(|setting| format!("`{}`", setting.name())).collect();
+            let reason = alike.first().and_then(|setting| no_effect(*setting)).unwrap_or_default();
+            let _ = writeln!(text, "- {}: {reason}", names.join(", "));
         }
     }
     text
