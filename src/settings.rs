@@ -111,6 +111,8 @@ impl Settings {
     /// Reads the settings, unusable if the findings have a problem.
     fn read(environment: &Environment) -> (Self, EnvironmentFindings) {
         let mut values = Values::new(environment);
+        let store = StoreSettings::read(&mut values, environment.backend());
+        let decision_log = DecisionLogSettings::read(&mut values, &store);
         let settings = Self {
             listeners: Listeners::read(&mut values),
             client_limits: ClientLimits::read(&values),
@@ -119,11 +121,11 @@ impl Settings {
             rules: RuleSettings::read(&values),
             xds: XdsSettings::read(&mut values),
             decisions: DecisionSettings::read(&mut values),
-            store: StoreSettings::read(&mut values, environment.backend()),
+            store,
             memory: MemorySettings::read(&values),
             shutdown: ShutdownSettings::read(&mut values),
             logs: LogSettings::read(&values),
-            decision_log: DecisionLogSettings::read(&mut values),
+            decision_log,
             metrics: MetricsSettings::read(&mut values),
             tracing: TracingSettings::read(&mut values),
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),

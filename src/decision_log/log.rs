@@ -20,9 +20,7 @@ use crate::clock::Clock;
 use crate::settings::Settings;
 use crate::settings::decision_log::{DecisionLogSettings, LoggedDecisions, SinkSettings};
 use crate::settings::problem::UnusableSetting;
-use crate::settings::setting::AnySetting as _;
 use crate::settings::store::StoreSettings;
-use crate::settings::table::decision_log::TOLLKEEPER_DECISION_LOG;
 use crate::settings::value::choice::Choice as _;
 
 /// Capacity of a thread's buffer that is kept, in bytes.
@@ -197,13 +195,7 @@ impl DecisionLog {
 /// # Errors
 /// Every problem.
 pub fn check(settings: &DecisionLogSettings) -> Result<ValueForm, Vec<UnusableSetting>> {
-    let (setting, mut problems) = (TOLLKEEPER_DECISION_LOG.name(), Vec::new());
-    for sink in &settings.sinks {
-        if let Err(what) = sink::check(sink) {
-            let SinkSettings::File(path) = sink else { continue };
-            problems.push(UnusableSetting { setting, shown: format!("file:{}", path.display()), what });
-        }
-    }
+    let problems: Vec<_> = settings.sinks.iter().flat_map(sink::problems).collect();
     match ValueForm::new(settings) {
         Ok(values) if problems.is_empty() => Ok(values),
         Ok(_) => Err(problems),

@@ -4,6 +4,7 @@
 //! [`SinkSettings`] and of [`Sink`], and a file beside this one.
 
 mod file;
+mod redis;
 mod stdout;
 
 use std::io;
@@ -11,31 +12,41 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::file::FileSink;
+use self::redis::RedisSink;
 use self::stdout::StdoutSink;
 use super::header::HeaderRecord;
+use crate::redis::connect_options::unusable_files;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
+use crate::settings::problem::UnusableSetting;
+use crate::settings::setting::AnySetting as _;
+use crate::settings::table::decision_log::TOLLKEEPER_DECISION_LOG;
 
 /// Destination of the lines of the log.
 #[derive(Debug)]
 pub(super) enum Sink {
     Stdout(StdoutSink),
     File(FileSink),
+    Redis(RedisSink),
 }
 
 impl Sink {
     /// Opens a sink; a file that cannot be opened is opened later.
-    pub(super) fn new(sink: &SinkSettings, settings: &DecisionLogSettings) -> Self {
-        match sink {
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(super) fn new(sink: &SinkSettings, settings: &DecisionLogSettings) -> io::Result<Self> {
+        Ok(match sink {
             SinkSettings::Stdout => Self::Stdout(StdoutSink::default()),
             SinkSettings::File(path) => Self::File(FileSink::new(path, settings)),
-        }
+            SinkSettings::Redis(stream) => Self::Redis(RedisSink::start(stream)?),
+        })
     }
 
     /// Time for which lines gather before they are written.
     pub(super) const fn gather_time(&self) -> Duration {
         match self {
             Self::File(file) if file.is_compressed() => Duration::from_secs(1),
-            Self::Stdout(_) | Self::File(_) => Duration::from_millis(100),
+            Self::Stdout(_) | Self::File(_) | Self::Redis(_) => Duration::from_millis(100),
         }
     }
 
@@ -47,6 +58,7 @@ impl Sink {
         match self {
             Self::Stdout(stdout) => stdout.write(&header.line()),
             Self::File(file) => file.write_header(header),
+            Self::Redis(redis) => redis.write(&header.line()),
         }
     }
 
@@ -58,6 +70,7 @@ impl Sink {
         match self {
             Self::Stdout(stdout) => stdout.write(lines),
             Self::File(file) => file.write(lines),
+            Self::Redis(redis) => redis.write(lines),
         }
     }
 }
@@ -67,16 +80,18 @@ pub(super) const fn name(sink: &SinkSettings) -> &'static str {
     match sink {
         SinkSettings::Stdout => "stdout",
         SinkSettings::File(_) => "file",
+        SinkSettings::Redis(_) => "redis",
     }
 }
 
-/// Checks that a sink can be opened, without opening or creating it.
-///
-/// # Errors
-/// The reason why it cannot, with a fix.
-pub(super) fn check(sink: &SinkSettings) -> Result<(), String> {
+/// Settings for which a sink cannot be opened, with a fix. Nothing is opened or created.
+pub(super) fn problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
     match sink {
-        SinkSettings::Stdout => Ok(()),
-        SinkSettings::File(path) => file::check(path),
+        SinkSettings::Stdout => Vec::new(),
+        SinkSettings::File(path) => {
+            let (setting, shown) = (TOLLKEEPER_DECISION_LOG.name(), format!("file:{}", path.display()));
+            file::check(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
+        }
+        SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
     }
 }

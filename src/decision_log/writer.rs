@@ -36,7 +36,7 @@ impl SinkHandle {
         let queue = Arc::new(RecordQueue::new(settings.queue_bytes));
         let (alive, ended) = mpsc::channel();
         let mut writer = Writer {
-            sink: Sink::new(of, settings),
+            sink: Sink::new(of, settings)?,
             name: sink::name(of),
             process: process.to_owned(),
             untold_failures: 0,

@@ -63,6 +63,13 @@ impl ConnectOptions {
     pub(crate) fn auth_setting(&self) -> &'static str {
         let is_file = matches!(self.credentials, Credentials::File(_));
         match (self.setting, self.is_sentinel, is_file) {
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", false, _) => {
+                "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_DECISION_LOG_REDIS_URL"
+            }
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", true, _) => {
+                "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in \
+                 TOLLKEEPER_DECISION_LOG_REDIS_URL"
+            }
             ("REDIS_PERSECOND_URL", false, true) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
             ("REDIS_PERSECOND_URL", false, false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
             ("REDIS_PERSECOND_URL", true, true) => "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::choices::LoggedValues;
 use super::problem::UnusableSetting;
+use super::redis::{self, DeploymentSettings};
 use super::secret::Secret;
 use super::setting::AnySetting as _;
+use super::store::StoreSettings;
 use super::table::decision_log::*;
 use super::value::text::TextList;
 use super::values::Values;
@@ -40,6 +42,36 @@ pub enum SinkSettings {
     Stdout,
     /// A file, compressed if its name ends in `.zst`.
     File(PathBuf),
+    /// A stream in Redis.
+    Redis(Box<StreamSettings>),
+}
+
+/// Stream in Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamSettings {
+    /// Key of the stream, not empty.
+    pub key: String,
+    /// Approximate number of records that are kept, at least 1.
+    pub max_length: u64,
+    /// Deployment that has the stream.
+    pub deployment: DeploymentSettings,
+}
+
+impl StreamSettings {
+    /// Reads the settings of a stream; `None` after a problem.
+    fn read(values: &mut Values, store: &StoreSettings, key: &str) -> Option<Self> {
+        let deployment = match store {
+            _ if !values.get(&TOLLKEEPER_DECISION_LOG_REDIS_URL).reveal().is_empty() => redis::read::stream(values),
+            StoreSettings::Redis(counters) => counters.main.clone(),
+            StoreSettings::Memory | StoreSettings::Memcache(_) => {
+                let what = "names a stream, but the counters are not in Redis";
+                values.problem(&TOLLKEEPER_DECISION_LOG, what, "give TOLLKEEPER_DECISION_LOG_REDIS_URL");
+                return None;
+            }
+        };
+        let max_length = values.get(&TOLLKEEPER_DECISION_LOG_STREAM_LENGTH);
+        Some(Self { key: key.to_owned(), max_length, deployment })
+    }
 }
 
 /// Decisions that are logged.
@@ -136,8 +168,8 @@ impl HashKey {
 }
 
 impl DecisionLogSettings {
-    pub(super) fn read(values: &mut Values) -> Option<Self> {
-        let sinks = sinks(values);
+    pub(super) fn read(values: &mut Values, store: &StoreSettings) -> Option<Self> {
+        let sinks = sinks(values, store);
         let hash_key = HashKey::read(values);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
         let when = LoggedDecisions::of(&words);
@@ -171,7 +203,7 @@ impl DecisionLogSettings {
     }
 }
 
-fn sinks(values: &mut Values) -> Vec<SinkSettings> {
+fn sinks(values: &mut Values, store: &StoreSettings) -> Vec<SinkSettings> {
     let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG);
     let mut sinks = Vec::new();
     for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
@@ -180,13 +212,17 @@ fn sinks(values: &mut Values) -> Vec<SinkSettings> {
             Some(("file", path)) if !path.is_empty() && !path.contains('\0') => {
                 SinkSettings::File(Path::new(path).to_owned())
             }
-            Some(("redis", _)) | None if word.starts_with("redis:") || word == "otlp" => {
-                let fix = "give stdout or file:PATH";
+            Some(("redis", key)) if !key.is_empty() => match StreamSettings::read(values, store, key) {
+                Some(stream) => SinkSettings::Redis(Box::new(stream)),
+                None => continue,
+            },
+            None if word == "otlp" => {
+                let fix = "give stdout, file:PATH or redis:STREAM";
                 values.problem(&TOLLKEEPER_DECISION_LOG, "names a destination that is not supported yet", fix);
                 continue;
             }
             _ => {
-                let fix = "give stdout, file:PATH, redis:STREAM or otlp, or a list of them";
+                let fix = "give stdout, file:PATH or redis:STREAM, or a list of them";
                 values.problem(&TOLLKEEPER_DECISION_LOG, "names an unknown destination", fix);
                 continue;
             }

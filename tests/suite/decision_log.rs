@@ -12,6 +12,7 @@ mod rules;
 mod sample;
 mod schema;
 mod stalled;
+mod stream;
 
 use std::path::Path;
 

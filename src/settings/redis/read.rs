@@ -10,12 +10,12 @@ mod deployment;
 
 use std::time::Duration;
 
-use super::{OverLimitCacheSettings, RedisSettings};
+use super::{DeploymentSettings, OverLimitCacheSettings, RedisSettings};
 use crate::settings::choices::KeyFormat;
 use crate::settings::table::counters::*;
 use crate::settings::table::redis::*;
 use crate::settings::values::Values;
-use deployment::{CERTIFICATES, MAIN, PER_SECOND};
+use deployment::{CERTIFICATES, MAIN, PER_SECOND, STREAM};
 
 /// Reads the settings of counters in Redis.
 pub(crate) fn redis(values: &mut Values) -> RedisSettings {
@@ -45,6 +45,11 @@ pub(crate) fn redis(values: &mut Values) -> RedisSettings {
         over_limit_cache: over_limit_cache(values),
         health_needs_connection: values.get(&REDIS_HEALTH_CHECK_ACTIVE_CONNECTION),
     }
+}
+
+/// Reads the deployment of the decision log's stream.
+pub(crate) fn stream(values: &mut Values) -> DeploymentSettings {
+    STREAM.read(values)
 }
 
 /// Reads both sizes of the cache; envoyproxy/ratelimit's, if it is set, can only enlarge it.

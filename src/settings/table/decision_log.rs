@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 
-use crate::settings::choices::LoggedValues;
+use crate::settings::choices::{DeploymentKind, LoggedValues};
 use crate::settings::secret::Secret;
 use crate::settings::setting::settings;
 use crate::settings::value::number::{FloatRange, IntRange};
 use crate::settings::value::size::{ByteSize, SizeRange};
-use crate::settings::value::text::TextList;
+use crate::settings::value::text::{SecretUrl, TextList};
 
 settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG: TextList = "",
-        "destinations of the decision log: stdout, file:PATH (.zst: compressed), redis:STREAM, otlp; empty: no log";
+        "destinations of the decision log: stdout, file:PATH (.zst: compressed), redis:STREAM; empty: no log";
     TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
         "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
@@ -30,4 +30,15 @@ settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG_QUEUE_BYTES: ByteSize = 8 << 20,
         "memory for records that a destination has not taken yet; more are dropped and counted"
         .allowed(SizeRange::new(64 << 10, 1 << 32));
+    TOLLKEEPER_DECISION_LOG_STREAM_LENGTH: u64 = 1_000_000,
+        "approximate number of records kept in the stream of redis:STREAM; Redis removes the oldest"
+        .allowed(IntRange::new(1, 1_000_000_000));
+    TOLLKEEPER_DECISION_LOG_REDIS_URL: SecretUrl = "",
+        "Redis of the stream, in the form of REDIS_URL (rediss:// is TLS); empty: that of the counters";
+    TOLLKEEPER_DECISION_LOG_REDIS_TYPE: DeploymentKind = DeploymentKind::Single, "kind of deployment";
+    TOLLKEEPER_DECISION_LOG_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_";
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH: Option<Secret> = None, "password or user:password of the stream's Redis";
+    TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
+    TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels";
+    TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
 }

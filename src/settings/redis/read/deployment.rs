@@ -10,6 +10,7 @@ use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::{Credentials, DeploymentSettings, TopologySettings};
 use crate::settings::setting::{AnySetting, Setting};
 use crate::settings::store_tls::{StoreTls, StoreTlsSettings};
+use crate::settings::table::decision_log::*;
 use crate::settings::table::redis::*;
 use crate::settings::url::Url;
 use crate::settings::values::Values;
@@ -45,7 +46,27 @@ pub(super) static PER_SECOND: DeploymentReader = DeploymentReader {
     },
 };
 
-/// Settings of certificates, for both deployments.
+/// Redis of the decision log. What it does not set is that of the counters, except credentials.
+pub(super) static STREAM: DeploymentReader = DeploymentReader {
+    url: UrlSettings {
+        url: &TOLLKEEPER_DECISION_LOG_REDIS_URL,
+        kind: &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
+        socket: &REDIS_SOCKET_TYPE,
+    },
+    connections: &REDIS_POOL_SIZE,
+    connect_timeout: &REDIS_TIMEOUT,
+    tls: &TOLLKEEPER_DECISION_LOG_REDIS_TLS,
+    server: CredentialSettings {
+        auth: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
+        file: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
+    },
+    sentinels: CredentialSettings {
+        auth: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
+        file: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
+    },
+};
+
+/// Settings of certificates, for all deployments.
 pub(super) static CERTIFICATES: StoreTlsSettings = StoreTlsSettings {
     ca: &REDIS_TLS_CACERT,
     certificate: &REDIS_TLS_CLIENT_CERT,

@@ -1,0 +1,127 @@
+//! Sink that appends to a stream in Redis.
+//!
+//! Each line is one entry with the field `record`. The connections and their thread belong to the sink alone. A command
+//! is sent once, so an entry is in the stream at most once; one without an answer counts as failed.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::redis::connect_options::ConnectOptions;
+use crate::redis::deployment::Deployment;
+use crate::redis::deployment_context::DeploymentOptions;
+use crate::redis::error::RedisError;
+use crate::redis::hash_slot::hash_slot;
+use crate::redis::health_check::{CommandWords, HealthCheck};
+use crate::redis::redirects::Redirects;
+use crate::settings::decision_log::StreamSettings;
+use crate::thread_priority;
+
+/// Upper bound on a write and on a health check. Nothing but the sink waits for it.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Writer of a stream.
+#[derive(Debug)]
+pub(in crate::decision_log) struct RedisSink {
+    stream: Arc<StreamKey>,
+    client: Deployment,
+    /// Thread of the connections.
+    runtime: Runtime,
+}
+
+/// Key of a stream, and its length.
+#[derive(Debug)]
+struct StreamKey {
+    key: Bytes,
+    max_length: Bytes,
+    auth_setting: &'static str,
+}
+
+impl RedisSink {
+    /// Starts to connect.
+    ///
+    /// # Errors
+    /// The thread of the connections cannot be started.
+    pub(super) fn start(settings: &StreamSettings) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("decision-log")
+            .on_thread_start(thread_priority::lower)
+            .enable_all()
+            .build()?;
+        let connect = ConnectOptions::new(&settings.deployment);
+        let stream = Arc::new(StreamKey {
+            key: settings.key.clone().into(),
+            max_length: settings.max_length.to_string().into(),
+            auth_setting: connect.auth_setting(),
+        });
+        let options = DeploymentOptions {
+            connections: 1,
+            call_timeout: TIMEOUT,
+            optional_commands: None,
+            health_check: Box::new(StreamCheck(Arc::clone(&stream))),
+            connect,
+        };
+        let client = {
+            let _within = runtime.enter();
+            Deployment::start(settings.deployment.topology.clone(), options)
+        };
+        Ok(Self { stream, client, runtime })
+    }
+
+    /// Appends an entry for each line, in their order.
+    ///
+    /// # Errors
+    /// Not all entries are known to be written.
+    pub(super) fn write(&self, lines: &[u8]) -> io::Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let outcomes = self.runtime.block_on(join_all(lines.map(|line| self.append(line, deadline))));
+        outcomes.into_iter().collect::<Result<(), _>>().map_err(|error| {
+            let key = String::from_utf8_lossy(&self.stream.key).into_owned();
+            let cause = self.client.misconfigured().map_or_else(|| error.advice().to_owned(), |text| text.to_string());
+            io::Error::other(format!("redis:{key}: {error}: {cause}"))
+        })
+    }
+
+    async fn append(&self, line: &[u8], deadline: Instant) -> Result<(), RedisError> {
+        let StreamKey { key, max_length, .. } = &*self.stream;
+        let words: [&[u8]; 8] = [b"XADD", key, b"MAXLEN", b"~", max_length, b"*", b"record", line];
+        let slot = || hash_slot(key);
+        let mut redirects = Redirects::start(&self.client, slot, deadline).await?;
+        loop {
+            match redirects.node.call(&words, redirects.asking, deadline).await {
+                Ok(_) => return Ok(()),
+                Err(reply) => redirects.follow(reply, slot)?,
+            }
+        }
+    }
+}
+
+/// Write of the stream that changes nothing that an append does not change.
+#[derive(Debug)]
+struct StreamCheck(Arc<StreamKey>);
+
+impl HealthCheck for StreamCheck {
+    /// Other nodes of a cluster redirect the command, which is an answer too.
+    fn commands(&self, _hash_tag: u32) -> Vec<CommandWords> {
+        let StreamKey { key, max_length, .. } = &*self.0;
+        let word = Bytes::from_static;
+        vec![vec![word(b"XTRIM"), key.clone(), word(b"MAXLEN"), word(b"~"), max_length.clone()]]
+    }
+
+    fn advice(&self, error: RedisError, text: &str) -> String {
+        match error {
+            RedisError::Unauthenticated => format!("{text} (check {})", self.0.auth_setting),
+            RedisError::Misconfigured => {
+                let key = String::from_utf8_lossy(&self.0.key);
+                format!("{text} (the user needs the commands XADD and XTRIM of the key {key})")
+            }
+            _ => format!("{text} ({})", error.advice()),
+        }
+    }
+}
