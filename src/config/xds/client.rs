@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, sleep_until, timeout};
 use tonic::metadata::{MetadataKey, MetadataValue};
-use tonic::{Request, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use super::cache::ResourceCache;
 use super::connect::{ResolveHost, connect, with_causes};
@@ -256,5 +256,10 @@ async fn next_message(
 }
 
 fn status_text(status: &Status) -> String {
-    with_causes(format!("{}: {}", status.code(), status.message()), std::error::Error::source(status))
+    let text = match status.code() {
+        // tonic's own code of a lost connection, too.
+        Code::Unknown => status.message().to_owned(),
+        code => format!("{code}: {}", status.message()),
+    };
+    with_causes(text, std::error::Error::source(status))
 }
