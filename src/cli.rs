@@ -11,6 +11,7 @@ mod debug_listener;
 mod request_args;
 mod tls_args;
 mod rule_files;
+mod stream_settings;
 mod rpc_client;
 mod serve;
 mod env_report;

@@ -8,6 +8,7 @@ pub mod record;
 pub mod convert;
 mod owned;
 pub mod reader;
+pub mod stream;
 pub mod selection;
 pub mod values;
 pub mod queue;

@@ -24,3 +24,4 @@ pub mod stats;
 pub(crate) mod discovery;
 pub(crate) mod deployment;
 pub(crate) mod redirects;
+pub(crate) mod key_connection;

@@ -13,11 +13,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
 use super::rule_files::{self, CheckedRules, settings_or_defaults};
+use super::stream_settings::stream_settings;
 use crate::config::diagnostic::Diagnostics;
 use crate::replay::field_map::FieldMap;
 use crate::replay::merge::{MAX_FILES, MergedTraffic};
 use crate::replay::replayer::{ReplayOptions, ReplayRules};
-use crate::replay::source::{SourceOptions, TrafficEvent};
+use crate::replay::source::{SourceOptions, TrafficEvent, TrafficLocation};
 use crate::report::text::plain;
 use crate::rule::set::RuleSet;
 use crate::settings::Settings;
@@ -39,7 +40,7 @@ pub(super) struct Args {
     /// Rules to compare with; without them those that the log recorded
     #[arg(long, value_name = "PATH", num_args = 1.., requires = "rules")]
     against: Vec<PathBuf>,
-    /// Decision logs, plain or compressed (zstd, gzip), or - for standard input
+    /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     traffic: Vec<PathBuf>,
     /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
@@ -154,7 +155,8 @@ fn replay(
     fixed: &[Arc<RuleSet>],
 ) -> Result<SimulationResults, Failure> {
     let bytes = Arc::new(AtomicU64::new(0));
-    let mut traffic = MergedTraffic::open(&args.traffic, sources, &bytes)?;
+    let locations: Vec<TrafficLocation> = args.traffic.iter().map(|path| location(path)).collect::<Result<_, _>>()?;
+    let mut traffic = MergedTraffic::open(&locations, sources, &bytes)?;
     let bar = progress_bar(&args.traffic);
     let started = thread_cpu_time();
     while let Some(event) = traffic.next_event()? {
@@ -188,6 +190,17 @@ fn replay(
     results.warnings = warnings::warnings(simulation, traffic.summary, &results).into_iter().chain(of_rules).collect();
     results.conditions = args.fail_if.iter().map(|condition| condition.evaluate(&results)).collect();
     Ok(results)
+}
+
+/// Returns the location of traffic; a stream is in the Redis of the server's settings.
+fn location(path: &Path) -> Result<TrafficLocation, Failure> {
+    match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
+        None => Ok(TrafficLocation::File(path.to_owned())),
+        Some(key) => match stream_settings(key, None) {
+            Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
+            Err(problem) => Err(Failure::usage(plain(&format!("--traffic redis:{key}: {problem}")))),
+        },
+    }
 }
 
 fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, Failure> {

@@ -25,14 +25,18 @@ pub const MAX_ELEMENTS: u64 = 500_000;
 pub fn next(input: &mut BytesMut) -> io::Result<Option<Reply>> {
     // Any reply but an array is one element.
     if input.first() == Some(&b'*') && !is_within_bounds(input) {
-        return Err(io::Error::other(format!(
-            "a reply with more than {MAX_ELEMENTS} elements or {MAX_DEPTH} nested arrays"
-        )));
+        let text = format!("a reply with more than {MAX_ELEMENTS} elements or {MAX_DEPTH} nested arrays");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
     }
     match decode_bytes_mut(input) {
         Ok(decoded) => Ok(decoded.map(|(reply, ..)| reply)),
         Err(_) => Err(io::Error::other("not a Redis reply")),
     }
+}
+
+/// Returns true for the error that closes a connection because a reply exceeds a bound.
+pub(crate) fn is_too_large(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::FileTooLarge
 }
 
 /// Returns true if the received part of the first reply is within the bounds, or is invalid: the decoder rejects that.

@@ -5,14 +5,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use super::source::{SourceError, SourceOptions, SourceSummary, TrafficEvent, TrafficSource};
+use super::source::{SourceError, SourceOptions, SourceSummary, TrafficEvent, TrafficLocation, TrafficSource};
 use crate::clock::Time;
 use crate::thread_time::thread_cpu_time;
 
@@ -73,9 +72,13 @@ impl MergedTraffic {
     ///
     /// # Errors
     /// A file cannot be opened or read.
-    pub fn open(paths: &[PathBuf], options: &SourceOptions, bytes: &Arc<AtomicU64>) -> Result<Self, SourceError> {
-        let open = |path: &PathBuf| TrafficSource::open(path, options, Arc::clone(bytes));
-        let sources: Vec<TrafficSource> = paths.iter().map(open).collect::<Result<_, _>>()?;
+    pub fn open(
+        locations: &[TrafficLocation],
+        options: &SourceOptions,
+        bytes: &Arc<AtomicU64>,
+    ) -> Result<Self, SourceError> {
+        let open = |location: &TrafficLocation| TrafficSource::open(location, options, Arc::clone(bytes));
+        let sources: Vec<TrafficSource> = locations.iter().map(open).collect::<Result<_, _>>()?;
         let files = sources.into_iter().map(|source| {
             let (sender, batches) = sync_channel(WAITING_BATCHES);
             // The thread ends when its file does, or when the receiver is dropped.

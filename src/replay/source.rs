@@ -1,4 +1,4 @@
-//! One file of traffic: a decision log, or rows of another format with a mapping.
+//! One source of traffic: a decision log in a file or a stream, or rows of another format with a mapping.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,7 +14,18 @@ use super::reorder::ReorderBuffer;
 use super::replayer::RecordedHeader;
 use crate::decision_log::reader::{ReadError, RecordReader, decompressed};
 use crate::decision_log::record::Record;
+use crate::decision_log::stream::input::{EntryRange, StreamInput};
+use crate::settings::decision_log::StreamSettings;
 use crate::settings::decisions::DecisionSettings;
+
+/// Location of traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TrafficLocation {
+    /// A file; `-` is standard input.
+    File(PathBuf),
+    /// A stream in Redis.
+    Stream(Box<StreamSettings>),
+}
 
 /// Element of a file of traffic.
 #[derive(Clone, Debug)]
@@ -49,6 +60,14 @@ pub enum SourceError {
     Unopened {
         /// The file.
         path: PathBuf,
+        /// Reason.
+        error: io::Error,
+    },
+    /// The stream cannot be read.
+    #[error("redis:{key}: {error}")]
+    UnreadStream {
+        /// Key of the stream.
+        key: String,
         /// Reason.
         error: io::Error,
     },
@@ -113,11 +132,23 @@ impl<R: Read> Read for CountedInput<R> {
 }
 
 impl TrafficSource {
-    /// Opens a file; `-` is standard input. Adds the bytes that are read to `bytes`.
+    /// Opens a file or a stream. Adds the bytes that are read to `bytes`.
     ///
     /// # Errors
-    /// The file cannot be opened or read.
-    pub fn open(path: &Path, options: &SourceOptions, bytes: Arc<AtomicU64>) -> Result<Self, SourceError> {
+    /// It cannot be opened or read.
+    pub fn open(
+        location: &TrafficLocation,
+        options: &SourceOptions,
+        bytes: Arc<AtomicU64>,
+    ) -> Result<Self, SourceError> {
+        let path = match location {
+            TrafficLocation::File(path) => path,
+            TrafficLocation::Stream(stream) => {
+                let input = StreamInput::open(stream, EntryRange::ALL)
+                    .map_err(|error| SourceError::UnreadStream { key: stream.key.clone(), error })?;
+                return Self::new(&format!("redis:{}", stream.key), CountedInput { input, bytes }, options);
+            }
+        };
         if path == Path::new("-") {
             return Self::new("standard input", CountedInput { input: io::stdin(), bytes }, options);
         }

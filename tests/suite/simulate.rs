@@ -4,6 +4,7 @@ mod fidelity;
 mod formats;
 mod page;
 mod results;
+mod stream;
 mod usage;
 
 use std::fs;

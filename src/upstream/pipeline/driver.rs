@@ -84,7 +84,8 @@ impl<P: WireProtocol> ConnectionDriver<P> {
                 return Err(io::Error::other("closed by the server"));
             }
             if self.input.len() > P::MAX_REPLY_BYTES {
-                return Err(io::Error::other(format!("a reply of more than {} bytes", P::MAX_REPLY_BYTES)));
+                let text = format!("a reply of more than {} bytes", P::MAX_REPLY_BYTES);
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
             }
         }
     }

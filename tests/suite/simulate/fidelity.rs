@@ -10,7 +10,7 @@ use tempfile::tempdir;
 use tollkeeper::clock::Time;
 use tollkeeper::replay::merge::MergedTraffic;
 use tollkeeper::replay::replayer::{ReplayOptions, ReplayRules};
-use tollkeeper::replay::source::{SourceOptions, TrafficEvent};
+use tollkeeper::replay::source::{SourceOptions, TrafficEvent, TrafficLocation};
 use tollkeeper::settings::Settings;
 use tollkeeper::simulate::simulation::{Simulation, SimulationOptions};
 use tollkeeper::simulate::verification::Verification;
@@ -104,7 +104,8 @@ fn verify(file: &Path) -> Verification {
     };
     let mut simulation = Simulation::new(ReplayRules::Recorded, None, &options);
     let sources = SourceOptions::new(None, settings.decisions);
-    let mut traffic = MergedTraffic::open(&[file.to_owned()], &sources, &Arc::default()).unwrap();
+    let file = TrafficLocation::File(file.to_owned());
+    let mut traffic = MergedTraffic::open(&[file], &sources, &Arc::default()).unwrap();
     while let Some(event) = traffic.next_event().unwrap() {
         match event {
             TrafficEvent::Request(request) => simulation.add(request).unwrap(),
