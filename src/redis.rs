@@ -12,7 +12,6 @@ pub mod node_address;
 pub mod slot_range;
 pub mod connection;
 pub(crate) mod send;
-pub(crate) mod connect_error;
 pub(crate) mod connect_options;
 pub(crate) mod connect;
 pub(crate) mod health_check;

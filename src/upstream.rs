@@ -1,4 +1,5 @@
-//! Parts that the clients of upstream servers share: pipelined connections, deadlines, circuit breakers, errors to log.
+//! Parts that the clients of upstream servers share: pipelined connections, deadlines, circuit breakers,
+//! the tasks that keep connections open.
 //!
 //! Nothing here knows a protocol. `redis` and `memcache` define theirs, and what a failure means.
 
@@ -11,3 +12,7 @@ pub(crate) mod tls_mismatch;
 pub(crate) mod tls_advice;
 pub mod wire_protocol;
 pub mod pipeline;
+pub(crate) mod connect_error;
+pub(crate) mod connect;
+pub(crate) mod server_state;
+pub(crate) mod supervisor;

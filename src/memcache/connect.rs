@@ -10,8 +10,10 @@ use super::protocol::MemcacheProtocol;
 use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::upstream::pipeline::{Closed, Pipeline};
+use crate::upstream::connect::Connected;
+use crate::upstream::pipeline::Pipeline;
 use crate::upstream::stream::{self, io_error_text};
+use crate::upstream::supervisor::hash_files;
 use crate::upstream::tls_advice::TlsSettingNames;
 use crate::upstream::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
 
@@ -43,15 +45,7 @@ pub(crate) struct MemcacheOptions {
 impl MemcacheOptions {
     /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
     pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
-        let mut hasher = blake3::Hasher::new();
-        let mut files = self.tls.iter().flat_map(StoreTls::files).peekable();
-        files.peek()?;
-        for path in files {
-            let contents = std::fs::read(path).unwrap_or_default();
-            hasher.update(&(contents.len() as u64).to_le_bytes());
-            hasher.update(&contents);
-        }
-        Some(*hasher.finalize().as_bytes())
+        hash_files(self.tls.iter().flat_map(StoreTls::files))
     }
 }
 
@@ -62,7 +56,7 @@ impl MemcacheOptions {
 pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &MemcacheOptions,
-) -> Result<(MemcacheConnection, Closed), MemcacheConnectError> {
+) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
     match timeout(CONNECT_TIMEOUT, open(endpoint, options)).await.unwrap_or_else(|_| Err(late())) {
         // A server with the other protocol closes the connection or waits for more, which looks like an outage.
         Err(error) if matches!(error.kind, MemcacheError::Timeout | MemcacheError::Broken) => {
@@ -76,21 +70,21 @@ pub(crate) async fn connect(
 async fn open(
     endpoint: &Endpoint,
     options: &MemcacheOptions,
-) -> Result<(MemcacheConnection, Closed), MemcacheConnectError> {
+) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
     let tls = options.tls.as_ref().map(StoreTls::config).transpose();
-    let tls = tls.map_err(|unusable| misconfigured(unusable.to_string()))?;
+    let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let socket_error = |error: &io::Error| {
         let text = io_error_text(error);
         match TLS_SETTINGS.advice(error).filter(|_| uses_tls) {
-            Some(advice) => misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
+            Some(advice) => MemcacheConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
             None => MemcacheConnectError { kind: MemcacheError::Broken, text },
         }
     };
     let stream = stream::open(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check(&connection, Some(Instant::now() + options.call_timeout)).await {
-        Ok(()) => Ok((connection, closed)),
+        Ok(()) => Ok(Connected { connection, closed }),
         Err(error) if error.kind == MemcacheError::Broken => {
             let reason = closed.await.unwrap_or_else(|_| io::Error::other(error.text));
             Err(socket_error(&reason))
@@ -122,14 +116,10 @@ pub(crate) async fn check(
 }
 
 fn mismatch_error(mismatch: TlsMismatch) -> MemcacheConnectError {
-    misconfigured(match mismatch {
+    MemcacheConnectError::misconfigured(match mismatch {
         TlsMismatch::ServerLacksTls => "the server speaks no TLS: unset MEMCACHE_TLS".to_owned(),
         TlsMismatch::ServerNeedsTls => "the server speaks TLS: set MEMCACHE_TLS=true".to_owned(),
     })
-}
-
-const fn misconfigured(text: String) -> MemcacheConnectError {
-    MemcacheConnectError { kind: MemcacheError::Misconfigured, text }
 }
 
 fn late() -> MemcacheConnectError {

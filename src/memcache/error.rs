@@ -1,5 +1,6 @@
 //! Errors of the client: kinds of failed calls, and the meaning of error replies.
 
+use crate::upstream::connect_error::{ConnectError, ErrorKind};
 use crate::upstream::wire_protocol::PipelineError;
 
 /// Reason why memcached did not complete a call. Kinds that Redis has too have the same names.
@@ -85,11 +86,6 @@ impl MemcacheError {
         }
     }
 
-    /// Returns true if the error concerns the whole server, not one key.
-    pub const fn is_of_server(self) -> bool {
-        matches!(self, Self::Timeout | Self::Broken | Self::NoWrites | Self::Misconfigured)
-    }
-
     /// Parses the text of an error reply.
     pub fn from_reply(text: &str) -> Self {
         let message = text.split_once(' ').map_or("", |(_, message)| message);
@@ -105,6 +101,22 @@ impl MemcacheError {
     }
 }
 
+impl ErrorKind for MemcacheError {
+    const TIMEOUT: Self = Self::Timeout;
+    const MISCONFIGURED: Self = Self::Misconfigured;
+
+    fn is_of_server(self) -> bool {
+        matches!(self, Self::Timeout | Self::Broken | Self::NoWrites | Self::Misconfigured)
+    }
+
+    fn is_misconfiguration(self) -> bool {
+        self == Self::Misconfigured
+    }
+}
+
+/// Reason why a server cannot be used.
+pub(crate) type MemcacheConnectError = ConnectError<MemcacheError>;
+
 impl From<PipelineError> for MemcacheError {
     fn from(error: PipelineError) -> Self {
         match error {
@@ -113,14 +125,6 @@ impl From<PipelineError> for MemcacheError {
             PipelineError::Overloaded => Self::Overloaded,
         }
     }
-}
-
-/// Reason why a server cannot be used: a kind for decisions, and a text for operators.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text}")]
-pub(crate) struct MemcacheConnectError {
-    pub(crate) kind: MemcacheError,
-    pub(crate) text: String,
 }
 
 #[cfg(test)]

@@ -8,67 +8,54 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tokio::task::AbortHandle;
-
 use super::connect::{MemcacheConnection, MemcacheOptions};
 use super::error::MemcacheError;
 use super::reply::MemcacheReply;
-use super::server_state::ServerState;
+use super::server_state::MemcacheState;
 use crate::settings::endpoint::Endpoint;
 use crate::upstream::deadline::timeout_with_grace;
+use crate::upstream::supervisor::{Supervised, SupervisedServer};
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]
 pub(crate) struct MemcacheServer {
-    state: Arc<ServerState>,
-    tasks: Vec<AbortHandle>,
-}
-
-impl Drop for MemcacheServer {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
-        self.state.pool.clear();
-    }
+    state: Supervised<MemcacheState>,
 }
 
 impl MemcacheServer {
     /// Starts to connect to `endpoint`. Needs a tokio runtime.
     pub(super) fn start(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Arc<Self> {
-        let state = Arc::new(ServerState::new(endpoint, options));
-        let tasks = state.start();
-        Arc::new(Self { state, tasks })
+        Arc::new(Self { state: Supervised::start(MemcacheState::new(endpoint, options)) })
     }
 
     /// Address of the server.
     pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.state.endpoint
+        &self.state.server.endpoint
     }
 
     /// Returns true if calls are sent to the server now.
     pub(crate) fn is_available(&self) -> bool {
-        !self.is_breaker_open() && self.state.pool.get().is_some()
+        self.state.server.is_available()
     }
 
     /// Returns true while calls fail at once because the server failed too often.
     pub(crate) fn is_breaker_open(&self) -> bool {
-        self.state.breaker.is_open()
+        self.state.server.is_breaker_open()
     }
 
     /// Number of open connections.
     pub(crate) fn connections(&self) -> usize {
-        self.state.pool.open()
+        self.state.server.pool.open()
     }
 
     /// Number of connections opened since the start.
     pub(crate) fn opened(&self) -> u64 {
-        self.state.opened.load(Ordering::Relaxed)
+        self.state.opened().load(Ordering::Relaxed)
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
     pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
-        self.state.misconfigured.load_full()
+        self.state.server.misconfigured()
     }
 
     /// Sends a command, whose second word is the key, and waits for its reply until `deadline`. An error reply is an
@@ -81,10 +68,14 @@ impl MemcacheServer {
             Err(error) => Err(error.into()),
         };
         match &outcome {
-            Ok(_) => self.state.record_success(),
-            Err(error) => self.state.record_failure(*error),
+            Ok(_) => self.state.server.record_success(),
+            Err(error) => self.record_failure(*error),
         }
         outcome
+    }
+
+    fn record_failure(&self, error: MemcacheError) {
+        let _opened_breaker = self.state.server.record_failure(error);
     }
 
     /// Returns a connection, unless the breaker is open.
@@ -94,13 +85,13 @@ impl MemcacheServer {
         }
         // The lower bits have selected the server.
         let slot = (crc32fast::hash(key) >> 16) as usize;
-        if let Some(connection) = self.state.pool.get_from(slot) {
+        if let Some(connection) = self.state.server.pool.get_from(slot) {
             return Ok(connection);
         }
-        match timeout_with_grace(self.state.pool.get_after_first_attempt(), deadline).await {
+        match timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline).await {
             Some(connection) => connection.ok_or(MemcacheError::Unreachable),
             None => {
-                self.state.record_failure(MemcacheError::Timeout);
+                self.record_failure(MemcacheError::Timeout);
                 Err(MemcacheError::Timeout)
             }
         }

@@ -6,14 +6,13 @@ use rustls::ClientConfig;
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::connect_error::ConnectError;
 use super::connect_options::{AuthCredentials, ConnectOptions};
 use super::connection::Connection;
-use super::error::{RedisError, ReplyError};
+use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::send::{ErrorWithText, error_kind, send_with_error_text};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::upstream::pipeline::Closed;
+use crate::upstream::connect::Connected;
 use crate::upstream::stream::{self, io_error_text};
 use crate::upstream::tls_advice::TlsSettingNames;
 use crate::upstream::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
@@ -26,30 +25,26 @@ const TLS_SETTINGS: TlsSettingNames = TlsSettingNames {
 };
 const PLAINTEXT_PROBE: PlaintextProbe = PlaintextProbe { command: b"PING\r\n", replies: b"+-" };
 
-/// Connection that is ready for commands.
-#[derive(Debug)]
-pub(crate) struct Connected {
-    pub(crate) connection: Connection,
-    /// Receives the reason once the connection is closed.
-    pub(crate) closed: Closed,
-}
-
 /// Connects to a server and logs in.
 ///
 /// # Errors
 /// The server cannot be reached in time, or rejects the credentials; the text names the setting to check.
-pub(crate) async fn connect(endpoint: &Endpoint, options: &ConnectOptions) -> Result<Connected, ConnectError> {
+pub(crate) async fn connect(
+    endpoint: &Endpoint,
+    options: &ConnectOptions,
+) -> Result<Connected<Connection>, RedisConnectError> {
     let credentials = options.read_auth_credentials()?;
     let tls = options.tls.as_ref().map(StoreTls::config).transpose();
-    let tls = tls.map_err(|unusable| ConnectError::misconfigured(unusable.to_string()))?;
+    let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let outcome = timeout(options.connect_timeout, open(endpoint, options, tls, credentials)).await;
-    let late = || Err(ConnectError { kind: RedisError::Timeout, text: "no answer in time".to_owned() });
+    let late = || Err(RedisConnectError { kind: RedisError::Timeout, text: "no answer in time".to_owned() });
     match outcome.unwrap_or_else(|_| late()) {
         // A server with the other protocol closes the connection or waits for more, which looks like an outage.
         Err(error) if matches!(error.kind, RedisError::Timeout | RedisError::Broken) => {
             let mismatch = tls_mismatch::detect(endpoint, uses_tls, &PLAINTEXT_PROBE).await;
-            Err(mismatch.map_or(error, |mismatch| ConnectError::misconfigured(mismatch_advice(mismatch).to_owned())))
+            Err(mismatch
+                .map_or(error, |mismatch| RedisConnectError::misconfigured(mismatch_advice(mismatch).to_owned())))
         }
         outcome => outcome,
     }
@@ -60,7 +55,7 @@ async fn open(
     options: &ConnectOptions,
     tls: Option<ClientConfig>,
     credentials: Option<AuthCredentials>,
-) -> Result<Connected, ConnectError> {
+) -> Result<Connected<Connection>, RedisConnectError> {
     let stream = stream::open(endpoint, tls).await.map_err(|error| socket_error(&error, options))?;
     let (connection, closed) = Connection::open_boxed(stream);
     match handshake(&connection, credentials, options.database).await {
@@ -102,15 +97,15 @@ const fn mismatch_advice(mismatch: TlsMismatch) -> &'static str {
     }
 }
 
-fn socket_error(error: &io::Error, options: &ConnectOptions) -> ConnectError {
+fn socket_error(error: &io::Error, options: &ConnectOptions) -> RedisConnectError {
     let text = io_error_text(error);
     match options.tls.as_ref().and_then(|_| TLS_SETTINGS.advice(error)) {
-        Some(advice) => ConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
-        None => ConnectError { kind: RedisError::Broken, text },
+        Some(advice) => RedisConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
+        None => RedisConnectError { kind: RedisError::Broken, text },
     }
 }
 
-fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> ConnectError {
+fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> RedisConnectError {
     let kind = match error {
         ReplyError::Failed(RedisError::BadReply) => RedisError::Broken,
         error => error_kind(error),
@@ -119,5 +114,5 @@ fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> Co
         RedisError::Unauthenticated => format!("{text}; look at {}", options.auth_setting()),
         _ => text,
     };
-    ConnectError { kind, text }
+    RedisConnectError { kind, text }
 }

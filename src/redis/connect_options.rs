@@ -7,10 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::connect_error::ConnectError;
+use super::error::RedisConnectError;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::{Credentials, DeploymentSettings, TopologySettings};
 use crate::settings::store_tls::StoreTls;
+use crate::upstream::supervisor::hash_files;
 
 /// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
 ///
@@ -87,7 +88,7 @@ impl ConnectOptions {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(super) fn read_auth_credentials(&self) -> Result<Option<AuthCredentials>, ConnectError> {
+    pub(super) fn read_auth_credentials(&self) -> Result<Option<AuthCredentials>, RedisConnectError> {
         match &self.credentials {
             Credentials::None => Ok(None),
             Credentials::Inline { user, password } => {
@@ -96,7 +97,7 @@ impl ConnectOptions {
             Credentials::File(path) => {
                 let text = read_trimmed(path).map_err(|error| {
                     let setting = self.auth_setting();
-                    ConnectError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
+                    RedisConnectError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
                 })?;
                 Ok(Some(match text.split_once(':') {
                     Some((user, password)) if !user.is_empty() => {
@@ -123,20 +124,9 @@ impl ConnectOptions {
         credentials.into_iter().chain(tls).collect()
     }
 
-    /// Returns true if connecting reads files.
-    pub(crate) fn reads_files(&self) -> bool {
-        self.files().next().is_some()
-    }
-
-    /// Hash of the files that connecting reads, to detect changes.
-    pub(crate) fn fingerprint(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new();
-        for path in self.files() {
-            let contents = fs::read(path).unwrap_or_default();
-            hasher.update(&(contents.len() as u64).to_le_bytes());
-            hasher.update(&contents);
-        }
-        *hasher.finalize().as_bytes()
+    /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
+    pub(crate) fn fingerprint(&self) -> Option<[u8; 32]> {
+        hash_files(self.files())
     }
 
     fn files(&self) -> impl Iterator<Item = &PathBuf> {

@@ -13,11 +13,12 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use self::topology_source::TopologySource;
-use super::connect_error::ConnectError;
 use super::connect_options::ConnectOptions;
+use super::error::RedisConnectError;
 use super::topology::Topology;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::TopologySettings;
+use crate::upstream::connect_error::ErrorKind;
 use crate::upstream::error_dedup::ErrorDedup;
 
 /// Interval of sentinel queries.
@@ -73,7 +74,7 @@ async fn run(topology: Weak<Topology>, mut sources: Vec<TopologySource>, interva
 }
 
 /// Queries the sources and updates the topology.
-async fn refresh(topology: &Topology, sources: &mut Vec<TopologySource>) -> Result<(), ConnectError> {
+async fn refresh(topology: &Topology, sources: &mut Vec<TopologySource>) -> Result<(), RedisConnectError> {
     if let TopologySettings::Sentinel { primary, .. } = &topology.settings {
         let current = topology.nodes().first().map(|node| node.endpoint().clone());
         topology.set_primary(&sentinel::query_primary(sources, primary, current.as_ref()).await?);

@@ -3,6 +3,7 @@
 //! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
+use crate::upstream::connect_error::{ConnectError, ErrorKind};
 use crate::upstream::wire_protocol::PipelineError;
 
 /// Reason why Redis did not complete a call.
@@ -108,9 +109,13 @@ impl RedisError {
             Self::Overloaded => "the server cannot keep up with the load",
         }
     }
+}
 
-    /// Returns true if the error concerns the whole server, not one key or slot.
-    pub const fn is_of_server(self) -> bool {
+impl ErrorKind for RedisError {
+    const TIMEOUT: Self = Self::Timeout;
+    const MISCONFIGURED: Self = Self::Misconfigured;
+
+    fn is_of_server(self) -> bool {
         matches!(
             self,
             Self::Timeout
@@ -124,11 +129,13 @@ impl RedisError {
         )
     }
 
-    /// Returns true if the error lasts until an operator changes a setting.
-    pub const fn is_misconfiguration(self) -> bool {
+    fn is_misconfiguration(self) -> bool {
         matches!(self, Self::Misconfigured | Self::Unauthenticated)
     }
 }
+
+/// Reason why a server cannot be used.
+pub(crate) type RedisConnectError = ConnectError<RedisError>;
 
 impl From<PipelineError> for RedisError {
     fn from(error: PipelineError) -> Self {

@@ -10,9 +10,8 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::connect_error::ConnectError;
 use super::connection::Connection;
-use super::error::{RedisError, ReplyError};
+use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag};
 use super::reply::text;
 use super::send::send_with_error_text;
@@ -45,7 +44,7 @@ pub(crate) async fn run(
     check: &dyn HealthCheck,
     connection: &Connection,
     slot: Option<u16>,
-) -> Result<(), ConnectError> {
+) -> Result<(), RedisConnectError> {
     match slot {
         Some(slot) => run_with_tag(check, connection, hash_tag(slot), true).await,
         None => {
@@ -63,7 +62,7 @@ async fn run_with_tag(
     connection: &Connection,
     tag: u32,
     is_cluster: bool,
-) -> Result<(), ConnectError> {
+) -> Result<(), RedisConnectError> {
     let commands = check.commands(tag);
     // Sent together, as calls are.
     let outcomes = join_all(commands.iter().map(|command| async move {
@@ -77,17 +76,22 @@ async fn run_with_tag(
     }
 }
 
-fn classify(check: &dyn HealthCheck, error: &ReplyError, text: String, is_cluster: bool) -> Result<(), ConnectError> {
+fn classify(
+    check: &dyn HealthCheck,
+    error: &ReplyError,
+    text: String,
+    is_cluster: bool,
+) -> Result<(), RedisConnectError> {
     match error {
         ReplyError::NoScript | ReplyError::Failed(RedisError::WrongType) => Ok(()),
         // The slot moved to another node; this node still serves its other slots.
         ReplyError::Moved(_) | ReplyError::Ask(_) if is_cluster => Ok(()),
         ReplyError::Moved(_) | ReplyError::Ask(_) | ReplyError::Failed(RedisError::SlotDown) if !is_cluster => {
             let text = "the server is a node of a cluster: set REDIS_TYPE=cluster".to_owned();
-            Err(ConnectError { kind: RedisError::Misconfigured, text })
+            Err(RedisConnectError { kind: RedisError::Misconfigured, text })
         }
-        ReplyError::Moved(_) | ReplyError::Ask(_) => Err(ConnectError { kind: RedisError::BadReply, text }),
-        ReplyError::Failed(kind) => Err(ConnectError { kind: *kind, text: check.advice(*kind, &text) }),
+        ReplyError::Moved(_) | ReplyError::Ask(_) => Err(RedisConnectError { kind: RedisError::BadReply, text }),
+        ReplyError::Failed(kind) => Err(RedisConnectError { kind: *kind, text: check.advice(*kind, &text) }),
     }
 }
 

@@ -7,17 +7,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connect::{self, Connected};
-use super::connect_error::ConnectError;
+use super::connect;
 use super::connect_options::ConnectOptions;
+use super::connection::Connection;
 use super::deployment::Deployment;
 use super::deployment_context::DeploymentOptions;
-use super::error::{RedisError, ReplyError, log_text};
+use super::error::{RedisConnectError, RedisError, ReplyError, log_text};
 use super::hash_slot::hash_slot;
 use super::health_check::{CommandWords, HealthCheck};
 use super::node::Node;
 use super::reply::{Reply, is_too_large};
 use crate::settings::redis::DeploymentSettings;
+use crate::upstream::connect::Connected;
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -58,8 +59,8 @@ impl KeyCommandError {
     }
 }
 
-impl From<ConnectError> for KeyCommandError {
-    fn from(ConnectError { kind, text }: ConnectError) -> Self {
+impl From<RedisConnectError> for KeyCommandError {
+    fn from(RedisConnectError { kind, text }: RedisConnectError) -> Self {
         Self { kind, text, is_too_large: false }
     }
 }
@@ -76,7 +77,7 @@ pub(crate) struct KeyConnection {
 /// Open connection to one node.
 #[derive(Debug)]
 struct OpenConnection {
-    connected: Connected,
+    connected: Connected<Connection>,
     node: Arc<Node>,
     /// True to send ASKING before each command: the slot moves to this node.
     asking: bool,
@@ -129,11 +130,11 @@ impl KeyConnection {
                     } else {
                         self.open = Some(open);
                     }
-                    return Err(ConnectError { kind, text: log_text(&text) }.into());
+                    return Err(RedisConnectError { kind, text: log_text(&text) }.into());
                 }
             };
             let Some(node) = self.deployment.node_at(&address, &open.node) else {
-                return Err(ConnectError::misconfigured(log_text(&text)).into());
+                return Err(RedisConnectError::misconfigured(log_text(&text)).into());
             };
             if !asking {
                 self.deployment.set_slot_owner(self.slot, &node);
@@ -141,7 +142,7 @@ impl KeyConnection {
             self.open = Some(self.open(node, asking).await?);
         }
         let text = "the command was redirected too often".to_owned();
-        Err(ConnectError { kind: RedisError::SlotDown, text }.into())
+        Err(RedisConnectError { kind: RedisError::SlotDown, text }.into())
     }
 
     /// Connects to the owner of the key.
@@ -151,7 +152,7 @@ impl KeyConnection {
             let cause = self.deployment.misconfigured();
             let text = cause.map_or_else(|| format!("{kind}: no server is known"), |text| text.to_string());
             let kind = if self.deployment.misconfigured().is_some() { RedisError::Misconfigured } else { kind };
-            ConnectError { kind, text }
+            RedisConnectError { kind, text }
         })?;
         self.open(node, false).await
     }
@@ -159,9 +160,9 @@ impl KeyConnection {
     async fn open(&self, node: Arc<Node>, asking: bool) -> Result<OpenConnection, KeyCommandError> {
         match connect::connect(node.endpoint(), &self.options).await {
             Ok(connected) => Ok(OpenConnection { connected, node, asking }),
-            Err(ConnectError { kind, text }) => {
+            Err(RedisConnectError { kind, text }) => {
                 self.deployment.request_refresh();
-                Err(ConnectError { kind, text: format!("{}: {text}", node.endpoint()) }.into())
+                Err(RedisConnectError { kind, text: format!("{}: {text}", node.endpoint()) }.into())
             }
         }
     }

@@ -4,15 +4,12 @@
 //! breaker is open, calls fail at once, and a task checks the server ten times a second. A node sends a command once:
 //! callers follow redirections and load scripts.
 
-mod misconfiguration;
+mod rejected_commands;
 mod state;
-mod supervisor;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-
-use tokio::task::AbortHandle;
 
 use self::state::NodeState;
 use super::connection::Connection;
@@ -22,34 +19,23 @@ use super::reply::Reply;
 use super::send::send;
 use crate::settings::endpoint::Endpoint;
 use crate::upstream::deadline::timeout_with_grace;
+use crate::upstream::supervisor::Supervised;
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]
 pub(crate) struct Node {
-    state: Arc<NodeState>,
-    tasks: Vec<AbortHandle>,
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
-        self.state.pool.clear();
-    }
+    state: Supervised<NodeState>,
 }
 
 impl Node {
     /// Starts to connect to `endpoint`. Needs a tokio runtime.
     pub(crate) fn start(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Arc<Self> {
-        let state = Arc::new(NodeState::new(endpoint, context));
-        let tasks = supervisor::start(&state);
-        Arc::new(Self { state, tasks })
+        Arc::new(Self { state: Supervised::start(NodeState::new(endpoint, context)) })
     }
 
     /// Address of the server.
     pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.state.endpoint
+        &self.state.server.endpoint
     }
 
     /// Sets a slot that the node owns, for the keys of health checks.
@@ -59,22 +45,22 @@ impl Node {
 
     /// Returns true if calls are sent to the server now.
     pub(crate) fn is_available(&self) -> bool {
-        !self.is_breaker_open() && self.state.pool.get().is_some()
+        self.state.server.is_available()
     }
 
     /// Returns true while calls fail at once because the server failed too often.
     pub(crate) fn is_breaker_open(&self) -> bool {
-        self.state.breaker.is_open()
+        self.state.server.is_breaker_open()
     }
 
     /// Number of open connections.
     pub(crate) fn connections(&self) -> usize {
-        self.state.pool.open()
+        self.state.server.pool.open()
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
     pub(crate) fn misconfigured(&self) -> Option<Arc<String>> {
-        self.state.misconfiguration.text()
+        self.state.server.misconfigured().or_else(|| self.state.rejected_commands.text())
     }
 
     /// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.
@@ -84,11 +70,11 @@ impl Node {
         let optional = self.state.context.optional_commands.as_ref();
         match optional.filter(|optional| words[0].starts_with(optional.prefix)) {
             Some(optional) if matches!(outcome, Err(ReplyError::Failed(RedisError::Misconfigured))) => {
-                self.state.misconfiguration.record_optional_rejected(&self.state.endpoint, optional);
+                self.state.rejected_commands.record(&self.state.server.endpoint, optional);
             }
             Some(_) => {
                 if outcome.is_ok() {
-                    self.state.misconfiguration.clear_optional_rejected();
+                    self.state.rejected_commands.clear();
                 }
                 self.record_health(&outcome);
             }
@@ -110,7 +96,7 @@ impl Node {
         if self.is_breaker_open() {
             return Err(unreachable);
         }
-        let connection = timeout_with_grace(self.state.pool.get_after_first_attempt(), deadline).await;
+        let connection = timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline).await;
         let connection = connection.flatten().ok_or(unreachable)?;
         send(&connection, words, asking, deadline).await
     }
@@ -164,10 +150,10 @@ impl Node {
         if self.is_breaker_open() {
             return Err(unreachable);
         }
-        if let Some(connection) = self.state.pool.get() {
+        if let Some(connection) = self.state.server.pool.get() {
             return Ok(connection);
         }
-        match timeout_with_grace(self.state.pool.get_after_first_attempt(), deadline).await {
+        match timeout_with_grace(self.state.server.pool.get_after_first_attempt(), deadline).await {
             Some(connection) => connection.ok_or(unreachable),
             None => Err(self.record_timeout()),
         }
@@ -175,7 +161,7 @@ impl Node {
 
     fn record(&self, outcome: &Result<Reply, ReplyError>) {
         if outcome.is_ok() {
-            self.state.misconfiguration.clear();
+            self.state.server.clear_misconfigured();
         }
         self.record_health(outcome);
     }
@@ -183,7 +169,7 @@ impl Node {
     fn record_health(&self, outcome: &Result<Reply, ReplyError>) {
         match outcome {
             Ok(_) | Err(ReplyError::NoScript | ReplyError::Moved(_) | ReplyError::Ask(_)) => {
-                self.state.record_success();
+                self.state.server.record_success();
             }
             Err(ReplyError::Failed(error)) => self.state.record_failure(*error),
         }

@@ -1,8 +1,7 @@
 //! Discovery of the slots of a cluster.
 
 use super::topology_source::{TopologySource, with_hint};
-use crate::redis::connect_error::ConnectError;
-use crate::redis::error::RedisError;
+use crate::redis::error::{RedisConnectError, RedisError};
 use crate::redis::slot_range::{SlotRange, slot_ranges};
 use crate::redis::topology::Topology;
 use crate::settings::endpoint::Endpoint;
@@ -15,7 +14,7 @@ use crate::settings::redis::TopologySettings;
 pub(super) async fn query_slots(
     topology: &Topology,
     sources: &mut Vec<TopologySource>,
-) -> Result<Vec<SlotRange>, ConnectError> {
+) -> Result<Vec<SlotRange>, RedisConnectError> {
     // Known nodes become sources too, because the seeds may have left the cluster.
     let nodes = topology.nodes();
     for node in &nodes {
@@ -28,7 +27,7 @@ pub(super) async fn query_slots(
     // In turn, because a partitioned node reports outdated slots.
     sources.rotate_left(1);
     sources.sort_by_key(|source| !available.contains(&&source.endpoint));
-    let mut last_error = ConnectError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
+    let mut last_error = RedisConnectError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
     for index in 0..sources.len() {
         let source = &mut sources[index];
         match source.query(&[b"CLUSTER", b"SLOTS"]).await {
@@ -38,7 +37,8 @@ pub(super) async fn query_slots(
                     return Ok(ranges);
                 }
                 Some(_) => {
-                    last_error = ConnectError { kind: RedisError::SlotDown, text: "no node owns a slot".to_owned() };
+                    last_error =
+                        RedisConnectError { kind: RedisError::SlotDown, text: "no node owns a slot".to_owned() };
                 }
                 None => last_error = source.invalid_reply(),
             },

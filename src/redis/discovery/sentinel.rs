@@ -3,8 +3,7 @@
 use tokio::task::JoinSet;
 
 use super::topology_source::{TopologySource, with_hint};
-use crate::redis::connect_error::ConnectError;
-use crate::redis::error::RedisError;
+use crate::redis::error::{RedisConnectError, RedisError};
 use crate::redis::node_address::announced_endpoint;
 use crate::redis::reply::Reply;
 use crate::settings::endpoint::Endpoint;
@@ -19,7 +18,7 @@ pub(super) async fn query_primary(
     sentinels: &mut Vec<TopologySource>,
     name: &str,
     current: Option<&Endpoint>,
-) -> Result<Endpoint, ConnectError> {
+) -> Result<Endpoint, RedisConnectError> {
     let mut queries = JoinSet::new();
     for mut sentinel in sentinels.drain(..) {
         let name = name.to_owned();
@@ -29,7 +28,7 @@ pub(super) async fn query_primary(
         });
     }
     let mut votes: Vec<(Endpoint, usize)> = Vec::new();
-    let mut last_error = ConnectError { kind: RedisError::Unreachable, text: "no sentinel answers".to_owned() };
+    let mut last_error = RedisConnectError { kind: RedisError::Unreachable, text: "no sentinel answers".to_owned() };
     for (sentinel, reply) in queries.join_all().await {
         let reply = reply.map_err(|error| with_hint(error, "is it a sentinel, as REDIS_TYPE=sentinel says?"));
         match reply.and_then(|reply| parse_primary(&reply, &sentinel, name)) {
@@ -48,9 +47,9 @@ pub(super) async fn query_primary(
         .ok_or(last_error)
 }
 
-fn parse_primary(reply: &Reply, sentinel: &TopologySource, name: &str) -> Result<Endpoint, ConnectError> {
+fn parse_primary(reply: &Reply, sentinel: &TopologySource, name: &str) -> Result<Endpoint, RedisConnectError> {
     match reply {
-        Reply::Null => Err(ConnectError::misconfigured(format!(
+        Reply::Null => Err(RedisConnectError::misconfigured(format!(
             "the sentinel {} knows no master `{name}`; the first word of the URL is its name",
             sentinel.endpoint
         ))),

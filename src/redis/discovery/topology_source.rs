@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::redis::connect::{self, Connected};
-use crate::redis::connect_error::ConnectError;
+use crate::redis::connect;
 use crate::redis::connect_options::ConnectOptions;
-use crate::redis::error::RedisError;
+use crate::redis::connection::Connection;
+use crate::redis::error::{RedisConnectError, RedisError};
 use crate::redis::reply::Reply;
 use crate::redis::send::{error_kind, send_with_error_text};
 use crate::settings::endpoint::Endpoint;
+use crate::upstream::connect::Connected;
 
 /// Upper bound on a query, and on connecting.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(400);
@@ -21,7 +22,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_millis(400);
 pub(super) struct TopologySource {
     pub(super) endpoint: Endpoint,
     options: Arc<ConnectOptions>,
-    connected: Option<Connected>,
+    connected: Option<Connected<Connection>>,
 }
 
 impl TopologySource {
@@ -36,7 +37,7 @@ impl TopologySource {
     ///
     /// # Errors
     /// The server cannot be reached in time, or sends an error reply.
-    pub(super) async fn query(&mut self, words: &[&[u8]]) -> Result<Reply, ConnectError> {
+    pub(super) async fn query(&mut self, words: &[&[u8]]) -> Result<Reply, RedisConnectError> {
         let connected = match self.connected.take() {
             Some(connected) => connected,
             None => {
@@ -55,21 +56,21 @@ impl TopologySource {
     }
 
     /// Returns the error for a reply that cannot be parsed.
-    pub(super) fn invalid_reply(&self) -> ConnectError {
+    pub(super) fn invalid_reply(&self) -> RedisConnectError {
         self.error(RedisError::BadReply, "an invalid reply")
     }
 
-    fn error(&self, kind: RedisError, text: &str) -> ConnectError {
-        ConnectError { kind, text: format!("{}: {text}", self.endpoint) }
+    fn error(&self, kind: RedisError, text: &str) -> RedisConnectError {
+        RedisConnectError { kind, text: format!("{}: {text}", self.endpoint) }
     }
 }
 
 /// Adds a question to the error of a command that the server does not know.
-pub(super) fn with_hint(error: ConnectError, hint: &str) -> ConnectError {
+pub(super) fn with_hint(error: RedisConnectError, hint: &str) -> RedisConnectError {
     match error.kind {
         // Errors of connecting name the setting to check.
         RedisError::Misconfigured if error.text.contains("ERR ") => {
-            ConnectError::misconfigured(format!("{error}; {hint}"))
+            RedisConnectError::misconfigured(format!("{error}; {hint}"))
         }
         _ => error,
     }
