@@ -5,7 +5,6 @@
 
 pub(crate) mod deadline;
 pub(crate) mod circuit_breaker;
-pub(crate) mod error_dedup;
 pub(crate) mod connection_pool;
 pub mod stream;
 pub(crate) mod tls_mismatch;

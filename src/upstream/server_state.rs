@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 use super::circuit_breaker::CircuitBreaker;
 use super::connect_error::{ConnectError, ErrorKind};
 use super::connection_pool::ConnectionPool;
-use super::error_dedup::ErrorDedup;
 use crate::clock::Clock;
 use crate::settings::endpoint::Endpoint;
+use crate::telemetry::error_dedup::ErrorDedup;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Minimum time between two log lines of one kind.

@@ -26,7 +26,7 @@ use crate::config::compile::NamedDocument;
 use crate::pb::xds::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
 use crate::settings::xds::XdsSettings;
-use crate::upstream::error_dedup::ErrorDedup;
+use crate::telemetry::error_dedup::ErrorDedup;
 
 /// Time without a response on a new stream after which a warning is logged.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
