@@ -29,7 +29,7 @@ pub mod telemetry;
 pub mod request;
 pub mod limit;
 pub mod settings;
-pub mod upstream;
+pub mod store_client;
 pub mod redis;
 pub mod memcache;
 pub mod algorithm;

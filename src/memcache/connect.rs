@@ -10,12 +10,12 @@ use super::protocol::MemcacheProtocol;
 use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::upstream::connect::Connected;
-use crate::upstream::pipeline::Pipeline;
-use crate::upstream::stream::{self, io_error_text};
-use crate::upstream::supervisor::hash_files;
-use crate::upstream::tls_advice::TlsSettingNames;
-use crate::upstream::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
+use crate::store_client::connect::Connected;
+use crate::store_client::pipeline::Pipeline;
+use crate::store_client::stream::{self, io_error_text};
+use crate::store_client::supervisor::hash_files;
+use crate::store_client::tls_advice::TlsSettingNames;
+use crate::store_client::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
 
 /// Open connection to a server.
 pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;

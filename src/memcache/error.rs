@@ -1,7 +1,7 @@
 //! Errors of the client: kinds of failed calls, and the meaning of error replies.
 
-use crate::upstream::connect_error::{ConnectError, ErrorKind};
-use crate::upstream::wire_protocol::PipelineError;
+use crate::store_client::connect_error::{ConnectError, ErrorKind};
+use crate::store_client::wire_protocol::PipelineError;
 
 /// Reason why memcached did not complete a call. Kinds that Redis has too have the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]

@@ -5,7 +5,7 @@ use std::io;
 use bytes::{BufMut, BytesMut};
 
 use super::reply::{self, MAX_VALUE_BYTES, MemcacheReply};
-use crate::upstream::wire_protocol::WireProtocol;
+use crate::store_client::wire_protocol::WireProtocol;
 
 /// Text protocol of memcached. The last word of `add` is the value; keys must hold neither spaces nor control bytes.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use super::error::MemcacheError;
 use super::reply::MemcacheReply;
 use super::server_state::MemcacheState;
 use crate::settings::endpoint::Endpoint;
-use crate::upstream::deadline::timeout_with_grace;
-use crate::upstream::supervisor::{Supervised, SupervisedServer};
+use crate::store_client::deadline::timeout_with_grace;
+use crate::store_client::supervisor::{Supervised, SupervisedServer};
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]

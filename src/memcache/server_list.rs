@@ -17,8 +17,8 @@ use super::server::MemcacheServer;
 use super::srv;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::memcache::MemcacheServers;
+use crate::store_client::deadline::timeout_with_grace;
 use crate::telemetry::error_dedup::ErrorDedup;
-use crate::upstream::deadline::timeout_with_grace;
 
 /// Pause after a failed query of the SRV record, until the first one has succeeded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -7,9 +7,9 @@ use std::time::Instant;
 use super::connect::{self, MemcacheConnection, MemcacheOptions};
 use super::error::{MemcacheConnectError, MemcacheError};
 use crate::settings::endpoint::Endpoint;
-use crate::upstream::connect::Connected;
-use crate::upstream::server_state::{ServerNames, ServerState};
-use crate::upstream::supervisor::SupervisedServer;
+use crate::store_client::connect::Connected;
+use crate::store_client::server_state::{ServerNames, ServerState};
+use crate::store_client::supervisor::SupervisedServer;
 
 /// State of a server, and the options of its connections.
 #[derive(Debug)]

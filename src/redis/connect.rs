@@ -12,10 +12,10 @@ use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::send::{ErrorWithText, error_kind, send_with_error_text};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::upstream::connect::Connected;
-use crate::upstream::stream::{self, io_error_text};
-use crate::upstream::tls_advice::TlsSettingNames;
-use crate::upstream::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
+use crate::store_client::connect::Connected;
+use crate::store_client::stream::{self, io_error_text};
+use crate::store_client::tls_advice::TlsSettingNames;
+use crate::store_client::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
 
 const TLS_SETTINGS: TlsSettingNames = TlsSettingNames {
     prefix: "REDIS",

@@ -11,7 +11,7 @@ use super::error::RedisConnectError;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::{Credentials, DeploymentSettings, TopologySettings};
 use crate::settings::store_tls::StoreTls;
-use crate::upstream::supervisor::hash_files;
+use crate::store_client::supervisor::hash_files;
 
 /// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
 ///

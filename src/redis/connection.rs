@@ -14,9 +14,9 @@ use bytes::BytesMut;
 use self::command::write_command;
 use super::error::RedisError;
 use super::reply::{self, Reply};
-use crate::upstream::pipeline::{Closed, Pipeline};
-use crate::upstream::stream::Stream;
-use crate::upstream::wire_protocol::WireProtocol;
+use crate::store_client::pipeline::{Closed, Pipeline};
+use crate::store_client::stream::Stream;
+use crate::store_client::wire_protocol::WireProtocol;
 
 /// RESP2.
 #[derive(Debug)]

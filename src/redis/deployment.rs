@@ -18,7 +18,7 @@ use super::slot_map::SlotOwner;
 use super::stats::DeploymentStats;
 use super::topology::Topology;
 use crate::settings::redis::TopologySettings;
-use crate::upstream::deadline::timeout_with_grace;
+use crate::store_client::deadline::timeout_with_grace;
 
 /// Client of a deployment; dropping it stops discovery and closes all connections.
 #[derive(Debug)]

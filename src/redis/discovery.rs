@@ -18,8 +18,8 @@ use super::error::RedisConnectError;
 use super::topology::Topology;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::redis::TopologySettings;
+use crate::store_client::connect_error::ErrorKind;
 use crate::telemetry::error_dedup::ErrorDedup;
-use crate::upstream::connect_error::ErrorKind;
 
 /// Interval of sentinel queries.
 const SENTINEL_INTERVAL: Duration = Duration::from_secs(1);

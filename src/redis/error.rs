@@ -3,8 +3,8 @@
 //! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
-use crate::upstream::connect_error::{ConnectError, ErrorKind};
-use crate::upstream::wire_protocol::PipelineError;
+use crate::store_client::connect_error::{ConnectError, ErrorKind};
+use crate::store_client::wire_protocol::PipelineError;
 
 /// Reason why Redis did not complete a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]

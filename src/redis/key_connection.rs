@@ -18,7 +18,7 @@ use super::health_check::{CommandWords, HealthCheck};
 use super::node::Node;
 use super::reply::{Reply, is_too_large};
 use crate::settings::redis::DeploymentSettings;
-use crate::upstream::connect::Connected;
+use crate::store_client::connect::Connected;
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);

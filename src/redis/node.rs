@@ -18,8 +18,8 @@ use super::error::{RedisError, ReplyError};
 use super::reply::Reply;
 use super::send::send;
 use crate::settings::endpoint::Endpoint;
-use crate::upstream::deadline::timeout_with_grace;
-use crate::upstream::supervisor::Supervised;
+use crate::store_client::deadline::timeout_with_grace;
+use crate::store_client::supervisor::Supervised;
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]

@@ -44,8 +44,8 @@ use crate::memcache::reply::MemcacheReply;
 use crate::memcache::server_list::ServerList;
 use crate::request::Hits;
 use crate::settings::memcache::MemcacheSettings;
+use crate::store_client::deadline::timeout_with_grace;
 use crate::telemetry::traces::SpanRef;
-use crate::upstream::deadline::timeout_with_grace;
 
 /// Outcome of one charge.
 type MemcacheOutcome = Result<StoreOutcome, MemcacheError>;

@@ -12,7 +12,7 @@ use crate::redis::error::{RedisConnectError, RedisError};
 use crate::redis::reply::Reply;
 use crate::redis::send::{error_kind, send_with_error_text};
 use crate::settings::endpoint::Endpoint;
-use crate::upstream::connect::Connected;
+use crate::store_client::connect::Connected;
 
 /// Upper bound on a query, and on connecting.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(400);

@@ -14,10 +14,10 @@ use crate::redis::deployment_context::DeploymentContext;
 use crate::redis::error::{RedisConnectError, RedisError};
 use crate::redis::health_check;
 use crate::settings::endpoint::Endpoint;
-use crate::upstream::connect::Connected;
-use crate::upstream::connect_error::ErrorKind;
-use crate::upstream::server_state::{ServerNames, ServerState};
-use crate::upstream::supervisor::{RECONNECT_AFTER, SupervisedServer};
+use crate::store_client::connect::Connected;
+use crate::store_client::connect_error::ErrorKind;
+use crate::store_client::server_state::{ServerNames, ServerState};
+use crate::store_client::supervisor::{RECONNECT_AFTER, SupervisedServer};
 
 /// Maximum wait for the late reply of a health check before the next check is sent.
 const LATE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);

@@ -20,8 +20,8 @@ use crate::store::charge_context::ChargeContext;
 use crate::store::command::{ChargeBatch, ChargeCommand, MAX_CHARGES_PER_CALL};
 use crate::store::identity_hasher::{HashKeyMap, SHARDS};
 use crate::store::outcome::{ChargeResults, StoreOutcome};
+use crate::store_client::deadline::timeout_with_grace;
 use crate::telemetry::traces::{MAX_LINKS, SpanRef};
-use crate::upstream::deadline::timeout_with_grace;
 
 /// Upper bound on the charges that wait for one counter; further charges fail at once.
 const MAX_WAITING: usize = 32 * MAX_CHARGES_PER_CALL;

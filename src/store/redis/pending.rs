@@ -11,7 +11,7 @@ use super::coalescer::{CallReply, CallResults, ChargeOutcome};
 use crate::redis::error::RedisError;
 use crate::store::detach_on_drop::DetachOnDrop;
 use crate::store::outcome::StoreOutcome;
-use crate::upstream::deadline::timeout_with_grace;
+use crate::store_client::deadline::timeout_with_grace;
 
 /// Charges of a request on one counter.
 pub(super) struct PendingCharges {

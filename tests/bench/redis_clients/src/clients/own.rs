@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio::net::TcpStream;
 use tollkeeper::redis::connection::Connection;
 use tollkeeper::redis::reply::Reply;
-use tollkeeper::upstream::pipeline::Closed;
+use tollkeeper::store_client::pipeline::Closed;
 
 use super::{Call, RedisClient};
 use crate::DEADLINE;

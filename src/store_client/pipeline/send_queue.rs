@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use futures_util::task::AtomicWaker;
 use tokio::sync::oneshot;
 
-use crate::upstream::wire_protocol::{PipelineError, WireProtocol};
+use crate::store_client::wire_protocol::{PipelineError, WireProtocol};
 
 /// Maximum number of commands that wait for a reply on one connection; bounds memory when a server is frozen.
 const MAX_PENDING_COMMANDS: usize = 16_384;

@@ -18,8 +18,8 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 use super::deadline_timer::DeadlineTimer;
 use super::send_queue::{PendingCommand, SendQueue};
 use crate::coalesce::YieldBarrier;
-use crate::upstream::stream::Stream;
-use crate::upstream::wire_protocol::WireProtocol;
+use crate::store_client::stream::Stream;
+use crate::store_client::wire_protocol::WireProtocol;
 
 /// Free space in the input buffer before each read, in bytes.
 const READ_BYTES: usize = 16 << 10;

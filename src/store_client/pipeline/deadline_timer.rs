@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{Sleep, sleep_until};
 
-use crate::upstream::deadline::GRACE_YIELDS;
+use crate::store_client::deadline::GRACE_YIELDS;
 
 /// Time until an unarmed timer fires.
 const UNARMED: Duration = Duration::from_secs(3600);

@@ -1,5 +1,5 @@
-//! Parts that the clients of upstream servers share: pipelined connections, deadlines, circuit breakers,
-//! the tasks that keep connections open.
+//! Parts that the clients of Redis and memcached share: pipelined connections, deadlines, circuit breakers, and the
+//! tasks that keep connections open.
 //!
 //! Nothing here knows a protocol. `redis` and `memcache` define theirs, and what a failure means.
 
