@@ -21,6 +21,7 @@ mod call;
 mod top;
 mod bench;
 mod simulate;
+mod why;
 mod schema;
 mod go_flags;
 mod config_check_cmd;
@@ -73,6 +74,9 @@ enum CliCommand {
     /// Show the effect that rules would have had on recorded traffic
     #[command(after_long_help = simulate::HELP)]
     Simulate(Box<simulate::Args>),
+    /// Show why requests with a descriptor were rejected, from the decision log
+    #[command(after_long_help = why::HELP)]
+    Why(Box<why::Args>),
     /// Print the JSON Schema of rule files, for editors
     #[command(after_long_help = schema::HELP)]
     Schema(schema::Args),
@@ -123,5 +127,6 @@ fn run(cli: Cli) -> CommandOutcome {
         Some(CliCommand::Bench(args)) => bench::run(&args),
         Some(CliCommand::Schema(args)) => schema::run(&args),
         Some(CliCommand::Simulate(args)) => simulate::run(&args),
+        Some(CliCommand::Why(args)) => why::run(&args),
     }
 }

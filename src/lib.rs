@@ -50,4 +50,5 @@ pub mod server;
 pub mod bench;
 pub mod replay;
 pub mod simulate;
+pub mod why;
 pub mod cli;

@@ -1,11 +1,13 @@
 //! Decision log: destinations, and the decisions and values that it contains.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::choices::LoggedValues;
-use super::problem::UnusableSetting;
+use super::environment::Environment;
+use super::problem::{SettingsError, UnusableSetting};
 use super::redis::{self, DeploymentSettings};
 use super::secret::Secret;
 use super::setting::AnySetting as _;
@@ -122,6 +124,19 @@ pub enum HashKey {
 }
 
 impl HashKey {
+    /// Reads the key of an environment, whether or not that has a log.
+    ///
+    /// # Errors
+    /// The key is too short, or is given twice.
+    pub fn from_vars(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Option<Self>, SettingsError> {
+        let names = [TOLLKEEPER_DECISION_LOG_HASH_KEY.name(), TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name()];
+        let environment = Environment::read(vars.filter(|(name, _)| names.iter().any(|known| name == known)));
+        let mut values = Values::new(&environment);
+        let key = Self::read(&mut values);
+        let problems = values.into_findings(&environment).problems;
+        if problems.is_empty() { Ok(key) } else { Err(SettingsError { problems }) }
+    }
+
     /// Minimum length of a key in bytes, so that values cannot be guessed without it.
     pub const MIN_BYTES: usize = 16;
     /// Maximum size of a key file in bytes.

@@ -16,7 +16,7 @@ use crate::kit::{http, read, repository, wait_for};
 use crate::simulate::Log;
 
 /// Commands with a help text of their own; the empty one is the program itself.
-const COMMANDS: [&str; 9] = ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "schema"];
+const COMMANDS: [&str; 10] = ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "why", "schema"];
 /// Width of a terminal that shows each line whole, so that it can be copied.
 const COLUMNS: usize = 80;
 

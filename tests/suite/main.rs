@@ -50,5 +50,6 @@ mod tls;
 mod traces;
 mod vectors;
 mod watch;
+mod why;
 mod wire;
 mod xds;

@@ -1,0 +1,255 @@
+//! Changes that would have let a request pass: each is applied to the very state of the counter.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use serde_json::{Value, json};
+use smallvec::smallvec;
+use tollkeeper::algorithm::state::State;
+use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
+use tollkeeper::clock::Time;
+use tollkeeper::decision_log::record::{
+    DecisionRecord, DescriptorRecord, LimitRecord, RecordedDecider, RecordedVerdict, ResultRecord,
+};
+use tollkeeper::limit::algorithm::{Algorithm, RejectedHitsPolicy};
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::{Limit, LimitSpec};
+use tollkeeper::request::Hits;
+use tollkeeper::why::remedy::{RejectingLimit, Remedy};
+
+use super::{Logs, NOON_US, changed, decision, descriptor};
+
+/// Requests to one counter.
+#[derive(Clone, Debug)]
+struct Traffic {
+    spec: LimitSpec,
+    /// Microseconds since the last request, hits and the caller's bound on a delay.
+    requests: Vec<(u64, u64, u64)>,
+}
+
+fn traffic() -> impl Strategy<Value = Traffic> {
+    let algorithm = proptest::sample::select(&Algorithm::ALL[..]);
+    let request = (0_u64..20_000_000, 1_u64..8, proptest::sample::select(vec![0, 5_000_000, 90_000_000]));
+    let requests = proptest::collection::vec(request, 1..40);
+    (
+        algorithm,
+        1_u32..9,
+        proptest::option::of(1_u32..12),
+        proptest::option::of(1_u64..30_000_000),
+        any::<bool>(),
+        requests,
+    )
+        .prop_map(|(algorithm, requests_per_unit, capacity, max_wait_us, count_rejected, requests)| {
+            let mut spec = LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).unwrap());
+            match algorithm {
+                Algorithm::TokenBucket => spec.bucket_size = capacity,
+                Algorithm::LeakyBucket => spec.queue_size = capacity,
+                _ => {}
+            }
+            if matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket) {
+                spec.max_wait_us = max_wait_us;
+            }
+            let may_count = algorithm.properties().rejected_hits != RejectedHitsPolicy::NeverCounted;
+            spec.count_rejected = may_count.then_some(count_rejected);
+            Traffic { spec, requests }
+        })
+}
+
+/// A limit and a rejected request, with the state before it.
+struct RejectedCharge<'a> {
+    spec: &'a LimitSpec,
+    state: &'a State,
+    now: Time,
+    request: ChargeRequest,
+}
+
+impl RejectedCharge<'_> {
+    /// Tells whether the request passes a changed limit, with this bound on its delay.
+    fn passes(&self, change: impl FnOnce(&mut LimitSpec), hits: Hits, max_delay_us: u64) -> bool {
+        let mut spec = *self.spec;
+        change(&mut spec);
+        let limit = Limit::new(&spec).unwrap();
+        self.state.admits(&limit, self.now, ChargeRequest { hits, max_delay_us, ..self.request })
+    }
+
+    fn remedies(&self, result: &ChargeResult) -> Vec<Remedy> {
+        let Hits::Charge(hits) = self.request.hits else { unreachable!() };
+        let limit = Limit::new(self.spec).unwrap();
+        let &ChargeResult { admitted, before, after, remaining, reset_us, retry_after_us, delay_us } = result;
+        let record = LimitRecord {
+            name: "".into(),
+            algorithm: self.spec.algorithm,
+            requests_per_unit: self.spec.requests_per_unit,
+            unit: Unit::Minute,
+            unit_multiplier: 1,
+            capacity: Some(limit.capacity()).filter(|capacity| *capacity != self.spec.requests_per_unit),
+            shadow: false,
+            candidate: false,
+            quota: false,
+            result: Some(ResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }),
+        };
+        let descriptor = DescriptorRecord {
+            entries: smallvec![],
+            hits: hits.cast_signed(),
+            limit_override: None,
+            sampled: true,
+            rule: None,
+            unlimited: false,
+            limits: smallvec![record.clone()],
+            decided_by: Some(RecordedDecider::Counter),
+            policy: None,
+            reason: None,
+            now_us: None,
+            verdict: RecordedVerdict::OverLimit,
+        };
+        let decision = DecisionRecord {
+            process: "p".into(),
+            seq: 1,
+            time_us: self.now.as_micros(),
+            domain: "d".into(),
+            hits_addend: 0,
+            descriptors: smallvec![descriptor.clone()],
+            verdict: RecordedVerdict::OverLimit,
+            error: None,
+            retry_after_us,
+            delay_us: 0,
+            max_delay_us: self.request.max_delay_us,
+            rules: "r".into(),
+            trace_id: None,
+            duration_us: 1,
+        };
+        RejectingLimit { decision: &decision, descriptor: &descriptor, limit: &record }.remedies()
+    }
+
+    /// Checks that each number passes, and that the next one does not.
+    fn check(&self, result: &ChargeResult) -> TestCaseResult {
+        let hits = self.request.hits;
+        for remedy in self.remedies(result) {
+            match remedy {
+                Remedy::Limit { key, value, delay_us, .. } => {
+                    let set = |spec: &mut LimitSpec, value: u64| {
+                        let value = u32::try_from(value).unwrap();
+                        match key {
+                            "bucket_size" => spec.bucket_size = Some(value),
+                            "queue_size" => spec.queue_size = Some(value),
+                            _ => spec.requests_per_unit = value,
+                        }
+                        spec.max_wait_us = spec.max_wait_us.and(delay_us).filter(|delay_us| *delay_us > 0);
+                    };
+                    let delay_us = delay_us.unwrap_or(0);
+                    prop_assert!(self.passes(|spec| set(spec, value), hits, delay_us), "{} {}", key, value);
+                    prop_assert!(
+                        value == 1 || !self.passes(|spec| set(spec, value - 1), hits, delay_us),
+                        "{} is less",
+                        key
+                    );
+                    if delay_us > 0 {
+                        prop_assert!(!self.passes(|spec| set(spec, value), hits, delay_us - 1), "{} us", delay_us);
+                    }
+                }
+                Remedy::LongerDelay { delay_us } => {
+                    let passes = |delay_us| {
+                        self.passes(|spec| spec.max_wait_us = Some(delay_us).filter(|it| *it > 0), hits, delay_us)
+                    };
+                    prop_assert!(passes(delay_us) && !passes(delay_us - 1), "{} us", delay_us);
+                }
+                Remedy::FewerHits { hits } => {
+                    prop_assert!(self.passes(|_| {}, Hits::Charge(hits), 0), "with {} hits", hits);
+                    prop_assert!(!self.passes(|_| {}, Hits::Charge(hits + 1), 0), "{} are fewer", hits);
+                }
+                Remedy::Wait { wait_us, .. } => {
+                    let limit = Limit::new(self.spec).unwrap();
+                    let mut state = self.state.clone();
+                    state.charge(&limit, self.now, self.request);
+                    prop_assert!(state.admits(&limit, self.now.plus_us(wait_us), self.request));
+                }
+                Remedy::NeverByWaiting { .. } => {
+                    let limit = Limit::new(self.spec).unwrap();
+                    prop_assert!(!State::empty(limit.algorithm()).admits(&limit, self.now, self.request));
+                }
+                Remedy::ShadowMode => {}
+                Remedy::WorkingStore => prop_assert!(false, "the store works"),
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn changes_let_the_request_pass_and_lesser_ones_do_not(traffic in traffic()) {
+        let Ok(limit) = Limit::new(&traffic.spec) else { return Ok(()) };
+        let mut state = State::empty(limit.algorithm());
+        let mut now = Time::from_micros(NOON_US);
+        for (pause_us, hits, max_delay_us) in traffic.requests {
+            now = now.plus_us(pause_us);
+            let before = state.clone();
+            let request = ChargeRequest::new(Hits::Charge(hits), max_delay_us);
+            let result = state.charge(&limit, now, request);
+            if !result.admitted {
+                RejectedCharge { spec: &traffic.spec, state: &before, now, request }.check(&result)?;
+            }
+        }
+    }
+}
+
+/// Text about a rejection of `login=ann` by a changed descriptor and limit.
+fn text(of_descriptor: &Value, of_limit: &Value) -> String {
+    let ann = descriptor("login=ann", "over_limit");
+    let limit = changed(ann["limits"][0].clone(), of_limit);
+    let ann = changed(changed(ann, &json!({"limits": [limit]})), of_descriptor);
+    Logs::new(&[decision(0, &[ann])]).text("")
+}
+
+fn rejection(before: u64, reset_us: u64, retry_after_us: Option<u64>) -> Value {
+    let mut result =
+        json!({"admitted": false, "before": before, "after": before, "remaining": 0, "reset_us": reset_us});
+    if let Some(retry_after_us) = retry_after_us {
+        result["retry_after_us"] = json!(retry_after_us);
+    }
+    json!({"result": result})
+}
+
+#[test]
+fn hits_that_never_pass_have_no_time() {
+    let none = json!({});
+    let zero = changed(rejection(0, 0, None), &json!({"requests_per_unit": 0}));
+    let text_of_zero = text(&none, &zero);
+    assert!(text_of_zero.contains("never passes later: the limit is 0"), "{text_of_zero}");
+    assert!(!text_of_zero.contains("would have passed"), "{text_of_zero}");
+    let many = text(&json!({"hits": 11}), &rejection(4, 1, None));
+    for expected in [
+        "never passes later: more hits than the limit",
+        "would have passed with 6 hits",
+        "would have passed with bucket_size 15: 4 were counted before",
+    ] {
+        assert!(many.contains(expected), "{expected:?} is missing: {many}");
+    }
+    assert!(!many.contains("would have passed at"), "{many}");
+}
+
+#[test]
+fn queue_needs_room_and_a_delay() {
+    let queue =
+        |changes: Value| text(&json!({}), &changed(changes, &json!({"algorithm": "leaky_bucket", "capacity": 3})));
+    let full = queue(rejection(3, 18_000_000, Some(6_000_000)));
+    assert!(full.contains("with queue_size 4 and a delay of 18 s: 3 were counted before"), "{full}");
+    let waiting = queue(rejection(2, 12_000_000, Some(6_000_000)));
+    assert!(waiting.contains("with a delay of 12 s (max_wait, the caller's deadline)"), "{waiting}");
+    assert!(!waiting.contains("with queue_size"), "{waiting}");
+}
+
+#[test]
+fn no_limit_is_guessed_where_no_counter_decided() {
+    for decided_by in ["over_limit_cache", "share", "lease", "policy"] {
+        let text = text(&json!({"decided_by": decided_by, "hits": 5}), &rejection(7, 1, Some(6_000_000)));
+        assert!(text.contains("would have passed at 2026-07-08 12:00:06.000000 UTC (6 s later)"), "{text}");
+        assert!(!text.contains("bucket_size") && !text.contains("with 3 hits"), "{decided_by}: {text}");
+        assert_eq!(text.contains("with a store that answers"), decided_by == "policy", "{text}");
+    }
+}
+
+#[test]
+fn wait_begins_at_the_time_of_the_counters() {
+    let text = text(&json!({"now_us": NOON_US + 1_000_000}), &rejection(10, 1, Some(6_000_000)));
+    assert!(text.contains("would have passed at 2026-07-08 12:00:07.000000 UTC"), "{text}");
+}
