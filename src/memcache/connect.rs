@@ -3,19 +3,17 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use tokio::time::timeout;
-
 use super::error::{MemcacheConnectError, MemcacheError};
 use super::protocol::MemcacheProtocol;
 use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::store_client::connect::Connected;
+use crate::store_client::connect::{ConnectAdvice, Connected};
 use crate::store_client::pipeline::Pipeline;
-use crate::store_client::stream::{self, io_error_text};
+use crate::store_client::stream;
 use crate::store_client::supervisor::hash_files;
 use crate::store_client::tls_advice::TlsSettingNames;
-use crate::store_client::tls_mismatch::{self, PlaintextProbe, TlsMismatch};
+use crate::store_client::tls_mismatch::PlaintextProbe;
 
 /// Open connection to a server.
 pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
@@ -23,13 +21,17 @@ pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
 /// Upper bound on connecting, the TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const TLS_SETTINGS: TlsSettingNames = TlsSettingNames {
-    prefix: "MEMCACHE",
-    address: "MEMCACHE_HOST_PORT",
-    plaintext: "unset MEMCACHE_TLS",
-    server: "memcached",
+const ADVICE: ConnectAdvice = ConnectAdvice {
+    tls_settings: TlsSettingNames {
+        prefix: "MEMCACHE",
+        address: "MEMCACHE_HOST_PORT",
+        plaintext: "unset MEMCACHE_TLS",
+        server: "memcached",
+    },
+    plaintext_probe: PlaintextProbe { command: b"version\r\n", replies: b"VEC" },
+    server_lacks_tls: "the server speaks no TLS: unset MEMCACHE_TLS",
+    server_needs_tls: "the server speaks TLS: set MEMCACHE_TLS=true",
 };
-const PLAINTEXT_PROBE: PlaintextProbe = PlaintextProbe { command: b"version\r\n", replies: b"VEC" };
 
 /// Options of connections to all servers.
 #[derive(Clone, Debug)]
@@ -57,14 +59,7 @@ pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &MemcacheOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-    match timeout(CONNECT_TIMEOUT, open(endpoint, options)).await.unwrap_or_else(|_| Err(late())) {
-        // A server with the other protocol closes the connection or waits for more, which looks like an outage.
-        Err(error) if matches!(error.kind, MemcacheError::Timeout | MemcacheError::Broken) => {
-            let mismatch = tls_mismatch::detect(endpoint, options.tls.is_some(), &PLAINTEXT_PROBE).await;
-            Err(mismatch.map_or(error, mismatch_error))
-        }
-        outcome => outcome,
-    }
+    ADVICE.connect(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open(endpoint, options)).await
 }
 
 async fn open(
@@ -74,13 +69,7 @@ async fn open(
     let tls = options.tls.as_ref().map(StoreTls::config).transpose();
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
-    let socket_error = |error: &io::Error| {
-        let text = io_error_text(error);
-        match TLS_SETTINGS.advice(error).filter(|_| uses_tls) {
-            Some(advice) => MemcacheConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
-            None => MemcacheConnectError { kind: MemcacheError::Broken, text },
-        }
-    };
+    let socket_error = |error: &io::Error| ADVICE.socket_error(error, uses_tls);
     let stream = stream::open(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check(&connection, Some(Instant::now() + options.call_timeout)).await {
@@ -113,15 +102,4 @@ pub(crate) async fn check(
             Err(MemcacheConnectError { kind, text: kind.to_string() })
         }
     }
-}
-
-fn mismatch_error(mismatch: TlsMismatch) -> MemcacheConnectError {
-    MemcacheConnectError::misconfigured(match mismatch {
-        TlsMismatch::ServerLacksTls => "the server speaks no TLS: unset MEMCACHE_TLS".to_owned(),
-        TlsMismatch::ServerNeedsTls => "the server speaks TLS: set MEMCACHE_TLS=true".to_owned(),
-    })
-}
-
-fn late() -> MemcacheConnectError {
-    MemcacheConnectError { kind: MemcacheError::Timeout, text: "no answer in time".to_owned() }
 }

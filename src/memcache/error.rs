@@ -103,6 +103,7 @@ impl MemcacheError {
 
 impl ErrorKind for MemcacheError {
     const TIMEOUT: Self = Self::Timeout;
+    const BROKEN: Self = Self::Broken;
     const MISCONFIGURED: Self = Self::Misconfigured;
 
     fn is_of_server(self) -> bool {

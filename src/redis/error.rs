@@ -113,6 +113,7 @@ impl RedisError {
 
 impl ErrorKind for RedisError {
     const TIMEOUT: Self = Self::Timeout;
+    const BROKEN: Self = Self::Broken;
     const MISCONFIGURED: Self = Self::Misconfigured;
 
     fn is_of_server(self) -> bool {

@@ -6,6 +6,8 @@ use std::fmt::Display;
 pub(crate) trait ErrorKind: Copy + PartialEq + Display + Send + Sync + 'static {
     /// No reply arrived before the deadline.
     const TIMEOUT: Self;
+    /// The connection closed before the reply.
+    const BROKEN: Self;
     /// The server or the connection needs other settings.
     const MISCONFIGURED: Self;
 
