@@ -22,6 +22,7 @@ mod top;
 mod bench;
 mod simulate;
 mod why;
+mod events;
 mod schema;
 mod go_flags;
 mod config_check_cmd;
@@ -77,6 +78,9 @@ enum CliCommand {
     /// Show why requests with a descriptor were rejected, from the decision log
     #[command(after_long_help = why::HELP)]
     Why(Box<why::Args>),
+    /// Print the records of a decision log's stream in Redis, each by one consumer of a group
+    #[command(after_long_help = events::args::HELP)]
+    Events(events::args::Args),
     /// Print the JSON Schema of rule files, for editors
     #[command(after_long_help = schema::HELP)]
     Schema(schema::Args),
@@ -128,5 +132,6 @@ fn run(cli: Cli) -> CommandOutcome {
         Some(CliCommand::Schema(args)) => schema::run(&args),
         Some(CliCommand::Simulate(args)) => simulate::run(&args),
         Some(CliCommand::Why(args)) => why::run(&args),
+        Some(CliCommand::Events(args)) => events::run(&args),
     }
 }

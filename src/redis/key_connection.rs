@@ -99,6 +99,12 @@ impl KeyConnection {
         Self { deployment, options, slot: hash_slot(key), open: None }
     }
 
+    /// Creates another connection to the same server.
+    pub(crate) fn another(&self) -> Self {
+        let (deployment, options) = (Arc::clone(&self.deployment), Arc::clone(&self.options));
+        Self { deployment, options, slot: self.slot, open: None }
+    }
+
     /// Sends a command, and waits up to `limit` for its reply. Dropping the future closes the connection.
     ///
     /// # Errors

@@ -11,12 +11,14 @@ use tempfile::TempDir;
 
 use crate::kit::port::Port;
 use crate::kit::redis::certificates::Certificates;
+use crate::kit::redis::{Server, options};
 use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
 use crate::kit::{http, read, repository, wait_for};
 use crate::simulate::Log;
 
 /// Commands with a help text of their own; the empty one is the program itself.
-const COMMANDS: [&str; 10] = ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "why", "schema"];
+const COMMANDS: [&str; 11] =
+    ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "why", "events", "schema"];
 /// Width of a terminal that shows each line whole, so that it can be copied.
 const COLUMNS: usize = 80;
 
@@ -56,6 +58,8 @@ struct Servers {
     plain: Tollkeeper,
     tls: Tollkeeper,
     unix: Tollkeeper,
+    /// Server of a decision log's stream.
+    redis: Server,
     directory: TempDir,
 }
 
@@ -121,7 +125,11 @@ impl Servers {
         }
         symlink(PROGRAM, path.join("bin/tollkeeper")).unwrap();
         let unix = setup().env("GRPC_UDS", path.join("tollkeeper.sock")).start();
-        Self { plain, tls: tls(setup()).start(), unix, directory }
+        let redis = options().start();
+        for line in decision_log(&rules("shop", "login")).lines() {
+            redis.query::<String>(&["XADD", "decisions", "*", "record", line]);
+        }
+        Self { plain, tls: tls(setup()).start(), unix, redis, directory }
     }
 
     /// Replaces addresses, which may be in use on this machine, and long times.
@@ -148,6 +156,7 @@ impl Servers {
         let mut shell = Command::new("bash");
         shell.args(["-c", &format!("set -o pipefail; {command}")]).current_dir(self.directory.path());
         shell.env_clear().envs(inherited_env()).env("PATH", path);
+        shell.env("TOLLKEEPER_DECISION_LOG_REDIS_URL", self.redis.address());
         shell
     }
 
@@ -196,7 +205,10 @@ fn examples_in_help_run_as_printed() {
 
 /// Commands that run until they are stopped.
 fn is_endless(example: &str) -> bool {
-    example.contains(" --every ") || example.contains("tollkeeper serve") || example.ends_with(" tollkeeper")
+    example.contains(" --every ")
+        || example.contains(" --follow")
+        || example.contains("tollkeeper serve")
+        || example.ends_with(" tollkeeper")
 }
 
 #[test]
@@ -209,7 +221,7 @@ fn endless_examples_in_help_start_as_printed() {
         for (name, port) in ["GRPC_PORT", "PORT", "DEBUG_PORT"].into_iter().zip(&ports) {
             command.env(name, port.number().to_string());
         }
-        let is_server = !example.contains(" --every ");
+        let is_server = !example.contains(" --every ") && !example.contains(" --follow");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         if is_server {
             wait_for(&format!("{example} to serve"), || {
@@ -219,7 +231,7 @@ fn endless_examples_in_help_start_as_printed() {
         } else {
             let mut line = String::new();
             BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-            assert!(line.contains("rejected"), "{example}: {line:?}");
+            assert!(line.contains("rejected") || line.contains("\"v\":1"), "{example}: {line:?}");
         }
         child.kill().unwrap();
         child.wait().unwrap();

@@ -18,6 +18,7 @@ mod decide;
 mod decision_log;
 mod doc_examples;
 mod envoy;
+mod events;
 mod example_rules;
 mod failure_policies;
 mod fallback;
