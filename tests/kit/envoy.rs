@@ -14,7 +14,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::port::Port;
-use super::{http, read, repository, wait_for};
+use super::{http, read, repository, signal, wait_for};
 
 /// A running Envoy; ended when dropped.
 #[derive(Debug)]
@@ -125,7 +125,5 @@ fn keep(mut command: Command, stopped: &Receiver<()>) {
             return;
         }
     }
-    // Both fail only if Envoy has ended already.
-    let _ = child.kill();
-    let _ = child.wait();
+    signal::kill(&mut child);
 }

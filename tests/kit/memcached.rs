@@ -189,10 +189,7 @@ impl Memcached {
 
     /// Kills it and waits until it has ended; all counters are lost. Its port stays reserved.
     pub(crate) fn kill(&self) {
-        let mut child = self.child();
-        // Both fail only if the process has ended already.
-        let _ = child.kill();
-        let _ = child.wait();
+        signal::kill(&mut self.child());
     }
 
     /// Starts it after [`Memcached::kill`], on the same port, and waits until it answers.

@@ -37,13 +37,18 @@ use std::time::{Duration, Instant};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Polls `condition` every 10 ms until it gives a value; panics with `what` after [`PATIENCE`].
-pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    wait_at_most(PATIENCE, what, condition)
+}
+
+/// Polls `condition` as [`wait_for`] does; panics with `what` after `limit`.
+pub(crate) fn wait_at_most<T>(limit: Duration, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
+        assert!(began.elapsed() < limit, "gave up waiting for {what}");
         thread::sleep(Duration::from_millis(10));
     }
 }

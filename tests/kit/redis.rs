@@ -264,10 +264,7 @@ impl Server {
 
     /// Kills it (`kill -9`) and waits until it has ended. Its ports stay reserved.
     pub(crate) fn kill(&self) {
-        let mut child = self.child();
-        // Both fail only if the process has ended already.
-        let _ = child.kill();
-        let _ = child.wait();
+        signal::kill(&mut self.child());
     }
 
     /// Starts it after [`Server::kill`], on the same ports and in the same directory, and waits until it answers.

@@ -1,4 +1,4 @@
-//! Freezing of a child process: its sockets stay open, and it replies to nothing.
+//! Freezing and killing of child processes. The sockets of a frozen one stay open, and it replies to nothing.
 //!
 //! Signals go by pid to children that have not been reaped, so the pid cannot belong to another process.
 
@@ -18,6 +18,13 @@ pub(crate) fn freeze(child: &Child) {
 /// Continues a frozen child, which then handles the bytes received meanwhile.
 pub(crate) fn thaw(child: &Child) {
     send(child, Signal::CONT);
+}
+
+/// Kills the child with SIGKILL and waits until it has ended.
+pub(crate) fn kill(child: &mut Child) {
+    // Both fail only if the process has ended already.
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 fn send(child: &Child, signal: Signal) {

@@ -259,6 +259,12 @@ impl Tollkeeper {
         http::post(self.http_port(), "/json", body).send()
     }
 
+    /// Page of `/explain` for that body.
+    pub(crate) fn explain(&self, body: &str) -> serde_json::Value {
+        let response = http::post(self.debug_port(), "/explain", body).send();
+        serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
+    }
+
     /// The page `/rlconfig/status`.
     pub(crate) fn rules_status(&self) -> serde_json::Value {
         let response = http::get(self.debug_port(), "/rlconfig/status").send();
@@ -306,9 +312,7 @@ impl Tollkeeper {
 
     /// Kills it and waits until it has ended.
     pub(crate) fn kill(&mut self) {
-        // Both fail only if the process has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        signal::kill(&mut self.child);
     }
 
     /// Its log so far.

@@ -12,6 +12,7 @@ use tollkeeper::limit::StorePolicy;
 use tollkeeper::server::sockets::listen_tcp;
 use tollkeeper::settings::address::{Address, Host};
 use tollkeeper::settings::decisions::HeaderNames;
+use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::listeners::GrpcListener;
 use tollkeeper::settings::problem::Notice;
 use tollkeeper::settings::report::{Disposition, ReportedVariable, report};
@@ -31,6 +32,10 @@ type Vars<'a> = &'a [(&'a str, &'a str)];
 
 fn os(vars: Vars<'_>) -> impl Iterator<Item = (OsString, OsString)> {
     vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)))
+}
+
+fn tcp(host: &str, port: u16) -> Endpoint {
+    Endpoint::Tcp { host: host.into(), port }
 }
 
 fn read(vars: Vars<'_>) -> Settings {

@@ -2,17 +2,18 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tempfile::tempdir;
+use tempfile::{TempDir, tempdir};
 use tollkeeper::decision_log::log::RecordCounts;
 use tollkeeper::decision_log::record::{DropReason, Record};
 
 use super::{logging_service, records};
 use crate::kit::fixtures::shop_request;
 use crate::kit::test_service::TestService;
+use crate::kit::wait_for;
 
 const RULES: &str = "descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]\n";
 const ENV: [(&str, &str); 2] =
@@ -26,25 +27,25 @@ fn decide(service: &TestService, count: u32) {
     (0..count).for_each(|number| drop(service.decide(&shop_request(&format!("user={number}"))).unwrap()));
 }
 
-/// Waits for a condition; panics after 30 s.
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(30);
-    while !condition() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// Named pipe without a reader, and a service that logs to it.
+fn log_to_pipe(directory: &TempDir) -> (PathBuf, TestService) {
+    let file = directory.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let service = logging_service(&file, &ENV, RULES);
+    (file, service)
 }
 
-fn fifo(path: &Path) {
-    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+fn wait_for_write_error(service: &TestService) {
+    wait_for("a write to fail", || {
+        decide(service, 1);
+        (counts(service).failed > 0).then_some(())
+    });
 }
 
 #[test]
 fn pipe_without_a_reader_delays_neither_a_decision_nor_the_end() {
     let directory = tempdir().unwrap();
-    let file = directory.path().join("pipe");
-    fifo(&file);
-    let service = logging_service(&file, &ENV, RULES);
+    let (_file, service) = log_to_pipe(&directory);
     // The queue takes about a hundred records.
     decide(&service, 1000);
     let stalled = counts(&service);
@@ -56,9 +57,7 @@ fn pipe_without_a_reader_delays_neither_a_decision_nor_the_end() {
 #[test]
 fn losses_are_told_when_a_pipe_gets_a_reader() {
     let directory = tempdir().unwrap();
-    let file = directory.path().join("pipe");
-    fifo(&file);
-    let service = logging_service(&file, &ENV, RULES);
+    let (file, service) = log_to_pipe(&directory);
     decide(&service, 1000);
     let lost = counts(&service).dropped;
     let reader = std::thread::spawn(move || fs::read_to_string(file).unwrap());
@@ -75,31 +74,27 @@ fn record_larger_than_the_queue_is_dropped_and_holds_up_no_other() {
     let directory = tempdir().unwrap();
     let file = directory.path().join("log");
     let service = logging_service(&file, &ENV, RULES);
-    wait_until("no header was written", || file.exists());
+    wait_for("a header", || file.exists().then_some(()));
     service.decide(&shop_request(&format!("user={}", "x".repeat(100_000)))).unwrap();
-    wait_until("the loss was not told", || {
-        records(&file).iter().any(|record| matches!(record, Record::Dropped(dropped) if dropped.count == 1))
+    wait_for("the loss to be told", || {
+        let is_told = |record: &Record| matches!(record, Record::Dropped(dropped) if dropped.count == 1);
+        records(&file).iter().any(is_told).then_some(())
     });
     decide(&service, 1);
-    wait_until("no record was written", || counts(&service).written == 1);
+    wait_for("a record", || (counts(&service).written == 1).then_some(()));
 }
 
 #[test]
 fn pipe_whose_reader_goes_away_is_written_again_for_the_next_reader() {
     let directory = tempdir().unwrap();
-    let file = directory.path().join("pipe");
-    fifo(&file);
-    let service = logging_service(&file, &ENV, RULES);
+    let (file, service) = log_to_pipe(&directory);
     let read_line = |file: &Path| {
         let mut line = String::new();
         BufReader::new(fs::File::open(file).unwrap()).read_line(&mut line).unwrap();
         line
     };
     assert!(read_line(&file).contains("\"type\":\"header\""));
-    wait_until("no record failed", || {
-        decide(&service, 1);
-        counts(&service).failed > 0
-    });
+    wait_for_write_error(&service);
     decide(&service, 1);
     assert!(read_line(&file).starts_with("{\"v\":1,"));
 }
@@ -122,14 +117,11 @@ fn records_that_a_destination_refused_are_told_when_it_works_again() {
     let service = logging_service(&file, &ENV, RULES);
     // The writer opens the file with its first write.
     fs::remove_dir_all(&logs).unwrap();
-    wait_until("no record failed", || {
-        decide(&service, 1);
-        counts(&service).failed > 0
-    });
+    wait_for_write_error(&service);
     fs::create_dir(&logs).unwrap();
-    wait_until("no record was written", || {
+    wait_for("a record", || {
         decide(&service, 1);
-        counts(&service).written > 0
+        (counts(&service).written > 0).then_some(())
     });
     service.finish_log();
     let told: u64 = records(&file)

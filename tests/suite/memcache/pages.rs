@@ -1,7 +1,5 @@
 //! Health, pages and metrics of a process that counts in memcache.
 
-use serde_json::Value;
-
 use super::{call, client_of, counting_in};
 use crate::kit::http;
 use crate::kit::memcached::memcached;
@@ -42,8 +40,7 @@ fn pages_show_the_store_and_its_counters() {
     assert!(store["calls"].as_u64().is_some_and(|calls| calls >= 42), "{store}");
 
     let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
-    let response = http::post(tollkeeper.debug_port(), "/explain", body).send();
-    let explained: Value = serde_json::from_slice(&response.body).unwrap_or_else(|_| panic!("{response:?}"));
+    let explained = tollkeeper.explain(body);
     let limit = &explained["descriptors"][0]["limits"][0];
     assert_eq!(limit["counter"]["remaining"], 1, "{explained}");
     // The explanation charged nothing.

@@ -11,7 +11,7 @@ use tollkeeper::settings::redis::OverLimitCacheSettings;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::store_tls::StoreTls;
 
-use super::{Vars, notices, problems, read};
+use super::{Vars, notices, problems, read, tcp};
 
 const BACKEND: (&str, &str) = ("BACKEND_TYPE", "memcache");
 const HOST: (&str, &str) = ("MEMCACHE_HOST_PORT", "h:1");
@@ -22,10 +22,6 @@ fn memcache(vars: Vars<'_>) -> MemcacheSettings {
         StoreSettings::Memcache(memcache) => memcache,
         store => panic!("{vars:?} is no memcache: {store:?}"),
     }
-}
-
-fn tcp(host: &str, port: u16) -> Endpoint {
-    Endpoint::Tcp { host: host.into(), port }
 }
 
 fn servers(list: &str) -> MemcacheServers {

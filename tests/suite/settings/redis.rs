@@ -16,7 +16,7 @@ use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::store_tls::StoreTls;
 use tollkeeper::settings::{Settings, reference, table};
 
-use super::{PEER, Vars, notices, os, problems, read};
+use super::{PEER, Vars, notices, os, problems, read, tcp};
 use crate::kit::repository;
 
 /// Redis settings of an environment.
@@ -25,10 +25,6 @@ fn redis(vars: Vars<'_>) -> RedisSettings {
         StoreSettings::Redis(redis) => redis,
         store => panic!("{vars:?} is no Redis: {store:?}"),
     }
-}
-
-fn tcp(host: &str, port: u16) -> Endpoint {
-    Endpoint::Tcp { host: host.into(), port }
 }
 
 fn single(host: &str, port: u16) -> TopologySettings {

@@ -1,9 +1,14 @@
 //! Conditions of `--fail-if`, and the use of flags.
 
-use super::{Files, Log, OLD_RULES};
+use super::{Files, Log, OLD_RULES, Simulated};
 
 fn files() -> Files {
     Files::new().with("log.jsonl", Log::new("p", OLD_RULES).ten_of_ann_and_two_of_bob().text())
+}
+
+/// Runs the new rules over the log, with these arguments too.
+fn simulate(files: &Files, more: &[&str]) -> Simulated {
+    files.run(&[&["--rules", "new.yaml", "--traffic", "log.jsonl"], more].concat())
 }
 
 #[test]
@@ -19,15 +24,14 @@ fn condition_that_holds_fails_the_command_with_its_figure() {
         ("longest_run( shop.login ) > 6", "7 requests"),
         ("delayed(shop.login) < 1 %", "0.00 % (0 of 12 requests)"),
     ] {
-        let run = files.run(&["--rules", "new.yaml", "--traffic", "log.jsonl", "--fail-if", condition]);
+        let run = simulate(&files, &["--fail-if", condition]);
         assert_eq!(run.fails_with(1), format!("tollkeeper: --fail-if '{condition}': {figure}\n"));
     }
     for condition in ["rejected(*) > 7", "rejected(shop.login) > 58.4%", "longest_run(shop.login) > 7"] {
-        let results = files.run(&["--rules", "new.yaml", "--traffic", "log.jsonl", "--json", "--fail-if", condition]);
+        let results = simulate(&files, &["--json", "--fail-if", condition]);
         assert_eq!(results.json()["conditions"][0]["fails"], false, "{condition}");
     }
-    let both = ["--fail-if", "rejected(*) > 90%", "--fail-if", "rejected(*) > 1"];
-    let run = files.run(&[&["--rules", "new.yaml", "--traffic", "log.jsonl"][..], &both].concat());
+    let run = simulate(&files, &["--fail-if", "rejected(*) > 90%", "--fail-if", "rejected(*) > 1"]);
     assert!(run.fails_with(1).contains("rejected(*) > 1"), "{run:?}");
 }
 
@@ -46,7 +50,7 @@ fn invalid_use_is_refused_with_a_fix() {
         ("delayed(*) > 1", "this metric needs a limit"),
         ("rejected(shop.logon) > 1", "the rules have no limit 'shop.logon' (did you mean 'shop.login'?)"),
     ] {
-        let run = files.run(&["--rules", "new.yaml", "--traffic", "log.jsonl", "--fail-if", condition]);
+        let run = simulate(&files, &["--fail-if", condition]);
         let message = run.fails_with(2);
         assert!(message.contains(expected), "{condition}: {message}");
     }

@@ -56,8 +56,7 @@ fn with_defaults(setup: Setup, path: &Path) -> Setup {
 /// Limit and guarantee of `shop.user`, in words.
 fn explained(tollkeeper: &Tollkeeper) -> (String, String) {
     let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
-    let response = http::post(tollkeeper.debug_port(), "/explain", body).send();
-    let page: Value = serde_json::from_slice(&response.body).unwrap();
+    let page = tollkeeper.explain(body);
     let limit = &page["descriptors"][0]["limits"][0];
     let text = |field: &str| limit[field].as_str().unwrap_or_else(|| panic!("{page}")).to_owned();
     (text("limit"), text("guarantee"))

@@ -41,8 +41,7 @@ fn rules_are_in_force_before_they_are_accepted_and_change_without_restart() {
         assert_eq!(metrics.count(&format!("tollkeeper_xds_{name}")), value, "{name}");
     }
     let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
-    let explained = http::post(tollkeeper.debug_port(), "/explain", body).send();
-    let explained: Value = serde_json::from_slice(&explained.body).unwrap();
+    let explained = tollkeeper.explain(body);
     assert_eq!((&explained["source_version"], &explained["known_domain"]), (&"2".into(), &true.into()), "{explained}");
     let page = http::get(tollkeeper.debug_port(), "/rlconfig").send();
     assert_eq!(page.text(), "shop.user: unit=DAY requests_per_unit=3, shadow_mode: false, quota_mode: false\n");

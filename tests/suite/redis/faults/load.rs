@@ -25,6 +25,7 @@ use tonic::{Code as Status, Request};
 use crate::kit::grpc::rate_limit_request;
 use crate::kit::redis::{Server, options};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::wait_at_most;
 
 /// One rule for each policy, named after it. Half of the limit is local with two replicas.
 const RULES: &str = "domain: faults
@@ -56,17 +57,6 @@ const MAX_RECOVERY_TIME: Duration = Duration::from_secs(2);
 
 /// Deadline for enough undisturbed calls; a machine may be busy for minutes.
 const PATIENCE: Duration = Duration::from_secs(180);
-
-fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(response) = condition() {
-            return response;
-        }
-        assert!(began.elapsed() < PATIENCE, "gave up waiting for {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// A tollkeeper with the rules that a [`Load`] calls; callers add the address of Redis.
 pub(crate) fn with_policies() -> Setup {
@@ -141,7 +131,7 @@ impl Load {
     /// Waits for `calls` more undisturbed calls.
     pub(crate) fn wait_for_calls(&self, calls: usize) {
         let began = Instant::now();
-        wait_for("calls to be over", || (self.judged(began).len() >= calls).then_some(()));
+        wait_at_most(PATIENCE, "calls to be over", || (self.judged(began).len() >= calls).then_some(()));
     }
 
     /// Runs a fault until the store has recovered, then waits until all calls are strict.
@@ -173,7 +163,7 @@ impl Load {
 
     /// Send time of the first call after `since` from which on all are strict.
     fn wait_until_strict_since(&self, since: Instant) -> Instant {
-        wait_for("all to be strict", || {
+        wait_at_most(PATIENCE, "all to be strict", || {
             let calls = self.judged(since);
             let strict = |calls: &[Call]| calls.iter().filter(|call| call.verdict == Verdict::Strict).count();
             let run = calls
