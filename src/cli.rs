@@ -20,6 +20,7 @@ mod explain;
 mod call;
 mod top;
 mod bench;
+mod traffic_args;
 mod simulate;
 mod why;
 mod events;

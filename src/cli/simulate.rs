@@ -3,27 +3,22 @@
 mod report;
 
 use std::fs;
-use std::io::{self, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use indicatif::{ProgressBar, ProgressStyle};
-
 use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
-use super::rule_files::{self, CheckedRules, settings_or_defaults};
-use super::stream_settings::stream_settings;
-use crate::config::diagnostic::Diagnostics;
-use crate::replay::field_map::FieldMap;
-use crate::replay::merge::{MAX_FILES, MergedTraffic};
+use super::rule_files::settings_or_defaults;
+use super::traffic_args::{
+    Failure, compile, limit_paths, memory, nearest_hint, open_traffic, progress_bar, read_map, refuse_hashed_values,
+};
+use crate::replay::merge::MAX_FILES;
 use crate::replay::replayer::{ReplayOptions, ReplayRules};
-use crate::replay::source::{SourceOptions, TrafficEvent, TrafficLocation};
+use crate::replay::source::{SourceOptions, TrafficEvent};
 use crate::report::text::plain;
 use crate::rule::set::RuleSet;
-use crate::settings::Settings;
-use crate::settings::value::SettingValue as _;
-use crate::settings::value::size::{ByteSize, SizeRange};
+use crate::settings::value::size::ByteSize;
 use crate::simulate::fail_condition::FailCondition;
 use crate::simulate::page;
 use crate::simulate::results::{ReplaySpeed, SimulationResults};
@@ -88,29 +83,6 @@ Examples:
 
 Exit codes: 0 simulated, 1 a condition of --fail-if holds, or the rules or the traffic have errors, 2 invalid usage.";
 
-/// Problem of a simulation, with its outcome.
-struct Failure {
-    outcome: CommandOutcome,
-    problem: String,
-}
-
-impl Failure {
-    fn usage(problem: String) -> Self {
-        Self { outcome: CommandOutcome::UsageError, problem }
-    }
-}
-
-impl<E: std::error::Error> From<E> for Failure {
-    fn from(error: E) -> Self {
-        Self { outcome: CommandOutcome::Failure, problem: plain(&error.to_string()) }
-    }
-}
-
-fn memory(text: &str) -> Result<ByteSize, String> {
-    const SIZES: SizeRange = SizeRange::new(1 << 20, 1 << 40);
-    ByteSize::parse(text, &SIZES).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
-}
-
 /// Simulates, and prints the results.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     match simulate(args) {
@@ -155,8 +127,7 @@ fn replay(
     fixed: &[Arc<RuleSet>],
 ) -> Result<SimulationResults, Failure> {
     let bytes = Arc::new(AtomicU64::new(0));
-    let locations: Vec<TrafficLocation> = args.traffic.iter().map(|path| location(path)).collect::<Result<_, _>>()?;
-    let mut traffic = MergedTraffic::open(&locations, sources, &bytes)?;
+    let mut traffic = open_traffic(&args.traffic, sources, &bytes)?;
     let bar = progress_bar(&args.traffic);
     let started = thread_cpu_time();
     while let Some(event) = traffic.next_event()? {
@@ -192,17 +163,6 @@ fn replay(
     Ok(results)
 }
 
-/// Returns the location of traffic; a stream is in the Redis of the server's settings.
-fn location(path: &Path) -> Result<TrafficLocation, Failure> {
-    match path.to_str().and_then(|text| text.strip_prefix("redis:")) {
-        None => Ok(TrafficLocation::File(path.to_owned())),
-        Some(key) => match stream_settings(key, None) {
-            Ok(stream) => Ok(TrafficLocation::Stream(Box::new(stream))),
-            Err(problem) => Err(Failure::usage(plain(&format!("--traffic redis:{key}: {problem}")))),
-        },
-    }
-}
-
 fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutcome, Failure> {
     if let Some(path) = &args.report {
         let written = fs::write(path, page::html(results)?);
@@ -216,26 +176,6 @@ fn print_results(args: &Args, results: &SimulationResults) -> Result<CommandOutc
         print_error(plain(&format!("--fail-if '{}': {}", condition.condition, condition.figure)));
     }
     Ok(outcome)
-}
-
-fn compile(flag: &str, paths: &[PathBuf], settings: &Settings) -> Result<Arc<RuleSet>, Failure> {
-    let mut found = Diagnostics::default();
-    let options = rule_files::options(settings, None, &mut found);
-    let rules = CheckedRules::read(paths, &options, found);
-    let problem = || format!("the rules of {flag} have errors\n{}", rules.text().trim_end());
-    match rules.set {
-        Some(set) => Ok(Arc::new(set)),
-        None => Err(Failure { outcome: CommandOutcome::Failure, problem: problem() }),
-    }
-}
-
-fn read_map(path: &Path) -> Result<FieldMap, Failure> {
-    const MAX_BYTES: u64 = 1 << 20;
-    let usage = |problem: String| Failure::usage(plain(&format!("--map {}: {problem}", path.display())));
-    let mut text = String::new();
-    let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
-    read.map_err(|error| usage(error.to_string()))?;
-    FieldMap::parse(&text).map_err(usage)
 }
 
 /// Checks the combination of flags.
@@ -263,42 +203,10 @@ fn check_subjects(args: &Args, new: Option<&RuleSet>, against: Option<&RuleSet>)
     for condition in &args.fail_if {
         let Some(subject) = condition.subject() else { continue };
         if !paths().any(|path| path == subject) {
-            let likeness = |path: &str| strsim::jaro_winkler(path, subject);
-            let nearest = paths().max_by(|one, two| likeness(one).total_cmp(&likeness(two)));
-            let hint = nearest.map_or_else(String::new, |path| format!(" (did you mean '{path}'?)"));
+            let hint = nearest_hint(paths(), subject);
             let problem = format!("--fail-if '{condition}': the rules have no limit '{subject}'{hint}");
             return Err(Failure::usage(plain(&problem)));
         }
     }
     Ok(())
-}
-
-/// Paths of all limits.
-fn limit_paths(rules: &RuleSet) -> impl Iterator<Item = String> {
-    rules.rules().flat_map(|compiled| (0..compiled.limits.len()).map(|index| compiled.rule.limit_path(index)))
-}
-
-/// Fails if a rule matches on values, which a log with hashed values does not have.
-fn refuse_hashed_values<'r>(mut rules: impl Iterator<Item = &'r Arc<RuleSet>>) -> Result<(), Failure> {
-    match rules.find_map(|rules| rules.first_with_value()) {
-        None => Ok(()),
-        Some(location) => Err(Failure {
-            outcome: CommandOutcome::Failure,
-            problem: plain(&format!(
-                "the values of the log are hashed, and {location} matches on a value (record with \
-                 TOLLKEEPER_DECISION_LOG_VALUES=plain)"
-            )),
-        }),
-    }
-}
-
-/// Builds the progress bar over the bytes of all files, hidden if standard error is not a terminal.
-fn progress_bar(paths: &[PathBuf]) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let sizes: Option<u64> = paths.iter().map(|path| Some(fs::metadata(path).ok()?.len())).sum();
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {bytes} of {total_bytes}, {msg}");
-    let bar = sizes.map_or_else(ProgressBar::no_length, ProgressBar::new);
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -110,6 +110,17 @@ struct ReplayedDecision {
     descriptors: Rejections,
 }
 
+impl LogProperties {
+    /// Takes over a header.
+    pub fn add(&mut self, header: &RecordedHeader) {
+        self.rule_sets += u64::from(header.rules.is_some());
+        self.starts += u64::from(header.is_start);
+        self.sample = Some(self.sample.unwrap_or(1.0).min(header.sample));
+        self.is_incomplete |= !header.is_complete;
+        self.hashed_values |= header.hashed_values;
+    }
+}
+
 impl Simulation {
     /// Creates a simulation of `new` rules, compared with `old` ones.
     pub fn new(new: ReplayRules, old: Option<ReplayRules>, options: &SimulationOptions) -> Self {
@@ -131,11 +142,7 @@ impl Simulation {
     /// # Errors
     /// There are too many processes.
     pub fn apply(&mut self, header: &RecordedHeader) -> Result<(), ReplayError> {
-        self.log.rule_sets += u64::from(header.rules.is_some());
-        self.log.starts += u64::from(header.is_start);
-        self.log.sample = Some(self.log.sample.unwrap_or(1.0).min(header.sample));
-        self.log.is_incomplete |= !header.is_complete;
-        self.log.hashed_values |= header.hashed_values;
+        self.log.add(header);
         self.new.replayer.apply(header)?;
         self.old.as_mut().map_or(Ok(()), |old| old.replayer.apply(header))
     }

@@ -8,20 +8,12 @@ use crate::rule::set::RuleSet;
 
 /// Returns the reasons that apply, each with a fix if there is one.
 pub fn warnings(simulation: &Simulation, summary: SourceSummary, results: &SimulationResults) -> Vec<String> {
-    let mut warnings = of_log(&simulation.log);
+    let mut warnings = of_input(&simulation.log, summary);
     let mut warn = |applies: bool, text: String| {
         if applies {
             warnings.push(text);
         }
     };
-    let SourceSummary { skipped, hidden, late, truncated } = summary;
-    warn(
-        hidden > 0,
-        format!("{hidden} descriptors have no values, as rules with `decision_log: none` say: not replayed"),
-    );
-    warn(truncated, "a file ends within a record: its end is missing".to_owned());
-    warn(skipped > 0, format!("{skipped} rows have no descriptor: a field of each is absent"));
-    warn(late > 0, format!("{late} rows are too far out of order and were replayed late (sort the file by time)"));
     for (rules, totals) in [("new", Some(&results.new)), ("old", results.old.as_ref())] {
         let Some(totals) = totals else { continue };
         let evicted = totals.evicted_counters;
@@ -39,6 +31,25 @@ pub fn warnings(simulation: &Simulation, summary: SourceSummary, results: &Simul
             format!("{rules}: {untracked} requests of keys beyond --max-keys: keys are estimates, runs are incomplete"),
         );
     }
+    warnings
+}
+
+/// Returns the reasons that lie in the files.
+pub fn of_input(log: &LogProperties, summary: SourceSummary) -> Vec<String> {
+    let mut warnings = of_log(log);
+    let mut warn = |applies: bool, text: String| {
+        if applies {
+            warnings.push(text);
+        }
+    };
+    let SourceSummary { skipped, hidden, late, truncated } = summary;
+    warn(
+        hidden > 0,
+        format!("{hidden} descriptors have no values, as rules with `decision_log: none` say: not replayed"),
+    );
+    warn(truncated, "a file ends within a record: its end is missing".to_owned());
+    warn(skipped > 0, format!("{skipped} rows have no descriptor: a field of each is absent"));
+    warn(late > 0, format!("{late} rows are too far out of order and were replayed late (sort the file by time)"));
     warnings
 }
 
