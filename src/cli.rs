@@ -22,6 +22,7 @@ mod top;
 mod bench;
 mod traffic_args;
 mod simulate;
+mod recommend;
 mod why;
 mod events;
 mod schema;
@@ -76,6 +77,9 @@ enum CliCommand {
     /// Show the effect that rules would have had on recorded traffic
     #[command(after_long_help = simulate::HELP)]
     Simulate(Box<simulate::Args>),
+    /// Find the smallest limits that reject few keys of recorded traffic
+    #[command(after_long_help = recommend::HELP)]
+    Recommend(Box<recommend::Args>),
     /// Show why requests with a descriptor were rejected, from the decision log
     #[command(after_long_help = why::HELP)]
     Why(Box<why::Args>),
@@ -132,6 +136,7 @@ fn run(cli: Cli) -> CommandOutcome {
         Some(CliCommand::Bench(args)) => bench::run(&args),
         Some(CliCommand::Schema(args)) => schema::run(&args),
         Some(CliCommand::Simulate(args)) => simulate::run(&args),
+        Some(CliCommand::Recommend(args)) => recommend::run(&args),
         Some(CliCommand::Why(args)) => why::run(&args),
         Some(CliCommand::Events(args)) => events::run(&args),
     }

@@ -50,5 +50,6 @@ pub mod server;
 pub mod bench;
 pub mod replay;
 pub mod simulate;
+pub mod recommend;
 pub mod why;
 pub mod cli;

@@ -11,6 +11,7 @@ pub mod naming;
 pub mod render;
 pub mod set;
 pub mod trace;
+pub mod tree;
 pub(crate) mod wildcard;
 
 use std::fmt;

@@ -121,6 +121,13 @@ pub struct CompiledLimit {
 }
 
 impl DomainRules {
+    /// The domain in tree form, with these descriptors.
+    pub(super) fn with_descriptors(&self, descriptors: Vec<RuleNode>) -> Domain {
+        let Self { name, defaults, defaults_by_unit, .. } = self;
+        let (name, defaults) = (name.clone(), defaults.clone());
+        Domain { name, defaults, defaults_by_unit: defaults_by_unit.clone(), descriptors }
+    }
+
     /// Defaults for limits of `unit` that are sent with a request.
     pub fn override_defaults(&self, unit: Unit) -> &OverrideDefaults {
         let of_unit = self.defaults_by_unit.iter().find(|of_unit| of_unit.unit == unit);
@@ -172,6 +179,11 @@ impl RuleSet {
     /// Returns the rules of a domain.
     pub fn domain(&self, name: &str) -> Option<&DomainRules> {
         self.domains.get(name)
+    }
+
+    /// All domains, in no order.
+    pub(super) fn domains(&self) -> impl Iterator<Item = &DomainRules> {
+        self.domains.values()
     }
 
     /// Number of rules.

@@ -7,7 +7,7 @@ use super::results::TimelineResults;
 /// Size of a plot in pixels.
 const SIZE: (u32, u32) = (1000, 280);
 /// Attribute that SVG inside HTML does not need.
-const NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
+pub(crate) const NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
 
 /// Plot that cannot be built.
 #[derive(Debug, thiserror::Error)]

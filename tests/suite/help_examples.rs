@@ -17,8 +17,8 @@ use crate::kit::{http, read, repository, wait_for};
 use crate::simulate::Log;
 
 /// Commands with a help text of their own; the empty one is the program itself.
-const COMMANDS: [&str; 11] =
-    ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "why", "events", "schema"];
+const COMMANDS: [&str; 12] =
+    ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "recommend", "why", "events", "schema"];
 /// Width of a terminal that shows each line whole, so that it can be copied.
 const COLUMNS: usize = 80;
 

@@ -36,6 +36,7 @@ mod memory;
 mod metrics;
 mod process;
 mod proto;
+mod recommend;
 mod redis;
 mod reload;
 mod reports;

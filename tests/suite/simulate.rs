@@ -111,7 +111,7 @@ impl Log {
     }
 
     /// A log whose header has these settings in place of the defaults.
-    fn with_settings(process: &'static str, rules: &str, changes: &Value) -> Self {
+    pub(crate) fn with_settings(process: &'static str, rules: &str, changes: &Value) -> Self {
         let mut settings = json!({
             "shadow_mode": false, "quota_mode": false, "stop_cache_key_increment_when_overlimit": false,
             "merge_domains": false, "calendar_months": false, "log_max": 10_000, "on_store_error": "local",

@@ -1,0 +1,284 @@
+//! Recommendation from the demand on a limit: use of the keys, smallest limits, and the one to paste.
+
+use super::demand::{DemandSubject, LimitDemand};
+use super::limit_shape::{FixedKeys, LimitFamily};
+use super::peak_use::{peaks_by_key, peaks_by_sequence, quantile};
+use super::results::{CurvePoint, LeftOutPeriod, SmallestLimit, UseResults};
+use super::search::{SmallestByKey, admits_all, smallest_by_key};
+use crate::limit::Limit;
+use crate::limit::algorithm::{Algorithm, Capacity, Delay};
+use crate::limit::period::{Period, Unit};
+
+/// Units of the candidate periods.
+const UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];
+/// Bounds of buckets and queues that are tried, in multiples of the limit.
+const CAPACITY_FACTORS: [u32; 3] = [1, 5, 20];
+/// Maximum number of points of a curve.
+const MAX_POINTS: usize = 200;
+
+/// Number of keys that may be rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectedKeysGoal {
+    /// Number of keys.
+    Keys(u64),
+    /// Share of the keys, in billionths.
+    Billionths(u64),
+}
+
+impl RejectedKeysGoal {
+    /// A whole in billionths.
+    pub const WHOLE: u64 = 1_000_000_000;
+
+    /// Number of keys that may be rejected, of `keys`; rounded down.
+    pub fn allowed(self, keys: u64) -> u64 {
+        match self {
+            Self::Keys(allowed) => allowed,
+            Self::Billionths(share) => {
+                let allowed = u128::from(keys) * u128::from(share) / u128::from(Self::WHOLE);
+                u64::try_from(allowed).unwrap_or(keys)
+            }
+        }
+    }
+}
+
+/// Recommendation from the demand on a limit.
+#[derive(Clone, Debug)]
+pub struct Recommendation {
+    /// Number of keys that may be rejected.
+    pub allowed: u64,
+    /// Keys that the limit of the rules rejects.
+    pub rejected_now: u64,
+    /// Peak use, by period.
+    pub uses: Vec<UseResults>,
+    /// Periods that the traffic does not cover.
+    pub left_out_periods: Vec<LeftOutPeriod>,
+    /// Smallest limits, the recommended one first.
+    pub candidates: Vec<RecommendedLimit>,
+    /// Rejected keys by limit, of the first candidate with the largest bucket of its family.
+    pub curve: Vec<CurvePoint>,
+    /// The traffic is shorter than the period of the rule.
+    pub is_short: bool,
+}
+
+/// Smallest limit of a family.
+#[derive(Clone, Copy, Debug)]
+pub struct RecommendedLimit {
+    /// Family that was searched.
+    pub family: LimitFamily,
+    /// The limit; `None`: none rejects so few keys.
+    pub limit: Option<Limit>,
+    /// Keys that it rejects.
+    pub rejected_keys: u64,
+}
+
+/// Demand with what a search needs of one period.
+struct PeriodSearch<'d> {
+    demand: &'d LimitDemand,
+    allowed: u64,
+    /// Peak use of each sequence, where a search begins.
+    first: Vec<u32>,
+}
+
+/// Finds the smallest limits. `progress` is called after each of a number of equal parts of the work.
+pub fn recommend(
+    demand: &LimitDemand,
+    subject: &DemandSubject,
+    goal: RejectedKeysGoal,
+    mut progress: impl FnMut(SearchProgress),
+) -> Recommendation {
+    let allowed = goal.allowed(demand.keys as u64);
+    let span_us = demand.span.map_or(0, |span| span.last.since_us(span.first));
+    let present = subject.limit.period();
+    let others = UNITS.into_iter().filter_map(|unit| Period::new(unit, 1)).filter(|period| *period != present);
+    let (covered, left_out): (Vec<Period>, Vec<Period>) = others.partition(|period| period.micros() <= span_us);
+    let periods: Vec<Period> = [present].into_iter().chain(covered).collect();
+    let (mut uses, mut candidates, mut curve) = (Vec::new(), Vec::new(), Vec::new());
+    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| families(subject, *period)).collect();
+    let of = families.iter().map(Vec::len).sum();
+    for (period, families) in periods.iter().zip(families) {
+        let peaks = peaks_by_sequence(demand, period.micros());
+        uses.push(use_of_keys(*period, &peaks_by_key(demand, &peaks)));
+        let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
+        let search = PeriodSearch { demand, allowed, first };
+        for family in families {
+            let by_key = search.by_requests(&family);
+            let found = search.recommended(family, &by_key);
+            if curve.is_empty() && found.limit.is_some() {
+                curve = rejection_curve(&by_key);
+            }
+            candidates.push(found);
+            progress(SearchProgress { done: candidates.len(), of });
+        }
+    }
+    remove_repeated(&mut candidates);
+    let left_out = left_out
+        .into_iter()
+        .map(|period| LeftOutPeriod { period: period.to_string(), reason: "longer than the traffic".to_owned() });
+    Recommendation {
+        allowed,
+        rejected_now: rejected_now(demand, &subject.limit),
+        uses,
+        left_out_periods: left_out.collect(),
+        candidates,
+        curve,
+        is_short: span_us < present.micros(),
+    }
+}
+
+/// Progress of a search.
+#[derive(Clone, Copy, Debug)]
+pub struct SearchProgress {
+    /// Parts that are done.
+    pub done: usize,
+    /// All parts.
+    pub of: usize,
+}
+
+/// Keys that a limit rejects.
+fn rejected_now(demand: &LimitDemand, limit: &Limit) -> u64 {
+    let mut rejected = vec![false; demand.keys];
+    for sequence in demand.sequences.iter().filter(|sequence| !admits_all(limit, sequence)) {
+        rejected[sequence.key] = true;
+    }
+    rejected.iter().filter(|rejected| **rejected).count() as u64
+}
+
+/// Families of one period, those of the rule's own algorithm first.
+fn families(subject: &DemandSubject, period: Period) -> Vec<LimitFamily> {
+    let limit = &subject.limit;
+    let own = limit.algorithm();
+    let mut algorithms: Vec<Algorithm> = vec![own];
+    algorithms.extend(Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != own));
+    let own_factor = limit.capacity().div_ceil(limit.requests_per_unit().max(1)).max(1);
+    let family = |algorithm: Algorithm, capacity_factor: u32| LimitFamily {
+        algorithm,
+        period,
+        capacity_factor,
+        fixed_keys: FixedKeys {
+            max_wait_us: max_wait_us(limit).filter(|_| algorithm == own),
+            calendar_months: limit.calendar_months(),
+            log_max: subject.log_max,
+        },
+    };
+    let with_factors = |algorithm: Algorithm| {
+        let factors: Vec<u32> = match algorithm.properties().capacity {
+            Capacity::RequestsPerUnit => vec![1],
+            _ if algorithm != own => CAPACITY_FACTORS.to_vec(),
+            // The bound of the rule's own bucket first.
+            _ => {
+                [own_factor].into_iter().chain(CAPACITY_FACTORS.into_iter().filter(|one| *one != own_factor)).collect()
+            }
+        };
+        factors.into_iter().map(move |factor| family(algorithm, factor)).collect::<Vec<_>>()
+    };
+    algorithms.into_iter().flat_map(with_factors).collect()
+}
+
+/// `max_wait` as it is written; `None` by default.
+pub fn max_wait_us(limit: &Limit) -> Option<u64> {
+    let is_default = match limit.algorithm().properties().delay {
+        Delay::Never => true,
+        Delay::IfMaxWait => limit.max_wait_us() == 0,
+        Delay::UntilDeadline => limit.max_wait_us() == u64::MAX,
+    };
+    (!is_default).then(|| limit.max_wait_us())
+}
+
+impl PeriodSearch<'_> {
+    /// Smallest `requests_per_unit` by key.
+    fn by_requests(&self, family: &LimitFamily) -> SmallestByKey {
+        let limit_of = |number| family.limit(number, None);
+        smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
+    }
+
+    fn recommended(&self, family: LimitFamily, by_key: &SmallestByKey) -> RecommendedLimit {
+        let rejects_all = RecommendedLimit { family, limit: None, rejected_keys: by_key.rejected_keys(u32::MAX) };
+        let Some(requests) = by_key.smallest_for(self.allowed) else { return rejects_all };
+        if !family.has_capacity() {
+            let limit = family.limit(requests, None);
+            return RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(requests) };
+        }
+        let largest = requests.saturating_mul(family.capacity_factor).max(1);
+        let limit_of = |capacity| family.limit(requests, Some(capacity));
+        let by_key = smallest_by_key(self.demand, &self.first, largest, limit_of);
+        // A capacity below 1 does not exist; 0 means that no key needs one.
+        let Some(capacity) = by_key.smallest_for(self.allowed).map(|capacity| capacity.max(1)) else {
+            return rejects_all;
+        };
+        let limit = family.limit(requests, Some(capacity));
+        RecommendedLimit { family, limit, rejected_keys: by_key.rejected_keys(capacity) }
+    }
+}
+
+/// Removes limits that a smaller bound of the bucket found too; the first one stays.
+fn remove_repeated(candidates: &mut Vec<RecommendedLimit>) {
+    let mut seen: Vec<Limit> = Vec::new();
+    candidates.retain(|candidate| {
+        let Some(limit) = candidate.limit.filter(|_| candidate.family.has_capacity()) else { return true };
+        let is_new = !seen.contains(&limit);
+        seen.push(limit);
+        is_new
+    });
+    // Without a limit of its own algorithm and period, the rule gets the next one.
+    if let Some(first) = candidates.iter().position(|candidate| candidate.limit.is_some()) {
+        candidates[..=first].rotate_right(1);
+    }
+}
+
+fn use_of_keys(period: Period, peaks: &[u64]) -> UseResults {
+    let at = |share: f64| quantile(peaks, share);
+    let distinct = peaks.iter().enumerate().rev().map(|(index, peak)| (*peak, index as u64 + 1));
+    let mut points: Vec<CurvePoint> = Vec::new();
+    for (number, keys) in distinct {
+        if points.last().is_none_or(|last| last.number != number) {
+            points.push(CurvePoint { number, keys, share: keys as f64 / peaks.len() as f64 });
+        }
+    }
+    points.reverse();
+    let distribution = thinned(points);
+    UseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0), distribution }
+}
+
+/// Rejected keys for each limit at which their number changes.
+fn rejection_curve(by_key: &SmallestByKey) -> Vec<CurvePoint> {
+    let mut numbers: Vec<u32> = by_key.numbers().collect();
+    numbers.dedup();
+    let point = |number: u32| {
+        let keys = by_key.rejected_keys(number);
+        CurvePoint { number: u64::from(number), keys, share: keys as f64 / by_key.len() as f64 }
+    };
+    thinned(numbers.into_iter().map(point).collect())
+}
+
+/// Keeps a bounded number of points, the last one among them.
+fn thinned(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
+    let step = points.len().div_ceil(MAX_POINTS).max(1);
+    let last = points.len().saturating_sub(1);
+    points
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| (last - index).is_multiple_of(step))
+        .map(|(_, point)| point)
+        .collect()
+}
+
+impl From<&RecommendedLimit> for SmallestLimit {
+    fn from(candidate: &RecommendedLimit) -> Self {
+        let RecommendedLimit { family, limit, rejected_keys } = candidate;
+        let capacity = |kind: Capacity| {
+            limit.filter(|limit| limit.algorithm().properties().capacity == kind).map(|limit| limit.capacity())
+        };
+        Self {
+            algorithm: family.algorithm.name(),
+            period: family.period.to_string(),
+            requests_per_unit: limit.map(|limit| limit.requests_per_unit()),
+            bucket_size: capacity(Capacity::BucketSize),
+            queue_size: capacity(Capacity::QueueSize),
+            capacity_factor: family.has_capacity().then_some(family.capacity_factor),
+            rejected_keys: *rejected_keys,
+            rejected_keys_share: 0.0,
+            verified: None,
+            recommended: false,
+        }
+    }
+}

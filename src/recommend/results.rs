@@ -1,0 +1,186 @@
+//! Figures of a recommendation. The field names of the JSON are an interface.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// Figures of a recommendation.
+#[derive(Clone, Debug, Serialize)]
+pub struct RecommendationResults {
+    /// Version of the format.
+    pub version: u32,
+    /// The limit that is in the rules.
+    pub rule: SubjectResults,
+    /// Traffic that the figures come from.
+    pub basis: BasisResults,
+    /// Share of keys that may be rejected.
+    pub goal: GoalResults,
+    /// Reasons why the figures may differ from those of a server.
+    pub warnings: Vec<String>,
+    /// Peak use of the keys, by period.
+    #[serde(rename = "use")]
+    pub uses: Vec<UseResults>,
+    /// Periods that were left out.
+    pub left_out_periods: Vec<LeftOutPeriod>,
+    /// Smallest limits, the recommended one first.
+    pub limits: Vec<SmallestLimit>,
+    /// Trade-off of the recommended algorithm and period.
+    pub curve: Vec<CurvePoint>,
+    /// Rule file with the recommended limit; absent if no limit was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub yaml: Option<String>,
+}
+
+/// The limit that is in the rules.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct SubjectResults {
+    /// Path, as in `/rlconfig`.
+    pub path: String,
+    /// File, line and column of the rule.
+    pub location: String,
+    /// The limit in words.
+    pub limit: String,
+    /// Keys that it rejects in these charges, alone and with empty counters at the start.
+    pub rejected_keys: u64,
+    /// Their share of the keys, 0 to 1.
+    pub rejected_keys_share: f64,
+}
+
+/// Traffic that the figures come from.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct BasisResults {
+    /// Keys with a charge or a refund.
+    pub keys: u64,
+    /// Charges on the limit.
+    pub requests: u64,
+    /// Hits of these charges.
+    pub hits: u64,
+    /// Peeks, which count nothing.
+    pub peeks: u64,
+    /// Refunds.
+    pub refunds: u64,
+    /// Descriptors of the domain with a limit of their own; excluded.
+    pub overrides: u64,
+    /// Charges of keys beyond the bound of keys; excluded.
+    pub untracked: u64,
+    /// Time of the first charge, RFC 3339 in UTC.
+    pub first: String,
+    /// Time of the last charge.
+    pub last: String,
+    /// Time between them, in seconds.
+    pub span_seconds: f64,
+    /// Processes of the traffic.
+    pub processes: u64,
+    /// Share of keys in the log, 0 to 1; absent without a header.
+    pub sample: Option<f64>,
+    /// Decisions that the log lost.
+    pub dropped: u64,
+    /// Earlier rejections of these charges; absent if the traffic has no answers.
+    pub already_rejected: Option<AlreadyRejected>,
+}
+
+/// Charges whose requests were rejected when they were recorded.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct AlreadyRejected {
+    /// Charges.
+    pub requests: u64,
+    /// Share of the charges with a known answer, 0 to 1.
+    pub share: f64,
+    /// Keys with such a charge.
+    pub keys: u64,
+    /// Number for each limit of the rule, by path.
+    pub by_limit: BTreeMap<String, u64>,
+    /// Number of those that other rules or policies rejected.
+    pub elsewhere: u64,
+}
+
+/// Share of keys that may be rejected.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct GoalResults {
+    /// Share, 0 to 1; absent if a number of keys was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rejected_keys_share: Option<f64>,
+    /// Number of these keys, rounded down.
+    pub rejected_keys: u64,
+}
+
+/// Peak use of the keys: most hits in any span of one period, less refunds.
+#[derive(Clone, Debug, Serialize)]
+pub struct UseResults {
+    /// Period, such as `minute` or `5_minute`.
+    pub period: String,
+    /// Median over the keys.
+    pub p50: u64,
+    /// 90th percentile.
+    pub p90: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// Maximum.
+    pub max: u64,
+    /// Points of the distribution for the plot: use, and share of the keys with at most that.
+    #[serde(skip)]
+    pub distribution: Vec<CurvePoint>,
+}
+
+/// Period without figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftOutPeriod {
+    /// Period.
+    pub period: String,
+    /// Reason.
+    pub reason: String,
+}
+
+/// Smallest limit of an algorithm and period.
+#[derive(Clone, Debug, Serialize)]
+pub struct SmallestLimit {
+    /// Algorithm.
+    pub algorithm: &'static str,
+    /// Period.
+    pub period: String,
+    /// The limit; absent if none rejects so few keys.
+    pub requests_per_unit: Option<u32>,
+    /// token_bucket: smallest bucket with that limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_size: Option<u32>,
+    /// leaky_bucket: smallest queue with that limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_size: Option<u32>,
+    /// Bound of the bucket or queue in the search, in multiples of the limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<u32>,
+    /// Keys that it rejects at least once.
+    pub rejected_keys: u64,
+    /// Their share of the keys, 0 to 1.
+    pub rejected_keys_share: f64,
+    /// Figures of a replay of all traffic under the limit; absent without a limit, or if the traffic was read once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified: Option<VerifiedFigures>,
+    /// The limit is that of `yaml`.
+    pub recommended: bool,
+}
+
+/// Figures of a replay through the decider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct VerifiedFigures {
+    /// Charges.
+    pub requests: u64,
+    /// Charges that the limit rejects.
+    pub rejected_requests: u64,
+    /// Keys that the limit rejects at least once.
+    pub rejected_keys: u64,
+}
+
+/// Point of a curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CurvePoint {
+    /// `requests_per_unit`.
+    #[serde(rename = "requests_per_unit")]
+    pub number: u64,
+    /// Number of keys: those that the limit rejects.
+    #[serde(rename = "rejected_keys")]
+    pub keys: u64,
+    /// Their share, 0 to 1.
+    #[serde(rename = "rejected_keys_share")]
+    pub share: f64,
+}

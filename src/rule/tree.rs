@@ -1,0 +1,85 @@
+//! Compiled rules in tree form again, for tools that change them.
+
+use super::set::RuleSet;
+use super::{Domain, Rule, RuleNode, SourceLocation};
+
+/// Descriptors that lead to a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleEntries {
+    /// Domain.
+    pub domain: String,
+    /// Descriptors from the outermost to that of the rule, at least one.
+    pub entries: Vec<RuleEntry>,
+}
+
+/// A descriptor as a rule file has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleEntry {
+    /// Key.
+    pub key: String,
+    /// Value; empty matches any value.
+    pub value: String,
+    /// All values that the wildcard matches share one counter.
+    pub share_threshold: bool,
+}
+
+impl RuleSet {
+    /// Returns copies of all domains, with each rule changed by `edit`.
+    pub fn edited(&self, mut edit: impl FnMut(&mut Rule)) -> Vec<Domain> {
+        // A child has a higher index than its parent, so one pass from the end needs no recursion.
+        let mut children: Vec<Vec<RuleNode>> = self.nodes.iter().map(|_| Vec::new()).collect();
+        for (id, node) in self.nodes.iter().enumerate().rev() {
+            // The root of a domain has no key.
+            if node.composite.is_empty() {
+                continue;
+            }
+            let mut descriptors = std::mem::take(&mut children[id]);
+            descriptors.reverse();
+            let RuleEntry { key, value, share_threshold } = self.entry(id);
+            let rule = node.rule.as_deref().map(|compiled| {
+                let mut rule = compiled.rule.clone();
+                edit(&mut rule);
+                rule
+            });
+            let unknown = || SourceLocation { file: "".into(), line: 0, column: 0 };
+            children[node.parent as usize].push(RuleNode {
+                key,
+                value,
+                rule,
+                share_threshold,
+                value_to_metric: node.value_to_metric,
+                descriptors,
+                location: node.location.clone().unwrap_or_else(unknown),
+            });
+        }
+        let domains = self.domains().map(|domain| {
+            let mut descriptors = std::mem::take(&mut children[domain.root as usize]);
+            descriptors.reverse();
+            domain.with_descriptors(descriptors)
+        });
+        domains.collect()
+    }
+
+    /// Returns the descriptors that lead to the rule with this path; `None` if there is none.
+    pub fn entries_of(&self, path: &str) -> Option<RuleEntries> {
+        let has_path = |id: &usize| self.nodes[*id].rule.as_deref().is_some_and(|rule| rule.rule.path == path);
+        let mut id = (0..self.nodes.len()).find(has_path)?;
+        let mut entries = Vec::new();
+        while !self.nodes[id].composite.is_empty() {
+            entries.push(self.entry(id));
+            id = self.nodes[id].parent as usize;
+        }
+        entries.reverse();
+        let domain = self.domains().find(|domain| domain.root as usize == id)?.name.clone();
+        Some(RuleEntries { domain, entries })
+    }
+
+    fn entry(&self, id: usize) -> RuleEntry {
+        let node = &self.nodes[id];
+        let (key, rest) = node.composite.split_at(node.key_length);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        // A value follows the key and `_`.
+        let value = text(rest.get(1..).unwrap_or_default());
+        RuleEntry { key: text(key), value, share_threshold: node.share_threshold }
+    }
+}
