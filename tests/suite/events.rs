@@ -3,6 +3,7 @@
 mod deployments;
 mod hostile;
 mod takeover;
+mod worker;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
