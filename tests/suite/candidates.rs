@@ -2,6 +2,8 @@
 //!
 //! `stores` compares their verdicts with those of the same limits alone.
 
+mod faults;
+
 use tollkeeper::clock::Time;
 use tollkeeper::decide::explain::Explanation;
 use tollkeeper::grpc::decode;
