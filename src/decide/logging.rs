@@ -17,7 +17,7 @@ use crate::decision::Decision;
 use crate::decision_log::convert::signed_hits;
 use crate::decision_log::log::{DecisionLog, RecordStamp};
 use crate::decision_log::record::{
-    DecisionRecord, DescriptorRecord, EntryRecord, LimitRecord, OverrideRecord, RecordedDecider, RecordedVerdict,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, LimitRecord, OverrideRecord, RecordedVerdict,
     ResultRecord, RuleRecord,
 };
 use crate::decision_log::selection::DecisionFacts;
@@ -219,15 +219,15 @@ const fn result_record(result: &ChargeResult) -> ResultRecord {
     ResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us }
 }
 
-const fn decider(outcome: &DescriptorOutcome) -> Option<RecordedDecider> {
+const fn decider(outcome: &DescriptorOutcome) -> Option<DecisionSource> {
     Some(match outcome {
         DescriptorOutcome::Unlimited => return None,
-        DescriptorOutcome::Failed(_) => RecordedDecider::Policy,
+        DescriptorOutcome::Failed(_) => DecisionSource::Policy,
         DescriptorOutcome::Charged(StoreOutcome { decided_by, .. }) => match decided_by {
-            DecidedBy::Store => RecordedDecider::Counter,
-            DecidedBy::KnownOver => RecordedDecider::OverLimitCache,
-            DecidedBy::Share => RecordedDecider::Share,
-            DecidedBy::Lease => RecordedDecider::Lease,
+            DecidedBy::Store => DecisionSource::Counter,
+            DecidedBy::KnownOver => DecisionSource::OverLimitCache,
+            DecidedBy::Share => DecisionSource::Share,
+            DecidedBy::Lease => DecisionSource::Lease,
         },
     })
 }

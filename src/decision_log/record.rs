@@ -136,7 +136,7 @@ pub struct DescriptorRecord<'a> {
     pub limits: SmallVec<[LimitRecord<'a>; 1]>,
     /// Part of the service that decided; absent without limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decided_by: Option<RecordedDecider>,
+    pub decided_by: Option<DecisionSource>,
     /// Failure policy that decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<StorePolicy>,
@@ -281,10 +281,10 @@ impl RecordedVerdict {
     }
 }
 
-/// Part of the service that decided a descriptor.
+/// Source of the decision of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RecordedDecider {
+pub enum DecisionSource {
     /// The counters.
     Counter,
     /// The over-limit cache of this process.

@@ -16,7 +16,7 @@ use crate::config::recorded;
 use crate::decision_log::convert::hits_of;
 use crate::decision_log::header::{HeaderEvent, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decision_log::record::{
-    DecisionRecord, DescriptorRecord, EntryRecord, RecordedDecider, RecordedVerdict, Text,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, RecordedVerdict, Text,
 };
 use crate::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
@@ -168,7 +168,7 @@ fn entry<'a>(entry: &'a EntryRecord<'_>) -> Result<Option<EntryBytes<'a>>, Strin
 /// The answer of a decision; `None` if there was none.
 fn answer(record: &DecisionRecord<'_>) -> Option<RecordedAnswer> {
     let by_counters = |descriptor: &DescriptorRecord<'_>| {
-        descriptor.sampled && descriptor.decided_by.is_none_or(|decided_by| decided_by == RecordedDecider::Counter)
+        descriptor.sampled && descriptor.decided_by.is_none_or(|decided_by| decided_by == DecisionSource::Counter)
     };
     (record.verdict != RecordedVerdict::Error).then(|| RecordedAnswer {
         rejected: record.verdict == RecordedVerdict::OverLimit,

@@ -1,7 +1,7 @@
 //! The rule, limit or policy that rejected a descriptor, as text.
 
 use crate::decision_log::record::{
-    DescriptorRecord, LimitRecord, OverrideRecord, RecordedDecider, RecordedVerdict, RuleRecord,
+    DecisionSource, DescriptorRecord, LimitRecord, OverrideRecord, RecordedVerdict, RuleRecord,
 };
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Capacity;
@@ -55,11 +55,11 @@ pub fn origin_text(descriptor: &DescriptorRecord<'_>) -> String {
 /// Formats the part of the service that decided.
 pub fn decider_text(descriptor: &DescriptorRecord<'_>) -> Option<String> {
     Some(match descriptor.decided_by? {
-        RecordedDecider::Counter => "counter".to_owned(),
-        RecordedDecider::OverLimitCache => "over-limit cache of the process".to_owned(),
-        RecordedDecider::Share => "share of an eventual limit in the process".to_owned(),
-        RecordedDecider::Lease => "lease of an eventual limit in the process".to_owned(),
-        RecordedDecider::Policy => policy_text(descriptor),
+        DecisionSource::Counter => "counter".to_owned(),
+        DecisionSource::OverLimitCache => "over-limit cache of the process".to_owned(),
+        DecisionSource::Share => "share of an eventual limit in the process".to_owned(),
+        DecisionSource::Lease => "lease of an eventual limit in the process".to_owned(),
+        DecisionSource::Policy => policy_text(descriptor),
     })
 }
 
@@ -75,7 +75,7 @@ pub fn causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
         return Vec::new();
     }
     let origin = origin_text(descriptor);
-    let by_policy = descriptor.decided_by == Some(RecordedDecider::Policy);
+    let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
     let suffix = if by_policy { format!(", {}", policy_text(descriptor)) } else { String::new() };
     let rejecting = descriptor.limits.iter().filter(|limit| rejects(limit));
     let mut causes: Vec<String> = rejecting.map(|limit| format!("{origin}, {}{suffix}", limit_text(limit))).collect();

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::time_range::time_text;
-use crate::decision_log::record::{DecisionRecord, DescriptorRecord, LimitRecord, RecordedDecider};
+use crate::decision_log::record::{DecisionRecord, DecisionSource, DescriptorRecord, LimitRecord};
 use crate::limit::algorithm::{Algorithm, Capacity};
 
 /// Change that would have let rejected hits pass a limit.
@@ -95,11 +95,11 @@ impl RejectingLimit<'_, '_> {
     pub fn remedies(&self) -> Vec<Remedy> {
         let mut remedies: Vec<Remedy> = self.wait().into_iter().collect();
         // Other parts of the service do not know the counter, or count a share of the limit.
-        if self.descriptor.decided_by == Some(RecordedDecider::Counter) && self.limit.requests_per_unit > 0 {
+        if self.descriptor.decided_by == Some(DecisionSource::Counter) && self.limit.requests_per_unit > 0 {
             remedies.extend(self.fewer_hits());
             remedies.extend(self.larger_limit());
         }
-        if self.descriptor.decided_by == Some(RecordedDecider::Policy) {
+        if self.descriptor.decided_by == Some(DecisionSource::Policy) {
             remedies.push(Remedy::WorkingStore);
         }
         remedies.push(Remedy::ShadowMode);

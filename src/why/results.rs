@@ -7,7 +7,7 @@ use super::rule_changes::RuleChange;
 use super::time_line::{KeptDecision, TimeLine};
 use super::time_range::time_text;
 use crate::decision_log::header::SettingsRecord;
-use crate::decision_log::record::{DecisionRecord, RecordedDecider, RecordedVerdict};
+use crate::decision_log::record::{DecisionRecord, DecisionSource, RecordedVerdict};
 
 /// Decisions on one descriptor, and the reasons for them.
 #[derive(Debug, Serialize)]
@@ -169,7 +169,7 @@ fn shown(kept: &KeptDecision) -> ShownDecision<'_> {
                 rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), remedies });
             }
             if rejected_by.len() == before {
-                let by_policy = descriptor.decided_by == Some(RecordedDecider::Policy);
+                let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
                 let remedies = if by_policy { vec![Remedy::WorkingStore, Remedy::ShadowMode] } else { Vec::new() };
                 rejected_by.push(LimitRemedies { descriptor: index, limit: None, remedies });
             }

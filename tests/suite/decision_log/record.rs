@@ -8,8 +8,8 @@ use tollkeeper::decision_log::header::{
 };
 use tollkeeper::decision_log::reader::RecordReader;
 use tollkeeper::decision_log::record::{
-    DecisionRecord, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, LimitRecord, OverrideRecord, Record,
-    RecordedDecider, RecordedVerdict, ResultRecord, RuleRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedRecord, EntryRecord, LimitRecord,
+    OverrideRecord, Record, RecordedVerdict, ResultRecord, RuleRecord,
 };
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
@@ -56,7 +56,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         }),
         unlimited: true,
         limits: smallvec![limit],
-        decided_by: Some(RecordedDecider::Policy),
+        decided_by: Some(DecisionSource::Policy),
         policy: Some(StorePolicy::Local),
         reason: Some("timeout".into()),
         now_us: Some(1),

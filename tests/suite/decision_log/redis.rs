@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
-use tollkeeper::decision_log::record::{DecisionRecord, RecordedDecider};
+use tollkeeper::decision_log::record::{DecisionRecord, DecisionSource};
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::store::Store;
 
@@ -29,7 +29,7 @@ fn with_redis(file: &Path, env: &[(&str, &str)]) -> TestService {
     logging_service(file, &[&[ALL], env].concat(), RULES).with_store(Store::from(redis))
 }
 
-fn decided_by(decision: &DecisionRecord<'_>) -> RecordedDecider {
+fn decided_by(decision: &DecisionRecord<'_>) -> DecisionSource {
     decision.descriptors[0].decided_by.unwrap()
 }
 
@@ -49,7 +49,7 @@ fn record_tells_the_time_of_redis_and_who_decided() {
     assert!(times[0].unwrap() > found[0].time_us && times[1] > times[0], "{times:?}");
     // A rejection from the cache has no other time than its arrival.
     assert_eq!(times[2], None);
-    let expected = [RecordedDecider::Counter, RecordedDecider::Counter, RecordedDecider::OverLimitCache];
+    let expected = [DecisionSource::Counter, DecisionSource::Counter, DecisionSource::OverLimitCache];
     assert_eq!(found.iter().map(decided_by).collect::<Vec<_>>(), expected);
 }
 
@@ -90,7 +90,7 @@ fn record_tells_the_policy_and_its_reason() {
         service.finish_log();
         let found = decisions(&file);
         let descriptor = &found[0].descriptors[0];
-        assert_eq!((decided_by(&found[0]), descriptor.policy), (RecordedDecider::Policy, Some(policy)));
+        assert_eq!((decided_by(&found[0]), descriptor.policy), (DecisionSource::Policy, Some(policy)));
         assert!(descriptor.reason.as_deref().is_some_and(|reason| !reason.is_empty()));
         assert_eq!(descriptor.limits[0].result.is_some(), policy == StorePolicy::Local);
         assert_eq!(found[0].error.as_deref(), (policy == StorePolicy::Error).then_some("store"));

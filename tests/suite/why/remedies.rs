@@ -8,7 +8,7 @@ use tollkeeper::algorithm::state::State;
 use tollkeeper::algorithm::{ChargeRequest, ChargeResult};
 use tollkeeper::clock::Time;
 use tollkeeper::decision_log::record::{
-    DecisionRecord, DescriptorRecord, LimitRecord, RecordedDecider, RecordedVerdict, ResultRecord,
+    DecisionRecord, DecisionSource, DescriptorRecord, LimitRecord, RecordedVerdict, ResultRecord,
 };
 use tollkeeper::limit::algorithm::{Algorithm, RejectedHitsPolicy};
 use tollkeeper::limit::period::{Period, Unit};
@@ -95,7 +95,7 @@ impl RejectedCharge<'_> {
             rule: None,
             unlimited: false,
             limits: smallvec![record.clone()],
-            decided_by: Some(RecordedDecider::Counter),
+            decided_by: Some(DecisionSource::Counter),
             policy: None,
             reason: None,
             now_us: None,
