@@ -12,6 +12,7 @@ use crate::kit::redis::certificates::Certificates;
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::sentinels::{NAME, Sentinels};
 use crate::kit::redis::{Server, options};
+use crate::kit::scrape::{scrape, with_prometheus};
 use crate::kit::tollkeeper::{Tollkeeper, with_rules};
 use crate::kit::wait_for;
 
@@ -279,4 +280,19 @@ pub(super) fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("a file can be written");
     std::fs::rename(new, path).expect("a file can be renamed");
+}
+
+#[test]
+fn server_that_may_evict_keys_is_warned_of_once() {
+    for (policy, warnings) in [("allkeys-lru", 1), ("noeviction", 0)] {
+        let server = options().with(&[("maxmemory-policy", policy)]).start();
+        let setup = with_rules(RULES).env("REDIS_URL", server.address()).env("REDIS_POOL_SIZE", "3");
+        let (setup, prometheus) = with_prometheus(setup);
+        let tollkeeper = setup.start();
+        // A connection is counted after the warning.
+        let connections = || scrape(prometheus.number()).count("ratelimit_redis_pool_cx_active");
+        wait_for("all connections", || (connections() == 3).then_some(()));
+        let log = tollkeeper.stderr();
+        assert_eq!(log.matches("redis may evict keys when its memory is full").count(), warnings, "{policy}: {log}");
+    }
 }
