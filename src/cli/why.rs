@@ -101,7 +101,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let mut line = TimeLine::new(question, range, ShownDecisions { admitted: args.all, max: args.max.into() });
     let mut outcome = CommandOutcome::Success;
     for path in &args.log {
-        let added = open(path, range).and_then(|reader| add_records(reader, &mut line));
+        let added = open(path, range).and_then(|log| add_records(log, &mut line));
         if let Err(problem) = added {
             print_error(plain(&problem));
             outcome = CommandOutcome::Failure;
@@ -129,11 +129,13 @@ fn hash_form() -> Result<Option<ValueForm>, String> {
 /// Opens a log. Of a stream, only the part around an instant is read.
 fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
     let bar = progress_bar(path);
+    let mut is_partial = false;
     let reader = match path.to_str() {
         Some("-") => RecordReader::new("standard input", bar.wrap_read(io::stdin())),
         Some(text) if text.starts_with("redis:") => {
             let in_stream = |problem: String| format!("{text}: {problem}");
             let settings = stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
+            is_partial = range.bounds().is_some();
             let entries =
                 range.bounds().map_or(EntryRange::ALL, |range| EntryRange::of_decisions(range.from_us, range.to_us));
             let input = StreamInput::open(&settings, entries).map_err(|error| in_stream(error.to_string()))?;
@@ -144,18 +146,23 @@ fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
             RecordReader::new(&path.display().to_string(), bar.wrap_read(file))
         }
     };
-    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, bar })
+    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, bar, is_partial })
 }
 
 /// A log that is read, with its progress.
 struct OpenLog {
     reader: RecordReader,
     bar: ProgressBar,
+    /// Only the part around the asked time is read.
+    is_partial: bool,
 }
 
 /// Adds all records of a log. Invalid lines are left out and told.
 fn add_records(log: OpenLog, line: &mut TimeLine<'_>) -> Result<(), String> {
-    let OpenLog { mut reader, bar } = log;
+    let OpenLog { mut reader, bar, is_partial } = log;
+    if is_partial {
+        line.set_partial();
+    }
     let (mut records, mut invalid, mut first_problem) = (0_u64, 0_u64, None);
     loop {
         match reader.next_record() {

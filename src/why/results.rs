@@ -69,9 +69,9 @@ pub struct TimeSpan {
 pub struct LogFacts {
     /// Number of decisions.
     pub decisions: u64,
-    /// Time of the first decision.
+    /// Time of the first record.
     pub first: Option<String>,
-    /// Time of the last decision.
+    /// Time of the last record.
     pub last: Option<String>,
     /// Number of decisions on the descriptor at any time.
     pub found: u64,
@@ -184,7 +184,10 @@ fn notes(line: &TimeLine<'_>) -> Vec<String> {
     let mut notes = line.problems.clone();
     let settings = line.headers.settings.as_ref();
     if counts.dropped > 0 {
-        notes.push(format!("{} records are missing here: the log was slower than the decisions", counts.dropped));
+        notes.push(format!(
+            "up to {} records are missing here: the destination of the log was too slow, or failed",
+            counts.dropped
+        ));
     }
     if line.headers.more_changes > 0 {
         notes.push(format!("{} more changes of rules are not listed", line.headers.more_changes));
@@ -257,6 +260,9 @@ fn reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -
 /// Tells if the logs do not cover the range.
 fn bounds_of_log(line: &TimeLine<'_>) -> Option<String> {
     let log = &line.log;
+    if line.is_partial {
+        return None;
+    }
     let (first_us, last_us) = (log.first_us?, log.last_us?);
     if line.range.is_missing() {
         return Some(format!("the logs end before that time of day, at {}", time_text(last_us)));

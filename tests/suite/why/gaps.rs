@@ -90,9 +90,13 @@ fn gaps_in_the_range_are_told() {
                "count": 3, "reason": "queue_full"})
     };
     let logs = Logs::new(&[of_ann(1, "over_limit"), dropped(2), of_ann(600, "over_limit")]);
-    let is_told = |arguments: &str| logs.text(arguments).contains("3 records are missing here");
+    let is_told = |arguments: &str| logs.text(arguments).contains("up to 3 records are missing here");
     assert!(is_told("") && is_told("--at 12:00:30"));
     assert!(!is_told("--at 12:10:00"));
+    // The record is written later than the gap.
+    let logs = Logs::new(&[of_ann(1, "over_limit"), dropped(300), of_ann(600, "over_limit")]);
+    let is_told = |at: &str| logs.text(&format!("--at {at}")).contains("up to 3 records are missing here");
+    assert!(is_told("12:00:00") && is_told("12:03:00") && !is_told("12:08:00"));
     let text = logs.text("--at 12:05:00");
     assert!(text.contains("the descriptor 2 times at other times, 2026-07-08T12:00:01"), "{text}");
     let unsampled = changed(descriptor("login=ann", "over_limit"), &json!({"sampled": false}));
@@ -111,6 +115,9 @@ fn range_outside_of_the_log_is_told() {
         let text = logs.text(&format!("--at {at}"));
         assert!(text.contains(expected), "{expected:?} is missing: {text}");
     }
+    let from_start = Logs::new(&[header(0, "rotation", "r1", &json!({})), of_ann(70, "over_limit")]);
+    let text = from_start.text("--at 12:01:10");
+    assert!(!text.contains("the logs begin"), "its header is older: {text}");
 }
 
 #[test]
