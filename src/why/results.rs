@@ -228,22 +228,17 @@ fn reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -
             .to_owned(),
     ];
     if log.other_hashes > 0 {
-        reasons.push(match line.question.has_hash_key() {
-            true => format!(
-                "{} descriptors with these keys have other hashes: the value did not occur, or \
-                 TOLLKEEPER_DECISION_LOG_HASH_KEY is not the key of the log",
-                log.other_hashes
-            ),
-            false => format!(
-                "{} descriptors with these keys have hashed values: give the key of the log in \
-                 TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE",
-                log.other_hashes
-            ),
-        });
+        let reason = match line.question.has_hash_key() {
+            true => "the value did not occur, or TOLLKEEPER_DECISION_LOG_HASH_KEY (or _FILE) is not the key of the log",
+            false => {
+                "give the key of the log in TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE"
+            }
+        };
+        reasons.push(format!("descriptors with these keys and other, hashed values: {} ({reason})", log.other_hashes));
     }
     if log.hidden > 0 {
         reasons.push(format!(
-            "{} descriptors with these keys have no values (decision_log: none of their rule, or \
+            "descriptors with these keys and without values: {} (decision_log: none of their rule, or \
              TOLLKEEPER_DECISION_LOG_VALUES=none)",
             log.hidden
         ));

@@ -31,10 +31,10 @@ fn hashed_log_needs_its_key() {
     std::fs::write(&path, format!("{HASH_KEY}\n")).unwrap();
     assert_eq!(ask(FILE, path.to_str().unwrap()).0, 0);
     let (code, text) = ask(KEY, "another key of sixteen bytes");
-    assert!(code == 1 && text.contains("1 descriptors with these keys have other hashes"), "{text}");
-    assert!(text.contains("TOLLKEEPER_DECISION_LOG_HASH_KEY is not the key of the log"), "{text}");
+    assert!(code == 1 && text.contains("descriptors with these keys and other, hashed values: 1"), "{text}");
+    assert!(text.contains("TOLLKEEPER_DECISION_LOG_HASH_KEY (or _FILE) is not the key of the log"), "{text}");
     let (code, text) = ask("UNRELATED", "1");
-    assert!(code == 1 && text.contains("have hashed values: give the key of the log"), "{text}");
+    assert!(code == 1 && text.contains("hashed values: 1 (give the key of the log"), "{text}");
     let (code, text) = ask(KEY, "short");
     assert!(code == 2 && text.contains("too short to be a secret"), "{text}");
     let (code, text) = ask(FILE, "/nowhere");
@@ -52,7 +52,7 @@ fn absent_descriptor_has_reasons_and_near_ones() {
         (vec![changed(of("login=ann"), &json!({"domain": "other"}))], "  login=ann in domain other\n"),
         (
             vec![decision(0, &[hidden])],
-            "1 descriptors with these keys have no values (decision_log: none of their rule",
+            "descriptors with these keys and without values: 1 (decision_log: none of their rule",
         ),
         (vec![start(&json!({"sample": 0.25})), anne.clone()], "TOLLKEEPER_DECISION_LOG_SAMPLE=0.25"),
         (vec![start(&json!({"when": ["rejected"]})), anne.clone()], "TOLLKEEPER_DECISION_LOG_WHEN=rejected"),
