@@ -12,6 +12,7 @@ use super::rule_yaml::{PastedLimit, rule_yaml};
 use crate::decide::explain::limit_text;
 use crate::limit::Consistency;
 use crate::replay::replayer::CounterLosses;
+use crate::report::text::plain;
 use crate::rule::tree::RuleEntries;
 use crate::simulate::results::share;
 use crate::simulate::simulation::LogProperties;
@@ -160,9 +161,7 @@ fn yaml(parts: RecommendationParts<'_>) -> Option<String> {
     let limit = recommendation.candidates.first()?.limit?;
     let max_wait_us = max_wait_us(&subject.limit).filter(|_| limit.algorithm() == subject.limit.algorithm());
     let text = rule_yaml(entries?, PastedLimit { limit: &limit, name: &subject.name, max_wait_us });
-    // A path has no line breaks in valid rules, but names in resources may.
-    let path: String = path.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    Some(format!("# {path}: other keys and limits of the rule stay as they are\n{text}"))
+    Some(format!("# {}: other keys and limits of the rule stay as they are\n{text}", plain(path)))
 }
 
 fn warnings(parts: RecommendationParts<'_>) -> Vec<String> {
