@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::fleet::membership::Fleet;
 use crate::scrape::MetricsCollector;
 use crate::settings::listeners::AdminToken;
 use crate::settings::metrics::PrometheusSettings;
@@ -17,6 +18,8 @@ use crate::telemetry::metrics::prometheus::ExpositionOptions;
 pub struct AppState {
     /// The service, its health and its metrics.
     pub collector: MetricsCollector,
+    /// All replicas.
+    pub fleet: Arc<Fleet>,
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// Page for Prometheus; `None` if it is off.

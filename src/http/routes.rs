@@ -40,6 +40,7 @@ pub fn debug(state: AppState) -> Router {
         .route("/store", get(status_pages::store))
         .route("/top", get(report_pages::top))
         .route("/rules", get(report_pages::rules))
+        .route("/fleet", get(report_pages::fleet))
         .route("/settings", get(admin_pages::settings))
         .route("/counters", get(admin_pages::counters))
         .route("/reset", post(admin_pages::reset))
@@ -71,9 +72,10 @@ async fn with_timeout(request: Request, next: Next) -> Response {
 }
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGES: [(&str, &str); 14] = [
+const DEBUG_PAGES: [(&str, &str); 15] = [
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
     ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
+    ("/fleet", "all replicas, their rejected keys, limits and findings as JSON; `format=text`, as `/top` and `/rules`"),
     ("/healthcheck", "200 if the process accepts traffic, as on the HTTP listener"),
     ("/livez", "200 while the process runs"),
     ("/log_level", "current log level; PUT a level's name to change it until the process ends, needs the token"),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollkeeper::clock::Time;
+use tollkeeper::fleet::membership::Fleet;
 use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
 use tollkeeper::health::{Health, HealthRequirements};
@@ -378,7 +379,12 @@ fn health_follows_the_store_as_configured() {
         let store = Arc::new(StoreHealth::default());
         let needs = HealthRequirements { domain: false, rules: false, store: needs_store };
         let health = Arc::new(Health::new(Arc::clone(&service.rules), Arc::clone(&store), needs));
+        let (settings, _) = Settings::from_env(std::iter::empty()).unwrap();
+        let fleet = runtime.block_on(async {
+            Fleet::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
+        });
         let site = AppState {
+            fleet: Arc::new(fleet),
             collector: MetricsCollector { service, health, listeners: Arc::default(), path_label: false },
             max_body_bytes: 1 << 20,
             exposition: None,

@@ -22,6 +22,7 @@ mod events;
 mod example_rules;
 mod failure_policies;
 mod fallback;
+mod fleet;
 mod floods;
 mod fuzz_corpus;
 mod grpc_protocol;
