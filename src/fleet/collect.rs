@@ -66,6 +66,11 @@ impl SummaryCollector {
         Self { service, health, facts, totals: VecDeque::new() }
     }
 
+    /// The service.
+    pub(super) const fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+
     /// Metrics of the service.
     pub(super) fn metrics(&self) -> &ServiceMetrics {
         &self.service.decider.metrics

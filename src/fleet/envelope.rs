@@ -66,12 +66,32 @@ impl SummaryKey {
     }
 }
 
+/// Adds the authentication code to a message; `None` if it is longer than [`MAX_BYTES`] then.
+pub(super) fn authenticated(message: &[u8], key: Option<&SummaryKey>) -> Option<Vec<u8>> {
+    let code = key.map_or_else(|| "-".repeat(CODE_BYTES), |key| key.code(message).to_hex().to_string());
+    let sealed = [code.as_bytes(), b"\n", message].concat();
+    (sealed.len() <= MAX_BYTES).then_some(sealed)
+}
+
+/// Returns the message without its authentication code, which is right if there is a secret.
+///
+/// # Errors
+/// The reason why it is left out.
+pub(super) fn verified<'s>(sealed: &'s [u8], key: Option<&SummaryKey>) -> Result<&'s [u8], SummaryError> {
+    if sealed.len() > MAX_BYTES {
+        return Err(SummaryError::TooLong);
+    }
+    let (code, rest) = sealed.split_at_checked(CODE_BYTES).ok_or(SummaryError::Malformed)?;
+    let message = rest.strip_prefix(b"\n").ok_or(SummaryError::Malformed)?;
+    match key {
+        Some(key) if blake3::Hash::from_hex(code).ok() != Some(key.code(message)) => Err(SummaryError::NotAuthentic),
+        _ => Ok(message),
+    }
+}
+
 /// Encodes a summary; `None` if it is longer than [`MAX_BYTES`].
 pub fn seal(summary: &ReplicaSummary, key: Option<&SummaryKey>) -> Option<Vec<u8>> {
-    let json = serde_json::to_vec(summary).ok()?;
-    let code = key.map_or_else(|| "-".repeat(CODE_BYTES), |key| key.code(&json).to_hex().to_string());
-    let sealed = [code.as_bytes(), b"\n", &json].concat();
-    (sealed.len() <= MAX_BYTES).then_some(sealed)
+    authenticated(&serde_json::to_vec(summary).ok()?, key)
 }
 
 /// Decodes a summary.
@@ -79,16 +99,7 @@ pub fn seal(summary: &ReplicaSummary, key: Option<&SummaryKey>) -> Option<Vec<u8
 /// # Errors
 /// The reason why it is left out.
 pub fn open(sealed: &[u8], key: Option<&SummaryKey>) -> Result<ReplicaSummary, SummaryError> {
-    if sealed.len() > MAX_BYTES {
-        return Err(SummaryError::TooLong);
-    }
-    let (code, rest) = sealed.split_at_checked(CODE_BYTES).ok_or(SummaryError::Malformed)?;
-    let json = rest.strip_prefix(b"\n").ok_or(SummaryError::Malformed)?;
-    if let Some(key) = key
-        && blake3::Hash::from_hex(code).ok() != Some(key.code(json))
-    {
-        return Err(SummaryError::NotAuthentic);
-    }
+    let json = verified(sealed, key)?;
     let summary: ReplicaSummary = serde_json::from_slice(json).map_err(|_| SummaryError::Malformed)?;
     if summary.v == VERSION { Ok(summary) } else { Err(SummaryError::OtherVersion) }
 }

@@ -34,6 +34,12 @@ const CHUNK: usize = 16;
 const PUBLICATIONS_PER_CLEANUP: u64 = 12;
 /// Upper bound on each call. Only the fleet waits for it.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for which Redis holds a read of resets while there are none.
+const BLOCK: Duration = Duration::from_secs(5);
+/// Approximate number of resets that are kept.
+const MAX_RESETS: &[u8] = b"1000";
+/// Time for which they are kept after the last one, in milliseconds.
+const RESETS_LIFETIME_MS: &[u8] = b"60000";
 /// Maximum length of the id of a process in bytes.
 const MAX_ID_BYTES: usize = 64;
 
@@ -50,6 +56,7 @@ pub(super) struct Exchange {
 pub(super) struct FleetKeys {
     index: Bytes,
     seed: Bytes,
+    resets: Bytes,
     summary_prefix: Vec<u8>,
 }
 
@@ -62,11 +69,25 @@ pub(super) struct RedisTime {
     pub(super) uncertainty: Duration,
 }
 
+/// Entry of the stream of resets.
+#[derive(Debug)]
+pub(super) struct ResetEntry {
+    /// Id in the stream.
+    pub(super) id: Vec<u8>,
+    /// Authenticated message.
+    pub(super) sealed: Vec<u8>,
+}
+
 impl FleetKeys {
     /// Keys under `CACHE_KEY_PREFIX`.
     pub(super) fn new(prefix: &str) -> Self {
         let key = |name: &str| Bytes::from(format!("{prefix}tk1:{{fleet}}:{name}"));
-        Self { index: key("replicas"), seed: key("seed"), summary_prefix: key("replica:").to_vec() }
+        Self {
+            index: key("replicas"),
+            seed: key("seed"),
+            resets: key("resets"),
+            summary_prefix: key("replica:").to_vec(),
+        }
     }
 
     fn summary(&self, incarnation: &[u8]) -> Vec<u8> {
@@ -195,9 +216,44 @@ impl Exchange {
         self.call(&[b"GETRANGE", &self.keys.summary(id.as_bytes()), b"0", last.as_bytes()]).await
     }
 
+    /// Tells all replicas about a reset.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn announce_reset(&self, sealed: &[u8]) -> Result<(), RedisError> {
+        let key = &self.keys.resets;
+        self.call(&[b"XADD", key, b"MAXLEN", b"~", MAX_RESETS, b"*", b"reset", sealed]).await?;
+        self.call(&[b"PEXPIRE", key, RESETS_LIFETIME_MS]).await?;
+        Ok(())
+    }
+
+    /// Waits up to [`BLOCK`] for resets after the entry `last`, and returns them in their order.
+    ///
+    /// # Errors
+    /// Redis failed.
+    pub(super) async fn read_resets(&self, last: &[u8]) -> Result<Vec<ResetEntry>, RedisError> {
+        let block = BLOCK.as_millis().to_string();
+        let words: [&[u8]; 8] =
+            [b"XREAD", b"COUNT", b"16", b"BLOCK", block.as_bytes(), b"STREAMS", &self.keys.resets, last];
+        let reply = self.call_within(&words, BLOCK + TIMEOUT).await?;
+        // One stream: its key, and its entries, each an id and a list of names and values.
+        let Reply::Array(streams) = &reply else { return Ok(Vec::new()) };
+        let entries = streams.first().and_then(|stream| array(array(stream)?.get(1)?)).unwrap_or_default();
+        let entry = |entry: &Reply| {
+            let [id, fields] = array(entry)? else { return None };
+            let sealed = array(fields).and_then(|fields| bytes(fields.get(1)?)).unwrap_or_default().to_vec();
+            Some(ResetEntry { id: bytes(id)?.to_vec(), sealed })
+        };
+        Ok(entries.iter().filter_map(entry).collect())
+    }
+
     /// Sends a command to the server that has the keys.
     async fn call(&self, words: &[&[u8]]) -> Result<Reply, RedisError> {
-        let deadline = Instant::now() + TIMEOUT;
+        self.call_within(words, TIMEOUT).await
+    }
+
+    async fn call_within(&self, words: &[&[u8]], timeout: Duration) -> Result<Reply, RedisError> {
+        let deadline = Instant::now() + timeout;
         let slot = || hash_slot(&self.keys.index);
         let mut redirects = Redirects::start(&self.client, slot, deadline).await?;
         loop {
@@ -212,6 +268,10 @@ impl Exchange {
     pub(super) fn misconfigured(&self) -> Option<String> {
         self.client.misconfigured().map(|text| text.to_string())
     }
+}
+
+fn array(reply: &Reply) -> Option<&[Reply]> {
+    if let Reply::Array(parts) = reply { Some(parts) } else { None }
 }
 
 fn number(text: &[u8]) -> Option<u64> {

@@ -190,3 +190,54 @@ fn different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
         |count| format!("{count} of {} replicas have another version of tollkeeper than {usual}", replicas.len()),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{FleetFindingKind, find};
+    use crate::fleet::summary::{ReplicaSummary, StoreSummary};
+
+    /// Makes a replica differ from others.
+    type Change = fn(&mut ReplicaSummary);
+
+    fn usual(name: &str) -> ReplicaSummary {
+        let mut summary = ReplicaSummary { name: name.to_owned(), build: "1".to_owned(), ..ReplicaSummary::default() };
+        summary.rules.hash = "a".to_owned();
+        summary.store = StoreSummary { available: true, servers: 1, ..StoreSummary::default() };
+        (summary.recent.calls, summary.recent.span_us) = (1000, 60_000_000);
+        summary
+    }
+
+    #[test]
+    fn each_difference_is_found_with_the_replicas_that_differ() {
+        let usual = || vec![usual("a"), usual("b"), usual("c")];
+        assert_eq!(find(&usual()), []);
+        let changes: [(FleetFindingKind, Change); 7] = [
+            (FleetFindingKind::DifferentRules, |replica| replica.rules.hash = "b".to_owned()),
+            (FleetFindingKind::LoadFailed, |replica| replica.rules.load_failed = true),
+            (FleetFindingKind::StoreLost, |replica| replica.store.breakers_open = 1),
+            (FleetFindingKind::AnswersByPolicy, |replica| replica.recent.verdicts.allow = 1),
+            (FleetFindingKind::NoTraffic, |replica| replica.recent.calls = 0),
+            (FleetFindingKind::ClocksApart, |replica| replica.clock_offset_us = -1_000_001),
+            (FleetFindingKind::DifferentBuilds, |replica| replica.build = "2".to_owned()),
+        ];
+        for (kind, change) in changes {
+            let mut replicas = usual();
+            change(&mut replicas[1]);
+            let found = find(&replicas);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!((found[0].kind, &*found[0].replicas), (kind, &["b".to_owned()][..]));
+            // One replica alone differs from none.
+            assert_eq!(find(&replicas[1..2]), []);
+        }
+    }
+
+    #[test]
+    fn what_all_replicas_do_is_no_difference() {
+        let mut replicas = vec![usual("a"), usual("b")];
+        for replica in &mut replicas {
+            replica.recent.verdicts.local = 5;
+            replica.clock_offset_us = 90_000_000;
+        }
+        assert_eq!(find(&replicas), []);
+    }
+}

@@ -11,11 +11,13 @@ use tokio::time::interval;
 use super::collect::{ReplicaFacts, SummaryCollector, own_view};
 use super::envelope::SummaryKey;
 use super::exchange::PUBLISH_INTERVAL;
+use super::resets;
 use super::summary::SummaryValues;
 use super::view::FleetView;
 use super::worker::{Worker, WorkerHandle};
 use crate::grpc::service::Service;
 use crate::health::Health;
+use crate::request::Request;
 use crate::settings::choices::TopValues;
 use crate::settings::fleet::FleetSettings;
 
@@ -86,6 +88,13 @@ impl Fleet {
         };
         *last = Some((Instant::now(), Arc::clone(&view)));
         view
+    }
+
+    /// Tells all replicas that the counters of a request were reset. Returns false if they were not told, `None` if
+    /// there is no Redis to tell them through.
+    pub async fn announce_reset(&self, request: &Request<'_>) -> Option<bool> {
+        let worker = self.worker.as_ref().ok()?;
+        Some(worker.announce_reset(resets::encode(request)).await)
     }
 
     /// Withdraws the summary of this replica and stops. Takes up to a second.

@@ -11,8 +11,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::collect::{SummaryCollector, collect, own_view};
-use super::envelope::{SummaryKey, seal};
+use super::envelope::{SummaryKey, authenticated, seal};
 use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
+use super::resets;
 use super::view::{FleetView, ViewBuilder};
 use crate::clock::{Clock, Time, micros};
 use crate::redis::error::RedisError;
@@ -33,6 +34,7 @@ const MAX_REQUESTS: usize = 16;
 /// WorkerRequest to the worker.
 #[derive(Debug)]
 enum WorkerRequest {
+    Announce(Vec<u8>, oneshot::Sender<bool>),
     Read(oneshot::Sender<FleetView>),
     Stop(oneshot::Sender<()>),
 }
@@ -62,6 +64,13 @@ impl WorkerHandle {
         view.await.ok()
     }
 
+    /// Tells all replicas that counters were reset; returns false if Redis failed.
+    pub(super) async fn announce_reset(&self, message: Vec<u8>) -> bool {
+        let (reply, done) = oneshot::channel();
+        let sent = self.0.send(WorkerRequest::Announce(message, reply)).await;
+        sent.is_ok() && done.await.unwrap_or(false)
+    }
+
     /// Withdraws the summary of this replica, and ends the thread.
     pub(super) async fn stop(&self) {
         let (reply, done) = oneshot::channel();
@@ -86,6 +95,9 @@ impl Worker {
             thread_priority::lower();
             runtime.block_on(async move {
                 let exchange = Exchange::start(&redis.deployment, &redis.key_prefix);
+                let reader = Exchange::start(&redis.deployment, &redis.key_prefix);
+                let service = Arc::clone(lock(&collector).service());
+                tokio::spawn(resets::follow(reader, service, key.clone()));
                 let failure_log = LogThrottle::every(LOG_INTERVAL);
                 let worker =
                     Self { exchange, collector, incarnation, key, clock_offset_us: 0, has_seed: false, failure_log };
@@ -111,6 +123,9 @@ impl Worker {
                     Some(WorkerRequest::Read(reply)) => {
                         let view = self.read().await;
                         let _ = reply.send(view);
+                    }
+                    Some(WorkerRequest::Announce(message, reply)) => {
+                        let _ = reply.send(self.announce(&message).await);
                     }
                     Some(WorkerRequest::Stop(reply)) => {
                         let _ = timeout(STOP_TIMEOUT, self.exchange.withdraw(&self.incarnation)).await;
@@ -145,6 +160,13 @@ impl Worker {
         match sealed {
             Some(sealed) => self.exchange.publish(&self.incarnation, &sealed, now).await,
             None => Ok(()),
+        }
+    }
+
+    async fn announce(&self, message: &[u8]) -> bool {
+        match authenticated(message, self.key.as_ref()) {
+            Some(sealed) => self.exchange.announce_reset(&sealed).await.is_ok(),
+            None => false,
         }
     }
 
@@ -185,7 +207,7 @@ impl Worker {
     }
 
     fn collector(&self) -> MutexGuard<'_, SummaryCollector> {
-        self.collector.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.collector)
     }
 
     fn log_failure(&self, error: RedisError) {
@@ -194,4 +216,8 @@ impl Worker {
             tracing::warn!(%error, cause, suppressed, "cannot publish to the fleet: /fleet shows this replica only");
         }
     }
+}
+
+fn lock(collector: &Mutex<SummaryCollector>) -> MutexGuard<'_, SummaryCollector> {
+    collector.lock().unwrap_or_else(PoisonError::into_inner)
 }

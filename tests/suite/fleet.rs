@@ -268,3 +268,38 @@ fn publishing_takes_less_than_one_command_a_second() {
     // One summary in five seconds.
     assert!(counts.values().sum::<u64>() <= 5, "{counts:?}");
 }
+
+#[test]
+fn reset_drops_what_other_replicas_cache() {
+    const TOKEN: &str = "a token of an operator";
+    // A long retry time, and one hit at a time, so that rejections come from the cache of the replica.
+    let rules = "\
+domain: shop
+descriptors:
+- key: user
+  rate_limit: {unit: day, requests_per_unit: 3, count_rejected: false}
+";
+    let redis = redis::options().start();
+    let replicas =
+        [0, 1].map(|_| replica(&redis, rules).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).env("LOG_LEVEL", "debug").start());
+    let admits = |replica: &Tollkeeper| {
+        let client = Client::connect(replica.grpc_port());
+        client.call(&rate_limit_request("shop", &[("user", "ann")])).unwrap().overall_code == 1
+    };
+    (0..3).for_each(|_| assert!(admits(&replicas[0])));
+    // Fresh resets reach a replica whose cache would reject for a second more, again and again.
+    for round in 0..5 {
+        assert!(!admits(&replicas[1]), "round {round}");
+        let body = json!({"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]});
+        let reset = http::post(replicas[0].debug_port(), "/reset", body.to_string())
+            .header("authorization", format!("Bearer {TOKEN}"))
+            .send();
+        let reset: Value = serde_json::from_slice(&reset.body).unwrap();
+        assert_eq!((&reset["reset"], &reset["announced"]), (&json!([1]), &json!(true)), "{reset}");
+        // A cached rejection ends after a second too, so the log has to tell.
+        let dropped = || replicas[1].stderr().matches("dropped what was cached").count();
+        wait_for("the other replica to drop its caches", || (dropped() > round).then_some(()));
+        assert!(admits(&replicas[1]), "round {round}");
+        (0..2).for_each(|_| assert!(admits(&replicas[0])));
+    }
+}
