@@ -143,8 +143,10 @@ fn replica_that_differs_is_found() {
     let redis = redis::options().start();
     let usual = [replica(&redis, RULES).start(), replica(&redis, RULES).start()];
     let _other = replica(&redis, &RULES.replace("1000", "999")).start();
-    let report = wait_for_fleet(&usual[0], "the finding", |report| count(report, "findings") > 0);
-    assert_eq!(report["findings"][0]["kind"], "different_rules", "{report}");
+    // A replica that has just started may not have reached the store yet, which is a finding too.
+    wait_for_fleet(&usual[0], "the finding", |report| {
+        report["findings"].as_array().unwrap().iter().any(|finding| finding["kind"] == "different_rules")
+    });
 }
 
 /// A plausible summary of another replica, published at `now_us`.
