@@ -4,17 +4,18 @@ mod report;
 
 use std::env;
 use std::fs::File;
-use std::io::{self, IsTerminal as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::duration;
 use super::outcome::CommandOutcome;
 use super::print::{finish, print, print_error};
 use super::request_args::descriptor;
 use super::stream_settings::stream_settings;
+use super::traffic_args::progress_bar;
 use crate::clock::micros;
 use crate::decision_log::reader::{ReadError, RecordReader};
 use crate::decision_log::stream::input::{EntryRange, StreamInput};
@@ -128,7 +129,8 @@ fn hash_form() -> Result<Option<ValueForm>, String> {
 
 /// Opens a log. Of a stream, only the part around an instant is read.
 fn open(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
-    let bar = progress_bar(path);
+    let bar = progress_bar(&[path.to_owned()]);
+    bar.set_message(plain(&path.display().to_string()));
     let mut is_partial = false;
     let reader = match path.to_str() {
         Some("-") => RecordReader::new("standard input", bar.wrap_read(io::stdin())),
@@ -188,15 +190,4 @@ fn add_records(log: OpenLog, line: &mut TimeLine<'_>) -> Result<(), String> {
         line.add_problem("a log ends within a record, which is left out".to_owned());
     }
     Ok(())
-}
-
-/// Builds the progress bar over the bytes of a log, hidden if standard error is not a terminal.
-fn progress_bar(path: &Path) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {bytes} of {total_bytes}");
-    let size = path.metadata().ok().filter(std::fs::Metadata::is_file);
-    let bar = size.map_or_else(ProgressBar::no_length, |size| ProgressBar::new(size.len()));
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
