@@ -227,6 +227,11 @@ fn reasons_for_absence(line: &TimeLine<'_>, settings: Option<&SettingsRecord>) -
         "the logs have no decision on this descriptor: entries must be all those of the request, in its order"
             .to_owned(),
     ];
+    if line.question.descriptor().contains('*') {
+        let hint = "a `*` is no pattern here: ask for a value as it was sent (`top` shows the pattern of values that \
+                    share a counter)";
+        reasons.push(hint.to_owned());
+    }
     if log.other_hashes > 0 {
         let reason = match line.question.has_hash_key() {
             true => "the value did not occur, or TOLLKEEPER_DECISION_LOG_HASH_KEY (or _FILE) is not the key of the log",

@@ -75,6 +75,16 @@ fn absent_descriptor_has_reasons_and_near_ones() {
 }
 
 #[test]
+fn pattern_is_told_apart_from_a_value() {
+    let logs = Logs::new(&[decision(0, &[descriptor("path=/search?q=1", "over_limit")])]);
+    let output = logs.command("--domain shop --descriptor path=/search* --log log.jsonl").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("a `*` is no pattern here") && text.contains("  path=/search?q=1\n"), "{text}");
+    let sent = logs.command("--domain shop --descriptor path=/search?q=1 --log log.jsonl").output().unwrap();
+    assert!(!String::from_utf8(sent.stdout).unwrap().contains("pattern"));
+}
+
+#[test]
 fn near_descriptors_are_bounded() {
     let of = |number: u32| decision(0, &[descriptor(&format!("login=user{number}{}", "x".repeat(300)), "ok")]);
     let results = Logs::new(&(0..50).map(of).collect::<Vec<_>>()).json("");
