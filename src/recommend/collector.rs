@@ -230,6 +230,7 @@ impl DemandIndex {
         let at = of.charged_at.unwrap_or(recorded.arrival);
         let span = span.get_or_insert(TrafficSpan { first: at, last: at });
         (span.first, span.last) = (span.first.min(at), span.last.max(at));
+        totals.max_delay_us = totals.max_delay_us.max(recorded.max_delay_us);
         match of.hits {
             Hits::Charge(hits) => {
                 totals.requests += 1;

@@ -140,6 +140,7 @@ fn basis(RecommendationParts { demand, basis, .. }: RecommendationParts<'_>) -> 
         refunds: totals.refunds,
         overrides: totals.overrides,
         untracked: totals.untracked,
+        max_delay_us: totals.max_delay_us,
         first: span.map_or_else(String::new, |span| span.first.to_string()),
         last: span.map_or_else(String::new, |span| span.last.to_string()),
         span_seconds: span.map_or(0.0, |span| span.last.since_us(span.first) as f64 / 1e6),

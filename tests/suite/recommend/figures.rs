@@ -56,6 +56,7 @@ fn text_shows_basis_table_and_rules() {
         "left out  hour, day: longer than the traffic",
         "any minute       5    9    10   10",
         "sliding_window_log *    minute  9              1 (10.00 %), verified  1 (1.79 %)",
+        "leaky_bucket: callers wait for 18.0 ms at most",
         "5      5 (50.00 %)    ####################",
         "    requests_per_unit: 9\n    algorithm: sliding_window_log\n",
     ] {
