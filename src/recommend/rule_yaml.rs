@@ -56,7 +56,12 @@ fn keys(PastedLimit { limit, name, max_wait_us }: PastedLimit<'_>) -> Vec<(&'sta
         keys.push((key, limit.capacity().to_string()));
     }
     if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != Delay::Never) {
-        keys.push(("max_wait", format!("{max_wait_us}us")));
+        let text = match max_wait_us {
+            whole if whole.is_multiple_of(1_000_000) => format!("{}s", whole / 1_000_000),
+            whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),
+            micros => format!("{micros}us"),
+        };
+        keys.push(("max_wait", text));
     }
     keys
 }

@@ -86,7 +86,7 @@ fn pasted_rules_pass_check_and_reject_as_told() {
         if rule == "PATH" {
             // A terminal would print the rest from right to left.
             assert!(yaml.contains("name: \"a\\\"b\\u202e\"") && !yaml.contains('\u{202e}'), "{yaml}");
-            assert!(yaml.contains("max_wait: 1500000us") && yaml.contains("unit_multiplier: 2"), "{yaml}");
+            assert!(yaml.contains("max_wait: 1500ms") && yaml.contains("unit_multiplier: 2"), "{yaml}");
         }
     }
     // simulate agrees with the figures under the pasted rules.
