@@ -16,7 +16,7 @@ use crate::counter::{Charge, Path};
 use crate::limit::Limit;
 use crate::request::Hits;
 use crate::store::Store;
-use crate::store::deferred::{DeferredOutcomes, spawn_wait};
+use crate::store::deferred::{DeferredOutcomes, spawn_on_outcomes};
 use crate::store::error::ChargeError;
 use crate::store::outcome::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
@@ -118,7 +118,7 @@ impl CandidateCharges {
                 let records = refs.iter().map(|candidate| (record_of(*candidate), path_of(selected, *candidate)));
                 let records: Vec<_> = records.map(|(record, path)| (record, key_text(&path))).collect();
                 let metrics = Arc::clone(recorder.metrics);
-                spawn_wait(pending, move |outcomes| {
+                spawn_on_outcomes(pending, move |outcomes| {
                     for ((record, text), outcome) in records.into_iter().zip(outcomes) {
                         record.record(&metrics, &outcome, || text);
                     }
