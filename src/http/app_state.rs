@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::live_events::LiveEvents;
 use crate::fleet::membership::Fleet;
 use crate::scrape::MetricsCollector;
 use crate::settings::listeners::AdminToken;
@@ -20,6 +21,8 @@ pub struct AppState {
     pub collector: MetricsCollector,
     /// All replicas.
     pub fleet: Arc<Fleet>,
+    /// Events of `/live`.
+    pub live: Arc<LiveEvents>,
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// Page for Prometheus; `None` if it is off.

@@ -14,6 +14,7 @@ use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
 use tollkeeper::health::{Health, HealthRequirements};
 use tollkeeper::http::app_state::AppState;
+use tollkeeper::http::live_events::LiveEvents;
 use tollkeeper::http::routes;
 use tollkeeper::scrape::MetricsCollector;
 use tollkeeper::settings::Settings;
@@ -383,9 +384,11 @@ fn health_follows_the_store_as_configured() {
         let fleet = runtime.block_on(async {
             Fleet::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
         });
+        let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false };
         let site = AppState {
             fleet: Arc::new(fleet),
-            collector: MetricsCollector { service, health, listeners: Arc::default(), path_label: false },
+            live: Arc::new(LiveEvents::new(collector.clone(), tokio::sync::watch::channel(false).1)),
+            collector,
             max_body_bytes: 1 << 20,
             exposition: None,
             admin_token: None,

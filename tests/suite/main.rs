@@ -14,6 +14,7 @@ mod candidates;
 mod cli;
 mod client_limits;
 mod config;
+mod console;
 mod decide;
 mod decision_log;
 mod doc_examples;
