@@ -34,8 +34,6 @@ const CHUNK: usize = 16;
 const PUBLICATIONS_PER_CLEANUP: u64 = 12;
 /// Upper bound on each call. Only the fleet waits for it.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for which Redis holds a read of resets while there are none.
-const BLOCK: Duration = Duration::from_secs(5);
 /// Approximate number of resets that are kept.
 const MAX_RESETS: &[u8] = b"1000";
 /// Time for which they are kept after the last one, in milliseconds.
@@ -56,7 +54,7 @@ pub(super) struct Exchange {
 pub(super) struct FleetKeys {
     index: Bytes,
     seed: Bytes,
-    resets: Bytes,
+    pub(super) resets: Bytes,
     summary_prefix: Vec<u8>,
 }
 
@@ -67,15 +65,6 @@ pub(super) struct RedisTime {
     pub(super) redis: Time,
     /// Half of the round trip.
     pub(super) uncertainty: Duration,
-}
-
-/// Entry of the stream of resets.
-#[derive(Debug)]
-pub(super) struct ResetEntry {
-    /// Id in the stream.
-    pub(super) id: Vec<u8>,
-    /// Authenticated message.
-    pub(super) sealed: Vec<u8>,
 }
 
 impl FleetKeys {
@@ -119,10 +108,7 @@ impl Exchange {
         let sent = Instant::now();
         let reply = self.call(&[b"TIME"]).await?;
         let uncertainty = sent.elapsed() / 2;
-        let Reply::Array(parts) = &reply else { return Err(RedisError::BadReply) };
-        let numbers: Vec<u64> = parts.iter().filter_map(|part| number(bytes(part)?)).collect();
-        let [seconds, micros] = *numbers else { return Err(RedisError::BadReply) };
-        let redis = Time::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros));
+        let redis = time_of(&reply).ok_or(RedisError::BadReply)?;
         Ok(RedisTime { redis, uncertainty })
     }
 
@@ -227,33 +213,9 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits up to [`BLOCK`] for resets after the entry `last`, and returns them in their order.
-    ///
-    /// # Errors
-    /// Redis failed.
-    pub(super) async fn read_resets(&self, last: &[u8]) -> Result<Vec<ResetEntry>, RedisError> {
-        let block = BLOCK.as_millis().to_string();
-        let words: [&[u8]; 8] =
-            [b"XREAD", b"COUNT", b"16", b"BLOCK", block.as_bytes(), b"STREAMS", &self.keys.resets, last];
-        let reply = self.call_within(&words, BLOCK + TIMEOUT).await?;
-        // One stream: its key, and its entries, each an id and a list of names and values.
-        let Reply::Array(streams) = &reply else { return Ok(Vec::new()) };
-        let entries = streams.first().and_then(|stream| array(array(stream)?.get(1)?)).unwrap_or_default();
-        let entry = |entry: &Reply| {
-            let [id, fields] = array(entry)? else { return None };
-            let sealed = array(fields).and_then(|fields| bytes(fields.get(1)?)).unwrap_or_default().to_vec();
-            Some(ResetEntry { id: bytes(id)?.to_vec(), sealed })
-        };
-        Ok(entries.iter().filter_map(entry).collect())
-    }
-
     /// Sends a command to the server that has the keys.
     async fn call(&self, words: &[&[u8]]) -> Result<Reply, RedisError> {
-        self.call_within(words, TIMEOUT).await
-    }
-
-    async fn call_within(&self, words: &[&[u8]], timeout: Duration) -> Result<Reply, RedisError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + TIMEOUT;
         let slot = || hash_slot(&self.keys.index);
         let mut redirects = Redirects::start(&self.client, slot, deadline).await?;
         loop {
@@ -270,8 +232,12 @@ impl Exchange {
     }
 }
 
-fn array(reply: &Reply) -> Option<&[Reply]> {
-    if let Reply::Array(parts) = reply { Some(parts) } else { None }
+/// Time in the reply to TIME.
+pub(super) fn time_of(reply: &Reply) -> Option<Time> {
+    let Reply::Array(parts) = reply else { return None };
+    let numbers: Vec<u64> = parts.iter().filter_map(|part| number(bytes(part)?)).collect();
+    let [seconds, micros] = *numbers else { return None };
+    Some(Time::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros)))
 }
 
 fn number(text: &[u8]) -> Option<u64> {

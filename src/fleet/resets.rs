@@ -7,15 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::envelope::{SummaryKey, verified};
-use super::exchange::{Exchange, ResetEntry};
+use super::exchange::{FleetKeys, time_of};
 use crate::decision_log::record::{EntryRecord, OverrideRecord};
 use crate::grpc::service::{DEFAULT_DEADLINE, Service};
-use crate::redis::error::RedisError;
+use crate::redis::key_connection::{KeyCommandError, KeyConnection};
+use crate::redis::reply::{Reply, bytes};
 use crate::request::{Descriptor, Entry, Hits, Request};
+use crate::settings::fleet::FleetRedis;
 
 /// Time before the start of reading from which on entries count, so that none is missed at a new connection.
 const OVERLAP_MS: u64 = 2000;
@@ -23,6 +26,10 @@ const OVERLAP_MS: u64 = 2000;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Pause after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for which Redis holds a read while there are no entries.
+const BLOCK: Duration = Duration::from_secs(5);
+/// Upper bound on the wait for a reply beyond that.
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of descriptors of an entry; `/reset` takes no more.
 const MAX_DESCRIPTORS: usize = 100;
 
@@ -57,29 +64,71 @@ pub(super) fn encode(request: &Request<'_>) -> Vec<u8> {
     serde_json::to_vec(&ResetMessage { domain: request.domain.to_owned(), descriptors }).unwrap_or_default()
 }
 
-/// Drops what this process caches about counters that others reset, for ever. `reader` serves nothing else.
-pub(super) async fn follow(reader: Exchange, service: Arc<Service>, key: Option<SummaryKey>) {
-    loop {
-        if let Ok(time) = reader.time().await {
-            let milliseconds = time.redis.as_micros() / 1000;
-            let from = format!("{}-0", milliseconds.saturating_sub(OVERLAP_MS)).into_bytes();
+/// Entry of the stream.
+#[derive(Debug)]
+struct ResetEntry {
+    id: Vec<u8>,
+    /// Authenticated message.
+    sealed: Vec<u8>,
+}
+
+/// Reads the stream, over a connection of its own.
+#[derive(Debug)]
+pub(super) struct ResetReader {
+    connection: KeyConnection,
+    key: Bytes,
+}
+
+impl ResetReader {
+    /// Starts to look for the server. Needs a tokio runtime.
+    pub(super) fn start(redis: &FleetRedis) -> Self {
+        let key = FleetKeys::new(&redis.key_prefix).resets;
+        Self { connection: KeyConnection::start(&redis.deployment, &key), key }
+    }
+
+    /// Drops what this process caches about counters that others reset, for ever.
+    pub(super) async fn follow(mut self, service: Arc<Service>, authentication: Option<SummaryKey>) {
+        loop {
             // Entries may be lost or unreadable: begin at the current time again.
-            let _failed = follow_from(&reader, from, |entry| apply(&service, entry, key.as_ref())).await;
+            let _failed = self.follow_from_now(|entry| apply(&service, entry, authentication.as_ref())).await;
+            sleep(RETRY_INTERVAL).await;
         }
-        sleep(RETRY_INTERVAL).await;
+    }
+
+    /// Passes entries to `apply` until Redis fails.
+    async fn follow_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
+        let reply = self.connection.call(&[b"TIME"], TIMEOUT).await?;
+        let milliseconds = time_of(&reply).unwrap_or_default().as_micros() / 1000;
+        let mut last = format!("{}-0", milliseconds.saturating_sub(OVERLAP_MS)).into_bytes();
+        loop {
+            let entries = self.next(&last).await?;
+            entries.iter().for_each(&apply);
+            if let Some(newest) = entries.into_iter().next_back() {
+                last = newest.id;
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Waits up to [`BLOCK`] for entries after `last`, and returns them in their order.
+    async fn next(&mut self, last: &[u8]) -> Result<Vec<ResetEntry>, KeyCommandError> {
+        let block = BLOCK.as_millis().to_string();
+        let words: [&[u8]; 8] = [b"XREAD", b"COUNT", b"16", b"BLOCK", block.as_bytes(), b"STREAMS", &self.key, last];
+        let reply = self.connection.call(&words, BLOCK + TIMEOUT).await?;
+        // One stream: its key, and its entries, each an id and a list of names and values.
+        let streams = array(&reply).unwrap_or_default();
+        let entries = streams.first().and_then(|stream| array(array(stream)?.get(1)?)).unwrap_or_default();
+        let entry = |entry: &Reply| {
+            let [id, fields] = array(entry)? else { return None };
+            let sealed = array(fields).and_then(|fields| bytes(fields.get(1)?)).unwrap_or_default().to_vec();
+            Some(ResetEntry { id: bytes(id)?.to_vec(), sealed })
+        };
+        Ok(entries.iter().filter_map(entry).collect())
     }
 }
 
-/// Passes the entries after `last` to `apply` until Redis fails.
-async fn follow_from(reader: &Exchange, mut last: Vec<u8>, apply: impl Fn(&ResetEntry)) -> Result<(), RedisError> {
-    loop {
-        let entries = reader.read_resets(&last).await?;
-        entries.iter().for_each(&apply);
-        if let Some(newest) = entries.into_iter().next_back() {
-            last = newest.id;
-            sleep(PAUSE).await;
-        }
-    }
+fn array(reply: &Reply) -> Option<&[Reply]> {
+    if let Reply::Array(parts) = reply { Some(parts) } else { None }
 }
 
 fn apply(service: &Service, entry: &ResetEntry, key: Option<&SummaryKey>) {

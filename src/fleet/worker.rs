@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::collect::{SummaryCollector, collect, own_view};
 use super::envelope::{SummaryKey, authenticated, seal};
 use super::exchange::{Exchange, PUBLISH_INTERVAL, RedisTime};
-use super::resets;
+use super::resets::ResetReader;
 use super::view::{FleetView, ViewBuilder};
 use crate::clock::{Clock, Time, micros};
 use crate::redis::error::RedisError;
@@ -95,9 +95,8 @@ impl Worker {
             thread_priority::lower();
             runtime.block_on(async move {
                 let exchange = Exchange::start(&redis.deployment, &redis.key_prefix);
-                let reader = Exchange::start(&redis.deployment, &redis.key_prefix);
                 let service = Arc::clone(lock(&collector).service());
-                tokio::spawn(resets::follow(reader, service, key.clone()));
+                tokio::spawn(ResetReader::start(&redis).follow(service, key.clone()));
                 let failure_log = LogThrottle::every(LOG_INTERVAL);
                 let worker =
                     Self { exchange, collector, incarnation, key, clock_offset_us: 0, has_seed: false, failure_log };

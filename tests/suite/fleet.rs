@@ -305,3 +305,40 @@ descriptors:
         (0..2).for_each(|_| assert!(admits(&replicas[0])));
     }
 }
+
+#[test]
+fn replicas_of_a_cluster_and_behind_sentinels_see_each_other() {
+    let cluster = redis::cluster::Cluster::start();
+    let of_cluster = |rules: &str| {
+        server(rules)
+            .env("REDIS_TYPE", "CLUSTER")
+            .env("REDIS_URL", cluster.addresses().join(","))
+            .env("REDIS_SOCKET_TYPE", "tcp")
+    };
+    let sentinels = redis::sentinels::Sentinels::start_with(&redis::options(), &redis::options());
+    let behind_sentinels = |rules: &str| {
+        let url = format!("{},{}", redis::sentinels::NAME, sentinels.addresses().join(","));
+        server(rules).env("REDIS_TYPE", "SENTINEL").env("REDIS_URL", url).env("REDIS_SOCKET_TYPE", "tcp")
+    };
+    for setup in [&of_cluster as &dyn Fn(&str) -> Setup, &behind_sentinels] {
+        let replicas = [setup(RULES).start(), setup(RULES).start()];
+        for replica in &replicas {
+            let report = wait_for_fleet(replica, "both replicas", |report| count(report, "replicas") == 2);
+            assert_eq!(report["problem"], Value::Null, "{report}");
+        }
+    }
+}
+
+#[test]
+fn missing_permissions_are_told_and_change_no_decision() {
+    let redis =
+        redis::options().user("least", "on >secret ~tk1:* -@all +eval +evalsha +time +get +set +pexpire").start();
+    let replica = replica(&redis, RULES).env("REDIS_AUTH", "least:secret").start();
+    charge(&replica, "user", "ann", 5);
+    let report = wait_for_fleet(&replica, "the problem", |report| report["problem"] != Value::Null);
+    let problem = report["problem"].as_str().unwrap();
+    assert!(problem.contains("TOLLKEEPER_FLEET=false") && problem.contains("docs/redis.md"), "{problem}");
+    assert_eq!(report["top"]["overall"][0]["rejected_at_least"], 2, "{report}");
+    let ready = http::get(replica.http_port(), "/readyz").send();
+    assert_eq!(ready.status, 200, "{ready:?}");
+}
