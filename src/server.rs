@@ -57,6 +57,7 @@ use crate::grpc::health::GrpcHealth;
 use crate::grpc::service::Service;
 use crate::health::{Health, HealthRequirements};
 use crate::http::app_state::AppState;
+use crate::http::browser::AllowedHosts;
 use crate::http::live_events::LiveEvents;
 use crate::scrape::MetricsCollector;
 use crate::settings::Settings;
@@ -101,10 +102,15 @@ pub async fn run(settings: Settings, source: SourceConfig) -> Result<(), ServerE
     let statsd = StatsdReporter::start(&settings.metrics, collector.clone())
         .map_err(|error| ServerError::System { resource: "the thread that reports metrics", error })?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
-    let max_body_bytes = settings.grpc.max_message_bytes;
-    let admin_token = settings.admin.clone();
-    let live = Arc::new(LiveEvents::new(collector.clone(), stopping.clone()));
-    let state = AppState { collector, fleet: Arc::clone(&fleet), live, max_body_bytes, exposition, admin_token };
+    let state = AppState {
+        live: Arc::new(LiveEvents::new(collector.clone(), stopping.clone())),
+        collector,
+        fleet: Arc::clone(&fleet),
+        debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
+        max_body_bytes: settings.grpc.max_message_bytes,
+        exposition,
+        admin_token: settings.admin.clone(),
+    };
     let mut background = JoinSet::new();
     background.spawn(updates.follow(grpc_health.clone()));
     background.spawn(grpc_health.clone().follow_store());

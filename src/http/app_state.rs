@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::browser::AllowedHosts;
 use super::live_events::LiveEvents;
 use crate::fleet::membership::Fleet;
 use crate::scrape::MetricsCollector;
@@ -23,6 +24,8 @@ pub struct AppState {
     pub fleet: Arc<Fleet>,
     /// Events of `/live`.
     pub live: Arc<LiveEvents>,
+    /// Names by which requests may address the debug listener.
+    pub debug_hosts: AllowedHosts,
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// Page for Prometheus; `None` if it is off.

@@ -51,7 +51,7 @@ pub fn debug(state: AppState) -> Router {
         .fallback(not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(with_timeout))
-        .layer(middleware::map_response(browser::add_headers))
+        .layer(middleware::from_fn_with_state(state.debug_hosts.clone(), browser::protect))
         .with_state(state)
 }
 

@@ -2,6 +2,8 @@
 
 #[path = "console/live.rs"]
 mod live;
+#[path = "console/sites.rs"]
+mod sites;
 
 use crate::kit::http;
 use crate::kit::tollkeeper::{Setup, with_rules};

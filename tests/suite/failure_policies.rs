@@ -14,6 +14,7 @@ use tollkeeper::grpc::decode;
 use tollkeeper::grpc::health::GrpcHealth;
 use tollkeeper::health::{Health, HealthRequirements};
 use tollkeeper::http::app_state::AppState;
+use tollkeeper::http::browser::AllowedHosts;
 use tollkeeper::http::live_events::LiveEvents;
 use tollkeeper::http::routes;
 use tollkeeper::scrape::MetricsCollector;
@@ -389,6 +390,7 @@ fn health_follows_the_store_as_configured() {
             fleet: Arc::new(fleet),
             live: Arc::new(LiveEvents::new(collector.clone(), tokio::sync::watch::channel(false).1)),
             collector,
+            debug_hosts: AllowedHosts(Arc::default()),
             max_body_bytes: 1 << 20,
             exposition: None,
             admin_token: None,
