@@ -12,6 +12,7 @@ pub mod stream;
 pub mod selection;
 pub mod values;
 pub mod queue;
+mod lost_records;
 mod sink;
 mod writer;
 pub mod log;

@@ -14,4 +14,6 @@ pub mod metrics;
 pub mod recently_created_keys;
 pub mod service_metrics;
 pub mod top_keys;
+pub mod otlp;
+pub mod otlp_logs;
 pub mod traces;

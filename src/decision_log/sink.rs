@@ -4,6 +4,7 @@
 //! [`SinkSettings`] and of [`Sink`], and a file beside this one.
 
 mod file;
+mod otlp;
 mod redis;
 mod stdout;
 
@@ -12,14 +13,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::file::FileSink;
+use self::otlp::OtlpSink;
 use self::redis::RedisSink;
 use self::stdout::StdoutSink;
 use super::header::HeaderRecord;
+use super::lost_records::LostRecords;
 use crate::redis::connect_options::unusable_files;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
 use crate::settings::table::decision_log::TOLLKEEPER_DECISION_LOG;
+use crate::thread_priority;
 
 /// Destination of the lines of the log.
 #[derive(Debug)]
@@ -27,6 +31,7 @@ pub(super) enum Sink {
     Stdout(StdoutSink),
     File(FileSink),
     Redis(RedisSink),
+    Otlp(Box<OtlpSink>),
 }
 
 impl Sink {
@@ -39,6 +44,7 @@ impl Sink {
             SinkSettings::Stdout => Self::Stdout(StdoutSink::default()),
             SinkSettings::File(path) => Self::File(FileSink::new(path, settings)),
             SinkSettings::Redis(stream) => Self::Redis(RedisSink::start(stream)?),
+            SinkSettings::Otlp(collector) => Self::Otlp(Box::new(OtlpSink::start(collector)?)),
         })
     }
 
@@ -46,7 +52,7 @@ impl Sink {
     pub(super) const fn gather_time(&self) -> Duration {
         match self {
             Self::File(file) if file.is_compressed() => Duration::from_secs(1),
-            Self::Stdout(_) | Self::File(_) | Self::Redis(_) => Duration::from_millis(100),
+            Self::Stdout(_) | Self::File(_) | Self::Redis(_) | Self::Otlp(_) => Duration::from_millis(100),
         }
     }
 
@@ -54,24 +60,25 @@ impl Sink {
     ///
     /// # Errors
     /// The header was not written.
-    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> io::Result<()> {
+    pub(super) fn write_header(&mut self, header: &Arc<HeaderRecord>) -> Result<(), LostRecords> {
         match self {
-            Self::Stdout(stdout) => stdout.write(&header.line()),
-            Self::File(file) => file.write_header(header),
-            Self::Redis(redis) => redis.write(&header.line()),
+            Self::File(file) => file.write_header(header).map_err(|error| LostRecords { count: 1, error }),
+            Self::Stdout(_) | Self::Redis(_) | Self::Otlp(_) => self.write(&header.line()),
         }
     }
 
     /// Writes whole lines.
     ///
     /// # Errors
-    /// Some of the lines were not written; none was written in part.
-    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
-        match self {
+    /// Some of the lines are not known to be written; none was written in part.
+    pub(super) fn write(&mut self, lines: &[u8]) -> Result<(), LostRecords> {
+        let written = match self {
             Self::Stdout(stdout) => stdout.write(lines),
             Self::File(file) => file.write(lines),
-            Self::Redis(redis) => redis.write(lines),
-        }
+            Self::Redis(redis) => return redis.write(lines),
+            Self::Otlp(otlp) => otlp.write(lines),
+        };
+        written.map_err(|error| LostRecords::all(lines, error))
     }
 }
 
@@ -81,6 +88,7 @@ pub(super) const fn name(sink: &SinkSettings) -> &'static str {
         SinkSettings::Stdout => "stdout",
         SinkSettings::File(_) => "file",
         SinkSettings::Redis(_) => "redis",
+        SinkSettings::Otlp(_) => "otlp",
     }
 }
 
@@ -93,5 +101,6 @@ pub(super) fn problems(sink: &SinkSettings) -> Vec<UnusableSetting> {
             file::check(path).err().map(|what| UnusableSetting { setting, shown, what }).into_iter().collect()
         }
         SinkSettings::Redis(stream) => unusable_files(&stream.deployment),
+        SinkSettings::Otlp(collector) => collector.options(thread_priority::lower).err().into_iter().collect(),
     }
 }

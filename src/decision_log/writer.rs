@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::lost_records::LostRecords;
 use super::queue::{Batch, RecordQueue};
 use super::record::{DropReason, DroppedRecord};
 use super::sink::{self, Sink};
@@ -79,10 +80,10 @@ impl Writer {
             for chunk in &chunks {
                 let lines = memchr::memchr_iter(b'\n', chunk).count() as u64;
                 let written = self.sink.write(chunk);
-                let counters = queue.counters();
-                let counter = if written.is_ok() { &counters.written } else { &counters.failed };
-                counter.fetch_add(lines, Ordering::Relaxed);
-                self.untold_failures += if written.is_ok() { 0 } else { lines };
+                let failed = written.as_ref().err().map_or(0, |lost| lost.count);
+                queue.counters().written.fetch_add(lines - failed, Ordering::Relaxed);
+                queue.counters().failed.fetch_add(failed, Ordering::Relaxed);
+                self.untold_failures += failed;
                 self.log_failure(written);
             }
             queue.reuse(chunks.into_iter());
@@ -101,8 +102,8 @@ impl Writer {
         if self.sink.write(&record.line()).is_ok() { count } else { 0 }
     }
 
-    fn log_failure(&self, written: io::Result<()>) {
-        let Err(error) = written else { return };
+    fn log_failure(&self, written: Result<(), LostRecords>) {
+        let Err(LostRecords { error, .. }) = written else { return };
         if let Some(suppressed) = self.throttle.allow(Clock::System.now()) {
             let sink = self.name;
             tracing::error!(

@@ -3,7 +3,7 @@
 use super::value::choice::Choice;
 use crate::limit::StorePolicy;
 use crate::telemetry::logs::{Level, LogFormat};
-use crate::telemetry::traces::otlp::OtlpProtocol;
+use crate::telemetry::otlp::OtlpProtocol;
 
 /// Source of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,19 +188,6 @@ pub enum LoggedValues {
     Hashed,
     /// Left out.
     None,
-}
-
-/// Values of descriptors among the rejected keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TopValues {
-    /// As sent.
-    Plain,
-    /// Keyed hash.
-    Hashed,
-}
-
-impl Choice for TopValues {
-    const WORDS: &'static [(&'static str, Self)] = &[("plain", Self::Plain), ("hashed", Self::Hashed)];
 }
 
 impl Choice for LoggedValues {

@@ -6,13 +6,15 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::choices::LoggedValues;
+use super::collector::{CollectorSettings, LOGS};
 use super::environment::Environment;
 use super::problem::{SettingsError, UnusableSetting};
 use super::redis::{self, DeploymentSettings};
 use super::secret::Secret;
-use super::setting::AnySetting as _;
+use super::setting::AnySetting;
 use super::store::StoreSettings;
 use super::table::decision_log::*;
+use super::table::tracing::OTEL_EXPORTER_OTLP_ENDPOINT;
 use super::value::text::TextList;
 use super::values::Values;
 
@@ -46,6 +48,8 @@ pub enum SinkSettings {
     File(PathBuf),
     /// A stream in Redis.
     Redis(Box<StreamSettings>),
+    /// Logs of an OpenTelemetry collector.
+    Otlp(Box<CollectorSettings>),
 }
 
 /// Stream in Redis.
@@ -142,7 +146,7 @@ impl HashKey {
     /// Maximum size of a key file in bytes.
     const MAX_BYTES: u64 = 4096;
 
-    pub(super) fn read(values: &mut Values) -> Option<Self> {
+    fn read(values: &mut Values) -> Option<Self> {
         let (text, file) =
             (values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY), values.get(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE));
         if text.is_some() && file.is_some() {
@@ -183,8 +187,15 @@ impl HashKey {
 }
 
 impl DecisionLogSettings {
-    pub(super) fn read(values: &mut Values, store: &StoreSettings, hash_key: Option<&HashKey>) -> Option<Self> {
+    /// True if records go to an OpenTelemetry collector.
+    pub fn uses_collector(&self) -> bool {
+        self.sinks.iter().any(|sink| matches!(sink, SinkSettings::Otlp(_)))
+    }
+
+    pub(super) fn read(values: &mut Values, store: &StoreSettings) -> Option<Self> {
         let sinks = sinks(values, store);
+        ignore_unused(values, &sinks);
+        let hash_key = HashKey::read(values);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
         let when = LoggedDecisions::of(&words);
         if when.is_none() {
@@ -199,12 +210,17 @@ impl DecisionLogSettings {
             let fix = "give TOLLKEEPER_DECISION_LOG_HASH_KEY or TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE";
             values.problem(&TOLLKEEPER_DECISION_LOG_VALUES, "there is no key to hash with", fix);
         }
+        if logged_values != LoggedValues::Hashed {
+            const WHY: &str = "TOLLKEEPER_DECISION_LOG_VALUES is not hashed";
+            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY, WHY);
+            values.ignore_if_changed(&TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE, WHY);
+        }
         Some(Self {
             sinks,
             when: when.unwrap_or_default(),
             sample: values.get(&TOLLKEEPER_DECISION_LOG_SAMPLE),
             values: logged_values,
-            hash_key: hash_key.filter(|_| logged_values == LoggedValues::Hashed).cloned(),
+            hash_key: hash_key.filter(|_| logged_values == LoggedValues::Hashed),
             max_file_bytes: values.get(&TOLLKEEPER_DECISION_LOG_FILE_BYTES).0,
             max_files: values.get(&TOLLKEEPER_DECISION_LOG_FILES),
             queue_bytes: values.get(&TOLLKEEPER_DECISION_LOG_QUEUE_BYTES).as_usize(),
@@ -225,13 +241,9 @@ fn sinks(values: &mut Values, store: &StoreSettings) -> Vec<SinkSettings> {
                 Some(stream) => SinkSettings::Redis(Box::new(stream)),
                 None => continue,
             },
-            None if word == "otlp" => {
-                let fix = "give stdout, file:PATH or redis:STREAM";
-                values.problem(&TOLLKEEPER_DECISION_LOG, "names a destination that is not supported yet", fix);
-                continue;
-            }
+            None if word == "otlp" => SinkSettings::Otlp(Box::new(collector(values))),
             _ => {
-                let fix = "give stdout, file:PATH or redis:STREAM, or a list of them";
+                let fix = "give stdout, file:PATH, redis:STREAM or otlp, or a list of them";
                 values.problem(&TOLLKEEPER_DECISION_LOG, "names an unknown destination", fix);
                 continue;
             }
@@ -243,4 +255,45 @@ fn sinks(values: &mut Values, store: &StoreSettings) -> Vec<SinkSettings> {
         }
     }
     sinks
+}
+
+/// Reads the connection to the collector. A local one is not assumed: its absence would lose records.
+fn collector(values: &mut Values) -> CollectorSettings {
+    if values.first_set([LOGS.endpoint, &OTEL_EXPORTER_OTLP_ENDPOINT]).is_none() {
+        let fix = "give OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_LOGS_ENDPOINT";
+        values.problem(&TOLLKEEPER_DECISION_LOG, "names a collector that has no URL", fix);
+    }
+    CollectorSettings::read(values, &LOGS)
+}
+
+/// Notes the settings of destinations that are not used.
+fn ignore_unused(values: &mut Values, sinks: &[SinkSettings]) {
+    const STREAM: [&dyn AnySetting; 8] = [
+        &TOLLKEEPER_DECISION_LOG_STREAM_LENGTH,
+        &TOLLKEEPER_DECISION_LOG_REDIS_URL,
+        &TOLLKEEPER_DECISION_LOG_REDIS_TYPE,
+        &TOLLKEEPER_DECISION_LOG_REDIS_TLS,
+        &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
+        &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
+        &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
+        &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
+    ];
+    const COLLECTOR: [&dyn AnySetting; 8] = [
+        &OTEL_EXPORTER_OTLP_LOGS_ENDPOINT,
+        &OTEL_EXPORTER_OTLP_LOGS_PROTOCOL,
+        &OTEL_EXPORTER_OTLP_LOGS_HEADERS,
+        &OTEL_EXPORTER_OTLP_LOGS_TIMEOUT,
+        &OTEL_EXPORTER_OTLP_LOGS_COMPRESSION,
+        &OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE,
+        &OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE,
+        &OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY,
+    ];
+    if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Redis(_))) {
+        let why = "TOLLKEEPER_DECISION_LOG names no stream";
+        STREAM.into_iter().for_each(|setting| values.ignore_if_changed(setting, why));
+    }
+    if !sinks.iter().any(|sink| matches!(sink, SinkSettings::Otlp(_))) {
+        let why = "TOLLKEEPER_DECISION_LOG does not name otlp";
+        COLLECTOR.into_iter().for_each(|setting| values.ignore_if_changed(setting, why));
+    }
 }

@@ -4,7 +4,6 @@
 //! has no span, and all code below receives `None`. A span is queued for export when it is dropped, so that every
 //! return path and every cancelled request ends its span. `span_queue` exports in the background.
 
-pub mod otlp;
 pub mod propagation;
 pub mod span_queue;
 

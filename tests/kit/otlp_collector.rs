@@ -1,4 +1,4 @@
-//! A collector of traces in this process: accepts OTLP over gRPC or HTTP and keeps the spans.
+//! A collector in this process: accepts OTLP over gRPC or HTTP and keeps spans and log records.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -7,9 +7,12 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use opentelemetry_proto::tonic::collector::logs::v1::logs_service_server::{LogsService, LogsServiceServer};
+use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
+use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use rustls::ServerConfig;
@@ -44,8 +47,32 @@ impl ReceivedSpan {
     }
 }
 
+/// A log record as it was received.
+#[derive(Clone, Debug)]
+pub(crate) struct ReceivedLog {
+    /// Resource attributes of the process that sent it, as text.
+    pub(crate) resource: BTreeMap<String, String>,
+    /// The record.
+    pub(crate) record: LogRecord,
+    /// The header `authorization` that came with it.
+    pub(crate) authorization: String,
+}
+
+impl ReceivedLog {
+    /// Its body, which is text.
+    pub(crate) fn body(&self) -> &str {
+        match self.record.body.as_ref().and_then(|body| body.value.as_ref()) {
+            Some(any_value::Value::StringValue(text)) => text,
+            other => panic!("the body is no text: {other:?}"),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
-struct Kept(Arc<Mutex<Vec<ReceivedSpan>>>);
+struct Kept {
+    spans: Arc<Mutex<Vec<ReceivedSpan>>>,
+    logs: Arc<Mutex<Vec<ReceivedLog>>>,
+}
 
 /// A running collector; stopped when dropped.
 #[derive(Debug)]
@@ -56,7 +83,7 @@ pub(crate) struct OtlpCollector {
 }
 
 impl OtlpCollector {
-    /// Starts a collector that accepts OTLP over gRPC, and over HTTP at `/v1/traces`.
+    /// Starts a collector that accepts OTLP over gRPC, and over HTTP at `/v1/traces` and `/v1/logs`.
     pub(crate) fn start() -> Self {
         Self::behind(None)
     }
@@ -94,7 +121,12 @@ impl OtlpCollector {
 
     /// Spans received so far.
     pub(crate) fn received(&self) -> Vec<ReceivedSpan> {
-        self.kept.0.lock().expect("no thread panicked with the lock").clone()
+        self.kept.spans.lock().expect("no thread panicked with the lock").clone()
+    }
+
+    /// Log records received so far.
+    pub(crate) fn logs(&self) -> Vec<ReceivedLog> {
+        self.kept.logs.lock().expect("no thread panicked with the lock").clone()
     }
 
     /// Waits for `count` spans of that name, and returns them.
@@ -108,20 +140,27 @@ impl OtlpCollector {
 
 /// Routes of OTLP over gRPC and over HTTP.
 fn routes(kept: Kept) -> Router {
-    let over_http = kept.clone();
+    let (over_http, logs_over_http) = (kept.clone(), kept.clone());
     let take = |headers: HeaderMap, body: Bytes| async move {
         let Ok(message) = ExportTraceServiceRequest::decode(body) else { return (StatusCode::BAD_REQUEST, Vec::new()) };
         let authorization = headers.get("authorization").and_then(|value| value.to_str().ok());
         over_http.keep(message, authorization.unwrap_or_default());
         (StatusCode::OK, ExportTraceServiceResponse::default().encode_to_vec())
     };
-    let grpc = tonic::service::Routes::new(TraceServiceServer::new(kept)).prepare().into_axum_router();
-    grpc.merge(Router::new().route("/v1/traces", post(take)))
+    let take_logs = |headers: HeaderMap, body: Bytes| async move {
+        let Ok(message) = ExportLogsServiceRequest::decode(body) else { return (StatusCode::BAD_REQUEST, Vec::new()) };
+        let authorization = headers.get("authorization").and_then(|value| value.to_str().ok());
+        logs_over_http.keep_logs(message, authorization.unwrap_or_default());
+        (StatusCode::OK, ExportLogsServiceResponse::default().encode_to_vec())
+    };
+    let services = tonic::service::Routes::new(TraceServiceServer::new(kept.clone()));
+    let grpc = services.add_service(LogsServiceServer::new(kept)).prepare().into_axum_router();
+    grpc.merge(Router::new().route("/v1/traces", post(take)).route("/v1/logs", post(take_logs)))
 }
 
 impl Kept {
     fn keep(&self, message: ExportTraceServiceRequest, authorization: &str) {
-        let mut kept = self.0.lock().expect("no thread panicked with the lock");
+        let mut kept = self.spans.lock().expect("no thread panicked with the lock");
         for group in message.resource_spans {
             let resource = texts(&group.resource.unwrap_or_default().attributes);
             for span in group.scope_spans.into_iter().flat_map(|scope| scope.spans) {
@@ -130,6 +169,31 @@ impl Kept {
                 kept.push(ReceivedSpan { resource, span, attributes, authorization });
             }
         }
+    }
+}
+
+impl Kept {
+    fn keep_logs(&self, message: ExportLogsServiceRequest, authorization: &str) {
+        let mut kept = self.logs.lock().expect("no thread panicked with the lock");
+        for group in message.resource_logs {
+            let resource = texts(&group.resource.unwrap_or_default().attributes);
+            for record in group.scope_logs.into_iter().flat_map(|scope| scope.log_records) {
+                kept.push(ReceivedLog { resource: resource.clone(), record, authorization: authorization.to_owned() });
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl LogsService for Kept {
+    async fn export(
+        &self,
+        request: Request<ExportLogsServiceRequest>,
+    ) -> Result<Response<ExportLogsServiceResponse>, Status> {
+        let authorization = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        let authorization = authorization.unwrap_or_default().to_owned();
+        self.keep_logs(request.into_inner(), &authorization);
+        Ok(Response::new(ExportLogsServiceResponse::default()))
     }
 }
 

@@ -4,6 +4,7 @@ mod candidates;
 mod decisions;
 mod debug_line;
 mod files;
+mod otlp;
 mod process;
 mod reader;
 mod record;

@@ -203,8 +203,8 @@ fn only_those_who_may_know_a_library_name_it() {
     assert_none("YAML", &mentions(&sources, &["granit_parser", "serde_saphyr"], yaml));
     assert_none("the command line", &mentions(&sources, &["clap"], of(&["cli"])));
     let network = of(&["grpc", "http", "server", "cli", "pb", "bench"]);
-    // The exporter of spans speaks gRPC to the collector; refusals are read from the events of h2.
-    let also = ["src/telemetry/traces/otlp.rs", "src/telemetry/http2_refusals.rs"];
+    // The exporter speaks gRPC to the collector; refusals are read from the events of h2.
+    let also = ["src/telemetry/otlp.rs", "src/telemetry/http2_refusals.rs"];
     let is_xds = |text: &Text| text.name.starts_with("src/config/xds");
     let network = |text: &Text| network(text) || is_xds(text) || also.contains(&text.name.as_str());
     assert_none("HTTP and gRPC", &mentions(&sources, &["tonic", "axum", "hyper::", "hyper_util", "h2::"], network));

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::decision_log::lost_records::LostRecords;
 use crate::redis::connect_options::ConnectOptions;
 use crate::redis::deployment::Deployment;
 use crate::redis::deployment_context::DeploymentOptions;
@@ -77,15 +78,19 @@ impl RedisSink {
     ///
     /// # Errors
     /// Not all entries are known to be written.
-    pub(super) fn write(&self, lines: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&self, lines: &[u8]) -> Result<(), LostRecords> {
         let deadline = Instant::now() + TIMEOUT;
         let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let outcomes = self.runtime.block_on(join_all(lines.map(|line| self.append(line, deadline))));
-        outcomes.into_iter().collect::<Result<(), _>>().map_err(|error| {
-            let key = String::from_utf8_lossy(&self.stream.key).into_owned();
-            let cause = self.client.misconfigured().map_or_else(|| error.advice().to_owned(), |text| text.to_string());
-            io::Error::other(format!("redis:{key}: {error}: {cause}"))
-        })
+        let mut failed = outcomes.into_iter().filter_map(Result::err);
+        let Some(first) = failed.next() else { return Ok(()) };
+        Err(LostRecords { count: 1 + failed.count() as u64, error: self.describe(first) })
+    }
+
+    fn describe(&self, error: RedisError) -> io::Error {
+        let key = String::from_utf8_lossy(&self.stream.key);
+        let cause = self.client.misconfigured().map_or_else(|| self.stream.advice(error), |text| text.to_string());
+        io::Error::other(format!("redis:{key}: {error}: {cause}"))
     }
 
     async fn append(&self, line: &[u8], deadline: Instant) -> Result<(), RedisError> {
@@ -98,6 +103,23 @@ impl RedisSink {
                 Ok(_) => return Ok(()),
                 Err(reply) => redirects.follow(reply, slot)?,
             }
+        }
+    }
+}
+
+impl StreamKey {
+    /// Setting or server property that an operator should check.
+    fn advice(&self, error: RedisError) -> String {
+        let key = String::from_utf8_lossy(&self.key);
+        match error {
+            RedisError::Timeout => format!("the server takes longer than {TIMEOUT:?}"),
+            RedisError::WrongType => format!("TOLLKEEPER_DECISION_LOG must name a key that no other program uses, not {key}"),
+            RedisError::Unauthenticated => format!("check {}", self.auth_setting),
+            RedisError::Misconfigured => format!("the user of {} needs +xadd +xtrim ~{key}", self.auth_setting),
+            RedisError::NoWrites => {
+                "its memory (maxmemory) or its disk may be full; TOLLKEEPER_DECISION_LOG_STREAM_LENGTH bounds the stream".to_owned()
+            }
+            _ => error.advice().to_owned(),
         }
     }
 }
@@ -115,13 +137,6 @@ impl HealthCheck for StreamCheck {
     }
 
     fn advice(&self, error: RedisError, text: &str) -> String {
-        match error {
-            RedisError::Unauthenticated => format!("{text} (check {})", self.0.auth_setting),
-            RedisError::Misconfigured => {
-                let key = String::from_utf8_lossy(&self.0.key);
-                format!("{text} (the user needs the commands XADD and XTRIM of the key {key})")
-            }
-            _ => format!("{text} ({})", error.advice()),
-        }
+        format!("{text} ({})", self.0.advice(error))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::settings::choices::{DeploymentKind, LoggedValues};
+use crate::settings::choices::{Compression, DeploymentKind, LoggedValues, OtelProtocol};
 use crate::settings::secret::Secret;
 use crate::settings::setting::settings;
 use crate::settings::value::number::{FloatRange, IntRange};
@@ -11,7 +11,7 @@ use crate::settings::value::text::{SecretUrl, TextList};
 
 settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG: TextList = "",
-        "destinations of the decision log: stdout, file:PATH (.zst: compressed), redis:STREAM; empty: no log";
+        "destinations of the decision log: stdout, file:PATH (.zst: compressed), redis:STREAM, otlp; empty: no log";
     TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
         "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
@@ -41,4 +41,15 @@ settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
     TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels";
     TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
+    OTEL_EXPORTER_OTLP_LOGS_ENDPOINT: Option<SecretUrl> = None,
+        "URL of the collector of otlp, over HTTP with the whole path; not set: OTEL_EXPORTER_OTLP_ENDPOINT";
+    OTEL_EXPORTER_OTLP_LOGS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for logs";
+    OTEL_EXPORTER_OTLP_LOGS_HEADERS: Option<Secret> = None, "headers of export requests for logs: k=v,k=v";
+    OTEL_EXPORTER_OTLP_LOGS_TIMEOUT: Option<u64> = None,
+        "time limit of an export request for logs, in milliseconds" .allowed(IntRange::new(1, 3_600_000));
+    OTEL_EXPORTER_OTLP_LOGS_COMPRESSION: Option<Compression> = None, "compression of export requests for logs";
+    OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE: Option<PathBuf> = None,
+        "CA certificates for the collector of logs, PEM file, instead of the system's";
+    OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for it, PEM file";
+    OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
 }

@@ -8,7 +8,7 @@ use crate::settings::secret::Secret;
 use crate::settings::setting::settings;
 use crate::settings::value::number::{FloatRange, IntRange};
 use crate::settings::value::text::{SecretUrl, TextList};
-use crate::telemetry::traces::otlp::OtlpProtocol;
+use crate::telemetry::otlp::OtlpProtocol;
 
 const SHARE: FloatRange = FloatRange::new(0.0, 1.0);
 const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
@@ -52,7 +52,7 @@ settings! { "Tracing";
     OTEL_EXPORTER_OTLP_INSECURE: bool = false, "connect to the collector without TLS"
         .no_effect(Condition::True, "the URL decides, by http:// or https://");
     OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = None, "other settings of OTLP exporters"
-        .no_effect(Condition::NotEmpty, "it is not for traces, or not known");
+        .no_effect(Condition::NotEmpty, "it is not for traces or logs, or not known");
     OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE";
     OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .allowed(SHARE);
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",

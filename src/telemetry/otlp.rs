@@ -1,17 +1,17 @@
-//! Exporter of spans to an OpenTelemetry collector: OTLP over gRPC or HTTP.
+//! Exporters of spans and logs to an OpenTelemetry collector: OTLP over gRPC or HTTP.
 //!
-//! The exporter connects when the first spans are sent and reconnects by itself, so nothing waits for the collector.
+//! An exporter connects when it sends for the first time and reconnects by itself, so nothing waits for the collector.
 //! The OpenTelemetry library reads headers and compression from the environment.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TraceId;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{
-    ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _,
+    ExporterBuildError, LogExporter, Protocol, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
 };
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator};
@@ -29,7 +29,7 @@ pub type OtlpExporter = SpanExporter;
 pub struct OtlpOptions {
     /// Protocol of the collector.
     pub protocol: OtlpProtocol,
-    /// URL of the collector; over HTTP with the path of traces.
+    /// URL of the collector; over HTTP with the path of the signal.
     pub endpoint: String,
     /// Maximum time of one export.
     pub timeout: Duration,
@@ -78,27 +78,48 @@ pub enum OtlpError {
     #[error("the private key cannot be used: {0}")]
     Key(#[from] ureq::Error),
     /// The exporter's thread cannot be started.
-    #[error("cannot start the thread that exports traces: {0}")]
+    #[error("cannot start the thread of the exporter: {0}")]
     Thread(#[from] io::Error),
 }
 
 /// Maximum size of a collector's response in bytes; the rest is not read.
 const MAX_RESPONSE_BYTES: u64 = 64 * 1024;
 
-/// Builds the exporter. Over gRPC it runs a thread for the connection.
-pub fn exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
+/// Builds an exporter of spans. Over gRPC it runs a thread for the connection.
+///
+/// # Errors
+/// The options are invalid, or the thread cannot be started.
+pub fn span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
     match options.protocol {
-        OtlpProtocol::Grpc => grpc_exporter(options),
-        OtlpProtocol::Http => http_exporter(options),
+        OtlpProtocol::Grpc => {
+            on_own_thread(options, || over_grpc(SpanExporter::builder().with_tonic(), options).build())
+        }
+        OtlpProtocol::Http => Ok(over_http(SpanExporter::builder().with_http(), options)?.build()?),
     }
 }
+
+/// Builds an exporter of logs. Over gRPC it runs a thread for the connection.
+///
+/// # Errors
+/// The options are invalid, or the thread cannot be started.
+pub fn log_exporter(options: &OtlpOptions) -> Result<LogExporter, OtlpError> {
+    match options.protocol {
+        OtlpProtocol::Grpc => {
+            on_own_thread(options, || over_grpc(LogExporter::builder().with_tonic(), options).build())
+        }
+        OtlpProtocol::Http => Ok(over_http(LogExporter::builder().with_http(), options)?.build()?),
+    }
+}
+
+/// Random id of this process, the same for all signals.
+static INSTANCE_ID: LazyLock<String> = LazyLock::new(|| uuid_v4(RandomIdGenerator::default().new_trace_id()));
 
 /// Builds the resource that identifies this process; `attributes` take precedence over the defaults.
 pub fn resource(attributes: &[(String, String)]) -> Resource {
     let has = |name: &str| attributes.iter().any(|(other, _)| other == name);
     let mut defaults = vec![KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))];
     if !has("service.instance.id") {
-        defaults.push(KeyValue::new("service.instance.id", uuid_v4(RandomIdGenerator::default().new_trace_id())));
+        defaults.push(KeyValue::new("service.instance.id", INSTANCE_ID.as_str()));
     }
     defaults.retain(|attribute| !has(attribute.key.as_str()));
     let given = attributes.iter().map(|(name, value)| KeyValue::new(name.clone(), value.clone()));
@@ -113,24 +134,30 @@ fn uuid_v4(random: TraceId) -> String {
     format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
 }
 
-fn grpc_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
-    let builder = SpanExporter::builder().with_tonic().with_endpoint(&options.endpoint).with_timeout(options.timeout);
-    let builder = match options.endpoint.starts_with("https://") {
+fn over_grpc<B: WithExportConfig + WithTonicConfig>(builder: B, options: &OtlpOptions) -> B {
+    let builder = builder.with_endpoint(&options.endpoint).with_timeout(options.timeout);
+    match options.endpoint.starts_with("https://") {
         true => builder.with_tls_config(tonic_tls(&options.tls)),
         false => builder,
-    };
+    }
+}
+
+/// Builds an exporter whose connection runs on a thread of its own until the process ends.
+fn on_own_thread<E>(
+    options: &OtlpOptions,
+    build: impl FnOnce() -> Result<E, ExporterBuildError>,
+) -> Result<E, OtlpError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let exporter = {
         let _entered = runtime.enter();
-        builder.build()
+        build()
     };
-    // The connection runs on this thread until the process ends.
     let on_thread_start = options.on_thread_start;
     let work = move || {
         on_thread_start();
         runtime.block_on(std::future::pending::<()>());
     };
-    std::thread::Builder::new().name("traces".to_owned()).spawn(work)?;
+    std::thread::Builder::new().name("otlp".to_owned()).spawn(work)?;
     Ok(exporter?)
 }
 
@@ -144,16 +171,16 @@ fn tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
     }
 }
 
-fn http_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
+fn over_http<B: WithExportConfig + WithHttpConfig>(builder: B, options: &OtlpOptions) -> Result<B, OtlpError> {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(options.timeout))
         .http_status_as_error(false)
         .max_redirects(0)
         .user_agent("")
         .tls_config(ureq_tls(&options.tls)?);
-    let builder = SpanExporter::builder().with_http().with_http_client(BlockingClient(config.build().new_agent()));
+    let builder = builder.with_http_client(BlockingClient(config.build().new_agent()));
     let builder = builder.with_protocol(Protocol::HttpBinary).with_endpoint(&options.endpoint);
-    Ok(builder.with_timeout(options.timeout).build()?)
+    Ok(builder.with_timeout(options.timeout))
 }
 
 fn ureq_tls(tls: &OtlpTls) -> Result<TlsConfig, OtlpError> {
